@@ -1,0 +1,18 @@
+"""The algorithms by the names that people use."""
+
+from .algorithm import EligibilityTraces as EligibilityTraces
+from .algorithm import ETraceAlgorithm as ETraceAlgorithm
+from .d_rtrl import D_RTRL as D_RTRL
+from .d_rtrl import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
+from .data import first_step as first_step
+from .data import unwrap as unwrap
+from .data import MultiStepData as MultiStepData
+from .data import SingleStepData as SingleStepData
+from .es_d_rtrl import ES_D_RTRL as ES_D_RTRL
+from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
+from .es_d_rtrl import pp_prop as pp_prop
+from .initial import fresh_values as fresh_values
+from .model_states import find_states as find_states
+from .model_states import read_arguments as read_arguments
+from .model_states import read_states as read_states
+from .model_states import write_states as write_states

@@ -1,0 +1,58 @@
+"""D-RTRL: real-time recurrent learning with a position-by-position transition."""
+
+from .._executor import TraceMethod, param_dim
+from .algorithm import ETraceAlgorithm
+
+_METHOD = TraceMethod(
+    init=param_dim.init,
+    update=param_dim.update,
+    solve=param_dim.solve,
+    carried=param_dim.carried,
+)
+
+
+class D_RTRL(ETraceAlgorithm):  # noqa: N801 (the name of the algorithm)
+    r"""Online learning with parameter-dimension traces.
+
+    The trace of a weight has the size of the weight, per sample and hidden state that it
+    reaches. The gradient equals backpropagation through time exactly wherever every path from
+    state to state is position by position: leaky integrators, IndRNNs, diagonal linear RNNs,
+    spiking layers without recurrent weights. Recurrent mixing is left out.
+
+    Parameters
+    ----------
+    model, vjp_method, strict
+        See `ETraceAlgorithm`.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+    ...         return self.h.value
+    >>> model = Leaky()
+    >>> model.init_state()
+    >>> algorithm = braintrace.D_RTRL(model)
+    >>> x = jnp.ones((1, 2))
+    >>> algorithm.compile_graph(x)
+    >>> loss = lambda: algorithm(x).sum()
+    >>> gradient = brainstate.transform.grad(loss, model.states(brainstate.ParamState))
+    >>> [float(gradient()[("w",)][0, 0]) for _ in range(3)]
+    [1.0, 1.5, 1.75]
+    """
+
+    @property
+    def method(self) -> TraceMethod:
+        """The functions that carry parameter-dimension traces."""
+        return _METHOD
+
+
+ParamDimVjpAlgorithm = D_RTRL

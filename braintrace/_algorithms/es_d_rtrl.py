@@ -1,0 +1,71 @@
+"""ES-D-RTRL (pp-prop): traces of the size of an operation's input and output."""
+
+import functools
+
+import brainstate
+
+from .._errors import OptionError
+from .._executor import TraceMethod, io_dim
+from .algorithm import ETraceAlgorithm
+
+
+class ES_D_RTRL(ETraceAlgorithm):  # noqa: N801 (the name of the algorithm)
+    r"""Online learning with input/output-dimension traces.
+
+    A low-pass filter of the operation's input and one of the state's sensitivity to its output
+    stand for the trace of the weight: memory grows with the number of neurons instead of the
+    number of weights.
+
+    Parameters
+    ----------
+    model, vjp_method, strict
+        See `ETraceAlgorithm`.
+    decay_or_rank
+        A float in ``[0, 1)`` is the decay ``α`` of both filters; an integer ``r ≥ 1`` means
+        ``α = (r - 1) / (r + 1)``.
+
+    Raises
+    ------
+    OptionError
+        If ``decay_or_rank`` is neither.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace
+    >>> braintrace.ES_D_RTRL(brainstate.nn.Module(), decay_or_rank=3).decay
+    0.5
+    """
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        decay_or_rank: float | int = 0.9,
+        *,
+        vjp_method: str = "single-step",
+        strict: bool = False,
+    ) -> None:
+        super().__init__(model, vjp_method=vjp_method, strict=strict)
+        is_number = isinstance(decay_or_rank, (int, float)) and not isinstance(decay_or_rank, bool)
+        if is_number and isinstance(decay_or_rank, int) and decay_or_rank >= 1:
+            self.decay = io_dim.decay_of(decay_or_rank)
+        elif is_number and isinstance(decay_or_rank, float) and 0.0 <= decay_or_rank < 1.0:
+            self.decay = decay_or_rank
+        else:
+            raise OptionError(
+                f"`decay_or_rank` is {decay_or_rank!r}; expected a decay (a float in [0, 1)) or "
+                "a rank (an integer of at least 1)."
+            )
+
+    @property
+    def method(self) -> TraceMethod:
+        """The functions that carry input/output-dimension traces."""
+        return TraceMethod(
+            init=io_dim.init,
+            update=functools.partial(io_dim.update, self.decay),
+            solve=functools.partial(io_dim.solve, self.decay),
+            carried=functools.partial(io_dim.carried, self.decay),
+        )
+
+
+pp_prop = ES_D_RTRL
+IODimVjpAlgorithm = ES_D_RTRL

@@ -1,0 +1,124 @@
+"""The States of a model as the inputs and outputs of its compiled step.
+
+States are looked up by path at every use, never held: ``init_all_states`` makes new State
+objects, and those are the ones that a model reads from then on.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import brainstate
+import jax
+
+from .._compiler import (
+    ETraceGraph,
+    StateLeaf,
+    components,
+    join_components,
+    split_components,
+)
+from .._errors import NotCompiledError, ShapeError
+from .._jax import Var
+from .._typing import Path, path_name
+
+Outside = Mapping[Path, brainstate.State]
+
+
+def find_states(
+    graph: ETraceGraph, model: brainstate.nn.Module, outside: Outside
+) -> dict[Path, brainstate.State]:
+    """Return the States that the compiled step touches, by path, in its order.
+
+    Raises
+    ------
+    NotCompiledError
+        If the model no longer has one of them.
+    """
+    inside = {tuple(path): state for path, state in model.states().items()}
+    found: dict[Path, brainstate.State] = {}
+    for leaf in graph.traced.leaves:
+        state = inside.get(leaf.path, outside.get(leaf.path))
+        if state is None:
+            raise NotCompiledError(
+                f"The model has no State '{path_name(leaf.path)}' any more, which it had when "
+                "it was compiled. Call `compile_graph` again after changing a model."
+            )
+        found[leaf.path] = state
+    return found
+
+
+def read_states(graph: ETraceGraph, states: Mapping[Path, brainstate.State]) -> dict[Var, Any]:
+    """Return the value of every State leaf, by input variable.
+
+    Raises
+    ------
+    ShapeError
+        If a State has another shape than when the model was compiled.
+    """
+    values: dict[Var, Any] = {}
+    leaves = iter(graph.traced.leaves)
+    for path, state in states.items():
+        count = components(state)
+        for value in jax.tree.leaves(state.value):
+            for part in split_components(value, count):
+                leaf = next(leaves)
+                _check_leaf(leaf, part, path)
+                values[leaf.in_var] = part
+    return values
+
+
+def _check_leaf(leaf: StateLeaf, value: Any, path: Path) -> None:
+    if tuple(value.shape) != leaf.shape or value.dtype != leaf.dtype:
+        raise ShapeError(
+            f"State '{path_name(path)}' has shape {tuple(value.shape)} and dtype {value.dtype}; "
+            f"the model was compiled with {leaf.shape} and {leaf.dtype}. Call `reset_state` "
+            "with the batch size that you want, or compile again."
+        )
+
+
+def write_states(
+    graph: ETraceGraph, states: Mapping[Path, brainstate.State], new: Mapping[Var, Any]
+) -> None:
+    """Write new leaf values to the States that the step writes."""
+    by_path: dict[Path, list[Any]] = {}
+    for leaf in graph.traced.leaves:
+        if leaf.out_var is not None:
+            by_path.setdefault(leaf.path, []).append(new[leaf.in_var])
+    for path, parts in by_path.items():
+        state = states[path]
+        count = components(state)
+        size = count or 1
+        joined = [
+            join_components(parts[start : start + size], count)
+            for start in range(0, len(parts), size)
+        ]
+        state.value = jax.tree.unflatten(jax.tree.structure(state.value), joined)
+
+
+def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, Any]:
+    """Return the leaves of the arguments of one step, by input variable.
+
+    Raises
+    ------
+    ShapeError
+        If they do not have the structure and shapes that the model was compiled for.
+    """
+    traced = graph.traced
+    leaves, tree = jax.tree.flatten(arguments)
+    if tree != traced.argument_tree:
+        raise ShapeError(
+            f"The model was compiled for arguments of structure {traced.argument_tree}, and is "
+            f"called with {tree}. Call it with the same structure (and the same units), or "
+            "compile again."
+        )
+    values = {}
+    for index, (var, leaf) in enumerate(zip(traced.argument_vars, leaves, strict=True)):
+        value = jax.numpy.asarray(leaf)
+        if value.shape != var.aval.shape:
+            raise ShapeError(
+                f"Argument leaf {index} of `update` has shape {value.shape}; the model was "
+                f"compiled for {tuple(var.aval.shape)}. If the batch size has changed, call "
+                "`reset_state` with it (states and traces have a batch axis of their own)."
+            )
+        values[var] = value.astype(var.aval.dtype)
+    return values

@@ -1,0 +1,19 @@
+"""From a model to an `ETraceGraph`. Pure analysis: it runs no model numbers."""
+
+from .diagnostics import ApproximationWarning as ApproximationWarning
+from .diagnostics import Diagnostic as Diagnostic
+from .graph import ETraceGraph as ETraceGraph
+from .graph import compile_etrace_graph as compile_etrace_graph
+from .graph import compile_model as compile_model
+from .hidden_groups import HiddenGroup as HiddenGroup
+from .reach import Branch as Branch
+from .reach import Reach as Reach
+from .relations import HiddenParamOpRelation as HiddenParamOpRelation
+from .trace import StateLeaf as StateLeaf
+from .trace import TracedModel as TracedModel
+from .trace import components as components
+from .trace import join_components as join_components
+from .trace import split_components as split_components
+from .trace import state_paths as state_paths
+from .traces import TraceShape as TraceShape
+from .traces import trace_shapes as trace_shapes

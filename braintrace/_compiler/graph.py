@@ -1,0 +1,191 @@
+"""The compiled model: a frozen description of what learns online, and how."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+
+from .._errors import CompilationError, DtypeError
+from .._jax import Var, is_tracer
+from .._typing import Path, path_name
+from .diagnose import diagnose
+from .diagnostics import ApproximationWarning, Diagnostic
+from .hidden_groups import HiddenGroup, find_hidden_groups
+from .marked import role
+from .relations import HiddenParamOpRelation, find_relations, marked_operations
+from .report import table
+from .trace import TracedModel, trace_model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ETraceGraph:
+    """What the compiler found in one step of a model.
+
+    Attributes
+    ----------
+    traced
+        The step as a flat program with named inputs and outputs.
+    hidden_groups
+        Hidden states that are coupled position by position.
+    hidden_param_op_relations
+        Marked operations that reach hidden groups, and their parameters.
+    diagnostics
+        What a user should know about the approximations made.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+    ...         return self.h.value
+    >>> model = Leaky()
+    >>> model.init_state()
+    >>> graph = braintrace.compile_etrace_graph(model, jnp.ones((1, 2)))
+    >>> [relation.key for relation in graph.hidden_param_op_relations]
+    ['w@mm0']
+    """
+
+    traced: TracedModel
+    hidden_groups: tuple[HiddenGroup, ...]
+    hidden_param_op_relations: tuple[HiddenParamOpRelation, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def traced_groups(self) -> tuple[HiddenGroup, ...]:
+        """Groups that some relation reaches."""
+        reached = {
+            reach.group for relation in self.hidden_param_op_relations for reach in relation.reaches
+        }
+        return tuple(group for group in self.hidden_groups if group.index in reached)
+
+    @property
+    def new_hidden_vars(self) -> tuple[tuple[HiddenGroup, int, Var], ...]:
+        """``(group, state, variable)`` of the traced groups, in the order of computation."""
+        producer = self.traced.program.producer
+        found = [
+            (group, a, var)
+            for group in self.traced_groups
+            for a, var in enumerate(group.new_vars)
+        ]
+        return tuple(sorted(found, key=lambda entry: producer[entry[2]]))
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Equations of the marked operations behind which no gradient is traced."""
+        equations = self.traced.program.equations
+        return tuple(i for i, equation in enumerate(equations) if role(equation) == "boundary")
+
+    def __str__(self) -> str:
+        return table(self)
+
+
+def compile_etrace_graph(
+    model: brainstate.nn.Module,
+    *arguments: Any,
+    batch_size: int | None = None,
+    strict: bool = False,
+) -> ETraceGraph:
+    """Analyse one step of a model.
+
+    Parameters
+    ----------
+    model
+        A brainstate module whose states are initialised and whose ``update`` is one step.
+    *arguments
+        Example arguments of ``update``; their values do not matter.
+    batch_size
+        ``None``: the model is analysed as it is. A number: the model is written for one
+        sample, and is analysed mapped over a leading batch axis of that size.
+    strict
+        Raise instead of warning wherever a part of the gradient is cut.
+
+    Returns
+    -------
+    ETraceGraph
+        Frozen and printable.
+
+    Raises
+    ------
+    CompilationError
+        If the model has no hidden states, no marked operation that reaches one, or (with
+        ``strict``) a path that a trace cannot carry.
+    DtypeError
+        If a parameter of a marked operation is not floating-point, or is not finite.
+
+    Warns
+    -----
+    ApproximationWarning
+        Once for every diagnostic of level ``'warning'``.
+    """
+    return compile_model(model, arguments, batch_size, strict)[0]
+
+
+def compile_model(
+    model: brainstate.nn.Module, arguments: tuple[Any, ...], batch_size: int | None, strict: bool
+) -> tuple[ETraceGraph, dict[Path, brainstate.State]]:
+    """Return the graph, and the States outside the model that a step touches (random keys)."""
+    _check_parameters(model)
+    traced, outside = trace_model(model, arguments, batch_size)
+    operations = marked_operations(traced)
+    groups, walks = find_hidden_groups(traced)
+    if not groups:
+        raise CompilationError(
+            f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "
+            "floating-point dtype, so that there is nothing to trace. Keep what the model "
+            "remembers from step to step in a `brainstate.HiddenState`."
+        )
+    relations = find_relations(traced, operations, groups, walks)
+    diagnostics = tuple(diagnose(traced, operations, groups, walks, relations))
+    if not relations:
+        raise CompilationError(_no_relation(model, groups, diagnostics))
+    _publish(diagnostics, strict)
+    return ETraceGraph(traced, tuple(groups), tuple(relations), diagnostics), outside
+
+
+def _no_relation(
+    model: Any, groups: list[HiddenGroup], diagnostics: tuple[Diagnostic, ...]
+) -> str:
+    names = ", ".join(state.name for group in groups for state in group.states)
+    reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
+    return (
+        f"No marked operation with a parameter reaches a hidden state ({names}) of "
+        f"`{type(model).__name__}`, so that no weight would learn online. Use "
+        "`braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) for "
+        f"the weights on the way into the hidden state.{reasons}"
+    )
+
+
+def _check_parameters(model: brainstate.nn.Module) -> None:
+    for path, state in model.states(brainstate.ParamState).items():
+        for leaf in jax.tree.leaves(state.value):
+            if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+                raise DtypeError(
+                    f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
+                    f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
+                    "it, or keep it in a State that is not a `ParamState`."
+                )
+            if not is_tracer(leaf) and not np.all(np.isfinite(np.asarray(leaf, np.complex128))):
+                raise DtypeError(
+                    f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has values that "
+                    "are not finite (NaN or infinity). Initialise it again before compiling."
+                )
+
+
+def _publish(diagnostics: tuple[Diagnostic, ...], strict: bool) -> None:
+    costly = [diagnostic for diagnostic in diagnostics if diagnostic.level == "warning"]
+    if strict and costly:
+        listed = "".join(f"\n- {diagnostic}" for diagnostic in costly)
+        raise CompilationError(f"Parts of the gradient cannot be carried by traces:{listed}")
+    for diagnostic in costly:
+        warnings.warn(str(diagnostic), ApproximationWarning, stacklevel=3)

@@ -1,0 +1,234 @@
+"""Hidden groups: the hidden states that are coupled position by position."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._jax import Var, is_var
+from .._jaxpr import Program
+from .._jaxpr.moves import is_move, moved_operands, source_map
+from .._typing import Path
+from .marked import role
+from .positions import Constants, Cut, Ids, Walk, home_positions, walk_back
+from .trace import StateLeaf, TracedModel
+from .transfer import NONE, carries_derivative, spread_back
+
+_FOREIGN = -9  # the home of old states that are not counted in the walk's positions
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HiddenGroup:
+    """Hidden states that share positions and influence each other position by position.
+
+    Attributes
+    ----------
+    index
+        Place of the group in the graph.
+    states
+        The states ``a = 0 .. n-1``.
+    new_vars
+        Variable of each state's new value; everything downstream reads it there.
+    layouts
+        Position of every element of a new variable; ``None`` where they are in order.
+    shape
+        Shape of the positions: that of the first state.
+    transition
+        Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
+    cuts
+        For each state the uses of variables that mix positions and are held constant.
+    """
+
+    index: int
+    states: tuple[StateLeaf, ...]
+    new_vars: tuple[Var, ...]
+    layouts: tuple[Ids | None, ...]
+    shape: tuple[int, ...]
+    transition: tuple[tuple[int, int], ...]
+    cuts: tuple[tuple[Cut, ...], ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Paths of the group's states."""
+        return tuple(state.path for state in self.states)
+
+    @property
+    def num_states(self) -> int:
+        """Number ``n`` of states in the group."""
+        return len(self.states)
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions, batch included."""
+        return int(np.prod(self.shape))
+
+    @property
+    def read_states(self) -> tuple[int, ...]:
+        """States that some state of the group reads, position by position, in the next step."""
+        return tuple(sorted({c for _, c in self.transition}))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Candidate:
+    """A hidden state that the step writes: where its new value is, and its positions there."""
+
+    leaf: StateLeaf
+    var: Var
+    ids: Ids
+
+
+def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[list[Walk]]]:
+    """Group the hidden states of a model.
+
+    Returns
+    -------
+    groups
+        In the order in which their first state is computed within the step.
+    walks
+        For every group, the walk back from each of its states.
+    """
+    program = traced.program
+    constant = Constants(program)
+    candidates = _candidates(traced, constant)
+    homes = _Homes(program, [c.leaf for c in candidates], constant)
+
+    def walk(candidate: _Candidate, stops: frozenset[Var]) -> Walk:
+        return walk_back(
+            program,
+            {candidate.var: candidate.ids},
+            stops=stops,
+            home=homes.of_size(candidate.ids.size),
+            marked=role,
+            constant=constant,
+        )
+
+    first = [walk(candidate, frozenset()) for candidate in candidates]
+    groups, walks = [], []
+    for members in _connected(candidates, first):
+        others = [c for i, c in enumerate(candidates) if i not in members]
+        stops = frozenset(c.var for c in others) | frozenset(
+            c.leaf.joined_var for c in others if c.leaf.joined_var is not None
+        )
+        inside = [candidates[i] for i in members]
+        group_walks = [walk(candidate, stops) for candidate in inside]
+        groups.append(_group(len(groups), inside, group_walks))
+        walks.append(group_walks)
+    return groups, walks
+
+
+def _candidates(traced: TracedModel, constant: Constants) -> list[_Candidate]:
+    found: list[_Candidate] = []
+    for leaf in traced.leaves:
+        if leaf.kind != "hidden" or leaf.out_var is None or not carries_derivative(leaf.out_var):
+            continue
+        taken = {candidate.var for candidate in found}
+        var, ids = _resolve(traced.program, leaf.out_var, taken, constant)
+        found.append(_Candidate(leaf, var, ids))
+    producer = traced.program.producer
+    return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
+
+
+def _resolve(
+    program: Program, var: Var, taken: set[Var], constant: Constants
+) -> tuple[Var, Ids]:
+    """Look behind reshapes and the like for the variable that the model itself reads.
+
+    A model that writes ``h.reshape(...)`` to a State and goes on with ``h`` reads the new
+    state at ``h``.
+    """
+    size = var.aval.size
+    current, ids = var, np.arange(size, dtype=np.int32).reshape(var.aval.shape)
+    resolved = current, ids
+    while True:
+        equation = program.equations[program.producer[current]] if current in program.producer else None
+        step = None if equation is None else _unmove(equation, ids, size, constant)
+        if step is None:
+            return resolved
+        current, ids = step
+        complete = ids.size == size and not np.any(ids == NONE)
+        if complete and current not in taken and current in program.producer:
+            resolved = current, ids
+
+
+def _unmove(equation: Any, ids: Ids, size: int, constant: Constants) -> tuple[Var, Ids] | None:
+    """Follow a move to the one operand that holds all positions."""
+    if not is_move(equation) or len(equation.outvars) != 1:
+        return None
+    sources = source_map(equation, constant)
+    if sources is None:
+        return None
+    operands = [equation.invars[operand] for operand in moved_operands(equation)]
+    sizes = [atom.aval.size for atom in operands]
+    received = spread_back(sources[0], ids, sum(sizes))
+    for atom, piece in zip(operands, np.split(received, np.cumsum(sizes)[:-1]), strict=True):
+        positions = piece[piece >= 0]
+        if is_var(atom) and len(positions) == size and len(np.unique(positions)) == size:
+            return atom, piece.reshape(atom.aval.shape)
+    return None
+
+
+class _Homes:
+    """Home positions for walks from states of each size: all of them count from old states."""
+
+    def __init__(self, program: Program, leaves: Sequence[StateLeaf], constant: Constants) -> None:
+        self._program = program
+        self._leaves = leaves
+        self._constant = constant
+        self._cache: dict[int, Mapping[Var, Ids]] = {}
+
+    def of_size(self, size: int) -> Mapping[Var, Ids]:
+        if size not in self._cache:
+            same = [leaf.in_var for leaf in self._leaves if leaf.in_var.aval.size == size]
+            home = home_positions(self._program, same, self._constant)
+            for leaf in self._leaves:
+                if leaf.in_var.aval.size != size:
+                    home[leaf.in_var] = np.full(leaf.shape, _FOREIGN, np.int32)
+            self._cache[size] = home
+        return self._cache[size]
+
+
+def _reaches(walk: Walk, var: Var) -> bool:
+    ids = walk.ids.get(var)
+    return ids is not None and bool(np.any(ids >= 0))
+
+
+def _coupled(walk: Walk, size: int, other: _Candidate) -> bool:
+    """Tell whether a state reads another of its size, old or new, position by position."""
+    if other.ids.size != size:
+        return False
+    return _reaches(walk, other.leaf.in_var) or _reaches(walk, other.var)
+
+
+def _connected(candidates: Sequence[_Candidate], walks: Sequence[Walk]) -> list[list[int]]:
+    """Return the connected components of the coupling, in order of their first member."""
+    group_of = list(range(len(candidates)))
+    for a, walk in enumerate(walks):
+        for c, other in enumerate(candidates):
+            if group_of[a] != group_of[c] and _coupled(walk, candidates[a].ids.size, other):
+                old, new = sorted((group_of[a], group_of[c]), reverse=True)
+                group_of = [new if g == old else g for g in group_of]
+    return [
+        [i for i, g in enumerate(group_of) if g == first] for first in sorted(set(group_of))
+    ]
+
+
+def _group(index: int, members: Sequence[_Candidate], walks: Sequence[Walk]) -> HiddenGroup:
+    def layout(candidate: _Candidate) -> Ids | None:
+        in_order = np.array_equal(candidate.ids.ravel(), np.arange(candidate.ids.size))
+        return None if in_order else candidate.ids
+
+    return HiddenGroup(
+        index=index,
+        states=tuple(m.leaf for m in members),
+        new_vars=tuple(m.var for m in members),
+        layouts=tuple(layout(m) for m in members),
+        shape=members[0].leaf.shape,
+        transition=tuple(
+            (a, c)
+            for a, walk in enumerate(walks)
+            for c, member in enumerate(members)
+            if _reaches(walk, member.leaf.in_var)
+        ),
+        cuts=tuple(walk.cuts for walk in walks),
+    )

@@ -1,0 +1,21 @@
+"""What a marked operation is to the compiler, read from its registration."""
+
+from typing import Any
+
+from .._etrace_op import ETP_PRIMITIVES
+
+
+def is_marked(equation: Any) -> bool:
+    """Tell whether an equation is a marked operation."""
+    return equation.primitive in ETP_PRIMITIVES
+
+
+def role(equation: Any) -> str | None:
+    """Return ``'identity'`` or ``'boundary'`` for a marked operation, else ``None``.
+
+    A walk back from a hidden state passes an identity, and ends at a boundary: the rules of
+    an operation cannot express a weight behind another weight.
+    """
+    if not is_marked(equation):
+        return None
+    return "identity" if equation.primitive.gradient_enabled else "boundary"

@@ -1,0 +1,212 @@
+"""How the output of one marked operation reaches the positions of one hidden group.
+
+Element ``u`` of ``y`` reaches position ``p(u)``, through a broadcast possibly several. The
+positions of all elements form a table of shape ``(fan-out, *y.shape)``. ``Df`` and everything
+else that has "the shape of y" in the executor has the shape of that table.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from .._jax import Var, is_var
+from .._jaxpr import Program
+from .hidden_groups import HiddenGroup
+from .positions import Constants, Ids, Walk, home_positions
+from .transfer import MANY, NONE
+
+NO_SLOT = -1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Branch:
+    """One variable at which ``Df`` of one state is taken.
+
+    Attributes
+    ----------
+    state
+        Index ``a`` of the state in its group.
+    var
+        ``y`` itself, or the variable that it has been broadcast to.
+    slots
+        For every element of ``var`` its place in the flat table, or `NO_SLOT`;
+        ``None`` where they are in order.
+    """
+
+    state: int
+    var: Var
+    slots: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reach:
+    """How one ``y`` reaches one hidden group.
+
+    Attributes
+    ----------
+    group
+        Index of the group in the graph.
+    branches
+        Where ``Df`` is taken.
+    positions
+        Position of every entry of the table, or ``-1``.
+    kind
+        ``'identity'``, ``'tiled'`` or ``'gather'``.
+    tile
+        For a tiled map: the shape, with ones, to which positions are reshaped before they
+        are broadcast to the table.
+    reached
+        States that ``y`` reaches, in this step or a later one.
+    stored
+        Those of them whose trace some later step reads.
+    mixed
+        Whether some elements of ``y`` reach the group only by mixing of positions.
+    """
+
+    group: int
+    branches: tuple[Branch, ...]
+    positions: np.ndarray
+    kind: Literal["identity", "tiled", "gather"]
+    tile: tuple[tuple[int, ...], tuple[int, ...]] | None
+    reached: tuple[int, ...]
+    stored: tuple[int, ...]
+    mixed: bool
+
+    @property
+    def fan_out(self) -> int:
+        """Number of positions that one element of ``y`` reaches at most."""
+        return int(self.positions.shape[0])
+
+    @property
+    def table_shape(self) -> tuple[int, ...]:
+        """Shape of an array in the layout of ``y``; the fan-out leads where there is one."""
+        return self.positions.shape if self.fan_out > 1 else self.positions.shape[1:]
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """States of the group that ``y`` reaches within the step."""
+        return tuple(sorted({branch.state for branch in self.branches}))
+
+
+def find_reach(
+    program: Program, y: Var, group: HiddenGroup, walks: Sequence[Walk], constant: Constants
+) -> Reach | None:
+    """Return how ``y`` reaches ``group``, or ``None`` where no element of it does."""
+    entries = []
+    mixed = False
+    for state, walk in enumerate(walks):
+        if y in walk.ids:
+            found = _entries(program, y, state, walk, constant)
+            entries += found
+            mixed |= not _covered(walk.ids[y], found)
+    if not entries:
+        return None
+    sources = np.concatenate([source for _, _, _, source, _ in entries])
+    targets = np.concatenate([target for _, _, _, _, target in entries])
+    places, positions = _table(sources, targets, y.aval.size)
+    branches = []
+    start = 0
+    for state, var, elements, source, _ in entries:
+        slots = np.full(var.aval.size, NO_SLOT, np.int32)
+        slots[elements] = places[start : start + len(source)]
+        start += len(source)
+        in_order = np.array_equal(slots, np.arange(positions.size))
+        branches.append(Branch(state, var, None if in_order else slots))
+    table = positions.reshape(-1, *y.aval.shape)
+    kind, tile = _recognise(table, group.shape)
+    reached = _reached({branch.state for branch in branches}, group)
+    stored = tuple(a for a in reached if a in group.read_states)
+    return Reach(group.index, tuple(branches), table, kind, tile, reached, stored, mixed)
+
+
+_Entry = tuple[int, Var, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _entries(
+    program: Program, y: Var, state: int, walk: Walk, constant: Constants
+) -> list[_Entry]:
+    """Return ``(state, var, elements of var, elements of y, positions)`` of every branch."""
+    ids = walk.ids[y]
+    entries: list[_Entry] = []
+    direct = np.flatnonzero(ids.ravel() >= 0)
+    if len(direct):
+        entries.append((state, y, direct, direct, ids.ravel()[direct]))
+    if np.any(ids == MANY):
+        fanned_out = (ids == MANY).ravel()
+        origin = _origin(program, y, constant)
+        for root in walk.roots:
+            source = origin.get(root)
+            if source is None or root not in walk.ids:
+                continue
+            reached = walk.ids[root].ravel()
+            source = source.ravel()
+            elements = np.flatnonzero((source != NONE) & (reached >= 0) & fanned_out[source])
+            if len(elements):
+                entries.append((state, root, elements, source[elements], reached[elements]))
+    return entries
+
+
+def _origin(program: Program, y: Var, constant: Constants) -> dict[Var, Ids]:
+    """Return, for variables made from ``y`` by element-wise operations and moves, the element.
+
+    A variable that is made from ``y`` in any other way as well is left out.
+    """
+    origin = home_positions(program, [y], constant)
+    impure: set[Var] = set()
+    pure = {y}
+    for equation in program.equations:
+        operands = {atom for atom in equation.invars if is_var(atom)}
+        if operands & impure or (operands & pure and equation.outvars[0] not in origin):
+            impure.update(equation.outvars)
+        elif operands & pure:
+            pure.update(equation.outvars)
+    return {var: ids for var, ids in origin.items() if var in pure}
+
+
+def _covered(ids: Ids, entries: Sequence[_Entry]) -> bool:
+    """Tell whether every element that reaches the state has a place in the table."""
+    reached = {int(element) for entry in entries for element in np.unique(entry[3])}
+    return len(reached) == int(np.count_nonzero(ids != NONE))
+
+
+def _table(sources: np.ndarray, targets: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give every pair (element of y, position) a place in the table ``(fan-out, size)``."""
+    pairs = sources.astype(np.int64) * (int(targets.max()) + 1) + targets
+    unique, inverse = np.unique(pairs, return_inverse=True)
+    element = unique // (int(targets.max()) + 1)
+    rank = np.arange(len(unique)) - np.searchsorted(element, element, side="left")
+    positions = np.full((int(rank.max()) + 1, size), -1, np.int32)
+    positions[rank, element] = unique % (int(targets.max()) + 1)
+    return (rank * size + element)[inverse.ravel()].astype(np.int32), positions
+
+
+def _reached(now: set[int], group: HiddenGroup) -> tuple[int, ...]:
+    while True:
+        later = now | {a for a, c in group.transition if c in now}
+        if later == now:
+            return tuple(sorted(now))
+        now = later
+
+
+def _recognise(
+    table: np.ndarray, shape: tuple[int, ...]
+) -> tuple[Literal["identity", "tiled", "gather"], tuple[tuple[int, ...], tuple[int, ...]] | None]:
+    """Find the cheapest way to bring a value per position into the shape of the table."""
+    size = int(np.prod(shape))
+    if table.size == size and np.array_equal(table.ravel(), np.arange(size)):
+        return "identity", None
+    if table.size % size == 0:
+        copies = table.size // size
+        for axis, length in enumerate(table.shape):
+            if length % copies:
+                continue
+            split = (*table.shape[:axis], copies, length // copies, *table.shape[axis + 1 :])
+            once = (*table.shape[:axis], 1, length // copies, *table.shape[axis + 1 :])
+            tiled = np.broadcast_to(np.arange(size).reshape(once), split)
+            if np.array_equal(tiled.ravel(), table.ravel()):
+                return "tiled", (once, split)
+    return "gather", None
+
+

@@ -1,0 +1,191 @@
+"""Relations: which marked operation reaches which hidden groups, and its parameters."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._etrace_op import ETP_PRIMITIVE_SPECS, ETPPrimitive
+from .._jax import Atom, Var, source_line
+from .._typing import Path, path_name
+from .hidden_groups import HiddenGroup
+from .positions import Constants, Walk
+from .reach import Reach, find_reach
+from .trace import StateLeaf, TracedModel
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HiddenParamOpRelation:
+    """One marked operation that reaches hidden states, and how.
+
+    Attributes
+    ----------
+    key
+        Name of the relation: parameter paths, operation and its number in the step. The same
+        in every process.
+    primitive, params
+        The operation.
+    equation
+        Index of its equation in the program.
+    x_var, y_var
+        Its input (``None`` for an operation without one) and its output.
+    trainable_vars
+        Operands that learn, by the name that the operation's rules give them.
+    trainable_positions
+        Where those operands stand among the operation's operands.
+    trainable_paths
+        Path of the (first) ParamState behind every such operand.
+    parameter_paths
+        Paths of all ParamStates behind the operands.
+    reaches
+        How ``y`` reaches each hidden group.
+    hidden_groups
+        Those groups.
+    source
+        ``file:line (function)`` of the user's call.
+    """
+
+    key: str
+    primitive: ETPPrimitive
+    params: Mapping[str, Any]
+    equation: int
+    x_var: Atom | None
+    y_var: Var
+    trainable_vars: Mapping[str, Atom]
+    trainable_positions: Mapping[str, int]
+    trainable_paths: Mapping[str, Path]
+    parameter_paths: tuple[Path, ...]
+    reaches: tuple[Reach, ...]
+    hidden_groups: tuple[HiddenGroup, ...]
+    source: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MarkedOperation:
+    """A marked operation with trainable operands, before it is known what it reaches.
+
+    Attributes
+    ----------
+    equation
+        Index of the equation.
+    x_var, y_var
+        Input and output.
+    operands, positions
+        Trainable operands by name, and where they stand.
+    parameters
+        The parameter leaves behind each operand.
+    foreign
+        Names of inputs other than parameters that operands are computed from.
+    """
+
+    equation: int
+    x_var: Atom | None
+    y_var: Var
+    operands: Mapping[str, Atom]
+    positions: Mapping[str, int]
+    parameters: Mapping[str, tuple[StateLeaf, ...]]
+    foreign: tuple[str, ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Paths of all parameters behind the operands, each once."""
+        return tuple(dict.fromkeys(p.path for leaves in self.parameters.values() for p in leaves))
+
+    @property
+    def printed_paths(self) -> tuple[str, ...]:
+        """Printed form of `paths`."""
+        return tuple(path_name(path) for path in self.paths)
+
+
+def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
+    """Return the marked operations whose operands depend on parameters, in program order."""
+    program = traced.program
+    by_var = {leaf.in_var: leaf for leaf in traced.leaves}
+    arguments = set(traced.argument_vars)
+    found = []
+    for index, equation in enumerate(program.equations):
+        spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+        if spec is None:
+            continue
+        positions = spec.resolve_trainable_invars(equation.params)
+        operands = {name: equation.invars[position] for name, position in positions.items()}
+        behind = {name: program.depends_on([atom]) for name, atom in operands.items()}
+        parameters = {
+            name: tuple(
+                leaf for leaf in traced.leaves if leaf.kind == "parameter" and leaf.in_var in deps
+            )
+            for name, deps in behind.items()
+        }
+        if not any(parameters.values()):
+            continue
+        inputs = set().union(*behind.values()) & set(program.in_vars)
+        foreign = [var for var in program.in_vars if var in inputs and _is_foreign(var, by_var)]
+        found.append(
+            MarkedOperation(
+                equation=index,
+                x_var=None if spec.x_invar_index is None else equation.invars[spec.x_invar_index],
+                y_var=equation.outvars[spec.y_outvar_index],
+                operands=operands,
+                positions=positions,
+                parameters=parameters,
+                foreign=tuple(
+                    "an argument of `update`" if var in arguments else by_var[var].name
+                    for var in foreign
+                ),
+            )
+        )
+    return found
+
+
+def _is_foreign(var: Var, by_var: Mapping[Var, StateLeaf]) -> bool:
+    return var not in by_var or by_var[var].kind != "parameter"
+
+
+def find_relations(
+    traced: TracedModel,
+    operations: Sequence[MarkedOperation],
+    groups: Sequence[HiddenGroup],
+    walks: Sequence[Sequence[Walk]],
+) -> list[HiddenParamOpRelation]:
+    """Return the relations of a model, in program order."""
+    constant = Constants(traced.program)
+    relations = []
+    for number, operation in enumerate(operations):
+        if operation.foreign:
+            continue
+        reaches = [
+            reach
+            for group, group_walks in zip(groups, walks, strict=True)
+            if (reach := find_reach(traced.program, operation.y_var, group, group_walks, constant))
+        ]
+        if reaches:
+            relations.append(_relation(traced, operation, number, reaches, groups))
+    return relations
+
+
+def _relation(
+    traced: TracedModel,
+    operation: MarkedOperation,
+    number: int,
+    reaches: Sequence[Reach],
+    groups: Sequence[HiddenGroup],
+) -> HiddenParamOpRelation:
+    equation = traced.program.equations[operation.equation]
+    name = equation.primitive.name.removeprefix("etp_")
+    return HiddenParamOpRelation(
+        key=f"{','.join(operation.printed_paths)}@{name}{number}",
+        primitive=equation.primitive,
+        params=equation.params,
+        equation=operation.equation,
+        x_var=operation.x_var,
+        y_var=operation.y_var,
+        trainable_vars=operation.operands,
+        trainable_positions=operation.positions,
+        trainable_paths={
+            key: leaves[0].path for key, leaves in operation.parameters.items() if leaves
+        },
+        parameter_paths=operation.paths,
+        reaches=tuple(reaches),
+        hidden_groups=tuple(groups[reach.group] for reach in reaches),
+        source=source_line(equation),
+    )
+

@@ -1,0 +1,329 @@
+"""From a brainstate module to a flat program whose inputs and outputs are named.
+
+The program's inputs are, in order, the leaves of the arguments of ``update`` and the
+leaves of every State that it touches; the outputs are the leaves of its result and of every
+State that it writes. A State that holds ``n`` states in its last axis (`HiddenGroupState`)
+counts as ``n`` leaves, so that every hidden leaf is one state per position.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._errors import CompilationError
+from .._jax import Atom, Var, is_tracer, open_jaxpr, trace_to_jaxpr
+from .._jaxpr import Program, evaluate_inlined, program_of
+from .._typing import Path, PyTree, path_name
+from .canonicalize import rewrite
+
+Kind = Literal["hidden", "parameter", "random", "other"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StateLeaf:
+    """One array of one State.
+
+    Attributes
+    ----------
+    path
+        Path of the State in the model; States outside it are under ``'<outside>'``.
+    leaf
+        Index of the leaf within the State's value.
+    component
+        Index along the last axis for a `HiddenGroupState`, else ``None``.
+    kind
+        What the State is to the compiler.
+    shape, dtype
+        Of the leaf, batch axis included.
+    in_var, out_var
+        Value before the step, and after it (``None`` where the step does not write).
+    joined_var
+        For a component, the whole value of its State after the step.
+    """
+
+    path: Path
+    leaf: int
+    component: int | None
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: Any
+    in_var: Var
+    out_var: Atom | None
+    joined_var: Atom | None
+
+    @property
+    def name(self) -> str:
+        """Printed form: the path, and the leaf or component where there are several."""
+        suffix = "" if self.component is None else f"[{self.component}]"
+        return path_name(self.path) + (f"#{self.leaf}" if self.leaf else "") + suffix
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedModel:
+    """One step of a model as plain data."""
+
+    program: Program
+    leaves: tuple[StateLeaf, ...]
+    argument_vars: tuple[Var, ...]
+    argument_tree: PyTree
+    output_atoms: tuple[Atom, ...]
+    output_tree: PyTree
+    parameter_paths: tuple[Path, ...]
+    batch_size: int | None
+
+
+def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
+    """Return the path of every State of ``model``, by identity."""
+    return {id(state): tuple(path) for path, state in model.states().items()}
+
+
+def _kind(state: brainstate.State) -> Kind:
+    if isinstance(state, brainstate.HiddenState):
+        return "hidden"
+    if isinstance(state, brainstate.ParamState):
+        return "parameter"
+    return "random" if isinstance(state, brainstate.random.RandomState) else "other"
+
+
+def components(state: brainstate.State) -> int | None:
+    """Return how many states share the last axis of a State's value; ``None``: no such axis."""
+    return state.num_state if isinstance(state, brainstate.HiddenGroupState) else None
+
+
+def split_components(value: jax.Array, count: int | None) -> list[jax.Array]:
+    """Split the last axis of a `HiddenGroupState` value into its states."""
+    return [value] if count is None else [value[..., index] for index in range(count)]
+
+
+def join_components(values: Sequence[jax.Array], count: int | None) -> jax.Array:
+    """Undo `split_components`."""
+    return values[0] if count is None else jnp.stack(values, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """A State leaf as it stands among the inputs and outputs of the traced function."""
+
+    path: Path
+    leaf: int
+    kind: Kind
+    count: int | None
+    written: bool
+
+
+def trace_model(
+    model: brainstate.nn.Module, arguments: tuple[Any, ...], batch_size: int | None = None
+) -> tuple[TracedModel, dict[Path, brainstate.State]]:
+    """Trace one ``update``.
+
+    Returns the step, and the States that it touches outside the model, by the path under
+    which they stand in it.
+
+    Parameters
+    ----------
+    model
+        The model, its states initialised.
+    arguments
+        Example arguments of ``update``.
+    batch_size
+        ``None``: the model is traced as it is. A number: the model is written for one
+        sample, and is mapped over a batch axis of that size that leads in ``arguments``.
+
+    Raises
+    ------
+    CompilationError
+        If ``update`` writes a State inside a raw JAX loop or branch, or gives a State another
+        shape, dtype or unit.
+    """
+    if batch_size is not None:
+        model = brainstate.graph.clone(model)
+        brainstate.nn.init_all_states(model)
+        arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
+    function = brainstate.transform.StatefulFunction(
+        model.update, static_argnums=(), return_only_write=True
+    )
+    function.make_jaxpr(*arguments)
+    key = function.get_arg_cache_key(*arguments)
+    closed = function.get_jaxpr_by_cache(key)
+    _refuse_leaked_tracers(closed)
+    states = function.get_states_by_cache(key)
+    written = function.get_state_trace_by_cache(key).been_writen
+    out_shapes, state_shapes = function.get_out_shapes_by_cache(key)
+    slots, outside = _slots(states, written, state_paths(model))
+    _check_written(states, state_shapes, state_paths(model))
+    output_tree = jax.tree.structure(out_shapes)
+
+    argument_leaves, argument_tree = jax.tree.flatten(arguments)
+    count = len(argument_leaves)
+    flat = _split_states(closed, slots, count)
+    avals = _split_avals(closed, slots, count)
+    if batch_size is not None:
+        axes = _axes(slots, count)
+        flat = _map_over_batch(flat, axes, _key_outputs(slots), batch_size)
+        avals = [
+            jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype) if axis == "mapped" else a
+            for a, axis in zip(avals, axes, strict=True)
+        ]
+    program = program_of(trace_to_jaxpr(flat, avals))
+    outputs = output_tree.num_leaves
+    traced = TracedModel(
+        program=program,
+        leaves=_state_leaves(program, slots, count, outputs),
+        argument_vars=program.in_vars[:count],
+        argument_tree=argument_tree,
+        output_atoms=program.out_atoms[:outputs],
+        output_tree=output_tree,
+        parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
+        batch_size=batch_size,
+    )
+    return traced, outside
+
+
+def _check_written(
+    states: Sequence[Any], shapes: Sequence[Any], paths: dict[int, Path]
+) -> None:
+    """Refuse a step that changes what a State is: the next step could not read it."""
+
+    def described(value: Any) -> str:
+        return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(value))
+
+    for state, new in zip(states, shapes, strict=True):
+        if new is None or _kind(state) == "random":
+            continue
+        old = state.value
+        same_tree = jax.tree.structure(old) == jax.tree.structure(new)
+        if same_tree and described(old) == described(new):
+            continue
+        name = path_name(paths.get(id(state), (type(state).__name__,)))
+        raise CompilationError(
+            f"`update` changes State '{name}' from {described(old)} ({jax.tree.structure(old)}) to "
+            f"{described(new)} ({jax.tree.structure(new)}). A state keeps its shape, dtype and "
+            "unit from step to step: convert the new value (`.astype`, `.to`), or initialise the "
+            "state as `update` writes it."
+        )
+
+
+def _refuse_leaked_tracers(closed: Any) -> None:
+    if any(is_tracer(constant) for constant in open_jaxpr(closed)[1]):
+        raise CompilationError(
+            "`update` writes a State inside a raw `jax.lax` loop or branch, or another raw JAX "
+            "transformation, so that the value written there is lost. Use "
+            "`brainstate.transform.for_loop`, `scan`, `cond`, `while_loop`, `vmap` or `jit` "
+            "in its place: they carry States."
+        )
+
+
+def _slots(
+    states: Sequence[Any], written: Sequence[bool], paths: dict[int, Path]
+) -> tuple[list[_Slot], dict[Path, brainstate.State]]:
+    slots = []
+    outside: dict[Path, brainstate.State] = {}
+    for state, is_written in zip(states, written, strict=True):
+        path = paths.get(id(state))
+        if path is None:
+            path = ("<outside>", type(state).__name__, len(outside))
+            outside[path] = state
+        for leaf in range(len(jax.tree.leaves(state.value))):
+            slots.append(_Slot(path, leaf, _kind(state), components(state), bool(is_written)))
+    return slots, outside
+
+
+def _split_states(closed: Any, slots: list[_Slot], arguments: int) -> Callable[..., list[Any]]:
+    """Return the step as a function of leaves in which every component is one."""
+
+    def step(*values: Any) -> list[Any]:
+        rest = iter(values[arguments:])
+        joined = [
+            join_components([next(rest) for _ in range(slot.count or 1)], slot.count)
+            for slot in slots
+        ]
+        results = evaluate_inlined(closed, [*values[:arguments], *joined], rewrite)
+        writes = [slot for slot in slots if slot.written]
+        outputs = results[: len(results) - len(writes)]
+        taken = {id(value) for value in values}
+        for slot, value in zip(writes, results[len(outputs) :], strict=True):
+            # A hidden state that equals an input, a constant or another state gets a
+            # variable of its own: what is done to the one must not touch the other.
+            if slot.kind == "hidden" and (id(value) in taken or not is_tracer(value)):
+                value = jnp.copy(value)
+            taken.add(id(value))
+            outputs += split_components(value, slot.count)
+            if slot.count is not None:
+                outputs.append(value)
+        return outputs
+
+    return step
+
+
+def _split_avals(closed: Any, slots: list[_Slot], arguments: int) -> list[Any]:
+    avals = [var.aval for var in open_jaxpr(closed)[0].invars]
+    split = list(avals[:arguments])
+    for slot, aval in zip(slots, avals[arguments:], strict=True):
+        if slot.count is None:
+            split.append(aval)
+        else:
+            split += [jax.ShapeDtypeStruct(aval.shape[:-1], aval.dtype)] * slot.count
+    return split
+
+
+def _axes(slots: list[_Slot], arguments: int) -> list[str]:
+    """Say of every input how it is mapped: over its batch axis, not at all, or as a key."""
+    names = {"parameter": "shared", "random": "key"}
+    mapped = [names.get(slot.kind, "mapped") for slot in slots for _ in range(slot.count or 1)]
+    return ["mapped"] * arguments + mapped
+
+
+def _key_outputs(slots: list[_Slot]) -> list[int]:
+    """Return the positions, counted from the end, at which random keys come out."""
+    ends = [slot for slot in slots if slot.written for _ in range(1 if slot.count is None else slot.count + 1)]
+    return [i - len(ends) for i, slot in enumerate(ends) if slot.kind == "random"]
+
+
+def _map_over_batch(
+    step: Callable[..., list[Any]], axes: list[str], key_outputs: list[int], batch_size: int
+) -> Callable[..., list[Any]]:
+    in_axes = [None if axis == "shared" else 0 for axis in axes]
+
+    def mapped_step(*values: Any) -> list[Any]:
+        inputs = [
+            jax.random.split(value, batch_size) if axis == "key" else value
+            for value, axis in zip(values, axes, strict=True)
+        ]
+        results = list(jax.vmap(step, in_axes=in_axes, out_axes=0)(*inputs))
+        for index in key_outputs:
+            results[index] = results[index][0]
+        return results
+
+    return mapped_step
+
+
+def _state_leaves(
+    program: Program, slots: list[_Slot], arguments: int, outputs: int
+) -> tuple[StateLeaf, ...]:
+    in_vars = iter(program.in_vars[arguments:])
+    out_atoms = iter(program.out_atoms[outputs:])
+    leaves = []
+    for slot in slots:
+        count = slot.count or 1
+        before = [next(in_vars) for _ in range(count)]
+        after = [next(out_atoms) if slot.written else None for _ in range(count)]
+        joined = next(out_atoms) if slot.written and slot.count is not None else None
+        for component, (in_var, out_var) in enumerate(zip(before, after, strict=True)):
+            leaves.append(
+                StateLeaf(
+                    path=slot.path,
+                    leaf=slot.leaf,
+                    component=None if slot.count is None else component,
+                    kind=slot.kind,
+                    shape=tuple(in_var.aval.shape),
+                    dtype=in_var.aval.dtype,
+                    in_var=in_var,
+                    out_var=out_var,
+                    joined_var=joined,
+                )
+            )
+    return tuple(leaves)

@@ -1,0 +1,174 @@
+"""How position ids pass backward through one equation.
+
+Ids are integer arrays of a variable's shape: which hidden position an element reaches, or
+one of the codes below. A transfer maps the ids of an equation's outputs to the ids that each
+operand receives through this equation, to ``None`` where the equation carries no derivative,
+or to `CUT` where it mixes positions.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._jax import call_body, is_var
+from .._jaxpr.moves import NOWHERE, is_move, moved_operands, source_map
+
+NONE = -1  # no influence on the state
+MIXED = -2  # several positions, not by a broadcast
+MANY = -3  # several positions, by a broadcast
+
+
+class _Cut:
+    """The mark of an operand that reaches the state through mixing."""
+
+    def __repr__(self) -> str:
+        return "CUT"
+
+
+CUT = _Cut()
+
+Ids = np.ndarray
+Contribution = Ids | _Cut | None
+
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
+    clamp complex conj convert_element_type copy copy_p cos cosh device_put digamma div erf
+    erf_inv erfc exp exp2 expm1 floor igamma igamma_grad_a igammac imag integer_pow lgamma log
+    log1p logistic max min mul name neg nextafter optimization_barrier pcast polygamma pow
+    pvary random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt
+    select_n sharding_constraint sign sin sinh sqrt square sub tan tanh zeta
+    """.split()
+)
+REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
+CONSTANT = frozenset({"stop_gradient"})
+
+Walk = Callable[[Any, Sequence[Ids | None]], list[Contribution]]
+"""Carries ids through the body of a call: ``(jaxpr, output ids) -> input contributions``."""
+
+
+def transfer(
+    equation: Any,
+    out_ids: Sequence[Ids | None],
+    constant: Callable[[Any], np.ndarray | None],
+    walk_body: Walk,
+) -> list[Contribution]:
+    """Return what every operand of ``equation`` receives."""
+    name = equation.primitive.name
+    if name in CONSTANT:
+        return [None] * len(equation.invars)
+    if name in ELEMENTWISE:
+        return _elementwise(equation, out_ids)
+    if is_move(equation):
+        return _move(equation, out_ids, constant)
+    if name in REDUCTIONS:
+        return [_reduction(equation, out_ids[0])]
+    if name == "dot_general":
+        return _dot(equation, out_ids[0])
+    body = call_body(equation)
+    if body is not None:
+        return walk_body(body, out_ids)
+    return [CUT] * len(equation.invars)
+
+
+def _elementwise(equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
+    if len(equation.outvars) > 1:  # optimization_barrier: operand by operand
+        return list(out_ids)
+    (ids,) = out_ids
+    assert ids is not None
+    return [
+        ids if atom.aval.shape == ids.shape else _narrowed(ids, atom.aval.shape)
+        for atom in equation.invars
+    ]
+
+
+def _narrowed(ids: Ids, shape: tuple[int, ...]) -> Ids:
+    """Return what an operand receives that the equation itself broadcasts."""
+    size = int(np.prod(shape))
+    source = np.broadcast_to(np.arange(size, dtype=np.int32).reshape(shape), ids.shape)
+    return spread_back(source, ids, size).reshape(shape)
+
+
+def _move(
+    equation: Any, out_ids: Sequence[Ids | None], constant: Callable[[Any], np.ndarray | None]
+) -> list[Contribution]:
+    sources = source_map(equation, constant)
+    if sources is None:
+        return [CUT] * len(equation.invars)
+    carried = moved_operands(equation)
+    shapes = [equation.invars[operand].aval.shape for operand in carried]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    total = functools.reduce(
+        merge,
+        [
+            spread_back(source, ids, sum(sizes))
+            for source, ids in zip(sources, out_ids, strict=True)
+            if ids is not None
+        ],
+    )
+    contributions: list[Contribution] = [None] * len(equation.invars)
+    pieces = np.split(total, np.cumsum(sizes)[:-1])
+    for operand, piece, shape in zip(carried, pieces, shapes, strict=True):
+        contributions[operand] = piece.reshape(shape)
+    return contributions
+
+
+def spread_back(source: np.ndarray, ids: Ids, size: int) -> Ids:
+    """Give each of ``size`` source elements the id of the output elements made from it."""
+    received = np.full(size, NONE, np.int32)
+    used = (source != NOWHERE) & (ids != NONE)
+    targets, values = source[used], ids[used]
+    received[targets] = values
+    received[targets[received[targets] != values]] = MANY
+    return received
+
+
+def _reduction(equation: Any, ids: Ids | None) -> Ids:
+    assert ids is not None
+    shape = equation.invars[0].aval.shape
+    return np.broadcast_to(np.expand_dims(ids, tuple(equation.params["axes"])), shape)
+
+
+def _dot(equation: Any, ids: Ids | None) -> list[Contribution]:
+    """A product is position by position for an operand whose partner has no free axis."""
+    assert ids is not None
+    (contract, batch) = equation.params["dimension_numbers"]
+    shapes = [atom.aval.shape for atom in equation.invars]
+    free = [
+        [axis for axis in range(len(shape)) if axis not in (*contract[i], *batch[i])]
+        for i, shape in enumerate(shapes)
+    ]
+    contributions: list[Contribution] = []
+    for own, partner in ((0, 1), (1, 0)):
+        if any(shapes[partner][axis] != 1 for axis in free[partner]):
+            contributions.append(CUT)
+            continue
+        order = [*batch[own], *free[own], *contract[own]]
+        kept = [shapes[own][axis] for axis in [*batch[own], *free[own]]]
+        laid_out = ids.reshape(kept + [1] * len(contract[own]))
+        full = np.broadcast_to(laid_out, [shapes[own][axis] for axis in order])
+        contributions.append(full.transpose(np.argsort(order)))
+    return contributions
+
+
+def merge(first: Ids, second: Ids) -> Ids:
+    """Combine what a variable receives from two of its readers."""
+    if first is second or np.array_equal(first, second):
+        return first
+    merged = np.where(first == NONE, second, first)
+    conflict = (first != NONE) & (second != NONE) & (first != second)
+    return np.where(conflict, MIXED, merged).astype(np.int32)
+
+
+def carries_derivative(atom: Any) -> bool:
+    """Tell whether an operand is a variable through which a gradient can pass."""
+    return is_var(atom) and np.issubdtype(np.dtype(_plain(atom.aval.dtype)), np.inexact)
+
+
+def _plain(dtype: Any) -> Any:
+    """Map dtypes that numpy does not count as inexact (bfloat16, keys) to ones it can."""
+    if str(dtype) in ("bfloat16",) or str(dtype).startswith("float8"):
+        return np.float32
+    return np.int32 if str(dtype).startswith("key") else dtype

@@ -1,0 +1,36 @@
+"""The marker operations: what a model calls, and what the compiler may know about it."""
+
+from .check import PrimitiveReport as PrimitiveReport
+from .check import check_primitive as check_primitive
+from .conv import conv as conv
+from .conv import etp_conv_p as etp_conv_p
+from .dense import etp_mm_p as etp_mm_p
+from .dense import etp_mv_p as etp_mv_p
+from .dense import matmul as matmul
+from .elemwise import element_wise as element_wise
+from .elemwise import etp_elemwise_p as etp_elemwise_p
+from .inline import inline as inline
+from .lora import etp_lora_mm_p as etp_lora_mm_p
+from .lora import etp_lora_mv_p as etp_lora_mv_p
+from .lora import lora_matmul as lora_matmul
+from .primitive import ETPPrimitive as ETPPrimitive
+from .primitive import ETPPrimitiveSpec as ETPPrimitiveSpec
+from .primitive import get_primitive_spec as get_primitive_spec
+from .primitive import register_primitive as register_primitive
+from .primitive import register_primitive_spec as register_primitive_spec
+from .registry import BATCHED_PRIMITIVES as BATCHED_PRIMITIVES
+from .registry import ETP_PRIMITIVE_SPECS as ETP_PRIMITIVE_SPECS
+from .registry import ETP_PRIMITIVES as ETP_PRIMITIVES
+from .registry import ETP_RULES_INIT_DRTRL as ETP_RULES_INIT_DRTRL
+from .registry import ETP_RULES_INIT_PP as ETP_RULES_INIT_PP
+from .registry import ETP_RULES_XY_TO_DW as ETP_RULES_XY_TO_DW
+from .registry import ETP_RULES_YW_TO_W as ETP_RULES_YW_TO_W
+from .rules import accumulate as accumulate
+from .rules import contract as contract
+from .rules import init_trace as init_trace
+from .rules import propagate as propagate
+from .rules import pull_back as pull_back
+from .sparse import etp_sp_mm_p as etp_sp_mm_p
+from .sparse import etp_sp_mv_p as etp_sp_mv_p
+from .sparse import sparse_matmul as sparse_matmul
+from .validate import validate_rules as validate_rules

@@ -1,0 +1,240 @@
+r"""Convolution: ``etp_conv``.
+
+.. math:: y_{bpgo} = \sum_q \mathrm{patch}(x)_{bpgq} k_{gqo} + c_{go}
+
+``b`` sample, ``p`` output position, ``g`` feature group, ``q`` element of the patch that the
+kernel covers (kernel position and input feature of the group), ``o`` output feature of the
+group. The kernel is shared by all positions, so its own shape cannot hold the exact trace:
+each position has its hidden state, hence its factor. The trace is
+:math:`\epsilon_{bpgqo}`, and :math:`\epsilon_{bpgo}` for the bias; sums over ``p`` come last,
+with the learning signal.
+
+The user function brings every layout into batch, space, features (``NHWC``, ``HWIO``,
+``NHWC`` in two dimensions) around the primitive. XLA's CPU backend does the same inside.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import PrimitiveError
+from . import quantities
+from .conv_layout import canonical_dimension_numbers, to_canonical_call
+from .dense import init_output_trace
+from .primitive import (
+    ETPPrimitiveSpec,
+    conventional_trainable_invars,
+    register_primitive_spec,
+)
+from .rules import like_operand
+
+
+def _impl(x: Any, kernel: Any, *bias: Any, has_bias: bool = False, **convolution: Any) -> Any:
+    dtype = jnp.result_type(x, kernel)
+    strides = convolution.pop("strides")
+    numbers = convolution["dimension_numbers"]
+    y = jax.lax.conv_general_dilated(x.astype(dtype), kernel.astype(dtype), strides, **convolution)
+    if not has_bias:
+        return y
+    features = jax.lax.conv_dimension_numbers(x.shape, kernel.shape, numbers).out_spec[1]
+    return y + jax.lax.broadcast_in_dim(bias[0], y.shape, (features,))
+
+
+def _groups(hidden_dim: Any, count: int) -> Any:
+    return hidden_dim.reshape(*hidden_dim.shape[:-1], count, hidden_dim.shape[-1] // count)
+
+
+def _check_canonical(x: Any, dimension_numbers: Any, batch_group_count: int) -> None:
+    numbers = jax.lax.conv_dimension_numbers(x.shape, x.shape, dimension_numbers)
+    if batch_group_count != 1 or numbers != canonical_dimension_numbers(x.ndim):
+        raise PrimitiveError(
+            "The rules of `etp_conv` need batch, space, features in this order and "
+            "batch_group_count=1; call `braintrace.conv`, which arranges that, instead of "
+            "binding the primitive."
+        )
+
+
+def _yw_to_w(hidden_dim: Any, trace: dict, *, has_bias: bool = False, **convolution: Any) -> dict:
+    factor = _groups(hidden_dim, convolution["feature_group_count"])
+    result = {"weight": trace["weight"] * factor[..., None, :]}
+    if has_bias:
+        result["bias"] = trace["bias"] * hidden_dim
+    return result
+
+
+def _xy_to_dw(
+    x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = False, **convolution: Any
+) -> dict:
+    _check_canonical(x, convolution["dimension_numbers"], convolution["batch_group_count"])
+
+    def forward(kernel: Any) -> Any:
+        return _impl(x, kernel, **convolution).astype(hidden_dim.dtype)
+
+    (product,) = jax.linear_transpose(forward, weights["weight"])(hidden_dim)
+    result = {"weight": product}
+    if has_bias:
+        bias = hidden_dim.sum(tuple(range(hidden_dim.ndim - 1)))
+        result["bias"] = like_operand(bias, weights["bias"])
+    return result
+
+
+def _patches(x: Any, kernel: Any, convolution: dict) -> Any:
+    """Return the patches ``(batch, *positions, groups, patch)``, exact also on a TPU."""
+    space = kernel.shape[:-2]
+    groups = convolution["feature_group_count"]
+    patches = jax.lax.conv_general_dilated_patches(
+        x,
+        space,
+        convolution["strides"],
+        convolution["padding"],
+        lhs_dilation=convolution["lhs_dilation"],
+        rhs_dilation=convolution["rhs_dilation"],
+        dimension_numbers=convolution["dimension_numbers"],
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    # The features of a patch are ordered (input feature, kernel position).
+    leading = patches.shape[:-1]
+    patches = patches.reshape(*leading, groups, kernel.shape[-2], math.prod(space))
+    return jnp.swapaxes(patches, -1, -2).reshape(*leading, groups, -1)
+
+
+def _accumulate(
+    x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = False, **convolution: Any
+) -> dict:
+    _check_canonical(x[0], convolution["dimension_numbers"], convolution["batch_group_count"])
+    steps, batch = x.shape[:2]
+    x = x.astype(hidden_dim.dtype).reshape(steps * batch, *x.shape[2:])
+    patches = _patches(x, weights["weight"], convolution)
+    patches = patches.reshape(steps, batch, *patches.shape[1:])
+    factor = _groups(hidden_dim, convolution["feature_group_count"])
+    if steps == 1:
+        result = {"weight": patches[0][..., :, None] * factor[0][..., None, :]}
+    else:
+        result = {"weight": jnp.einsum("k...q,k...o->...qo", patches, factor)}
+    if has_bias:
+        result["bias"] = hidden_dim.sum(0)
+    return result
+
+
+def _contract(
+    signal: Any, trace: dict, weights: dict, *, has_bias: bool = False, **convolution: Any
+) -> dict:
+    kernel = weights["weight"]
+    groups = convolution["feature_group_count"]
+    leading = tuple(range(signal.ndim - 1))
+    product = (trace["weight"] * _groups(signal, groups)[..., None, :]).sum(leading)
+    # (groups, patch, outputs of the group) -> (patch, groups * outputs of the group)
+    product = jnp.swapaxes(product, 0, 1).reshape(kernel.shape)
+    result = {"weight": like_operand(product, kernel)}
+    if has_bias:
+        result["bias"] = like_operand((trace["bias"] * signal).sum(leading), weights["bias"])
+    return result
+
+
+def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+    y, kernel = y_var.aval, weight_vars["weight"].aval
+    groups = x_var.aval.shape[-1] // kernel.shape[-2]
+    patch = math.prod(kernel.shape[:-1])
+    outputs = kernel.shape[-1] // groups
+    weight = (*y.shape[:-1], groups, patch, outputs, num_hidden_state)
+    result = {"weight": jnp.zeros(weight, y.dtype)}
+    if "bias" in weight_vars:
+        result["bias"] = jnp.zeros((*y.shape, num_hidden_state), y.dtype)
+    return result
+
+
+etp_conv_p = register_primitive_spec(
+    ETPPrimitiveSpec(
+        name="etp_conv",
+        impl=_impl,
+        yw_to_w=_yw_to_w,
+        xy_to_dw=_xy_to_dw,
+        init_drtrl=_init_drtrl,
+        init_pp=init_output_trace,
+        trainable_invars_fn=conventional_trainable_invars,
+        x_invar_index=0,
+        batched=True,
+        accumulate=_accumulate,
+        contract=_contract,
+    )
+)
+
+
+def conv(
+    x: Any,
+    kernel: Any,
+    bias: Any = None,
+    *,
+    strides: Any = 1,
+    padding: Any = "SAME",
+    lhs_dilation: Any = 1,
+    rhs_dilation: Any = 1,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    dimension_numbers: Any = None,
+) -> Any:
+    """Convolve with a kernel that learns online, as ``jax.lax.conv_general_dilated``.
+
+    Parameters
+    ----------
+    x : array or Quantity
+        Batch of inputs with 1, 2 or 3 space axes; the batch axis is always there.
+    kernel : array or Quantity
+        Trainable.
+    bias : array or Quantity ``(out,)``, optional
+        Trainable, whatever the layout; rescaled into the unit of ``x`` times ``kernel``.
+    strides, lhs_dilation, rhs_dilation : int or sequence of int
+        One number for all space axes, or one each.
+    padding : str or sequence of pairs
+        ``'SAME'``, ``'SAME_LOWER'``, ``'VALID'`` or one ``(low, high)`` per space axis.
+    feature_group_count, batch_group_count : int
+        Number of groups; ``feature_group_count`` equal to the input features is a depthwise
+        convolution.
+    dimension_numbers : tuple of str, ConvDimensionNumbers or None
+        Layouts of ``x``, ``kernel`` and result; None is ``('NCHW', 'OIHW', 'NCHW')`` and its
+        like in other dimensions.
+
+    Returns
+    -------
+    array or Quantity
+        With the unit of ``x`` times that of ``kernel``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    OptionError
+        If an option has a value that is not accepted.
+    UnitError
+        If the unit of the bias has another dimension than the product.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> y = braintrace.conv(jnp.ones((2, 16, 3)), jnp.ones((4, 3, 8)),
+    ...                     dimension_numbers=('NWC', 'WIO', 'NWC'))
+    >>> y.shape
+    (2, 16, 8)
+    """
+    x, x_unit = quantities.split(x)
+    kernel, kernel_unit = quantities.split(kernel)
+    call = to_canonical_call(
+        x,
+        kernel,
+        strides=strides,
+        padding=padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        dimension_numbers=dimension_numbers,
+    )
+    unit = x_unit * kernel_unit
+    biases = quantities.bias_operands("conv", bias, unit, call.kernel.shape[-1])
+    bind = functools.partial(etp_conv_p.bind, call.x, call.kernel, *biases)
+    y = bind(has_bias=bool(biases), **call.params)
+    return quantities.attach(call.restore(y), unit)

@@ -1,0 +1,183 @@
+"""Bring every convolution into one layout: batch, space, features."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import OptionError, ShapeError
+
+
+@dataclass(frozen=True)
+class CanonicalConv:
+    """Operands and parameters of a convolution in canonical layout.
+
+    Attributes
+    ----------
+    x
+        ``(batch, *space, features)``.
+    kernel
+        ``(*space, features of a group, outputs)``.
+    params
+        Hashable static parameters.
+    restore
+        Brings the result ``(batch, *positions, outputs)`` into the layout that was asked for.
+    """
+
+    x: Any
+    kernel: Any
+    params: dict[str, Any]
+    restore: Callable[[Any], Any]
+
+
+@functools.cache
+def canonical_dimension_numbers(ndim: int) -> jax.lax.ConvDimensionNumbers:
+    """Return the dimension numbers of the canonical layout."""
+    space = tuple(range(1, ndim - 1))
+    features_last = (0, ndim - 1, *space)
+    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))
+    return jax.lax.ConvDimensionNumbers(features_last, kernel, features_last)
+
+
+def to_canonical_call(
+    x: Any,
+    kernel: Any,
+    *,
+    strides: Any,
+    padding: Any,
+    lhs_dilation: Any,
+    rhs_dilation: Any,
+    feature_group_count: int,
+    batch_group_count: int,
+    dimension_numbers: Any,
+) -> CanonicalConv:
+    """Transpose the operands, make padding explicit and turn batch groups into feature groups.
+
+    Raises
+    ------
+    ShapeError, OptionError
+        If shapes or options do not fit together.
+    """
+    numbers = _dimension_numbers(x, kernel, dimension_numbers)
+    x = _transpose(x, (numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1]))
+    out_feature, in_feature, *space_axes = numbers.rhs_spec
+    kernel = _transpose(kernel, (*space_axes, in_feature, out_feature))
+    space = x.ndim - 2
+    params = {
+        "strides": _per_axis("strides", strides, space),
+        "lhs_dilation": _per_axis("lhs_dilation", lhs_dilation, space),
+        "rhs_dilation": _per_axis("rhs_dilation", rhs_dilation, space),
+    }
+    params["padding"] = _explicit_padding(padding, x, kernel, params)
+    _check_groups(x, kernel, feature_group_count, batch_group_count)
+    if batch_group_count != 1:
+        x = _batch_groups_as_features(x, batch_group_count)
+    params["feature_group_count"] = int(feature_group_count) * int(batch_group_count)
+    params["batch_group_count"] = 1
+    params["dimension_numbers"] = canonical_dimension_numbers(x.ndim)
+    return CanonicalConv(x, kernel, params, functools.partial(_restore, numbers.out_spec))
+
+
+def _dimension_numbers(x: Any, kernel: Any, dimension_numbers: Any) -> Any:
+    if x.ndim != kernel.ndim or x.ndim < 3:
+        raise ShapeError(
+            f"`conv`: `x` {x.shape} and kernel {kernel.shape} must have the same number of axes, "
+            "at least 3 (batch, features and space). For one sample without a batch axis, give "
+            "`x[None]`."
+        )
+    try:
+        return jax.lax.conv_dimension_numbers(x.shape, kernel.shape, dimension_numbers)
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"`conv`: dimension_numbers={dimension_numbers!r} do not fit `x` {x.shape} and kernel "
+            f"{kernel.shape}: {error}"
+        ) from error
+
+
+def _transpose(array: Any, axes: tuple[int, ...]) -> Any:
+    return array if axes == tuple(range(array.ndim)) else jnp.transpose(array, axes)
+
+
+def _restore(out_spec: tuple[int, ...], y: Any) -> Any:
+    batch, features, *space = out_spec
+    axes = {batch: 0, features: y.ndim - 1, **{axis: 1 + i for i, axis in enumerate(space)}}
+    return _transpose(y, tuple(axes[i] for i in range(y.ndim)))
+
+
+def _per_axis(name: str, value: Any, space: int) -> tuple[int, ...]:
+    if value is None:
+        value = 1
+    try:
+        values = (int(value),) * space if np.ndim(value) == 0 else tuple(int(v) for v in value)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"`conv`: {name}={value!r} is not a sequence of integers.") from error
+    if len(values) != space or min(values) < 1:
+        raise OptionError(
+            f"`conv`: {name}={value!r} must be one positive integer, or one for each of the "
+            f"{space} space axes."
+        )
+    return values
+
+
+def _explicit_padding(padding: Any, x: Any, kernel: Any, params: dict) -> tuple:
+    space = x.ndim - 2
+    if not isinstance(padding, str):
+        try:
+            pairs = tuple((int(low), int(high)) for low, high in padding)
+        except (TypeError, ValueError):
+            pairs = ()
+        if len(pairs) != space:
+            raise OptionError(
+                f"`conv`: padding={padding!r} must be a string or one (low, high) pair for each of "
+                f"the {space} space axes."
+            )
+        return pairs
+    if any(dilation != 1 for dilation in params["lhs_dilation"]):
+        raise OptionError(
+            f"`conv`: padding={padding!r} has no meaning with lhs_dilation="
+            f"{params['lhs_dilation']}; give explicit (low, high) pairs."
+        )
+    window = [
+        (k - 1) * dilation + 1 if k else 0
+        for k, dilation in zip(kernel.shape[:-2], params["rhs_dilation"], strict=True)
+    ]
+    try:
+        pads = jax.lax.padtype_to_pads(x.shape[1:-1], window, params["strides"], padding)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise OptionError(f"`conv`: padding={padding!r} is not known: {error}") from error
+    return tuple((int(low), int(high)) for low, high in pads)
+
+
+def _check_groups(x: Any, kernel: Any, feature_groups: int, batch_groups: int) -> None:
+    if feature_groups < 1 or batch_groups < 1 or (feature_groups > 1 and batch_groups > 1):
+        raise OptionError(
+            f"`conv`: feature_group_count={feature_groups} and batch_group_count={batch_groups} "
+            "must be positive, and only one of them above 1."
+        )
+    if x.shape[-1] != kernel.shape[-2] * feature_groups:
+        raise ShapeError(
+            f"`conv`: `x` has {x.shape[-1]} features; a kernel with {kernel.shape[-2]} input "
+            f"features and feature_group_count={feature_groups} needs "
+            f"{kernel.shape[-2] * feature_groups}."
+        )
+    if kernel.shape[-1] % (feature_groups * batch_groups) or x.shape[0] % batch_groups:
+        raise ShapeError(
+            f"`conv`: the {kernel.shape[-1]} outputs and the batch of {x.shape[0]} must divide "
+            f"into {feature_groups * batch_groups} groups and {batch_groups} batch groups."
+        )
+
+
+def _batch_groups_as_features(x: Any, count: int) -> Any:
+    """Put each batch group into its own feature group of one smaller batch.
+
+    Output group ``g`` reads batch group ``g`` only, so this is the same convolution, and
+    its batch axis is the output's.
+    """
+    batch = x.shape[0] // count
+    x = jnp.moveaxis(x.reshape(count, batch, *x.shape[1:]), 0, -2)
+    return x.reshape(*x.shape[:-2], math.prod(x.shape[-2:]))

@@ -1,0 +1,135 @@
+r"""Dense matrix product: ``etp_mm`` (a batch) and ``etp_mv`` (one sample).
+
+.. math:: y_{bo} = \sum_i x_{bi} w_{io} + c_o
+
+Shapes: x ``(batch, in)`` or ``(in,)``, weight ``(in, out)``, bias ``(out,)``, y
+``(batch, out)`` or ``(out,)``. Since :math:`\partial y_{bo} / \partial w_{io} = x_{bi}` for
+the same ``o`` only, the exact trace has the weight's shape, one per sample:
+:math:`\epsilon_{bio}` and, for the bias, :math:`\epsilon_{bo}`.
+"""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+
+from .._errors import ShapeError
+from . import quantities
+from .primitive import (
+    ETPPrimitiveSpec,
+    conventional_trainable_invars,
+    register_primitive_spec,
+)
+from .rules import like_operand
+
+
+def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:
+    y = jnp.matmul(x, weight)
+    return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+
+
+def _yw_to_w(hidden_dim: Any, trace: dict, *, has_bias: bool = False) -> dict:
+    result = {"weight": trace["weight"] * hidden_dim[..., None, :]}
+    if has_bias:
+        result["bias"] = trace["bias"] * hidden_dim
+    return result
+
+
+def _xy_to_dw(x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = False) -> dict:
+    x = x.astype(hidden_dim.dtype)
+    # dw_io = sum_b x_bi f_bo, without the sum for one sample
+    product = x.T @ hidden_dim if x.ndim == 2 else x[:, None] * hidden_dim[None, :]
+    result = {"weight": like_operand(product, weights["weight"])}
+    if has_bias:
+        bias = hidden_dim.sum(0) if x.ndim == 2 else hidden_dim
+        result["bias"] = like_operand(bias, weights["bias"])
+    return result
+
+
+def _accumulate(x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = False) -> dict:
+    x = x.astype(hidden_dim.dtype)
+    if x.shape[0] == 1:
+        # A product that XLA fuses into the update of the trace, where a dot of inner
+        # size one would be written out first.
+        result = {"weight": x[0][..., :, None] * hidden_dim[0][..., None, :]}
+    else:
+        result = {"weight": jnp.einsum("k...i,k...o->...io", x, hidden_dim)}
+    if has_bias:
+        result["bias"] = hidden_dim.sum(0)
+    return result
+
+
+def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+    y = y_var.aval
+    weight = (*y.shape[:-1], *weight_vars["weight"].aval.shape, num_hidden_state)
+    result = {"weight": jnp.zeros(weight, y.dtype)}
+    if "bias" in weight_vars:
+        result["bias"] = jnp.zeros((*y.shape, num_hidden_state), y.dtype)
+    return result
+
+
+def init_output_trace(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> Any:
+    """Return zeros shaped like the output, with a state axis last."""
+    return jnp.zeros((*y_var.aval.shape, num_hidden_state), y_var.aval.dtype)
+
+
+_spec = functools.partial(
+    ETPPrimitiveSpec,
+    impl=_impl,
+    yw_to_w=_yw_to_w,
+    xy_to_dw=_xy_to_dw,
+    init_drtrl=_init_drtrl,
+    init_pp=init_output_trace,
+    trainable_invars_fn=conventional_trainable_invars,
+    x_invar_index=0,
+    accumulate=_accumulate,
+)
+etp_mm_p = register_primitive_spec(_spec(name="etp_mm", batched=True))
+etp_mv_p = register_primitive_spec(_spec(name="etp_mv", batched_form=etp_mm_p))
+
+
+def matmul(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Multiply by a weight matrix that learns online: ``x @ weight (+ bias)``.
+
+    Parameters
+    ----------
+    x : array or Quantity ``(..., in)``
+        One sample (1-D), a batch (2-D), or more leading axes.
+    weight : array or Quantity ``(in, out)``
+        Trainable.
+    bias : array or Quantity ``(out,)``, optional
+        Trainable; rescaled into the unit of ``x @ weight``.
+
+    Returns
+    -------
+    array or Quantity ``(..., out)``
+        With the unit of ``x`` times that of ``weight``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    UnitError
+        If the unit of the bias has another dimension than the product.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.matmul(jnp.ones(3), jnp.ones((3, 2)), jnp.zeros(2))
+    Array([3., 3.], dtype=float32)
+    """
+    x, x_unit = quantities.split(x)
+    weight, weight_unit = quantities.split(weight)
+    if weight.ndim != 2:
+        raise ShapeError(
+            f"`matmul`: expected a weight of shape (in, out), got shape {weight.shape}."
+        )
+    quantities.check_features("matmul", x, weight.shape[0], f"a weight of shape {weight.shape}")
+    unit = x_unit * weight_unit
+    biases = quantities.bias_operands("matmul", bias, unit, weight.shape[1])
+    bind_vector = functools.partial(etp_mv_p.bind, has_bias=bool(biases))
+    bind_batch = functools.partial(etp_mm_p.bind, has_bias=bool(biases))
+    return quantities.attach(
+        quantities.bind_folded(bind_vector, bind_batch, x, weight, *biases), unit
+    )

@@ -1,0 +1,89 @@
+r"""Element-wise parameter: ``etp_elemwise``.
+
+.. math:: y = w
+
+The identity on an array of any shape: it marks a parameter that enters a model position
+by position, after whatever function of the parameter alone. There is no input and no batch
+axis; the trace is the factor itself, shaped like ``w``.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import quantities
+from .dense import init_output_trace
+from .primitive import ETPPrimitive, ETPPrimitiveSpec, register_primitive_spec
+from .rules import like_operand
+
+
+def _impl(weight: Any) -> Any:
+    return weight
+
+
+def _yw_to_w(hidden_dim: Any, trace: dict) -> dict:
+    return {"weight": trace["weight"] * hidden_dim}
+
+
+def _xy_to_dw(x: Any, hidden_dim: Any, weights: dict) -> dict:
+    return {"weight": like_operand(hidden_dim, weights["weight"])}
+
+
+def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+    return {"weight": init_output_trace(x_var, y_var, weight_vars, num_hidden_state)}
+
+
+def _trainable_invars(params: Any) -> dict[str, int]:
+    return {"weight": 0}
+
+
+def _batching(
+    primitive: ETPPrimitive, operands: Sequence[Any], dims: Sequence[Any], params: dict
+) -> tuple[Any, Any]:
+    return primitive.bind(*operands, **params), dims[0]
+
+
+etp_elemwise_p = register_primitive_spec(
+    ETPPrimitiveSpec(
+        name="etp_elemwise",
+        impl=_impl,
+        yw_to_w=_yw_to_w,
+        xy_to_dw=_xy_to_dw,
+        init_drtrl=_init_drtrl,
+        init_pp=init_output_trace,
+        trainable_invars_fn=_trainable_invars,
+        x_invar_index=None,
+        gradient_enabled=True,
+        batching=_batching,
+    )
+)
+
+
+def _identity(weight: Any) -> Any:
+    return weight
+
+
+def element_wise(weight: Any, fn: Callable[[Any], Any] = _identity) -> Any:
+    """Mark a parameter that acts position by position, so that it learns online.
+
+    Parameters
+    ----------
+    weight : array or Quantity of any shape
+        Trainable. Where the model broadcasts the result against a batched state, each
+        reached position keeps its own trace.
+    fn : callable
+        Differentiable function of the weight, applied first; may return a quantity.
+
+    Returns
+    -------
+    array or Quantity
+        ``fn(weight)``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.element_wise(jnp.array([1.0, -2.0]), fn=jnp.abs)
+    Array([1., 2.], dtype=float32)
+    """
+    value, unit = quantities.split(fn(weight))
+    return quantities.attach(etp_elemwise_p.bind(value), unit)

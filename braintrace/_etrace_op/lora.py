@@ -1,0 +1,192 @@
+r"""Low-rank matrix product: ``etp_lora_mm`` (a batch) and ``etp_lora_mv`` (one sample).
+
+.. math:: y_{bo} = \alpha \sum_{ir} x_{bi} B_{ir} A_{ro} + c_o
+
+Shapes: x ``(batch, in)`` or ``(in,)``, B ``(in, rank)``, A ``(rank, out)``, bias ``(out,)``.
+With ``M = B A`` the operation is :math:`\alpha x M`, and the trace that D_RTRL propagates
+exactly is that of ``M``: :math:`\epsilon_{bio}`, of instantaneous term :math:`x_{bi} f_{bo}`.
+It is pulled back at the end: :math:`\partial B = \alpha\, \partial M A^T`,
+:math:`\partial A = \alpha\, B^T \partial M`.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from .._errors import OptionError, ShapeError
+from . import quantities
+from .dense import init_output_trace
+from .primitive import ETPPrimitiveSpec, register_primitive_spec
+from .rules import like_operand
+
+
+def _impl(
+    x: Any, lora_b: Any, lora_a: Any, *bias: Any, alpha: float = 1.0, has_bias: bool = False
+) -> Any:
+    y = jnp.matmul(jnp.matmul(x, lora_b), lora_a)
+    y = alpha * y
+    return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+
+
+def _yw_to_w(hidden_dim: Any, trace: dict, *, alpha: float = 1.0, has_bias: bool = False) -> dict:
+    result = {"effective": trace["effective"] * hidden_dim[..., None, :]}
+    if has_bias:
+        result["bias"] = trace["bias"] * hidden_dim
+    return result
+
+
+def _xy_to_dw(
+    x: Any, hidden_dim: Any, weights: dict, *, alpha: float = 1.0, has_bias: bool = False
+) -> dict:
+    lora_b, lora_a = weights["lora_b"], weights["lora_a"]
+    dtype = hidden_dim.dtype
+    inputs = jnp.atleast_2d(x).astype(dtype)
+    outputs = alpha * jnp.atleast_2d(hidden_dim)
+    # dB = x^T (alpha f A^T), dA = (x B)^T alpha f: nothing of size in x out
+    result = {
+        "lora_b": like_operand(inputs.T @ (outputs @ lora_a.astype(dtype).T), lora_b),
+        "lora_a": like_operand((inputs @ lora_b.astype(dtype)).T @ outputs, lora_a),
+    }
+    if has_bias:
+        result["bias"] = like_operand(jnp.atleast_2d(hidden_dim).sum(0), weights["bias"])
+    return result
+
+
+def _accumulate(
+    x: Any, hidden_dim: Any, weights: dict, *, alpha: float = 1.0, has_bias: bool = False
+) -> dict:
+    x = x.astype(hidden_dim.dtype)
+    if x.shape[0] == 1:
+        result = {"effective": x[0][..., :, None] * hidden_dim[0][..., None, :]}
+    else:
+        result = {"effective": jnp.einsum("k...i,k...o->...io", x, hidden_dim)}
+    if has_bias:
+        result["bias"] = hidden_dim.sum(0)
+    return result
+
+
+def _contract(
+    signal: Any, trace: dict, weights: dict, *, alpha: float = 1.0, has_bias: bool = False
+) -> dict:
+    lora_b, lora_a = weights["lora_b"], weights["lora_a"]
+    leading = tuple(range(signal.ndim - 1))
+    effective = alpha * (trace["effective"] * signal[..., None, :]).sum(leading)
+    result = {
+        "lora_b": like_operand(effective @ lora_a.astype(effective.dtype).T, lora_b),
+        "lora_a": like_operand(lora_b.astype(effective.dtype).T @ effective, lora_a),
+    }
+    if has_bias:
+        result["bias"] = like_operand((trace["bias"] * signal).sum(leading), weights["bias"])
+    return result
+
+
+def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+    y = y_var.aval
+    effective = (*y.shape[:-1], x_var.aval.shape[-1], y.shape[-1], num_hidden_state)
+    result = {"effective": jnp.zeros(effective, y.dtype)}
+    if "bias" in weight_vars:
+        result["bias"] = jnp.zeros((*y.shape, num_hidden_state), y.dtype)
+    return result
+
+
+def _trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
+    layout = {"lora_b": 1, "lora_a": 2}
+    return {**layout, "bias": 3} if params.get("has_bias", False) else layout
+
+
+_spec = functools.partial(
+    ETPPrimitiveSpec,
+    impl=_impl,
+    yw_to_w=_yw_to_w,
+    xy_to_dw=_xy_to_dw,
+    init_drtrl=_init_drtrl,
+    init_pp=init_output_trace,
+    trainable_invars_fn=_trainable_invars,
+    x_invar_index=0,
+    accumulate=_accumulate,
+    contract=_contract,
+)
+etp_lora_mm_p = register_primitive_spec(_spec(name="etp_lora_mm", batched=True))
+etp_lora_mv_p = register_primitive_spec(_spec(name="etp_lora_mv", batched_form=etp_lora_mm_p))
+
+
+def lora_matmul(x: Any, B: Any, A: Any, *, alpha: Any = 1.0, bias: Any = None) -> Any:
+    """Multiply by a low-rank matrix that learns online: ``alpha * x @ B @ A (+ bias)``.
+
+    Parameters
+    ----------
+    x : array or Quantity ``(..., in)``
+        One sample (1-D), a batch (2-D), or more leading axes.
+    B : array or Quantity ``(in, rank)``
+        Trainable.
+    A : array or Quantity ``(rank, out)``
+        Trainable.
+    alpha : float
+        Constant; a Python number, not a traced array.
+    bias : array or Quantity ``(out,)``, optional
+        Trainable; rescaled into the unit of ``x @ B @ A``.
+
+    Returns
+    -------
+    array or Quantity ``(..., out)``
+        With the product of the units of ``x``, ``B`` and ``A``. A frozen base weight is a
+        plain operation beside it: ``x @ W + lora_matmul(x, B, A)``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    OptionError
+        If ``alpha`` is not a finite number that is known when the model is traced.
+    UnitError
+        If the unit of the bias has another dimension than the product.
+
+    References
+    ----------
+    .. [1] E. J. Hu et al., "LoRA: Low-rank adaptation of large language models", ICLR 2022.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> y = braintrace.lora_matmul(jnp.ones(3), jnp.ones((3, 2)), jnp.ones((2, 4)), alpha=0.5)
+    >>> y
+    Array([3., 3., 3., 3.], dtype=float32)
+    """
+    x, x_unit = quantities.split(x)
+    B, b_unit = quantities.split(B)
+    A, a_unit = quantities.split(A)
+    if B.ndim != 2 or A.ndim != 2 or B.shape[1] != A.shape[0]:
+        raise ShapeError(
+            "`lora_matmul`: expected B of shape (in, rank) and A of shape (rank, out), got "
+            f"{B.shape} and {A.shape}."
+        )
+    quantities.check_features("lora_matmul", x, B.shape[0], f"B of shape {B.shape}")
+    unit = x_unit * b_unit * a_unit
+    biases = quantities.bias_operands("lora_matmul", bias, unit, A.shape[1])
+    params = {"alpha": _constant(alpha), "has_bias": bool(biases)}
+    y = quantities.bind_folded(
+        functools.partial(etp_lora_mv_p.bind, **params),
+        functools.partial(etp_lora_mm_p.bind, **params),
+        x,
+        B,
+        A,
+        *biases,
+    )
+    return quantities.attach(y, unit)
+
+
+def _constant(alpha: Any) -> float:
+    try:
+        value = float(alpha)
+    except Exception as error:
+        raise OptionError(
+            f"`lora_matmul`: `alpha` must be a number that is known when the model is traced, got "
+            f"{type(alpha).__name__}. Multiply `x` by a scale that is traced or has a unit."
+        ) from error
+    if not math.isfinite(value):
+        raise OptionError(f"`lora_matmul`: `alpha` must be finite, got {value}.")
+    return value

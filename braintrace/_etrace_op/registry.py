@@ -1,0 +1,51 @@
+"""What is known about every marker primitive.
+
+The four rule dictionaries map a primitive to its hand-written rule; everything else about
+a primitive (abstract evaluation, lowering, derivatives, batching) follows from its
+implementation. In all rules ``static_params`` are the keyword arguments of the equation,
+and dictionaries are keyed by the names that ``trainable_invars_fn`` gives the operands.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .primitive import ETPPrimitive, ETPPrimitiveSpec
+
+ETP_PRIMITIVES: "set[ETPPrimitive]" = set()
+"""Every marker primitive."""
+
+BATCHED_PRIMITIVES: "set[ETPPrimitive]" = set()
+"""The primitives whose input and output carry a batch axis in front."""
+
+ETP_RULES_YW_TO_W: "dict[ETPPrimitive, Callable[..., dict[str, Any]]]" = {}
+"""``yw_to_w(hidden_dim, trace, **static_params) -> trace``.
+
+Multiplies a trace, position by position, by a factor ``hidden_dim`` shaped like the output.
+The trace has no state axis here. Nothing else goes in: a constant of the forward
+equation belongs to ``xy_to_dw`` alone, or it would be applied again at every step.
+"""
+
+ETP_RULES_XY_TO_DW: "dict[ETPPrimitive, Callable[..., dict[str, Any]]]" = {}
+"""``xy_to_dw(x, hidden_dim, weights, **static_params) -> gradients``.
+
+Pulls ``hidden_dim`` (shaped like the output) back to every trainable operand, as a VJP
+does: the batch axis of a batched primitive is summed, and each gradient has the shape and
+dtype of its operand. Linear in ``hidden_dim``.
+"""
+
+ETP_RULES_INIT_DRTRL: "dict[ETPPrimitive, Callable[..., dict[str, Any]]]" = {}
+"""``init_drtrl(x_var, y_var, weight_vars, num_hidden_state) -> traces``.
+
+Zeros for the parameter-dimension trace: the batch axis first (batched primitives), the
+state axis last. The variables have an ``aval`` with ``shape`` and ``dtype``.
+"""
+
+ETP_RULES_INIT_PP: "dict[ETPPrimitive, Callable[..., Any]]" = {}
+"""``init_pp(x_var, y_var, weight_vars, num_hidden_state) -> array``.
+
+Zeros for the output-dimension trace: one array shaped like the output, state axis last.
+"""
+
+ETP_PRIMITIVE_SPECS: "dict[ETPPrimitive, ETPPrimitiveSpec]" = {}
+"""The complete description of each primitive that the compiler may use."""

@@ -1,0 +1,163 @@
+"""How the executor uses the rules of a primitive.
+
+Five functions, linear in ``hidden_dim`` or ``signal``, on plain arrays without units. They
+never ask which primitive they have: a primitive differs only in what its spec declares.
+``K`` is a leading time axis; ``x`` is None for a primitive without an input.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import PrimitiveError
+from .primitive import ETPPrimitive, ETPPrimitiveSpec, get_primitive_spec
+
+Arrays = dict[str, Any]
+Params = Mapping[str, Any]
+
+
+def pull_back(
+    primitive: ETPPrimitive, params: Params, x: Any, hidden_dim: Any, weights: Arrays
+) -> Arrays:
+    """Pull an output cotangent of ``K`` steps back to the trainable operands.
+
+    Parameters
+    ----------
+    primitive : ETPPrimitive
+        The operation.
+    params : mapping
+        Static parameters of its equation.
+    x : array ``(K, *x_shape)`` or None
+        Its inputs.
+    hidden_dim : array ``(K, *y_shape)``
+        The cotangents.
+    weights : dict
+        Trainable operands, constant over the ``K`` steps.
+
+    Returns
+    -------
+    dict
+        One gradient per operand, summed over time and batch.
+    """
+    spec = get_primitive_spec(primitive)
+    if x is None:
+        return _operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
+    if spec.batched:
+        return _operand_gradients(spec, params, _fold(x), _fold(hidden_dim), weights)
+    return _sum_over_time(spec, params, x, hidden_dim, weights)
+
+
+def init_trace(
+    primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any, weight_vars: Mapping[str, Any]
+) -> Arrays:
+    """Return the zero trace of one hidden state.
+
+    ``x_var`` (None without an input), ``y_var`` and the ``weight_vars`` have an ``aval``
+    with ``shape`` and ``dtype``.
+    """
+    spec = get_primitive_spec(primitive)
+    trace = _as_dict(spec, "init_drtrl", spec.init_drtrl(x_var, y_var, dict(weight_vars), 1))
+    for name, array in trace.items():
+        if not array.shape or array.shape[-1] != 1:
+            raise PrimitiveError(
+                f"Rule `init_drtrl` of `{primitive}` returned shape {tuple(array.shape)} for "
+                f"`{name}` and one hidden state; expected the state axis, of size 1, last."
+            )
+    return {name: array[..., 0] for name, array in trace.items()}
+
+
+def propagate(primitive: ETPPrimitive, params: Params, factor: Any, trace: Arrays) -> Arrays:
+    """Multiply a trace, position by position, by a factor shaped like the output."""
+    spec = get_primitive_spec(primitive)
+    result = _as_dict(spec, "yw_to_w", spec.yw_to_w(factor, trace, **params))
+    return _expect_keys(spec, "yw_to_w", result, trace)
+
+
+def accumulate(
+    primitive: ETPPrimitive, params: Params, x: Any, hidden_dim: Any, weights: Arrays
+) -> Arrays:
+    """Return the instantaneous terms of ``K`` steps in trace space, summed over time.
+
+    Arguments as in `pull_back`; each sample keeps its own term.
+    """
+    spec = get_primitive_spec(primitive)
+    if spec.accumulate is not None:
+        trace = spec.accumulate(x, hidden_dim, weights, **params)
+        return _as_dict(spec, "accumulate", trace)
+    if x is None:
+        return _operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
+    if not spec.batched:
+        return _sum_over_time(spec, params, x, hidden_dim, weights)
+
+    def of_sample(x_of_sample: Any, hidden_of_sample: Any) -> Arrays:
+        return _operand_gradients(spec, params, x_of_sample, hidden_of_sample, weights)
+
+    return jax.vmap(of_sample, in_axes=1)(x, hidden_dim)
+
+
+def contract(
+    primitive: ETPPrimitive, params: Params, signal: Any, trace: Arrays, weights: Arrays
+) -> Arrays:
+    """Return the gradients that an output-shaped signal and a trace give, batch summed."""
+    spec = get_primitive_spec(primitive)
+    if spec.contract is not None:
+        gradients = spec.contract(signal, trace, weights, **params)
+        return _expect_keys(spec, "contract", _as_dict(spec, "contract", gradients), weights)
+    products = _expect_keys(spec, "yw_to_w", propagate(primitive, params, signal, trace), weights)
+    if spec.batched:
+        products = {name: product.sum(0) for name, product in products.items()}
+    return {name: like_operand(product, weights[name]) for name, product in products.items()}
+
+
+def like_operand(gradient: Any, operand: Any) -> Any:
+    """Give a gradient its operand's dtype; that of a real operand is real."""
+    if jnp.iscomplexobj(gradient) and not jnp.iscomplexobj(operand):
+        gradient = gradient.real
+    return gradient.astype(operand.dtype)
+
+
+def _fold(array: Any) -> Any:
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+
+
+def _sum_over_time(
+    spec: ETPPrimitiveSpec, params: Params, x: Any, hidden_dim: Any, weights: Arrays
+) -> Arrays:
+    if spec.batched_form is not None:  # time takes the place of the batch
+        form = get_primitive_spec(spec.batched_form)
+        return _operand_gradients(form, params, x, hidden_dim, weights)
+
+    def of_step(x_of_step: Any, hidden_of_step: Any) -> Arrays:
+        return _operand_gradients(spec, params, x_of_step, hidden_of_step, weights)
+
+    gradients = jax.vmap(of_step)(x, hidden_dim)
+    return {name: gradient.sum(0) for name, gradient in gradients.items()}
+
+
+def _operand_gradients(
+    spec: ETPPrimitiveSpec, params: Params, x: Any, hidden_dim: Any, weights: Arrays
+) -> Arrays:
+    gradients = _as_dict(spec, "xy_to_dw", spec.xy_to_dw(x, hidden_dim, weights, **params))
+    return _expect_keys(spec, "xy_to_dw", gradients, weights)
+
+
+def _as_dict(spec: ETPPrimitiveSpec, rule: str, result: Any) -> Arrays:
+    if not isinstance(result, Mapping):
+        raise PrimitiveError(
+            f"Rule `{rule}` of `{spec.name}` must return a dict keyed by operand name, "
+            f"got {type(result).__name__}."
+        )
+    return dict(result)
+
+
+def _expect_keys(
+    spec: ETPPrimitiveSpec, rule: str, result: Arrays, expected: Mapping[str, Any]
+) -> Arrays:
+    if set(result) != set(expected):
+        raise PrimitiveError(
+            f"Rule `{rule}` of `{spec.name}` returned the keys {sorted(result)}; "
+            f"expected {sorted(expected)}."
+        )
+    return result

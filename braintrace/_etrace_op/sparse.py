@@ -1,0 +1,169 @@
+r"""Sparse matrix product: ``etp_sp_mm`` (a batch) and ``etp_sp_mv`` (one sample).
+
+.. math:: y_{bo} = \sum_{e:\, c(e) = o} x_{b\,r(e)} w_e + c_o
+
+Entry ``e`` of the matrix stands at row ``r(e)`` (an input) and column ``c(e)`` (an output).
+Shapes: x ``(batch, in)`` or ``(in,)``, weight ``(nnz,)``, bias ``(out,)``. An entry reaches
+one output, so the exact trace has one number per entry and sample:
+:math:`\epsilon_{be}`, of instantaneous term :math:`x_{b\,r(e)} f_{b\,c(e)}`. Nothing of size
+in x out is ever built.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import ShapeError
+from . import quantities
+from .dense import init_output_trace
+from .primitive import (
+    ETPPrimitiveSpec,
+    conventional_trainable_invars,
+    register_primitive_spec,
+)
+from .rules import like_operand
+from .sparse_pattern import SparsePattern, sparse_pattern
+
+
+def _at(array: Any, indices: Any) -> Any:
+    """Gather along the last axis; padding entries (beyond the end) give zero."""
+    return array.at[..., indices].get(mode="fill", fill_value=0)
+
+
+def _impl(
+    x: Any, weight: Any, *bias: Any, sparse_mat: SparsePattern, has_bias: bool = False
+) -> Any:
+    contributions = _at(x, sparse_mat.rows) * jnp.broadcast_to(
+        weight, (*x.shape[:-1], *weight.shape)
+    )
+    sums = jax.ops.segment_sum(
+        jnp.moveaxis(contributions, -1, 0),
+        sparse_mat.columns,
+        num_segments=sparse_mat.shape[1],
+        indices_are_sorted=sparse_mat.columns_are_sorted,
+    )
+    y = jnp.moveaxis(sums, 0, -1)
+    return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+
+
+def _yw_to_w(
+    hidden_dim: Any, trace: dict, *, sparse_mat: SparsePattern, has_bias: bool = False
+) -> dict:
+    result = {"weight": trace["weight"] * _at(hidden_dim, sparse_mat.columns)}
+    if has_bias:
+        result["bias"] = trace["bias"] * hidden_dim
+    return result
+
+
+def _xy_to_dw(
+    x: Any, hidden_dim: Any, weights: dict, *, sparse_mat: SparsePattern, has_bias: bool = False
+) -> dict:
+    leading = tuple(range(hidden_dim.ndim - 1))
+    product = _terms(x, hidden_dim, sparse_mat).sum(leading)
+    result = {"weight": like_operand(product, weights["weight"])}
+    if has_bias:
+        result["bias"] = like_operand(hidden_dim.sum(leading), weights["bias"])
+    return result
+
+
+def _terms(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
+    inputs = _at(x.astype(hidden_dim.dtype), sparse_mat.rows)
+    return inputs * _at(hidden_dim, sparse_mat.columns)
+
+
+def _accumulate(
+    x: Any, hidden_dim: Any, weights: dict, *, sparse_mat: SparsePattern, has_bias: bool = False
+) -> dict:
+    result = {"weight": _terms(x, hidden_dim, sparse_mat).sum(0)}
+    if has_bias:
+        result["bias"] = hidden_dim.sum(0)
+    return result
+
+
+def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+    y = y_var.aval
+    weight = (*y.shape[:-1], *weight_vars["weight"].aval.shape, num_hidden_state)
+    result = {"weight": jnp.zeros(weight, y.dtype)}
+    if "bias" in weight_vars:
+        result["bias"] = jnp.zeros((*y.shape, num_hidden_state), y.dtype)
+    return result
+
+
+_spec = functools.partial(
+    ETPPrimitiveSpec,
+    impl=_impl,
+    yw_to_w=_yw_to_w,
+    xy_to_dw=_xy_to_dw,
+    init_drtrl=_init_drtrl,
+    init_pp=init_output_trace,
+    trainable_invars_fn=conventional_trainable_invars,
+    x_invar_index=0,
+    accumulate=_accumulate,
+)
+etp_sp_mm_p = register_primitive_spec(_spec(name="etp_sp_mm", batched=True))
+etp_sp_mv_p = register_primitive_spec(_spec(name="etp_sp_mv", batched_form=etp_sp_mm_p))
+
+
+def sparse_matmul(x: Any, weight_data: Any, *, sparse_mat: Any, bias: Any = None) -> Any:
+    """Multiply by a sparse matrix whose entries learn online: ``x @ sparse(weight_data)``.
+
+    Parameters
+    ----------
+    x : array or Quantity ``(..., in)``
+        One sample (1-D), a batch (2-D), or more leading axes.
+    weight_data : array or Quantity ``(nnz,)``
+        Trainable entries, in the order of ``sparse_mat.data``. One number (shape ``()`` or
+        ``(1,)``) stands for all entries.
+    sparse_mat : sparse matrix ``(in, out)``
+        Where the entries stand: CSR, CSC or COO of ``saiunit.sparse`` or ``brainevent``, or
+        JAX's BCOO or BCSR. Its own data are not used.
+    bias : array or Quantity ``(out,)``, optional
+        Trainable; rescaled into the unit of ``x`` times ``weight_data``.
+
+    Returns
+    -------
+    array or Quantity ``(..., out)``
+        With the unit of ``x`` times that of ``weight_data``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    DtypeError
+        If ``sparse_mat`` is none of these matrices or its structure is traced.
+    UnitError
+        If the unit of the bias has another dimension than the product.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import saiunit
+    >>> import braintrace
+    >>> matrix = saiunit.sparse.CSR.fromdense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
+    >>> braintrace.sparse_matmul(jnp.ones(2), matrix.data, sparse_mat=matrix)
+    Array([3., 2.], dtype=float32)
+    """
+    x, x_unit = quantities.split(x)
+    weight, weight_unit = quantities.split(weight_data)
+    pattern = sparse_pattern(sparse_mat)
+    if weight.shape in ((), (1,)):
+        weight = jnp.broadcast_to(weight, (pattern.nnz,))
+    if weight.shape != (pattern.nnz,):
+        raise ShapeError(
+            f"`sparse_matmul`: expected `weight_data` of shape {(pattern.nnz,)}, one number per "
+            f"entry of `sparse_mat`, got {weight.shape}."
+        )
+    quantities.check_features("sparse_matmul", x, pattern.shape[0], f"a {pattern} matrix")
+    unit = x_unit * weight_unit
+    biases = quantities.bias_operands("sparse_matmul", bias, unit, pattern.shape[1])
+    params = {"sparse_mat": pattern, "has_bias": bool(biases)}
+    y = quantities.bind_folded(
+        functools.partial(etp_sp_mv_p.bind, **params),
+        functools.partial(etp_sp_mm_p.bind, **params),
+        x,
+        weight,
+        *biases,
+    )
+    return quantities.attach(y, unit)

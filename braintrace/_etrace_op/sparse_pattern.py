@@ -1,0 +1,134 @@
+"""Where the entries of a sparse matrix stand, as a hashable constant of an equation."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._errors import DtypeError, ShapeError
+from .._jax import is_tracer
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SparsePattern:
+    """Row and column of every entry; equal and hashed by content.
+
+    Attributes
+    ----------
+    rows, columns : numpy array ``(nnz,)`` of int32
+        Read-only. An entry at row ``in`` and column ``out`` is padding: it contributes nothing.
+    shape : tuple of int
+        ``(in, out)``.
+    columns_are_sorted : bool
+        Whether ``columns`` never decreases.
+    digest : str
+        Of the content, so that the arrays need not be compared.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    shape: tuple[int, int]
+    columns_are_sorted: bool
+    digest: str
+
+    @property
+    def nnz(self) -> int:
+        """Number of entries, padding included."""
+        return len(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SparsePattern):
+            return NotImplemented
+        return self.shape == other.shape and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.digest))
+
+    def __repr__(self) -> str:
+        return f"sparse {self.shape[0]}x{self.shape[1]} nnz={self.nnz}"
+
+
+def sparse_pattern(matrix: Any) -> SparsePattern:
+    """Return the pattern of a CSR, CSC, COO, BCOO or BCSR matrix, whichever library made it.
+
+    Raises
+    ------
+    DtypeError
+        If it is none of these, or its indices are traced.
+    ShapeError
+        If it has batch or dense axes, or more than two axes.
+    """
+    if isinstance(matrix, SparsePattern):
+        return matrix
+    kind = _kind(type(matrix))
+    if kind is None:
+        raise DtypeError(
+            f"`sparse_matmul`: `sparse_mat` must be a CSR, CSC, COO, BCOO or BCSR matrix, got "
+            f"{type(matrix).__name__}."
+        )
+    if len(matrix.shape) != 2 or getattr(matrix, "n_batch", 0) or getattr(matrix, "n_dense", 0):
+        raise ShapeError(
+            f"`sparse_matmul`: `sparse_mat` must be a matrix without batch or dense axes, got a "
+            f"{kind} of shape {tuple(matrix.shape)}."
+        )
+    rows, columns = _READERS[kind](matrix)
+    return _make_pattern(rows, columns, (int(matrix.shape[0]), int(matrix.shape[1])))
+
+
+def _make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> SparsePattern:
+    if (rows < 0).any() or (columns < 0).any():
+        raise ShapeError("`sparse_matmul`: the structure of `sparse_mat` has negative indices.")
+    padding = (rows >= shape[0]) | (columns >= shape[1])
+    rows = np.where(padding, shape[0], rows).astype(np.int32)
+    columns = np.where(padding, shape[1], columns).astype(np.int32)
+    rows.setflags(write=False)
+    columns.setflags(write=False)
+    digest = hashlib.sha256(rows.tobytes() + columns.tobytes()).hexdigest()
+    return SparsePattern(rows, columns, shape, bool(np.all(np.diff(columns) >= 0)), digest)
+
+
+def _kind(matrix_type: type) -> str | None:
+    # By class name: brainevent is no dependency, and its classes only need to look alike.
+    names = (base.__name__ for base in matrix_type.__mro__)
+    return next((name for name in names if name in _READERS), None)
+
+
+def _concrete(indices: Any) -> np.ndarray:
+    if is_tracer(indices):
+        raise DtypeError(
+            "`sparse_matmul`: the structure of `sparse_mat` is traced. Build the matrix outside of "
+            "the function that JAX transforms, and pass only `weight_data` through it."
+        )
+    return np.asarray(indices).astype(np.int64)
+
+
+def _read_compressed(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
+    counts = np.diff(_concrete(matrix.indptr))
+    minor = _concrete(matrix.indices)
+    major = np.full(len(minor), len(counts))  # entries beyond the last pointer are padding
+    major[: counts.sum()] = np.repeat(np.arange(len(counts)), counts)
+    return major, minor
+
+
+def _read_csc(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
+    columns, rows = _read_compressed(matrix)
+    return rows, columns
+
+
+def _read_coo(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
+    return _concrete(matrix.row), _concrete(matrix.col)
+
+
+def _read_bcoo(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
+    indices = _concrete(matrix.indices)
+    return indices[:, 0], indices[:, 1]
+
+
+_READERS = {
+    "CSR": _read_compressed,
+    "CSC": _read_csc,
+    "COO": _read_coo,
+    "BCOO": _read_bcoo,
+    "BCSR": _read_compressed,
+}

@@ -1,0 +1,112 @@
+"""Hold the rules of a primitive against the shapes and dtypes that they must return."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import PrimitiveError
+from . import rules
+from .primitive import ETPPrimitive, get_primitive_spec
+
+
+def validate_rules(
+    primitive: ETPPrimitive, params: Mapping[str, Any], x_var: Any, y_var: Any, weight_vars: Any
+) -> None:
+    """Raise unless every rule fits one equation; shapes only, nothing is computed.
+
+    Parameters
+    ----------
+    primitive : ETPPrimitive
+        The operation.
+    params : mapping
+        Static parameters of the equation.
+    x_var, y_var : object with ``aval``
+        Input (None for a primitive without one) and output.
+    weight_vars : dict of objects with ``aval``
+        Trainable operands by name.
+
+    Raises
+    ------
+    PrimitiveError
+        Naming the primitive, the rule, the key and the shapes.
+    """
+    weights = {name: _struct(var.aval) for name, var in weight_vars.items()}
+    y = _struct(y_var.aval)
+    step = jax.ShapeDtypeStruct((1, *y.shape), y.dtype)
+    x = None if x_var is None else _struct(x_var.aval)
+    steps = None if x is None else jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+    call = _Caller(primitive, params)
+
+    def init() -> Any:
+        return rules.init_trace(primitive, params, x_var, y_var, weight_vars)
+
+    trace = call.run("init_drtrl", init)
+    _check_output_trace(call, x_var, y_var, weight_vars)
+    gradients = call.run("xy_to_dw", rules.pull_back, steps, step, weights)
+    call.expect("xy_to_dw", gradients, weights)
+    terms = call.run("accumulate", rules.accumulate, steps, step, weights)
+    call.expect("init_drtrl", trace, terms, dtypes=False)
+    call.expect("yw_to_w", call.run("yw_to_w", rules.propagate, y, trace), trace)
+    call.expect("contract", call.run("contract", rules.contract, y, trace, weights), weights)
+
+
+class _Caller:
+    """Runs rules of one equation abstractly and words what is wrong with their results."""
+
+    def __init__(self, primitive: ETPPrimitive, params: Mapping[str, Any]):
+        self.primitive = primitive
+        self.params = params
+
+    def run(self, rule: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        bound = (self.primitive, self.params) if arguments else ()
+        try:
+            return jax.eval_shape(lambda *values: function(*bound, *values), *arguments)
+        except PrimitiveError:
+            raise
+        except Exception as error:
+            shapes = jax.tree.map(lambda leaf: tuple(leaf.shape), arguments)
+            raise PrimitiveError(
+                f"Rule `{rule}` of `{self.primitive}` fails for arguments of shapes {shapes}: "
+                f"{error}"
+            ) from error
+
+    def expect(self, rule: str, result: dict, expected: dict, *, dtypes: bool = True) -> None:
+        if set(result) != set(expected):
+            raise PrimitiveError(
+                f"Rule `{rule}` of `{self.primitive}` returned the keys {sorted(result)}; "
+                f"expected {sorted(expected)}."
+            )
+        for name, array in result.items():
+            wanted = expected[name]
+            if tuple(array.shape) != tuple(wanted.shape):
+                raise PrimitiveError(
+                    f"Rule `{rule}` of `{self.primitive}` returned shape {tuple(array.shape)} for "
+                    f"`{name}`; expected {tuple(wanted.shape)}."
+                )
+            if dtypes and array.dtype != wanted.dtype:
+                raise PrimitiveError(
+                    f"Rule `{rule}` of `{self.primitive}` returned dtype {array.dtype} for "
+                    f"`{name}`; expected {wanted.dtype}."
+                )
+            if not jnp.issubdtype(array.dtype, jnp.inexact):
+                raise PrimitiveError(
+                    f"Rule `{rule}` of `{self.primitive}` returned dtype {array.dtype} for "
+                    f"`{name}`; expected a floating dtype."
+                )
+
+
+def _check_output_trace(call: _Caller, x_var: Any, y_var: Any, weight_vars: Any) -> None:
+    spec = get_primitive_spec(call.primitive)
+    trace = call.run("init_pp", lambda: spec.init_pp(x_var, y_var, weight_vars, 2))
+    expected = (*y_var.aval.shape, 2)
+    if tuple(getattr(trace, "shape", ())) != expected:
+        raise PrimitiveError(
+            f"Rule `init_pp` of `{call.primitive}` returned {trace} for two hidden states; "
+            f"expected one array of shape {expected}."
+        )
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

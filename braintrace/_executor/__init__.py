@@ -1,0 +1,16 @@
+"""Pure numerics: functions of a compiled model and arrays."""
+
+from . import io_dim as io_dim
+from . import param_dim as param_dim
+from .jacobians import Jacobians as Jacobians
+from .jacobians import Weights as Weights
+from .jacobians import operands as operands
+from .live import Probes as Probes
+from .live import zero_probes as zero_probes
+from .step import Step as Step
+from .step import TraceMethod as TraceMethod
+from .step import enter_window as enter_window
+from .step import plain_step as plain_step
+from .step import recorded_step as recorded_step
+from .step import single_step as single_step
+from .step import window_step as window_step

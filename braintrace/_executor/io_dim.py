@@ -1,0 +1,176 @@
+r"""The input/output-dimension trace (ES-D-RTRL, pp-prop).
+
+.. math::
+
+    \epsilon_x^t = \alpha\, \epsilon_x^{t-1} + x^t, \qquad
+    \epsilon_f^t[u, a] = \alpha \sum_c D^t[p(u), a, c]\, \epsilon_f^{t-1}[u, c]
+                         + (1 - \alpha)\, D_f^t[u, a],
+
+.. math::
+
+    \nabla w = \sum_t \Big( \sum_a l^t[p(u), a]\, \hat\epsilon_f^t[u, a] \Big) \otimes
+    \epsilon_x^t, \qquad \hat\epsilon_f^t = \epsilon_f^t / (1 - \alpha^t),
+
+with ``t`` counted in steps since the traces were last zero. A chunk scans the two small
+traces and takes the gradient as one product over time and batch.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph
+from .._etrace_op import ETP_RULES_INIT_PP, pull_back
+from .jacobians import Jacobians, Weights, transition_key
+from .layout import positions_to_table, trace_key, x_key
+from .live import Probes
+from .param_dim import Traces, add, like, reaches_of
+from .recursion import signals
+
+
+def init(graph: ETraceGraph, every_state: bool) -> Traces:
+    """Return zero traces and a zero count of steps.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    every_state
+        Also for the states that no later step reads position by position.
+    """
+    inputs: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+    for relation, reach, group in reaches_of(graph):
+        if relation.x_var is not None:
+            aval = relation.x_var.aval
+            dtype = jnp.promote_types(aval.dtype, relation.y_var.aval.dtype)
+            inputs[x_key(graph, relation)] = jnp.zeros(aval.shape, dtype)
+        rule = ETP_RULES_INIT_PP[relation.primitive]
+        zero = rule(relation.x_var, relation.y_var, dict(relation.trainable_vars), 1)[..., 0]
+        for a in reach.reached if every_state else reach.stored:
+            key = trace_key(relation, group, a)
+            outputs[key] = jnp.zeros(reach.table_shape, zero.dtype)
+    return {"x": inputs, "f": outputs, "steps": jnp.zeros((), jnp.int32)}
+
+
+def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax.Array]]:
+    """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
+    tables: dict[str, dict[str, jax.Array]] = {}
+    for relation, reach, group in reaches_of(graph):
+        for a in reach.reached:
+            tables[trace_key(relation, group, a)] = {
+                trace_key(relation, group, c): positions_to_table(
+                    reach, jacobians["D"][transition_key(group, a, c)], group
+                )
+                for b, c in group.transition
+                if b == a and c in reach.reached
+            }
+    return tables
+
+
+def _run(
+    graph: ETraceGraph, alpha: float, jacobians: Jacobians, traces: Traces
+) -> tuple[Traces, Any, Any]:
+    """Return the traces after the chunk, and both of them (the second corrected) at every step."""
+    tables = _tables(graph, jacobians)
+    shapes = {
+        trace_key(relation, group, a): (reach.table_shape, relation.y_var.aval.dtype)
+        for relation, reach, group in reaches_of(graph)
+        for a in reach.reached
+    }
+
+    def step(carry: Traces, recorded: Any) -> Any:
+        x, Df, D = recorded
+        steps = carry["steps"] + 1
+        eps_x = {key: alpha * carry["x"][key] + x[key] for key in carry["x"]}
+        eps_f = {}
+        for key, (shape, dtype) in shapes.items():
+            terms = [alpha * D[key][c] * carry["f"][c] for c in D[key] if c in carry["f"]]
+            terms += [(1 - alpha) * Df[key]] if key in Df else []
+            eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtype)
+        correction = 1.0 - jnp.power(jnp.asarray(alpha, jnp.float32), steps)
+        corrected = {key: (f / correction).astype(f.dtype) for key, f in eps_f.items()}
+        new_f = {key: eps_f[key].astype(old.dtype) for key, old in carry["f"].items()}
+        new_x = {key: eps_x[key].astype(old.dtype) for key, old in carry["x"].items()}
+        return {"x": new_x, "f": new_f, "steps": steps}, (new_x, corrected)
+
+    recorded = (jacobians["x"], jacobians["Df"], tables)
+    after, (eps_x, eps_f) = jax.lax.scan(step, traces, recorded)
+    return after, eps_x, eps_f
+
+
+def update(
+    alpha: float, graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: Traces
+) -> Traces:
+    """Return the traces after a recorded chunk."""
+    return _run(graph, alpha, jacobians, traces)[0]
+
+
+def solve(
+    alpha: float,
+    graph: ETraceGraph,
+    weights: Weights,
+    jacobians: Jacobians,
+    signal: Probes,
+    traces: Traces,
+) -> Weights:
+    """Return the gradient of a recorded chunk with respect to the operands."""
+    _, eps_x, eps_f = _run(graph, alpha, jacobians, traces)
+    by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
+    return _contract(graph, weights, by_group, eps_x, eps_f)
+
+
+def carried(
+    alpha: float,
+    graph: ETraceGraph,
+    weights: Weights,
+    signal: dict[str, jax.Array],
+    traces: Traces,
+) -> Weights:
+    """Return the gradient that reaches the operands through the states before a window."""
+    correction = 1.0 - jnp.power(jnp.asarray(alpha, jnp.float32), jnp.maximum(traces["steps"], 1))
+    eps_f = {key: (f / correction).astype(f.dtype)[None] for key, f in traces["f"].items()}
+    eps_x = {key: x[None] for key, x in traces["x"].items()}
+    by_group = {
+        group.index: {
+            a: signal[state.name].reshape(1, *group.shape) for a, state in enumerate(group.states)
+        }
+        for group in graph.traced_groups
+    }
+    return _contract(graph, weights, by_group, eps_x, eps_f)
+
+
+def _contract(
+    graph: ETraceGraph, weights: Weights, by_group: Any, eps_x: Any, eps_f: Any
+) -> Weights:
+    gradients = jax.tree.map(jnp.zeros_like, weights)
+    for relation, reach, group in reaches_of(graph):
+        factor = sum(
+            positions_to_table(reach, by_group[group.index][a], group) * eps_f[key]
+            for a in reach.reached
+            if (key := trace_key(relation, group, a)) in eps_f
+        )
+        if reach.fan_out > 1:
+            factor = jnp.sum(factor, axis=1)
+        x = None if relation.x_var is None else eps_x[x_key(graph, relation)]
+        part = pull_back(
+            relation.primitive, dict(relation.params), x, factor, weights[relation.key]
+        )
+        gradients = add(gradients, {relation.key: part})
+    return like(weights, gradients)
+
+
+def decay_of(decay_or_rank: float | int) -> float:
+    """Return ``α``: a float is ``α`` itself, an integer ``r ≥ 1`` is ``(r - 1) / (r + 1)``.
+
+    Examples
+    --------
+    >>> decay_of(3)
+    0.5
+    """
+    if isinstance(decay_or_rank, int):
+        return (decay_or_rank - 1) / (decay_or_rank + 1)
+    return decay_or_rank
+
+

@@ -1,0 +1,215 @@
+r"""The step's own Jacobians: ``D``, ``Df`` and the operations' inputs.
+
+.. math::
+
+    D^t[v, a, c] = \frac{\partial h^t[v, a]}{\partial h^{t-1}[v, c]}
+    \qquad
+    D_f^t[u, a] = \frac{\partial h^t[p(u), a]}{\partial y^t[u]}
+
+Both come from the derivative of one state's new value with respect to the old states and the
+marked outputs, with everything that mixes positions held constant. Each element then reaches
+one position only, so that pulling back a one for every position gives all of them at once.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph, HiddenGroup
+from .._jax import Var, bind
+from .._jaxpr import evaluate
+from .layout import branch_to_table, trace_key, x_key
+
+Inputs = Mapping[Var, Any]
+Weights = dict[str, dict[str, jax.Array]]
+"""Values of the trainable operands, by relation and name."""
+
+Jacobians = dict[str, dict[str, jax.Array]]
+"""``{'x': …, 'D': …, 'Df': …}``, each with stable string keys."""
+
+
+def transition_key(group: HiddenGroup, a: int, c: int) -> str:
+    """Name the block ``D[a, c]`` of a group."""
+    return f"{group.states[a].name}<{group.states[c].name}"
+
+
+def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
+    """Return the trainable operands of every relation: its prologue, evaluated."""
+    program = graph.traced.program
+    weights: Weights = {}
+    for relation in graph.hidden_param_op_relations:
+        names = list(relation.trainable_vars)
+        values = evaluate(program, [relation.trainable_vars[name] for name in names], inputs)
+        weights[relation.key] = dict(zip(names, values, strict=True))
+    return weights
+
+
+def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None) -> dict[int, Any]:
+    """Return rules that run the relations' operations on given weights, held constant.
+
+    Parameters
+    ----------
+    graph, weights
+        The model and its operands.
+    group
+        Only the relations that reach this group; ``None``: all.
+    """
+
+    def rule_for(relation: Any) -> Any:
+        held = jax.lax.stop_gradient(weights[relation.key])
+
+        def rule(equation: Any, values: list[Any]) -> list[Any]:
+            values = list(values)
+            for name, position in relation.trainable_positions.items():
+                values[position] = held[name]
+            return bind(equation, values)
+
+        return rule
+
+    return {
+        relation.equation: rule_for(relation)
+        for relation in graph.hidden_param_op_relations
+        if group is None or any(reach.group == group for reach in relation.reaches)
+    }
+
+
+def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Jacobians:
+    """Return ``x``, ``D`` and ``Df`` of one step.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    inputs
+        Values of the program's inputs; no gradient flows to them from the result.
+    weights
+        See `operands`.
+    """
+    inputs = {var: jax.lax.stop_gradient(value) for var, value in inputs.items()}
+    weights = jax.lax.stop_gradient(weights)
+    values = _values(graph, inputs, weights)
+    result: Jacobians = {"x": {}, "D": {}, "Df": {}}
+    for relation in graph.hidden_param_op_relations:
+        if relation.x_var is not None:
+            result["x"][x_key(graph, relation)] = values(relation.x_var)
+    for group in graph.traced_groups:
+        for state in range(group.num_states):
+            _rows(graph, group, state, inputs, values, result)
+    return jax.lax.stop_gradient(result)
+
+
+class _Values:
+    """Values of this step's variables, all those that the Jacobians need computed at once."""
+
+    def __init__(self, known: dict[Var, Any]) -> None:
+        self.known = known
+
+    def __call__(self, atom: Any) -> Any:
+        return self.known[atom] if isinstance(atom, Var) else atom.val
+
+
+def _values(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> _Values:
+    wanted: dict[Var, None] = {}
+    for relation in graph.hidden_param_op_relations:
+        branches = [b.var for reach in relation.reaches for b in reach.branches]
+        wanted.update(dict.fromkeys([relation.x_var, relation.y_var, *branches]))
+    wanted.update(dict.fromkeys(_boundaries(graph)))
+    for group in graph.hidden_groups:
+        wanted.update(dict.fromkeys(group.new_vars))
+        wanted.update(dict.fromkeys(s.joined_var for s in group.states))
+    targets = [atom for atom in wanted if isinstance(atom, Var)]
+    found = evaluate(
+        graph.traced.program, targets, inputs, rules=with_weights(graph, weights)
+    )
+    return _Values(dict(zip(targets, found, strict=True)))
+
+
+def _boundaries(graph: ETraceGraph) -> list[Var]:
+    """Return the outputs of the operations that a walk does not pass."""
+    program = graph.traced.program
+    return [var for index in graph.boundaries for var in program.equations[index].outvars]
+
+
+def _rows(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    state: int,
+    inputs: Inputs,
+    values: _Values,
+    result: Jacobians,
+) -> None:
+    """Add the row ``a = state`` of ``D`` and of ``Df``."""
+    old = [c for a, c in group.transition if a == state]
+    reaches = [
+        (relation, reach, branch)
+        for relation in graph.hidden_param_op_relations
+        for reach in relation.reaches
+        for branch in reach.branches
+        if reach.group == group.index and branch.state == state
+    ]
+    leaves: dict[Var, Any] = {group.states[c].in_var: inputs[group.states[c].in_var] for c in old}
+    leaves.update({branch.var: values(branch.var) for _, _, branch in reaches})
+    if not leaves:
+        return
+    held = _held(graph, group, values)
+    rules = _cut_rules(group, state)
+    program = graph.traced.program
+
+    def new_state(*changed: Any) -> Any:
+        overrides = {**held, **dict(zip(leaves, changed, strict=True))}
+        return evaluate(program, [group.new_vars[state]], inputs, overrides, rules)[0]
+
+    value, pull_back = jax.vjp(new_state, *leaves.values())
+    rows = dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
+    for c in old:
+        key = transition_key(group, state, c)
+        result["D"][key] = rows[group.states[c].in_var].reshape(group.shape)
+    for relation, reach, branch in reaches:
+        row = rows[branch.var]
+        if branch.var is not relation.y_var:
+            row = row * _from_output(graph, relation.y_var, branch.var, inputs, values)
+        key = trace_key(relation, group, state)
+        table = branch_to_table(reach, branch, row)
+        result["Df"][key] = result["Df"][key] + table if key in result["Df"] else table
+
+
+def _held(graph: ETraceGraph, group: HiddenGroup, values: _Values) -> dict[Var, Any]:
+    """Return what does not change with this group's old states: other groups, marked outputs."""
+    held = {var: values(var) for var in _boundaries(graph)}
+    for other in graph.hidden_groups:
+        if other.index != group.index:
+            held.update({var: values(var) for var in other.new_vars})
+            joined = [s.joined_var for s in other.states if s.joined_var is not None]
+            held.update({var: values(var) for var in joined})
+    return held
+
+
+def _cut_rules(group: HiddenGroup, state: int) -> dict[int, Any]:
+    """Return rules that hold the operands constant that mix positions."""
+    operands_of: dict[int, set[int]] = {}
+    for cut in group.cuts[state]:
+        operands_of.setdefault(cut.equation, set()).add(cut.operand)
+
+    def rule_for(held: set[int]) -> Any:
+        def rule(equation: Any, values: list[Any]) -> list[Any]:
+            return bind(
+                equation,
+                [jax.lax.stop_gradient(v) if i in held else v for i, v in enumerate(values)],
+            )
+
+        return rule
+
+    return {index: rule_for(held) for index, held in operands_of.items()}
+
+
+def _from_output(
+    graph: ETraceGraph, y: Var, reached: Var, inputs: Inputs, values: _Values
+) -> jax.Array:
+    """Return the element-wise derivative from ``y`` to the variable it is broadcast to."""
+
+    def broadcast(value: Any) -> Any:
+        return evaluate(graph.traced.program, [reached], inputs, {y: value})[0]
+
+    return jax.jvp(broadcast, (values(y),), (jnp.ones_like(values(y)),))[1]

@@ -1,0 +1,109 @@
+"""The step as the loss sees it: differentiable, with a probe on every traced hidden state.
+
+The new value of a traced state is computed with the old states, the operands of its own
+relations and the other states of its group as they are; everything downstream (readout,
+deeper layers, later groups) sees it plus a probe that is zero. The derivative of a loss with
+respect to the probe is then the learning signal
+
+.. math:: l^t[v, a] = \\partial L^t / \\partial h^t[v, a]
+
+with the other states of the same group held fixed, and the derivative with respect to a
+parameter is its ordinary gradient of this step along every path that no trace carries.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph, HiddenGroup, StateLeaf
+from .._jax import Atom, Var
+from .._jaxpr import evaluate
+from .jacobians import Inputs, Weights, with_weights
+
+Probes = dict[str, jax.Array]
+"""One array per traced hidden state, by name, in the layout of its new variable."""
+
+
+def zero_probes(graph: ETraceGraph) -> Probes:
+    """Return a zero for every traced hidden state."""
+    return {
+        group.states[a].name: jnp.zeros(var.aval.shape, var.aval.dtype)
+        for group, a, var in graph.new_hidden_vars
+    }
+
+
+def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:
+    """Return the inputs with the States of the last step held constant."""
+    parameters = {leaf.in_var for leaf in graph.traced.leaves if leaf.kind == "parameter"}
+    old = {leaf.in_var for leaf in graph.traced.leaves} - parameters
+    return {
+        var: jax.lax.stop_gradient(value) if var in old else value
+        for var, value in inputs.items()
+    }
+
+
+def probed_step(
+    graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Run one step.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    inputs
+        Values of the program's inputs.
+    weights
+        Operands of the relations; they get no gradient here.
+    probes
+        What is added to each traced hidden state.
+
+    Returns
+    -------
+    outputs
+        Leaves of the result of ``update``.
+    new_states
+        New value of every State leaf that the step writes, by its input variable.
+    """
+    inputs = hold_old_states(graph, inputs)
+    probed: dict[Var, tuple[HiddenGroup, Any]] = {}
+    for group, a, var in graph.new_hidden_vars:
+        outside = {v: value for v, (g, value) in probed.items() if g is not group}
+        rules = with_weights(graph, weights, group.index)
+        overrides = {**outside, **_joined(graph, outside)}
+        (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)
+        probed[var] = (group, value + probes[group.states[a].name])
+    seen = {v: value for v, (_, value) in probed.items()}
+    return finish(graph, inputs, {**seen, **_joined(graph, seen)})
+
+
+def finish(
+    graph: ETraceGraph, inputs: Inputs, overrides: dict[Var, Any]
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Return the step's outputs and new states, given the values of some variables."""
+    traced = graph.traced
+    written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
+    targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
+    values = evaluate(traced.program, targets, inputs, overrides)
+    count = len(traced.output_atoms)
+    new_states = {
+        leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)
+    }
+    return values[:count], new_states
+
+
+def _joined(graph: ETraceGraph, seen: dict[Var, Any]) -> dict[Var, Any]:
+    """Return the values of States that hold several states, made from their probed parts."""
+    parts: dict[Var, list[StateLeaf]] = {}
+    for leaf in graph.traced.leaves:
+        if leaf.joined_var is not None and leaf.kind == "hidden":
+            parts.setdefault(leaf.joined_var, []).append(leaf)
+    new_var = {
+        (group.states[a].name): var for group, a, var in graph.new_hidden_vars if var in seen
+    }
+    return {
+        joined: jnp.stack([seen[new_var[leaf.name]] for leaf in leaves], axis=-1)
+        for joined, leaves in parts.items()
+        if all(leaf.name in new_var for leaf in leaves)
+    }

@@ -1,0 +1,115 @@
+r"""What flows along time within a chunk, position by position.
+
+For the steps ``s = 1 … K`` of a chunk, with the learning signals ``l`` and the transitions
+``D`` recorded,
+
+.. math::
+
+    \lambda^s = l^s + (D^{s+1})^\top \lambda^{s+1}, \qquad \lambda^{K+1} = 0, \qquad
+    \mu = (D^1)^\top \lambda^1, \qquad
+    P^s = D^K \cdots D^{s+1}.
+
+All arrays are per position of a group, with time as their first axis.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph, HiddenGroup
+from .jacobians import Jacobians, transition_key
+from .layout import new_state_to_positions
+from .live import Probes
+
+Blocks = dict[tuple[int, int], jax.Array]
+"""Blocks of an ``n × n`` matrix per position, by ``(row, column)``; missing ones are zero."""
+
+
+def transition_blocks(group: HiddenGroup, jacobians: Jacobians) -> Blocks:
+    """Return the recorded ``D`` of a group."""
+    return {(a, c): jacobians["D"][transition_key(group, a, c)] for a, c in group.transition}
+
+
+def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
+    """Return the learning signals of a group's states, by position."""
+    return {
+        a: new_state_to_positions(group, a, signal[state.name])
+        for a, state in enumerate(group.states)
+    }
+
+
+def _sum(terms: list[Any]) -> Any:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def backward(
+    group: HiddenGroup, blocks: Blocks, signal: dict[int, jax.Array]
+) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:
+    """Return ``λ`` of every state, and ``μ`` of the states that are read in the next step."""
+    if not blocks:
+        return signal, {}
+
+    def step(carry: Any, recorded: Any) -> Any:
+        l, D = recorded
+        adjoint = {a: l[a] + carry[a] if a in carry else l[a] for a in l}
+        before = {
+            c: _sum([D[a, d] * adjoint[a] for a, d in D if d == c]) for c in group.read_states
+        }
+        return before, adjoint
+
+    start = {c: jnp.zeros_like(signal[c][0]) for c in group.read_states}
+    mu, adjoint = jax.lax.scan(step, start, (signal, blocks), reverse=True)
+    return adjoint, mu
+
+
+def suffix_products(
+    group: HiddenGroup, blocks: Blocks, rows: tuple[int, ...], steps: int
+) -> tuple[Blocks, Blocks]:
+    """Return ``P^s`` for every step (time first), and ``P^0``.
+
+    Parameters
+    ----------
+    group, blocks
+        The group and its recorded ``D``.
+    rows
+        Rows that are wanted.
+    steps
+        Length ``K`` of the chunk.
+    """
+    pairs = _reachable(group, rows)
+    dtype = jnp.result_type(*blocks.values()) if blocks else group.states[0].dtype
+    identity = {
+        (i, j): jnp.full(group.shape, 1.0 if i == j else 0.0, dtype) for i, j in pairs
+    }
+
+    def step(carry: Blocks, D: Blocks) -> tuple[Blocks, Blocks]:
+        before = {
+            (i, j): _sum(
+                [carry[i, m] * D[m, d] for m, d in D if d == j and (i, m) in carry]
+                or [jnp.zeros(group.shape, dtype)]
+            )
+            for i, j in pairs
+        }
+        return before, carry
+
+    first, each = jax.lax.scan(step, identity, blocks, length=steps, reverse=True)
+    return each, first
+
+
+def _reachable(group: HiddenGroup, rows: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the blocks ``(i, j)`` of products of ``D`` that can be other than zero."""
+    pairs = {(i, i) for i in rows}
+    while True:
+        more = pairs | {(i, d) for i, m in pairs for a, d in group.transition if a == m}
+        if more == pairs:
+            return sorted(pairs)
+        pairs = more
+
+
+def num_steps(graph: ETraceGraph, jacobians: Jacobians) -> int:
+    """Return the length of a recorded chunk."""
+    return int(jax.tree.leaves(jacobians["Df"])[0].shape[0])

@@ -1,0 +1,146 @@
+"""Single steps and windows of steps, with their gradient through the traces.
+
+A trace method is a set of pure functions over a plain pytree of traces. The functions here
+join it to the differentiable step: the probes of `live` are made by a function whose value is
+zero and whose derivative, given the learning signal, is the method's gradient.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph
+from .._jax import Var
+from .jacobians import Inputs, Jacobians, Weights, jacobians, operands
+from .live import Probes, finish, probed_step, zero_probes
+
+Traces = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceMethod:
+    """A way to carry eligibility traces.
+
+    Attributes
+    ----------
+    init
+        ``(graph, every_state) -> traces``, all zero.
+    update
+        ``(graph, weights, jacobians, traces) -> traces`` over a recorded chunk.
+    solve
+        ``(graph, weights, jacobians, signal, traces) -> gradients`` of a recorded chunk,
+        linear in the signal; the traces are those before it.
+    carried
+        ``(graph, weights, signal, traces) -> gradients`` through the states before a window.
+    """
+
+    init: Callable[..., Traces]
+    update: Callable[..., Traces]
+    solve: Callable[..., Weights]
+    carried: Callable[..., Weights]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Result of one step.
+
+    Attributes
+    ----------
+    outputs
+        Leaves of the result of ``update``.
+    new_states
+        New value of every written State leaf, by its input variable.
+    traces
+        Traces after the step.
+    """
+
+    outputs: list[Any]
+    new_states: dict[Var, Any]
+    traces: Traces
+
+
+def single_step(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces: Traces) -> Step:
+    """Run one step whose derivative goes through the traces, never through old states."""
+    weights = operands(graph, inputs)
+    records = as_chunk(jacobians(graph, inputs, weights))
+    traces = jax.lax.stop_gradient(traces)
+
+    @jax.custom_vjp
+    def probe(weights: Weights, records: Jacobians, traces: Traces) -> Probes:
+        return zero_probes(graph)
+
+    def probe_forward(weights: Weights, records: Jacobians, traces: Traces) -> Any:
+        return zero_probes(graph), (weights, records, traces)
+
+    def probe_backward(residuals: Any, signal: Probes) -> Any:
+        weights, records, traces = residuals
+        gradients = method.solve(graph, weights, records, as_chunk(signal), traces)
+        return gradients, None, None
+
+    probe.defvjp(probe_forward, probe_backward)
+    probes = probe(weights, records, traces)
+    outputs, new_states = probed_step(graph, inputs, weights, probes)
+    held = jax.lax.stop_gradient(weights)
+    return Step(outputs, new_states, method.update(graph, held, records, traces))
+
+
+def as_chunk(tree: Any) -> Any:
+    """Give the records of one step a time axis."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def enter_window(
+    graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces: Traces
+) -> Inputs:
+    """Return inputs whose old hidden states pass their gradient on to the traces.
+
+    The states before a window depend on the weights through everything before it:
+    ``∂L/∂w`` gets ``Σ (∂L/∂h⁰) ∘ ε⁰``.
+    """
+    weights = operands(graph, inputs)
+    traces = jax.lax.stop_gradient(traces)
+    states = [state for group in graph.traced_groups for state in group.states]
+
+    def zeros() -> dict[str, jax.Array]:
+        return {state.name: jnp.zeros(state.shape, state.dtype) for state in states}
+
+    @jax.custom_vjp
+    def probe(weights: Weights, traces: Traces) -> dict[str, jax.Array]:
+        return zeros()
+
+    def probe_forward(weights: Weights, traces: Traces) -> Any:
+        return zeros(), (weights, traces)
+
+    def probe_backward(residuals: Any, signal: dict[str, jax.Array]) -> Any:
+        weights, traces = residuals
+        return method.carried(graph, weights, signal, traces), None
+
+    probe.defvjp(probe_forward, probe_backward)
+    probes = probe(weights, traces)
+    entered = {state.in_var: inputs[state.in_var] + probes[state.name] for state in states}
+    return {**inputs, **entered}
+
+
+def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Jacobians]:
+    """Run one step of a window, differentiable in full, and record its Jacobians."""
+    weights = operands(graph, inputs)
+    outputs, new_states = finish(graph, inputs, {})
+    return outputs, new_states, jacobians(graph, inputs, weights)
+
+
+def recorded_step(
+    graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
+) -> tuple[list[Any], dict[Var, Any], Jacobians]:
+    """Run one step with given probes, and record its Jacobians."""
+    outputs, new_states = probed_step(graph, inputs, weights, probes)
+    return outputs, new_states, jacobians(graph, inputs, weights)
+
+
+def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
+    """Run one step of the model itself."""
+    return finish(graph, inputs, {})
+
+

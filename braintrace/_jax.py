@@ -1,0 +1,196 @@
+"""The one file that names JAX's internals.
+
+JAX keeps its jaxpr classes, its interpreters and a few helpers in modules whose contents
+move between releases. Everything that the library takes from there passes through this
+file, so that a new release of JAX is met here and nowhere else. Tried with jax 0.8.0,
+0.10.2 and 0.12.0.1.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import Jaxpr as Jaxpr
+from jax.extend.core import JaxprEqn as JaxprEqn
+from jax.extend.core import Literal as Literal
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import Var as Var
+from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+
+from ._errors import PrimitiveError
+
+Atom = Any
+"""A ``Var`` or a ``Literal``: what an equation reads."""
+
+# --- reading jaxprs
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, tuple]:
+    """Return the equations' jaxpr and its constants, whether ``jaxpr`` is open or closed.
+
+    From jax 0.11 on both kinds are one class; before, a closed jaxpr wraps an open one.
+    """
+    return getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", None) or ())
+
+
+def is_var(atom: Atom) -> bool:
+    """Tell whether an equation's operand is a variable (and not a literal)."""
+    return not isinstance(atom, Literal)
+
+
+def is_tracer(value: Any) -> bool:
+    """Tell whether ``value`` is abstract: an array inside a JAX transformation."""
+    return isinstance(value, jax.core.Tracer)
+
+
+_BODY_PARAMS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+TRANSPARENT_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
+"""Calls that mean exactly their body, for values and derivatives alike."""
+
+
+def call_body(equation: Any) -> Any | None:
+    """Return the jaxpr that a call-like equation runs on its own operands, or ``None``."""
+    name = _BODY_PARAMS.get(equation.primitive.name)
+    return None if name is None else equation.params[name]
+
+
+def sub_jaxprs(equation: Any) -> Iterator[Any]:
+    """Yield every jaxpr among an equation's parameters (bodies of calls, loops, branches)."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(item, "eqns"):
+                yield item
+
+
+# --- running equations
+
+
+def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
+    """Evaluate one equation on ``values``; the user's source line stays attached."""
+    arguments = equation.primitive.get_bind_params(equation.params)
+    with source_info_util.user_context(equation.source_info.traceback):
+        if isinstance(arguments, tuple):  # jax < 0.9: (functions to call, params)
+            functions, params = arguments
+            results = equation.primitive.bind(*functions, *values, **params)
+        else:
+            results = equation.primitive.bind(*values, **arguments)
+    return list(results) if equation.primitive.multiple_results else [results]
+
+
+@contextlib.contextmanager
+def at_source_of(equation: Any) -> Iterator[None]:
+    """Attribute the operations bound inside to the user's line behind ``equation``."""
+    with source_info_util.user_context(equation.source_info.traceback):
+        yield
+
+
+def source_line(equation: Any) -> str:
+    """Return ``file:line (function)`` of the user code that an equation comes from."""
+    return str(source_info_util.summarize(equation.source_info))
+
+
+def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
+    """Return the closed jaxpr of ``fun`` on arguments described by ``avals``."""
+    structs = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
+        for a in avals
+    ]
+    return jax.make_jaxpr(fun)(*structs)
+
+
+
+# --- defining primitives
+
+
+def define_from_impl(primitive: Any, impl: Callable[..., Any], batching_rule: Any) -> None:
+    """Give a single-result primitive every JAX rule, derived from its implementation.
+
+    ``batching_rule(primitive, operands, dims, params)`` returns a result and its batch
+    axis; a dimension of ``None`` marks an operand that is not mapped.
+    """
+
+    def plain(*operands: Any, **params: Any) -> Any:
+        return impl(*operands, **params)
+
+    def batched(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, int]:
+        return batching_rule(primitive, operands, dims, params)
+
+    primitive.def_impl(plain)
+    primitive.def_abstract_eval(functools.partial(_abstract_result, primitive.name, impl))
+    mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=False))
+    ad.primitive_jvps[primitive] = functools.partial(_jvp_from_impl, primitive, impl)
+    ad.primitive_transposes[primitive] = functools.partial(_transpose_from_impl, impl)
+    batching.primitive_batchers[primitive] = batched
+
+
+def _abstract_result(name: str, impl: Callable[..., Any], *avals: Any, **params: Any) -> Any:
+    results = jax.make_jaxpr(functools.partial(impl, **params))(*avals).out_avals
+    if len(results) != 1:
+        raise PrimitiveError(
+            f"The implementation of `{name}` must return one array; it returns {len(results)}."
+        )
+    return results[0]
+
+
+def _jvp_from_impl(
+    primitive: Any, impl: Callable[..., Any], primals: Any, tangents: Any, **params: Any
+) -> tuple[Any, Any]:
+    result = primitive.bind(*primals, **params)
+    moving = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+    if not moving:
+        return result, ad.Zero.from_primal_value(result)
+
+    def of_moving(*values: Any) -> Any:
+        operands = list(primals)
+        for index, value in zip(moving, values, strict=True):
+            operands[index] = value
+        return impl(*operands, **params)
+
+    directions = [ad.instantiate_zeros(tangents[i]) for i in moving]
+    _, tangent = jax.jvp(of_moving, [primals[i] for i in moving], directions)
+    return result, tangent
+
+
+def _transpose_from_impl(
+    impl: Callable[..., Any], cotangent: Any, *operands: Any, **params: Any
+) -> list[Any]:
+    unknown = [i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
+    if isinstance(cotangent, ad.Zero):
+        return [ad.Zero(operands[i].aval) if i in unknown else None for i in range(len(operands))]
+
+    def of_unknown(*values: Any) -> Any:
+        filled = list(operands)
+        for index, value in zip(unknown, values, strict=True):
+            filled[index] = value
+        return impl(*filled, **params)
+
+    results = jax.linear_transpose(of_unknown, *(operands[i].aval for i in unknown))(cotangent)
+    by_index = dict(zip(unknown, results, strict=True))
+    return [by_index.get(i) for i in range(len(operands))]
+
+
+# --- rebuilding equations with other bodies
+
+
+def scan_counts(equation: Any) -> tuple[int, int]:
+    """Return the numbers of constants and of carried values of a ``scan`` equation."""
+    params = equation.params
+    if "ft_in" in params:  # jax >= 0.11
+        constants, carry, _ = params["ft_in"].unpack()
+        return len(constants), len(carry)
+    return params["num_consts"], params["num_carry"]

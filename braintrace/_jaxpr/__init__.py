@@ -1,0 +1,6 @@
+"""Tools on jaxprs that know nothing of eligibility traces or of models."""
+
+from .evaluate import evaluate as evaluate
+from .inline import evaluate_inlined as evaluate_inlined
+from .program import Program as Program
+from .program import program_of as program_of

@@ -1,0 +1,139 @@
+"""Equations that only move elements: where each output element comes from.
+
+`source_map` returns, for every output of such an equation, an integer array of the output's
+shape. An entry is the index of the element among all elements of all operands, counted in
+order, or ``NOWHERE`` for an element that is not an operand's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._jax import bind
+
+NOWHERE = -1
+
+_Sources = list[np.ndarray]
+
+
+def _reshape(equation: Any, x: np.ndarray) -> _Sources:
+    return [x.reshape(equation.outvars[0].aval.shape)]
+
+
+def _transpose(equation: Any, x: np.ndarray) -> _Sources:
+    return [x.transpose(equation.params["permutation"])]
+
+
+def _broadcast_in_dim(equation: Any, x: np.ndarray) -> _Sources:
+    shape = equation.outvars[0].aval.shape
+    aligned = [1] * len(shape)
+    for axis, size in zip(equation.params["broadcast_dimensions"], x.shape, strict=True):
+        aligned[axis] = size
+    return [np.broadcast_to(x.reshape(aligned), shape)]
+
+
+def _slice(equation: Any, x: np.ndarray) -> _Sources:
+    params = equation.params
+    steps = params["strides"] or (1,) * x.ndim
+    limits = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
+    return [x[tuple(slice(*limit) for limit in limits)]]
+
+
+def _rev(equation: Any, x: np.ndarray) -> _Sources:
+    return [np.flip(x, equation.params["dimensions"])]
+
+
+def _concatenate(equation: Any, *parts: np.ndarray) -> _Sources:
+    return [np.concatenate(parts, axis=equation.params["dimension"])]
+
+
+def _split(equation: Any, x: np.ndarray) -> _Sources:
+    ends = np.cumsum(equation.params["sizes"])[:-1]
+    return list(np.split(x, ends, axis=equation.params["axis"]))
+
+
+_MOVES: dict[str, Callable[..., _Sources]] = {
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "slice": _slice,
+    "rev": _rev,
+    "concatenate": _concatenate,
+    "split": _split,
+}
+
+# Operands that carry elements; the others say where the elements go.
+_INDEXED_MOVES = {
+    "gather": (0,),
+    "scatter": (0, 2),
+    "dynamic_slice": (0,),
+    "dynamic_update_slice": (0, 1),
+    "pad": (0, 1),
+}
+
+
+def is_move(equation: Any) -> bool:
+    """Tell whether an equation only moves elements."""
+    name = equation.primitive.name
+    return name in _MOVES or name in _INDEXED_MOVES
+
+
+def moved_operands(equation: Any) -> tuple[int, ...]:
+    """Return the operands whose elements a move carries to its outputs."""
+    carried = _INDEXED_MOVES.get(equation.primitive.name)
+    return tuple(range(len(equation.invars))) if carried is None else carried
+
+
+def source_map(
+    equation: Any, constant: Callable[[Any], np.ndarray | None]
+) -> list[np.ndarray] | None:
+    """Return where each output element of a move comes from.
+
+    Parameters
+    ----------
+    equation
+        An equation for which `is_move` holds.
+    constant
+        Returns the value of an operand that depends on no input of the program, else
+        ``None``.
+
+    Returns
+    -------
+    list of integer arrays or None
+        ``None`` where the move depends on data.
+    """
+    carried = moved_operands(equation)
+    shapes = [equation.invars[operand].aval.shape for operand in carried]
+    offsets = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
+    indices = [
+        np.arange(start, stop, dtype=np.int32).reshape(shape)
+        for start, stop, shape in zip(offsets[:-1], offsets[1:], shapes, strict=True)
+    ]
+    move = _MOVES.get(equation.primitive.name)
+    if move is not None:
+        return move(equation, *indices)
+    return _run_on_indices(equation, carried, indices, constant)
+
+
+def _run_on_indices(
+    equation: Any,
+    carried: Sequence[int],
+    indices: Sequence[np.ndarray],
+    constant: Callable[[Any], np.ndarray | None],
+) -> list[np.ndarray] | None:
+    """Let the primitive itself move the element numbers."""
+    operands: list[Any] = []
+    for operand, atom in enumerate(equation.invars):
+        # One is added so that the zeros with which a gather fills up stand for "nowhere".
+        value = indices[carried.index(operand)] + 1 if operand in carried else constant(atom)
+        if value is None:
+            return None
+        operands.append(value)
+    if equation.primitive.name == "gather":
+        equation = equation.replace(params={**equation.params, "fill_value": 0})
+    with jax.ensure_compile_time_eval():
+        return [np.asarray(value) - 1 for value in bind(equation, operands)]

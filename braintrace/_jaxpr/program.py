@@ -1,0 +1,74 @@
+"""A flat jaxpr with the look-up tables that analyses need."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from .._jax import Atom, Var, is_var, open_jaxpr
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """Equations in execution order, and which of them makes and reads each variable.
+
+    Attributes
+    ----------
+    in_vars, out_atoms
+        What goes in and comes out, in order. An output may be a literal or an input.
+    equations
+        Equations in an order in which every variable is made before it is read.
+    constants
+        Values of the variables that no equation makes and that are not inputs.
+    producer
+        Index of the equation that makes a variable.
+    readers
+        ``(equation index, operand index)`` of every use of a variable.
+    """
+
+    in_vars: tuple[Var, ...]
+    out_atoms: tuple[Atom, ...]
+    equations: tuple[Any, ...]
+    constants: Mapping[Var, Any]
+    producer: Mapping[Var, int]
+    readers: Mapping[Var, tuple[tuple[int, int], ...]]
+
+    def depends_on(self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()) -> set[Var]:
+        """Return every variable that the targets are computed from, the targets included.
+
+        Variables in ``stops`` are reported but not looked behind.
+        """
+        seen: set[Var] = set()
+        pending = [t for t in targets if is_var(t)]
+        while pending:
+            var = pending.pop()
+            if var in seen:
+                continue
+            seen.add(var)
+            index = self.producer.get(var)
+            if index is not None and var not in stops:
+                pending.extend(a for a in self.equations[index].invars if is_var(a))
+        return seen
+
+
+def program_of(closed_jaxpr: Any) -> Program:
+    """Index a closed jaxpr whose calls have been inlined."""
+    jaxpr, constants = open_jaxpr(closed_jaxpr)
+    producer = {}
+    readers: dict[Var, list[tuple[int, int]]] = {}
+    for index, equation in enumerate(jaxpr.eqns):
+        for var in equation.outvars:
+            producer[var] = index
+        for operand, atom in enumerate(equation.invars):
+            if is_var(atom):
+                readers.setdefault(atom, []).append((index, operand))
+    # From jax 0.11.2 on, constants may be listed among the inputs as well.
+    constant_vars = tuple(jaxpr.constvars)
+    return Program(
+        in_vars=tuple(jaxpr.invars),
+        out_atoms=tuple(jaxpr.outvars),
+        equations=tuple(jaxpr.eqns),
+        constants=MappingProxyType(dict(zip(constant_vars, constants, strict=True))),
+        producer=MappingProxyType(producer),
+        readers=MappingProxyType({var: tuple(uses) for var, uses in readers.items()}),
+    )

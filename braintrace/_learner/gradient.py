@@ -1,0 +1,195 @@
+"""The gradient of a loss over a sequence, compiled once per step function and shape.
+
+One step is the user's ``step_fn``, run on a learner that records: it yields the loss, the
+new states, the Jacobians, the derivative with respect to the probes (the learning signal) and
+the ordinary gradient of the parameters that have a path outside the traces. Steps are scanned
+chunk by chunk; after each chunk the trace method turns records and signals into the gradient
+of the operands. The operands' gradient goes back to the parameters once, at the end.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._errors import OptionError
+from .._executor import operands, zero_probes
+from .._typing import Path
+from .chunks import check_sequences, over_chunks
+from .recorder import Recorder
+from .step_gradient import StepGradient
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientOptions:
+    """What a sequence gradient returns.
+
+    Attributes
+    ----------
+    reduction
+        ``'mean'`` or ``'sum'`` of the steps' losses.
+    has_aux
+        Whether the step function returns auxiliary results.
+    """
+
+    reduction: str
+    has_aux: bool
+
+    def __post_init__(self) -> None:
+        if self.reduction not in ("mean", "sum"):
+            raise OptionError(f"`reduction` is {self.reduction!r}; expected 'mean' or 'sum'.")
+
+
+class SequenceGradient:
+    """A compiled sequence gradient of one learner, step function and shape of slices.
+
+    Parameters
+    ----------
+    learner
+        The learner.
+    step_fn
+        The user's function of one step.
+    options, chunk
+        What is returned, and the length of a chunk.
+    sequences
+        Example sequences.
+    """
+
+    def __init__(
+        self,
+        learner: Any,
+        step_fn: Callable[..., Any],
+        options: GradientOptions,
+        chunk: int,
+        sequences: Any,
+    ) -> None:
+        self._algorithm = learner.algorithm
+        self._options = options
+        self._chunk = chunk
+        self._parameters: dict[Path, brainstate.State] = {
+            tuple(path): state
+            for path, state in self._algorithm.model.states(brainstate.ParamState).items()
+        }
+        slices = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), sequences)
+        graph = self._algorithm.graph
+        weights = {
+            relation.key: {
+                name: jnp.zeros(var.aval.shape, var.aval.dtype)
+                for name, var in relation.trainable_vars.items()
+            }
+            for relation in graph.hidden_param_op_relations
+        }
+        self._step = StepGradient(
+            _recording(learner, step_fn, options.has_aux),
+            list(self._parameters.values()),
+            (zero_probes(graph), weights, slices),
+        )
+        self._run = jax.jit(self._sequence)
+
+    def __call__(self, sequences: Any, mask: jax.Array) -> tuple[dict[Path, Any], Any, Any]:
+        """Return gradients, value and auxiliary results; advance states and traces."""
+        parameters = [state.value for state in self._parameters.values()]
+        others = [state.value for state in self._step.others]
+        traces = self._algorithm.traces
+        gradients, value, aux, others, traces.value = self._run(
+            parameters, others, traces.value, sequences, mask
+        )
+        self._step.write(others)
+        return dict(zip(self._parameters, gradients, strict=True)), value, aux
+
+    def _operands(self, parameters: list[Any]) -> Any:
+        graph = self._algorithm.graph
+        values = dict(zip(self._parameters, map(jax.tree.leaves, parameters), strict=True))
+        inputs = {
+            leaf.in_var: values[leaf.path][leaf.leaf]
+            for leaf in graph.traced.leaves
+            if leaf.kind == "parameter" and leaf.path in values
+        }
+        return operands(graph, inputs)
+
+    def _sequence(
+        self, parameters: list[Any], others: list[Any], traces: Any, sequences: Any, mask: Any
+    ) -> Any:
+        steps = check_sequences(sequences)
+        scales = self._scales(mask)
+        weights, to_parameters = jax.vjp(self._operands, parameters)
+        live = self._step.zero_gradients(parameters)
+        start = (self._step.written_of(others), live, jax.tree.map(jnp.zeros_like, weights), traces)
+
+        def run_chunk(carry: Any, chunk: Any) -> Any:
+            return self._run_chunk(parameters, others, weights, carry, chunk)
+
+        (written, live, gradients, traces), (losses, aux) = over_chunks(
+            run_chunk, start, (sequences, scales), steps, self._chunk
+        )
+        (through_traces,) = to_parameters(gradients)
+        total = self._step.add(through_traces, live)
+        return total, jnp.sum(losses * scales), aux, written, traces
+
+    def _scales(self, mask: Any) -> Any:
+        if self._options.reduction == "sum":
+            return mask
+        total = jnp.sum(mask)
+        return mask / jnp.where(total == 0, 1, total)
+
+    def _run_chunk(
+        self, parameters: list[Any], others: list[Any], weights: Any, carry: Any, chunk: Any
+    ) -> Any:
+        written, live, gradients, traces = carry
+        graph, method = self._algorithm.graph, self._algorithm.method
+        probes = zero_probes(graph)
+
+        def step(carry: Any, inputs: Any) -> Any:
+            written, live = carry
+            slices, scale = inputs
+            result = self._step(
+                parameters, self._step.merge(others, written), (probes, weights, slices), scale
+            )
+            live = [a + b for a, b in zip(live, result.live, strict=True)]
+            return (result.written, live), (result.signal, result.records, result.loss, result.aux)
+
+        (written, live), (signal, records, losses, aux) = jax.lax.scan(
+            step, (written, live), chunk
+        )
+        solved = method.solve(graph, weights, records, signal, traces)
+        gradients = jax.tree.map(jnp.add, gradients, solved)
+        traces = method.update(graph, weights, records, traces)
+        return (written, live, gradients, traces), (losses, aux)
+
+
+def _recording(learner: Any, step_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """Return the step as a function of probes, operands and slices."""
+
+    def step(probes: Any, weights: Any, slices: Any) -> Any:
+        recorder = Recorder(learner.algorithm, weights, probes)
+        learner.record_with(recorder)
+        try:
+            result = step_fn(*slices)
+        finally:
+            learner.record_with(None)
+        if recorder.calls != 1:
+            raise OptionError(
+                f"`step_fn` called the learner {recorder.calls} times; it has to call it exactly "
+                "once per step, and not inside a compiled function of its own."
+            )
+        loss, aux = _loss_and_aux(result, has_aux)
+        return loss, aux, recorder.records
+
+    return step
+
+
+def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
+    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+        raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
+    loss, aux = result if has_aux else (result, None)
+    if jax.tree.structure(loss) != jax.tree.structure(0.0) or jnp.shape(loss) != ():
+        shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(loss)]
+        raise OptionError(
+            f"`step_fn` must return a scalar loss; it returned arrays of shapes {shapes}."
+        )
+    return loss, aux
+
+

@@ -1,0 +1,177 @@
+"""The learner: one step, and whole sequences."""
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._algorithms import ETraceAlgorithm
+from .._compiler import ETraceGraph
+from .._errors import ShapeError
+from .chunks import check_sequences, chunk_length
+from .evolve import evolve, predict
+from .gradient import GradientOptions, SequenceGradient
+from .recorder import Recorder
+
+
+class Learner(brainstate.nn.Module):
+    """A model with its algorithm, made by `braintrace.compile`.
+
+    Calling it runs one step and advances states and traces, like the algorithm itself. The
+    methods run whole sequences, in which time is axis 0.
+
+    Parameters
+    ----------
+    algorithm
+        A compiled algorithm.
+    """
+
+    def __init__(self, algorithm: ETraceAlgorithm) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+        self._recorder: Recorder | None = None
+        self._gradients: dict[Any, SequenceGradient] = {}
+        self._runners: dict[Any, Any] = {}
+
+    @property
+    def graph(self) -> ETraceGraph:
+        """The compiled model; ``print`` it for a table."""
+        return self.algorithm.graph
+
+    def update(self, *arguments: Any) -> Any:
+        """Run one step; see `ETraceAlgorithm.update`."""
+        if self._recorder is not None:
+            return self._recorder(*arguments)
+        return self.algorithm(*arguments)
+
+    def record_with(self, recorder: Recorder | None) -> None:
+        """Let a recorder stand in for the algorithm; ``None`` ends that."""
+        self._recorder = recorder
+
+    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Start a new sequence; see `ETraceAlgorithm.reset_state`."""
+        self.algorithm.reset_state(batch_size, **kwargs)
+
+    def etrace_grad(
+        self,
+        *sequences: Any,
+        step_fn: Callable[..., Any],
+        mask: Any = None,
+        reduction: str = "mean",
+        chunk_size: int | str = "auto",
+        has_aux: bool = False,
+        return_value: bool = False,
+    ) -> Any:
+        """Return the gradient of a loss over a sequence; states and traces move on.
+
+        Parameters
+        ----------
+        *sequences
+            Pytrees of arrays ``(T, …)``; ``step_fn`` gets the slices of one step.
+        step_fn
+            Calls this learner once and returns the scalar loss of the step (with ``has_aux``:
+            a pair of it and a pytree). It is traced once; define it outside of loops.
+        mask
+            Weights ``(T,)`` of the steps' losses; ``None``: all are 1.
+        reduction
+            ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
+        chunk_size
+            Number of steps that are run between two updates of the traces, or ``'auto'``. It
+            changes speed and memory, not the gradient (with ``vjp_method='multi-step'`` it is
+            the length of the window that is differentiated).
+        has_aux
+            Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
+        return_value
+            Return the reduced loss as well.
+
+        Returns
+        -------
+        gradients, or ``(gradients, value)``, ``(gradients, aux)``, ``(gradients, value, aux)``
+            Gradients are a dict keyed like ``model.states(brainstate.ParamState)``.
+
+        Raises
+        ------
+        ShapeError
+            For sequences that are empty, differ in length or do not fit the states.
+        OptionError
+            For an option value that is not accepted, or a ``step_fn`` that does not call the
+            learner exactly once or returns no scalar.
+        """
+        options = GradientOptions(reduction=reduction, has_aux=has_aux)
+        steps = check_sequences(sequences)
+        weights = _mask(mask, steps)
+        chunk = chunk_length(self.graph, chunk_size, steps)
+        key = (step_fn, options, chunk, _signature(sequences), _identity(self))
+        if key not in self._gradients:
+            self._gradients[key] = SequenceGradient(self, step_fn, options, chunk, sequences)
+        gradients, value, aux = self._gradients[key](sequences, weights)
+        extra = ((value,) if return_value else ()) + ((aux,) if has_aux else ())
+        return (gradients, *extra) if extra else gradients
+
+    def etrace_evolve(self, *sequences: Any, chunk_size: int | str = "auto") -> Any:
+        """Advance states and traces over a sequence without a loss.
+
+        Parameters
+        ----------
+        *sequences
+            One sequence ``(T, …)`` per argument of ``update``.
+        chunk_size
+            See `etrace_grad`.
+
+        Returns
+        -------
+        pytree
+            The outputs of the steps, stacked over time.
+
+        Raises
+        ------
+        ShapeError
+            For sequences that are empty, differ in length or do not fit the states.
+        """
+        steps = check_sequences(sequences)
+        return evolve(self, sequences, chunk_length(self.graph, chunk_size, steps))
+
+    def predict(self, *sequences: Any) -> Any:
+        """Run the model alone over a sequence: states move on, traces do not.
+
+        Parameters
+        ----------
+        *sequences
+            One sequence ``(T, …)`` per argument of ``update``.
+
+        Returns
+        -------
+        pytree
+            The outputs of the steps, stacked over time.
+
+        Raises
+        ------
+        ShapeError
+            For sequences that are empty, differ in length or do not fit the states.
+        """
+        check_sequences(sequences)
+        return predict(self, sequences)
+
+
+def _mask(mask: Any, steps: int) -> Any:
+    if mask is None:
+        return jnp.ones(steps)
+    mask = jnp.asarray(mask, jnp.result_type(float))
+    if mask.shape != (steps,):
+        raise ShapeError(
+            f"`mask` has shape {mask.shape}; expected one weight per step, ({steps},)."
+        )
+    return mask
+
+
+def _signature(sequences: Any) -> Any:
+    leaves, tree = jax.tree.flatten(sequences)
+    return tree, tuple((jnp.shape(leaf)[1:], str(jnp.result_type(leaf))) for leaf in leaves)
+
+
+def _identity(learner: Learner) -> Any:
+    """Name the State objects and the graph that a compiled driver is made for."""
+    states = learner.algorithm.model.states()
+    return id(learner.graph), tuple(id(state) for state in states.values())

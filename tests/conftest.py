@@ -1,0 +1,21 @@
+"""Fixtures of the whole suite."""
+
+import jax
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """Programs that several tests compile alike are compiled once per run."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture
+def float64():
+    """Double precision for one test."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,78 @@
+"""Ways to run the library over a case, with gradients named as the case names its parameters."""
+
+import contextlib
+
+import brainstate
+import numpy as np
+import pytest
+
+import braintrace
+
+BATCH_STYLES = ("batch axis", "mapped", "single")
+
+
+def build_learner(case, algorithm="d_rtrl", style="batch axis", batch=2, **options):
+    """A compiled learner in one of the batch styles.
+
+    ``'batch axis'``: the model sees the batch. ``'mapped'``: it is written for one sample and
+    mapped over the batch. ``'single'``: there is one sample and no batch axis.
+    """
+    dtype = options.pop("dtype", np.float32)
+    model = case.build(dtype)
+    x0 = case.sequences(None if style == "single" else batch, 1, dtype)[0][0]
+    with expected_warnings(case):
+        if style == "single":
+            return braintrace.compile(model, algorithm, x0, **options)
+        mapped = style == "mapped"
+        return braintrace.compile(model, algorithm, x0, batch_size=batch, vmap=mapped, **options)
+
+
+def build_algorithm(case, algorithm=braintrace.D_RTRL, batch=2, dtype=np.float32, **options):
+    """A model with initialised states and a compiled algorithm around it."""
+    model = case.build(dtype)
+    brainstate.nn.init_all_states(model, batch_size=batch)
+    instance = algorithm(model, **options)
+    with expected_warnings(case):
+        instance.compile_graph(case.sequences(batch, 1, dtype)[0][0])
+    return model, instance
+
+
+def expected_warnings(case):
+    """The compiler warns if, and only if, the case says that something cannot be traced."""
+    if case.costs_accuracy:
+        return pytest.warns(braintrace.ApproximationWarning)
+    return contextlib.nullcontext()
+
+
+def sequence_gradient(learner, case, xs, targets, **options):
+    """`etrace_grad` of the summed loss."""
+
+    def step_loss(x, target):
+        return case.loss(learner(x), target)
+
+    options = {"reduction": "sum", **options}
+    return named(learner.etrace_grad(xs, targets, step_fn=step_loss, **options))
+
+
+def catalogue_gradient(case, algorithm="d_rtrl", style="batch axis", batch=2, length=6, **options):
+    """`etrace_grad` over the case's own sequence, with a learner of its own."""
+    dtype, chunk_size = options.pop("dtype", np.float32), options.pop("chunk_size", "auto")
+    learner = build_learner(case, algorithm, style, batch, dtype=dtype, **options)
+    xs, targets = case.sequences(None if style == "single" else batch, length, dtype)
+    return sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
+
+
+def weights_of(model):
+    return model.states(brainstate.ParamState)
+
+
+def named(gradients):
+    """{path tuple: gradient} -> {name with dots: gradient}."""
+    return {".".join(path): gradient for path, gradient in gradients.items()}
+
+
+def snapshot(learner):
+    """Values of all states and traces."""
+    algorithm = getattr(learner, "algorithm", learner)
+    states = {path: state.value for path, state in algorithm.model.states().items()}
+    return states, algorithm.traces.value

@@ -1,0 +1,333 @@
+"""Gradients of a recurrent model, computed the slow and literal way.
+
+Nothing here imports the library. Each oracle takes a *case* (see `cases.py`), which offers
+
+    case.step(ops, params, states, x) -> output     one step, written with the methods of `ops`
+    case.loss(output, target) -> scalar             the loss of one step
+    case.groups      {group: (state, ...)}          in the order in which a step computes them
+    case.relations   {operation: (group, ...)}      the groups that an operation's output reaches
+
+and arrays: `params` and `states` (dicts by name) and the sequences `xs` and `targets` (time first).
+
+Notation, for one group with states a, c and positions v (batch included):
+
+    D[a, v, c]   = d h^t[a, v] / d h^{t-1}[c, v]    outputs y of all operations held fixed
+    Df[a, v, u]  = d h^t[a, v] / d y^t[u]           old states held fixed
+    dY[u, p]     = d y^t[u] / d theta[p]            inputs x of the operation held fixed
+    signal[a, v] = d L^t / d h^t[a, v]              the other states of the group held fixed
+    direct[p]    = d L^t / d theta[p]               old states held fixed, and the weights of an
+                                                    operation held fixed on the way into the
+                                                    groups that it has a relation with
+
+theta is the flat vector of all parameters, so every trace is one full tensor (a, v, p) and no
+position map is needed.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+
+class PlainOps:
+    """The plain meaning of a model's operations; records their values, or replaces them.
+
+    inputs, outputs: {operation: value} used instead of the operation's own x or y.
+    hidden: {state: value} that the rest of the step sees as the state's new value.
+    held: operations whose weights count as constants.
+    cut_mixing: whether mixing between positions counts as constant.
+    """
+
+    def __init__(self, inputs=None, outputs=None, hidden=None, held=(), cut_mixing=False):
+        self.inputs, self.outputs, self.hidden = {}, {}, {}
+        self._given_inputs = inputs or {}
+        self._given_outputs = outputs or {}
+        self._given_hidden = hidden or {}
+        self._held = held
+        self._cut_mixing = cut_mixing
+
+    def matmul(self, name, x, weight, bias=None):
+        x = self._given_inputs.get(name, x)
+        self.inputs[name] = x
+        weight, bias = self._operands(name, (weight, bias))
+        y = x @ weight
+        return self._output(name, y if bias is None else y + bias)
+
+    def element_wise(self, name, weight, fn=lambda w: w):
+        return self._output(name, fn(self._operands(name, weight)))
+
+    def new_state(self, name, value):
+        self.hidden[name] = self._given_hidden.get(name, value)
+        return self.hidden[name]
+
+    def mixing(self, value):
+        return jax.lax.stop_gradient(value) if self._cut_mixing else value
+
+    def _operands(self, name, operands):
+        return jax.lax.stop_gradient(operands) if name in self._held else operands
+
+    def _output(self, name, value):
+        self.outputs[name] = self._given_outputs.get(name, value)
+        return self.outputs[name]
+
+
+# The programs are small and run once or twice: compiling them with care costs more than it saves.
+compiled = partial(
+    jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0}
+)
+
+
+# --- backpropagation through time ---------------------------------------------------------
+
+
+def sequence_loss(case, params, states, xs, targets, step_weights=None):
+    """Weighted sum of the losses of all steps."""
+
+    def one_step(states, inputs):
+        x, target, weight = inputs
+        ops = PlainOps()
+        output = case.step(ops, params, states, x)
+        return ops.hidden, weight * case.loss(output, target)
+
+    return jax.lax.scan(one_step, states, (xs, targets, _ones(step_weights, xs)))[1].sum()
+
+
+@compiled
+def loss_and_gradients(case, params, states, xs, targets, step_weights=None):
+    """Loss, and its gradients with respect to the parameters and to the initial states."""
+    loss = partial(sequence_loss, case)
+    return jax.value_and_grad(loss, (0, 1))(params, states, xs, targets, step_weights)
+
+
+def bptt(case, params, states, xs, targets, step_weights=None):
+    """Gradient of the whole sequence's loss, back to the initial states."""
+    return loss_and_gradients(case, params, states, xs, targets, step_weights)[1][0]
+
+
+def finite_differences(case, params, states, xs, targets, entries, step=1e-6):
+    """Central differences of the whole sequence's loss for some entries of flat theta."""
+    theta, unravel = ravel_pytree(params)
+    if theta.dtype != np.float64:
+        raise TypeError(f"finite differences need float64 parameters, got {theta.dtype}")
+
+    def loss(theta):
+        return loss_and_gradients(case, unravel(theta), states, xs, targets)[0]
+
+    def derivative(entry):
+        return (loss(theta.at[entry].add(step)) - loss(theta.at[entry].add(-step))) / (2 * step)
+
+    return np.array([derivative(entry) for entry in entries])
+
+
+# --- one step, taken apart ----------------------------------------------------------------
+
+
+def linearise(case, params, states, x, target):
+    """One step: its new states, and everything of the notation above that belongs to it."""
+    theta, unravel = ravel_pytree(params)
+    ops = PlainOps()
+    case.step(ops, params, states, x)
+    facts = {
+        "x": ops.inputs,
+        "states": states,
+        "dY": jax.jacrev(partial(_outputs, case, unravel, states, x, ops.inputs))(theta),
+        "direct": jax.grad(partial(_direct_loss, case, unravel, states, x, target))(theta),
+        "D": {},
+        "Df": {},
+        "signal": {},
+    }
+    for group, members in case.groups.items():
+        old = {name: states[name] for name in members}
+        new = {name: ops.hidden[name] for name in members}
+        transition = partial(_transition, case, params, states, x, members)
+        facts["D"][group], facts["Df"][group] = jax.jacrev(transition, (0, 1))(old, ops.outputs)
+        facts["signal"][group] = jax.grad(partial(_loss_of, case, params, states, x, target))(new)
+    return ops.hidden, facts
+
+
+def _transition(case, params, states, x, members, old, outputs):
+    """(old states of a group, y of all operations) -> its new states, mixing cut."""
+    ops = PlainOps(outputs=outputs, cut_mixing=True)
+    case.step(ops, params, {**states, **old}, x)
+    return jnp.stack([ops.hidden[name].ravel() for name in members])
+
+
+def _outputs(case, unravel, states, x, inputs, theta):
+    """theta -> y of all operations, their inputs held fixed."""
+    ops = PlainOps(inputs=inputs)
+    case.step(ops, unravel(theta), states, x)
+    return ops.outputs
+
+
+def _loss_of(case, params, states, x, target, hidden):
+    """New states of one group -> loss, everything downstream computed anew."""
+    return case.loss(case.step(PlainOps(hidden=hidden), params, states, x), target)
+
+
+def _direct_loss(case, unravel, states, x, target, theta):
+    """theta -> loss, leaving out the ways of theta that the traces carry."""
+    params, hidden = unravel(theta), {}
+    for group, members in case.groups.items():
+        held = [name for name, groups in case.relations.items() if group in groups]
+        ops = PlainOps(hidden=hidden, held=held)
+        case.step(ops, params, states, x)
+        hidden = {**hidden, **{name: ops.hidden[name] for name in members}}
+    return _loss_of(case, params, states, x, target, hidden)
+
+
+@compiled
+def linearise_all(case, params, states, xs, targets):
+    """The facts of every step, stacked: time first."""
+
+    def one_step(states, inputs):
+        return linearise(case, params, states, *inputs)
+
+    return jax.lax.scan(one_step, states, (xs, targets))[1]
+
+
+def facts_of_steps(case, params, states, xs, targets):
+    """A list with one dict of NumPy arrays per step, shaped as in the notation above."""
+    stacked = jax.tree.map(np.asarray, linearise_all(case, params, states, xs, targets))
+    steps = [_flatten(case, jax.tree.map(lambda a, t=t: a[t], stacked)) for t in range(len(xs))]
+    _check_description(case, steps)
+    return steps
+
+
+def _flatten(case, facts):
+    """The same facts, positions and units of an output as one axis each."""
+    for group, members in case.groups.items():
+        signal, D, Df = (facts[kind][group] for kind in ("signal", "D", "Df"))
+        facts["signal"][group] = np.stack([signal[name].ravel() for name in members])
+        diagonals = [_own_position(case, group, D[name]) for name in members]
+        facts["D"][group] = np.stack(diagonals, axis=-1)
+        facts["Df"][group] = {op: d.reshape(*d.shape[:2], -1) for op, d in Df.items()}
+    facts["dY"] = {op: d.reshape(-1, d.shape[-1]) for op, d in facts["dY"].items()}
+    return facts
+
+
+def _own_position(case, group, jacobian):
+    """(a, v, *old state's shape) -> (a, v): the diagonal, after a look at the rest."""
+    full = jacobian.reshape(*jacobian.shape[:2], -1)
+    diagonal = np.einsum("avv->av", full)
+    if np.any(full - diagonal[:, :, None] * np.eye(full.shape[-1])):
+        raise AssertionError(f"{case.name}: group {group} mixes positions outside `ops.mixing`")
+    return diagonal
+
+
+def _check_description(case, steps):
+    """The relations and the position maps are those that the case states."""
+    for group in case.groups:
+        for op in steps[0]["Df"][group]:
+            reached = [np.any(facts["Df"][group][op], axis=0) for facts in steps]
+            stated = group in case.relations.get(op, ())
+            if np.any(reached) != stated:
+                raise AssertionError(f"{case.name}: {op} reaches {group}: stated {stated}")
+            if op not in case.broadcast and np.any(np.sum(reached, axis=1) > 1):
+                raise AssertionError(f"{case.name}: one element of {op} reaches two positions")
+
+
+# --- D-RTRL -------------------------------------------------------------------------------
+
+
+def dense_d_rtrl(case, params, states, xs, targets, step_weights=None):
+    """D-RTRL by its recursion over full traces.
+
+        eps^t = D^t eps^{t-1} + Df^t dY^t,    gradient = sum_t signal^t . eps^t + direct^t
+    """
+    theta, unravel = ravel_pytree(params)
+    steps = facts_of_steps(case, params, states, xs, targets)
+    gradient = np.zeros(theta.shape, theta.dtype)
+    for facts, traces, weight in zip(
+        steps, d_rtrl_traces(case, steps)[1:], _ones(step_weights, xs), strict=True
+    ):
+        gradient += weight * facts["direct"]
+        for group in case.groups:
+            gradient += weight * np.einsum("av,avp->p", facts["signal"][group], traces[group])
+    return unravel(jnp.asarray(gradient))
+
+
+def d_rtrl_traces(case, steps):
+    """The traces {group: (a, v, p)} before the first step and after every step."""
+    parameters = steps[0]["direct"].size
+    dtype = steps[0]["direct"].dtype
+    shapes = {group: steps[0]["signal"][group].shape for group in case.groups}
+    history = [{group: np.zeros((*shape, parameters), dtype) for group, shape in shapes.items()}]
+    for facts in steps:
+        traces = {}
+        for group in case.groups:
+            carried = np.einsum("avc,cvp->avp", facts["D"][group], history[-1][group])
+            new = [facts["Df"][group][op] @ facts["dY"][op] for op in facts["dY"]]
+            traces[group] = carried + sum(new)
+        history.append(traces)
+    return history
+
+
+def dense_multi_step(case, params, states, xs, targets, window, step_weights=None):
+    """BPTT inside every window of steps, and the D-RTRL trace for all that lies before it.
+
+    gradient = sum over windows of  dL/dtheta  +  dL/dh^0 . eps^0
+    """
+    theta, unravel = ravel_pytree(params)
+    steps = facts_of_steps(case, params, states, xs, targets)
+    traces = d_rtrl_traces(case, steps)
+    weights = _ones(step_weights, xs)
+    gradient = np.zeros(theta.shape, theta.dtype)
+    for start in range(0, len(xs), window):
+        part = slice(start, start + window)
+        before = jax.tree.map(jnp.asarray, steps[start]["states"])
+        window_of = case, params, before, xs[part], targets[part], weights[part]
+        _, (to_params, to_states) = loss_and_gradients(*window_of)
+        gradient += np.asarray(ravel_pytree(to_params)[0])
+        for group, members in case.groups.items():
+            signal = np.stack([np.asarray(to_states[name]).ravel() for name in members])
+            gradient += np.einsum("av,avp->p", signal, traces[start][group])
+    return unravel(jnp.asarray(gradient))
+
+
+# --- ES-D-RTRL ----------------------------------------------------------------------------
+
+
+def dense_es_d_rtrl(case, params, states, xs, targets, alpha, step_weights=None):
+    """ES-D-RTRL by its recursion over an input trace and full output traces.
+
+        eps_x^t = alpha eps_x^{t-1} + x^t
+        eps_f^t = alpha D^t eps_f^{t-1} + (1 - alpha) Df^t
+        gradient = sum_t (signal^t . eps_f^t / (1 - alpha^t)) pulled back through
+                   y = op(eps_x^t, theta), + direct^t
+    """
+    theta, unravel = ravel_pytree(params)
+    steps = facts_of_steps(case, params, states, xs, targets)
+    weights = _ones(step_weights, xs)
+    eps_x = jax.tree.map(np.zeros_like, steps[0]["x"])
+    eps_f = jax.tree.map(np.zeros_like, {group: steps[0]["Df"][group] for group in case.groups})
+    gradient = np.zeros(theta.shape, theta.dtype)
+    for t, facts in enumerate(steps, start=1):
+        eps_x = {op: alpha * eps_x[op] + x for op, x in facts["x"].items()}
+        to_outputs = dict.fromkeys(facts["dY"], 0.0)
+        for group in case.groups:
+            for op in facts["dY"]:
+                carried = np.einsum("avc,cvu->avu", facts["D"][group], eps_f[group][op])
+                new = facts["Df"][group][op]
+                eps_f[group][op] = alpha * carried + (1 - alpha) * new
+                corrected = eps_f[group][op] / (1 - alpha**t)
+                signal = facts["signal"][group]
+                to_outputs[op] = to_outputs[op] + np.einsum("av,avu->u", signal, corrected)
+        pulled = _pull_back(case, params, facts["states"], xs[t - 1], eps_x, to_outputs)
+        gradient += weights[t - 1] * (facts["direct"] + np.asarray(pulled))
+    return unravel(jnp.asarray(gradient))
+
+
+@compiled
+def _pull_back(case, params, states, x, inputs, to_outputs):
+    """Gradient of theta from a gradient of every y, had the operations the given inputs."""
+    theta, unravel = ravel_pytree(params)
+    outputs, vjp = jax.vjp(partial(_outputs, case, unravel, states, x, inputs), theta)
+    return vjp({op: to_outputs[op].reshape(y.shape).astype(y.dtype) for op, y in outputs.items()})[
+        0
+    ]
+
+
+def _ones(step_weights, xs):
+    return np.ones(len(xs), xs.dtype) if step_weights is None else step_weights

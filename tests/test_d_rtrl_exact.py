@@ -1,0 +1,109 @@
+"""Where every path from state to state is position by position, D-RTRL equals BPTT."""
+
+import brainstate
+import cases
+import jax
+import numpy as np
+import pytest
+import references
+from assertions import assert_gradients_close
+from drivers import (
+    build_algorithm,
+    build_learner,
+    catalogue_gradient,
+    named,
+    sequence_gradient,
+    weights_of,
+)
+
+TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
+ONE_STATE, TWO_STATES = cases.BY_NAME["independent_rnn"], cases.BY_NAME["alif"]
+FEW = [ONE_STATE, TWO_STATES, cases.BY_NAME["synapse_read_out"], cases.BY_NAME["rotation"]]
+
+
+def check(actual, case, dtype=np.float32, **reference):
+    expected = references.bptt(case, **reference)
+    assert_gradients_close(actual, expected, TOLERANCE[dtype], case.name)
+
+
+@pytest.mark.core
+@cases.each(cases.DIAGONAL)
+def test_float32(case):
+    check(catalogue_gradient(case), case)
+
+
+@pytest.mark.usefixtures("float64")
+@cases.each(cases.DIAGONAL)
+def test_float64(case):
+    check(catalogue_gradient(case, dtype=np.float64), case, np.float64)
+
+
+@pytest.mark.usefixtures("float64")
+@cases.each(cases.DIAGONAL)
+def test_mapped_over_the_batch(case):
+    check(catalogue_gradient(case, style="mapped", dtype=np.float64), case, np.float64)
+
+
+@cases.each(FEW)
+def test_single_sample_without_batch_axis(case):
+    check(catalogue_gradient(case, style="single"), case, batch=None)
+
+
+@cases.each(FEW)
+@pytest.mark.parametrize("style", ["batch axis", "mapped"])
+def test_batch_of_one(case, style):
+    check(catalogue_gradient(case, style=style, batch=1), case, batch=None)
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("float64")
+@cases.each([ONE_STATE, TWO_STATES])
+@pytest.mark.parametrize("chunk_size", range(1, references.LENGTH + 1))
+def test_every_chunk_size(case, chunk_size):
+    check(catalogue_gradient(case, dtype=np.float64, chunk_size=chunk_size), case, np.float64)
+
+
+@cases.each(cases.DIAGONAL)
+def test_several_chunks_and_a_remainder(case):
+    check(catalogue_gradient(case, chunk_size=4), case)
+
+
+@pytest.mark.core
+@cases.each(FEW)
+@pytest.mark.parametrize("split", [1, 4])
+def test_traces_carry_on_from_call_to_call(case, split):
+    learner = build_learner(case)
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+    first = sequence_gradient(learner, case, xs[:split], targets[:split])
+    second = sequence_gradient(learner, case, xs[split:], targets[split:], chunk_size=3)
+    check(jax.tree.map(np.add, first, second), case)
+
+
+@pytest.mark.core
+@cases.each(FEW)
+def test_one_gradient_per_step(case):
+    model, algorithm = build_algorithm(case)
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+
+    def step_loss(x, target):
+        return case.loss(algorithm(x), target)
+
+    gradient = brainstate.transform.jit(brainstate.transform.grad(step_loss, weights_of(model)))
+    total = gradient(xs[0], targets[0])
+    for x, target in zip(xs[1:], targets[1:], strict=True):
+        total = jax.tree.map(np.add, total, gradient(x, target))
+    check(named(total), case)
+
+
+@cases.each(FEW)
+def test_one_gradient_around_a_loop_of_calls(case):
+    model, algorithm = build_algorithm(case)
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+
+    def sequence_loss():
+        def step_loss(x, target):
+            return case.loss(algorithm(x), target)
+
+        return brainstate.transform.for_loop(step_loss, xs, targets).sum()
+
+    check(named(brainstate.transform.grad(sequence_loss, weights_of(model))()), case)

@@ -1,0 +1,63 @@
+"""On recurrent models the algorithms equal their dense oracles, and are not BPTT."""
+
+import cases
+import numpy as np
+import pytest
+import references
+from assertions import assert_gradients_close, assert_gradients_differ
+from drivers import catalogue_gradient
+
+SOME = [
+    cases.BY_NAME[name]
+    for name in ("leaky_rnn", "lstm_fused", "gru", "two_layers_plain_link", "alif_late_threshold")
+]
+ALPHA = 0.7
+ES_OPTIONS = {"algorithm": "es_d_rtrl", "decay_or_rank": ALPHA}
+
+
+def check(actual, expected, case, tolerance=1e-5):
+    assert_gradients_close(actual, expected, tolerance, case.name)
+    assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
+
+
+@pytest.mark.core
+@cases.each(cases.RECURRENT)
+def test_d_rtrl(case):
+    check(catalogue_gradient(case), references.dense_d_rtrl(case), case)
+
+
+@pytest.mark.core
+@cases.each(cases.ALL)
+def test_es_d_rtrl(case):
+    expected = references.dense_es_d_rtrl(case, alpha=ALPHA)
+    check(catalogue_gradient(case, **ES_OPTIONS), expected, case)
+
+
+@pytest.mark.usefixtures("float64")
+@cases.each(SOME)
+def test_d_rtrl_in_float64(case):
+    actual = catalogue_gradient(case, dtype=np.float64, chunk_size=4)
+    check(actual, references.dense_d_rtrl(case), case, 1e-10)
+
+
+@pytest.mark.usefixtures("float64")
+@cases.each(SOME)
+def test_es_d_rtrl_in_float64(case):
+    actual = catalogue_gradient(case, dtype=np.float64, chunk_size=4, **ES_OPTIONS)
+    check(actual, references.dense_es_d_rtrl(case, alpha=ALPHA), case, 1e-10)
+
+
+@cases.each(SOME)
+@pytest.mark.parametrize("options", [{}, ES_OPTIONS], ids=["d_rtrl", "es_d_rtrl"])
+def test_mapped_over_the_batch(case, options):
+    expected = references.dense_d_rtrl(case)
+    if options:
+        expected = references.dense_es_d_rtrl(case, alpha=ALPHA)
+    check(catalogue_gradient(case, style="mapped", **options), expected, case)
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(1, 0.0), (3, 0.5), (0.5, 0.5)])
+def test_rank_of_es_d_rtrl(rank, alpha):
+    case = cases.BY_NAME["leaky_rnn"]
+    actual = catalogue_gradient(case, algorithm="pp_prop", decay_or_rank=rank)
+    check(actual, references.dense_es_d_rtrl(case, alpha=alpha), case)

@@ -1,0 +1,70 @@
+"""`vjp_method='multi-step'`: BPTT inside a window, the traces for everything before it."""
+
+import brainstate
+import cases
+import jax
+import numpy as np
+import pytest
+import references
+from assertions import assert_gradients_close, assert_gradients_differ
+from drivers import build_algorithm, catalogue_gradient, named, weights_of
+
+import braintrace
+
+SOME = [
+    cases.BY_NAME[name]
+    for name in ("leaky_rnn", "gru", "lstm_fused", "lif_recurrent", "two_layers_plain_link")
+]
+
+
+def windowed_gradient(case, window):
+    """Sum of the gradients of calls with `MultiStepData`, one call per window."""
+    model, algorithm = build_algorithm(case, vjp_method="multi-step")
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+
+    def window_loss(inputs, wanted):
+        outputs = algorithm(braintrace.MultiStepData(inputs))
+        return jax.vmap(case.loss)(outputs, wanted).sum()
+
+    gradient = brainstate.transform.grad(window_loss, weights_of(model))
+    parts = [slice(start, start + window) for start in range(0, len(xs), window)]
+    each = [named(gradient(xs[part], targets[part])) for part in parts]
+    return jax.tree.map(lambda *leaves: sum(leaves), *each)
+
+
+@pytest.mark.core
+@cases.each(SOME)
+def test_one_window_over_the_whole_sequence_is_bptt(case):
+    actual = windowed_gradient(case, references.LENGTH)
+    assert_gradients_close(actual, references.bptt(case), 1e-5, case.name)
+
+
+@cases.each(SOME)
+@pytest.mark.parametrize("window", [1, 2])
+def test_shorter_windows(case, window):
+    actual = windowed_gradient(case, window)
+    expected = references.dense_multi_step(case, window=window)
+    assert_gradients_close(actual, expected, 1e-5, case.name)
+    assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
+
+
+@pytest.mark.core
+@cases.each(SOME)
+def test_chunk_of_etrace_grad_is_the_window(case):
+    actual = catalogue_gradient(case, vjp_method="multi-step", chunk_size=4)
+    expected = references.dense_multi_step(case, window=4)
+    assert_gradients_close(actual, expected, 1e-5, case.name)
+
+
+def test_sequence_of_single_steps():
+    """Without the option a `MultiStepData` is a loop of single steps."""
+    case = cases.BY_NAME["leaky_rnn"]
+    model, algorithm = build_algorithm(case)
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+
+    def sequence_loss():
+        outputs = algorithm(braintrace.MultiStepData(xs))
+        return jax.vmap(case.loss)(outputs, targets).sum()
+
+    actual = named(brainstate.transform.grad(sequence_loss, weights_of(model))())
+    assert_gradients_close(actual, references.dense_d_rtrl(case), 1e-5, case.name)

@@ -1,0 +1,88 @@
+"""The oracles agree with each other where theory says so, and differ where it says so."""
+
+import cases
+import numpy as np
+import oracles
+import pytest
+import references
+from assertions import assert_gradients_close, assert_gradients_differ
+from jax.flatten_util import ravel_pytree
+from references import arguments
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+SMOOTH = [case for case in cases.ALL if not case.spikes]
+SPIKING = [case for case in cases.ALL if case.spikes]
+SOME = [cases.BY_NAME[n] for n in ("plain_encoder", "gru", "lstm_fused", "two_layers_plain_link")]
+
+
+@cases.each(SMOOTH)
+def test_bptt_agrees_with_finite_differences(case):
+    gradient = ravel_pytree(references.bptt(case))[0]
+    entries = np.linspace(0, gradient.size - 1, 9).astype(int)
+    differences = oracles.finite_differences(case, *arguments(case), entries)
+    np.testing.assert_allclose(differences, gradient[entries], atol=1e-7 * np.abs(gradient).max())
+
+
+@pytest.mark.core
+@cases.each(cases.DIAGONAL)
+def test_d_rtrl_is_bptt_on_diagonal_recurrences(case):
+    actual = references.dense_d_rtrl(case)
+    assert_gradients_close(actual, references.bptt(case), 1e-12, case.name)
+
+
+@cases.each(cases.RECURRENT)
+def test_d_rtrl_is_not_bptt_on_other_recurrences(case):
+    actual = references.dense_d_rtrl(case)
+    assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
+
+
+@cases.each(SOME)
+def test_window_over_everything_is_bptt(case):
+    actual = references.dense_multi_step(case, window=6)
+    assert_gradients_close(actual, references.bptt(case), 1e-12, case.name)
+
+
+@cases.each([cases.BY_NAME[name] for name in ("independent_rnn", "alif", "synapse")])
+def test_windows_are_bptt_on_diagonal_recurrences(case):
+    actual = references.dense_multi_step(case, window=3)
+    assert_gradients_close(actual, references.bptt(case), 1e-12, case.name)
+
+
+def test_es_d_rtrl_in_closed_form():
+    """h = 0.8 h + x w: D = 0.8 and Df = 1 everywhere, so both traces are geometric sums."""
+    case, alpha, leak = cases.BY_NAME["leaky"], 0.7, 0.8
+    params, states, xs, targets = arguments(case)
+    h, output_weight, expected = states["h"], params["w_out"], 0.0
+    for t in range(1, len(xs) + 1):
+        h = leak * h + xs[t - 1] @ params["w_in"]
+        signal = 2 * (h @ output_weight - targets[t - 1]) / targets[0].size @ output_weight.T
+        eps_x = sum(alpha ** (t - s) * xs[s - 1] for s in range(1, t + 1))
+        eps_f = (1 - alpha) * sum((alpha * leak) ** k for k in range(t)) / (1 - alpha**t)
+        expected = expected + eps_x.T @ (signal * eps_f)
+    actual = references.dense_es_d_rtrl(case, alpha=alpha)["w_in"]
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+@cases.each(SOME)
+def test_es_d_rtrl_without_memory_is_the_same_step_gradient(case):
+    """With alpha = 0 nothing of the past is left: the gradient of each step on its own."""
+    params, _, xs, targets = arguments(case)
+    total = 0.0
+    for x, target, facts in zip(xs, targets, references.facts_of_steps(case), strict=True):
+        one_step = oracles.bptt(case, params, facts["states"], x[None], target[None])
+        total = total + ravel_pytree(one_step)[0]
+    expected = ravel_pytree(params)[1](total)
+    actual = references.dense_es_d_rtrl(case, alpha=0.0)
+    assert_gradients_close(actual, expected, 1e-12, case.name)
+
+
+@cases.each(SPIKING)
+@pytest.mark.parametrize("batch", [None, 2])
+def test_spiking_models_spike(case, batch):
+    """Some neurons fire and some stay silent, so that no agreement is one of silence."""
+    for name in case.spikes:
+        potentials = np.array([f["states"][name] for f in references.facts_of_steps(case, batch)])
+        fired = np.mean(potentials >= 1)
+        assert 0.05 < fired < 0.95, f"{case.name}: {fired:.0%} of {name} above threshold"
+        assert np.abs(potentials - 1).min() > 1e-4, "too close to the threshold for float32"

@@ -1,0 +1,56 @@
+"""Parameters without a trace get the ordinary gradient of the same step, never a silent zero."""
+
+import brainstate
+import cases
+import numpy as np
+import oracles
+import pytest
+import references
+from assertions import assert_gradients_close
+from drivers import build_algorithm, catalogue_gradient, named, weights_of
+
+PLAIN = [case for case in cases.ALL if case.same_step_only]
+ALGORITHMS = ["d_rtrl", "es_d_rtrl"]
+
+
+def same_step_gradient(case):
+    """Sum over the steps of each step's own gradient, old states held constant, in float64."""
+    params, _, xs, targets = references.arguments(case, dtype=np.float64)
+    steps = zip(references.facts_of_steps(case), xs, targets, strict=True)
+    each = [oracles.bptt(case, params, f["states"], x[None], y[None]) for f, x, y in steps]
+    return {name: sum(gradient[name] for gradient in each) for name in case.same_step_only}
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("float64")
+@cases.each(PLAIN)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_plain_parameter_on_the_way_into_a_state(case, algorithm):
+    gradient = catalogue_gradient(case, algorithm, dtype=np.float64)
+    actual = {name: gradient[name] for name in case.same_step_only}
+    assert all(np.any(leaf) for leaf in actual.values())
+    assert_gradients_close(actual, same_step_gradient(case), 1e-10, case.name)
+
+
+@cases.each([case for case in cases.ALL if "w_out" in case.shapes])
+def test_plain_readout(case):
+    """A readout has no memory: its same-step gradient is all there is, whatever the model."""
+    actual = {"w_out": catalogue_gradient(case)["w_out"]}
+    expected = {"w_out": references.bptt(case)["w_out"]}
+    assert_gradients_close(actual, expected, 1e-5, case.name)
+
+
+@pytest.mark.core
+def test_plain_parameters_in_a_loop_written_by_hand():
+    case = cases.BY_NAME["plain_encoder"]
+    model, algorithm = build_algorithm(case)
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+
+    def sequence_loss():
+        def step_loss(x, target):
+            return case.loss(algorithm(x), target)
+
+        return brainstate.transform.for_loop(step_loss, xs, targets).sum()
+
+    actual = named(brainstate.transform.grad(sequence_loss, weights_of(model))())
+    assert_gradients_close(actual, references.dense_d_rtrl(case), 1e-5, case.name)
