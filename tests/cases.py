@@ -28,7 +28,7 @@ class Case:
     states: {state: number of units}; names with dots are paths.
     groups: {group: (state, ...)}, in the order in which a step computes them.
     relations: {operation: (group, ...)}, the groups that its output reaches position by position.
-    operands: {operation: parameter}, where the names differ.
+    operands: {operation: (parameter, ...)}, where it is not the one of the same name.
     broadcast: operations of which one output element reaches several positions.
     diagonal: every path from state to state is position by position, so D-RTRL equals BPTT.
     same_step_only: parameters that get nothing but the gradient of the same step.
@@ -80,6 +80,10 @@ class Case:
         """A fresh brainstate module of this model, its hidden states not yet initialised."""
         module = self.module or models.GenericModel
         return module(self, self.params(dtype, seed))
+
+    def parameters_of(self, operation):
+        """Names of the parameters that an operation learns."""
+        return set(self.operands.get(operation, (operation,)))
 
     @staticmethod
     def loss(output, target):
@@ -134,7 +138,7 @@ DIAGONAL = [
         states={"h": H, "k": INPUTS},
         groups={"h": ("h",), "k": ("k",)},
         relations={"forward": ("h",), "backward": ("k",)},
-        operands={"forward": "w", "backward": "w"},
+        operands={"forward": ("w",), "backward": ("w",)},
         inputs=INPUTS + H,
         diagonal=True,
     ),
@@ -144,6 +148,7 @@ DIAGONAL = [
         {**IN_OUT, "w_rec": (H,), "b_in": (H,)},
         **ONE_GROUP,
         relations={"w_in": ("h",), "w_rec": ("h",)},
+        operands={"w_in": ("w_in", "b_in")},
         broadcast=("w_rec",),
         diagonal=True,
     ),
@@ -163,7 +168,7 @@ DIAGONAL = [
         states={"re": H, "im": H},
         groups={"oscillator": ("re", "im")},
         relations=dict.fromkeys(("w_re", "w_im", "cos", "sin"), ("oscillator",)),
-        operands={"cos": "angle", "sin": "angle"},
+        operands={"cos": ("angle",), "sin": ("angle",)},
         broadcast=("cos", "sin"),
         diagonal=True,
     ),
@@ -203,6 +208,7 @@ RECURRENT = [
         {**IN_OUT, "w_rec": W_REC, "bias": (H,)},
         **ONE_GROUP,
         relations={"w_in": ("h",), "w_rec": ("h",)},
+        operands={"w_in": ("w_in", "bias")},
     ),
     Case(
         "leaky_rnn",
@@ -210,6 +216,7 @@ RECURRENT = [
         {**IN_OUT, "w_rec": W_REC, "bias": (H,)},
         **ONE_GROUP,
         relations={"w_in": ("h",), "w_rec": ("h",)},
+        operands={"w_in": ("w_in", "bias")},
         scale=1.5,
     ),
     Case(
@@ -255,6 +262,7 @@ RECURRENT = [
         {**IN_OUT, "w_gates": (INPUTS + H, 2 * H), "w_rec": W_REC, "b_rec": (H,)},
         **ONE_GROUP,
         relations=dict.fromkeys(("w_gates", "w_rec", "w_in"), ("h",)),
+        operands={"w_rec": ("w_rec", "b_rec")},
     ),
     Case(
         "lstm_fused",

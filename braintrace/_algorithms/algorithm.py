@@ -224,7 +224,7 @@ class CompiledStep:
         self.graph = graph
         self.outside = outside
         in_vars = graph.traced.program.in_vars
-        written = [leaf.in_var for leaf in graph.traced.leaves if leaf.out_var is not None]
+        written = graph.traced.written_vars
 
         def run_single(values: list[Any], traces: Any) -> Any:
             step = single_step(graph, method, dict(zip(in_vars, values, strict=True)), traces)

@@ -4,7 +4,7 @@ States are looked up by path at every use, never held: ``init_all_states`` makes
 objects, and those are the ones that a model reads from then on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -122,3 +122,38 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
             )
         values[var] = value.astype(var.aval.dtype)
     return values
+
+
+def add_to_states(
+    graph: ETraceGraph, paths: Sequence[Path | None], values: Sequence[Any], terms: Mapping[str, Any]
+) -> list[Any]:
+    """Add arrays, by state name, to the values of States.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    paths
+        Path of each value's State, ``None`` for States that the compiled step does not touch.
+    values
+        Values of States.
+    terms
+        What is added, for some of the hidden states.
+    """
+    leaves: dict[Path, list[StateLeaf]] = {}
+    for leaf in graph.traced.leaves:
+        leaves.setdefault(leaf.path, []).append(leaf)
+
+    def added(path: Path | None, value: Any) -> Any:
+        own = leaves.get(path, []) if path is not None else []
+        if not any(leaf.name in terms for leaf in own):
+            return value
+        count = None if own[0].component is None else len(own)
+        (array,), tree = jax.tree.flatten(value)
+        parts = [
+            part + terms[leaf.name] if leaf.name in terms else part
+            for leaf, part in zip(own, split_components(array, count), strict=True)
+        ]
+        return jax.tree.unflatten(tree, [join_components(parts, count)])
+
+    return [added(path, value) for path, value in zip(paths, values, strict=True)]

@@ -75,6 +75,11 @@ class TracedModel:
     parameter_paths: tuple[Path, ...]
     batch_size: int | None
 
+    @property
+    def written_vars(self) -> list[Var]:
+        """Input variables of the State leaves that the step writes."""
+        return [leaf.in_var for leaf in self.leaves if leaf.out_var is not None]
+
 
 def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
     """Return the path of every State of ``model``, by identity."""

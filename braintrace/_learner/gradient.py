@@ -1,10 +1,8 @@
 """The gradient of a loss over a sequence, compiled once per step function and shape.
 
-One step is the user's ``step_fn``, run on a learner that records: it yields the loss, the
-new states, the Jacobians, the derivative with respect to the probes (the learning signal) and
-the ordinary gradient of the parameters that have a path outside the traces. Steps are scanned
-chunk by chunk; after each chunk the trace method turns records and signals into the gradient
-of the operands. The operands' gradient goes back to the parameters once, at the end.
+One step is the user's ``step_fn``, run on a learner that records. Steps are run chunk by chunk
+(see `chunk_gradient`). The gradient of the operands goes back to the parameters once, at the
+end: what lies between (a mask, a transpose, a product of parameters) is fixed over a sequence.
 """
 
 import dataclasses
@@ -16,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._executor import operands, zero_probes
+from .._executor import operands
 from .._typing import Path
+from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import check_sequences, over_chunks
 from .recorder import Recorder
-from .step_gradient import StepGradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ class SequenceGradient:
     ) -> None:
         self._algorithm = learner.algorithm
         self._options = options
-        self._chunk = chunk
+        self._length = chunk
         self._parameters: dict[Path, brainstate.State] = {
             tuple(path): state
             for path, state in self._algorithm.model.states(brainstate.ParamState).items()
@@ -82,22 +80,25 @@ class SequenceGradient:
             }
             for relation in graph.hidden_param_op_relations
         }
-        self._step = StepGradient(
+        kind = WindowChunk if self._algorithm.vjp_method == "multi-step" else RecordedChunk
+        self._chunks = kind(
+            self._algorithm,
             _recording(learner, step_fn, options.has_aux),
             list(self._parameters.values()),
-            (zero_probes(graph), weights, slices),
+            weights,
+            slices,
         )
         self._run = jax.jit(self._sequence)
 
     def __call__(self, sequences: Any, mask: jax.Array) -> tuple[dict[Path, Any], Any, Any]:
         """Return gradients, value and auxiliary results; advance states and traces."""
         parameters = [state.value for state in self._parameters.values()]
-        others = [state.value for state in self._step.others]
+        others = [state.value for state in self._chunks.step.others]
         traces = self._algorithm.traces
-        gradients, value, aux, others, traces.value = self._run(
+        gradients, value, aux, written, traces.value = self._run(
             parameters, others, traces.value, sequences, mask
         )
-        self._step.write(others)
+        self._chunks.step.write(written)
         return dict(zip(self._parameters, gradients, strict=True)), value, aux
 
     def _operands(self, parameters: list[Any]) -> Any:
@@ -116,17 +117,16 @@ class SequenceGradient:
         steps = check_sequences(sequences)
         scales = self._scales(mask)
         weights, to_parameters = jax.vjp(self._operands, parameters)
-        live = self._step.zero_gradients(parameters)
-        start = (self._step.written_of(others), live, jax.tree.map(jnp.zeros_like, weights), traces)
+        zero = self._chunks.start(parameters, weights)
+        start = (self._chunks.step.written_of(others), zero, traces)
 
         def run_chunk(carry: Any, chunk: Any) -> Any:
-            return self._run_chunk(parameters, others, weights, carry, chunk)
+            return self._chunks.run(parameters, others, weights, carry, chunk)
 
-        (written, live, gradients, traces), (losses, aux) = over_chunks(
-            run_chunk, start, (sequences, scales), steps, self._chunk
+        (written, gradients, traces), (losses, aux) = over_chunks(
+            run_chunk, start, (sequences, scales), steps, self._length
         )
-        (through_traces,) = to_parameters(gradients)
-        total = self._step.add(through_traces, live)
+        total = self._chunks.total(gradients, lambda found: to_parameters(found)[0])
         return total, jnp.sum(losses * scales), aux, written, traces
 
     def _scales(self, mask: Any) -> Any:
@@ -134,30 +134,6 @@ class SequenceGradient:
             return mask
         total = jnp.sum(mask)
         return mask / jnp.where(total == 0, 1, total)
-
-    def _run_chunk(
-        self, parameters: list[Any], others: list[Any], weights: Any, carry: Any, chunk: Any
-    ) -> Any:
-        written, live, gradients, traces = carry
-        graph, method = self._algorithm.graph, self._algorithm.method
-        probes = zero_probes(graph)
-
-        def step(carry: Any, inputs: Any) -> Any:
-            written, live = carry
-            slices, scale = inputs
-            result = self._step(
-                parameters, self._step.merge(others, written), (probes, weights, slices), scale
-            )
-            live = [a + b for a, b in zip(live, result.live, strict=True)]
-            return (result.written, live), (result.signal, result.records, result.loss, result.aux)
-
-        (written, live), (signal, records, losses, aux) = jax.lax.scan(
-            step, (written, live), chunk
-        )
-        solved = method.solve(graph, weights, records, signal, traces)
-        gradients = jax.tree.map(jnp.add, gradients, solved)
-        traces = method.update(graph, weights, records, traces)
-        return (written, live, gradients, traces), (losses, aux)
 
 
 def _recording(learner: Any, step_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from .._algorithms import ETraceAlgorithm
 from .._compiler import ETraceGraph
 from .._errors import ShapeError
 from .chunks import check_sequences, chunk_length
-from .evolve import evolve, predict
+from .evolve import Runner, evolving, predicting, run_sequence
 from .gradient import GradientOptions, SequenceGradient
 from .recorder import Recorder
 
@@ -33,7 +33,7 @@ class Learner(brainstate.nn.Module):
         self.algorithm = algorithm
         self._recorder: Recorder | None = None
         self._gradients: dict[Any, SequenceGradient] = {}
-        self._runners: dict[Any, Any] = {}
+        self._runners: dict[Any, Runner] = {}
 
     @property
     def graph(self) -> ETraceGraph:
@@ -131,7 +131,9 @@ class Learner(brainstate.nn.Module):
             For sequences that are empty, differ in length or do not fit the states.
         """
         steps = check_sequences(sequences)
-        return evolve(self, sequences, chunk_length(self.graph, chunk_size, steps))
+        chunk = chunk_length(self.graph, chunk_size, steps)
+        runner = self._runner(("evolve", chunk), lambda: evolving(self.algorithm, chunk))
+        return run_sequence(self.algorithm, runner, sequences)
 
     def predict(self, *sequences: Any) -> Any:
         """Run the model alone over a sequence: states move on, traces do not.
@@ -152,7 +154,14 @@ class Learner(brainstate.nn.Module):
             For sequences that are empty, differ in length or do not fit the states.
         """
         check_sequences(sequences)
-        return predict(self, sequences)
+        runner = self._runner(("predict",), lambda: predicting(self.algorithm))
+        return run_sequence(self.algorithm, runner, sequences)
+
+    def _runner(self, name: Any, make: Callable[[], Runner]) -> Runner:
+        key = (name, self.graph)
+        if key not in self._runners:
+            self._runners[key] = make()
+        return self._runners[key]
 
 
 def _mask(mask: Any, steps: int) -> Any:
@@ -174,4 +183,4 @@ def _signature(sequences: Any) -> Any:
 def _identity(learner: Learner) -> Any:
     """Name the State objects and the graph that a compiled driver is made for."""
     states = learner.algorithm.model.states()
-    return id(learner.graph), tuple(id(state) for state in states.values())
+    return learner.graph, tuple(id(state) for state in states.values())

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from .._algorithms import ETraceAlgorithm, read_arguments, read_states, unwrap, write_states
-from .._executor import Jacobians, Probes, Weights, recorded_step
+from .._executor import Jacobians, Probes, Weights, recorded_step, window_step
 
 
 @dataclasses.dataclass
@@ -20,7 +20,8 @@ class Recorder:
     weights
         Operands of the relations, fixed over the chunk.
     probes
-        Zeros that are added to the hidden states, to be differentiated.
+        Zeros that are added to the hidden states, to be differentiated; ``None`` where the
+        step is differentiated in full instead.
     calls
         How often the step function has called the learner.
     records
@@ -29,7 +30,7 @@ class Recorder:
 
     algorithm: ETraceAlgorithm
     weights: Weights
-    probes: Probes
+    probes: Probes | None
     calls: int = 0
     records: Jacobians | None = None
 
@@ -41,9 +42,12 @@ class Recorder:
             **read_arguments(graph, unwrap(arguments)),
             **read_states(graph, states),
         }
-        outputs, new_states, self.records = recorded_step(
-            graph, inputs, self.weights, self.probes
-        )
+        if self.probes is None:
+            outputs, new_states, self.records = window_step(graph, inputs)
+        else:
+            outputs, new_states, self.records = recorded_step(
+                graph, inputs, self.weights, self.probes
+            )
         write_states(graph, states, new_states)
         self.calls += 1
         return jax.tree.unflatten(graph.traced.output_tree, outputs)

@@ -1,17 +1,16 @@
 """Train a recurrent network online to read handwritten digits.
 
 Each image of scikit-learn's ``load_digits`` (8 x 8 pixels) is a sequence: one row of pixels
-per time step, or one pixel with ``--pixels``. Eligibility traces are carried forward in time
-next to the hidden states, so the gradient is ready after the last step and the sequence is
-never gone through backwards. ``--algorithm bptt`` trains the same network with
-backpropagation through time, for comparison.
+per time step, or one pixel with ``--pixels``. The network answers at the last step.
+Eligibility traces are carried forward in time next to the hidden states, so the gradient is
+ready as soon as the answer is, and nobody goes back through the sequence. ``--algorithm bptt``
+trains the same network with backpropagation through time, for comparison.
 
     python docs/examples/sequential_digits.py
     python docs/examples/sequential_digits.py --model gru --compare
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,30 +26,344 @@ from tqdm import tqdm
 
 import braintrace
 
-ALGORITHMS = {"bptt": "BPTT", "es_d_rtrl": "ES_D_RTRL", "d_rtrl": "D_RTRL"}
 CLASSES = 10
+LEARNING_RATE = 3e-3
+NAMES = {"bptt": "BPTT", "es_d_rtrl": "ES_D_RTRL", "d_rtrl": "D_RTRL"}
+OPTIONS = {"es_d_rtrl": {"decay_or_rank": 0.9}, "d_rtrl": {}}
+
+
+# --- data --------------------------------------------------------------------------------
+
+
+class Digits(NamedTuple):
+    """Image sequences ``(samples, steps, pixels per step)`` and labels ``(samples,)``."""
+
+    train_images: np.ndarray
+    test_images: np.ndarray
+    train_labels: np.ndarray
+    test_labels: np.ndarray
+
+
+def load_sequences(one_pixel_per_step=False):
+    """Load the digits, scaled to [-1, 1]; the held-out fifth is the same for every seed."""
+    images, labels = load_digits(return_X_y=True)
+    shape = (64, 1) if one_pixel_per_step else (8, 8)
+    images = (images / 8 - 1).astype(np.float32).reshape(-1, *shape)
+    return Digits(
+        *train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
+    )
 
 
 # --- models ------------------------------------------------------------------------------
-#
-# A weight inside `braintrace.matmul` learns through an eligibility trace. The readout is an
-# ordinary matrix product: it has no memory, so the gradient of the same step is all it needs.
 
 
 class Layer(brainstate.nn.Module):
-    """The weights of a recurrent layer with ``gates`` gates and of its readout."""
+    """What the models share: a recurrent layer's weights, its state, and a readout.
 
-    def __init__(self, inputs, hidden, gates=1):
+    The weights inside ``braintrace.matmul`` learn through eligibility traces. The readout is
+    an ordinary matrix product: it has no memory, and the gradient of its own step is enough.
+    """
+
+    gates = 1
+    recurrent_scale = 1.0
+
+    def __init__(self, inputs, hidden, steps):
         super().__init__()
         self.hidden = hidden
-        glorot = brainstate.nn.init.XavierNormal()
-        orthogonal = brainstate.nn.init.Orthogonal()
-        recurrent = np.concatenate([orthogonal((hidden, hidden)) for _ in range(gates)], axis=1)
-        self.w_in = brainstate.ParamState(glorot((inputs, gates * hidden)))
-        self.w_rec = brainstate.ParamState(recurrent)
-        self.bias = brainstate.ParamState(jnp.zeros(gates * hidden))
-        self.w_out = brainstate.ParamState(glorot((hidden, CLASSES)))
+        # Neurons from fast to as slow as the sequence is long, like the cells of a brain area.
+        self.leak = jnp.geomspace(1 / steps, 0.5, hidden)
+        fan_in = brainstate.nn.init.LecunNormal()
+        orthogonal = brainstate.nn.init.Orthogonal(scale=self.recurrent_scale)
+        recurrent = [orthogonal((hidden, hidden)) for _ in range(self.gates)]
+        self.w_in = brainstate.ParamState(fan_in((inputs, self.gates * hidden)))
+        self.w_rec = brainstate.ParamState(jnp.concatenate(recurrent, axis=1))
+        self.bias = brainstate.ParamState(jnp.zeros(self.gates * hidden))
+        self.w_out = brainstate.ParamState(fan_in((hidden, CLASSES)))
         self.b_out = brainstate.ParamState(jnp.zeros(CLASSES))
 
-    def drive(self, x):
-        return braintrace.matmul(x, self.w_in.value, self.bias.value)
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, self.hidden)))
+
+    def reset_state(self, batch_size):
+        for state in self.states(brainstate.HiddenState).values():
+            state.value = jnp.zeros((batch_size, self.hidden))
+
+    def currents(self, x, feedback):
+        from_input = braintrace.matmul(x, self.w_in.value, self.bias.value)
+        return from_input, braintrace.matmul(feedback, self.w_rec.value)
+
+    def readout(self):
+        return self.h.value @ self.w_out.value + self.b_out.value
+
+
+class LeakyRNN(Layer):
+    """Leaky tanh neurons."""
+
+    def update(self, x):
+        h = self.h.value
+        from_input, from_recurrent = self.currents(x, h)
+        self.h.value = h + self.leak * (jnp.tanh(from_input + from_recurrent) - h)
+        return self.readout()
+
+
+class GRU(Layer):
+    """A gated recurrent unit with the reset gate after the recurrent product."""
+
+    gates = 3
+
+    def update(self, x):
+        h = self.h.value
+        from_input, from_recurrent = self.currents(x, h)
+        reset_in, update_in, new_in = jnp.split(from_input, 3, axis=-1)
+        reset_rec, update_rec, new_rec = jnp.split(from_recurrent, 3, axis=-1)
+        reset = jax.nn.sigmoid(reset_in + reset_rec)
+        update = jax.nn.sigmoid(update_in + update_rec)
+        new = jnp.tanh(new_in + reset * new_rec)
+        self.h.value = h + update * (new - h)
+        return self.readout()
+
+
+@jax.custom_jvp
+def spike(v):
+    """One where the membrane reaches its threshold of zero, with a surrogate derivative."""
+    return (v >= 0).astype(v.dtype)
+
+
+@spike.defjvp
+def spike_jvp(primals, tangents):
+    (v,), (dv,) = primals, tangents
+    return spike(v), dv / (1 + jnp.abs(v)) ** 2
+
+
+class LIF(Layer):
+    """Leaky integrate-and-fire neurons; the readout sees their low-pass filtered spikes."""
+
+    # Spikes are all or nothing: at full scale their feedback drowns the input.
+    recurrent_scale = 0.3
+
+    def init_state(self, batch_size):
+        super().init_state(batch_size)
+        self.v = brainstate.HiddenState(jnp.full((batch_size, self.hidden), 0.0))
+
+    def update(self, x):
+        fired = spike(self.v.value - 1)
+        from_input, from_recurrent = self.currents(x, fired)
+        decay = 1 - self.leak
+        self.v.value = decay * (self.v.value - fired) + from_input + from_recurrent
+        self.h.value = decay * self.h.value + spike(self.v.value - 1)
+        return self.readout()
+
+
+MODELS = {"leaky": LeakyRNN, "gru": GRU, "lif": LIF}
+
+
+# --- gradients ---------------------------------------------------------------------------
+
+
+def cross_entropy(logits, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def online_gradients(model, algorithm, batch_size, steps, pixels):
+    """Gradients by eligibility traces: a function of a batch of sequences and its labels."""
+    example = jnp.zeros((batch_size, pixels))
+    learner = braintrace.compile(
+        model, algorithm, example, batch_size=batch_size, **OPTIONS[algorithm]
+    )
+    last_step_only = np.arange(steps) == steps - 1
+
+    def step(x, labels):
+        logits = learner(x)
+        return cross_entropy(logits, labels), logits
+
+    def gradients(xs, labels):
+        learner.reset_state(batch_size)
+        every_step = jnp.broadcast_to(labels, (steps, batch_size))
+        grads, loss, logits = learner.etrace_grad(
+            xs, every_step, step_fn=step, mask=last_step_only, has_aux=True, return_value=True
+        )
+        return grads, loss, logits[-1]
+
+    return gradients
+
+
+def bptt_gradients(model, batch_size):
+    """The same by backpropagation through time."""
+    brainstate.nn.init_all_states(model, batch_size)
+
+    def sequence_loss(xs, labels):
+        logits = brainstate.transform.for_loop(model.update, xs)[-1]
+        return cross_entropy(logits, labels), logits
+
+    def gradients(xs, labels):
+        brainstate.nn.reset_all_states(model, batch_size)
+        weights = model.states(brainstate.ParamState)
+        return brainstate.transform.grad(sequence_loss, weights, has_aux=True, return_value=True)(
+            xs, labels
+        )
+
+    return gradients
+
+
+# --- training ----------------------------------------------------------------------------
+
+
+def make_train_step(model, gradients, total_steps):
+    """One update of the weights: ``(sequences, labels) -> loss, accuracy``, compiled."""
+    weights = model.states(brainstate.ParamState)
+    optimizer = optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, total_steps))
+    moments = brainstate.State(optimizer.init({path: w.value for path, w in weights.items()}))
+
+    @brainstate.transform.jit
+    def train_step(xs, labels):
+        grads, loss, logits = gradients(xs, labels)
+        changes, moments.value = optimizer.update(grads, moments.value)
+        for path, weight in weights.items():
+            weight.value = weight.value + changes[path]
+        return loss, jnp.mean(logits.argmax(-1) == labels)
+
+    return train_step
+
+
+def make_accuracy(model):
+    """The share of sequences that the model reads correctly, compiled."""
+
+    @brainstate.transform.jit
+    def accuracy(xs, labels):
+        brainstate.nn.reset_all_states(model, labels.size)
+        logits = brainstate.transform.for_loop(model.update, xs)[-1]
+        return jnp.mean(logits.argmax(-1) == labels)
+
+    return accuracy
+
+
+class Curves(NamedTuple):
+    """Training loss and test accuracy after every epoch."""
+
+    loss: list
+    accuracy: list
+
+
+def time_first(images):
+    return images.swapaxes(0, 1)
+
+
+def train(algorithm, digits, options):
+    """Train a fresh network and return its learning curves."""
+    brainstate.random.seed(options.seed)
+    shuffle = np.random.default_rng(options.seed).permutation
+    samples, steps, pixels = digits.train_images.shape
+    model = MODELS[options.model](pixels, options.hidden, steps)
+    if algorithm == "bptt":
+        gradients = bptt_gradients(model, options.batch_size)
+    else:
+        gradients = online_gradients(model, algorithm, options.batch_size, steps, pixels)
+
+    batches = samples // options.batch_size
+    train_step = make_train_step(model, gradients, options.epochs * batches)
+    accuracy = make_accuracy(model)
+    curves = Curves([], [])
+    with tqdm(total=options.epochs * batches, desc=NAMES[algorithm]) as bar:
+        for _ in range(options.epochs):
+            losses = []
+            order = shuffle(samples)[: batches * options.batch_size]
+            for batch in order.reshape(batches, -1):
+                images, labels = digits.train_images[batch], digits.train_labels[batch]
+                loss, hits = train_step(time_first(images), labels)
+                losses.append(float(loss))
+                bar.set_postfix(loss=f"{loss:.3f}", accuracy=f"{hits:.3f}", refresh=False)
+                bar.update()
+            curves.loss.append(np.mean(losses))
+            test = accuracy(time_first(digits.test_images), digits.test_labels)
+            curves.accuracy.append(float(test))
+    return curves
+
+
+def draw(curves_of, path):
+    """Write the learning curves of one or more algorithms as a picture."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for algorithm, curves in curves_of.items():
+        epochs = np.arange(1, len(curves.loss) + 1)
+        label = f"{NAMES[algorithm]} ({curves.accuracy[-1]:.3f})"
+        left.plot(epochs, curves.loss, marker=".", label=NAMES[algorithm])
+        right.plot(epochs, curves.accuracy, marker=".", label=label)
+    left.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    right.set(xlabel="epoch", ylabel="test accuracy", ylim=(0, 1))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+# --- command line ------------------------------------------------------------------------
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Answers a bad option with one line, without the usage text in front."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def whole_number(low, high=None):
+    """Return a parser of whole numbers from ``low`` to ``high``."""
+    expected = f"a whole number of {low} or more" if high is None else f"from {low} to {high}"
+
+    def parse(text):
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if number < low or (high is not None and number > high):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+        return number
+
+    return parse
+
+
+def picture_path(text):
+    path = Path(text)
+    kinds = Figure().canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise argparse.ArgumentTypeError(f"expected a picture such as digits.png, got {text!r}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"no picture can be written to {text!r}")
+    return path
+
+
+def parse_options(arguments=None):
+    """Read the command line; a bad value ends the program with status 2."""
+    parser = OneLineParser(
+        description="Train a recurrent network online to read handwritten digits.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--algorithm", choices=["d_rtrl", "es_d_rtrl", "bptt"], default="d_rtrl", help="how to learn")
+    add("--model", choices=sorted(MODELS), default="leaky", help="the recurrent network")
+    add("--hidden", type=whole_number(1), default=128, help="number of hidden neurons")
+    add("--epochs", type=whole_number(1), default=50, help="passes over the training images")
+    add("--batch-size", type=whole_number(1), default=32, help="images per update")
+    add("--seed", type=whole_number(0, 2**32 - 1), default=0, help="initial weights and order")
+    add("--out", type=picture_path, default="digits.png", help="where the learning curves go")
+    add("--pixels", action="store_true", help="show one pixel per time step, not one row")
+    add("--compare", action="store_true", help="train with all three algorithms")
+    options = parser.parse_args(arguments)
+    options.digits = load_sequences(options.pixels)
+    largest = len(options.digits.train_images)
+    if options.batch_size > largest:
+        parser.error(f"argument --batch-size: expected at most {largest}, got {options.batch_size}")
+    return options
+
+
+def main(arguments=None):
+    """Run the example."""
+    options = parse_options(arguments)
+    algorithms = NAMES if options.compare else [options.algorithm]
+    curves_of = {name: train(name, options.digits, options) for name in algorithms}
+    draw(curves_of, options.out)
+    print(f"test accuracy: {curves_of[options.algorithm].accuracy[-1]:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The gradient of one chunk of a sequence: by records and traces, or through a window.
+
+Both kinds have the same three functions: ``start`` (a gradient of zero), ``run`` (add one
+chunk's gradient, advance traces) and ``total`` (the gradient by parameter).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._algorithms import ETraceAlgorithm, add_to_states
+from .._executor import Weights, zero_probes
+from .pure_step import PureStep
+from .step_gradient import StepGradient
+
+Chunk = tuple[Any, jax.Array]
+"""Slices of the sequences, and the scale of every step's loss."""
+
+
+class RecordedChunk:
+    """Every step's derivative goes to the traces; see `braintrace._executor.param_dim`.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    function
+        ``(probes, weights, slices) -> (loss, aux, records)``.
+    parameters
+        The model's parameters.
+    weights, slices
+        Example operands and slices.
+    """
+
+    def __init__(
+        self,
+        algorithm: ETraceAlgorithm,
+        function: Callable[..., Any],
+        parameters: list[brainstate.State],
+        weights: Weights,
+        slices: Any,
+    ) -> None:
+        self._graph, self._method = algorithm.graph, algorithm.method
+        example = (zero_probes(self._graph), weights, slices)
+        self.step = PureStep(function, parameters, example)
+        self._differentiated = StepGradient(self.step, [p.value for p in parameters], example)
+
+    def start(self, parameters: list[Any], weights: Weights) -> Any:
+        """Return zero gradients: outside the traces, and of the operands."""
+        live = self._differentiated.zero_gradients(parameters)
+        return live, jax.tree.map(jnp.zeros_like, weights)
+
+    def run(
+        self, parameters: list[Any], others: list[Any], weights: Weights, carry: Any, chunk: Chunk
+    ) -> Any:
+        """Run one chunk; the carry is ``(written States, gradients, traces)``."""
+        written, (live, gradients), traces = carry
+        probes = zero_probes(self._graph)
+
+        def step(carry: Any, inputs: Any) -> Any:
+            written, live = carry
+            slices, scale = inputs
+            current = self.step.merge(others, written)
+            result = self._differentiated(parameters, current, (probes, weights, slices), scale)
+            live = [a + b for a, b in zip(live, result.live, strict=True)]
+            return (result.written, live), (result.signal, result.records, result.loss, result.aux)
+
+        (written, live), recorded = jax.lax.scan(step, (written, live), chunk)
+        signal, records, losses, aux = recorded
+        solved = self._method.solve(self._graph, weights, records, signal, traces)
+        gradients = jax.tree.map(jnp.add, gradients, solved)
+        traces = self._method.update(self._graph, weights, records, traces)
+        return (written, (live, gradients), traces), (losses, aux)
+
+    def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
+        """Return the gradient of every parameter."""
+        live, of_operands = gradients
+        return self._differentiated.add(to_parameters(of_operands), live)
+
+
+class WindowChunk:
+    """A chunk's derivative goes through all its steps, then to the traces before it.
+
+    Parameters
+    ----------
+    algorithm, function, parameters, weights, slices
+        As for `RecordedChunk`; the probes of ``function`` are ``None``.
+    """
+
+    def __init__(
+        self,
+        algorithm: ETraceAlgorithm,
+        function: Callable[..., Any],
+        parameters: list[brainstate.State],
+        weights: Weights,
+        slices: Any,
+    ) -> None:
+        self._graph, self._method = algorithm.graph, algorithm.method
+        self.step = PureStep(function, parameters, (None, weights, slices))
+        paths = {id(state): path for path, state in algorithm.states_of_step.items()}
+        self._paths = [paths.get(id(state)) for state in self.step.others]
+
+    def start(self, parameters: list[Any], weights: Weights) -> Any:
+        """Return zero gradients: through the window, and of the operands."""
+        return jax.tree.map(jnp.zeros_like, (parameters, weights))
+
+    def run(
+        self, parameters: list[Any], others: list[Any], weights: Weights, carry: Any, chunk: Chunk
+    ) -> Any:
+        """Run one window; the carry is ``(written States, gradients, traces)``."""
+        written, (inside, before), traces = carry
+        current = self.step.merge(others, written)
+
+        def window(parameters: list[Any], probes: Any) -> Any:
+            entered = add_to_states(self._graph, self._paths, current, probes)
+
+            def step(written: Any, inputs: Any) -> Any:
+                slices, scale = inputs
+                values = self.step.merge(others, written)
+                written, (loss, aux, records) = self.step(
+                    parameters, values, None, weights, slices
+                )
+                return written, (loss * scale, loss, aux, records)
+
+            written, results = jax.lax.scan(step, self.step.written_of(entered), chunk)
+            return jnp.sum(results[0]), (written, results[1:])
+
+        states = [state for group in self._graph.traced_groups for state in group.states]
+        probes = {state.name: jnp.zeros(state.shape, state.dtype) for state in states}
+        differentiate = jax.value_and_grad(window, argnums=(0, 1), has_aux=True)
+        (_, (written, (losses, aux, records))), (found, signal) = differentiate(
+            parameters, probes
+        )
+        inside = jax.tree.map(jnp.add, inside, found)
+        past = self._method.carried(self._graph, weights, signal, traces)
+        before = jax.tree.map(jnp.add, before, past)
+        traces = self._method.update(self._graph, weights, records, traces)
+        return (written, (inside, before), traces), (losses, aux)
+
+    def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
+        """Return the gradient of every parameter."""
+        inside, before = gradients
+        return jax.tree.map(jnp.add, inside, to_parameters(before))

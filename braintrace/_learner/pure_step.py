@@ -1,0 +1,78 @@
+"""A stateful function of one step as a pure function of State values."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import brainstate
+
+from .._errors import OptionError
+
+
+class PureStep:
+    """A function that reads and writes brainstate States, made pure.
+
+    Parameters
+    ----------
+    function
+        The function.
+    parameters
+        States whose values are given to every call and that the function must not write.
+    example
+        Example arguments.
+
+    Raises
+    ------
+    OptionError
+        If the function writes a parameter.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        parameters: Sequence[brainstate.State],
+        example: tuple[Any, ...],
+    ) -> None:
+        self._function = brainstate.transform.StatefulFunction(
+            function, static_argnums=(), return_only_write=True
+        )
+        self._function.make_jaxpr(*example)
+        key = self._function.get_arg_cache_key(*example)
+        states = self._function.get_states_by_cache(key)
+        written = self._function.get_state_trace_by_cache(key).been_writen
+        order = {id(state): index for index, state in enumerate(parameters)}
+        # Index of the parameter behind each State of the step; None for the others.
+        self._parameter_of = [order.get(id(state)) for state in states]
+        pairs = list(zip(states, written, self._parameter_of, strict=True))
+        if any(is_written and parameter is not None for _, is_written, parameter in pairs):
+            raise OptionError(
+                "`step_fn` writes a parameter. Parameters are fixed during a sequence gradient: "
+                "update them with its result."
+            )
+        self.others = [state for state, _, parameter in pairs if parameter is None]
+        self._is_written = [bool(w) for _, w, parameter in pairs if parameter is None]
+
+    def __call__(
+        self, parameters: Sequence[Any], others: Sequence[Any], *arguments: Any
+    ) -> tuple[list[Any], Any]:
+        """Return the new values of the States that are written, and the function's result."""
+        rest = iter(others)
+        values = [next(rest) if p is None else parameters[p] for p in self._parameter_of]
+        new, result = self._function.jaxpr_call(values, *arguments)
+        kept = [value for value, p in zip(new, self._parameter_of, strict=True) if p is None]
+        return self.written_of(kept), result
+
+    def written_of(self, others: Sequence[Any]) -> list[Any]:
+        """Return those of the other States' values that a step writes."""
+        return [value for value, w in zip(others, self._is_written, strict=True) if w]
+
+    def merge(self, others: Sequence[Any], written: Sequence[Any]) -> list[Any]:
+        """Return the other States' values with new ones for those that a step writes."""
+        new = iter(written)
+        return [
+            next(new) if w else value for value, w in zip(others, self._is_written, strict=True)
+        ]
+
+    def write(self, written: Sequence[Any]) -> None:
+        """Write new values to the States."""
+        for state, value in zip(self.written_of(self.others), written, strict=True):
+            state.value = value

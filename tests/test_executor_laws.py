@@ -1,0 +1,228 @@
+"""Laws that hold for every model, algorithm, batch style and way of cutting a sequence."""
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+from assertions import assert_gradients_close, assert_same_bits
+from drivers import (
+    build_algorithm,
+    build_learner,
+    catalogue_gradient,
+    named,
+    sequence_gradient,
+    snapshot,
+    weights_of,
+)
+
+import braintrace
+
+ALGORITHMS = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
+FEW = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "two_layers")]
+STEPS = references.LENGTH
+algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.__name__)
+
+
+def data(case, batch=2):
+    return case.sequences(batch, STEPS)
+
+
+def scaled(factor, gradients):
+    return jax.tree.map(lambda leaf: factor * leaf, gradients)
+
+
+@pytest.mark.core
+@algorithms
+@cases.each(cases.ALL)
+def test_a_step_keeps_tree_shapes_and_dtypes(case, algorithm):
+    _, instance = build_algorithm(case, algorithm)
+    before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), snapshot(instance))
+    brainstate.transform.make_jaxpr(instance)(data(case)[0][0])
+    states = brainstate.transform.StatefulFunction(instance, return_only_write=False)
+    new_states, _ = states.jaxpr_call(
+        [s.value for s in states.get_states(data(case)[0][0])], data(case)[0][0]
+    )
+    assert before and new_states
+
+
+@algorithms
+def test_a_step_inside_a_branch(algorithm):
+    """Both branches of a `cond` have the same type, so a step has to keep it."""
+    case = cases.BY_NAME["lstm_fused"]
+    model, instance = build_algorithm(case, algorithm)
+    before = snapshot(instance)
+    x = data(case)[0][0]
+
+    def maybe_step(run):
+        return brainstate.transform.cond(
+            run, lambda: instance(x), lambda: jnp.zeros((2, case.outputs))
+        )
+
+    maybe_step(jnp.asarray(False))
+    assert_same_bits(snapshot(instance), before)
+    maybe_step(jnp.asarray(True))
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(instance.traces.value))
+    assert jax.tree.structure(snapshot(instance)) == jax.tree.structure(before)
+
+
+@algorithms
+@cases.each(FEW)
+def test_batch_is_the_mean_of_its_samples(case, algorithm):
+    """With a loss that is a mean over the batch."""
+    expected = catalogue_gradient(case, algorithm)
+    xs, targets = data(case)
+    learner = build_learner(case, algorithm, "single")
+    each = []
+    for sample in range(2):
+        learner.reset_state()
+        each.append(sequence_gradient(learner, case, xs[:, sample], targets[:, sample]))
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 2, *each)
+    assert_gradients_close(mean, expected, 1e-5, case.name)
+
+
+@pytest.mark.core
+@algorithms
+@cases.each(FEW)
+def test_chunk_size_changes_nothing(case, algorithm):
+    learner, (xs, targets) = build_learner(case, algorithm), data(case)
+    expected = sequence_gradient(learner, case, xs, targets, chunk_size=1)
+    states_and_traces = snapshot(learner)
+    for chunk_size in (4, STEPS):
+        learner.reset_state(batch_size=2)
+        actual = sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
+        assert_gradients_close(actual, expected, 1e-5, f"{case.name}, chunk {chunk_size}")
+        for found, wanted in zip(
+            jax.tree.leaves(snapshot(learner)), jax.tree.leaves(states_and_traces), strict=True
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.core
+@algorithms
+@cases.each(FEW)
+def test_gradient_goes_on_where_evolve_stopped(case, algorithm):
+    xs, targets = data(case)
+    late = jnp.arange(STEPS) >= 4
+    learner = build_learner(case, algorithm)
+    expected = sequence_gradient(learner, case, xs, targets, mask=late)
+    after = snapshot(learner)
+    learner.reset_state(batch_size=2)
+    outputs = learner.etrace_evolve(xs[:4])
+    actual = sequence_gradient(learner, case, xs[4:], targets[4:])
+    assert_gradients_close(actual, expected, 1e-5, case.name)
+    for found, wanted in zip(jax.tree.leaves(snapshot(learner)), jax.tree.leaves(after), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    model = case.build()
+    brainstate.nn.init_all_states(model, batch_size=2)
+    np.testing.assert_allclose(outputs, [model.update(x) for x in xs[:4]], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.core
+def test_reductions_and_mask():
+    """The sum over the steps, their mean, and both with weights, against BPTT."""
+    case = cases.BY_NAME["independent_rnn"]
+    learner, (xs, targets) = build_learner(case), data(case)
+    weights = jnp.asarray([1.0, 0.0, 0.5, 2.0, 0.0, 1.0])
+    weighted = references.bptt(case, step_weights=tuple(np.asarray(weights, np.float64)))
+    expected = {
+        ("sum", None): references.bptt(case),
+        ("mean", None): scaled(1 / STEPS, references.bptt(case)),
+        ("sum", "mask"): weighted,
+        ("mean", "mask"): scaled(1 / 4.5, weighted),
+    }
+    for (reduction, masked), gradient in expected.items():
+        learner.reset_state(batch_size=2)
+        actual = sequence_gradient(
+            learner, case, xs, targets, reduction=reduction, mask=weights if masked else None
+        )
+        assert_gradients_close(actual, gradient, 1e-5, f"{reduction} {masked}")
+
+
+def test_gradient_is_linear_in_the_loss():
+    case = cases.BY_NAME["lstm_fused"]
+    learner, (xs, targets) = build_learner(case), data(case)
+
+    def gradient(first, second):
+        learner.reset_state(batch_size=2)
+
+        def step_loss(x, target):
+            output = learner(x)
+            return first * case.loss(output, target) + second * jnp.sin(output).sum()
+
+        return named(learner.etrace_grad(xs, targets, step_fn=step_loss))
+
+    expected = jax.tree.map(lambda a, b: 2 * a - 3 * b, gradient(1.0, 0.0), gradient(0.0, 1.0))
+    assert_gradients_close(gradient(2.0, -3.0), expected, 1e-5)
+
+
+def test_value_and_auxiliary_results():
+    case = cases.BY_NAME["leaky"]
+    learner, (xs, targets) = build_learner(case), data(case)
+
+    def step_loss(x, target):
+        output = learner(x)
+        return case.loss(output, target), {"output": output}
+
+    options = {"step_fn": step_loss, "has_aux": True, "chunk_size": 4}
+    gradients, value, aux = learner.etrace_grad(xs, targets, return_value=True, **options)
+    assert gradients.keys() == weights_of(learner.algorithm.model).keys()
+    losses = jax.vmap(case.loss)(aux["output"], targets)
+    np.testing.assert_allclose(value, losses.mean(), rtol=1e-6)
+    learner.reset_state(batch_size=2)
+    again, aux_again = learner.etrace_grad(xs, targets, **options)
+    assert_same_bits((again, aux_again), (gradients, aux))
+
+
+@pytest.mark.core
+@algorithms
+def test_states_and_traces_do_not_depend_on_differentiation(algorithm):
+    """Differentiating a step twice, once or not at all leaves the same states and traces."""
+    case = cases.BY_NAME["leaky_rnn"]
+    (x, *_), (target, *_) = data(case)
+
+    def after(times):
+        model, instance = build_algorithm(case, algorithm)
+
+        def step_loss():
+            return case.loss(instance(x), target)
+
+        if times == 0:
+            instance(x)
+        else:
+            gradient = brainstate.transform.grad(step_loss, weights_of(model))
+            start = snapshot(instance)
+            for _ in range(times):
+                for path, state in model.states().items():
+                    state.value = start[0][path]
+                instance.traces.value = start[1]
+                gradient()
+        return snapshot(instance)
+
+    for times in (1, 2):
+        for found, wanted in zip(
+            jax.tree.leaves(after(times)), jax.tree.leaves(after(0)), strict=True
+        ):
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+
+
+@algorithms
+def test_reset_starts_over(algorithm):
+    """ES-D-RTRL counts steps for its bias correction; a reset has to take the count back."""
+    case = cases.BY_NAME["alif"]
+    learner, (xs, targets) = build_learner(case, algorithm), data(case)
+    start = snapshot(learner)
+    first = sequence_gradient(learner, case, xs, targets)
+    learner.reset_state(batch_size=2)
+    assert_same_bits(snapshot(learner), start)
+    assert_same_bits(sequence_gradient(learner, case, xs, targets), first)
+
+
+def test_reset_to_another_batch_size():
+    case = cases.BY_NAME["independent_rnn"]
+    learner = build_learner(case, batch=3)
+    learner.reset_state(batch_size=2)
+    actual = sequence_gradient(learner, case, *data(case))
+    assert_gradients_close(actual, references.bptt(case), 1e-5, case.name)

@@ -1,0 +1,269 @@
+"""Values of the five operations, against NumPy and plain JAX."""
+
+import brainevent
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit
+from jax.experimental import sparse as jax_sparse
+from ops_catalogue import CSR, DENSE, ENTRIES, array
+
+from braintrace._errors import DtypeError, OptionError, ShapeError
+from braintrace._etrace_op import conv, element_wise, lora_matmul, matmul, sparse_matmul
+from braintrace._jax import open_jaxpr, sub_jaxprs
+
+
+def bound_primitives(function, *arguments):
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    return [e.primitive.name for e in jaxpr.eqns if e.primitive.name.startswith("etp_")]
+
+
+@pytest.mark.parametrize(
+    ("leading", "primitive"),
+    [((), "etp_mv"), ((2,), "etp_mm"), ((2, 5), "etp_mm"), ((2, 1, 3), "etp_mm"), ((0,), "etp_mm")],
+)
+def test_leading_axes(leading, primitive):
+    x, weight, bias = array(0, *leading, 3), array(1, 3, 4), array(2, 4)
+    want = np.asarray(x) @ np.asarray(weight) + np.asarray(bias)
+    np.testing.assert_allclose(matmul(x, weight, bias), want, rtol=1e-5, atol=1e-6)
+    assert bound_primitives(matmul, x, weight, bias) == [primitive]
+
+    def low_rank(x):
+        return lora_matmul(x, array(3, 3, 2), array(4, 2, 4), alpha=0.5)
+
+    want = 0.5 * (np.asarray(x) @ np.asarray(array(3, 3, 2)) @ np.asarray(array(4, 2, 4)))
+    np.testing.assert_allclose(low_rank(x), want, rtol=1e-5, atol=1e-6)
+    assert bound_primitives(low_rank, x) == [primitive.replace("etp_", "etp_lora_")]
+
+    def sparse(x):
+        return sparse_matmul(x, ENTRIES, sparse_mat=CSR)
+
+    np.testing.assert_allclose(sparse(x), np.asarray(x) @ DENSE, rtol=1e-5, atol=1e-6)
+    assert bound_primitives(sparse, x) == [primitive.replace("etp_", "etp_sp_")]
+
+
+@pytest.mark.parametrize(
+    ("x_dtype", "weight_dtype", "result_dtype"),
+    [
+        ("float32", "float32", "float32"),
+        ("bfloat16", "float32", "float32"),
+        ("float32", "bfloat16", "float32"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("float16", "float16", "float16"),
+        ("int32", "float32", "float32"),
+        ("complex64", "float32", "complex64"),
+        ("complex64", "complex64", "complex64"),
+    ],
+)
+def test_dtypes(x_dtype, weight_dtype, result_dtype):
+    x = array(0, 2, 3).astype(x_dtype)
+    weight = array(1, 3, 4).astype(weight_dtype)
+    if "complex" in x_dtype:
+        x = x + 1j * array(2, 2, 3)
+    wide = complex if "complex" in result_dtype else float
+    want = np.asarray(x).astype(wide) @ np.asarray(weight).astype(wide)
+    tolerance = 2e-2 if "16" in x_dtype + weight_dtype else 1e-5
+    with jax.numpy_dtype_promotion("standard"):
+        results = [
+            matmul(x, weight),
+            sparse_matmul(x, weight[CSR_ROWS, CSR_COLUMNS], sparse_mat=FULL),
+            conv(x[..., None, :], weight[None], dimension_numbers=("NWC", "WIO", "NWC"))[:, 0],
+        ]
+    for result in results:
+        assert result.dtype == result_dtype
+        np.testing.assert_allclose(
+            np.asarray(result).astype(wide), want, rtol=tolerance, atol=tolerance
+        )
+
+
+FULL = saiunit.sparse.COO.fromdense(jnp.ones((3, 4)))
+CSR_ROWS, CSR_COLUMNS = np.asarray(FULL.row), np.asarray(FULL.col)
+
+
+def test_double_precision():
+    with jax.enable_x64(True):
+        x, weight = array(0, 2, 3, dtype=np.float64), array(1, 3, 4, dtype=np.float64)
+        y = matmul(x, weight)
+        assert y.dtype == np.float64
+        np.testing.assert_allclose(y, np.asarray(x) @ np.asarray(weight), rtol=1e-14)
+
+
+def test_element_wise_applies_its_function():
+    weight = array(0, 3, 2)
+    np.testing.assert_array_equal(element_wise(weight), weight)
+    np.testing.assert_allclose(element_wise(weight, fn=jnp.abs), np.abs(weight))
+    assert element_wise(2.0).shape == ()
+
+
+CONVOLUTIONS = [
+    ((2, 7, 4), (3, 2, 6), {"dimension_numbers": ("NWC", "WIO", "NWC"), "strides": 2,
+                            "feature_group_count": 2}),
+    ((2, 4, 7), (6, 4, 3), {"padding": "VALID", "rhs_dilation": 2}),
+    ((7, 2, 3), (2, 3, 4), {"dimension_numbers": ("WNC", "WIO", "NCW"), "padding": "SAME_LOWER"}),
+    ((2, 3, 5, 6), (4, 3, 2, 2), {"lhs_dilation": (2, 1), "padding": [(1, 0), (0, 2)]}),
+    ((2, 5, 6, 3), (2, 3, 1, 6), {"dimension_numbers": ("NHWC", "HWIO", "NHWC"),
+                                  "feature_group_count": 3, "strides": (2, 1)}),
+    ((5, 6, 3, 2), (3, 6, 2, 3), {"dimension_numbers": ("HWCN", "IOHW", "HWNC")}),
+    ((4, 3, 5), (6, 3, 2), {"batch_group_count": 2}),
+    ((2, 4, 3, 5, 2), (2, 2, 3, 2, 4), {"dimension_numbers": ("NDHWC", "DHWIO", "NCDHW")}),
+    ((2, 4, 3, 5), (2, 4, 2, 2),
+     {"dimension_numbers": jax.lax.ConvDimensionNumbers((0, 1, 2, 3), (0, 1, 2, 3), (0, 2, 1, 3))}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("x_shape", "kernel_shape", "options"), CONVOLUTIONS)
+def test_convolution_in_every_layout(x_shape, kernel_shape, options):
+    x, kernel = array(0, *x_shape), array(1, *kernel_shape)
+    space = x.ndim - 2
+    numbers = jax.lax.conv_dimension_numbers(
+        x.shape, kernel.shape, options.get("dimension_numbers")
+    )
+    bias = array(2, kernel_shape[numbers.rhs_spec[0]])
+
+    def per_axis(name):
+        value = options.get(name, 1)
+        return (value,) * space if isinstance(value, int) else value
+
+    def plain(x, kernel, bias):
+        y = jax.lax.conv_general_dilated(
+            x,
+            kernel,
+            per_axis("strides"),
+            options.get("padding", "SAME"),
+            per_axis("lhs_dilation"),
+            per_axis("rhs_dilation"),
+            numbers,
+            options.get("feature_group_count", 1),
+            options.get("batch_group_count", 1),
+        )
+        shape = [1] * y.ndim
+        shape[numbers.out_spec[1]] = -1
+        return y + bias.reshape(shape)
+
+    def loss(function):
+        return lambda *arguments: jnp.sum(jnp.sin(function(*arguments)))
+
+    def marked(x, kernel, bias):
+        return conv(x, kernel, bias, **options)
+
+    want, want_gradients = jax.jit(lambda *a: (plain(*a), jax.grad(loss(plain), (0, 1, 2))(*a)))(
+        x, kernel, bias
+    )
+    got, gradients = jax.jit(lambda *a: (marked(*a), jax.grad(loss(marked), (0, 1, 2))(*a)))(
+        x, kernel, bias
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    for left, right in zip(gradients, want_gradients, strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-4)
+
+
+SPARSE_MATRICES = {
+    "saiunit CSR": CSR,
+    "saiunit CSC": saiunit.sparse.CSC.fromdense(jnp.asarray(DENSE)),
+    "saiunit COO": saiunit.sparse.COO.fromdense(jnp.asarray(DENSE)),
+    "brainevent CSR": brainevent.CSR.fromdense(jnp.asarray(DENSE)),
+    "brainevent CSC": brainevent.CSC.fromdense(jnp.asarray(DENSE)),
+    "BCOO": jax_sparse.BCOO.fromdense(jnp.asarray(DENSE)),
+    "BCOO with padding": jax_sparse.BCOO.fromdense(jnp.asarray(DENSE), nse=12),
+    "BCSR": jax_sparse.BCSR.fromdense(jnp.asarray(DENSE)),
+    "BCSR with padding": jax_sparse.BCSR.fromdense(jnp.asarray(DENSE), nse=12),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE_MATRICES)
+def test_sparse_formats(name):
+    matrix = SPARSE_MATRICES[name]
+    x, bias = array(0, 2, 3), array(1, 4)
+
+    def loss(entries):
+        y = sparse_matmul(x, entries, sparse_mat=matrix, bias=bias)
+        return jnp.sum(jnp.sin(y)), y
+
+    (_, y), gradient = jax.value_and_grad(loss, has_aux=True)(matrix.data)
+    want = np.asarray(x) @ DENSE + np.asarray(bias)
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6)
+    slopes = np.where(DENSE != 0, np.asarray(x).T @ np.cos(want), 0)
+    np.testing.assert_allclose(np.sort(gradient), np.sort(_padded(slopes, gradient)), rtol=1e-4)
+
+
+def _padded(slopes, like):
+    nonzero = slopes[DENSE != 0]
+    return np.concatenate([nonzero, np.zeros(like.size - nonzero.size)])
+
+
+def test_sparse_with_one_weight_for_all_entries():
+    x = array(0, 3)
+    y = sparse_matmul(x, jnp.float32(2.0), sparse_mat=CSR)
+    np.testing.assert_allclose(y, np.asarray(x) @ (2.0 * (DENSE != 0)), rtol=1e-5)
+
+
+def _sizes(jaxpr):
+    opened, constants = open_jaxpr(jaxpr)
+    variables = [*opened.invars, *(out for e in opened.eqns for out in e.outvars)]
+    sizes = [np.prod(v.aval.shape) for v in variables] + [np.size(c) for c in constants]
+    return sizes + [size for e in opened.eqns for body in sub_jaxprs(e) for size in _sizes(body)]
+
+
+def test_sparse_builds_nothing_of_size_in_times_out():
+    entries, inputs, outputs = 50, 1000, 1100
+    generator = np.random.default_rng(0)
+    index = np.stack([generator.integers(inputs, size=entries), np.arange(entries)], axis=1)
+    matrix = jax_sparse.BCOO((jnp.ones(entries), jnp.asarray(index)), shape=(inputs, outputs))
+
+    def loss(x, data):
+        return jnp.sum(jnp.sin(sparse_matmul(x, data, sparse_mat=matrix)))
+
+    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(jnp.ones((2, inputs)), matrix.data)
+    assert 0 < max(_sizes(jaxpr)) <= 2 * max(inputs, outputs)
+
+
+def test_equal_patterns_share_one_compilation():
+    def run(x, matrix):
+        @jax.jit
+        def step(x):
+            return sparse_matmul(x, ENTRIES, sparse_mat=matrix)
+
+        return step.lower(x).as_text()
+
+    other = saiunit.sparse.CSR.fromdense(jnp.asarray(2 * DENSE))
+    assert run(array(0, 3), CSR) == run(array(0, 3), other)
+    (first,) = (e.params["sparse_mat"] for e in _sparse_equations(CSR))
+    (second,) = (e.params["sparse_mat"] for e in _sparse_equations(other))
+    assert first == second and hash(first) == hash(second) and first is not second
+    assert first != SPARSE_MATRICES
+
+
+def _sparse_equations(matrix):
+    jaxpr = jax.make_jaxpr(lambda x: sparse_matmul(x, ENTRIES, sparse_mat=matrix))(jnp.ones(3))
+    return [e for e in jaxpr.eqns if e.primitive.name == "etp_sp_mv"]
+
+
+BAD_CALLS = [
+    (lambda: matmul(array(0, 2, 3), array(1, 4, 5)), ShapeError, r"\(4, 5\).*\(2, 3\)"),
+    (lambda: matmul(array(0, 3), array(1, 3)), ShapeError, r"\(in, out\), got shape \(3,\)"),
+    (lambda: matmul(array(0, 3), array(1, 3, 4), array(2, 3)), ShapeError, r"\(4,\), got \(3,\)"),
+    (lambda: matmul(jnp.float32(1), array(1, 3, 4)), ShapeError, "last axis"),
+    (lambda: lora_matmul(array(0, 3), array(1, 3, 2), array(2, 3, 4)), ShapeError, "rank"),
+    (lambda: lora_matmul(array(0, 3), array(1, 3, 2), array(2, 2, 4), alpha=np.inf), OptionError,
+     "finite"),
+    (lambda: jax.jit(lambda a: lora_matmul(array(0, 3), array(1, 3, 2), array(2, 2, 4), alpha=a))(
+        1.0), OptionError, "alpha"),
+    (lambda: sparse_matmul(array(0, 3), array(1, 2), sparse_mat=CSR), ShapeError, "weight_data"),
+    (lambda: sparse_matmul(array(0, 3), ENTRIES, sparse_mat=DENSE), DtypeError, "ndarray"),
+    (lambda: jax.jit(lambda m: sparse_matmul(array(0, 3), ENTRIES, sparse_mat=m))(
+        SPARSE_MATRICES["BCOO"]), DtypeError, "traced"),
+    (lambda: conv(array(0, 5, 3), array(1, 2, 3, 4)), ShapeError, r"x\[None\]"),
+    (lambda: conv(array(0, 1, 3, 5), array(1, 4, 2, 2)), ShapeError, "3 features"),
+    (lambda: conv(array(0, 1, 3, 5), array(1, 4, 3, 2), padding="ALL"), OptionError, "ALL"),
+    (lambda: conv(array(0, 1, 3, 5), array(1, 4, 3, 2), strides=(1, 2)), OptionError, "strides"),
+    (lambda: conv(array(0, 1, 3, 5), array(1, 4, 3, 2), lhs_dilation=2), OptionError, "explicit"),
+    (lambda: conv(array(0, 1, 3, 5), array(1, 4, 3, 2), dimension_numbers="NWC"), OptionError,
+     "dimension_numbers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
+def test_bad_operands_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

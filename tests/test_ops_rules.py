@@ -1,0 +1,284 @@
+"""The rules of every primitive, against explicit Jacobians of plain JAX.
+
+The oracle keeps the whole Jacobian ``J[u, w]`` of each output element with respect to each
+weight and runs the trace recursion on it; the library must give the same contraction with
+whatever smaller trace it keeps.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops_catalogue import OPERATIONS, array
+
+from braintrace._etrace_op import (
+    ETP_PRIMITIVES,
+    accumulate,
+    contract,
+    conv,
+    element_wise,
+    get_primitive_spec,
+    init_trace,
+    matmul,
+    propagate,
+    pull_back,
+    register_primitive,
+    validate_rules,
+)
+
+WIDTH = ("NWC", "WIO", "NWC")
+PLANE = ("NHWC", "HWIO", "NHWC")
+
+
+def conv_case(numbers, x_shape, kernel_shape, *, bias=True, **options):
+    """A convolution in the library's own layout, so that its operands are the arguments."""
+    space = len(x_shape) - 2
+    strides = options.pop("strides", (1,) * space)
+    padding = options.pop("padding", "SAME")
+
+    def marked(x, weights):
+        return conv(
+            x, *weights, strides=strides, padding=padding, dimension_numbers=numbers, **options
+        )
+
+    def plain(x, weights):
+        y = jax.lax.conv_general_dilated(
+            x, weights[0], strides, padding, dimension_numbers=numbers, **options
+        )
+        return y + weights[1] if bias else y
+
+    weights = (array(1, *kernel_shape), array(2, kernel_shape[-1]))
+    return marked, plain, array(0, *x_shape), weights if bias else weights[:1]
+
+
+CASES = {
+    operation.primitive: (operation.marked, operation.plain, operation.x, operation.weights)
+    for operation in OPERATIONS
+    if operation.primitive != "etp_elemwise"
+}
+CASES["etp_elemwise"] = (
+    lambda x, weights: element_wise(weights[0]),
+    lambda x, weights: weights[0],
+    None,
+    (array(0, 2, 3),),
+)
+CASES["etp_mm without bias"] = (
+    lambda x, weights: matmul(x, *weights),
+    lambda x, weights: x @ weights[0],
+    array(0, 2, 3),
+    (array(1, 3, 4),),
+)
+CASES["etp_conv grouped"] = conv_case(
+    WIDTH, (2, 6, 4), (3, 2, 6), feature_group_count=2, strides=(2,)
+)
+CASES["etp_conv depthwise"] = conv_case(
+    PLANE, (2, 4, 5, 3), (2, 3, 1, 6), feature_group_count=3, rhs_dilation=(2, 1)
+)
+CASES["etp_conv transposed, without bias"] = conv_case(
+    PLANE, (2, 3, 2, 2), (2, 2, 2, 3), bias=False, lhs_dilation=(2, 1), padding=((1, 1), (0, 1))
+)
+CASES["etp_conv 3-D"] = conv_case(
+    ("NDHWC", "DHWIO", "NDHWC"), (2, 3, 2, 3, 2), (2, 1, 2, 2, 2), padding="VALID"
+)
+
+
+class Case:
+    """One equation with its operands, and random factors of four steps."""
+
+    def __init__(self, name):
+        marked, self.plain, x, self.weights = CASES[name]
+        jaxpr = jax.make_jaxpr(marked)(x, self.weights)
+        (equation,) = (e for e in jaxpr.eqns if e.primitive in ETP_PRIMITIVES)
+        spec = get_primitive_spec(equation.primitive)
+        layout = spec.resolve_trainable_invars(equation.params)
+        self.primitive, self.params, self.names = equation.primitive, equation.params, list(layout)
+        self.variables = {name: equation.invars[index] for name, index in layout.items()}
+        self.x_var = None if x is None else equation.invars[spec.x_invar_index]
+        self.y_var = equation.outvars[0]
+        self.xs = None if x is None else jnp.stack([x, -0.5 * x, 0.3 * x[::-1], x**2])
+        shape = self.y_var.aval.shape
+        self.factors, self.decays = array(5, 4, *shape), array(6, 4, *shape)
+        self.signal = array(7, *shape)
+
+    def named(self):
+        return dict(zip(self.names, self.weights, strict=True))
+
+    def x(self, step):
+        return None if self.xs is None else self.xs[step]
+
+    def steps(self, selection):
+        return None if self.xs is None else self.xs[selection]
+
+    def assert_equal(self, got, want):
+        assert list(sorted(got)) == sorted(self.names)
+        for name, expected in zip(self.names, want, strict=True):
+            assert got[name].shape == expected.shape and got[name].dtype == expected.dtype
+            np.testing.assert_allclose(got[name], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def case_of():
+    return functools.cache(Case)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pull_back_is_the_vjp_over_time_and_batch(case_of, name):
+    case = case_of(name)
+
+    @jax.jit
+    def oracle(weights):
+        total = [jnp.zeros_like(weight) for weight in weights]
+        for step in range(4):
+            _, pull = jax.vjp(functools.partial(case.plain, case.x(step)), weights)
+            (gradients,) = pull(case.factors[step])
+            total = [left + right for left, right in zip(total, gradients, strict=True)]
+        return total
+
+    @jax.jit
+    def library(xs, factors):
+        return pull_back(case.primitive, case.params, xs, factors, case.named())
+
+    case.assert_equal(library(case.xs, case.factors), oracle(case.weights))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trace_recursion_is_that_of_the_full_jacobian(case_of, name):
+    case = case_of(name)
+
+    @jax.jit
+    def oracle(weights):
+        dense = None
+        for step in range(3):
+            jacobian = jax.jacrev(functools.partial(case.plain, case.x(step)))(weights)
+            dense = [
+                _rows(case.decays[step], 0.0 if dense is None else old, jacobian_of)
+                + _rows(case.factors[step], jacobian_of, jacobian_of)
+                for jacobian_of, old in zip(jacobian, dense or jacobian, strict=True)
+            ]
+        axes = case.signal.ndim
+        return [jnp.tensordot(case.signal, full, axes) for full in dense]
+
+    @jax.jit
+    def library():
+        trace = init_trace(case.primitive, case.params, case.x_var, case.y_var, case.variables)
+        for step in range(3):
+            now = slice(step, step + 1)
+            term = accumulate(
+                case.primitive, case.params, case.steps(now), case.factors[now], case.named()
+            )
+            moved = propagate(case.primitive, case.params, case.decays[step], trace)
+            trace = {key: moved[key] + term[key] for key in trace}
+        return contract(case.primitive, case.params, case.signal, trace, case.named())
+
+    case.assert_equal(library(), oracle(case.weights))
+
+
+def _rows(factor, jacobian, like):
+    """Multiply each output element's row of a Jacobian by its own factor."""
+    return factor.reshape(factor.shape + (1,) * (like.ndim - factor.ndim)) * jacobian
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_accumulate_over_time_is_the_sum_of_steps(case_of, name):
+    case = case_of(name)
+
+    @jax.jit
+    def both():
+        def over(now):
+            return accumulate(
+                case.primitive, case.params, case.steps(now), case.factors[now], case.named()
+            )
+
+        return over(slice(0, 4)), [over(slice(step, step + 1)) for step in range(4)]
+
+    together, single = both()
+    trace = init_trace(case.primitive, case.params, case.x_var, case.y_var, case.variables)
+    for key, value in together.items():
+        assert (value.shape, value.dtype) == (trace[key].shape, trace[key].dtype)
+        total = sum(np.asarray(term[key]) for term in single)
+        np.testing.assert_allclose(value, total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rules_fit_their_equation(case_of, name):
+    case = case_of(name)
+    validate_rules(case.primitive, case.params, case.x_var, case.y_var, case.variables)
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_rules_with_mixed_dtypes(dtypes):
+    x = array(0, 2, 3).astype(dtypes[0])
+    weights = {"weight": array(1, 3, 4).astype(dtypes[1]), "bias": array(2, 4).astype(dtypes[1])}
+    jaxpr = jax.make_jaxpr(matmul)(x, *weights.values())
+    (equation,) = (e for e in jaxpr.eqns if e.primitive.name == "etp_mm")
+    x_var, *weight_vars = equation.invars
+    variables = dict(zip(weights, weight_vars, strict=True))
+    arguments = (equation.primitive, equation.params)
+    validate_rules(*arguments, x_var, equation.outvars[0], variables)
+    factor = array(3, 1, 2, 4)
+    gradients = pull_back(*arguments, x[None], factor, weights)
+    want = np.asarray(x, np.float32).T @ np.asarray(factor[0])
+    assert gradients["weight"].dtype == dtypes[1]
+    np.testing.assert_allclose(np.asarray(gradients["weight"], np.float32), want, rtol=2e-2)
+
+
+def test_rules_of_a_complex_product_follow_the_vjp():
+    x = array(0, 2, 3) + 1j * array(1, 2, 3)
+    factor = array(2, 2, 4) + 1j * array(3, 2, 4)
+    (primitive,) = (p for p in ETP_PRIMITIVES if p.name == "etp_mm")
+    for weight in (array(4, 3, 4), array(4, 3, 4) + 0j):
+        _, pull = jax.vjp(lambda w: x @ w, weight)
+        weights, params = {"weight": weight}, {"has_bias": False}
+        direct = pull_back(primitive, params, x[None], factor[None], weights)["weight"]
+        term = accumulate(primitive, params, x[None], jnp.ones_like(factor)[None], weights)
+        traced = contract(primitive, params, factor, term, weights)["weight"]
+        for got in (direct, traced):
+            assert got.dtype == weight.dtype
+            np.testing.assert_allclose(got, pull(factor)[0], rtol=1e-5)
+
+
+def largest(jaxpr):
+    return max(np.prod(out.aval.shape) for e in jaxpr.eqns for out in e.outvars)
+
+
+@pytest.mark.parametrize("name", ["etp_conv", "etp_conv grouped", "etp_lora_mm", "etp_sp_mm"])
+def test_pull_back_builds_no_trace(case_of, name):
+    case = case_of(name)
+    trace = init_trace(case.primitive, case.params, case.x_var, case.y_var, case.variables)
+    steps = 4
+
+    def chunk(xs, factors):
+        return pull_back(case.primitive, case.params, xs, factors, case.named())
+
+    jaxpr = jax.make_jaxpr(chunk)(case.xs, case.factors)
+    per_step = max(case.xs[0].size, case.factors[0].size, max(w.size for w in case.weights))
+    if name != "etp_sp_mm":
+        assert largest(jaxpr) <= steps * per_step
+    assert largest(jaxpr) < steps * max(array.size for array in trace.values())
+
+
+def test_dense_term_of_one_step_is_a_product_without_a_dot(case_of):
+    case = case_of("etp_mm")
+
+    def term(xs, factors):
+        return accumulate(case.primitive, case.params, xs, factors, case.named())
+
+    one = jax.make_jaxpr(term)(case.xs[:1], case.factors[:1])
+    many = jax.make_jaxpr(term)(case.xs, case.factors)
+    assert "dot_general" not in str(one) and "dot_general" in str(many)
+
+
+def test_default_rules_of_an_unbatched_primitive_without_batched_form(registrations):
+    primitive = register_primitive("outer_by_hand", lambda x, w: x @ w)
+    primitive.register_etp_rules(
+        yw_to_w=lambda hidden_dim, trace: {"weight": trace["weight"] * hidden_dim},
+        xy_to_dw=lambda x, hidden_dim, weights: {"weight": jnp.outer(x, hidden_dim)},
+        init_drtrl=lambda x, y, w, n: {"weight": jnp.zeros((*w["weight"].aval.shape, n))},
+        init_pp=lambda x, y, w, n: jnp.zeros((*y.aval.shape, n)),
+    )
+    xs, factors, weights = array(0, 5, 3), array(1, 5, 4), {"weight": array(2, 3, 4)}
+    want = np.asarray(xs).T @ np.asarray(factors)
+    for rule in (pull_back, accumulate):
+        np.testing.assert_allclose(rule(primitive, {}, xs, factors, weights)["weight"], want, 1e-5)
