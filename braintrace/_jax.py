@@ -7,6 +7,7 @@ file, so that a new release of JAX is met here and nowhere else. Tried with jax 
 """
 
 import contextlib
+import pathlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,6 +24,9 @@ from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
 from ._errors import PrimitiveError
+
+# A source line is the user's: frames of this library are not.
+source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
 
 Atom = Any
 """A ``Var`` or a ``Literal``: what an equation reads."""
@@ -194,3 +198,9 @@ def scan_counts(equation: Any) -> tuple[int, int]:
         constants, carry, _ = params["ft_in"].unpack()
         return len(constants), len(carry)
     return params["num_consts"], params["num_carry"]
+
+
+def shard_map_axes(equation: Any) -> frozenset[str]:
+    """Return the mesh axes that a ``shard_map`` equation makes manual."""
+    params = equation.params
+    return params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]

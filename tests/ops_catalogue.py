@@ -4,8 +4,9 @@ Each operation stands beside the same mathematics in plain JAX, written independ
 library. `docs/make_coverage.py` prints the table of both as a page.
 """
 
+import contextlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,36 @@ import numpy as np
 import saiunit
 from jax import export
 
+from braintrace import _etrace_op
 from braintrace._etrace_op import conv, element_wise, lora_matmul, matmul, sparse_matmul
 
 
 def array(seed: int, *shape: int, dtype: Any = np.float32) -> jax.Array:
     """Random normal numbers, the same for the same arguments."""
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(dtype))
+
+
+_REGISTRIES = [
+    _etrace_op.ETP_PRIMITIVES,
+    _etrace_op.BATCHED_PRIMITIVES,
+    _etrace_op.ETP_PRIMITIVE_SPECS,
+    _etrace_op.ETP_RULES_YW_TO_W,
+    _etrace_op.ETP_RULES_XY_TO_DW,
+    _etrace_op.ETP_RULES_INIT_DRTRL,
+    _etrace_op.ETP_RULES_INIT_PP,
+]
+
+
+@contextlib.contextmanager
+def restored_registries() -> Iterator[None]:
+    """Forget on leaving what was registered inside."""
+    saved = [registry.copy() for registry in _REGISTRIES]
+    try:
+        yield
+    finally:
+        for registry, content in zip(_REGISTRIES, saved, strict=True):
+            registry.clear()
+            registry.update(content)
 
 
 @dataclass(frozen=True)

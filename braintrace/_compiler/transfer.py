@@ -34,12 +34,12 @@ Contribution = Ids | _Cut | None
 
 ELEMENTWISE = frozenset(
     """
-    abs acos acosh add add_any asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
-    clamp complex conj convert_element_type copy copy_p cos cosh device_put digamma div erf
-    erf_inv erfc exp exp2 expm1 floor igamma igamma_grad_a igammac imag integer_pow lgamma log
-    log1p logistic max min mul name neg nextafter optimization_barrier pcast polygamma pow
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
+    clamp complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq erf
+    erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log
+    log1p log2 logistic lt max min mul name ne neg nextafter not one_minus_square optimization_barrier or pcast polygamma pow
     pvary random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt
-    select_n sharding_constraint sign sin sinh sqrt square sub tan tanh zeta
+    select_n sharding_constraint sign sin sinh sqrt square sub tan tanh xor zeta
     """.split()
 )
 REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})

@@ -12,7 +12,7 @@ must be the VJP of the implementation, :math:`l d f^1` at :math:`x^1` plus :math
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -109,85 +109,109 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     True
     """
     get_primitive_spec(primitive)
-    problem = _Problem(primitive, tuple(jnp.asarray(arg) for arg in example_args), params)
+    problem = _make_problem(primitive, tuple(jnp.asarray(arg) for arg in example_args), params)
     checks: list[RuleCheck] = []
     for rule, computed, expected in (
-        ("shapes", problem.validate, problem.zero_gradients),
-        ("xy_to_dw", problem.pulled_back, problem.expected_pull_back),
-        ("yw_to_w, one step", problem.one_step, problem.expected_one_step),
-        ("yw_to_w, two steps", problem.two_steps, problem.expected_two_steps),
+        ("shapes", _Problem.validate, _Problem.zero_gradients),
+        ("xy_to_dw", _Problem.pulled_back, _Problem.expected_pull_back),
+        ("yw_to_w, one step", _Problem.one_step, _Problem.expected_one_step),
+        ("yw_to_w, two steps", _Problem.two_steps, _Problem.expected_two_steps),
     ):
-        checks += _compare(rule, computed, expected())
+        checks += _compare(rule, problem, computed, expected)
     return PrimitiveReport(primitive.name, tuple(checks))
 
 
+@dataclass(frozen=True)
 class _Problem:
-    """Random inputs, factors and signals for one primitive, and both sides of each check."""
+    """Both sides of each check, for one primitive and one set of random numbers.
 
-    def __init__(self, primitive: ETPPrimitive, operands: tuple, params: Mapping[str, Any]):
-        spec = get_primitive_spec(primitive)
-        self.primitive, self.params, self.operands = primitive, params, operands
-        self.x_index = spec.x_invar_index
-        layout = spec.resolve_trainable_invars(params)
-        self.weight_indices = layout
-        self.weights = {name: operands[index] for name, index in layout.items()}
-        y = jax.eval_shape(lambda *values: primitive.implementation(*values, **params), *operands)
-        keys = iter(jax.random.split(jax.random.key(0), 8))
-        self.y = y
-        self.f1, self.f2, self.d, self.signal = (_random(next(keys), y) for _ in range(4))
-        x = None if self.x_index is None else operands[self.x_index]
-        self.x1, self.x2 = (None if x is None else _random(next(keys), x) for _ in range(2))
+    ``draws`` holds the arrays: the operands, the inputs ``x1, x2`` of two steps, the factors
+    ``f1, f2``, the decay ``d`` and the ``signal``.
+    """
 
-    def autodiff(self, x: Any, cotangent: Any) -> dict:
+    primitive: ETPPrimitive
+    params: Mapping[str, Any]
+    draws: dict[str, Any]
+
+    @property
+    def layout(self) -> dict[str, int]:
+        return get_primitive_spec(self.primitive).resolve_trainable_invars(self.params)
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        return {name: self.draws["operands"][index] for name, index in self.layout.items()}
+
+    def run(self, method: Callable[["_Problem"], dict]) -> dict:
+        return jax.jit(lambda draws: method(replace(self, draws=draws)))(self.draws)
+
+    def autodiff(self, x: str, cotangent: Any) -> dict:
+        x_index = get_primitive_spec(self.primitive).x_invar_index
+
         def forward(weights: dict) -> Any:
-            values = list(self.operands)
-            if self.x_index is not None:
-                values[self.x_index] = x
-            for name, index in self.weight_indices.items():
+            values = list(self.draws["operands"])
+            if x_index is not None:
+                values[x_index] = self.draws[x]
+            for name, index in self.layout.items():
                 values[index] = weights[name]
             return self.primitive.implementation(*values, **self.params)
 
-        gradients = jax.vjp(forward, self.weights)[1](cotangent)[0]
-        return {name: gradients[name] for name in self.weights}
+        return jax.vjp(forward, self.weights)[1](cotangent)[0]
 
     def validate(self) -> dict:
-        x_var = None if self.x1 is None else _Variable(self.x1)
+        x = self.draws["x1"]
+        x_var = None if x is None else _Variable(x)
         weight_vars = {name: _Variable(weight) for name, weight in self.weights.items()}
-        validate_rules(self.primitive, self.params, x_var, _Variable(self.y), weight_vars)
+        y_var = _Variable(self.draws["signal"])
+        validate_rules(self.primitive, self.params, x_var, y_var, weight_vars)
         return self.zero_gradients()
 
     def zero_gradients(self) -> dict:
         return {name: jnp.zeros_like(weight) for name, weight in self.weights.items()}
 
     def pulled_back(self) -> dict:
-        x = None if self.x1 is None else jnp.stack([self.x1, self.x2])
-        factors = jnp.stack([self.f1, self.f2])
-        return rules.pull_back(self.primitive, self.params, x, factors, self.weights)
+        draws = self.draws
+        xs = None if draws["x1"] is None else jnp.stack([draws["x1"], draws["x2"]])
+        factors = jnp.stack([draws["f1"], draws["f2"]])
+        return rules.pull_back(self.primitive, self.params, xs, factors, self.weights)
 
     def expected_pull_back(self) -> dict:
-        return _add(self.autodiff(self.x1, self.f1), self.autodiff(self.x2, self.f2))
+        first = self.autodiff("x1", self.draws["f1"])
+        return _add(first, self.autodiff("x2", self.draws["f2"]))
 
-    def term(self, x: Any, factor: Any) -> dict:
-        steps = None if x is None else x[None]
-        return rules.accumulate(self.primitive, self.params, steps, factor[None], self.weights)
+    def term(self, x: str, factor: str) -> dict:
+        steps = None if self.draws[x] is None else self.draws[x][None]
+        factors = self.draws[factor][None]
+        return rules.accumulate(self.primitive, self.params, steps, factors, self.weights)
 
     def contracted(self, trace: dict) -> dict:
-        return rules.contract(self.primitive, self.params, self.signal, trace, self.weights)
+        signal = self.draws["signal"]
+        return rules.contract(self.primitive, self.params, signal, trace, self.weights)
 
     def one_step(self) -> dict:
-        return self.contracted(self.term(self.x1, self.f1))
+        return self.contracted(self.term("x1", "f1"))
 
     def expected_one_step(self) -> dict:
-        return self.autodiff(self.x1, self.signal * self.f1)
+        return self.autodiff("x1", self.draws["signal"] * self.draws["f1"])
 
     def two_steps(self) -> dict:
-        first = self.term(self.x1, self.f1)
-        decayed = rules.propagate(self.primitive, self.params, self.d, first)
-        return self.contracted(_add(decayed, self.term(self.x2, self.f2)))
+        first = self.term("x1", "f1")
+        decayed = rules.propagate(self.primitive, self.params, self.draws["d"], first)
+        return self.contracted(_add(decayed, self.term("x2", "f2")))
 
     def expected_two_steps(self) -> dict:
-        through_first = self.autodiff(self.x1, self.signal * self.d * self.f1)
-        return _add(through_first, self.autodiff(self.x2, self.signal * self.f2))
+        draws = self.draws
+        through_first = self.autodiff("x1", draws["signal"] * draws["d"] * draws["f1"])
+        return _add(through_first, self.autodiff("x2", draws["signal"] * draws["f2"]))
+
+
+def _make_problem(primitive: ETPPrimitive, operands: tuple, params: Mapping[str, Any]) -> _Problem:
+    y = jax.eval_shape(lambda *values: primitive.implementation(*values, **params), *operands)
+    x_index = get_primitive_spec(primitive).x_invar_index
+    x = None if x_index is None else operands[x_index]
+    like = {"f1": y, "f2": y, "d": y, "signal": y, "x1": x, "x2": x}
+    generator = np.random.default_rng(0)
+    draws = {name: None if v is None else _random(generator, v) for name, v in like.items()}
+    return _Problem(primitive, params, {**draws, "operands": operands})
 
 
 @dataclass(frozen=True)
@@ -195,22 +219,31 @@ class _Variable:
     aval: Any
 
 
-def _random(key: Any, like: Any) -> Any:
+def _random(generator: np.random.Generator, like: Any) -> Any:
     if not jnp.issubdtype(like.dtype, jnp.inexact):
         return like
-    return jax.random.normal(key, like.shape, like.dtype)
+    values = generator.normal(size=(2, *like.shape))
+    if jnp.issubdtype(like.dtype, jnp.complexfloating):
+        return jnp.asarray(values[0] + 1j * values[1], like.dtype)
+    return jnp.asarray(values[0], like.dtype)
 
 
 def _add(left: dict, right: dict) -> dict:
     return {name: left[name] + right[name] for name in left}
 
 
-def _compare(rule: str, computed: Callable[[], dict], expected: dict) -> list[RuleCheck]:
+def _compare(
+    rule: str,
+    problem: _Problem,
+    computed: Callable[[_Problem], dict],
+    expected: Callable[[_Problem], dict],
+) -> list[RuleCheck]:
+    wanted = problem.run(expected)
     try:
-        result = computed()
+        result = problem.run(computed)
     except Exception as error:
-        return [RuleCheck(rule, name, np.inf, False, str(error)) for name in expected]
-    return [_compare_arrays(rule, name, result.get(name), expected[name]) for name in expected]
+        return [RuleCheck(rule, name, np.inf, False, str(error)) for name in problem.weights]
+    return [_compare_arrays(rule, k, result.get(k), wanted[k]) for k in problem.weights]
 
 
 def _compare_arrays(rule: str, key: str, computed: Any, expected: Any) -> RuleCheck:

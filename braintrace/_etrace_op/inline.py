@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from .._errors import PrimitiveError
-from .._jax import bind, is_var, open_jaxpr, scan_counts, sub_jaxprs
+from .._jax import bind, is_var, open_jaxpr, scan_counts, shard_map_axes, sub_jaxprs
 from .registry import ETP_PRIMITIVES
 
 
@@ -165,7 +165,7 @@ def _rebuild_custom_jvp(equation: Any, operands: list[Any]) -> list[Any]:
 
 
 def _rebuild_custom_vjp(equation: Any, operands: list[Any]) -> list[Any]:
-    (body,) = (jaxpr for jaxpr in sub_jaxprs(equation))
+    (body,) = sub_jaxprs(equation)
     rebuilt = jax.custom_vjp(_function(body))
 
     def original(*values: Any) -> list[Any]:
@@ -189,7 +189,7 @@ def _rebuild_shard_map(equation: Any, operands: list[Any]) -> list[Any]:
         in_specs=tuple(params["in_specs"]),
         out_specs=list(params["out_specs"]),
         check_vma=params["check_vma"],
-        axis_names=set(params["manual_axes"]),
+        axis_names=set(shard_map_axes(equation)),
     )
     return rebuilt(*operands)
 

@@ -78,8 +78,8 @@ class _Caller:
                 f"Rule `{rule}` of `{self.primitive}` returned the keys {sorted(result)}; "
                 f"expected {sorted(expected)}."
             )
-        for name, array in result.items():
-            wanted = expected[name]
+        for name, wanted in expected.items():
+            array = result[name]
             if tuple(array.shape) != tuple(wanted.shape):
                 raise PrimitiveError(
                     f"Rule `{rule}` of `{self.primitive}` returned shape {tuple(array.shape)} for "

@@ -54,6 +54,19 @@ def _split(equation: Any, x: np.ndarray) -> _Sources:
     return list(np.split(x, ends, axis=equation.params["axis"]))
 
 
+def _stack(equation: Any, *parts: np.ndarray) -> _Sources:
+    return [np.stack(parts, axis=equation.params["axis"])]
+
+
+def _unstack(equation: Any, x: np.ndarray) -> _Sources:
+    axis = equation.params["axis"]
+    return [np.take(x, index, axis=axis) for index in range(x.shape[axis])]
+
+
+def _tile(equation: Any, x: np.ndarray) -> _Sources:
+    return [np.tile(x, equation.params["reps"])]
+
+
 _MOVES: dict[str, Callable[..., _Sources]] = {
     "reshape": _reshape,
     "squeeze": _reshape,
@@ -64,6 +77,9 @@ _MOVES: dict[str, Callable[..., _Sources]] = {
     "rev": _rev,
     "concatenate": _concatenate,
     "split": _split,
+    "stack": _stack,
+    "unstack": _unstack,
+    "tile": _tile,
 }
 
 # Operands that carry elements; the others say where the elements go.

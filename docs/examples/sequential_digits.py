@@ -27,9 +27,10 @@ from tqdm import tqdm
 import braintrace
 
 CLASSES = 10
+TRAINING_IMAGES = 1437  # four fifths of the data set
 LEARNING_RATE = 3e-3
-NAMES = {"bptt": "BPTT", "es_d_rtrl": "ES_D_RTRL", "d_rtrl": "D_RTRL"}
-OPTIONS = {"es_d_rtrl": {"decay_or_rank": 0.9}, "d_rtrl": {}}
+NAMES = {"d_rtrl": "D_RTRL", "es_d_rtrl": "ES_D_RTRL", "bptt": "BPTT"}
+OPTIONS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": 0.9}}
 
 
 # --- data --------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class LIF(Layer):
 
     def init_state(self, batch_size):
         super().init_state(batch_size)
-        self.v = brainstate.HiddenState(jnp.full((batch_size, self.hidden), 0.0))
+        self.v = brainstate.HiddenState(jnp.zeros((batch_size, self.hidden)))
 
     def update(self, x):
         fired = spike(self.v.value - 1)
@@ -308,21 +309,19 @@ class OneLineParser(argparse.ArgumentParser):
 
 def whole_number(low, high=None):
     """Return a parser of whole numbers from ``low`` to ``high``."""
-    expected = f"a whole number of {low} or more" if high is None else f"from {low} to {high}"
 
     def parse(text):
-        try:
-            number = int(text)
-        except ValueError:
-            number = low - 1
-        if number < low or (high is not None and number > high):
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
-        return number
+        number = int(text) if text.isdecimal() else -1
+        if low <= number and (high is None or number <= high):
+            return number
+        limits = f"of {low} or more" if high is None else f"from {low} to {high}"
+        raise argparse.ArgumentTypeError(f"expected a whole number {limits}, got {text!r}")
 
     return parse
 
 
 def picture_path(text):
+    """Parse the name of a picture that can be written."""
     path = Path(text)
     kinds = Figure().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
@@ -339,28 +338,25 @@ def parse_options(arguments=None):
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--algorithm", choices=["d_rtrl", "es_d_rtrl", "bptt"], default="d_rtrl", help="how to learn")
-    add("--model", choices=sorted(MODELS), default="leaky", help="the recurrent network")
+    add("--algorithm", choices=list(NAMES), default="d_rtrl", help="how to learn")
+    add("--model", choices=list(MODELS), default="leaky", help="the recurrent network")
     add("--hidden", type=whole_number(1), default=128, help="number of hidden neurons")
     add("--epochs", type=whole_number(1), default=50, help="passes over the training images")
-    add("--batch-size", type=whole_number(1), default=32, help="images per update")
+    batch_size = whole_number(1, TRAINING_IMAGES)
+    add("--batch-size", type=batch_size, default=32, help="images per update")
     add("--seed", type=whole_number(0, 2**32 - 1), default=0, help="initial weights and order")
     add("--out", type=picture_path, default="digits.png", help="where the learning curves go")
     add("--pixels", action="store_true", help="show one pixel per time step, not one row")
     add("--compare", action="store_true", help="train with all three algorithms")
-    options = parser.parse_args(arguments)
-    options.digits = load_sequences(options.pixels)
-    largest = len(options.digits.train_images)
-    if options.batch_size > largest:
-        parser.error(f"argument --batch-size: expected at most {largest}, got {options.batch_size}")
-    return options
+    return parser.parse_args(arguments)
 
 
 def main(arguments=None):
     """Run the example."""
     options = parse_options(arguments)
-    algorithms = NAMES if options.compare else [options.algorithm]
-    curves_of = {name: train(name, options.digits, options) for name in algorithms}
+    digits = load_sequences(options.pixels)
+    algorithms = list(NAMES) if options.compare else [options.algorithm]
+    curves_of = {algorithm: train(algorithm, digits, options) for algorithm in algorithms}
     draw(curves_of, options.out)
     print(f"test accuracy: {curves_of[options.algorithm].accuracy[-1]:.3f}")
 

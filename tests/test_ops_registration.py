@@ -1,0 +1,339 @@
+"""Registering one's own operation, and the checks that hold its rules."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ops_catalogue import CSR, ENTRIES, OPERATIONS, array, restored_registries
+
+from braintrace import _etrace_op
+from braintrace._errors import PrimitiveError
+from braintrace._etrace_op import (
+    ETPPrimitiveSpec,
+    accumulate,
+    check_primitive,
+    contract,
+    get_primitive_spec,
+    init_trace,
+    propagate,
+    pull_back,
+    register_primitive,
+    register_primitive_spec,
+    validate_rules,
+)
+
+BATCHED = {"etp_conv", "etp_lora_mm", "etp_mm", "etp_sp_mm"}
+RULE_REGISTRIES = {
+    "yw_to_w": _etrace_op.ETP_RULES_YW_TO_W,
+    "xy_to_dw": _etrace_op.ETP_RULES_XY_TO_DW,
+    "init_drtrl": _etrace_op.ETP_RULES_INIT_DRTRL,
+    "init_pp": _etrace_op.ETP_RULES_INIT_PP,
+}
+
+
+@pytest.fixture(autouse=True)
+def registrations():
+    with restored_registries():
+        yield
+
+
+def scaled_impl(x, weight, *bias, scale=1.0, has_bias=False):
+    y = scale * (x @ weight)
+    return y + bias[0] if has_bias else y
+
+
+def scaled_yw_to_w(hidden_dim, trace, *, scale=1.0, has_bias=False):
+    result = {"weight": trace["weight"] * hidden_dim[:, None, :]}
+    return {**result, "bias": trace["bias"] * hidden_dim} if has_bias else result
+
+
+def scaled_xy_to_dw(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
+    result = {"weight": scale * (x.T @ hidden_dim)}
+    return {**result, "bias": hidden_dim.sum(0)} if has_bias else result
+
+
+def scaled_init_drtrl(x_var, y_var, weight_vars, n):
+    batch = x_var.aval.shape[0]
+    return {k: jnp.zeros((batch, *v.aval.shape, n)) for k, v in weight_vars.items()}
+
+
+def scaled_init_pp(x_var, y_var, weight_vars, n):
+    return jnp.zeros((*y_var.aval.shape, n))
+
+
+RULES = {
+    "yw_to_w": scaled_yw_to_w,
+    "xy_to_dw": scaled_xy_to_dw,
+    "init_drtrl": scaled_init_drtrl,
+    "init_pp": scaled_init_pp,
+}
+OPERANDS = (array(0, 2, 3), array(1, 3, 4), array(2, 4))
+PARAMS = {"scale": 2.0, "has_bias": True}
+
+
+def scaled_layout(params):
+    return {"weight": 1, "bias": 2} if params["has_bias"] else {"weight": 1}
+
+
+def scaled_spec(**changes):
+    fields = {
+        "name": "scaled",
+        "impl": scaled_impl,
+        **RULES,
+        "trainable_invars_fn": scaled_layout,
+        "x_invar_index": 0,
+        "batched": True,
+    }
+    return ETPPrimitiveSpec(**{**fields, **changes})
+
+
+def test_the_built_in_primitives_have_all_rules():
+    names = {operation.primitive for operation in OPERATIONS}
+    assert {p.name for p in _etrace_op.ETP_PRIMITIVES} == names
+    assert {p.name for p in _etrace_op.BATCHED_PRIMITIVES} == BATCHED
+    for registry in (*RULE_REGISTRIES.values(), _etrace_op.ETP_PRIMITIVE_SPECS):
+        assert {p.name for p in registry} == names
+    passed_through = {p.name for p in _etrace_op.ETP_PRIMITIVES if p.gradient_enabled}
+    assert passed_through == {"etp_elemwise"}
+
+
+def by_class():
+    primitive = register_primitive("scaled", scaled_impl, batched=True)
+    primitive.register_etp_rules(**RULES)
+    return primitive
+
+
+def by_single_rules():
+    primitive = register_primitive("scaled", scaled_impl, batched=True)
+    for kind, rule in RULES.items():
+        assert getattr(primitive, f"register_{kind}")(rule) is rule
+    return primitive
+
+
+@pytest.mark.parametrize(
+    "register", [by_class, by_single_rules, lambda: register_primitive_spec(scaled_spec())]
+)
+def test_every_style_gives_a_complete_primitive(register):
+    primitive = register()
+    assert str(primitive) == "scaled" and type(primitive).__name__ == "ETPPrimitive"
+    assert primitive.batched and not primitive.gradient_enabled
+    assert primitive in _etrace_op.ETP_PRIMITIVES and primitive in _etrace_op.BATCHED_PRIMITIVES
+    for kind, registry in RULE_REGISTRIES.items():
+        assert registry[primitive] is RULES[kind]
+    spec = get_primitive_spec(primitive)
+    assert spec.resolve_trainable_invars(PARAMS) == {"weight": 1, "bias": 2}
+    assert spec.resolve_trainable_invars({"has_bias": False}) == {"weight": 1}
+    y = primitive.bind(*OPERANDS, **PARAMS)
+    np.testing.assert_allclose(y, 2 * (OPERANDS[0] @ OPERANDS[1]) + OPERANDS[2], rtol=1e-5)
+    assert check_primitive(primitive, *OPERANDS, **PARAMS).ok
+
+
+def test_the_spec_comes_back_from_its_primitive():
+    spec = scaled_spec()
+    assert get_primitive_spec(register_primitive_spec(spec)) is spec
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.name = "other"
+
+
+def test_a_registered_primitive_stays_itself_under_vmap():
+    primitive = register_primitive_spec(scaled_spec())
+    xs = array(3, 5, 2, 3)
+    mapped = jax.vmap(lambda x: primitive.bind(x, *OPERANDS[1:], **PARAMS))
+    names = [equation.primitive.name for equation in jax.make_jaxpr(mapped)(xs).eqns]
+    assert names == ["reshape", "scaled", "reshape"]
+    np.testing.assert_allclose(mapped(xs)[1], primitive.bind(xs[1], *OPERANDS[1:], **PARAMS), 1e-5)
+
+
+INVALID_SPECS = [
+    ({"name": "etp_mm"}, "`etp_mm` is registered already"),
+    ({"name": ""}, "non-empty string"),
+    ({"impl": None}, "`impl` of `scaled`"),
+    ({"yw_to_w": None}, "`yw_to_w` of `scaled` must be callable, got None"),
+    ({"init_pp": 3}, "`init_pp` of `scaled`"),
+    ({"trainable_invars_fn": {"weight": 1}}, "`trainable_invars_fn` of `scaled`"),
+    ({"x_invar_index": -1}, "`x_invar_index` of `scaled`"),
+    ({"y_outvar_index": 1}, "one result"),
+    ({"contract": 1}, "`contract` of `scaled`"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), INVALID_SPECS)
+def test_an_invalid_spec_registers_nothing(changes, message):
+    before = set(_etrace_op.ETP_PRIMITIVES)
+    with pytest.raises(PrimitiveError, match=message):
+        register_primitive_spec(scaled_spec(**changes))
+    assert before == _etrace_op.ETP_PRIMITIVES
+
+
+def test_missing_rules_are_named():
+    primitive = register_primitive("scaled", scaled_impl, batched=True)
+    primitive.register_yw_to_w(scaled_yw_to_w)
+    with pytest.raises(PrimitiveError, match="`scaled` has no rule `xy_to_dw`, `init_drtrl`"):
+        get_primitive_spec(primitive)
+    with pytest.raises(PrimitiveError, match="`yw_to_w` of `scaled` is registered already"):
+        primitive.register_yw_to_w(scaled_yw_to_w)
+    with pytest.raises(PrimitiveError, match="`init_pp` of `scaled` must be callable, got 1"):
+        primitive.register_init_pp(1)
+    with pytest.raises(PrimitiveError, match="`dot_general` is not a marker"):
+        get_primitive_spec(jax.lax.dot_general_p)
+
+
+@pytest.mark.parametrize("layout", [{}, {"weight": 0}, {"weight": 1, "bias": 1}, {"weight": "1"}])
+def test_an_impossible_layout_is_refused(layout):
+    with pytest.raises(PrimitiveError, match="`trainable_invars_fn` of `scaled` returned"):
+        scaled_spec(trainable_invars_fn=lambda params: layout).resolve_trainable_invars(PARAMS)
+
+
+def test_an_implementation_with_two_results_is_refused():
+    primitive = register_primitive("two", lambda x, w: (x, w))
+    with pytest.raises(PrimitiveError, match="`two` must return one array; it returns 2"):
+        jax.jit(primitive.bind)(*OPERANDS[:2])
+
+
+# --- wrong rules: each one is a way in which an author goes wrong
+
+
+def _twice_in_trace(hidden_dim, trace, *, scale=1.0, has_bias=False):
+    return {
+        name: scale * v for name, v in scaled_yw_to_w(hidden_dim, trace, has_bias=has_bias).items()
+    }
+
+
+def _without_scale(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
+    return scaled_xy_to_dw(x, hidden_dim, weights, has_bias=has_bias)
+
+
+def _without_bias(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
+    return scaled_xy_to_dw(x, hidden_dim, weights, scale=scale)
+
+
+def _transposed_trace(x_var, y_var, weight_vars, n):
+    traces = scaled_init_drtrl(x_var, y_var, weight_vars, n)
+    return {**traces, "weight": jnp.swapaxes(traces["weight"], 1, 2)}
+
+
+def _transposed_factor(hidden_dim, trace, *, scale=1.0, has_bias=False):
+    return {"weight": trace["weight"] * hidden_dim[:, :, None], "bias": trace["bias"] * hidden_dim}
+
+
+def _transposed_gradient(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
+    gradients = scaled_xy_to_dw(x, hidden_dim, weights, scale=scale, has_bias=has_bias)
+    return {**gradients, "weight": gradients["weight"].T}
+
+
+def _half_precision(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
+    gradients = scaled_xy_to_dw(x, hidden_dim, weights, scale=scale, has_bias=has_bias)
+    return {name: gradient.astype(jnp.float16) for name, gradient in gradients.items()}
+
+
+def _without_state_axis(x_var, y_var, weight_vars, n):
+    return jnp.zeros(y_var.aval.shape)
+
+
+def _as_a_list(x, hidden_dim, weights, *, scale=1.0, has_bias=False):
+    return list(scaled_xy_to_dw(x, hidden_dim, weights).values())
+
+
+WRONG_NUMBERS = [
+    ({"yw_to_w": _twice_in_trace}, "weight"),
+    ({"xy_to_dw": _without_scale}, "weight"),
+]
+WRONG_SHAPES = [
+    ({"xy_to_dw": _without_bias}, r"`xy_to_dw` of `scaled` returned the keys \['weight'\]"),
+    ({"xy_to_dw": _transposed_gradient}, r"shape \(4, 3\) for `weight`; expected \(3, 4\)"),
+    ({"xy_to_dw": _half_precision}, "dtype float16 for `weight`; expected float32"),
+    ({"xy_to_dw": _as_a_list}, "must return a dict keyed by operand name, got list"),
+    ({"init_drtrl": _transposed_trace}, r"shape \(2, 4, 3\) for `weight`; expected \(2, 3, 4\)"),
+    ({"init_pp": _without_state_axis}, r"`init_pp` of `scaled`.*\(2, 4, 2\)"),
+    ({"yw_to_w": _transposed_factor}, r"`yw_to_w` of `scaled` fails for arguments of shapes"),
+]
+
+
+@pytest.mark.parametrize(("changes", "key"), WRONG_NUMBERS)
+def test_check_primitive_catches_wrong_numbers(changes, key):
+    report = check_primitive(register_primitive_spec(scaled_spec(**changes)), *OPERANDS, **PARAMS)
+    assert not report.ok
+    wrong = {check.key for check in report.checks if not check.agrees}
+    assert key in wrong and max(c.deviation for c in report.checks) > 0.1
+    assert "NO" in str(report) and "NOT all rules agree" in str(report)
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG_SHAPES)
+def test_wrong_shapes_are_caught_and_explained(changes, message):
+    primitive = register_primitive_spec(scaled_spec(**changes))
+    report = check_primitive(primitive, *OPERANDS, **PARAMS)
+    assert not report.ok
+    jaxpr = jax.make_jaxpr(lambda *operands: primitive.bind(*operands, **PARAMS))(*OPERANDS)
+    (equation,) = jaxpr.eqns
+    x_var, weight, bias = equation.invars
+    with pytest.raises(PrimitiveError, match=message):
+        validate_rules(
+            primitive, PARAMS, x_var, equation.outvars[0], {"weight": weight, "bias": bias}
+        )
+
+
+def test_check_primitive_prints_a_table():
+    report = check_primitive(_etrace_op.etp_mm_p, *OPERANDS, has_bias=True)
+    lines = str(report).splitlines()
+    assert lines[0] == "etp_mm: all rules agree with automatic differentiation"
+    assert lines[1].split() == ["rule", "trainable", "relative", "deviation", "agrees"]
+    assert len(lines) == 2 + 4 * 2
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.primitive)
+def test_the_built_in_rules_pass(operation):
+    jaxpr = jax.make_jaxpr(operation.marked)(operation.x, operation.weights)
+    (equation,) = (e for e in jaxpr.eqns if e.primitive.name == operation.primitive)
+    examples = [array(i, *v.aval.shape) for i, v in enumerate(equation.invars)]
+    report = check_primitive(equation.primitive, *examples, **equation.params)
+    assert report.ok, str(report)
+
+
+def test_rules_with_wrong_keys_are_named_when_they_run():
+    spec = scaled_spec(xy_to_dw=_without_bias, yw_to_w=lambda hidden_dim, trace, **params: {})
+    primitive = register_primitive_spec(spec)
+    weights = {"weight": OPERANDS[1], "bias": OPERANDS[2]}
+    x, factor = OPERANDS[0][None], array(3, 1, 2, 4)
+    for rule in (pull_back, accumulate):
+        with pytest.raises(PrimitiveError, match="`xy_to_dw` of `scaled`"):
+            rule(primitive, PARAMS, x, factor, weights)
+    trace = {"weight": jnp.zeros((2, 3, 4)), "bias": jnp.zeros((2, 4))}
+    for call in (
+        lambda: propagate(primitive, PARAMS, factor[0], trace),
+        lambda: contract(primitive, PARAMS, factor[0], trace, weights),
+    ):
+        with pytest.raises(PrimitiveError, match="`yw_to_w` of `scaled`"):
+            call()
+
+
+def test_a_trace_without_its_state_axis_is_refused():
+    spec = scaled_spec(init_drtrl=lambda x, y, w, n: {"weight": jnp.zeros((2, 3))})
+    primitive = register_primitive_spec(spec)
+    with pytest.raises(PrimitiveError, match=r"shape \(2, 3\) for `weight`.*state axis"):
+        init_trace(primitive, PARAMS, None, None, {})
+
+
+def test_convolution_rules_refuse_another_layout():
+    operands = (array(0, 1, 2, 5), array(1, 3, 2, 2))
+    numbers = jax.lax.conv_dimension_numbers(*(o.shape for o in operands), None)
+    params = {
+        "has_bias": False,
+        "strides": (1,),
+        "padding": ((0, 0),),
+        "lhs_dilation": (1,),
+        "rhs_dilation": (1,),
+        "feature_group_count": 1,
+        "batch_group_count": 1,
+        "dimension_numbers": numbers,
+    }
+    weights = {"weight": operands[1]}
+    for rule in (pull_back, accumulate):
+        with pytest.raises(PrimitiveError, match="braintrace.conv"):
+            rule(_etrace_op.etp_conv_p, params, operands[0][None], jnp.ones((1, 1, 3, 4)), weights)
+
+
+def test_sparse_pattern_is_printed_shortly():
+    jaxpr = jax.make_jaxpr(lambda w: _etrace_op.sparse_matmul(jnp.ones(3), w, sparse_mat=CSR))
+    assert f"sparse 3x4 nnz={ENTRIES.size}" in str(jaxpr(ENTRIES))

@@ -1,0 +1,103 @@
+"""Quantities through the five operations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit
+from ops_catalogue import CSR, ENTRIES, array
+
+from braintrace._errors import UnitError
+from braintrace._etrace_op import conv, element_wise, lora_matmul, matmul, sparse_matmul
+
+VOLT, SIEMENS, AMPERE = saiunit.volt, saiunit.siemens, saiunit.amp
+BIAS = array(2, 4)
+
+
+def _conv(x, weight, bias=None):
+    y = conv(x[:, None, :], weight[None], bias, dimension_numbers=("NWC", "WIO", "NWC"))
+    return y[:, 0]
+
+
+def _lora(x, weight, bias=None):
+    return lora_matmul(x, weight, jnp.eye(4), bias=bias)
+
+
+def _sparse(x, weight, bias=None):
+    return sparse_matmul(x, weight, sparse_mat=CSR, bias=bias)
+
+
+OPERATIONS = {
+    "matmul": (matmul, array(1, 3, 4)),
+    "conv": (_conv, array(1, 3, 4)),
+    "lora_matmul": (_lora, array(1, 3, 4)),
+    "sparse_matmul": (_sparse, ENTRIES),
+}
+TRANSFORMATIONS = {
+    "eager": lambda f: f,
+    "jit": jax.jit,
+    "vmap": lambda f: lambda x, *rest: jax.vmap(lambda xs: f(xs[None], *rest)[0])(x),
+    "checkpoint": jax.checkpoint,
+}
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_product_carries_its_unit_and_rescales_the_bias(name, transformation):
+    operation, weight = OPERATIONS[name]
+    x = array(0, 2, 3)
+    run = TRANSFORMATIONS[transformation](operation)
+    got = run(x * saiunit.mV, weight * SIEMENS, BIAS * saiunit.uA)
+    assert saiunit.get_unit(got).has_same_dim(AMPERE)
+    want = np.asarray(operation(x, weight)) + 1e-3 * np.asarray(BIAS)
+    np.testing.assert_allclose(got.to_decimal(saiunit.mA), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("bias", [BIAS * VOLT, BIAS], ids=["volt", "plain"])
+def test_a_bias_of_another_dimension_is_refused_with_both_units(name, bias):
+    operation, weight = OPERATIONS[name]
+    run = jax.jit(operation)
+    bias_unit = str(saiunit.get_unit(bias))
+    with pytest.raises(UnitError) as refused:
+        run(array(0, 2, 3) * VOLT, weight * SIEMENS, bias)
+    assert f"`{name}`" in str(refused.value)
+    assert f"`{bias_unit}`" in str(refused.value)
+    assert f"`{VOLT * SIEMENS}`" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_gradients_carry_the_unit_of_loss_over_weight(name):
+    operation, weight = OPERATIONS[name]
+    x = array(0, 2, 3)
+
+    def loss(weight):
+        return (operation(x * VOLT, weight) ** 2).sum()
+
+    def plain_loss(weight):
+        return (operation(x, weight) ** 2).sum()
+
+    gradient = saiunit.autograd.grad(loss)(weight * SIEMENS)
+    unit = AMPERE**2 / SIEMENS
+    assert saiunit.get_unit(gradient).has_same_dim(unit)
+    np.testing.assert_allclose(
+        gradient.to_decimal(unit), jax.grad(plain_loss)(weight), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_units_that_cancel_leave_a_plain_array_of_the_right_size():
+    got = matmul(array(0, 2, 3) * saiunit.mV, array(1, 3, 4) / VOLT)
+    assert not isinstance(got, saiunit.Quantity)
+    np.testing.assert_allclose(got, 1e-3 * np.asarray(array(0, 2, 3) @ array(1, 3, 4)), rtol=1e-5)
+
+
+def test_element_wise_keeps_the_unit_that_its_function_returns():
+    weight = array(0, 3)
+    kept = element_wise(weight * saiunit.mV)
+    assert saiunit.get_unit(kept) == saiunit.mV
+    np.testing.assert_array_equal(kept.mantissa, weight)
+    squared = element_wise(weight * saiunit.mV, fn=lambda w: w**2)
+    assert saiunit.get_unit(squared).has_same_dim(VOLT**2)
+    np.testing.assert_allclose(squared.to_decimal(saiunit.mV**2), weight**2, rtol=1e-6)
+    made = element_wise(weight, fn=lambda w: jnp.exp(w) * saiunit.ms)
+    np.testing.assert_allclose(made.to_decimal(saiunit.ms), np.exp(weight), rtol=1e-6)
