@@ -81,6 +81,15 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
                 yield item
 
 
+def scan_layout(equation: Any) -> tuple[int, int]:
+    """Return how many operands of a ``scan`` are constants, and how many are carried."""
+    params = equation.params
+    if "num_consts" in params:  # jax < 0.11
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(constants), len(carried)
+
+
 # --- running equations
 
 

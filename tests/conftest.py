@@ -3,6 +3,9 @@
 import jax
 import pytest
 
+# Nearly all of the suite's time goes into compiling programs that then run for a millisecond.
+jax.config.update("jax_disable_most_optimizations", True)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):

@@ -25,6 +25,11 @@ def array(seed: int, *shape: int, dtype: Any = np.float32) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(dtype))
 
 
+def quick_jit(function: Callable) -> Callable:
+    """Compile without optimisation: the tests compile often and run once."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
 _REGISTRIES = [
     _etrace_op.ETP_PRIMITIVES,
     _etrace_op.BATCHED_PRIMITIVES,

@@ -330,4 +330,4 @@ def _pull_back(case, params, states, x, inputs, to_outputs):
 
 
 def _ones(step_weights, xs):
-    return np.ones(len(xs), xs.dtype) if step_weights is None else step_weights
+    return np.ones(len(xs), xs.dtype) if step_weights is None else jnp.asarray(step_weights)

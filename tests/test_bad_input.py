@@ -135,7 +135,7 @@ def test_step_function_that_calls_the_learner_twice(learner, raises):
     def twice(x, target):
         return CASE.loss(learner(x) + learner(x), target)
 
-    raises(lambda: gradient(learner, xs, targets, step_fn=twice), "twice", "once", "2")
+    raises(lambda: gradient(learner, xs, targets, step_fn=twice), "step_fn", "once", "2")
 
 
 @pytest.mark.core
@@ -145,7 +145,7 @@ def test_step_function_that_does_not_call_the_learner(learner, raises):
     def never(x, target):
         return target.sum()
 
-    raises(lambda: gradient(learner, xs, targets, step_fn=never), "never", "once", "0")
+    raises(lambda: gradient(learner, xs, targets, step_fn=never), "step_fn", "once", "0")
 
 
 def test_step_function_that_calls_another_learner(learner, raises):

@@ -30,22 +30,22 @@ def data(case, batch=2):
     return case.sequences(batch, STEPS)
 
 
+def types(tree):
+    return jax.tree.structure(tree), [(a.shape, a.dtype, a.weak_type) for a in jax.tree.leaves(tree)]
+
+
 def scaled(factor, gradients):
     return jax.tree.map(lambda leaf: factor * leaf, gradients)
 
 
 @pytest.mark.core
 @algorithms
-@cases.each(cases.ALL)
+@cases.each(FEW)
 def test_a_step_keeps_tree_shapes_and_dtypes(case, algorithm):
     _, instance = build_algorithm(case, algorithm)
-    before = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), snapshot(instance))
-    brainstate.transform.make_jaxpr(instance)(data(case)[0][0])
-    states = brainstate.transform.StatefulFunction(instance, return_only_write=False)
-    new_states, _ = states.jaxpr_call(
-        [s.value for s in states.get_states(data(case)[0][0])], data(case)[0][0]
-    )
-    assert before and new_states
+    before = types(snapshot(instance))
+    brainstate.transform.jit(instance)(data(case)[0][0])
+    assert types(snapshot(instance)) == before
 
 
 @algorithms
@@ -69,7 +69,7 @@ def test_a_step_inside_a_branch(algorithm):
 
 
 @algorithms
-@cases.each(FEW)
+@cases.each(FEW[1:3])
 def test_batch_is_the_mean_of_its_samples(case, algorithm):
     """With a loss that is a mean over the batch."""
     expected = catalogue_gradient(case, algorithm)
@@ -85,7 +85,7 @@ def test_batch_is_the_mean_of_its_samples(case, algorithm):
 
 @pytest.mark.core
 @algorithms
-@cases.each(FEW)
+@cases.each(FEW[1:3])
 def test_chunk_size_changes_nothing(case, algorithm):
     learner, (xs, targets) = build_learner(case, algorithm), data(case)
     expected = sequence_gradient(learner, case, xs, targets, chunk_size=1)
@@ -102,7 +102,7 @@ def test_chunk_size_changes_nothing(case, algorithm):
 
 @pytest.mark.core
 @algorithms
-@cases.each(FEW)
+@cases.each(FEW[1:3])
 def test_gradient_goes_on_where_evolve_stopped(case, algorithm):
     xs, targets = data(case)
     late = jnp.arange(STEPS) >= 4

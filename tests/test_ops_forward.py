@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import saiunit
 from jax.experimental import sparse as jax_sparse
-from ops_catalogue import CSR, DENSE, ENTRIES, array
+from ops_catalogue import CSR, DENSE, ENTRIES, array, quick_jit
 
 from braintrace._errors import DtypeError, OptionError, ShapeError
 from braintrace._etrace_op import conv, element_wise, lora_matmul, matmul, sparse_matmul
@@ -147,12 +147,14 @@ def test_convolution_in_every_layout(x_shape, kernel_shape, options):
     def marked(x, kernel, bias):
         return conv(x, kernel, bias, **options)
 
-    want, want_gradients = jax.jit(lambda *a: (plain(*a), jax.grad(loss(plain), (0, 1, 2))(*a)))(
-        x, kernel, bias
-    )
-    got, gradients = jax.jit(lambda *a: (marked(*a), jax.grad(loss(marked), (0, 1, 2))(*a)))(
-        x, kernel, bias
-    )
+    @quick_jit
+    def values_and_gradients(*arguments):
+        return [
+            (function(*arguments), jax.grad(loss(function), (0, 1, 2))(*arguments))
+            for function in (marked, plain)
+        ]
+
+    (got, gradients), (want, want_gradients) = values_and_gradients(x, kernel, bias)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     for left, right in zip(gradients, want_gradients, strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-4)

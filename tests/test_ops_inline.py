@@ -7,7 +7,7 @@ import pytest
 import saiunit
 from jax import export
 from jax.sharding import PartitionSpec
-from ops_catalogue import OPERATIONS, TRANSFORMATIONS, array
+from ops_catalogue import OPERATIONS, TRANSFORMATIONS, array, quick_jit
 from test_ops_transformations import assert_trees_close, markers
 
 from braintrace._errors import PrimitiveError
@@ -37,7 +37,7 @@ def test_every_operation(operation):
     arguments = (operation.x, operation.weights)
     assert markers(jax.make_jaxpr(operation.marked)(*arguments))
     assert not markers(jax.make_jaxpr(plain)(*arguments))
-    assert_trees_close(jax.jit(plain)(*arguments), operation.plain(*arguments))
+    assert_trees_close(quick_jit(plain)(*arguments), operation.plain(*arguments))
 
 
 @pytest.mark.parametrize("transformation", TRACEABLE, ids=lambda t: t.name)
@@ -45,7 +45,7 @@ def test_inside_every_transformation(transformation):
     plain = inline(transformation.apply(DENSE.marked))
     assert not markers(jax.make_jaxpr(plain)(*ARGUMENTS))
     oracle = transformation.apply(DENSE.plain)
-    assert_trees_close(*jax.jit(lambda *a: (plain(*a), oracle(*a)))(*ARGUMENTS))
+    assert_trees_close(*quick_jit(lambda *a: (plain(*a), oracle(*a)))(*ARGUMENTS))
 
 
 def custom_vjp_function(x, weights):
@@ -88,7 +88,7 @@ def checkpointed_function(x, weights):
 def test_custom_derivatives_are_kept(function):
     marked = jax.value_and_grad(function, argnums=(0, 1))
     derivative = jax.value_and_grad(inline(function), argnums=(0, 1))
-    assert_trees_close(*jax.jit(lambda *a: (derivative(*a), marked(*a)))(*ARGUMENTS))
+    assert_trees_close(*quick_jit(lambda *a: (derivative(*a), marked(*a)))(*ARGUMENTS))
     assert not markers(jax.make_jaxpr(derivative)(*ARGUMENTS))
 
 
@@ -121,7 +121,7 @@ def test_shard_map_is_rebuilt():
     sharded = jax.shard_map(DENSE.marked, mesh=mesh, in_specs=specs, out_specs=PartitionSpec("d"))
     plain = inline(sharded)
     assert not markers(jax.make_jaxpr(plain)(*ARGUMENTS))
-    assert_trees_close(jax.jit(plain)(*ARGUMENTS), DENSE.plain(*ARGUMENTS))
+    assert_trees_close(quick_jit(plain)(*ARGUMENTS), DENSE.plain(*ARGUMENTS))
 
 
 def test_quantities_and_keywords_pass():

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ops_catalogue import OPERATIONS, array, restored_registries
+from ops_catalogue import OPERATIONS, array, quick_jit, restored_registries
 
 from braintrace._etrace_op import (
     ETP_PRIMITIVES,
@@ -112,97 +112,92 @@ class Case:
         return None if self.xs is None else self.xs[selection]
 
     def assert_equal(self, got, want):
-        assert list(sorted(got)) == sorted(self.names)
+        assert sorted(got) == sorted(self.names)
         for name, expected in zip(self.names, want, strict=True):
             assert got[name].shape == expected.shape and got[name].dtype == expected.dtype
             np.testing.assert_allclose(got[name], expected, rtol=1e-4, atol=1e-4)
 
+    def term(self, now):
+        """The library's terms of a slice of steps."""
+        arguments = (self.steps(now), self.factors[now], self.named())
+        return accumulate(self.primitive, self.params, *arguments)
 
-@pytest.fixture(scope="module")
-def case_of():
-    return functools.cache(Case)
+    def zero_trace(self):
+        return init_trace(self.primitive, self.params, self.x_var, self.y_var, self.variables)
 
+    def pulled_back(self):
+        arguments = (self.xs, self.factors, self.named())
+        return pull_back(self.primitive, self.params, *arguments)
 
-@pytest.mark.parametrize("name", CASES)
-def test_pull_back_is_the_vjp_over_time_and_batch(case_of, name):
-    case = case_of(name)
-
-    @jax.jit
-    def oracle(weights):
-        total = [jnp.zeros_like(weight) for weight in weights]
+    def vjp_over_steps(self):
+        total = [jnp.zeros_like(weight) for weight in self.weights]
         for step in range(4):
-            _, pull = jax.vjp(functools.partial(case.plain, case.x(step)), weights)
-            (gradients,) = pull(case.factors[step])
+            _, pull = jax.vjp(functools.partial(self.plain, self.x(step)), self.weights)
+            (gradients,) = pull(self.factors[step])
             total = [left + right for left, right in zip(total, gradients, strict=True)]
         return total
 
-    @jax.jit
-    def library(xs, factors):
-        return pull_back(case.primitive, case.params, xs, factors, case.named())
-
-    case.assert_equal(library(case.xs, case.factors), oracle(case.weights))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_trace_recursion_is_that_of_the_full_jacobian(case_of, name):
-    case = case_of(name)
-
-    @jax.jit
-    def oracle(weights):
-        dense = None
+    def contracted_trace(self):
+        trace = self.zero_trace()
         for step in range(3):
-            jacobian = jax.jacrev(functools.partial(case.plain, case.x(step)))(weights)
-            dense = [
-                _rows(case.decays[step], 0.0 if dense is None else old, jacobian_of)
-                + _rows(case.factors[step], jacobian_of, jacobian_of)
-                for jacobian_of, old in zip(jacobian, dense or jacobian, strict=True)
-            ]
-        axes = case.signal.ndim
-        return [jnp.tensordot(case.signal, full, axes) for full in dense]
-
-    @jax.jit
-    def library():
-        trace = init_trace(case.primitive, case.params, case.x_var, case.y_var, case.variables)
-        for step in range(3):
-            now = slice(step, step + 1)
-            term = accumulate(
-                case.primitive, case.params, case.steps(now), case.factors[now], case.named()
-            )
-            moved = propagate(case.primitive, case.params, case.decays[step], trace)
+            term = self.term(slice(step, step + 1))
+            moved = propagate(self.primitive, self.params, self.decays[step], trace)
             trace = {key: moved[key] + term[key] for key in trace}
-        return contract(case.primitive, case.params, case.signal, trace, case.named())
+        return contract(self.primitive, self.params, self.signal, trace, self.named())
 
-    case.assert_equal(library(), oracle(case.weights))
+    def contracted_jacobian(self):
+        dense = [0.0] * len(self.weights)
+        for step in range(3):
+            jacobian = jax.jacrev(functools.partial(self.plain, self.x(step)))(self.weights)
+            dense = [
+                _by_row(self.decays[step], new) * old + _by_row(self.factors[step], new) * new
+                for new, old in zip(jacobian, dense, strict=True)
+            ]
+        return [jnp.tensordot(self.signal, full, self.signal.ndim) for full in dense]
+
+    @functools.cached_property
+    def results(self):
+        """Everything that the tests compare, from one compilation."""
+        return quick_jit(
+            lambda: {
+                "pull_back": (self.pulled_back(), self.vjp_over_steps()),
+                "recursion": (self.contracted_trace(), self.contracted_jacobian()),
+                "together": self.term(slice(0, 4)),
+                "single": [self.term(slice(step, step + 1)) for step in range(4)],
+            }
+        )()
 
 
-def _rows(factor, jacobian, like):
-    """Multiply each output element's row of a Jacobian by its own factor."""
-    return factor.reshape(factor.shape + (1,) * (like.ndim - factor.ndim)) * jacobian
+def _by_row(factor, jacobian):
+    """Shape a factor so that it multiplies each output element's row of a Jacobian."""
+    return factor.reshape(factor.shape + (1,) * (jacobian.ndim - factor.ndim))
+
+
+case_of = functools.cache(Case)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_accumulate_over_time_is_the_sum_of_steps(case_of, name):
+def test_pull_back_is_the_vjp_over_time_and_batch(name):
+    case_of(name).assert_equal(*case_of(name).results["pull_back"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trace_recursion_is_that_of_the_full_jacobian(name):
+    case_of(name).assert_equal(*case_of(name).results["recursion"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_accumulate_over_time_is_the_sum_of_steps(name):
     case = case_of(name)
-
-    @jax.jit
-    def both():
-        def over(now):
-            return accumulate(
-                case.primitive, case.params, case.steps(now), case.factors[now], case.named()
-            )
-
-        return over(slice(0, 4)), [over(slice(step, step + 1)) for step in range(4)]
-
-    together, single = both()
-    trace = init_trace(case.primitive, case.params, case.x_var, case.y_var, case.variables)
-    for key, value in together.items():
+    trace = case.zero_trace()
+    for key, value in case.results["together"].items():
         assert (value.shape, value.dtype) == (trace[key].shape, trace[key].dtype)
-        total = sum(np.asarray(term[key]) for term in single)
+        total = sum(np.asarray(term[key]) for term in case.results["single"])
         np.testing.assert_allclose(value, total, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rules_fit_their_equation(case_of, name):
+def test_rules_fit_their_equation(name):
     case = case_of(name)
     validate_rules(case.primitive, case.params, case.x_var, case.y_var, case.variables)
 
@@ -244,7 +239,7 @@ def largest(jaxpr):
 
 
 @pytest.mark.parametrize("name", ["etp_conv", "etp_conv grouped", "etp_lora_mm"])
-def test_pull_back_builds_no_trace(case_of, name):
+def test_pull_back_builds_no_trace(name):
     case = case_of(name)
     trace = init_trace(case.primitive, case.params, case.x_var, case.y_var, case.variables)
     steps = 4
@@ -258,7 +253,7 @@ def test_pull_back_builds_no_trace(case_of, name):
     assert largest(jaxpr) < steps * max(array.size for array in trace.values())
 
 
-def test_dense_term_of_one_step_is_a_product_without_a_dot(case_of):
+def test_dense_term_of_one_step_is_a_product_without_a_dot():
     case = case_of("etp_mm")
 
     def term(xs, factors):

@@ -32,7 +32,8 @@ def test_plain_parameter_on_the_way_into_a_state(case, algorithm):
     assert_gradients_close(actual, same_step_gradient(case), 1e-10, case.name)
 
 
-@cases.each([case for case in cases.ALL if "w_out" in case.shapes])
+@pytest.mark.core
+@cases.each([cases.BY_NAME[name] for name in ("leaky", "gru", "two_layers", "lif_recurrent")])
 def test_plain_readout(case):
     """A readout has no memory: its same-step gradient is all there is, whatever the model."""
     actual = {"w_out": catalogue_gradient(case)["w_out"]}

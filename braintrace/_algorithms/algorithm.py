@@ -35,6 +35,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         estimate, closer to backpropagation through time the longer the window.
     strict
         Raise a `CompilationError` wherever a part of the gradient is cut, instead of warning.
+    unroll_limit
+        Longest loop inside ``update`` that is unrolled because it holds a marked operation.
 
     Notes
     -----
@@ -48,6 +50,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         *,
         vjp_method: str = "single-step",
         strict: bool = False,
+        unroll_limit: int = 32,
     ) -> None:
         super().__init__()
         if vjp_method not in VJP_METHODS:
@@ -57,6 +60,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.model = model
         self.vjp_method = vjp_method
         self.strict = strict
+        self.unroll_limit = unroll_limit
         self._compiled: CompiledStep | None = None
 
     @property
@@ -111,9 +115,12 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             See `compile_etrace_graph`.
         """
         example = first_step(arguments)
-        graph, outside = compile_model(self.model, example, batch_size, self.strict)
+        graph, outside = self._analyse(example, batch_size)
         self._compiled = CompiledStep(graph, outside, self.method)
         self.traces = EligibilityTraces(self.zero_traces())
+
+    def _analyse(self, example: tuple[Any, ...], batch_size: int | None) -> Any:
+        return compile_model(self.model, example, batch_size, self.strict, self.unroll_limit)
 
     def zero_traces(self) -> Any:
         """Return traces as they are at the start of a sequence."""
@@ -209,7 +216,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         ]
         example = jax.tree.unflatten(graph.traced.argument_tree, structs)
         mapped = None if graph.traced.batch_size is None else batch_size
-        new_graph, outside = compile_model(self.model, example, mapped, self.strict)
+        new_graph, outside = self._analyse(example, mapped)
         self._compiled = CompiledStep(new_graph, outside, self.method)
 
 

@@ -21,7 +21,7 @@ class D_RTRL(ETraceAlgorithm):  # noqa: N801 (the name of the algorithm)
 
     Parameters
     ----------
-    model, vjp_method, strict
+    model, vjp_method, strict, unroll_limit
         See `ETraceAlgorithm`.
 
     Examples

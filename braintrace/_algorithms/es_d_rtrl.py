@@ -18,7 +18,7 @@ class ES_D_RTRL(ETraceAlgorithm):  # noqa: N801 (the name of the algorithm)
 
     Parameters
     ----------
-    model, vjp_method, strict
+    model, vjp_method, strict, unroll_limit
         See `ETraceAlgorithm`.
     decay_or_rank
         A float in ``[0, 1)`` is the decay ``α`` of both filters; an integer ``r ≥ 1`` means
@@ -43,8 +43,11 @@ class ES_D_RTRL(ETraceAlgorithm):  # noqa: N801 (the name of the algorithm)
         *,
         vjp_method: str = "single-step",
         strict: bool = False,
+        unroll_limit: int = 32,
     ) -> None:
-        super().__init__(model, vjp_method=vjp_method, strict=strict)
+        super().__init__(
+            model, vjp_method=vjp_method, strict=strict, unroll_limit=unroll_limit
+        )
         is_number = isinstance(decay_or_rank, (int, float)) and not isinstance(decay_or_rank, bool)
         if is_number and isinstance(decay_or_rank, int) and decay_or_rank >= 1:
             self.decay = io_dim.decay_of(decay_or_rank)

@@ -1,20 +1,56 @@
 """Rewrite a step into the form that the analysis reads.
 
-Calls are inlined by `braintrace._jaxpr.evaluate_inlined`; the rewriting here makes
-broadcasts explicit, so that an element-wise equation has operands of one shape only and every
-fan-out has a variable of its own.
+Calls are inlined by `braintrace._jaxpr.evaluate_inlined`. The rewriting here
+
+- makes broadcasts explicit, so that an element-wise equation has operands of one shape only
+  and every fan-out has a variable of its own;
+- turns a branch that holds a marked operation into all branches and a selection;
+- unrolls a scan of known length that holds one.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from .._jax import bind, is_tracer
+from .._errors import CompilationError
+from .._jax import bind, is_tracer, scan_layout, source_line
+from .._jaxpr import evaluate_inlined
+from .marked import holds_marked
 from .transfer import ELEMENTWISE
 
+Rewrite = Callable[[Any, list[Any]], list[Any] | None]
 
-def rewrite(equation: Any, operands: list[Any]) -> list[Any] | None:
-    """Return the outputs of a rewritten equation, or ``None`` to keep it as it is."""
+
+def rewriting(unroll_limit: int) -> Rewrite:
+    """Return the rewriting of equations.
+
+    Parameters
+    ----------
+    unroll_limit
+        Longest scan that is unrolled.
+    """
+
+    def rewrite(equation: Any, operands: list[Any]) -> list[Any] | None:
+        name = equation.primitive.name
+        if name in ("cond", "scan", "while") and holds_marked(equation):
+            if name == "cond":
+                return _select(equation, operands, rewrite)
+            if name == "scan":
+                return _unroll(equation, operands, rewrite, unroll_limit)
+            raise CompilationError(
+                "A `while` loop holds a marked operation. Its number of steps is not known, so "
+                "that no trace can be made. Use `brainstate.transform.for_loop` with a fixed "
+                f"number of steps, or a plain operation. [{source_line(equation)}]"
+            )
+        return spell_out_broadcasts(equation, operands)
+
+    return rewrite
+
+
+def spell_out_broadcasts(equation: Any, operands: list[Any]) -> list[Any] | None:
+    """Return the outputs of an equation with full operands; ``None`` to keep it as it is."""
     if equation.primitive.name not in ELEMENTWISE or len(equation.outvars) != 1:
         return None
     shape = equation.outvars[0].aval.shape
@@ -29,3 +65,41 @@ def rewrite(equation: Any, operands: list[Any]) -> list[Any] | None:
 def _fits(value: Any, shape: tuple[int, ...]) -> bool:
     """Tell whether an operand may stay: it has the full shape, or is a literal scalar."""
     return jnp.shape(value) == shape or (jnp.shape(value) == () and not is_tracer(value))
+
+
+def _select(equation: Any, operands: list[Any], rewrite: Rewrite) -> list[Any]:
+    index, *arguments = operands
+    branches = equation.params["branches"]
+    results = [evaluate_inlined(branch, arguments, rewrite) for branch in branches]
+    which = jnp.clip(jnp.asarray(index, jnp.int32), 0, len(branches) - 1)
+    return [
+        jax.lax.select_n(jnp.broadcast_to(which, jnp.shape(cases[0])), *map(jnp.asarray, cases))
+        for cases in zip(*results, strict=True)
+    ]
+
+
+def _unroll(
+    equation: Any, operands: list[Any], rewrite: Rewrite, unroll_limit: int
+) -> list[Any]:
+    length = equation.params["length"]
+    if length > unroll_limit:
+        raise CompilationError(
+            f"A loop of {length} steps inside `update` holds a marked operation; loops are "
+            f"unrolled up to {unroll_limit} steps. Give a larger `unroll_limit`, or make the "
+            f"inner steps steps of the model. [{source_line(equation)}]"
+        )
+    constants, carries = scan_layout(equation)
+    fixed = operands[:constants]
+    carried = list(operands[constants : constants + carries])
+    sequences = operands[constants + carries :]
+    results: list[list[Any]] = []
+    order = range(length - 1, -1, -1) if equation.params["reverse"] else range(length)
+    for step in order:
+        slices = [sequence[step] for sequence in sequences]
+        outputs = evaluate_inlined(
+            equation.params["jaxpr"], [*fixed, *carried, *slices], rewrite
+        )
+        carried = outputs[:carries]
+        results.append(outputs[carries:])
+    in_order = results[::-1] if equation.params["reverse"] else results
+    return [*carried, *(jnp.stack(column) for column in zip(*in_order, strict=True))]

@@ -95,6 +95,7 @@ def compile_etrace_graph(
     *arguments: Any,
     batch_size: int | None = None,
     strict: bool = False,
+    unroll_limit: int = 32,
 ) -> ETraceGraph:
     """Analyse one step of a model.
 
@@ -109,6 +110,8 @@ def compile_etrace_graph(
         sample, and is analysed mapped over a leading batch axis of that size.
     strict
         Raise instead of warning wherever a part of the gradient is cut.
+    unroll_limit
+        Longest loop inside ``update`` that is unrolled because it holds a marked operation.
 
     Returns
     -------
@@ -128,15 +131,19 @@ def compile_etrace_graph(
     ApproximationWarning
         Once for every diagnostic of level ``'warning'``.
     """
-    return compile_model(model, arguments, batch_size, strict)[0]
+    return compile_model(model, arguments, batch_size, strict, unroll_limit)[0]
 
 
 def compile_model(
-    model: brainstate.nn.Module, arguments: tuple[Any, ...], batch_size: int | None, strict: bool
+    model: brainstate.nn.Module,
+    arguments: tuple[Any, ...],
+    batch_size: int | None,
+    strict: bool,
+    unroll_limit: int,
 ) -> tuple[ETraceGraph, dict[Path, brainstate.State]]:
     """Return the graph, and the States outside the model that a step touches (random keys)."""
     _check_parameters(model)
-    traced, outside = trace_model(model, arguments, batch_size)
+    traced, outside = trace_model(model, arguments, batch_size, unroll_limit)
     operations = marked_operations(traced)
     groups, walks = find_hidden_groups(traced)
     if not groups:

@@ -11,9 +11,10 @@ from .._jaxpr import Program
 from .._jaxpr.moves import is_move, moved_operands, source_map
 from .._typing import Path
 from .marked import role
-from .positions import Constants, Cut, Ids, Walk, home_positions, walk_back
+from .home import Constants, home_positions
+from .positions import Cut, Walk, walk_back
 from .trace import StateLeaf, TracedModel
-from .transfer import NONE, carries_derivative, spread_back
+from .transfer import NONE, Ids, carries_derivative, spread_back
 
 _FOREIGN = -9  # the home of old states that are not counted in the walk's positions
 

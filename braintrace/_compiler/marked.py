@@ -3,11 +3,21 @@
 from typing import Any
 
 from .._etrace_op import ETP_PRIMITIVES
+from .._jax import open_jaxpr, sub_jaxprs
 
 
 def is_marked(equation: Any) -> bool:
     """Tell whether an equation is a marked operation."""
     return equation.primitive in ETP_PRIMITIVES
+
+
+def holds_marked(equation: Any) -> bool:
+    """Tell whether a body of an equation (a branch, a loop, a call) has a marked operation."""
+    return any(
+        is_marked(inner) or holds_marked(inner)
+        for body in sub_jaxprs(equation)
+        for inner in open_jaxpr(body)[0].eqns
+    )
 
 
 def role(equation: Any) -> str | None:

@@ -15,17 +15,16 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from .._jax import Var, is_var, open_jaxpr
-from .._jaxpr import Program, evaluate, program_of
-from .._jaxpr.moves import NOWHERE, is_move, moved_operands, source_map
+from .._jaxpr import Program, program_of
+from .derivative import through_derivative
+from .home import Constants
+from .loops import through_cond, through_scan, through_while
 from .transfer import (
     CUT,
-    ELEMENTWISE,
     MANY,
-    MIXED,
     NONE,
     Contribution,
     Ids,
@@ -69,89 +68,6 @@ class Walk:
     passed: tuple[int, ...]
 
 
-class Constants:
-    """Values of the variables that depend on no input, computed when asked for."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._inputs = frozenset(program.in_vars)
-
-    def __call__(self, atom: Any) -> np.ndarray | None:
-        """Return the value of ``atom``, or ``None`` where it depends on an input."""
-        if not is_var(atom):
-            return np.asarray(atom.val)
-        if self._inputs & self._program.depends_on([atom]):
-            return None
-        import jax
-
-        with jax.ensure_compile_time_eval():
-            return np.asarray(evaluate(self._program, [atom], {})[0])
-
-
-def home_positions(
-    program: Program, old_states: Sequence[Var], constant: Callable[[Any], np.ndarray | None]
-) -> dict[Var, Ids]:
-    """Carry the element numbers of old hidden states forward.
-
-    Parameters
-    ----------
-    program
-        The program.
-    old_states
-        Hidden states of one size. Element ``i`` of each is position ``i``.
-    constant
-        See `Constants`.
-
-    Returns
-    -------
-    dict
-        For every variable with elements that come from one position each: its positions,
-        ``NONE`` for the other elements.
-    """
-    home: dict[Var, Ids] = {}
-    for var in old_states:
-        home[var] = np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
-    for equation in program.equations:
-        known = [home.get(atom) if is_var(atom) else None for atom in equation.invars]
-        if all(ids is None for ids in known):
-            continue
-        if equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1:
-            _home_of_elementwise(equation, known, home)
-        elif is_move(equation):
-            _home_of_move(equation, known, home, constant)
-    return home
-
-
-def _home_of_elementwise(equation: Any, known: list[Ids | None], home: dict[Var, Ids]) -> None:
-    (out,) = equation.outvars
-    full = [ids for ids in known if ids is not None and ids.shape == out.aval.shape]
-    if full:
-        combined = full[0]
-        for ids in full[1:]:
-            combined = merge(combined, ids)
-        home[out] = np.where(combined == MIXED, NONE, combined) if len(full) > 1 else combined
-
-
-def _home_of_move(
-    equation: Any,
-    known: list[Ids | None],
-    home: dict[Var, Ids],
-    constant: Callable[[Any], np.ndarray | None],
-) -> None:
-    sources = source_map(equation, constant)
-    if sources is None:
-        return
-    flat = [
-        np.full(equation.invars[operand].aval.size, NONE, np.int32)
-        if known[operand] is None
-        else np.asarray(known[operand]).ravel()
-        for operand in moved_operands(equation)
-    ]
-    table = np.concatenate([*flat, np.full(1, NONE, np.int32)])
-    for out, source in zip(equation.outvars, sources, strict=True):
-        home[out] = table[np.where(source == NOWHERE, len(table) - 1, source)]
-
-
 def walk_back(
     program: Program,
     start: Mapping[Var, Ids],
@@ -160,7 +76,6 @@ def walk_back(
     home: Mapping[Var, Ids],
     marked: Marked,
     constant: Callable[[Any], np.ndarray | None],
-    every_dtype: bool = False,
 ) -> Walk:
     """Carry position ids from new hidden states to everything that they depend on.
 
@@ -178,9 +93,6 @@ def walk_back(
         See `Marked`. The operands of a boundary are not looked at.
     constant
         See `Constants`.
-    every_dtype
-        Follow variables that are not floating-point too: inside a function with a
-        derivative of its own, a comparison may carry one.
     """
     received: dict[Var, list[tuple[Cut, Ids]]] = {}
     ids: dict[Var, Ids] = dict(start)
@@ -197,7 +109,7 @@ def walk_back(
             ids[var] = settled
 
     def walk_body(body: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
-        return _walk_call(body, out_ids, marked)
+        return _walk_body(body, out_ids, marked)
 
     for index in range(len(program.equations) - 1, -1, -1):
         equation = program.equations[index]
@@ -213,13 +125,11 @@ def walk_back(
         if role == "identity":
             contributions = [out_ids[0], *[None] * (len(equation.invars) - 1)]
         else:
-            contributions = transfer(equation, out_ids, constant, walk_body)
+            contributions = _through(equation, out_ids, constant, walk_body)
         if _begins_fan_out(contributions, out_ids):
             roots.extend(equation.outvars)
         for operand, (atom, given) in enumerate(zip(equation.invars, contributions, strict=True)):
-            if given is None or not (
-                is_var(atom) if every_dtype else carries_derivative(atom)
-            ):
+            if given is None or not carries_derivative(atom):
                 continue
             if given is CUT:
                 cuts.append(Cut(index, operand))
@@ -229,6 +139,22 @@ def walk_back(
         settle(var)
     reached = {var: found for var, found in ids.items() if var not in stops}
     return Walk(reached, tuple(sorted(set(cuts), key=_order)), tuple(roots), tuple(passed))
+
+
+_LOOPS = {"cond": through_cond, "scan": through_scan, "while": through_while}
+
+
+def _through(
+    equation: Any,
+    out_ids: Sequence[Ids | None],
+    constant: Callable[[Any], np.ndarray | None],
+    walk_body: Any,
+) -> list[Contribution]:
+    loop = _LOOPS.get(equation.primitive.name)
+    if loop is not None:
+        return loop(equation, out_ids, walk_body)
+    known = transfer(equation, out_ids, constant)
+    return through_derivative(equation, out_ids) if known is None else known
 
 
 def _order(cut: Cut) -> tuple[int, int]:
@@ -256,10 +182,10 @@ def _settle(
     return settled, rejected
 
 
-def _walk_call(
+def _walk_body(
     body: Any, out_ids: Sequence[Ids | None], marked: Marked
 ) -> list[Contribution]:
-    """Carry ids through the body of a call; an input that is mixed anywhere is cut whole."""
+    """Carry ids through a branch or loop body; an input that is mixed anywhere is cut whole."""
     opened, _ = open_jaxpr(body)
     program = program_of(body)
     start: dict[Var, Ids] = {}
@@ -273,7 +199,6 @@ def _walk_call(
         home={},
         marked=marked,
         constant=Constants(program),
-        every_dtype=True,
     )
     mixed = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
     mixed += [a for i in walk.passed for a in program.equations[i].invars if is_var(a)]

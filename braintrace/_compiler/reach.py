@@ -11,11 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from .._jax import Var, is_var
+from .._jax import Var
 from .._jaxpr import Program
 from .hidden_groups import HiddenGroup
-from .positions import Constants, Ids, Walk, home_positions
-from .transfer import MANY, NONE
+from .home import Constants, pure_origin
+from .positions import Walk
+from .transfer import MANY, NONE, Ids
 
 NO_SLOT = -1
 
@@ -135,7 +136,7 @@ def _entries(
         entries.append((state, y, direct, direct, ids.ravel()[direct]))
     if np.any(ids == MANY):
         fanned_out = (ids == MANY).ravel()
-        origin = _origin(program, y, constant)
+        origin = pure_origin(program, y, constant)
         for root in walk.roots:
             source = origin.get(root)
             if source is None or root not in walk.ids:
@@ -146,23 +147,6 @@ def _entries(
             if len(elements):
                 entries.append((state, root, elements, source[elements], reached[elements]))
     return entries
-
-
-def _origin(program: Program, y: Var, constant: Constants) -> dict[Var, Ids]:
-    """Return, for variables made from ``y`` by element-wise operations and moves, the element.
-
-    A variable that is made from ``y`` in any other way as well is left out.
-    """
-    origin = home_positions(program, [y], constant)
-    impure: set[Var] = set()
-    pure = {y}
-    for equation in program.equations:
-        operands = {atom for atom in equation.invars if is_var(atom)}
-        if operands & impure or (operands & pure and equation.outvars[0] not in origin):
-            impure.update(equation.outvars)
-        elif operands & pure:
-            pure.update(equation.outvars)
-    return {var: ids for var, ids in origin.items() if var in pure}
 
 
 def _covered(ids: Ids, entries: Sequence[_Entry]) -> bool:

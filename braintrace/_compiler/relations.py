@@ -8,7 +8,8 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS, ETPPrimitive
 from .._jax import Atom, Var, source_line
 from .._typing import Path, path_name
 from .hidden_groups import HiddenGroup
-from .positions import Constants, Walk
+from .home import Constants
+from .positions import Walk
 from .reach import Reach, find_reach
 from .trace import StateLeaf, TracedModel
 

@@ -18,7 +18,7 @@ from .._errors import CompilationError
 from .._jax import Atom, Var, is_tracer, open_jaxpr, trace_to_jaxpr
 from .._jaxpr import Program, evaluate_inlined, program_of
 from .._typing import Path, PyTree, path_name
-from .canonicalize import rewrite
+from .canonicalize import Rewrite, rewriting
 
 Kind = Literal["hidden", "parameter", "random", "other"]
 
@@ -121,7 +121,10 @@ class _Slot:
 
 
 def trace_model(
-    model: brainstate.nn.Module, arguments: tuple[Any, ...], batch_size: int | None = None
+    model: brainstate.nn.Module,
+    arguments: tuple[Any, ...],
+    batch_size: int | None = None,
+    unroll_limit: int = 32,
 ) -> tuple[TracedModel, dict[Path, brainstate.State]]:
     """Trace one ``update``.
 
@@ -137,6 +140,8 @@ def trace_model(
     batch_size
         ``None``: the model is traced as it is. A number: the model is written for one
         sample, and is mapped over a batch axis of that size that leads in ``arguments``.
+    unroll_limit
+        Longest loop with a marked operation that is unrolled.
 
     Raises
     ------
@@ -164,7 +169,7 @@ def trace_model(
 
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
     count = len(argument_leaves)
-    flat = _split_states(closed, slots, count)
+    flat = _split_states(closed, slots, count, rewriting(unroll_limit))
     avals = _split_avals(closed, slots, count)
     if batch_size is not None:
         axes = _axes(slots, count)
@@ -237,7 +242,9 @@ def _slots(
     return slots, outside
 
 
-def _split_states(closed: Any, slots: list[_Slot], arguments: int) -> Callable[..., list[Any]]:
+def _split_states(
+    closed: Any, slots: list[_Slot], arguments: int, rewrite: Rewrite
+) -> Callable[..., list[Any]]:
     """Return the step as a function of leaves in which every component is one."""
 
     def step(*values: Any) -> list[Any]:

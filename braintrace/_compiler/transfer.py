@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jax import call_body, is_var
+from .._jax import is_var
 from .._jaxpr.moves import NOWHERE, is_move, moved_operands, source_map
 
 NONE = -1  # no influence on the state
@@ -44,18 +44,23 @@ ELEMENTWISE = frozenset(
 )
 REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 CONSTANT = frozenset({"stop_gradient"})
+MIXING = frozenset(
+    """
+    argsort cholesky conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum eig eigh fft
+    lu qr reduce_window_sum scatter-add sort svd top_k triangular_solve
+    """.split()
+)
 
 Walk = Callable[[Any, Sequence[Ids | None]], list[Contribution]]
-"""Carries ids through the body of a call: ``(jaxpr, output ids) -> input contributions``."""
+"""Carries ids through a loop body: ``(jaxpr, output ids) -> input contributions``."""
 
 
 def transfer(
     equation: Any,
     out_ids: Sequence[Ids | None],
     constant: Callable[[Any], np.ndarray | None],
-    walk_body: Walk,
-) -> list[Contribution]:
-    """Return what every operand of ``equation`` receives."""
+) -> list[Contribution] | None:
+    """Return what every operand of ``equation`` receives; ``None``: its kind is not known."""
     name = equation.primitive.name
     if name in CONSTANT:
         return [None] * len(equation.invars)
@@ -67,10 +72,7 @@ def transfer(
         return [_reduction(equation, out_ids[0])]
     if name == "dot_general":
         return _dot(equation, out_ids[0])
-    body = call_body(equation)
-    if body is not None:
-        return walk_body(body, out_ids)
-    return [CUT] * len(equation.invars)
+    return [CUT] * len(equation.invars) if name in MIXING else None
 
 
 def _elementwise(equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:

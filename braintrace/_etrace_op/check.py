@@ -110,14 +110,11 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     """
     get_primitive_spec(primitive)
     problem = _make_problem(primitive, tuple(jnp.asarray(arg) for arg in example_args), params)
+    expected = problem.run(lambda p: [side(p) for _, _, side in _CHECKS])
+    computed = _run_rules(problem)
     checks: list[RuleCheck] = []
-    for rule, computed, expected in (
-        ("shapes", _Problem.validate, _Problem.zero_gradients),
-        ("xy_to_dw", _Problem.pulled_back, _Problem.expected_pull_back),
-        ("yw_to_w, one step", _Problem.one_step, _Problem.expected_one_step),
-        ("yw_to_w, two steps", _Problem.two_steps, _Problem.expected_two_steps),
-    ):
-        checks += _compare(rule, problem, computed, expected)
+    for (rule, _, _), result, wanted in zip(_CHECKS, computed, expected, strict=True):
+        checks += _compare(rule, result, {name: wanted[name] for name in problem.weights})
     return PrimitiveReport(primitive.name, tuple(checks))
 
 
@@ -141,7 +138,7 @@ class _Problem:
     def weights(self) -> dict[str, Any]:
         return {name: self.draws["operands"][index] for name, index in self.layout.items()}
 
-    def run(self, method: Callable[["_Problem"], dict]) -> dict:
+    def run(self, method: Callable[["_Problem"], Any]) -> Any:
         return jax.jit(lambda draws: method(replace(self, draws=draws)))(self.draws)
 
     def autodiff(self, x: str, cotangent: Any) -> dict:
@@ -204,6 +201,15 @@ class _Problem:
         return _add(through_first, self.autodiff("x2", draws["signal"] * draws["f2"]))
 
 
+_CHECKS = (
+    ("shapes", _Problem.validate, _Problem.zero_gradients),
+    ("xy_to_dw", _Problem.pulled_back, _Problem.expected_pull_back),
+    ("yw_to_w, one step", _Problem.one_step, _Problem.expected_one_step),
+    ("yw_to_w, two steps", _Problem.two_steps, _Problem.expected_two_steps),
+)
+"""Name of each check, what the rules give, what automatic differentiation gives."""
+
+
 def _make_problem(primitive: ETPPrimitive, operands: tuple, params: Mapping[str, Any]) -> _Problem:
     y = jax.eval_shape(lambda *values: primitive.implementation(*values, **params), *operands)
     x_index = get_primitive_spec(primitive).x_invar_index
@@ -232,18 +238,25 @@ def _add(left: dict, right: dict) -> dict:
     return {name: left[name] + right[name] for name in left}
 
 
-def _compare(
-    rule: str,
-    problem: _Problem,
-    computed: Callable[[_Problem], dict],
-    expected: Callable[[_Problem], dict],
-) -> list[RuleCheck]:
-    wanted = problem.run(expected)
+def _run_rules(problem: _Problem) -> list[Any]:
+    """Return each check's gradients, or the error of the rule that failed."""
     try:
-        result = problem.run(computed)
+        return problem.run(lambda p: [side(p) for _, side, _ in _CHECKS])
+    except Exception:  # which rule it was shows when each runs alone
+        return [_run_or_error(problem, side) for _, side, _ in _CHECKS]
+
+
+def _run_or_error(problem: _Problem, side: Callable[[_Problem], dict]) -> Any:
+    try:
+        return problem.run(side)
     except Exception as error:
-        return [RuleCheck(rule, name, np.inf, False, str(error)) for name in problem.weights]
-    return [_compare_arrays(rule, k, result.get(k), wanted[k]) for k in problem.weights]
+        return error
+
+
+def _compare(rule: str, result: Any, expected: dict) -> list[RuleCheck]:
+    if isinstance(result, Exception):
+        return [RuleCheck(rule, name, np.inf, False, str(result)) for name in expected]
+    return [_compare_arrays(rule, k, result.get(k), expected[k]) for k in expected]
 
 
 def _compare_arrays(rule: str, key: str, computed: Any, expected: Any) -> RuleCheck:

@@ -68,7 +68,7 @@ def to_canonical_call(
     out_feature, in_feature, *space_axes = numbers.rhs_spec
     kernel = _transpose(kernel, (*space_axes, in_feature, out_feature))
     space = x.ndim - 2
-    params = {
+    params: dict[str, Any] = {
         "strides": _per_axis("strides", strides, space),
         "lhs_dilation": _per_axis("lhs_dilation", lhs_dilation, space),
         "rhs_dilation": _per_axis("rhs_dilation", rhs_dilation, space),

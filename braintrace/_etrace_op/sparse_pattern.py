@@ -67,7 +67,8 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
             f"`sparse_matmul`: `sparse_mat` must be a CSR, CSC, COO, BCOO or BCSR matrix, got "
             f"{type(matrix).__name__}."
         )
-    if len(matrix.shape) != 2 or getattr(matrix, "n_batch", 0) or getattr(matrix, "n_dense", 0):
+    extra_axes = any(getattr(matrix, name, 0) for name in ("n_batch", "n_dense"))
+    if len(matrix.shape) != 2 or extra_axes:
         raise ShapeError(
             f"`sparse_matmul`: `sparse_mat` must be a matrix without batch or dense axes, got a "
             f"{kind} of shape {tuple(matrix.shape)}."

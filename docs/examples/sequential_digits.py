@@ -11,6 +11,7 @@ trains the same network with backpropagation through time, for comparison.
 """
 
 import argparse
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -326,7 +327,7 @@ def picture_path(text):
     kinds = Figure().canvas.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in kinds:
         raise argparse.ArgumentTypeError(f"expected a picture such as digits.png, got {text!r}")
-    if path.is_dir() or not path.parent.is_dir():
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"no picture can be written to {text!r}")
     return path
 

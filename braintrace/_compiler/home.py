@@ -1,0 +1,114 @@
+"""Where the elements of a variable come from, carried forward through the program."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .._jax import Var, is_var
+from .._jaxpr import Program, evaluate
+from .._jaxpr.moves import NOWHERE, is_move, moved_operands, source_map
+from .transfer import ELEMENTWISE, MIXED, NONE, Ids, merge
+
+
+class Constants:
+    """Values of the variables that depend on no input, computed when asked for."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._inputs = frozenset(program.in_vars)
+
+    def __call__(self, atom: Any) -> np.ndarray | None:
+        """Return the value of ``atom``, or ``None`` where it depends on an input."""
+        if not is_var(atom):
+            return np.asarray(atom.val)
+        if self._inputs & self._program.depends_on([atom]):
+            return None
+        with jax.ensure_compile_time_eval():
+            return np.asarray(evaluate(self._program, [atom], {})[0])
+
+
+def home_positions(
+    program: Program, starts: Sequence[Var], constant: Callable[[Any], np.ndarray | None]
+) -> dict[Var, Ids]:
+    """Carry element numbers forward through element-wise equations and moves.
+
+    Parameters
+    ----------
+    program
+        The program.
+    starts
+        Variables of one size. Element ``i`` of each has the number ``i``.
+    constant
+        See `Constants`.
+
+    Returns
+    -------
+    dict
+        For every variable with elements that come from one number each: those numbers,
+        ``NONE`` for the other elements.
+    """
+    home: dict[Var, Ids] = {}
+    for var in starts:
+        home[var] = np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
+    for equation in program.equations:
+        known = [home.get(atom) if is_var(atom) else None for atom in equation.invars]
+        if all(ids is None for ids in known):
+            continue
+        if equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1:
+            _home_of_elementwise(equation, known, home)
+        elif is_move(equation):
+            _home_of_move(equation, known, home, constant)
+    return home
+
+
+def _home_of_elementwise(equation: Any, known: list[Ids | None], home: dict[Var, Ids]) -> None:
+    (out,) = equation.outvars
+    full = [ids for ids in known if ids is not None and ids.shape == out.aval.shape]
+    if full:
+        combined = full[0]
+        for ids in full[1:]:
+            combined = merge(combined, ids)
+        home[out] = np.where(combined == MIXED, NONE, combined) if len(full) > 1 else combined
+
+
+def _home_of_move(
+    equation: Any,
+    known: list[Ids | None],
+    home: dict[Var, Ids],
+    constant: Callable[[Any], np.ndarray | None],
+) -> None:
+    sources = source_map(equation, constant)
+    if sources is None:
+        return
+    flat = [
+        np.full(equation.invars[operand].aval.size, NONE, np.int32)
+        if known[operand] is None
+        else np.asarray(known[operand]).ravel()
+        for operand in moved_operands(equation)
+    ]
+    table = np.concatenate([*flat, np.full(1, NONE, np.int32)])
+    for out, source in zip(equation.outvars, sources, strict=True):
+        home[out] = table[np.where(source == NOWHERE, len(table) - 1, source)]
+
+
+def pure_origin(
+    program: Program, start: Var, constant: Callable[[Any], np.ndarray | None]
+) -> dict[Var, Ids]:
+    """Return the element of ``start`` behind the elements of what is made from it.
+
+    Only variables that are made from it by element-wise operations and moves are in the
+    result; one that depends on it in any other way as well is left out.
+    """
+    origin = home_positions(program, [start], constant)
+    impure: set[Var] = set()
+    pure = {start}
+    for equation in program.equations:
+        operands = {atom for atom in equation.invars if is_var(atom)}
+        if operands & impure:
+            impure.update(equation.outvars)
+        elif operands & pure:
+            lost = equation.outvars[0] not in origin
+            (impure if lost else pure).update(equation.outvars)
+    return {var: ids for var, ids in origin.items() if var in pure}

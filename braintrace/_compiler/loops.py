@@ -1,0 +1,121 @@
+"""Position ids through branches and loops that hold no marked operation.
+
+Such equations stay whole. Their bodies are walked: every branch of a ``cond``, and the body of
+a ``scan`` or ``while`` step by step, until the ids of what is carried no longer change.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._jax import is_var, open_jaxpr, scan_layout
+from .._jaxpr import program_of
+from .transfer import CUT, NONE, Contribution, Ids, Walk, merge
+
+# A scan whose stacked results reach other positions at every step is walked step by step.
+LONGEST_WALK = 256
+
+
+def through_cond(
+    equation: Any, out_ids: Sequence[Ids | None], walk_body: Walk
+) -> list[Contribution]:
+    """Merge what the operands receive in each branch."""
+    found: list[Contribution] = [None] * (len(equation.invars) - 1)
+    for branch in equation.params["branches"]:
+        found = [_join(a, b) for a, b in zip(found, walk_body(branch, out_ids), strict=True)]
+    return [None, *found]
+
+
+def through_while(
+    equation: Any, out_ids: Sequence[Ids | None], walk_body: Walk
+) -> list[Contribution]:
+    """Carry ids around the loop until they no longer change."""
+    conditions = equation.params["cond_nconsts"]
+    constants = equation.params["body_nconsts"]
+    body = _Body(equation.params["body_jaxpr"], walk_body)
+    carried: list[Contribution] = list(out_ids)
+    while True:
+        received = body.walk(carried)
+        after = [_join(a, b) for a, b in zip(carried, received[constants:], strict=True)]
+        if _same(after, carried):
+            return [*[None] * conditions, *received[:constants], *carried]
+        carried = after
+
+
+def through_scan(
+    equation: Any, out_ids: Sequence[Ids | None], walk_body: Walk
+) -> list[Contribution]:
+    """Carry ids back over the steps of a scan."""
+    constants, carries = scan_layout(equation)
+    length = equation.params["length"]
+    body = _Body(equation.params["jaxpr"], walk_body)
+    carried: list[Contribution] = list(out_ids[:carries])
+    stacked = out_ids[carries:]
+    fixed: list[Contribution] = [None] * constants
+    slices: list[list[Contribution]] = []
+    if any(ids is not None for ids in stacked) and length > LONGEST_WALK:
+        return [CUT] * len(equation.invars)
+    backward = range(length) if equation.params["reverse"] else range(length - 1, -1, -1)
+    for step in backward:
+        results = [None if ids is None else ids[step] for ids in stacked]
+        received = body.walk([*carried, *results])
+        fixed = [_join(a, b) for a, b in zip(fixed, received[:constants], strict=True)]
+        before = received[constants : constants + carries]
+        slices.append(received[constants + carries :])
+        if all(ids is None for ids in stacked) and _same(before, carried):
+            break
+        carried = before
+    slices += [slices[-1]] * (length - len(slices))
+    in_order = slices if equation.params["reverse"] else slices[::-1]
+    return [*fixed, *carried, *(_stack(list(column)) for column in zip(*in_order, strict=True))]
+
+
+class _Body:
+    """A loop body; an output that is cut makes everything that it depends on cut."""
+
+    def __init__(self, jaxpr: Any, walk_body: Walk) -> None:
+        self._jaxpr = jaxpr
+        self._walk_body = walk_body
+        self._opened, _ = open_jaxpr(jaxpr)
+        self._program = program_of(jaxpr)
+
+    def walk(self, outputs: Sequence[Contribution]) -> list[Contribution]:
+        ids = [value if isinstance(value, np.ndarray) else None for value in outputs]
+        cut = [
+            atom
+            for atom, value in zip(self._opened.outvars, outputs, strict=True)
+            if value is CUT and is_var(atom)
+        ]
+        tainted = self._program.depends_on(cut)
+        received = self._walk_body(self._jaxpr, ids)
+        return [
+            CUT if var in tainted else value
+            for var, value in zip(self._opened.invars, received, strict=True)
+        ]
+
+
+def _join(first: Contribution, second: Contribution) -> Contribution:
+    if first is CUT or second is CUT:
+        return CUT
+    if first is None or second is None:
+        return second if first is None else first
+    return merge(first, second)
+
+
+def _same(first: Sequence[Contribution], second: Sequence[Contribution]) -> bool:
+    return all(
+        a is b
+        or (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _stack(column: list[Contribution]) -> Contribution:
+    if any(value is CUT for value in column):
+        return CUT
+    known = [value for value in column if isinstance(value, np.ndarray)]
+    if not known:
+        return None
+    empty = np.full(known[0].shape, NONE, np.int32)
+    return np.stack([empty if value is None else value for value in column])

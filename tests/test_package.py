@@ -1,0 +1,177 @@
+"""What the package promises as a whole: its names, its rooms, and what importing it costs."""
+
+import ast
+import importlib.metadata
+import importlib.resources
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+
+import braintrace
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "braintrace").rglob("*.py"))
+# A room imports from the rooms before it.
+ROOMS = [
+    "_jax",
+    "_errors",
+    "_typing",
+    "_etrace_op",
+    "_jaxpr",
+    "_compiler",
+    "_executor",
+    "_algorithms",
+    "_learner",
+    "nn",
+]
+PRIVATE = re.compile(r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|brainstate|saiunit)(\.\w+)*\._")
+PUBLIC = sorted(
+    name
+    for name, value in vars(braintrace).items()
+    if not name.startswith("_") and not inspect.ismodule(value)
+)
+
+
+def module_of(path):
+    """Return ``("braintrace", room, ...)``, with ``__init__`` as a module like any other."""
+    return path.relative_to(ROOT).with_suffix("").parts
+
+
+def imports(source, module):
+    """Yield ``(line, absolute dotted name)`` of everything that a module imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = module[: -node.level] if node.level else ()
+            origin = (*start, *(node.module.split(".") if node.module else ()))
+            yield from ((node.lineno, ".".join((*origin, alias.name))) for alias in node.names)
+
+
+def dotted_names(source):
+    """Yield ``(line, a.b.c)`` of every attribute that is written out."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            yield node.lineno, ast.unparse(node)
+
+
+def upward_imports(source, module):
+    """Return what a module imports from rooms behind its own."""
+    behind = ROOMS[ROOMS.index(module[1]) + 1 :]
+    ours = [(line, name) for line, name in imports(source, module) if name.startswith("braintrace.")]
+    return [(line, name) for line, name in ours if name.split(".")[1] in behind]
+
+
+def private_names(source, module):
+    """Return the private names of dependencies that a module imports or spells out."""
+    named = [*imports(source, module), *dotted_names(source)]
+    return [(line, name) for line, name in named if PRIVATE.match(name)]
+
+
+def violations(check, paths):
+    """Apply a check to files and return ``file:line: name`` of what it finds."""
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in paths
+        for line, name in check(path.read_text(), module_of(path))
+    ]
+
+
+def test_typed():
+    assert importlib.resources.files("braintrace").joinpath("py.typed").is_file()
+
+
+def test_version_is_that_of_the_distribution():
+    assert importlib.metadata.version("braintrace") == braintrace.__version__
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_documented(name):
+    value = getattr(braintrace, name)
+    own = [value.__doc__]
+    if inspect.isclass(value):
+        methods = [m for n, m in vars(value).items() if not n.startswith("_")]
+        own += [m.__doc__ for m in methods if inspect.isfunction(m) or isinstance(m, property)]
+    for text in own:
+        assert text, f"{name} or one of its methods has no docstring"
+        assert text.strip()
+        assert not text.startswith(f"{name}("), f"{name} has only the docstring of a dataclass"
+
+
+def test_public_names_are_spelled_out_once():
+    tree = ast.parse((ROOT / "braintrace" / "__init__.py").read_text())
+    aliases = [a for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
+    assert all(alias.asname == alias.name for alias in aliases)
+    assert sorted(alias.name for alias in aliases) == PUBLIC
+
+
+def test_every_file_belongs_to_a_room():
+    assert {module_of(path)[1] for path in SOURCES} - {"__init__"} <= set(ROOMS)
+
+
+def test_rooms_import_downwards():
+    assert not violations(upward_imports, [p for p in SOURCES if module_of(p)[1] in ROOMS])
+
+
+def test_only_one_file_names_private_modules():
+    others = [path for path in SOURCES if path.name != "_jax.py"]
+    assert not violations(private_names, others)
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("from .._learner import compile", "_compiler.trace"),
+        ("from .._learner import compile", "_compiler.__init__"),
+        ("from ..nn.cells import GRU", "_learner.learner"),
+        ("from .. import _executor", "_compiler.trace"),
+        ("from ._compiler.trace import x", "_jax"),
+        ("from . import _learner", "_errors"),
+        ("import braintrace._algorithms.data", "_executor.step"),
+        ("def late():\n    from .._algorithms import D_RTRL", "_jaxpr.walk"),
+    ],
+)
+def test_the_check_of_directions_sees(source, module):
+    module = ("braintrace", *module.split("."))
+    assert upward_imports(source, module)
+    assert not upward_imports("from braintrace._jax import Var\nimport jax", module)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import jax.core",
+        "from jax import core",
+        "from jax.extend.core import Var",
+        "from jax._src import core",
+        "import brainstate._state",
+        "from saiunit import _base",
+        "import jax\nx = jax.interpreters.ad",
+        "import jax\nx = jax.numpy._private",
+    ],
+)
+def test_the_check_of_private_names_sees(source):
+    module = ("braintrace", "_compiler", "trace")
+    public = "import jax\nfrom ._x import y\njax.numpy.ones(1)\nself._core.jax"
+    assert private_names(source, module)
+    assert not private_names(public, module)
+
+
+def test_files_stay_readable():
+    lines = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {path: count for path, count in lines.items() if count > 450} == {}
+
+
+def test_import_loads_nothing_that_brainstate_has_not_loaded():
+    script = (
+        "import sys, brainstate; before = set(sys.modules); import braintrace; "
+        "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
+        "print(*sorted(new - set(sys.stdlib_module_names)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["braintrace"]

@@ -1,0 +1,29 @@
+"""The README's code runs as it stands there."""
+
+import pathlib
+import re
+
+import brainstate
+
+README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_python_blocks_run(capsys):
+    names = {}
+    for block in blocks("python"):
+        exec(block, names)
+        weights = names["learner"].algorithm.model.states(brainstate.ParamState)
+        assert set(names["gradients"]) == set(weights)
+    assert "w_rec" in capsys.readouterr().out
+
+
+def test_links_lead_somewhere():
+    root = pathlib.Path(__file__).parent.parent
+    pages = [root / name for name in ("README.md", "CONTRIBUTING.md", "docs/README.md")]
+    for page in pages:
+        targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text())
+        assert [target for target in targets if not (page.parent / target).exists()] == []
