@@ -27,7 +27,9 @@ ROOMS = [
     "_learner",
     "nn",
 ]
-PRIVATE = re.compile(r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|brainstate|saiunit)(\.\w+)*\._")
+PRIVATE = re.compile(
+    r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|brainstate|saiunit)(\.\w+)*\._"
+)
 PUBLIC = sorted(
     name
     for name, value in vars(braintrace).items()
@@ -61,7 +63,9 @@ def dotted_names(source):
 def upward_imports(source, module):
     """Return what a module imports from rooms behind its own."""
     behind = ROOMS[ROOMS.index(module[1]) + 1 :]
-    ours = [(line, name) for line, name in imports(source, module) if name.startswith("braintrace.")]
+    ours = [
+        (line, name) for line, name in imports(source, module) if name.startswith("braintrace.")
+    ]
     return [(line, name) for line, name in ours if name.split(".")[1] in behind]
 
 

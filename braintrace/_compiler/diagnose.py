@@ -7,6 +7,7 @@ from .._jax import Var, is_var, source_line
 from .._typing import path_name
 from .diagnostics import Diagnostic
 from .hidden_groups import HiddenGroup
+from .marked import holds_marked
 from .positions import Cut, Walk
 from .relations import HiddenParamOpRelation, MarkedOperation
 from .trace import TracedModel
@@ -28,6 +29,7 @@ def diagnose(
         for equation in sorted({i for walk in group_walks for i in walk.passed}):
             yield from _passed(reader, group, equation)
     yield from _without_relation(traced, operations, relations)
+    yield from _hidden_in_rules(traced)
     yield from _partly_mixed(groups, relations)
     used = {leaf.path for leaf in traced.leaves if leaf.kind == "parameter"}
     for path in traced.parameter_paths:
@@ -177,6 +179,21 @@ def _without_relation(
                 f"Weight {weights} of `{equation.primitive.name}` reaches no hidden state "
                 "position by position; it gets the gradient of the current step.",
                 operation.printed_paths,
+                source_line(equation),
+            )
+
+
+def _hidden_in_rules(traced: TracedModel) -> Iterator[Diagnostic]:
+    for equation in traced.program.equations:
+        if holds_marked(equation):
+            yield Diagnostic(
+                "warning",
+                "inside-custom-rule",
+                f"A marked operation inside the body of `{equation.primitive.name}` cannot have a "
+                "trace: the function's own derivative rule decides what is differentiated. Its "
+                "weight gets the gradient of the current step. Move the operation out of the "
+                "function with the custom derivative.",
+                (),
                 source_line(equation),
             )
 

@@ -12,6 +12,7 @@ from .home import Constants
 from .positions import Walk
 from .reach import Reach, find_reach
 from .trace import StateLeaf, TracedModel
+from .transfer import CONSTANT
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,11 +111,14 @@ def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
         positions = spec.resolve_trainable_invars(equation.params)
         operands = {name: equation.invars[position] for name, position in positions.items()}
         behind = {name: program.depends_on([atom]) for name, atom in operands.items()}
+        learning = {
+            name: program.depends_on([atom], blocked=CONSTANT) for name, atom in operands.items()
+        }
         parameters = {
             name: tuple(
                 leaf for leaf in traced.leaves if leaf.kind == "parameter" and leaf.in_var in deps
             )
-            for name, deps in behind.items()
+            for name, deps in learning.items()
         }
         if not any(parameters.values()):
             continue

@@ -127,8 +127,10 @@ def spread_back(source: np.ndarray, ids: Ids, size: int) -> Ids:
     return received
 
 
-def _reduction(equation: Any, ids: Ids | None) -> Ids:
+def _reduction(equation: Any, ids: Ids | None) -> Contribution:
     assert ids is not None
+    if np.any(ids == MANY):  # a reduction that is broadcast back
+        return CUT
     shape = equation.invars[0].aval.shape
     return np.broadcast_to(np.expand_dims(ids, tuple(equation.params["axes"])), shape)
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, HiddenGroup
 from .._jax import Var, bind
 from .._jaxpr import evaluate
+from .forward_mode import has_while, pushed_forward
 from .layout import branch_to_table, trace_key, x_key
 
 Inputs = Mapping[Var, Any]
@@ -161,8 +162,8 @@ def _rows(
         overrides = {**held, **dict(zip(leaves, changed, strict=True))}
         return evaluate(program, [group.new_vars[state]], inputs, overrides, rules)[0]
 
-    value, pull_back = jax.vjp(new_state, *leaves.values())
-    rows = dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
+    differentiate = pushed_forward if has_while(program, group.new_vars[state]) else _pulled_back
+    rows = differentiate(graph, group, state, new_state, leaves)
     for c in old:
         key = transition_key(group, state, c)
         result["D"][key] = rows[group.states[c].in_var].reshape(group.shape)
@@ -173,6 +174,14 @@ def _rows(
         key = trace_key(relation, group, state)
         table = branch_to_table(reach, branch, row)
         result["Df"][key] = result["Df"][key] + table if key in result["Df"] else table
+
+
+def _pulled_back(
+    graph: ETraceGraph, group: HiddenGroup, state: int, new_state: Any, leaves: dict[Var, Any]
+) -> dict[Var, Any]:
+    """Return the derivative of each leaf's element to the one position that it reaches."""
+    value, pull_back = jax.vjp(new_state, *leaves.values())
+    return dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
 
 
 def _held(graph: ETraceGraph, group: HiddenGroup, values: _Values) -> dict[Var, Any]:

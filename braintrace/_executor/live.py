@@ -85,7 +85,7 @@ def finish(
     traced = graph.traced
     written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
     targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
-    values = evaluate(traced.program, targets, inputs, overrides)
+    values = evaluate(traced.program, targets, inputs, overrides, effects=True)
     count = len(traced.output_atoms)
     new_states = {
         leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)

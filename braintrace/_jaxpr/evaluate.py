@@ -21,6 +21,7 @@ def evaluate(
     inputs: Mapping[Var, Any],
     overrides: Mapping[Var, Any] | None = None,
     rules: Mapping[int, Rule] | None = None,
+    effects: bool = False,
 ) -> list[Any]:
     """Return the values of ``targets``.
 
@@ -36,6 +37,8 @@ def evaluate(
         Values that stand in for variables, inputs included.
     rules
         Functions that run single equations, by equation index.
+    effects
+        Also run the equations that have an effect (a print, a check).
 
     Examples
     --------
@@ -48,7 +51,8 @@ def evaluate(
     """
     rules = rules or {}
     known: dict[Var, Any] = {**program.constants, **inputs, **(overrides or {})}
-    for index in _needed(program, targets, known):
+    extra = [i for i, e in enumerate(program.equations) if e.effects] if effects else []
+    for index in _needed(program, targets, known, extra):
         equation = program.equations[index]
         operands = [known[a] if is_var(a) else a.val for a in equation.invars]
         results = rules.get(index, bind)(equation, operands)
@@ -57,9 +61,12 @@ def evaluate(
     return [known[t] if is_var(t) else t.val for t in targets]
 
 
-def _needed(program: Program, targets: Sequence[Atom], known: Mapping[Var, Any]) -> list[int]:
-    needed: set[int] = set()
-    pending = [t for t in targets if is_var(t) and t not in known]
+def _needed(
+    program: Program, targets: Sequence[Atom], known: Mapping[Var, Any], extra: Sequence[int]
+) -> list[int]:
+    needed = set(extra)
+    operands = [atom for index in extra for atom in program.equations[index].invars]
+    pending = [t for t in (*targets, *operands) if is_var(t) and t not in known]
     while pending:
         index = program.producer[pending.pop()]
         if index not in needed:

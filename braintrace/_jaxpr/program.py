@@ -33,10 +33,16 @@ class Program:
     producer: Mapping[Var, int]
     readers: Mapping[Var, tuple[tuple[int, int], ...]]
 
-    def depends_on(self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()) -> set[Var]:
+    def depends_on(
+        self,
+        targets: Iterable[Atom],
+        stops: frozenset[Var] = frozenset(),
+        blocked: frozenset[str] = frozenset(),
+    ) -> set[Var]:
         """Return every variable that the targets are computed from, the targets included.
 
-        Variables in ``stops`` are reported but not looked behind.
+        Variables in ``stops``, and those made by a primitive named in ``blocked``, are reported
+        but not looked behind.
         """
         seen: set[Var] = set()
         pending = [t for t in targets if is_var(t)]
@@ -46,7 +52,9 @@ class Program:
                 continue
             seen.add(var)
             index = self.producer.get(var)
-            if index is not None and var not in stops:
+            if index is None or var in stops:
+                continue
+            if self.equations[index].primitive.name not in blocked:
                 pending.extend(a for a in self.equations[index].invars if is_var(a))
         return seen
 

@@ -51,9 +51,7 @@ def load_sequences(one_pixel_per_step=False):
     images, labels = load_digits(return_X_y=True)
     shape = (64, 1) if one_pixel_per_step else (8, 8)
     images = (images / 8 - 1).astype(np.float32).reshape(-1, *shape)
-    return Digits(
-        *train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
-    )
+    return Digits(*train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0))
 
 
 # --- models ------------------------------------------------------------------------------

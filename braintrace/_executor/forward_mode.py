@@ -1,0 +1,90 @@
+"""The step's Jacobians where reverse mode is not to be had: behind a ``while`` loop.
+
+A loop of unknown length has no reverse mode. Pushing a one forward from every element of a
+leaf gives, at every position, the sum over the elements that reach it; so the elements are
+pushed in as many turns as one position has elements.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._compiler import ETraceGraph, HiddenGroup
+from .._jax import Var, open_jaxpr, sub_jaxprs
+from .._jaxpr import Program
+from .layout import new_state_to_positions
+
+
+def has_while(program: Program, target: Var) -> bool:
+    """Tell whether ``target`` is computed through a ``while`` loop."""
+    equations = {program.producer[v] for v in program.depends_on([target]) if v in program.producer}
+    return any(_is_while(program.equations[index]) for index in equations)
+
+
+def _is_while(equation: Any) -> bool:
+    if equation.primitive.name == "while":
+        return True
+    bodies = sub_jaxprs(equation)
+    return any(_is_while(inner) for body in bodies for inner in open_jaxpr(body)[0].eqns)
+
+
+def pushed_forward(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    state: int,
+    new_state: Callable[..., jax.Array],
+    leaves: dict[Var, Any],
+) -> dict[Var, Any]:
+    """Return the derivative of each leaf's element to the one position that it reaches.
+
+    Parameters
+    ----------
+    graph, group, state
+        The model, and the state whose new value is differentiated.
+    new_state
+        The new value as a function of the leaves.
+    leaves
+        Values of old states and marked outputs.
+    """
+    values = tuple(leaves.values())
+    rows = {}
+    for index, var in enumerate(leaves):
+        positions = _positions(graph, group, state, var)
+        row = jnp.zeros(var.aval.size, values[index].dtype)
+        for turn in _turns(positions):
+            tangents = [jnp.zeros_like(value) for value in values]
+            tangents[index] = jnp.asarray(turn.reshape(var.aval.shape), values[index].dtype)
+            _, pushed = jax.jvp(new_state, values, tuple(tangents))
+            at_positions = new_state_to_positions(group, state, pushed).ravel()
+            row = row + jnp.where(turn, at_positions[np.maximum(positions, 0)], 0)
+        rows[var] = row.reshape(var.aval.shape)
+    return rows
+
+
+def _positions(graph: ETraceGraph, group: HiddenGroup, state: int, var: Var) -> np.ndarray:
+    """Return the position that each element of a leaf reaches, or ``-1``."""
+    if any(var is old.in_var for old in group.states):
+        return np.arange(var.aval.size)
+    for relation in graph.hidden_param_op_relations:
+        for reach in relation.reaches:
+            for branch in reach.branches:
+                if reach.group == group.index and branch.state == state and branch.var is var:
+                    table = np.append(reach.positions.ravel(), -1)
+                    size = reach.positions.size
+                    slots = np.arange(size) if branch.slots is None else branch.slots
+                    return table[slots]
+    raise AssertionError("a leaf is an old state or a branch of a relation")
+
+
+def _turns(positions: np.ndarray) -> list[np.ndarray]:
+    """Split elements into sets in which no position occurs twice."""
+    rank = np.full(positions.shape, -1)
+    seen: dict[int, int] = {}
+    for element, position in enumerate(positions):
+        if position >= 0:
+            rank[element] = seen.get(int(position), 0)
+            seen[int(position)] = rank[element] + 1
+    return [rank == turn for turn in range(int(rank.max(initial=-1)) + 1)]

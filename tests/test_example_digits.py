@@ -1,0 +1,117 @@
+"""The digits example does what it says on a small scale, and reaches its accuracy on its own."""
+
+import importlib.util
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parent.parent / "docs" / "examples" / "sequential_digits.py"
+SMALL = ["--epochs", "1", "--hidden", "8", "--batch-size", "64"]
+
+
+@pytest.fixture(scope="module")
+def example():
+    # Loaded here and not at the top: what the examples need is not installed everywhere where
+    # these tests are only collected.
+    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(example, tmp_path, capsys):
+    """Run the example with arguments; return what it prints and the picture it draws."""
+
+    def run(*arguments):
+        picture = tmp_path / "digits.png"
+        picture.unlink(missing_ok=True)
+        example.main([*arguments, "--out", str(picture)])
+        return capsys.readouterr(), picture.read_bytes()
+
+    return run
+
+
+def accuracy(output):
+    assert re.fullmatch(r"test accuracy: [01]\.\d{3}\n", output), output
+    return float(output.split()[-1])
+
+
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl", "bptt"])
+@pytest.mark.parametrize("model", ["leaky", "gru", "lif"])
+def test_every_choice_learns(run, model, algorithm):
+    printed, picture = run(*SMALL, "--hidden", "32", "--model", model, "--algorithm", algorithm)
+    assert accuracy(printed.out) > 0.2  # twice what guessing gets
+    assert "loss=" in printed.err
+    assert "accuracy=" in printed.err
+    assert picture.startswith(b"\x89PNG")
+
+
+def test_defaults_reach_their_accuracy(run):
+    printed, _ = run()
+    assert accuracy(printed.out) >= 0.93
+
+
+def test_same_seed_same_numbers(example):
+    def curves(seed):
+        options = example.parse_options([*SMALL, "--seed", seed])
+        return example.train("d_rtrl", example.load_sequences(), options)
+
+    assert curves("1") == curves("1")
+    assert curves("1") != curves("2")
+
+
+def test_compare_draws_all_algorithms(example, run, monkeypatch):
+    drawn = {}
+    draw = example.draw
+    monkeypatch.setattr(example, "draw", lambda of, path: (drawn.update(of), draw(of, path)))
+    printed, _ = run(*SMALL, "--compare", "--algorithm", "bptt")
+    assert set(drawn) == {"d_rtrl", "es_d_rtrl", "bptt"}
+    assert accuracy(printed.out) == round(drawn["bptt"].accuracy[-1], 3)
+
+
+def test_pixels_one_per_step(example, run):
+    rows, pixels = example.load_sequences(), example.load_sequences(one_pixel_per_step=True)
+    assert rows.train_images.shape[1:] == (8, 8)
+    assert pixels.train_images.shape[1:] == (64, 1)
+    np.testing.assert_array_equal(rows.test_images.reshape(360, -1), pixels.test_images[..., 0])
+    printed, _ = run(*SMALL, "--pixels")
+    accuracy(printed.out)
+
+
+def test_a_fifth_is_held_out(example):
+    digits = example.load_sequences()
+    assert len(digits.train_images) == len(digits.train_labels) == example.TRAINING_IMAGES
+    assert len(digits.test_images) == len(digits.test_labels) == 360
+    seen = {image.tobytes() for image in digits.train_images}
+    assert not seen & {image.tobytes() for image in digits.test_images}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--algorithm", "rtrl"),
+        ("--model", "transformer"),
+        ("--hidden", "0"),
+        ("--hidden", "many"),
+        ("--epochs", "0"),
+        ("--epochs", "1.5"),
+        ("--batch-size", "-1"),
+        ("--batch-size", "1438"),
+        ("--seed", "-1"),
+        ("--seed", str(2**32)),
+        ("--out", "missing/digits.png"),
+        ("--out", "digits.doc"),
+    ],
+)
+def test_bad_values_end_with_one_line(example, capsys, option, value):
+    with pytest.raises(SystemExit) as stop:
+        example.main([option, value])
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert f"argument {option}: " in printed.err
+    assert value in printed.err
