@@ -25,11 +25,11 @@ from ._errors import ShapeError as ShapeError
 from ._errors import UnitError as UnitError
 from ._etrace_op import ETPPrimitive as ETPPrimitive
 from ._etrace_op import ETPPrimitiveSpec as ETPPrimitiveSpec
+from ._etrace_op import element_wise as element_wise
 from ._etrace_op import get_primitive_spec as get_primitive_spec
+from ._etrace_op import matmul as matmul
 from ._etrace_op import register_primitive as register_primitive
 from ._etrace_op import register_primitive_spec as register_primitive_spec
-from ._etrace_op import element_wise as element_wise
-from ._etrace_op import matmul as matmul
 from ._learner import Learner as Learner
 from ._learner import compile as compile
 

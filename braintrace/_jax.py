@@ -7,8 +7,8 @@ file, so that a new release of JAX is met here and nowhere else. Tried with jax 
 """
 
 import contextlib
-import pathlib
 import functools
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,8 +22,6 @@ from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
-
-from ._errors import PrimitiveError
 
 # A source line is the user's: frames of this library are not.
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
@@ -126,7 +124,6 @@ def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
     return jax.make_jaxpr(fun)(*structs)
 
 
-
 # --- defining primitives
 
 
@@ -144,20 +141,16 @@ def define_from_impl(primitive: Any, impl: Callable[..., Any], batching_rule: An
         return batching_rule(primitive, operands, dims, params)
 
     primitive.def_impl(plain)
-    primitive.def_abstract_eval(functools.partial(_abstract_result, primitive.name, impl))
+    primitive.def_abstract_eval(functools.partial(_abstract_result, impl))
     mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=False))
     ad.primitive_jvps[primitive] = functools.partial(_jvp_from_impl, primitive, impl)
     ad.primitive_transposes[primitive] = functools.partial(_transpose_from_impl, impl)
     batching.primitive_batchers[primitive] = batched
 
 
-def _abstract_result(name: str, impl: Callable[..., Any], *avals: Any, **params: Any) -> Any:
-    results = jax.make_jaxpr(functools.partial(impl, **params))(*avals).out_avals
-    if len(results) != 1:
-        raise PrimitiveError(
-            f"The implementation of `{name}` must return one array; it returns {len(results)}."
-        )
-    return results[0]
+def _abstract_result(impl: Callable[..., Any], *avals: Any, **params: Any) -> Any:
+    (result,) = jax.make_jaxpr(functools.partial(impl, **params))(*avals).out_avals
+    return result
 
 
 def _jvp_from_impl(

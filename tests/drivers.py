@@ -1,6 +1,7 @@
 """Ways to run the library over a case, with gradients named as the case names its parameters."""
 
 import contextlib
+import functools
 
 import brainstate
 import numpy as np
@@ -54,8 +55,9 @@ def sequence_gradient(learner, case, xs, targets, **options):
     return named(learner.etrace_grad(xs, targets, step_fn=step_loss, **options))
 
 
+@functools.cache
 def catalogue_gradient(case, algorithm="d_rtrl", style="batch axis", batch=2, length=6, **options):
-    """`etrace_grad` over the case's own sequence, with a learner of its own."""
+    """`etrace_grad` over the case's own sequence, with a learner of its own; kept for the run."""
     dtype, chunk_size = options.pop("dtype", np.float32), options.pop("chunk_size", "auto")
     learner = build_learner(case, algorithm, style, batch, dtype=dtype, **options)
     xs, targets = case.sequences(None if style == "single" else batch, length, dtype)

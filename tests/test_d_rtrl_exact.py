@@ -39,7 +39,7 @@ def test_float64_in_several_chunks_and_a_remainder(case):
 
 
 @pytest.mark.usefixtures("float64")
-@cases.each(cases.DIAGONAL)
+@cases.each([*FEW, cases.BY_NAME["learnt_leak"], cases.BY_NAME["leaky_pair_with_tied_weight"]])
 def test_mapped_over_the_batch(case):
     check(catalogue_gradient(case, style="mapped", dtype=np.float64), case, np.float64)
 
@@ -64,13 +64,12 @@ def test_every_chunk_size(case, chunk_size):
 
 
 @pytest.mark.core
-@cases.each(FEW)
+@cases.each(FEW[:3])
 def test_traces_carry_on_from_call_to_call(case):
-    split = 4
     learner = build_learner(case)
     _, _, xs, targets = references.arguments(case, dtype=np.float32)
-    first = sequence_gradient(learner, case, xs[:split], targets[:split])
-    second = sequence_gradient(learner, case, xs[split:], targets[split:], chunk_size=3)
+    first = sequence_gradient(learner, case, xs[:4], targets[:4])
+    second = sequence_gradient(learner, case, xs[4:], targets[4:], chunk_size=3)
     check(jax.tree.map(np.add, first, second), case)
 
 
@@ -90,7 +89,7 @@ def test_one_gradient_per_step(case):
     check(named(total), case)
 
 
-@cases.each(FEW)
+@cases.each([ONE_STATE, TWO_STATES])
 def test_one_gradient_around_a_loop_of_calls(case):
     model, algorithm = build_algorithm(case)
     _, _, xs, targets = references.arguments(case, dtype=np.float32)

@@ -34,13 +34,13 @@ def windowed_gradient(case, window):
 
 
 @pytest.mark.core
-@cases.each(SOME)
+@cases.each(SOME[1:4])
 def test_one_window_over_the_whole_sequence_is_bptt(case):
     actual = windowed_gradient(case, references.LENGTH)
     assert_gradients_close(actual, references.bptt(case), 1e-5, case.name)
 
 
-@cases.each(SOME)
+@cases.each(SOME[1:])
 def test_shorter_windows(case):
     actual = windowed_gradient(case, 2)
     expected = references.dense_multi_step(case, window=2)
@@ -48,7 +48,7 @@ def test_shorter_windows(case):
     assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
 
 
-@cases.each(SOME[-3:])
+@cases.each(SOME[-2:])
 def test_chunk_of_etrace_grad_is_the_window(case):
     actual = catalogue_gradient(case, vjp_method="multi-step", chunk_size=4)
     expected = references.dense_multi_step(case, window=4)

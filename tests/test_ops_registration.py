@@ -188,7 +188,7 @@ def test_an_impossible_layout_is_refused(layout):
 
 def test_an_implementation_with_two_results_is_refused():
     primitive = register_primitive("two", lambda x, w: (x, w))
-    with pytest.raises(PrimitiveError, match="`two` must return one array; it returns 2"):
+    with pytest.raises(PrimitiveError, match="`two` must return one array, got tuple"):
         jax.jit(primitive.bind)(*OPERANDS[:2])
 
 

@@ -5,6 +5,7 @@ weight and runs the trace recursion on it; the library must give the same contra
 whatever smaller trace it keeps.
 """
 
+import copy
 import functools
 
 import jax
@@ -158,14 +159,19 @@ class Case:
     @functools.cached_property
     def results(self):
         """Everything that the tests compare, from one compilation."""
-        return quick_jit(
-            lambda: {
-                "pull_back": (self.pulled_back(), self.vjp_over_steps()),
-                "recursion": (self.contracted_trace(), self.contracted_jacobian()),
-                "together": self.term(slice(0, 4)),
-                "single": [self.term(slice(step, step + 1)) for step in range(4)],
-            }
-        )()
+        names = ("xs", "factors", "decays", "signal", "weights")
+        return quick_jit(self.compute)({name: getattr(self, name) for name in names})
+
+    def compute(self, arrays):
+        # Arguments and not constants: XLA of jax 0.8 folds constant convolutions wrongly.
+        case = copy.copy(self)
+        vars(case).update(arrays)
+        return {
+            "pull_back": (case.pulled_back(), case.vjp_over_steps()),
+            "recursion": (case.contracted_trace(), case.contracted_jacobian()),
+            "together": case.term(slice(0, 4)),
+            "single": [case.term(slice(step, step + 1)) for step in range(4)],
+        }
 
 
 def _by_row(factor, jacobian):
@@ -219,19 +225,20 @@ def test_rules_with_mixed_dtypes(dtypes):
     np.testing.assert_allclose(np.asarray(gradients["weight"], np.float32), want, rtol=2e-2)
 
 
-def test_rules_of_a_complex_product_follow_the_vjp():
+def test_rules_of_a_complex_product_are_not_conjugated():
     x = array(0, 2, 3) + 1j * array(1, 2, 3)
     factor = array(2, 2, 4) + 1j * array(3, 2, 4)
     (primitive,) = (p for p in ETP_PRIMITIVES if p.name == "etp_mm")
     for weight in (array(4, 3, 4), array(4, 3, 4) + 0j):
-        _, pull = jax.vjp(lambda w: x @ w, weight)
+        want = np.asarray(x).T @ np.asarray(factor)
+        want = want if jnp.iscomplexobj(weight) else want.real
         weights, params = {"weight": weight}, {"has_bias": False}
         direct = pull_back(primitive, params, x[None], factor[None], weights)["weight"]
         term = accumulate(primitive, params, x[None], jnp.ones_like(factor)[None], weights)
         traced = contract(primitive, params, factor, term, weights)["weight"]
         for got in (direct, traced):
             assert got.dtype == weight.dtype
-            np.testing.assert_allclose(got, pull(factor)[0], rtol=1e-5)
+            np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def largest(jaxpr):

@@ -9,8 +9,9 @@ import re
 import subprocess
 import sys
 
-import braintrace
 import pytest
+
+import braintrace
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "braintrace").rglob("*.py"))

@@ -4,10 +4,10 @@ from .algorithm import EligibilityTraces as EligibilityTraces
 from .algorithm import ETraceAlgorithm as ETraceAlgorithm
 from .d_rtrl import D_RTRL as D_RTRL
 from .d_rtrl import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
-from .data import first_step as first_step
-from .data import unwrap as unwrap
 from .data import MultiStepData as MultiStepData
 from .data import SingleStepData as SingleStepData
+from .data import first_step as first_step
+from .data import unwrap as unwrap
 from .es_d_rtrl import ES_D_RTRL as ES_D_RTRL
 from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop

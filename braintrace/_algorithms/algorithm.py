@@ -142,7 +142,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if is_sequence(arguments):
             return self._sequence(arguments)
         if self.vjp_method == "multi-step":
-            window = [MultiStepData(jax.tree.map(lambda leaf: jax.numpy.asarray(leaf)[None], a)) for a in unwrap(arguments)]
+            window = [
+                MultiStepData(jax.tree.map(lambda leaf: jax.numpy.asarray(leaf)[None], a))
+                for a in unwrap(arguments)
+            ]
             outputs = self._window(unwrap(tuple(window)))
             return jax.tree.map(lambda leaf: leaf[0], outputs)
         return self._step(unwrap(arguments))

@@ -11,7 +11,7 @@ _METHOD = TraceMethod(
 )
 
 
-class D_RTRL(ETraceAlgorithm):  # noqa: N801 (the name of the algorithm)
+class D_RTRL(ETraceAlgorithm):
     r"""Online learning with parameter-dimension traces.
 
     The trace of a weight has the size of the weight, per sample and hidden state that it

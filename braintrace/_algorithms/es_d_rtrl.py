@@ -9,7 +9,7 @@ from .._executor import TraceMethod, io_dim
 from .algorithm import ETraceAlgorithm
 
 
-class ES_D_RTRL(ETraceAlgorithm):  # noqa: N801 (the name of the algorithm)
+class ES_D_RTRL(ETraceAlgorithm):
     r"""Online learning with input/output-dimension traces.
 
     A low-pass filter of the operation's input and one of the state's sensitivity to its output
@@ -45,9 +45,7 @@ class ES_D_RTRL(ETraceAlgorithm):  # noqa: N801 (the name of the algorithm)
         strict: bool = False,
         unroll_limit: int = 32,
     ) -> None:
-        super().__init__(
-            model, vjp_method=vjp_method, strict=strict, unroll_limit=unroll_limit
-        )
+        super().__init__(model, vjp_method=vjp_method, strict=strict, unroll_limit=unroll_limit)
         is_number = isinstance(decay_or_rank, (int, float)) and not isinstance(decay_or_rank, bool)
         if is_number and isinstance(decay_or_rank, int) and decay_or_rank >= 1:
             self.decay = io_dim.decay_of(decay_or_rank)

@@ -33,8 +33,7 @@ def fresh_values(
     arguments = {} if size is None else {"batch_size": size}
     brainstate.nn.init_all_states(twin, **arguments, **options)
     values = {
-        tuple(path): state.value
-        for path, state in twin.states(brainstate.ShortTermState).items()
+        tuple(path): state.value for path, state in twin.states(brainstate.ShortTermState).items()
     }
     if mapped is None:
         return values

@@ -125,7 +125,10 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
 
 
 def add_to_states(
-    graph: ETraceGraph, paths: Sequence[Path | None], values: Sequence[Any], terms: Mapping[str, Any]
+    graph: ETraceGraph,
+    paths: Sequence[Path | None],
+    values: Sequence[Any],
+    terms: Mapping[str, Any],
 ) -> list[Any]:
     """Add arrays, by state name, to the values of States.
 

@@ -56,9 +56,7 @@ def spell_out_broadcasts(equation: Any, operands: list[Any]) -> list[Any] | None
     shape = equation.outvars[0].aval.shape
     if all(_fits(value, shape) for value in operands):
         return None
-    full = [
-        value if _fits(value, shape) else jnp.broadcast_to(value, shape) for value in operands
-    ]
+    full = [value if _fits(value, shape) else jnp.broadcast_to(value, shape) for value in operands]
     return bind(equation, full)
 
 
@@ -78,9 +76,7 @@ def _select(equation: Any, operands: list[Any], rewrite: Rewrite) -> list[Any]:
     ]
 
 
-def _unroll(
-    equation: Any, operands: list[Any], rewrite: Rewrite, unroll_limit: int
-) -> list[Any]:
+def _unroll(equation: Any, operands: list[Any], rewrite: Rewrite, unroll_limit: int) -> list[Any]:
     length = equation.params["length"]
     if length > unroll_limit:
         raise CompilationError(
@@ -96,9 +92,7 @@ def _unroll(
     order = range(length - 1, -1, -1) if equation.params["reverse"] else range(length)
     for step in order:
         slices = [sequence[step] for sequence in sequences]
-        outputs = evaluate_inlined(
-            equation.params["jaxpr"], [*fixed, *carried, *slices], rewrite
-        )
+        outputs = evaluate_inlined(equation.params["jaxpr"], [*fixed, *carried, *slices], rewrite)
         carried = outputs[:carries]
         results.append(outputs[carries:])
     in_order = results[::-1] if equation.params["reverse"] else results

@@ -16,7 +16,7 @@ from .._jax import bind, is_var, trace_to_jaxpr
 from .._jaxpr import Program, evaluate_inlined, program_of
 from .canonicalize import spell_out_broadcasts
 from .home import Constants, pure_origin
-from .transfer import CUT, NONE, Contribution, Ids, carries_derivative, merge
+from .transfer import CUT, NONE, Contribution, Ids, carries_derivative, join
 
 
 def through_derivative(equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
@@ -45,11 +45,7 @@ def through_derivative(equation: Any, out_ids: Sequence[Ids | None]) -> list[Con
             if not is_var(atom) or cotangent not in program.depends_on([atom]):
                 continue
             found = _received(origin.get(atom), ids)
-            before = contributions[operand]
-            if found is CUT or before is CUT:
-                contributions[operand] = CUT
-            else:
-                contributions[operand] = found if before is None else merge(before, found)
+            contributions[operand] = join(contributions[operand], found)
     return contributions
 
 

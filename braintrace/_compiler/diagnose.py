@@ -214,5 +214,3 @@ def _partly_mixed(
                     tuple(path_name(path) for path in relation.parameter_paths),
                     relation.source,
                 )
-
-

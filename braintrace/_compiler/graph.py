@@ -74,9 +74,7 @@ class ETraceGraph:
         """``(group, state, variable)`` of the traced groups, in the order of computation."""
         producer = self.traced.program.producer
         found = [
-            (group, a, var)
-            for group in self.traced_groups
-            for a, var in enumerate(group.new_vars)
+            (group, a, var) for group in self.traced_groups for a, var in enumerate(group.new_vars)
         ]
         return tuple(sorted(found, key=lambda entry: producer[entry[2]]))
 
@@ -160,9 +158,7 @@ def compile_model(
     return ETraceGraph(traced, tuple(groups), tuple(relations), diagnostics), outside
 
 
-def _no_relation(
-    model: Any, groups: list[HiddenGroup], diagnostics: tuple[Diagnostic, ...]
-) -> str:
+def _no_relation(model: Any, groups: list[HiddenGroup], diagnostics: tuple[Diagnostic, ...]) -> str:
     names = ", ".join(state.name for group in groups for state in group.states)
     reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
     return (

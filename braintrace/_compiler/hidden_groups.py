@@ -10,8 +10,8 @@ from .._jax import Var, is_var
 from .._jaxpr import Program
 from .._jaxpr.moves import is_move, moved_operands, source_map
 from .._typing import Path
-from .marked import role
 from .home import Constants, home_positions
+from .marked import role
 from .positions import Cut, Walk, walk_back
 from .trace import StateLeaf, TracedModel
 from .transfer import NONE, Ids, carries_derivative, spread_back
@@ -105,7 +105,8 @@ def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[lis
         )
 
     first = [walk(candidate, frozenset()) for candidate in candidates]
-    groups, walks = [], []
+    groups: list[HiddenGroup] = []
+    walks: list[list[Walk]] = []
     for members in _connected(candidates, first):
         others = [c for i, c in enumerate(candidates) if i not in members]
         stops = frozenset(c.var for c in others) | frozenset(
@@ -130,9 +131,7 @@ def _candidates(traced: TracedModel, constant: Constants) -> list[_Candidate]:
     return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
 
 
-def _resolve(
-    program: Program, var: Var, taken: set[Var], constant: Constants
-) -> tuple[Var, Ids]:
+def _resolve(program: Program, var: Var, taken: set[Var], constant: Constants) -> tuple[Var, Ids]:
     """Look behind reshapes and the like for the variable that the model itself reads.
 
     A model that writes ``h.reshape(...)`` to a State and goes on with ``h`` reads the new
@@ -142,7 +141,9 @@ def _resolve(
     current, ids = var, np.arange(size, dtype=np.int32).reshape(var.aval.shape)
     resolved = current, ids
     while True:
-        equation = program.equations[program.producer[current]] if current in program.producer else None
+        equation = (
+            program.equations[program.producer[current]] if current in program.producer else None
+        )
         step = None if equation is None else _unmove(equation, ids, size, constant)
         if step is None:
             return resolved
@@ -209,9 +210,7 @@ def _connected(candidates: Sequence[_Candidate], walks: Sequence[Walk]) -> list[
             if group_of[a] != group_of[c] and _coupled(walk, candidates[a].ids.size, other):
                 old, new = sorted((group_of[a], group_of[c]), reverse=True)
                 group_of = [new if g == old else g for g in group_of]
-    return [
-        [i for i, g in enumerate(group_of) if g == first] for first in sorted(set(group_of))
-    ]
+    return [[i for i, g in enumerate(group_of) if g == first] for first in sorted(set(group_of))]
 
 
 def _group(index: int, members: Sequence[_Candidate], walks: Sequence[Walk]) -> HiddenGroup:

@@ -11,7 +11,7 @@ import numpy as np
 
 from .._jax import is_var, open_jaxpr, scan_layout
 from .._jaxpr import program_of
-from .transfer import CUT, NONE, Contribution, Ids, Walk, merge
+from .transfer import CUT, NONE, Contribution, Ids, Walk, join
 
 # A scan whose stacked results reach other positions at every step is walked step by step.
 LONGEST_WALK = 256
@@ -23,7 +23,7 @@ def through_cond(
     """Merge what the operands receive in each branch."""
     found: list[Contribution] = [None] * (len(equation.invars) - 1)
     for branch in equation.params["branches"]:
-        found = [_join(a, b) for a, b in zip(found, walk_body(branch, out_ids), strict=True)]
+        found = [join(a, b) for a, b in zip(found, walk_body(branch, out_ids), strict=True)]
     return [None, *found]
 
 
@@ -37,7 +37,7 @@ def through_while(
     carried: list[Contribution] = list(out_ids)
     while True:
         received = body.walk(carried)
-        after = [_join(a, b) for a, b in zip(carried, received[constants:], strict=True)]
+        after = [join(a, b) for a, b in zip(carried, received[constants:], strict=True)]
         if _same(after, carried):
             return [*[None] * conditions, *received[:constants], *carried]
         carried = after
@@ -60,7 +60,7 @@ def through_scan(
     for step in backward:
         results = [None if ids is None else ids[step] for ids in stacked]
         received = body.walk([*carried, *results])
-        fixed = [_join(a, b) for a, b in zip(fixed, received[:constants], strict=True)]
+        fixed = [join(a, b) for a, b in zip(fixed, received[:constants], strict=True)]
         before = received[constants : constants + carries]
         slices.append(received[constants + carries :])
         if all(ids is None for ids in stacked) and _same(before, carried):
@@ -95,18 +95,9 @@ class _Body:
         ]
 
 
-def _join(first: Contribution, second: Contribution) -> Contribution:
-    if first is CUT or second is CUT:
-        return CUT
-    if first is None or second is None:
-        return second if first is None else first
-    return merge(first, second)
-
-
 def _same(first: Sequence[Contribution], second: Sequence[Contribution]) -> bool:
     return all(
-        a is b
-        or (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b))
+        a is b or (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b))
         for a, b in zip(first, second, strict=True)
     )
 
@@ -118,4 +109,4 @@ def _stack(column: list[Contribution]) -> Contribution:
     if not known:
         return None
     empty = np.full(known[0].shape, NONE, np.int32)
-    return np.stack([empty if value is None else value for value in column])
+    return np.stack([value if isinstance(value, np.ndarray) else empty for value in column])

@@ -119,6 +119,7 @@ def walk_back(
         if all(i is None for i in out_ids):
             continue
         role = marked(equation)
+        contributions: list[Contribution]
         if role == "boundary":
             passed.append(index)
             continue
@@ -131,7 +132,7 @@ def walk_back(
         for operand, (atom, given) in enumerate(zip(equation.invars, contributions, strict=True)):
             if given is None or not carries_derivative(atom):
                 continue
-            if given is CUT:
+            if not isinstance(given, np.ndarray):
                 cuts.append(Cut(index, operand))
             elif np.any(given != NONE):
                 received.setdefault(atom, []).append((Cut(index, operand), given))
@@ -167,24 +168,19 @@ def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids
     return after and not before
 
 
-def _settle(
-    contributions: list[tuple[Cut, Ids]], home: Ids | None
-) -> tuple[Ids | None, list[Cut]]:
+def _settle(contributions: list[tuple[Cut, Ids]], home: Ids | None) -> tuple[Ids | None, list[Cut]]:
     """Merge what a variable receives; reject uses that move a state to another position."""
     rejected = []
     settled: Ids | None = None
     for use, given in contributions:
-        if home is not None and home is not given:
-            if np.any((home != NONE) & (given != NONE) & (home != given)):
-                rejected.append(use)
-                continue
+        if home is not None and np.any((home != NONE) & (given != NONE) & (home != given)):
+            rejected.append(use)
+            continue
         settled = given if settled is None else merge(settled, given)
     return settled, rejected
 
 
-def _walk_body(
-    body: Any, out_ids: Sequence[Ids | None], marked: Marked
-) -> list[Contribution]:
+def _walk_body(body: Any, out_ids: Sequence[Ids | None], marked: Marked) -> list[Contribution]:
     """Carry ids through a branch or loop body; an input that is mixed anywhere is cut whole."""
     opened, _ = open_jaxpr(body)
     program = program_of(body)

@@ -125,9 +125,7 @@ def find_reach(
 _Entry = tuple[int, Var, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _entries(
-    program: Program, y: Var, state: int, walk: Walk, constant: Constants
-) -> list[_Entry]:
+def _entries(program: Program, y: Var, state: int, walk: Walk, constant: Constants) -> list[_Entry]:
     """Return ``(state, var, elements of var, elements of y, positions)`` of every branch."""
     ids = walk.ids[y]
     entries: list[_Entry] = []
@@ -192,5 +190,3 @@ def _recognise(
             if np.array_equal(tiled.ravel(), table.ravel()):
                 return "tiled", (once, split)
     return "gather", None
-
-

@@ -193,4 +193,3 @@ def _relation(
         hidden_groups=tuple(groups[reach.group] for reach in reaches),
         source=source_line(equation),
     )
-

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-
 from .._typing import path_name
 from .traces import TraceShape, trace_shapes
 
@@ -14,7 +13,10 @@ def table(graph: Any) -> str:
     lines = ["Relations (weights with an eligibility trace)"]
     lines += _columns(
         ["relation", "x", "y", "hidden states", "map", "traces", "bytes"],
-        [_relation_row(r, [s for s in shapes if s.key == r.key]) for r in graph.hidden_param_op_relations],
+        [
+            _relation_row(r, [s for s in shapes if s.key == r.key])
+            for r in graph.hidden_param_op_relations
+        ],
     )
     lines.append("Hidden groups")
     lines += _columns(
@@ -65,8 +67,7 @@ def _columns(heads: list[str], rows: list[list[str]]) -> list[str]:
     widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
     ruled = [heads, ["-" * width for width in widths], *rows]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in ruled
     ]
-
-

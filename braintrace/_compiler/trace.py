@@ -193,9 +193,7 @@ def trace_model(
     return traced, outside
 
 
-def _check_written(
-    states: Sequence[Any], shapes: Sequence[Any], paths: dict[int, Path]
-) -> None:
+def _check_written(states: Sequence[Any], shapes: Sequence[Any], paths: dict[int, Path]) -> None:
     """Refuse a step that changes what a State is: the next step could not read it."""
 
     def described(value: Any) -> str:
@@ -291,7 +289,12 @@ def _axes(slots: list[_Slot], arguments: int) -> list[str]:
 
 def _key_outputs(slots: list[_Slot]) -> list[int]:
     """Return the positions, counted from the end, at which random keys come out."""
-    ends = [slot for slot in slots if slot.written for _ in range(1 if slot.count is None else slot.count + 1)]
+    ends = [
+        slot
+        for slot in slots
+        if slot.written
+        for _ in range(1 if slot.count is None else slot.count + 1)
+    ]
     return [i - len(ends) for i, slot in enumerate(ends) if slot.kind == "random"]
 
 

@@ -32,23 +32,29 @@ CUT = _Cut()
 Ids = np.ndarray
 Contribution = Ids | _Cut | None
 
-ELEMENTWISE = frozenset(
+
+def _names(listed: str) -> frozenset[str]:
+    return frozenset(listed.split())
+
+
+ELEMENTWISE = _names(
     """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
     clamp complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq erf
-    erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma log
-    log1p log2 logistic lt max min mul name ne neg nextafter not one_minus_square optimization_barrier or pcast polygamma pow
-    pvary random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt
-    select_n sharding_constraint sign sin sinh sqrt square sub tan tanh xor zeta
-    """.split()
+    erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow
+    is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg nextafter not
+    one_minus_square optimization_barrier or pcast polygamma pow pvary random_gamma_grad real
+    reduce_precision regularized_incomplete_beta rem round rsqrt select_n sharding_constraint
+    sign sin sinh sqrt square sub tan tanh xor zeta
+    """
 )
-REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
-CONSTANT = frozenset({"stop_gradient"})
-MIXING = frozenset(
+REDUCTIONS = _names("reduce_sum reduce_max reduce_min reduce_prod")
+CONSTANT = _names("stop_gradient")
+MIXING = _names(
     """
     argsort cholesky conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum eig eigh fft
     lu qr reduce_window_sum scatter-add sort svd top_k triangular_solve
-    """.split()
+    """
 )
 
 Walk = Callable[[Any, Sequence[Ids | None]], list[Contribution]]
@@ -136,7 +142,7 @@ def _reduction(equation: Any, ids: Ids | None) -> Contribution:
 
 
 def _dot(equation: Any, ids: Ids | None) -> list[Contribution]:
-    """A product is position by position for an operand whose partner has no free axis."""
+    """Take a product as position by position for an operand whose partner has no free axis."""
     assert ids is not None
     (contract, batch) = equation.params["dimension_numbers"]
     shapes = [atom.aval.shape for atom in equation.invars]
@@ -164,6 +170,15 @@ def merge(first: Ids, second: Ids) -> Ids:
     merged = np.where(first == NONE, second, first)
     conflict = (first != NONE) & (second != NONE) & (first != second)
     return np.where(conflict, MIXED, merged).astype(np.int32)
+
+
+def join(first: Contribution, second: Contribution) -> Contribution:
+    """Combine what an operand receives along two ways; mixing on either cuts it."""
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, _Cut) or isinstance(second, _Cut):
+        return CUT
+    return merge(first, second)
 
 
 def carries_derivative(atom: Any) -> bool:

@@ -6,6 +6,7 @@ it can be jitted, differentiated and mapped; the four rules of online learning a
 by hand (see ``registry``).
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -237,7 +238,7 @@ def register_primitive(
     if not callable(impl):
         raise PrimitiveError(f"The implementation of `{name}` must be callable, got {impl!r}.")
     primitive = ETPPrimitive(name, impl, batched=batched, gradient_enabled=gradient_enabled)
-    define_from_impl(primitive, impl, _batch)
+    define_from_impl(primitive, _one_result(name, impl), _batch)
     registry.ETP_PRIMITIVES.add(primitive)
     if batched:
         registry.BATCHED_PRIMITIVES.add(primitive)
@@ -291,6 +292,20 @@ def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
         f"Primitive `{primitive}` has no rule {', '.join(f'`{kind}`' for kind in missing)}; "
         "register all four with `primitive.register_etp_rules(...)` before it is compiled."
     )
+
+
+def _one_result(name: str, impl: Rule) -> Rule:
+    @functools.wraps(impl)
+    def checked(*operands: Any, **params: Any) -> Any:
+        result = impl(*operands, **params)
+        if isinstance(result, (tuple, list, dict)) or result is None:
+            raise PrimitiveError(
+                f"The implementation of `{name}` must return one array, "
+                f"got {type(result).__name__}."
+            )
+        return result
+
+    return checked
 
 
 def _register_rule(primitive: ETPPrimitive, kind: str, rule: Rule) -> Rule:

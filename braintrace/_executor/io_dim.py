@@ -23,9 +23,9 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .._etrace_op import ETP_RULES_INIT_PP, pull_back
 from .jacobians import Jacobians, Weights, transition_key
-from .layout import positions_to_table, trace_key, x_key
+from .layout import links, x_key
 from .live import Probes
-from .param_dim import Traces, add, like, reaches_of
+from .param_dim import Traces, add, like
 from .recursion import signals
 
 
@@ -41,7 +41,8 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
     """
     inputs: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
-    for relation, reach, group in reaches_of(graph):
+    for link in links(graph):
+        relation, reach = link.relation, link.reach
         if relation.x_var is not None:
             aval = relation.x_var.aval
             dtype = jnp.promote_types(aval.dtype, relation.y_var.aval.dtype)
@@ -49,7 +50,7 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
         rule = ETP_RULES_INIT_PP[relation.primitive]
         zero = rule(relation.x_var, relation.y_var, dict(relation.trainable_vars), 1)[..., 0]
         for a in reach.reached if every_state else reach.stored:
-            key = trace_key(relation, group, a)
+            key = link.key(a)
             outputs[key] = jnp.zeros(reach.table_shape, zero.dtype)
     return {"x": inputs, "f": outputs, "steps": jnp.zeros((), jnp.int32)}
 
@@ -57,14 +58,13 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
 def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax.Array]]:
     """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
     tables: dict[str, dict[str, jax.Array]] = {}
-    for relation, reach, group in reaches_of(graph):
-        for a in reach.reached:
-            tables[trace_key(relation, group, a)] = {
-                trace_key(relation, group, c): positions_to_table(
-                    reach, jacobians["D"][transition_key(group, a, c)], group
-                )
+    for link in links(graph):
+        group, reached = link.group, link.reach.reached
+        for a in reached:
+            tables[link.key(a)] = {
+                link.key(c): link.table(jacobians["D"][transition_key(group, a, c)])
                 for b, c in group.transition
-                if b == a and c in reach.reached
+                if b == a and c in reached
             }
     return tables
 
@@ -75,9 +75,9 @@ def _run(
     """Return the traces after the chunk, and both of them (the second corrected) at every step."""
     tables = _tables(graph, jacobians)
     shapes = {
-        trace_key(relation, group, a): (reach.table_shape, relation.y_var.aval.dtype)
-        for relation, reach, group in reaches_of(graph)
-        for a in reach.reached
+        link.key(a): (link.reach.table_shape, link.relation.y_var.aval.dtype)
+        for link in links(graph)
+        for a in link.reach.reached
     }
 
     def step(carry: Traces, recorded: Any) -> Any:
@@ -145,18 +145,17 @@ def _contract(
     graph: ETraceGraph, weights: Weights, by_group: Any, eps_x: Any, eps_f: Any
 ) -> Weights:
     gradients = jax.tree.map(jnp.zeros_like, weights)
-    for relation, reach, group in reaches_of(graph):
+    for link in links(graph):
+        relation, signal = link.relation, by_group[link.group.index]
         factor = sum(
-            positions_to_table(reach, by_group[group.index][a], group) * eps_f[key]
-            for a in reach.reached
-            if (key := trace_key(relation, group, a)) in eps_f
+            link.table(signal[a]) * eps_f[link.key(a)]
+            for a in link.reach.reached
+            if link.key(a) in eps_f
         )
-        if reach.fan_out > 1:
+        if link.has_fan_out:
             factor = jnp.sum(factor, axis=1)
         x = None if relation.x_var is None else eps_x[x_key(graph, relation)]
-        part = pull_back(
-            relation.primitive, dict(relation.params), x, factor, weights[relation.key]
-        )
+        part = pull_back(*link.operation, x, factor, weights[relation.key])
         gradients = add(gradients, {relation.key: part})
     return like(weights, gradients)
 
@@ -172,5 +171,3 @@ def decay_of(decay_or_rank: float | int) -> float:
     if isinstance(decay_or_rank, int):
         return (decay_or_rank - 1) / (decay_or_rank + 1)
     return decay_or_rank
-
-

@@ -21,7 +21,7 @@ from .._compiler import ETraceGraph, HiddenGroup
 from .._jax import Var, bind
 from .._jaxpr import evaluate
 from .forward_mode import has_while, pushed_forward
-from .layout import branch_to_table, trace_key, x_key
+from .layout import branch_to_table, links, x_key
 
 Inputs = Mapping[Var, Any]
 Weights = dict[str, dict[str, jax.Array]]
@@ -121,9 +121,7 @@ def _values(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> _Values:
         wanted.update(dict.fromkeys(group.new_vars))
         wanted.update(dict.fromkeys(s.joined_var for s in group.states))
     targets = [atom for atom in wanted if isinstance(atom, Var)]
-    found = evaluate(
-        graph.traced.program, targets, inputs, rules=with_weights(graph, weights)
-    )
+    found = evaluate(graph.traced.program, targets, inputs, rules=with_weights(graph, weights))
     return _Values(dict(zip(targets, found, strict=True)))
 
 
@@ -144,14 +142,13 @@ def _rows(
     """Add the row ``a = state`` of ``D`` and of ``Df``."""
     old = [c for a, c in group.transition if a == state]
     reaches = [
-        (relation, reach, branch)
-        for relation in graph.hidden_param_op_relations
-        for reach in relation.reaches
-        for branch in reach.branches
-        if reach.group == group.index and branch.state == state
+        (link, branch)
+        for link in links(graph, group)
+        for branch in link.reach.branches
+        if branch.state == state
     ]
     leaves: dict[Var, Any] = {group.states[c].in_var: inputs[group.states[c].in_var] for c in old}
-    leaves.update({branch.var: values(branch.var) for _, _, branch in reaches})
+    leaves.update({branch.var: values(branch.var) for _, branch in reaches})
     if not leaves:
         return
     held = _held(graph, group, values)
@@ -167,12 +164,12 @@ def _rows(
     for c in old:
         key = transition_key(group, state, c)
         result["D"][key] = rows[group.states[c].in_var].reshape(group.shape)
-    for relation, reach, branch in reaches:
+    for link, branch in reaches:
         row = rows[branch.var]
-        if branch.var is not relation.y_var:
-            row = row * _from_output(graph, relation.y_var, branch.var, inputs, values)
-        key = trace_key(relation, group, state)
-        table = branch_to_table(reach, branch, row)
+        if branch.var is not link.relation.y_var:
+            row = row * _from_output(graph, link.relation.y_var, branch.var, inputs, values)
+        key = link.key(state)
+        table = branch_to_table(link.reach, branch, row)
         result["Df"][key] = result["Df"][key] + table if key in result["Df"] else table
 
 

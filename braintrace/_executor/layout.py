@@ -3,21 +3,18 @@
 Every function takes arrays with any number of leading axes before the layout's own.
 """
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import Branch, HiddenGroup, HiddenParamOpRelation, Reach
+from .._compiler import Branch, ETraceGraph, HiddenGroup, HiddenParamOpRelation, Reach
 
 
-def trace_key(relation: HiddenParamOpRelation, group: HiddenGroup, state: int) -> str:
-    """Name the trace of one relation for one hidden state, the same in every process."""
-    return f"{relation.key}>{group.states[state].name}"
-
-
-def x_key(graph: Any, relation: HiddenParamOpRelation) -> str:
+def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Name the input of an operation; operations that share their input share the name."""
     relations = graph.hidden_param_op_relations
     return next(r.key for r in relations if r.x_var is relation.x_var)
@@ -55,10 +52,52 @@ def branch_to_table(reach: Reach, branch: Branch, value: jax.Array) -> jax.Array
     return value.reshape(reach.table_shape)
 
 
-def over_fan_out(reach: Reach, function: Any, *arrays: Any) -> Any:
-    """Apply a function of y-shaped arrays to each layer of a fan-out.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Link:
+    """A relation and one hidden group that it reaches.
 
-    Without one the function is applied as it is; with one, its results get the fan-out as
-    their first axis.
+    Attributes
+    ----------
+    relation, reach, group
+        The marked operation, how its output reaches the group, and the group.
     """
-    return jax.vmap(function)(*arrays) if reach.fan_out > 1 else function(*arrays)
+
+    relation: HiddenParamOpRelation
+    reach: Reach
+    group: HiddenGroup
+
+    def key(self, state: int) -> str:
+        """Name the trace for one state of the group, the same in every process."""
+        return f"{self.relation.key}>{self.group.states[state].name}"
+
+    @property
+    def operation(self) -> tuple[Any, dict[str, Any]]:
+        """The primitive and its parameters, as its rules take them."""
+        return self.relation.primitive, dict(self.relation.params)
+
+    @property
+    def has_fan_out(self) -> bool:
+        """Whether one element of ``y`` reaches several positions."""
+        return self.reach.fan_out > 1
+
+    def table(self, value: jax.Array) -> jax.Array:
+        """Bring a value per position to the layout of ``y``."""
+        return positions_to_table(self.reach, value, self.group)
+
+    def each_layer(self, function: Callable[..., Any], *arrays: Any) -> Any:
+        """Apply a function of y-shaped arrays to each layer of a fan-out.
+
+        Without one the function is applied as it is; with one, its results get the fan-out as
+        their first axis.
+        """
+        return jax.vmap(function)(*arrays) if self.has_fan_out else function(*arrays)
+
+
+def links(graph: ETraceGraph, group: HiddenGroup | None = None) -> list[Link]:
+    """Return every pair of a relation and a group that it reaches, or those of one group."""
+    return [
+        Link(relation, reach, reached)
+        for relation in graph.hidden_param_op_relations
+        for reach, reached in zip(relation.reaches, relation.hidden_groups, strict=True)
+        if group is None or reached is group
+    ]

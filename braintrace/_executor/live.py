@@ -1,11 +1,11 @@
-"""The step as the loss sees it: differentiable, with a probe on every traced hidden state.
+r"""The step as the loss sees it: differentiable, with a probe on every traced hidden state.
 
 The new value of a traced state is computed with the old states, the operands of its own
 relations and the other states of its group as they are; everything downstream (readout,
 deeper layers, later groups) sees it plus a probe that is zero. The derivative of a loss with
 respect to the probe is then the learning signal
 
-.. math:: l^t[v, a] = \\partial L^t / \\partial h^t[v, a]
+.. math:: l^t[v, a] = \partial L^t / \partial h^t[v, a]
 
 with the other states of the same group held fixed, and the derivative with respect to a
 parameter is its ordinary gradient of this step along every path that no trace carries.
@@ -38,8 +38,7 @@ def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:
     parameters = {leaf.in_var for leaf in graph.traced.leaves if leaf.kind == "parameter"}
     old = {leaf.in_var for leaf in graph.traced.leaves} - parameters
     return {
-        var: jax.lax.stop_gradient(value) if var in old else value
-        for var, value in inputs.items()
+        var: jax.lax.stop_gradient(value) if var in old else value for var, value in inputs.items()
     }
 
 
@@ -87,9 +86,7 @@ def finish(
     targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
     values = evaluate(traced.program, targets, inputs, overrides, effects=True)
     count = len(traced.output_atoms)
-    new_states = {
-        leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)
-    }
+    new_states = {leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)}
     return values[:count], new_states
 
 

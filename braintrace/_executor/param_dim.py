@@ -19,28 +19,27 @@ The learning signal enters `solve` together with the records, not contracted wit
 in a step-by-step formulation: the products over time and batch are then one matrix product.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, HiddenGroup, HiddenParamOpRelation, Reach
+from .._compiler import ETraceGraph, HiddenGroup
 from .._etrace_op import accumulate, contract, init_trace, propagate, pull_back
 from .jacobians import Jacobians, Weights
-from .layout import over_fan_out, positions_to_table, trace_key, x_key
+from .layout import Link, links, x_key
 from .live import Probes
-from .recursion import backward, num_steps, signals, suffix_products, transition_blocks
+from .recursion import (
+    Blocks,
+    backward,
+    num_steps,
+    signals,
+    suffix_products,
+    transition_blocks,
+)
 
 Traces = dict[str, Any]
-
-
-def reaches_of(graph: ETraceGraph) -> list[tuple[HiddenParamOpRelation, Reach, HiddenGroup]]:
-    """Return every pair of a relation and a group that it reaches."""
-    return [
-        (relation, reach, group)
-        for relation in graph.hidden_param_op_relations
-        for reach, group in zip(relation.reaches, relation.hidden_groups, strict=True)
-    ]
 
 
 def init(graph: ETraceGraph, every_state: bool) -> Traces:
@@ -55,96 +54,83 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
         goes back through mixing reads those too.
     """
     traces = {}
-    for relation, reach, group in reaches_of(graph):
-        for a in reach.reached if every_state else reach.stored:
-            zero = init_trace(
-                relation.primitive,
-                dict(relation.params),
-                relation.x_var,
-                relation.y_var,
-                dict(relation.trainable_vars),
-            )
-            if reach.fan_out > 1:
-                zero = jax.tree.map(lambda z: jnp.zeros((reach.fan_out, *z.shape), z.dtype), zero)
-            traces[trace_key(relation, group, a)] = zero
+    for link in links(graph):
+        zero = _zero(link)
+        for a in link.reach.reached if every_state else link.reach.stored:
+            traces[link.key(a)] = zero
     return traces
+
+
+def _zero(link: Link) -> Any:
+    relation = link.relation
+    zero = init_trace(
+        *link.operation, relation.x_var, relation.y_var, dict(relation.trainable_vars)
+    )
+    lead = (link.reach.fan_out,) if link.has_fan_out else ()
+    return jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), zero)
 
 
 def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: Traces) -> Traces:
     """Return the traces after a recorded chunk."""
     new: Traces = {}
     for group in graph.traced_groups:
-        members = [entry for entry in reaches_of(graph) if entry[2] is group]
-        rows = {
-            a
-            for relation, reach, _ in members
-            for a in reach.reached
-            if trace_key(relation, group, a) in traces
-        }
+        members = links(graph, group)
+        rows = {a for link in members for a in link.reach.reached if link.key(a) in traces}
         if not rows:
             continue
-        each, first = suffix_products(
-            group, transition_blocks(group, jacobians), tuple(sorted(rows)), num_steps(graph, jacobians)
+        products = suffix_products(
+            group,
+            transition_blocks(group, jacobians),
+            tuple(sorted(rows)),
+            num_steps(graph, jacobians),
         )
-        for relation, reach, _ in members:
-            new.update(_update(graph, relation, reach, group, each, first, weights, jacobians, traces))
+        for link in members:
+            x = _input(graph, link, jacobians)
+            own_weights = weights[link.relation.key]
+            new.update(_updated(link, products, x, own_weights, jacobians["Df"], traces))
     return {key: new[key] for key in traces}
 
 
-def _update(
-    graph: ETraceGraph,
-    relation: HiddenParamOpRelation,
-    reach: Reach,
-    group: HiddenGroup,
-    each: Any,
-    first: Any,
-    weights: Weights,
-    jacobians: Jacobians,
-    traces: Traces,
+def _updated(
+    link: Link, products: tuple[Blocks, Blocks], x: Any, weights: Any, Df: Any, traces: Traces
 ) -> Traces:
-    """Return the traces of one relation for one group: ``P⁰ ε⁰ + Σ x ⊗ (P Df)``."""
-    x = _input(graph, relation, jacobians)
-    operation = relation.primitive, dict(relation.params)
-    keys = {a: trace_key(relation, group, a) for a in reach.reached}
+    """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one link."""
+    each, first = products
+    keys = {a: link.key(a) for a in link.reach.reached}
     new = {}
-    for i, key in keys.items():
-        if key not in traces:
-            continue
-        carried = [
-            over_fan_out(
-                reach,
-                lambda factor, trace: propagate(*operation, factor, trace),
-                positions_to_table(reach, first[i, j], group),
+    for i in [a for a, key in keys.items() if key in traces]:
+        terms = [
+            link.each_layer(
+                functools.partial(propagate, *link.operation),
+                link.table(first[i, j]),
                 traces[keys[j]],
             )
-            for j in reach.reached
+            for j in keys
             if (i, j) in first and keys[j] in traces
         ]
         entering = [
-            positions_to_table(reach, each[i, m], group) * jacobians["Df"][keys[m]]
-            for m in reach.reached
-            if (i, m) in each and keys[m] in jacobians["Df"]
+            link.table(each[i, m]) * Df[keys[m]] for m in keys if (i, m) in each and keys[m] in Df
         ]
-        terms = carried
         if entering:
-            factors = sum(entering[1:], entering[0])
-            if reach.fan_out > 1:
-                factors = jnp.moveaxis(factors, 1, 0)
-            terms = terms + [
-                over_fan_out(
-                    reach,
-                    lambda f: accumulate(*operation, x, f, weights[relation.key]),
-                    factors,
-                )
-            ]
-        new[key] = jax.tree.map(
-            lambda old, *parts: sum(parts[1:], parts[0]).astype(old.dtype), traces[key], *terms
-        )
+            terms.append(_entered(link, x, sum(entering[1:], entering[0]), weights))
+        new[keys[i]] = jax.tree.map(_sum_like, traces[keys[i]], *terms)
     return new
 
 
-def _input(graph: ETraceGraph, relation: HiddenParamOpRelation, jacobians: Jacobians) -> Any:
-    return None if relation.x_var is None else jacobians["x"][x_key(graph, relation)]
+def _entered(link: Link, x: Any, factor: jax.Array, weights: Any) -> Any:
+    """Return the sum over time of the terms ``x ⊗ factor``."""
+    if link.has_fan_out:
+        factor = jnp.moveaxis(factor, 1, 0)
+    return link.each_layer(lambda f: accumulate(*link.operation, x, f, weights), factor)
+
+
+def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:
+    return sum(parts[1:], parts[0]).astype(old.dtype)
+
+
+def _input(graph: ETraceGraph, link: Link, jacobians: Jacobians) -> Any:
+    has_input = link.relation.x_var is not None
+    return jacobians["x"][x_key(graph, link.relation)] if has_input else None
 
 
 def solve(
@@ -165,9 +151,7 @@ def solve(
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
     for group in graph.traced_groups:
-        adjoint, mu = backward(
-            group, transition_blocks(group, jacobians), signals(group, signal)
-        )
+        adjoint, mu = backward(group, transition_blocks(group, jacobians), signals(group, signal))
         gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint))
         gradients = add(gradients, _carried(graph, group, weights, mu, traces))
     return like(weights, gradients)
@@ -178,21 +162,17 @@ def _direct(
 ) -> Weights:
     """Return ``Σ_s x^s ⊗ (Df^s · λ^s)`` for the relations of one group."""
     gradients = {}
-    for relation, reach, _ in [e for e in reaches_of(graph) if e[2] is group]:
+    for link in links(graph, group):
         factor = sum(
-            jacobians["Df"][key] * positions_to_table(reach, adjoint[a], group)
-            for a in reach.reached
-            if (key := trace_key(relation, group, a)) in jacobians["Df"]
+            jacobians["Df"][link.key(a)] * link.table(adjoint[a])
+            for a in link.reach.reached
+            if link.key(a) in jacobians["Df"]
         )
-        if reach.fan_out > 1:
+        if link.has_fan_out:
             factor = jnp.sum(factor, axis=1)
-        gradients[relation.key] = pull_back(
-            relation.primitive,
-            dict(relation.params),
-            _input(graph, relation, jacobians),
-            factor,
-            weights[relation.key],
-        )
+        key = link.relation.key
+        x = _input(graph, link, jacobians)
+        gradients[key] = pull_back(*link.operation, x, factor, weights[key])
     return gradients
 
 
@@ -201,23 +181,21 @@ def _carried(
 ) -> Weights:
     """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the relations of one group."""
     gradients: Weights = {}
-    for relation, reach, _ in [e for e in reaches_of(graph) if e[2] is group]:
-        for c in reach.reached:
-            key = trace_key(relation, group, c)
-            if c not in mu or key not in traces:
-                continue
-            parts = over_fan_out(
-                reach,
-                lambda factor, trace: contract(
-                    relation.primitive, dict(relation.params), factor, trace, weights[relation.key]
-                ),
-                positions_to_table(reach, mu[c], group),
-                traces[key],
-            )
-            if reach.fan_out > 1:
-                parts = jax.tree.map(lambda p: jnp.sum(p, axis=0), parts)
-            gradients = add(gradients, {relation.key: parts})
+    for link in links(graph, group):
+        for c in link.reach.reached:
+            if c in mu and link.key(c) in traces:
+                found = _contracted(link, mu[c], traces[link.key(c)], weights[link.relation.key])
+                gradients = add(gradients, {link.relation.key: found})
     return gradients
+
+
+def _contracted(link: Link, signal: jax.Array, trace: Any, weights: Any) -> Any:
+    found = link.each_layer(
+        lambda factor, layer: contract(*link.operation, factor, layer, weights),
+        link.table(signal),
+        trace,
+    )
+    return jax.tree.map(lambda p: jnp.sum(p, axis=0), found) if link.has_fan_out else found
 
 
 def carried(
@@ -234,9 +212,7 @@ def carried(
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
     for group in graph.traced_groups:
-        mu = {
-            c: signal[state.name].reshape(group.shape) for c, state in enumerate(group.states)
-        }
+        mu = {c: signal[state.name].reshape(group.shape) for c, state in enumerate(group.states)}
         gradients = add(gradients, _carried(graph, group, weights, mu, traces))
     return like(weights, gradients)
 
@@ -248,7 +224,5 @@ def like(weights: Weights, gradients: Weights) -> Weights:
 
 def add(first: Weights, second: Weights) -> Weights:
     """Add gradients; relations that only one of them has keep theirs."""
-    both = {
-        key: jax.tree.map(jnp.add, first[key], second[key]) for key in first if key in second
-    }
+    both = {key: jax.tree.map(jnp.add, first[key], second[key]) for key in first if key in second}
     return {**first, **second, **both}

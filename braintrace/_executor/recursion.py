@@ -54,8 +54,8 @@ def backward(
         return signal, {}
 
     def step(carry: Any, recorded: Any) -> Any:
-        l, D = recorded
-        adjoint = {a: l[a] + carry[a] if a in carry else l[a] for a in l}
+        signal_now, D = recorded
+        adjoint = {a: s + carry[a] if a in carry else s for a, s in signal_now.items()}
         before = {
             c: _sum([D[a, d] * adjoint[a] for a, d in D if d == c]) for c in group.read_states
         }
@@ -82,9 +82,7 @@ def suffix_products(
     """
     pairs = _reachable(group, rows)
     dtype = jnp.result_type(*blocks.values()) if blocks else group.states[0].dtype
-    identity = {
-        (i, j): jnp.full(group.shape, 1.0 if i == j else 0.0, dtype) for i, j in pairs
-    }
+    identity = {(i, j): jnp.full(group.shape, 1.0 if i == j else 0.0, dtype) for i, j in pairs}
 
     def step(carry: Blocks, D: Blocks) -> tuple[Blocks, Blocks]:
         before = {

@@ -92,9 +92,7 @@ def as_chunk(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def enter_window(
-    graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces: Traces
-) -> Inputs:
+def enter_window(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces: Traces) -> Inputs:
     """Return inputs whose old hidden states pass their gradient on to the traces.
 
     The states before a window depend on the weights through everything before it:
@@ -142,5 +140,3 @@ def recorded_step(
 def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
     """Run one step of the model itself."""
     return finish(graph, inputs, {})
-
-

@@ -38,8 +38,7 @@ def evaluate_inlined(jaxpr: Any, values: Sequence[Any], rewrite: Rewrite) -> lis
             results = evaluate_inlined(call_body(equation), operands, rewrite)
         else:
             with at_source_of(equation):
-                results = rewrite(equation, operands)
-            if results is None:
-                results = bind(equation, operands)
+                rewritten = rewrite(equation, operands)
+            results = bind(equation, operands) if rewritten is None else rewritten
         environment.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in opened.outvars]

@@ -5,8 +5,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import D_RTRL, ES_D_RTRL, ETraceAlgorithm, first_step
-from .._algorithms import fresh_values
+from .._algorithms import D_RTRL, ES_D_RTRL, ETraceAlgorithm, first_step, fresh_values
 from .._errors import OptionError, ShapeError
 from .learner import Learner
 
@@ -17,7 +16,7 @@ ALGORITHMS: dict[str, type[ETraceAlgorithm]] = {
 }
 
 
-def compile(  # noqa: A001 (the name of the interface)
+def compile(
     model: brainstate.nn.Module,
     algorithm: str | type[ETraceAlgorithm],
     *example_arguments: Any,

@@ -120,9 +120,7 @@ class WindowChunk:
             def step(written: Any, inputs: Any) -> Any:
                 slices, scale = inputs
                 values = self.step.merge(others, written)
-                written, (loss, aux, records) = self.step(
-                    parameters, values, None, weights, slices
-                )
+                written, (loss, aux, records) = self.step(parameters, values, None, weights, slices)
                 return written, (loss * scale, loss, aux, records)
 
             written, results = jax.lax.scan(step, self.step.written_of(entered), chunk)
@@ -131,9 +129,7 @@ class WindowChunk:
         states = [state for group in self._graph.traced_groups for state in group.states]
         probes = {state.name: jnp.zeros(state.shape, state.dtype) for state in states}
         differentiate = jax.value_and_grad(window, argnums=(0, 1), has_aux=True)
-        (_, (written, (losses, aux, records))), (found, signal) = differentiate(
-            parameters, probes
-        )
+        (_, (written, (losses, aux, records))), (found, signal) = differentiate(parameters, probes)
         inside = jax.tree.map(jnp.add, inside, found)
         past = self._method.carried(self._graph, weights, signal, traces)
         before = jax.tree.map(jnp.add, before, past)

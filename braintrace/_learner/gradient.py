@@ -167,5 +167,3 @@ def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
             f"`step_fn` must return a scalar loss; it returned arrays of shapes {shapes}."
         )
     return loss, aux
-
-

@@ -1,0 +1,265 @@
+"""Models of the zoo that are unusual in their structure: weights, control flow, layouts."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+from zoo_record import BATCH, INPUTS, OUTPUTS, Cell, H, start, zoo
+
+import braintrace
+
+W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
+
+
+# --- weights --------------------------------------------------------------------------------
+
+
+@zoo(
+    "w -> h",
+    "w -> k",
+    groups=("h", "k"),
+    diagnostics=("weight-behind-weight",),
+)
+class TiedTranspose(Cell):
+    weights = {"w": W_IN, "w_out": (INPUTS, OUTPUTS)}
+    states_of = {"h": (H,), "k": (INPUTS,)}
+
+    def update(self, x):
+        self.h.value = 0.8 * self.h.value + jnp.tanh(braintrace.matmul(x, self.w.value))
+        back = braintrace.matmul(self.h.value, self.w.value.T)
+        self.k.value = 0.5 * self.k.value + back
+        return self.k.value @ self.w_out.value
+
+
+@zoo("w -> h", "w -> h", groups="h", diagonal=True)
+class OneWeightTwice(Cell):
+    weights = {"w": W_IN, "w_out": W_OUT}
+    states_of = {"h": (H,)}
+
+    def update(self, x):
+        drive = jnp.tanh(braintrace.matmul(x, self.w.value))
+        gate = jax.nn.sigmoid(braintrace.matmul(jnp.abs(x), self.w.value))
+        self.h.value = (0.5 + 0.4 * gate) * self.h.value + drive
+        return self.h.value @ self.w_out.value
+
+
+@zoo("w -> h", groups="h", diagonal=True)
+class MarkedAndPlain(Cell):
+    """One parameter in a marked operation and, past the state, in a plain one."""
+
+    weights = {"w": W_IN, "w_out": W_OUT}
+    states_of = {"h": (H,)}
+
+    def update(self, x):
+        self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value)
+        return (self.h.value + jnp.tanh(x @ self.w.value)) @ self.w_out.value
+
+
+MASK = np.indices(W_IN).sum(0) % 2 == 0
+
+
+@zoo(
+    "masked,sign -> h",
+    "soft -> h",
+    "normalised,scale -> h",
+    groups="h",
+    diagonal=True,
+)
+class WeightFunctions(Cell):
+    weights = {
+        "masked": W_IN,
+        "sign": (H,),
+        "soft": W_IN,
+        "normalised": W_IN,
+        "scale": (H,),
+        "w_out": W_OUT,
+    }
+    states_of = {"h": (H,)}
+
+    def update(self, x):
+        signed = jnp.abs(self.masked.value) * MASK * jnp.tanh(self.sign.value)
+        direction = self.normalised.value
+        length = jnp.sqrt((direction**2).sum(0, keepdims=True))
+        drive = braintrace.matmul(x, signed)
+        drive = drive + braintrace.matmul(x, jax.nn.softplus(self.soft.value))
+        drive = drive + braintrace.matmul(x, self.scale.value * direction / length)
+        self.h.value = 0.8 * self.h.value + jnp.tanh(drive)
+        return self.h.value @ self.w_out.value
+
+
+@zoo("params -> h", "params -> h", groups="h", diagonal=True)
+class NestedParameters(Cell):
+    weights = {
+        "params": {"layer": {"w": W_IN, "b": (H,)}, "leak": [(H,)], "out": W_OUT},
+    }
+    states_of = {"h": (H,)}
+
+    def update(self, x):
+        params = self.params.value
+        leak = braintrace.element_wise(params["leak"][0], jax.nn.sigmoid)
+        drive = braintrace.matmul(x, params["layer"]["w"], params["layer"]["b"])
+        self.h.value = leak * self.h.value + jnp.tanh(drive)
+        return self.h.value @ params["out"]
+
+
+@zoo("big -> h", "big -> h", groups="h", diagnostics=("recurrent-mixing",))
+class SlicesOfOneParameter(Cell):
+    weights = {"big": (INPUTS + H, H), "w_out": W_OUT}
+    states_of = {"h": (H,)}
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.big.value[:INPUTS])
+        recurrent = braintrace.matmul(self.h.value, self.big.value[INPUTS:])
+        self.h.value = 0.6 * self.h.value + jnp.tanh(drive + recurrent)
+        return self.h.value @ self.w_out.value
+
+
+# --- control flow ---------------------------------------------------------------------------
+
+
+@zoo("w -> h", "w -> h", "w -> h", groups="h", diagonal=True, shape=(3, BATCH, INPUTS))
+class MultiRate(Cell):
+    """Three input frames a step, taken up in an inner loop with the marked operation."""
+
+    weights = {"w": W_IN, "w_out": W_OUT}
+    states_of = {"h": (H,)}
+
+    def update(self, frames):
+        def sub_step(frame):
+            drive = jnp.tanh(braintrace.matmul(frame, self.w.value))
+            self.h.value = 0.9 * self.h.value + 0.3 * drive
+
+        brainstate.transform.for_loop(sub_step, frames)
+        return self.h.value @ self.w_out.value
+
+
+@zoo("w_day -> h", "w_night -> h", groups="h", diagonal=True)
+class GatedByCond(Cell):
+    weights = {"w_day": W_IN, "w_night": W_IN, "w_out": W_OUT}
+    states_of = {"h": (H,)}
+
+    def update(self, x):
+        drive = brainstate.transform.cond(
+            x.mean() > 0,
+            lambda x: jnp.tanh(braintrace.matmul(x, self.w_day.value)),
+            lambda x: 0.5 * braintrace.matmul(x, self.w_night.value),
+            x,
+        )
+        self.h.value = 0.8 * self.h.value + drive
+        return self.h.value @ self.w_out.value
+
+
+@zoo("w -> h", groups="h", diagonal=True, shape=(2, BATCH, INPUTS))
+class VmappedPopulations(Cell):
+    """Two populations that share a weight, written for one and mapped inside the step."""
+
+    weights = {"w": W_IN, "w_out": W_OUT}
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(start((2, batch_size, H)))
+
+    def update(self, x):
+        def population(h, x):
+            return 0.8 * h + jnp.tanh(braintrace.matmul(x, self.w.value))
+
+        self.h.value = brainstate.transform.vmap(population)(self.h.value, x)
+        return self.h.value.sum(0) @ self.w_out.value
+
+
+@zoo("w_in -> h", groups="h", diagonal=True)
+class Rematerialised(Cell):
+    weights = {"w_in": W_IN, "w_out": W_OUT}
+    states_of = {"h": (H,)}
+
+    def update(self, x):
+        @jax.checkpoint
+        def drive(x, w):
+            return jnp.tanh(braintrace.matmul(jax.nn.relu(x) + x, w))
+
+        self.h.value = jnp.where(x.sum() > -100, 0.8, 0.2) * self.h.value + drive(
+            x, self.w_in.value
+        )
+        return self.h.value @ self.w_out.value
+
+
+# --- layouts --------------------------------------------------------------------------------
+
+
+@zoo("w -> h", groups="h", diagonal=True)
+class TransposedState(Cell):
+    weights = {"w": W_IN, "w_out": W_OUT}
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(start((H, batch_size)))
+
+    def update(self, x):
+        self.h.value = 0.8 * self.h.value + jnp.tanh(braintrace.matmul(x, self.w.value).T)
+        return self.h.value.T @ self.w_out.value
+
+
+@zoo(
+    "w -> grid, trace",
+    groups="grid, trace",
+    diagonal=True,
+    canonical={"trace": (lambda v: v.T.reshape(BATCH, 2, 2), lambda v: v.reshape(BATCH, H).T)},
+)
+class ReshapedStates(Cell):
+    """A state with extra axes and a second one, transposed and flat, that filters it."""
+
+    weights = {"w": W_IN, "w_out": W_OUT}
+
+    def init_state(self, batch_size=None, **_):
+        self.grid = brainstate.HiddenState(start((batch_size, 2, 2)))
+        self.trace = brainstate.HiddenState(start((H, batch_size)))
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value).reshape(BATCH, 2, 2)
+        slow = self.trace.value.T.reshape(BATCH, 2, 2)
+        self.grid.value = 0.7 * self.grid.value + jnp.tanh(drive) - 0.2 * slow
+        self.trace.value = 0.9 * self.trace.value + 0.3 * self.grid.value.reshape(BATCH, H).T
+        return self.grid.value.reshape(BATCH, H) @ self.w_out.value
+
+
+@zoo("w -> h", groups="h", diagonal=True)
+class PartlyDriven(Cell):
+    """The weight drives half of the state, the other half drifts."""
+
+    weights = {"w": (INPUTS, 2), "w_out": W_OUT}
+    states_of = {"h": (H,)}
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value)
+        h = 0.9 * self.h.value
+        self.h.value = h.at[:, 1:3].add(drive)
+        return self.h.value @ self.w_out.value
+
+
+@zoo("w -> h", groups="h", diagonal=True)
+class SharedDrive(Cell):
+    """One output of the operation drives a whole row of units."""
+
+    weights = {"w": (INPUTS, 1), "gain": (H,), "w_out": W_OUT}
+    states_of = {"h": (H,)}
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value)
+        self.h.value = 0.8 * self.h.value + jnp.tanh(drive) * self.gain.value
+        return self.h.value @ self.w_out.value
+
+
+@zoo(
+    "w -> e | i",
+    groups=("e", "i"),
+    diagonal=True,
+)
+class OneWeightTwoGroups(Cell):
+    """The halves of one product drive two populations of different dynamics."""
+
+    weights = {"w": (INPUTS, 2 * H), "w_out": W_OUT}
+    states_of = {"e": (H,), "i": (H,)}
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value)
+        self.e.value = 0.8 * self.e.value + drive[:, :H]
+        self.i.value = 0.5 * self.i.value + jnp.tanh(drive[:, H:])
+        return (self.e.value - self.i.value) @ self.w_out.value
