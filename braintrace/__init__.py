@@ -25,11 +25,25 @@ from ._errors import ShapeError as ShapeError
 from ._errors import UnitError as UnitError
 from ._etrace_op import ETPPrimitive as ETPPrimitive
 from ._etrace_op import ETPPrimitiveSpec as ETPPrimitiveSpec
+from ._etrace_op import PrimitiveReport as PrimitiveReport
+from ._etrace_op import check_primitive as check_primitive
+from ._etrace_op import conv as conv
 from ._etrace_op import element_wise as element_wise
+from ._etrace_op import etp_conv_p as etp_conv_p
+from ._etrace_op import etp_elemwise_p as etp_elemwise_p
+from ._etrace_op import etp_lora_mm_p as etp_lora_mm_p
+from ._etrace_op import etp_lora_mv_p as etp_lora_mv_p
+from ._etrace_op import etp_mm_p as etp_mm_p
+from ._etrace_op import etp_mv_p as etp_mv_p
+from ._etrace_op import etp_sp_mm_p as etp_sp_mm_p
+from ._etrace_op import etp_sp_mv_p as etp_sp_mv_p
 from ._etrace_op import get_primitive_spec as get_primitive_spec
+from ._etrace_op import inline as inline
+from ._etrace_op import lora_matmul as lora_matmul
 from ._etrace_op import matmul as matmul
 from ._etrace_op import register_primitive as register_primitive
 from ._etrace_op import register_primitive_spec as register_primitive_spec
+from ._etrace_op import sparse_matmul as sparse_matmul
 from ._learner import Learner as Learner
 from ._learner import compile as compile
 

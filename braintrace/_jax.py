@@ -79,13 +79,13 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
                 yield item
 
 
-def scan_layout(equation: Any) -> tuple[int, int]:
-    """Return how many operands of a ``scan`` are constants, and how many are carried."""
+def scan_counts(equation: Any) -> tuple[int, int]:
+    """Return the numbers of constants and of carried values of a ``scan`` equation."""
     params = equation.params
-    if "num_consts" in params:  # jax < 0.11
-        return params["num_consts"], params["num_carry"]
-    constants, carried, _ = params["ft_in"].unpack()
-    return len(constants), len(carried)
+    if "ft_in" in params:  # jax >= 0.11
+        constants, carry, _ = params["ft_in"].unpack()
+        return len(constants), len(carry)
+    return params["num_consts"], params["num_carry"]
 
 
 # --- running equations
@@ -191,15 +191,6 @@ def _transpose_from_impl(
 
 
 # --- rebuilding equations with other bodies
-
-
-def scan_counts(equation: Any) -> tuple[int, int]:
-    """Return the numbers of constants and of carried values of a ``scan`` equation."""
-    params = equation.params
-    if "ft_in" in params:  # jax >= 0.11
-        constants, carry, _ = params["ft_in"].unpack()
-        return len(constants), len(carry)
-    return params["num_consts"], params["num_carry"]
 
 
 def shard_map_axes(equation: Any) -> frozenset[str]:

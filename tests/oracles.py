@@ -124,6 +124,7 @@ def finite_differences(case, params, states, xs, targets, entries, step=1e-6):
 # --- one step, taken apart ----------------------------------------------------------------
 
 
+@compiled
 def linearise(case, params, states, x, target):
     """One step: its new states, and everything of the notation above that belongs to it."""
     theta, unravel = ravel_pytree(params)
@@ -177,20 +178,12 @@ def _direct_loss(case, unravel, states, x, target, theta):
     return _loss_of(case, params, states, x, target, hidden)
 
 
-@compiled
-def linearise_all(case, params, states, xs, targets):
-    """The facts of every step, stacked: time first."""
-
-    def one_step(states, inputs):
-        return linearise(case, params, states, *inputs)
-
-    return jax.lax.scan(one_step, states, (xs, targets))[1]
-
-
 def facts_of_steps(case, params, states, xs, targets):
     """A list with one dict of NumPy arrays per step, shaped as in the notation above."""
-    stacked = jax.tree.map(np.asarray, linearise_all(case, params, states, xs, targets))
-    steps = [_flatten(case, jax.tree.map(lambda a, t=t: a[t], stacked)) for t in range(len(xs))]
+    steps = []
+    for x, target in zip(xs, targets, strict=True):
+        states, facts = linearise(case, params, states, x, target)
+        steps.append(_flatten(case, jax.tree.map(np.asarray, facts)))
     _check_description(case, steps)
     return steps
 

@@ -89,14 +89,19 @@ def scaled_spec(**changes):
     return ETPPrimitiveSpec(**{**fields, **changes})
 
 
+def own_names(primitives):
+    """Names of the library's own primitives, without those that other tests registered."""
+    return {p.name for p in primitives if p.implementation.__module__.startswith("braintrace.")}
+
+
 def test_the_built_in_primitives_have_all_rules():
     names = {operation.primitive for operation in OPERATIONS}
-    assert {p.name for p in _etrace_op.ETP_PRIMITIVES} == names
-    assert {p.name for p in _etrace_op.BATCHED_PRIMITIVES} == BATCHED
+    assert own_names(_etrace_op.ETP_PRIMITIVES) == names
+    assert own_names(_etrace_op.BATCHED_PRIMITIVES) == BATCHED
     for registry in (*RULE_REGISTRIES.values(), _etrace_op.ETP_PRIMITIVE_SPECS):
-        assert {p.name for p in registry} == names
-    passed_through = {p.name for p in _etrace_op.ETP_PRIMITIVES if p.gradient_enabled}
-    assert passed_through == {"etp_elemwise"}
+        assert own_names(registry) == names
+    passed_through = [p for p in _etrace_op.ETP_PRIMITIVES if p.gradient_enabled]
+    assert own_names(passed_through) == {"etp_elemwise"}
 
 
 def by_class():

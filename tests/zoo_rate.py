@@ -258,7 +258,7 @@ class PlainRecurrentRNN(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w_in -> h", "B,A -> h", groups="h", diagnostics=MIXING)
+@zoo("B,A -> h", "w_in -> h", groups="h", diagnostics=MIXING)
 class LoraRNN(Cell):
     weights = {"w_in": W_IN, "B": (H, 2), "A": (2, H), "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -296,7 +296,6 @@ class LeakyLayer(brainstate.nn.Module):
     "middle/cell/w -> middle/h",
     "upper/cell/w -> upper/h",
     groups=("lower/h", "middle/h", "upper/h"),
-    diagnostics=("weight-behind-weight",),
 )
 class Stacked(Cell):
     weights = {"w_out": (3, OUTPUTS)}
@@ -315,7 +314,6 @@ class Stacked(Cell):
     "lower/cell/w -> lower/h",
     "upper/cell/w -> upper/h",
     groups=("lower/h", "upper/h"),
-    diagnostics=("weight-behind-weight",),
 )
 class SkipConnected(Cell):
     weights = {"w_out": W_OUT}

@@ -49,11 +49,10 @@ class ALIF(SpikingCell):
     states_of = {"V": (H,), "a": (H,)}
 
     def update(self, x):
-        V = 0.9 * self.V.value + braintrace.matmul(x, self.w_in.value)
-        z = spike(V - 1 - 0.4 * self.a.value)
-        self.a.value = 0.8 * self.a.value + z
-        self.V.value = V - z
-        return z @ self.w_out.value
+        z = spike(self.V.value - 1 - 0.4 * self.a.value)
+        self.a.value = 0.8 * self.a.value + 0.2 * self.V.value + z
+        self.V.value = 0.9 * self.V.value - z + braintrace.matmul(x, self.w_in.value)
+        return spike(self.V.value - 1 - 0.4 * self.a.value) @ self.w_out.value
 
 
 @zoo("w_in -> I1, I2, V, theta", groups="I1, I2, V, theta", **DIAGONAL)
@@ -154,7 +153,7 @@ class SparseLIF(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@zoo("w_in -> V", "w_e -> V", "w_i -> V", groups="V", diagnostics=MIXING, **SPIKING)
+@zoo("w_e -> V", "w_i -> V", "w_in -> V", groups="V", diagnostics=MIXING, **SPIKING)
 class PopulationsAsSlices(SpikingCell):
     """Three excitatory and two inhibitory neurons in one state."""
 

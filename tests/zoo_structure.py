@@ -18,7 +18,6 @@ W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
     "w -> h",
     "w -> k",
     groups=("h", "k"),
-    diagnostics=("weight-behind-weight",),
 )
 class TiedTranspose(Cell):
     weights = {"w": W_IN, "w_out": (INPUTS, OUTPUTS)}
@@ -133,7 +132,7 @@ class MultiRate(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w_day -> h", "w_night -> h", groups="h", diagonal=True)
+@zoo("w_night -> h", "w_day -> h", groups="h", diagonal=True)
 class GatedByCond(Cell):
     weights = {"w_day": W_IN, "w_night": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -238,12 +237,12 @@ class PartlyDriven(Cell):
 class SharedDrive(Cell):
     """One output of the operation drives a whole row of units."""
 
-    weights = {"w": (INPUTS, 1), "gain": (H,), "w_out": W_OUT}
+    weights = {"w": (INPUTS, 1), "w_out": W_OUT}
     states_of = {"h": (H,)}
 
     def update(self, x):
         drive = braintrace.matmul(x, self.w.value)
-        self.h.value = 0.8 * self.h.value + jnp.tanh(drive) * self.gain.value
+        self.h.value = 0.8 * self.h.value + jnp.tanh(drive) * np.linspace(0.4, 1.0, H)
         return self.h.value @ self.w_out.value
 
 

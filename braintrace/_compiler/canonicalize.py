@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import CompilationError
-from .._jax import bind, is_tracer, scan_layout, source_line
+from .._jax import bind, is_tracer, scan_counts, source_line
 from .._jaxpr import evaluate_inlined
 from .marked import holds_marked
 from .transfer import ELEMENTWISE
@@ -84,7 +84,7 @@ def _unroll(equation: Any, operands: list[Any], rewrite: Rewrite, unroll_limit: 
             f"unrolled up to {unroll_limit} steps. Give a larger `unroll_limit`, or make the "
             f"inner steps steps of the model. [{source_line(equation)}]"
         )
-    constants, carries = scan_layout(equation)
+    constants, carries = scan_counts(equation)
     fixed = operands[:constants]
     carried = list(operands[constants : constants + carries])
     sequences = operands[constants + carries :]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jax import is_var, open_jaxpr, scan_layout
+from .._jax import is_var, open_jaxpr, scan_counts
 from .._jaxpr import program_of
 from .transfer import CUT, NONE, Contribution, Ids, Walk, join
 
@@ -47,7 +47,7 @@ def through_scan(
     equation: Any, out_ids: Sequence[Ids | None], walk_body: Walk
 ) -> list[Contribution]:
     """Carry ids back over the steps of a scan."""
-    constants, carries = scan_layout(equation)
+    constants, carries = scan_counts(equation)
     length = equation.params["length"]
     body = _Body(equation.params["jaxpr"], walk_body)
     carried: list[Contribution] = list(out_ids[:carries])

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._etrace_op import ETP_PRIMITIVE_SPECS, ETPPrimitive
+from .._etrace_op import ETP_PRIMITIVE_SPECS, ETPPrimitive, validate_rules
 from .._jax import Atom, Var, source_line
 from .._typing import Path, path_name
 from .hidden_groups import HiddenGroup
@@ -163,6 +163,14 @@ def find_relations(
             if (reach := find_reach(traced.program, operation.y_var, group, group_walks, constant))
         ]
         if reaches:
+            equation = traced.program.equations[operation.equation]
+            validate_rules(
+                equation.primitive,
+                equation.params,
+                operation.x_var,
+                operation.y_var,
+                dict(operation.operands),
+            )
             relations.append(_relation(traced, operation, number, reaches, groups))
     return relations
 
