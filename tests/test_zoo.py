@@ -11,6 +11,7 @@ import pytest
 from assertions import assert_gradients_close, assert_gradients_differ
 from recorded import RecordedCase, mantissas, sequences
 from zoo import BY_NAME, MODELS
+from zoo_record import BATCH
 
 import braintrace
 
@@ -69,7 +70,7 @@ def learned(entry, algorithm, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", braintrace.ApproximationWarning)
         learner = braintrace.compile(
-            entry.module(), algorithm, xs[0], batch_size=xs.shape[-2], **algorithm_options
+            entry.module(), algorithm, xs[0], batch_size=BATCH, **algorithm_options
         )
     gradients = learner.etrace_grad(
         xs,

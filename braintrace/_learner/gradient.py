@@ -19,6 +19,7 @@ from .._typing import Path
 from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import check_sequences, over_chunks
 from .recorder import Recorder
+from .units import split_loss, with_unit, with_units
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +32,13 @@ class GradientOptions:
         ``'mean'`` or ``'sum'`` of the steps' losses.
     has_aux
         Whether the step function returns auxiliary results.
+    unit_aware
+        Whether gradients have the unit of the loss over that of the parameter.
     """
 
     reduction: str
     has_aux: bool
+    unit_aware: bool
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "sum"):
@@ -83,7 +87,7 @@ class SequenceGradient:
         kind = WindowChunk if self._algorithm.vjp_method == "multi-step" else RecordedChunk
         self._chunks = kind(
             self._algorithm,
-            _recording(learner, step_fn, options.has_aux),
+            self._recording(learner, step_fn),
             list(self._parameters.values()),
             weights,
             slices,
@@ -99,7 +103,31 @@ class SequenceGradient:
             parameters, others, traces.value, sequences, mask
         )
         self._chunks.step.write(written)
+        if self._options.unit_aware:
+            gradients = with_units(gradients, self._loss_unit)
+            value = with_unit(value, self._loss_unit)
         return dict(zip(self._parameters, gradients, strict=True)), value, aux
+
+    def _recording(self, learner: Any, step_fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the step as a function of probes, operands and slices."""
+
+        def step(probes: Any, weights: Any, slices: Any) -> Any:
+            recorder = Recorder(self._algorithm, weights, probes)
+            learner.record_with(recorder)
+            try:
+                result = step_fn(*slices)
+            finally:
+                learner.record_with(None)
+            if recorder.calls != 1:
+                raise OptionError(
+                    f"`step_fn` called the learner {recorder.calls} times; it has to call it "
+                    "exactly once per step, and not inside a compiled function of its own."
+                )
+            loss, aux = _loss_and_aux(result, self._options.has_aux)
+            mantissa, self._loss_unit = split_loss(loss, self._options.unit_aware)
+            return mantissa, aux, recorder.records
+
+        return step
 
     def _operands(self, parameters: list[Any]) -> Any:
         graph = self._algorithm.graph
@@ -136,33 +164,12 @@ class SequenceGradient:
         return mask / jnp.where(total == 0, 1, total)
 
 
-def _recording(learner: Any, step_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """Return the step as a function of probes, operands and slices."""
-
-    def step(probes: Any, weights: Any, slices: Any) -> Any:
-        recorder = Recorder(learner.algorithm, weights, probes)
-        learner.record_with(recorder)
-        try:
-            result = step_fn(*slices)
-        finally:
-            learner.record_with(None)
-        if recorder.calls != 1:
-            raise OptionError(
-                f"`step_fn` called the learner {recorder.calls} times; it has to call it exactly "
-                "once per step, and not inside a compiled function of its own."
-            )
-        loss, aux = _loss_and_aux(result, has_aux)
-        return loss, aux, recorder.records
-
-    return step
-
-
 def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
     loss, aux = result if has_aux else (result, None)
-    if jax.tree.structure(loss) != jax.tree.structure(0.0) or jnp.shape(loss) != ():
-        shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(loss)]
+    shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(loss)]
+    if shapes != [()]:
         raise OptionError(
             f"`step_fn` must return a scalar loss; it returned arrays of shapes {shapes}."
         )

@@ -63,6 +63,7 @@ class Learner(brainstate.nn.Module):
         chunk_size: int | str = "auto",
         has_aux: bool = False,
         return_value: bool = False,
+        unit_aware: bool = False,
     ) -> Any:
         """Return the gradient of a loss over a sequence; states and traces move on.
 
@@ -85,6 +86,10 @@ class Learner(brainstate.nn.Module):
             Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
         return_value
             Return the reduced loss as well.
+        unit_aware
+            Give gradients the unit of the loss over that of the parameter, as
+            ``brainstate.transform.grad`` does with this option; without it they are in the
+            parameter's own container, and the loss must have no unit.
 
         Returns
         -------
@@ -99,7 +104,7 @@ class Learner(brainstate.nn.Module):
             For an option value that is not accepted, or a ``step_fn`` that does not call the
             learner exactly once or returns no scalar.
         """
-        options = GradientOptions(reduction=reduction, has_aux=has_aux)
+        options = GradientOptions(reduction, has_aux, unit_aware)
         steps = check_sequences(sequences)
         weights = _mask(mask, steps)
         chunk = chunk_length(self.graph, chunk_size, steps)

@@ -1,0 +1,44 @@
+"""Units of losses and gradients.
+
+Derivatives are taken of mantissas. A gradient then has the container, and so the unit, of its
+parameter; seen as a quantity it has the unit of the loss over that of the parameter.
+"""
+
+from typing import Any
+
+import jax
+import saiunit
+
+from .._errors import OptionError
+
+
+def split_loss(loss: Any, unit_aware: bool) -> tuple[Any, Any]:
+    """Return the mantissa and the unit of a loss.
+
+    Raises
+    ------
+    OptionError
+        If the loss has a unit and units are not to be respected.
+    """
+    mantissa, unit = saiunit.split_mantissa_unit(loss)
+    if not unit_aware and unit != saiunit.UNITLESS:
+        raise OptionError(
+            f"`step_fn` returned a loss in {unit}. Divide it by its unit, or pass "
+            "`unit_aware=True` to get gradients in that unit over the parameter's."
+        )
+    return mantissa, unit
+
+
+def with_units(gradients: Any, loss_unit: Any) -> Any:
+    """Give gradients, in the containers of their parameters, the units that they have."""
+
+    def converted(leaf: Any) -> Any:
+        mantissa, unit = saiunit.split_mantissa_unit(leaf)
+        return with_unit(mantissa, loss_unit / unit)
+
+    return jax.tree.map(converted, gradients, is_leaf=lambda x: isinstance(x, saiunit.Quantity))
+
+
+def with_unit(mantissa: Any, unit: Any) -> Any:
+    """Return a quantity, or a plain array for no unit."""
+    return mantissa if unit == saiunit.UNITLESS else saiunit.Quantity(mantissa, unit=unit)
