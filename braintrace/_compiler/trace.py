@@ -18,7 +18,7 @@ from .._errors import CompilationError
 from .._jax import Atom, Var, is_tracer, open_jaxpr, trace_to_jaxpr
 from .._jaxpr import Program, evaluate_inlined, program_of
 from .._typing import Path, PyTree, path_name
-from .canonicalize import Rewrite, rewriting
+from .canonicalize import Rewrite, rewriting, spell_out_broadcasts
 
 Kind = Literal["hidden", "parameter", "random", "other"]
 
@@ -178,7 +178,7 @@ def trace_model(
             jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype) if axis == "mapped" else a
             for a, axis in zip(avals, axes, strict=True)
         ]
-    program = program_of(trace_to_jaxpr(flat, avals))
+    program = program_of(_flatten(flat, avals, mapped=batch_size is not None))
     outputs = output_tree.num_leaves
     traced = TracedModel(
         program=program,
@@ -213,6 +213,16 @@ def _check_written(states: Sequence[Any], shapes: Sequence[Any], paths: dict[int
             "unit from step to step: convert the new value (`.astype`, `.to`), or initialise the "
             "state as `update` writes it."
         )
+
+
+def _flatten(step: Callable[..., list[Any]], avals: list[Any], mapped: bool) -> Any:
+    closed = trace_to_jaxpr(step, avals)
+    if not mapped:
+        return closed
+    # Mapping over the batch has brought in broadcasts of its own.
+    return trace_to_jaxpr(
+        lambda *values: evaluate_inlined(closed, values, spell_out_broadcasts), avals
+    )
 
 
 def _refuse_leaked_tracers(closed: Any) -> None:

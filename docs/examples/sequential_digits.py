@@ -340,7 +340,7 @@ def parse_options(arguments=None):
     add("--algorithm", choices=list(NAMES), default="d_rtrl", help="how to learn")
     add("--model", choices=list(MODELS), default="leaky", help="the recurrent network")
     add("--hidden", type=whole_number(1), default=128, help="number of hidden neurons")
-    add("--epochs", type=whole_number(1), default=50, help="passes over the training images")
+    add("--epochs", type=whole_number(1), default=30, help="passes over the training images")
     batch_size = whole_number(1, TRAINING_IMAGES)
     add("--batch-size", type=batch_size, default=32, help="images per update")
     add("--seed", type=whole_number(0, 2**32 - 1), default=0, help="initial weights and order")
