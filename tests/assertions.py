@@ -34,6 +34,14 @@ def assert_gradients_differ(actual, expected, threshold, context=""):
         raise AssertionError(f"{context}: no deviation above {threshold:.0e}: {found}")
 
 
+def assert_states_close(actual, expected, context=""):
+    """States and traces have the same structure and agree up to float32 round-off."""
+    if jax.tree.structure(actual) != jax.tree.structure(expected):
+        raise AssertionError(f"{context}: another tree: {actual} instead of {expected}")
+    for found, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6, err_msg=context)
+
+
 def assert_same_bits(actual, expected, context=""):
     """Two pytrees have the same structure, shapes, dtypes and values."""
     if jax.tree.structure(actual) != jax.tree.structure(expected):

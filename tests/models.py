@@ -14,6 +14,11 @@ def initial_state(units, batch, dtype):
     return single_precision(values if batch is None else np.tile(values, (batch, 1)), dtype)
 
 
+def initial_state_behind(weight, batch):
+    """Initial state of as many units as the weight has outputs."""
+    return initial_state(weight.shape[1], batch, weight.dtype)
+
+
 def single_precision(values, dtype):
     """Values rounded to float32, in another dtype."""
     return jnp.asarray(np.asarray(values, np.float32), dtype)
@@ -73,10 +78,10 @@ class PlainInputRNN(brainstate.nn.Module):
         self.w_in = brainstate.ParamState(params["w_in"])
 
     def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(initial_state(self.w_rec.value.shape[1], batch_size, self.w_in.value.dtype))
+        self.h = brainstate.HiddenState(initial_state_behind(self.w_in.value, batch_size))
 
     def reset_state(self, batch_size=None, **_):
-        self.h.value = initial_state(self.w_rec.value.shape[1], batch_size, self.w_in.value.dtype)
+        self.h.value = initial_state_behind(self.w_in.value, batch_size)
 
     def update(self, x):
         recurrent = braintrace.matmul(self.h.value, self.w_rec.value)
@@ -93,11 +98,10 @@ class LeakyLayer(brainstate.nn.Module):
         self.leak = leak
 
     def init_state(self, batch_size=None, **_):
-        value = initial_state(self.w.value.shape[1], batch_size, self.w.value.dtype)
-        self.h = brainstate.HiddenState(value)
+        self.h = brainstate.HiddenState(initial_state_behind(self.w.value, batch_size))
 
     def reset_state(self, batch_size=None, **_):
-        self.h.value = initial_state(self.w.value.shape[1], batch_size, self.w.value.dtype)
+        self.h.value = initial_state_behind(self.w.value, batch_size)
 
     def update(self, x):
         drive = braintrace.matmul(x, self.w.value)

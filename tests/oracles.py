@@ -227,56 +227,36 @@ def _check_description(case, steps):
 def dense_d_rtrl(case, params, states, xs, targets, step_weights=None):
     """D-RTRL by its recursion over full traces.
 
-        eps^t = D^t eps^{t-1} + Df^t dY^t,    gradient = sum_t signal^t . eps^t + direct^t
+    eps^t = D^t eps^{t-1} + Df^t dY^t,    gradient = sum_t signal^t . eps^t + direct^t
     """
-    theta, unravel = ravel_pytree(params)
+    _, unravel = ravel_pytree(params)
     steps = facts_of_steps(case, params, states, xs, targets)
-    gradient = np.zeros(theta.shape, theta.dtype)
-    for facts, traces, weight in zip(
-        steps, d_rtrl_traces(case, steps)[1:], _ones(step_weights, xs), strict=True
-    ):
-        gradient += weight * facts["direct"]
-        for group in case.groups:
-            gradient += weight * np.einsum("av,avp->p", facts["signal"][group], traces[group])
+    traces = d_rtrl_traces(case, steps)[1:]
+    gradient = 0.0
+    for facts, after, weight in zip(steps, traces, _ones(step_weights, xs), strict=True):
+        carried = sum(_contract(facts["signal"][group], after[group]) for group in case.groups)
+        gradient = gradient + weight * (carried + facts["direct"])
     return unravel(jnp.asarray(gradient))
 
 
 def d_rtrl_traces(case, steps):
     """The traces {group: (a, v, p)} before the first step and after every step."""
-    parameters = steps[0]["direct"].size
-    dtype = steps[0]["direct"].dtype
+    direct = steps[0]["direct"]
     shapes = {group: steps[0]["signal"][group].shape for group in case.groups}
-    history = [{group: np.zeros((*shape, parameters), dtype) for group, shape in shapes.items()}]
+    history = [{group: np.zeros((*s, direct.size), direct.dtype) for group, s in shapes.items()}]
     for facts in steps:
         traces = {}
         for group in case.groups:
             carried = np.einsum("avc,cvp->avp", facts["D"][group], history[-1][group])
-            new = [facts["Df"][group][op] @ facts["dY"][op] for op in facts["dY"]]
-            traces[group] = carried + sum(new)
+            entering = [facts["Df"][group][op] @ facts["dY"][op] for op in facts["dY"]]
+            traces[group] = carried + sum(entering)
         history.append(traces)
     return history
 
 
-def dense_multi_step(case, params, states, xs, targets, window, step_weights=None):
-    """BPTT inside every window of steps, and the D-RTRL trace for all that lies before it.
-
-    gradient = sum over windows of  dL/dtheta  +  dL/dh^0 . eps^0
-    """
-    theta, unravel = ravel_pytree(params)
-    steps = facts_of_steps(case, params, states, xs, targets)
-    traces = d_rtrl_traces(case, steps)
-    weights = _ones(step_weights, xs)
-    gradient = np.zeros(theta.shape, theta.dtype)
-    for start in range(0, len(xs), window):
-        part = slice(start, start + window)
-        before = jax.tree.map(jnp.asarray, steps[start]["states"])
-        window_of = case, params, before, xs[part], targets[part], weights[part]
-        _, (to_params, to_states) = loss_and_gradients(*window_of)
-        gradient += np.asarray(ravel_pytree(to_params)[0])
-        for group, members in case.groups.items():
-            signal = np.stack([np.asarray(to_states[name]).ravel() for name in members])
-            gradient += np.einsum("av,avp->p", signal, traces[start][group])
-    return unravel(jnp.asarray(gradient))
+def _contract(signal, trace):
+    """Sum over states a and positions v."""
+    return np.einsum("av,av...->...", signal, trace)
 
 
 # --- ES-D-RTRL ----------------------------------------------------------------------------
@@ -285,41 +265,82 @@ def dense_multi_step(case, params, states, xs, targets, window, step_weights=Non
 def dense_es_d_rtrl(case, params, states, xs, targets, alpha, step_weights=None):
     """ES-D-RTRL by its recursion over an input trace and full output traces.
 
-        eps_x^t = alpha eps_x^{t-1} + x^t
-        eps_f^t = alpha D^t eps_f^{t-1} + (1 - alpha) Df^t
-        gradient = sum_t (signal^t . eps_f^t / (1 - alpha^t)) pulled back through
-                   y = op(eps_x^t, theta), + direct^t
+    eps_x^t = alpha eps_x^{t-1} + x^t
+    eps_f^t = alpha D^t eps_f^{t-1} + (1 - alpha) Df^t
+    gradient = sum_t direct^t + signal^t . eps_f^t / (1 - alpha^t), the latter pulled back
+               through y = op(eps_x^t, theta)
     """
-    theta, unravel = ravel_pytree(params)
+    _, unravel = ravel_pytree(params)
     steps = facts_of_steps(case, params, states, xs, targets)
-    weights = _ones(step_weights, xs)
-    eps_x = jax.tree.map(np.zeros_like, steps[0]["x"])
-    eps_f = jax.tree.map(np.zeros_like, {group: steps[0]["Df"][group] for group in case.groups})
-    gradient = np.zeros(theta.shape, theta.dtype)
-    for t, facts in enumerate(steps, start=1):
-        eps_x = {op: alpha * eps_x[op] + x for op, x in facts["x"].items()}
-        to_outputs = dict.fromkeys(facts["dY"], 0.0)
-        for group in case.groups:
-            for op in facts["dY"]:
-                carried = np.einsum("avc,cvu->avu", facts["D"][group], eps_f[group][op])
-                new = facts["Df"][group][op]
-                eps_f[group][op] = alpha * carried + (1 - alpha) * new
-                corrected = eps_f[group][op] / (1 - alpha**t)
-                signal = facts["signal"][group]
-                to_outputs[op] = to_outputs[op] + np.einsum("av,avu->u", signal, corrected)
-        pulled = _pull_back(case, params, facts["states"], xs[t - 1], eps_x, to_outputs)
-        gradient += weights[t - 1] * (facts["direct"] + np.asarray(pulled))
+    traces = es_d_rtrl_traces(case, steps, alpha)[1:]
+    gradient = 0.0
+    for t, weight in enumerate(_ones(step_weights, xs)):
+        facts = steps[t]
+        carried = _pull_back(case, params, facts["states"], xs[t], facts["signal"], traces[t])
+        gradient = gradient + weight * (carried + facts["direct"])
     return unravel(jnp.asarray(gradient))
 
 
+def es_d_rtrl_traces(case, steps, alpha):
+    """(eps_x, corrected eps_f) before the first step (all zero) and after every step."""
+    eps_x = jax.tree.map(np.zeros_like, steps[0]["x"])
+    eps_f = jax.tree.map(np.zeros_like, {group: steps[0]["Df"][group] for group in case.groups})
+    history = [(eps_x, eps_f)]
+    for t, facts in enumerate(steps, start=1):
+        D, Df = facts["D"], facts["Df"]
+        eps_x = {op: alpha * eps_x[op] + x for op, x in facts["x"].items()}
+        eps_f = {
+            group: {
+                op: alpha * np.einsum("avc,cvu->avu", D[group], trace) + (1 - alpha) * Df[group][op]
+                for op, trace in eps_f[group].items()
+            }
+            for group in case.groups
+        }
+        history.append((eps_x, jax.tree.map(lambda f, t=t: f / (1 - alpha**t), eps_f)))
+    return history
+
+
 @compiled
-def _pull_back(case, params, states, x, inputs, to_outputs):
-    """Gradient of theta from a gradient of every y, had the operations the given inputs."""
+def _pull_back(case, params, states, x, signal, traces):
+    """Gradient of theta, had every operation its input trace for an input."""
+    eps_x, eps_f = traces
     theta, unravel = ravel_pytree(params)
-    outputs, vjp = jax.vjp(partial(_outputs, case, unravel, states, x, inputs), theta)
-    return vjp({op: to_outputs[op].reshape(y.shape).astype(y.dtype) for op, y in outputs.items()})[
-        0
-    ]
+    outputs, vjp = jax.vjp(partial(_outputs, case, unravel, states, x, eps_x), theta)
+    to_outputs = {
+        op: sum(jnp.einsum("av,avu->u", signal[group], eps_f[group][op]) for group in case.groups)
+        for op in outputs
+    }
+    return vjp({op: to_outputs[op].reshape(y.shape) for op, y in outputs.items()})[0]
+
+
+# --- windows ------------------------------------------------------------------------------
+
+
+def dense_multi_step(case, params, states, xs, targets, window, alpha=None):
+    """BPTT inside every window of steps, and a trace for all that lies before it.
+
+    gradient = sum over windows of  dL/dtheta  +  dL/dh^0 . eps^0
+
+    with the traces of D-RTRL, or with those of ES-D-RTRL where alpha is given.
+    """
+    _, unravel = ravel_pytree(params)
+    steps = facts_of_steps(case, params, states, xs, targets)
+    traces = d_rtrl_traces(case, steps) if alpha is None else es_d_rtrl_traces(case, steps, alpha)
+    gradient = 0.0
+    for start in range(0, len(xs), window):
+        part, before = slice(start, start + window), steps[start]["states"]
+        inputs = case, params, before, xs[part], targets[part]
+        to_params, to_states = loss_and_gradients(*inputs)[1]
+        signal = {
+            group: np.stack([np.ravel(to_states[name]) for name in members])
+            for group, members in case.groups.items()
+        }
+        if alpha is None:
+            past = sum(_contract(signal[group], traces[start][group]) for group in case.groups)
+        else:
+            past = _pull_back(case, params, before, xs[start], signal, traces[start])
+        gradient = gradient + ravel_pytree(to_params)[0] + past
+    return unravel(jnp.asarray(gradient))
 
 
 def _ones(step_weights, xs):

@@ -7,10 +7,7 @@ import references
 from assertions import assert_gradients_close, assert_gradients_differ
 from drivers import catalogue_gradient
 
-SOME = [
-    cases.BY_NAME[name]
-    for name in ("leaky_rnn", "gru", "lstm_fused", "two_layers_plain_link")
-]
+SOME = [cases.BY_NAME[name] for name in ("leaky_rnn", "gru", "lstm_fused", "two_layers_plain_link")]
 ALPHA = 0.7
 ES_OPTIONS = {"algorithm": "es_d_rtrl", "decay_or_rank": ALPHA}
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from assertions import assert_gradients_close, assert_same_bits
+from assertions import assert_gradients_close, assert_same_bits, assert_states_close
 from drivers import (
     build_algorithm,
     build_learner,
@@ -33,7 +33,8 @@ def data(case, batch=2):
 
 
 def types(tree):
-    return jax.tree.structure(tree), [(a.shape, a.dtype, a.weak_type) for a in jax.tree.leaves(tree)]
+    leaves = jax.tree.leaves(tree)
+    return jax.tree.structure(tree), [(a.shape, a.dtype, a.weak_type) for a in leaves]
 
 
 def scaled(factor, gradients):
@@ -54,7 +55,7 @@ def test_a_step_keeps_tree_shapes_and_dtypes(case, algorithm):
 def test_a_step_inside_a_branch(algorithm):
     """Both branches of a `cond` have the same type, so a step has to keep it."""
     case = cases.BY_NAME["lstm_fused"]
-    model, instance = build_algorithm(case, algorithm)
+    _, instance = build_algorithm(case, algorithm)
     before = snapshot(instance)
     x = data(case)[0][0]
 
@@ -94,10 +95,7 @@ def test_chunk_size_changes_nothing(case, algorithm):
         learner.reset_state(batch_size=2)
         actual = sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
         assert_gradients_close(actual, expected, 1e-5, f"{case.name}, chunk {chunk_size}")
-        for found, wanted in zip(
-            jax.tree.leaves(snapshot(learner)), jax.tree.leaves(states_and_traces), strict=True
-        ):
-            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+        assert_states_close(snapshot(learner), states_and_traces, case.name)
 
 
 @pytest.mark.core
@@ -112,8 +110,7 @@ def test_gradient_goes_on_where_evolve_stopped(case, algorithm):
     outputs = learner.etrace_evolve(xs[:4])
     actual = sequence_gradient(learner, case, xs[4:], targets[4:])
     assert_gradients_close(actual, expected, 1e-5, case.name)
-    for found, wanted in zip(jax.tree.leaves(snapshot(learner)), jax.tree.leaves(after), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert_states_close(snapshot(learner), after, case.name)
     model = case.build()
     brainstate.nn.init_all_states(model, batch_size=2)
     np.testing.assert_allclose(outputs, [model.update(x) for x in xs[:4]], rtol=1e-5, atol=1e-6)
@@ -201,10 +198,7 @@ def test_states_and_traces_do_not_depend_on_differentiation(algorithm):
         return snapshot(instance)
 
     for times in (1, 2):
-        for found, wanted in zip(
-            jax.tree.leaves(after(times)), jax.tree.leaves(after(0)), strict=True
-        ):
-            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
+        assert_states_close(after(times), after(0))
 
 
 @algorithms

@@ -55,6 +55,15 @@ def test_chunk_of_etrace_grad_is_the_window(case):
     assert_gradients_close(actual, expected, 1e-5, case.name)
 
 
+@cases.each(SOME[1:3])
+def test_traces_of_es_d_rtrl_before_a_window(case):
+    options = {"algorithm": "es_d_rtrl", "decay_or_rank": 0.7}
+    actual = catalogue_gradient(case, vjp_method="multi-step", chunk_size=3, **options)
+    expected = references.dense_multi_step(case, window=3, alpha=0.7)
+    assert_gradients_close(actual, expected, 1e-5, case.name)
+    assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
+
+
 def test_sequence_of_single_steps():
     """Without the option a `MultiStepData` is a loop of single steps."""
     case = cases.BY_NAME["leaky_rnn"]

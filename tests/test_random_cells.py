@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 from assertions import assert_gradients_close
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from random_cells import BATCH, INPUTS, OUTPUTS, Program, RandomCell, programs
 from recorded import RecordedCase, mantissas, sequences
 
@@ -51,7 +51,27 @@ def dense(program, groups):
     case = RecordedCase("random cell", model, xs[0], groups)
     params, states = jax.tree.map(np.asarray, (case.params(), case.states()))
     assert not coupled(case, params, states, xs[0]), "two groups are coupled position by position"
+    case.relations = reached(case, params, states, xs[0])
     return oracles.dense_d_rtrl(case, params, states, xs, targets)
+
+
+def reached(case, params, states, x):
+    """The groups that each operation reaches, seen in numbers at the first step."""
+    ops = oracles.PlainOps()
+    case.step(ops, params, states, x)
+    relations = dict.fromkeys(ops.outputs, ())
+    for group, members in case.groups.items():
+
+        def new_states(outputs, members=members):
+            changed = oracles.PlainOps(outputs=outputs)
+            case.step(changed, params, states, x)
+            return [changed.hidden[name] for name in members]
+
+        for jacobian in jax.jacrev(new_states)(ops.outputs):
+            for name, derivative in jacobian.items():
+                if np.any(derivative) and group not in relations[name]:
+                    relations[name] = (*relations[name], group)
+    return relations
 
 
 def coupled(case, params, states, x):
@@ -110,6 +130,7 @@ def test_random_cells_agree_with_the_oracle_or_say_why_not():
         derandomize=True,
         deadline=None,
         database=None,
+        phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
     @given(programs())

@@ -117,11 +117,17 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
         if value.shape != var.aval.shape:
             raise ShapeError(
                 f"Argument leaf {index} of `update` has shape {value.shape}; the model was "
-                f"compiled for {tuple(var.aval.shape)}. If the batch size has changed, call "
-                "`reset_state` with it (states and traces have a batch axis of their own)."
+                f"compiled for {tuple(var.aval.shape)}, with hidden states {_hidden(graph)}. If "
+                "the batch size has changed, call `reset_state` with the new one: states and "
+                "traces have a batch axis of their own."
             )
         values[var] = value.astype(var.aval.dtype)
     return values
+
+
+def _hidden(graph: ETraceGraph) -> str:
+    states = [state for group in graph.hidden_groups for state in group.states]
+    return ", ".join(f"'{state.name}' of shape {state.shape}" for state in states)
 
 
 def add_to_states(

@@ -31,8 +31,9 @@ class HiddenGroup:
         The states ``a = 0 .. n-1``.
     new_vars
         Variable of each state's new value; everything downstream reads it there.
-    layouts
-        Position of every element of a new variable; ``None`` where they are in order.
+    layouts, old_layouts
+        Position of every element of a state's new variable, and of its old value; ``None``
+        where they are in order.
     shape
         Shape of the positions: that of the first state.
     transition
@@ -45,6 +46,7 @@ class HiddenGroup:
     states: tuple[StateLeaf, ...]
     new_vars: tuple[Var, ...]
     layouts: tuple[Ids | None, ...]
+    old_layouts: tuple[Ids | None, ...]
     shape: tuple[int, ...]
     transition: tuple[tuple[int, int], ...]
     cuts: tuple[tuple[Cut, ...], ...]
@@ -72,11 +74,15 @@ class HiddenGroup:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Candidate:
-    """A hidden state that the step writes: where its new value is, and its positions there."""
+    """A hidden state that the step writes: where its new value is, and its positions there.
+
+    ``ids`` are the positions of the new variable's elements, ``old_ids`` of the old value's.
+    """
 
     leaf: StateLeaf
     var: Var
     ids: Ids
+    old_ids: Ids
 
 
 def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[list[Walk]]]:
@@ -91,18 +97,11 @@ def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[lis
     """
     program = traced.program
     constant = Constants(program)
-    candidates = _candidates(traced, constant)
-    homes = _Homes(program, [c.leaf for c in candidates], constant)
+    candidates = _with_common_positions(program, _candidates(traced, constant), constant)
+    homes = _Homes(program, candidates, constant)
 
     def walk(candidate: _Candidate, stops: frozenset[Var]) -> Walk:
-        return walk_back(
-            program,
-            {candidate.var: candidate.ids},
-            stops=stops,
-            home=homes.of_size(candidate.ids.size),
-            marked=role,
-            constant=constant,
-        )
+        return _walk(program, candidate, stops, homes.of_size(candidate.ids.size), constant)
 
     first = [walk(candidate, frozenset()) for candidate in candidates]
     groups: list[HiddenGroup] = []
@@ -119,6 +118,53 @@ def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[lis
     return groups, walks
 
 
+def _walk(
+    program: Program,
+    candidate: _Candidate,
+    stops: frozenset[Var],
+    home: Mapping[Var, Ids],
+    constant: Constants,
+) -> Walk:
+    return walk_back(
+        program,
+        {candidate.var: candidate.ids},
+        stops=stops,
+        home=home,
+        marked=role,
+        constant=constant,
+    )
+
+
+def _with_common_positions(
+    program: Program, candidates: list[_Candidate], constant: Constants
+) -> list[_Candidate]:
+    """Give the positions of coupled states the same numbers, also where one is transposed."""
+    found = list(candidates)
+    placed: set[int] = set()
+    for first in range(len(found)):
+        pending = [] if first in placed else [first]
+        placed.add(first)
+        while pending:
+            a = pending.pop()
+            own = candidates[a]
+            home = home_positions(program, {own.leaf.in_var: own.old_ids}, constant)
+            walk = _walk(program, own, frozenset(), home, constant)
+            for c, other in enumerate(candidates):
+                ids = walk.ids.get(other.leaf.in_var)
+                if c in placed or ids is None or not _is_permutation(ids, own.ids.size):
+                    continue
+                old_ids = found[a].old_ids.ravel()[ids]
+                new_ids = old_ids.ravel()[other.ids]
+                found[c] = dataclasses.replace(other, ids=new_ids, old_ids=old_ids)
+                placed.add(c)
+                pending.append(c)
+    return found
+
+
+def _is_permutation(ids: Ids, size: int) -> bool:
+    return ids.size == size and bool(np.array_equal(np.sort(ids.ravel()), np.arange(size)))
+
+
 def _candidates(traced: TracedModel, constant: Constants) -> list[_Candidate]:
     found: list[_Candidate] = []
     for leaf in traced.leaves:
@@ -126,7 +172,8 @@ def _candidates(traced: TracedModel, constant: Constants) -> list[_Candidate]:
             continue
         taken = {candidate.var for candidate in found}
         var, ids = _resolve(traced.program, leaf.out_var, taken, constant)
-        found.append(_Candidate(leaf, var, ids))
+        in_order = np.arange(ids.size, dtype=np.int32).reshape(leaf.shape)
+        found.append(_Candidate(leaf, var, ids, in_order))
     producer = traced.program.producer
     return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
 
@@ -173,19 +220,22 @@ def _unmove(equation: Any, ids: Ids, size: int, constant: Constants) -> tuple[Va
 class _Homes:
     """Home positions for walks from states of each size: all of them count from old states."""
 
-    def __init__(self, program: Program, leaves: Sequence[StateLeaf], constant: Constants) -> None:
+    def __init__(
+        self, program: Program, candidates: Sequence[_Candidate], constant: Constants
+    ) -> None:
         self._program = program
-        self._leaves = leaves
+        self._candidates = candidates
         self._constant = constant
         self._cache: dict[int, Mapping[Var, Ids]] = {}
 
     def of_size(self, size: int) -> Mapping[Var, Ids]:
         if size not in self._cache:
-            same = [leaf.in_var for leaf in self._leaves if leaf.in_var.aval.size == size]
+            same = {c.leaf.in_var: c.old_ids for c in self._candidates if c.ids.size == size}
             home = home_positions(self._program, same, self._constant)
-            for leaf in self._leaves:
-                if leaf.in_var.aval.size != size:
-                    home[leaf.in_var] = np.full(leaf.shape, _FOREIGN, np.int32)
+            for candidate in self._candidates:
+                if candidate.ids.size != size:
+                    foreign = np.full(candidate.leaf.shape, _FOREIGN, np.int32)
+                    home[candidate.leaf.in_var] = foreign
             self._cache[size] = home
         return self._cache[size]
 
@@ -214,15 +264,15 @@ def _connected(candidates: Sequence[_Candidate], walks: Sequence[Walk]) -> list[
 
 
 def _group(index: int, members: Sequence[_Candidate], walks: Sequence[Walk]) -> HiddenGroup:
-    def layout(candidate: _Candidate) -> Ids | None:
-        in_order = np.array_equal(candidate.ids.ravel(), np.arange(candidate.ids.size))
-        return None if in_order else candidate.ids
+    def layout(ids: Ids) -> Ids | None:
+        return None if np.array_equal(ids.ravel(), np.arange(ids.size)) else ids
 
     return HiddenGroup(
         index=index,
         states=tuple(m.leaf for m in members),
         new_vars=tuple(m.var for m in members),
-        layouts=tuple(layout(m) for m in members),
+        layouts=tuple(layout(m.ids) for m in members),
+        old_layouts=tuple(layout(m.old_ids) for m in members),
         shape=members[0].leaf.shape,
         transition=tuple(
             (a, c)

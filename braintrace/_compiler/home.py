@@ -1,6 +1,6 @@
 """Where the elements of a variable come from, carried forward through the program."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -30,16 +30,16 @@ class Constants:
 
 
 def home_positions(
-    program: Program, starts: Sequence[Var], constant: Callable[[Any], np.ndarray | None]
+    program: Program, starts: Mapping[Var, Ids], constant: Callable[[Any], np.ndarray | None]
 ) -> dict[Var, Ids]:
-    """Carry element numbers forward through element-wise equations and moves.
+    """Carry numbers of elements forward through element-wise equations and moves.
 
     Parameters
     ----------
     program
         The program.
     starts
-        Variables of one size. Element ``i`` of each has the number ``i``.
+        Variables, and the numbers of their elements.
     constant
         See `Constants`.
 
@@ -49,9 +49,7 @@ def home_positions(
         For every variable with elements that come from one number each: those numbers,
         ``NONE`` for the other elements.
     """
-    home: dict[Var, Ids] = {}
-    for var in starts:
-        home[var] = np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
+    home: dict[Var, Ids] = dict(starts)
     for equation in program.equations:
         known = [home.get(atom) if is_var(atom) else None for atom in equation.invars]
         if all(ids is None for ids in known):
@@ -101,7 +99,8 @@ def pure_origin(
     Only variables that are made from it by element-wise operations and moves are in the
     result; one that depends on it in any other way as well is left out.
     """
-    origin = home_positions(program, [start], constant)
+    numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
+    origin = home_positions(program, {start: numbers}, constant)
     impure: set[Var] = set()
     pure = {start}
     for equation in program.equations:

@@ -103,10 +103,12 @@ def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
     program = traced.program
     by_var = {leaf.in_var: leaf for leaf in traced.leaves}
     arguments = set(traced.argument_vars)
+    # Transformations trace a function more than once and leave unused equations behind.
+    used = program.depends_on(program.out_atoms)
     found = []
     for index, equation in enumerate(program.equations):
         spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
-        if spec is None:
+        if spec is None or used.isdisjoint(equation.outvars):
             continue
         positions = spec.resolve_trainable_invars(equation.params)
         operands = {name: equation.invars[position] for name, position in positions.items()}

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._jax import is_var
@@ -53,7 +54,7 @@ CONSTANT = _names("stop_gradient")
 MIXING = _names(
     """
     argsort cholesky conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum eig eigh fft
-    lu qr reduce_window_sum scatter-add sort svd top_k triangular_solve
+    lu qr reduce_window_sum sort svd top_k triangular_solve
     """
 )
 
@@ -78,6 +79,8 @@ def transfer(
         return [_reduction(equation, out_ids[0])]
     if name == "dot_general":
         return _dot(equation, out_ids[0])
+    if name == "scatter-add":
+        return _scatter_add(equation, out_ids[0], constant)
     return [CUT] * len(equation.invars) if name in MIXING else None
 
 
@@ -161,6 +164,28 @@ def _dot(equation: Any, ids: Ids | None) -> list[Contribution]:
         full = np.broadcast_to(laid_out, [shapes[own][axis] for axis in order])
         contributions.append(full.transpose(np.argsort(order)))
     return contributions
+
+
+def _scatter_add(
+    equation: Any, ids: Ids | None, constant: Callable[[Any], np.ndarray | None]
+) -> list[Contribution]:
+    """Pass ids to the operand, and to updates that are each added at a place of their own."""
+    assert ids is not None
+    updates = equation.invars[2].aval
+    places = constant(equation.invars[1])
+    if places is None:
+        return [ids, None, CUT]
+
+    def added(values: np.ndarray) -> np.ndarray:
+        with jax.ensure_compile_time_eval():
+            zeros = np.zeros(ids.shape, np.int32)
+            numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+            return np.asarray(jax.lax.scatter_add(zeros, places, values, numbers, mode=mode))
+
+    if np.any(added(np.ones(updates.shape, np.int32)) > 1):
+        return [ids, None, CUT]
+    source = added(np.arange(1, updates.size + 1, dtype=np.int32).reshape(updates.shape)) - 1
+    return [ids, None, spread_back(source, ids, updates.size).reshape(updates.shape)]
 
 
 def merge(first: Ids, second: Ids) -> Ids:

@@ -66,8 +66,9 @@ def pushed_forward(
 
 def _positions(graph: ETraceGraph, group: HiddenGroup, state: int, var: Var) -> np.ndarray:
     """Return the position that each element of a leaf reaches, or ``-1``."""
-    if any(var is old.in_var for old in group.states):
-        return np.arange(var.aval.size)
+    for old, layout in zip(group.states, group.old_layouts, strict=True):
+        if var is old.in_var:
+            return np.arange(var.aval.size) if layout is None else layout.ravel()
     for relation in graph.hidden_param_op_relations:
         for reach in relation.reaches:
             for branch in reach.branches:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .._etrace_op import ETP_RULES_INIT_PP, pull_back
 from .jacobians import Jacobians, Weights, transition_key
-from .layout import links, x_key
+from .layout import links, old_state_to_positions, x_key
 from .live import Probes
 from .param_dim import Traces, add, like
 from .recursion import signals
@@ -89,8 +89,7 @@ def _run(
             terms = [alpha * D[key][c] * carry["f"][c] for c in D[key] if c in carry["f"]]
             terms += [(1 - alpha) * Df[key]] if key in Df else []
             eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtype)
-        correction = 1.0 - jnp.power(jnp.asarray(alpha, jnp.float32), steps)
-        corrected = {key: (f / correction).astype(f.dtype) for key, f in eps_f.items()}
+        corrected = {key: _corrected(alpha, f, steps) for key, f in eps_f.items()}
         new_f = {key: eps_f[key].astype(old.dtype) for key, old in carry["f"].items()}
         new_x = {key: eps_x[key].astype(old.dtype) for key, old in carry["x"].items()}
         return {"x": new_x, "f": new_f, "steps": steps}, (new_x, corrected)
@@ -98,6 +97,12 @@ def _run(
     recorded = (jacobians["x"], jacobians["Df"], tables)
     after, (eps_x, eps_f) = jax.lax.scan(step, traces, recorded)
     return after, eps_x, eps_f
+
+
+def _corrected(alpha: float, eps_f: jax.Array, steps: jax.Array) -> jax.Array:
+    """Return ``ε_f / (1 - α^t)``."""
+    precise = jnp.promote_types(jnp.finfo(eps_f.dtype).dtype, jnp.float32)
+    return (eps_f / (1 - jnp.power(jnp.asarray(alpha, precise), steps))).astype(eps_f.dtype)
 
 
 def update(
@@ -129,12 +134,13 @@ def carried(
     traces: Traces,
 ) -> Weights:
     """Return the gradient that reaches the operands through the states before a window."""
-    correction = 1.0 - jnp.power(jnp.asarray(alpha, jnp.float32), jnp.maximum(traces["steps"], 1))
-    eps_f = {key: (f / correction).astype(f.dtype)[None] for key, f in traces["f"].items()}
+    steps = jnp.maximum(traces["steps"], 1)
+    eps_f = {key: _corrected(alpha, f, steps)[None] for key, f in traces["f"].items()}
     eps_x = {key: x[None] for key, x in traces["x"].items()}
     by_group = {
         group.index: {
-            a: signal[state.name].reshape(1, *group.shape) for a, state in enumerate(group.states)
+            a: old_state_to_positions(group, a, signal[state.name])[None]
+            for a, state in enumerate(group.states)
         }
         for group in graph.traced_groups
     }

@@ -21,7 +21,7 @@ from .._compiler import ETraceGraph, HiddenGroup
 from .._jax import Var, bind
 from .._jaxpr import evaluate
 from .forward_mode import has_while, pushed_forward
-from .layout import branch_to_table, links, x_key
+from .layout import branch_to_table, links, old_state_to_positions, x_key
 
 Inputs = Mapping[Var, Any]
 Weights = dict[str, dict[str, jax.Array]]
@@ -163,7 +163,8 @@ def _rows(
     rows = differentiate(graph, group, state, new_state, leaves)
     for c in old:
         key = transition_key(group, state, c)
-        result["D"][key] = rows[group.states[c].in_var].reshape(group.shape)
+        row = rows[group.states[c].in_var]
+        result["D"][key] = old_state_to_positions(group, c, row)
     for link, branch in reaches:
         row = rows[branch.var]
         if branch.var is not link.relation.y_var:

@@ -29,6 +29,15 @@ def new_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> 
     return value.reshape(*lead, *group.shape)
 
 
+def old_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
+    """Bring an array in the layout of a state's old value to the group's positions."""
+    layout = group.old_layouts[state]
+    lead = value.shape[: value.ndim - len(group.states[state].shape)]
+    if layout is not None:
+        value = value.reshape(*lead, -1)[..., np.argsort(layout.ravel())]
+    return value.reshape(*lead, *group.shape)
+
+
 def positions_to_table(reach: Reach, value: jax.Array, group: HiddenGroup) -> jax.Array:
     """Give every element of ``y`` the value at the position that it reaches."""
     lead = value.shape[: value.ndim - len(group.shape)]

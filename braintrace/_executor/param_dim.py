@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, HiddenGroup
 from .._etrace_op import accumulate, contract, init_trace, propagate, pull_back
 from .jacobians import Jacobians, Weights
-from .layout import Link, links, x_key
+from .layout import Link, links, old_state_to_positions, x_key
 from .live import Probes
 from .recursion import (
     Blocks,
@@ -212,7 +212,10 @@ def carried(
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
     for group in graph.traced_groups:
-        mu = {c: signal[state.name].reshape(group.shape) for c, state in enumerate(group.states)}
+        mu = {
+            c: old_state_to_positions(group, c, signal[state.name])
+            for c, state in enumerate(group.states)
+        }
         gradients = add(gradients, _carried(graph, group, weights, mu, traces))
     return like(weights, gradients)
 

@@ -1,0 +1,224 @@
+"""Every operation as the input of a diagonal recurrence, beside the same mathematics in plain JAX.
+
+The recurrence is ``h = 0.8 h + tanh(op(x))``: every path from state to state is position by
+position, so that D-RTRL has to equal backpropagation through time.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit
+
+import braintrace
+
+DECAY = 0.8
+STEPS, BATCH = 4, 2
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class OperationCase:
+    """``marked(x, parameters)`` and ``plain(x, parameters)`` compute the same."""
+
+    name: str
+    marked: Callable[[Any, Any], Any]
+    plain: Callable[[Any, Any], Any]
+    sample: tuple[int, ...]
+    hidden: tuple[int, ...]
+    parameters: dict[str, Any]
+
+    @property
+    def inputs(self):
+        return normal(99, STEPS, BATCH, *self.sample)
+
+
+def conv_case(name, sample, hidden, kernel, bias, numbers, **options):
+    specification = jax.lax.conv_dimension_numbers((1, *sample), kernel, numbers)
+    channels = jnp.ones(len(hidden) + 1, int).at[specification.out_spec[1]].set(-1)
+    shape = tuple(int(size) for size in channels)
+    lax_options = {**options, "window_strides": options.get("strides", (1,) * (len(sample) - 1))}
+    lax_options.pop("strides", None)
+    parameters = {"kernel": normal(3, *kernel)} | ({"bias": normal(4, bias)} if bias else {})
+
+    def plain(x, p):
+        y = jax.lax.conv_general_dilated(x, p["kernel"], dimension_numbers=numbers, **lax_options)
+        return y + p["bias"].reshape(shape) if bias else y
+
+    def marked(x, p):
+        return braintrace.conv(x, p["kernel"], p.get("bias"), dimension_numbers=numbers, **options)
+
+    return OperationCase(name, marked, plain, sample, hidden, parameters)
+
+
+DENSE = np.asarray(normal(5, 3, 4)) * (np.arange(12).reshape(3, 4) % 3 > 0)
+SPARSE = saiunit.sparse.CSR.fromdense(jnp.asarray(DENSE))
+ROWS, COLUMNS = np.nonzero(DENSE)
+
+
+def dense_of(data):
+    return jnp.zeros((3, 4)).at[ROWS, COLUMNS].set(data)
+
+
+CASES = [
+    OperationCase(
+        "matmul",
+        lambda x, p: braintrace.matmul(x, p["w"]),
+        lambda x, p: x @ p["w"],
+        (3,),
+        (4,),
+        {"w": normal(0, 3, 4)},
+    ),
+    OperationCase(
+        "matmul with bias",
+        lambda x, p: braintrace.matmul(x, p["w"], p["b"]),
+        lambda x, p: x @ p["w"] + p["b"],
+        (3,),
+        (5,),
+        {"w": normal(0, 3, 5), "b": normal(1, 5)},
+    ),
+    OperationCase(
+        "matmul on more axes",
+        lambda x, p: braintrace.matmul(x, p["w"]),
+        lambda x, p: x @ p["w"],
+        (2, 3),
+        (2, 4),
+        {"w": normal(0, 3, 4)},
+    ),
+    OperationCase(
+        "element_wise",
+        lambda x, p: braintrace.element_wise(p["w"], jnp.exp) + x,
+        lambda x, p: jnp.exp(p["w"]) + x,
+        (4,),
+        (4,),
+        {"w": normal(0, 4)},
+    ),
+    OperationCase(
+        "element_wise scalar",
+        lambda x, p: braintrace.element_wise(p["w"]) + x,
+        lambda x, p: p["w"] + x,
+        (4,),
+        (4,),
+        {"w": normal(0)},
+    ),
+    conv_case(
+        "strided 1-D conv with bias",
+        (7, 2),
+        (4, 3),
+        (3, 2, 3),
+        3,
+        ("NWC", "WIO", "NWC"),
+        strides=(2,),
+        padding="SAME",
+    ),
+    conv_case(
+        "dilated 2-D conv, channels first",
+        (2, 6, 5),
+        (3, 4, 3),
+        (3, 2, 2, 2),
+        3,
+        ("NCHW", "OIHW", "NCHW"),
+        rhs_dilation=(2, 2),
+        padding="VALID",
+    ),
+    conv_case(
+        "grouped 1-D conv",
+        (6, 4),
+        (6, 6),
+        (3, 2, 6),
+        None,
+        ("NWC", "WIO", "NWC"),
+        padding="SAME",
+        feature_group_count=2,
+    ),
+    conv_case(
+        "depthwise 1-D conv with bias",
+        (6, 3),
+        (6, 6),
+        (3, 1, 6),
+        6,
+        ("NWC", "WIO", "NWC"),
+        padding="SAME",
+        feature_group_count=3,
+    ),
+    OperationCase(
+        "sparse_matmul with bias",
+        lambda x, p: braintrace.sparse_matmul(x, p["data"], sparse_mat=SPARSE, bias=p["b"]),
+        lambda x, p: x @ dense_of(p["data"]) + p["b"],
+        (3,),
+        (4,),
+        {"data": SPARSE.data, "b": normal(1, 4)},
+    ),
+    OperationCase(
+        "lora_matmul with bias",
+        lambda x, p: braintrace.lora_matmul(x, p["B"], p["A"], alpha=0.7, bias=p["b"]),
+        lambda x, p: 0.7 * x @ p["B"] @ p["A"] + p["b"],
+        (3,),
+        (4,),
+        {"B": normal(0, 3, 2), "A": normal(1, 2, 4), "b": normal(2, 4)},
+    ),
+]
+
+
+class Diagonal(brainstate.nn.Module):
+    """The recurrence, fed by one operation."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.case = case
+        self.parameters_of = {k: brainstate.ParamState(v) for k, v in case.parameters.items()}
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, *self.case.hidden)))
+
+    def update(self, x):
+        values = {name: state.value for name, state in self.parameters_of.items()}
+        self.h.value = DECAY * self.h.value + jnp.tanh(self.case.marked(x, values))
+        return self.h.value
+
+
+def loss(h):
+    return jnp.sum(h**2 * jnp.linspace(0.5, 1.5, h.size).reshape(h.shape))
+
+
+def by_name(gradients):
+    """Key gradients by the parameter's name alone."""
+    return {path[-1]: gradient for path, gradient in gradients.items()}
+
+
+def bptt(case):
+    """The gradient of the summed loss, by backpropagation through the plain recurrence."""
+
+    def total(parameters):
+        h, value = jnp.zeros((BATCH, *case.hidden)), 0.0
+        for x in case.inputs:
+            h = DECAY * h + jnp.tanh(case.plain(x, parameters))
+            value = value + loss(h)
+        return value
+
+    return jax.grad(total)(case.parameters)
+
+
+def es_d_rtrl(case, alpha):
+    """The estimate of ES-D-RTRL, term by term from its definition."""
+    shape = (BATCH, *case.hidden)
+    h, eps_x, eps_f = jnp.zeros(shape), jnp.zeros(case.inputs.shape[1:]), jnp.zeros(shape)
+    total = jax.tree.map(jnp.zeros_like, case.parameters)
+    for t, x in enumerate(case.inputs, start=1):
+        y = case.plain(x, case.parameters)
+        h = DECAY * h + jnp.tanh(y)
+        eps_x = alpha * eps_x + x
+        eps_f = alpha * DECAY * eps_f + (1 - alpha) * (1 - jnp.tanh(y) ** 2)
+        factor = jax.grad(loss)(h) * eps_f / (1 - alpha**t)
+        # The operation is linear in its trainable operands, so that its derivative at the
+        # filtered input is the outer product of the definition.
+        _, pull_back = jax.vjp(lambda p, x=eps_x: case.plain(x, p), case.parameters)
+        total = jax.tree.map(jnp.add, total, pull_back(factor)[0])
+    return total

@@ -1,0 +1,107 @@
+"""Every operation learns online: exactly on a diagonal recurrence, and as ES-D-RTRL defines."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import pytest
+from assertions import assert_gradients_close
+from operation_cases import BATCH, CASES, STEPS, Diagonal, bptt, by_name, es_d_rtrl, loss
+
+import braintrace
+from braintrace._executor import param_dim
+
+each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def gradients(case, algorithm, chunks, **options):
+    learner = braintrace.compile(
+        Diagonal(case), algorithm, case.inputs[0], batch_size=BATCH, **options
+    )
+
+    def step(x):
+        return loss(learner(x))
+
+    found = {}
+    for chunk in chunks:
+        learner.reset_state(BATCH)
+        found[chunk] = by_name(
+            learner.etrace_grad(case.inputs, step_fn=step, reduction="sum", chunk_size=chunk)
+        )
+    return learner, found
+
+
+@pytest.mark.core
+@each_operation
+def test_d_rtrl_equals_bptt_for_every_chunk_size(case):
+    expected = bptt(case)
+    _, found = gradients(case, "d_rtrl", range(1, STEPS + 1))
+    for chunk, gradient in found.items():
+        assert_gradients_close(gradient, expected, 1e-5, f"{case.name}, chunks of {chunk}")
+
+
+@each_operation
+def test_d_rtrl_equals_bptt_step_by_step(case):
+    model = Diagonal(case)
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    algorithm = braintrace.D_RTRL(model)
+    algorithm.compile_graph(case.inputs[0])
+    parameters = model.states(brainstate.ParamState)
+
+    @brainstate.transform.jit
+    def step(x):
+        return brainstate.transform.grad(lambda x: loss(algorithm(x)), parameters)(x)
+
+    total = step(case.inputs[0])
+    for x in case.inputs[1:]:
+        total = jax.tree.map(jnp.add, total, step(x))
+    assert_gradients_close(by_name(total), bptt(case), 1e-5, case.name)
+
+
+@each_operation
+def test_es_d_rtrl_equals_its_definition(case):
+    expected = es_d_rtrl(case, alpha=0.7)
+    _, found = gradients(case, "es_d_rtrl", [1, 2, STEPS], decay_or_rank=0.7)
+    for chunk, gradient in found.items():
+        assert_gradients_close(gradient, expected, 1e-5, f"{case.name}, chunks of {chunk}")
+
+
+def largest_array(function, *arguments):
+    """Elements of the largest array that a function's jaxpr computes."""
+
+    def sizes(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (var.aval.size for var in equation.outvars)
+            for value in equation.params.values():
+                for inner in value if isinstance(value, (tuple, list)) else (value,):
+                    if hasattr(inner, "eqns"):
+                        yield from sizes(getattr(inner, "jaxpr", inner))
+
+    return max(sizes(jax.make_jaxpr(function)(*arguments).jaxpr))
+
+
+@pytest.mark.parametrize("name", ["strided 1-D conv with bias", "lora_matmul with bias"])
+def test_a_chunk_builds_no_trace_per_position(name):
+    case = next(case for case in CASES if case.name == name)
+    learner, _ = gradients(case, "d_rtrl", [])
+    graph = learner.graph
+    (relation,) = graph.hidden_param_op_relations
+    weights = {
+        relation.key: {k: jnp.ones(v.aval.shape) for k, v in relation.trainable_vars.items()}
+    }
+    steps = 7
+    x = jnp.ones((steps, *relation.x_var.aval.shape))
+    y = jnp.ones((steps, *relation.y_var.aval.shape))
+    group = graph.hidden_groups[0]
+    records = {
+        "x": {relation.key: x},
+        "D": {"h<h": jnp.ones((steps, *group.shape))},
+        "Df": {f"{relation.key}>h": y},
+    }
+
+    def solve(records, signal):
+        return param_dim.solve(graph, weights, records, signal, {})
+
+    trace = sum(leaf.size for leaf in jax.tree.leaves(param_dim.init(graph, False)))
+    largest = largest_array(solve, records, {"h": y})
+    assert largest <= max(x.size, y.size)
+    assert largest < steps * trace
