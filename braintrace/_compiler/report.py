@@ -1,73 +1,268 @@
-"""The printed form of a compiled model."""
+"""The compiled model as a table: printed, as plain data, and for notebooks."""
 
+import dataclasses
+import html
 from collections.abc import Sequence
 from typing import Any
 
 from .._typing import path_name
 from .traces import TraceShape, trace_shapes
 
+_HEADS = {
+    "relations": ["relation", "x", "y", "hidden states", "map", "traces", "bytes"],
+    "groups": ["group", "states", "shape", "transition"],
+    "without_trace": ["parameter", "why"],
+    "diagnostics": ["level", "kind", "message", "where"],
+}
+_TITLES = {
+    "relations": "Relations (weights with an eligibility trace)",
+    "groups": "Hidden groups",
+    "without_trace": "Parameters without a trace (gradient of the current step)",
+    "diagnostics": "Diagnostics",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RelationRow:
+    """One weight that learns online.
+
+    Attributes
+    ----------
+    key
+        Name of the relation, and of its traces.
+    operation, source
+        The primitive, and the user's line that called it.
+    parameters
+        Printed paths of the parameters behind its weights.
+    x_shape, y_shape
+        Of the operation's input (``None`` where it has none) and output.
+    states
+        The states of every hidden group that it reaches.
+    maps
+        How the output's elements are laid over the positions of each group.
+    traces
+        ``(state, operand, shape)`` of the parameter-dimension traces that are stored.
+    stored_bytes, possible_bytes
+        Size of those traces, and of all that the states would have.
+    """
+
+    key: str
+    operation: str
+    source: str
+    parameters: tuple[str, ...]
+    x_shape: tuple[int, ...] | None
+    y_shape: tuple[int, ...]
+    states: tuple[tuple[str, ...], ...]
+    maps: tuple[str, ...]
+    traces: tuple[tuple[str, str, tuple[int, ...]], ...]
+    stored_bytes: int
+    possible_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupRow:
+    """One hidden group: its states, their shape, and ``(from, to)`` of its transition."""
+
+    index: int
+    states: tuple[str, ...]
+    shape: tuple[int, ...]
+    transition: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainRow:
+    """One parameter without a trace, and why it has none."""
+
+    parameter: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DiagnosticRow:
+    """One diagnostic of the compiler; see `Diagnostic`."""
+
+    level: str
+    kind: str
+    message: str
+    source: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What learns online in a compiled model, how, and at what memory.
+
+    ``print`` it for a table; a notebook shows it as HTML.
+
+    Attributes
+    ----------
+    relations, groups, without_trace, diagnostics
+        The rows of the table.
+    stored_bytes, possible_bytes
+        Size of the parameter-dimension traces at the compiled batch size, and the size they
+        would have if structural zeros were stored.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+    ...         return self.h.value
+    >>> learner = braintrace.compile(Leaky(), "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> report = learner.report()
+    >>> report.relations[0].parameters, report.stored_bytes
+    (('w',), 24)
+    """
+
+    relations: tuple[RelationRow, ...]
+    groups: tuple[GroupRow, ...]
+    without_trace: tuple[PlainRow, ...]
+    diagnostics: tuple[DiagnosticRow, ...]
+    stored_bytes: int
+    possible_bytes: int
+
+    def __str__(self) -> str:
+        lines = []
+        for name, rows in self._tables():
+            lines.append(_TITLES[name])
+            lines += _columns(_HEADS[name], rows)
+        return "\n".join([*lines, self._total()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as dicts, lists, strings and numbers, ready for JSON."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return plain
+
+    def _repr_html_(self) -> str:
+        tables = [
+            f"<h4>{html.escape(_TITLES[name])}</h4>" + _html_table(_HEADS[name], rows)
+            for name, rows in self._tables()
+        ]
+        return "".join([*tables, f"<p>{html.escape(self._total())}</p>"])
+
+    def _tables(self) -> list[tuple[str, list[list[str]]]]:
+        rows = {
+            "relations": [_relation_cells(row) for row in self.relations],
+            "groups": [_group_cells(row) for row in self.groups],
+            "without_trace": [[row.parameter, row.reason] for row in self.without_trace],
+            "diagnostics": [[d.level, d.kind, d.message, d.source or ""] for d in self.diagnostics],
+        }
+        return [(name, cells) for name, cells in rows.items() if cells]
+
+    def _total(self) -> str:
+        return (
+            f"Parameter-dimension traces: {self.stored_bytes:,} bytes stored of "
+            f"{self.possible_bytes:,} possible"
+        )
+
 
 def table(graph: Any) -> str:
-    """Return a readable table of relations, plain parameters, groups and diagnostics."""
+    """Return the printed form of a compiled model."""
+    return str(report_of(graph))
+
+
+def report_of(graph: Any) -> Report:
+    """Return the report of a compiled model."""
     shapes = trace_shapes(graph)
-    lines = ["Relations (weights with an eligibility trace)"]
-    lines += _columns(
-        ["relation", "x", "y", "hidden states", "map", "traces", "bytes"],
-        [
-            _relation_row(r, [s for s in shapes if s.key == r.key])
-            for r in graph.hidden_param_op_relations
-        ],
+    return Report(
+        relations=tuple(
+            _relation_row(relation, [s for s in shapes if s.key == relation.key])
+            for relation in graph.hidden_param_op_relations
+        ),
+        groups=tuple(_group_row(group) for group in graph.hidden_groups),
+        without_trace=tuple(_plain_rows(graph)),
+        diagnostics=tuple(
+            DiagnosticRow(d.level, d.kind, d.message, d.source) for d in graph.diagnostics
+        ),
+        stored_bytes=sum(shape.nbytes for shape in shapes if shape.stored),
+        possible_bytes=sum(shape.nbytes for shape in shapes),
     )
-    lines.append("Hidden groups")
-    lines += _columns(
-        ["group", "states", "shape", "transition"],
-        [
-            [
-                str(group.index),
-                ", ".join(state.name for state in group.states),
-                str(group.shape),
-                _transition(group),
-            ]
-            for group in graph.hidden_groups
-        ],
-    )
-    related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
-    plain = [path_name(p) for p in graph.traced.parameter_paths if p not in related]
-    if plain:
-        lines.append("Parameters without a trace (gradient of the current step)")
-        lines += [f"  {name}" for name in plain]
-    if graph.diagnostics:
-        lines.append("Diagnostics")
-        lines += [f"  {d.level}: {d}" for d in graph.diagnostics]
-    stored = sum(shape.nbytes for shape in shapes if shape.stored)
-    possible = sum(shape.nbytes for shape in shapes)
-    lines.append(f"Parameter-dimension traces: {stored:,} bytes stored of {possible:,} possible")
-    return "\n".join(lines)
 
 
-def _relation_row(relation: Any, shapes: Sequence[TraceShape]) -> list[str]:
+def _relation_row(relation: Any, shapes: Sequence[TraceShape]) -> RelationRow:
     stored = [shape for shape in shapes if shape.stored]
+    x_var = relation.x_var
+    return RelationRow(
+        key=relation.key,
+        operation=relation.primitive.name,
+        source=relation.source,
+        parameters=tuple(path_name(path) for path in relation.parameter_paths),
+        x_shape=None if x_var is None else tuple(x_var.aval.shape),
+        y_shape=tuple(relation.y_var.aval.shape),
+        states=tuple(
+            tuple(state.name for state in group.states) for group in relation.hidden_groups
+        ),
+        maps=tuple(reach.kind for reach in relation.reaches),
+        traces=tuple((shape.state, shape.operand, shape.shape) for shape in stored),
+        stored_bytes=sum(shape.nbytes for shape in stored),
+        possible_bytes=sum(shape.nbytes for shape in shapes),
+    )
+
+
+def _group_row(group: Any) -> GroupRow:
+    names = tuple(state.name for state in group.states)
+    transition = tuple((names[c], names[a]) for a, c in group.transition)
+    return GroupRow(group.index, names, group.shape, transition)
+
+
+def _plain_rows(graph: Any) -> list[PlainRow]:
+    related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
+    rows = []
+    for path in graph.traced.parameter_paths:
+        if path in related:
+            continue
+        name = path_name(path)
+        kinds = dict.fromkeys(d.kind for d in graph.diagnostics if name in d.paths)
+        rows.append(PlainRow(name, ", ".join(kinds) or "used by ordinary operations only"))
+    return rows
+
+
+def _relation_cells(row: RelationRow) -> list[str]:
+    traces = [f"{state} ({operand}): {shape}" for state, operand, shape in row.traces]
     return [
-        relation.key,
-        "-" if relation.x_var is None else str(tuple(relation.x_var.aval.shape)),
-        str(tuple(relation.y_var.aval.shape)),
-        ", ".join(s.name for group in relation.hidden_groups for s in group.states),
-        ", ".join(reach.kind for reach in relation.reaches),
-        ", ".join(f"{s.state}: {s.shape}" for s in stored) or "none needed",
-        f"{sum(shape.nbytes for shape in stored):,}",
+        row.key,
+        "-" if row.x_shape is None else str(row.x_shape),
+        str(row.y_shape),
+        "; ".join(", ".join(states) for states in row.states),
+        "; ".join(row.maps),
+        ", ".join(traces) or "none needed",
+        f"{row.stored_bytes:,}",
     ]
 
 
-def _transition(group: Any) -> str:
-    names = [state.name for state in group.states]
-    return ", ".join(f"{names[c]}→{names[a]}" for a, c in group.transition) or "none"
+def _group_cells(row: GroupRow) -> list[str]:
+    arrows = ", ".join(f"{old}→{new}" for old, new in row.transition)
+    return [str(row.index), ", ".join(row.states), str(row.shape), arrows or "none"]
 
 
 def _columns(heads: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
+    """Set cells in columns; the last column is as long as it is."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    widths[-1] = len(heads[-1])
     ruled = [heads, ["-" * width for width in widths], *rows]
     return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in ruled
     ]
+
+
+def _html_table(heads: list[str], rows: list[list[str]]) -> str:
+    def line(tag: str, cells: list[str]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+    return "<table>" + line("th", heads) + "".join(line("td", row) for row in rows) + "</table>"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, type(None))) else int(value)

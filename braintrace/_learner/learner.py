@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
 from .._compiler import ETraceGraph
+from .._compiler.report import Report, report_of
 from .._errors import ShapeError
 from .chunks import check_sequences, chunk_length
 from .evolve import Runner, evolving, predicting, run_sequence
@@ -39,6 +40,10 @@ class Learner(brainstate.nn.Module):
     def graph(self) -> ETraceGraph:
         """The compiled model; ``print`` it for a table."""
         return self.algorithm.graph
+
+    def report(self) -> Report:
+        """Return what learns online, how, and at what memory; ``print`` it for a table."""
+        return report_of(self.graph)
 
     def update(self, *arguments: Any) -> Any:
         """Run one step; see `ETraceAlgorithm.update`."""

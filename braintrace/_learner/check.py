@@ -1,0 +1,174 @@
+"""How far an online gradient is from backpropagation through time, on the user's own data."""
+
+import dataclasses
+import html
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+import saiunit
+
+from .._algorithms import ETraceAlgorithm
+from .._errors import OptionError
+from .._typing import path_name
+from .build import compile
+from .chunks import check_sequences
+
+_HEADS = ("parameter", "relative deviation", "cosine", "norm", "norm by BPTT")
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientRow:
+    """One parameter.
+
+    Attributes
+    ----------
+    parameter
+        Printed path.
+    deviation
+        Norm of the difference of the two gradients, relative to the norm by BPTT.
+    cosine
+        Cosine of the angle between them; 1 is the same direction.
+    norm, bptt_norm
+        Norms of the online gradient and of that by BPTT.
+    """
+
+    parameter: str
+    deviation: float
+    cosine: float
+    norm: float
+    bptt_norm: float
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientCheck:
+    """Result of `gradient_check`: one row per parameter, the last one for all together.
+
+    ``print`` it for a table; a notebook shows it as HTML.
+
+    Attributes
+    ----------
+    algorithm, steps
+        What was measured, and over how many steps.
+    rows
+        One per parameter, and ``'all parameters'``.
+    """
+
+    algorithm: str
+    steps: int
+    rows: tuple[GradientRow, ...]
+
+    def __str__(self) -> str:
+        rows = [list(_HEADS), *self._cells()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  " + cells[0].ljust(widths[0]) + "".join(
+                "  " + cell.rjust(width)
+                for cell, width in zip(cells[1:], widths[1:], strict=True)
+            )
+            for cells in rows
+        ]
+        return "\n".join([self._title(), *lines])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as dicts, lists, strings and numbers, ready for JSON."""
+        return {**dataclasses.asdict(self), "rows": [dataclasses.asdict(r) for r in self.rows]}
+
+    def _repr_html_(self) -> str:
+        def line(tag: str, cells: Any) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+        body = "".join(line("td", cells) for cells in self._cells())
+        return f"<h4>{html.escape(self._title())}</h4><table>{line('th', _HEADS)}{body}</table>"
+
+    def _title(self) -> str:
+        return f"{self.algorithm} against backpropagation through time over {self.steps} steps"
+
+    def _cells(self) -> list[list[str]]:
+        return [
+            [
+                row.parameter,
+                f"{row.deviation:.2e}",
+                f"{row.cosine:.6f}",
+                f"{row.norm:.3e}",
+                f"{row.bptt_norm:.3e}",
+            ]
+            for row in self.rows
+        ]
+
+
+def gradient_check(
+    model: brainstate.nn.Module,
+    algorithm: str | type[ETraceAlgorithm],
+    xs: Any,
+    ys: Any,
+    loss: Callable[[Any, Any], Any],
+    **options: Any,
+) -> GradientCheck:
+    """Measure an algorithm against backpropagation through time.
+
+    Both gradients are of the mean over time of ``loss(output, y)``, from the states that the
+    model's ``init_state`` makes. Backpropagation keeps every step of the window in memory:
+    choose one that fits, and longer than the time constants of the model, since over a single
+    step all algorithms agree.
+
+    Parameters
+    ----------
+    model
+        Its states are initialised anew; its parameters do not change.
+    algorithm
+        As for `braintrace.compile`.
+    xs, ys
+        Inputs of ``update`` and targets, time first.
+    loss
+        ``(output, y) -> scalar`` of one step.
+    **options
+        Given to `braintrace.compile`: ``batch_size``, ``vmap`` and the algorithm's own.
+
+    Returns
+    -------
+    GradientCheck
+        A printable table.
+
+    Raises
+    ------
+    ShapeError
+        For sequences that are empty or differ in length.
+    OptionError
+        If the gradients by backpropagation are all zero.
+    CompilationError, DtypeError
+        See `compile_etrace_graph`.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+    ...         return self.h.value
+    >>> xs, ys = jnp.ones((4, 1, 2)), jnp.zeros((4, 1, 3))
+    >>> squared = lambda output, y: ((output - y) ** 2).mean()
+    >>> check = braintrace.gradient_check(Leaky(), "d_rtrl", xs, ys, squared, batch_size=1)
+    >>> check.rows[0].parameter, check.rows[0].deviation < 1e-6
+    ('w', True)
+    """
+    steps = check_sequences((xs, ys))
+    first = jax.tree.map(lambda leaf: leaf[0], xs)
+    learner = compile(model, algorithm, first, **options)
+    seed = brainstate.random.get_key()
+    start = {path: state.value for path, state in _remembered(learner).items()}
+    online = learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss(learner(x), y))
+    for path, state in _remembered(learner).items():
+        state.value = start[path]
+    brainstate.random.set_key(seed)
+    exact = _backpropagated(learner, xs, ys, loss)
+    return _compared(type(learner.algorithm).__name__, steps, online, exact)
