@@ -15,6 +15,7 @@ from ._compiler import ETraceGraph as ETraceGraph
 from ._compiler import HiddenGroup as HiddenGroup
 from ._compiler import HiddenParamOpRelation as HiddenParamOpRelation
 from ._compiler import compile_etrace_graph as compile_etrace_graph
+from ._compiler.report import Report as Report
 from ._errors import BraintraceError as BraintraceError
 from ._errors import CompilationError as CompilationError
 from ._errors import DtypeError as DtypeError
@@ -44,7 +45,9 @@ from ._etrace_op import matmul as matmul
 from ._etrace_op import register_primitive as register_primitive
 from ._etrace_op import register_primitive_spec as register_primitive_spec
 from ._etrace_op import sparse_matmul as sparse_matmul
+from ._learner import GradientCheck as GradientCheck
 from ._learner import Learner as Learner
 from ._learner import compile as compile
+from ._learner import gradient_check as gradient_check
 
 __version__ = "0.1.0"

@@ -292,6 +292,7 @@ RECURRENT = [
         IN_OUT,
         **ADAPTIVE,
         relations={"w_in": ("neuron",)},
+        costs_accuracy=True,  # the output reads the old threshold
     ),
     Case(
         "two_layers",

@@ -1,5 +1,7 @@
 """Fixtures of the whole suite."""
 
+import os
+
 import jax
 import pytest
 
@@ -9,8 +11,10 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):
-    """Programs that several tests compile alike are compiled once per run."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    """Programs that several tests compile alike are compiled once per run, in any process."""
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    jax.config.update("jax_compilation_cache_dir", str(shared / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     yield

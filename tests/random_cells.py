@@ -114,7 +114,9 @@ class RandomCell(brainstate.nn.Module):
         stack.append(drive)
         for number, (name, i, j) in enumerate(self.program.instructions):
             a, b = stack[-1 - i % len(stack)], stack[-1 - j % len(stack)]
-            stack.append(PLAIN[name](a, b) if name in PLAIN else self._marked(name, number, x, a, b))
+            stack.append(
+                PLAIN[name](a, b) if name in PLAIN else self._marked(name, number, x, a, b)
+            )
         for index, state in enumerate(states):
             state.value = 0.5 * state.value + 0.4 * jnp.tanh(stack[-1 - index]) + 0.2 * drive
         return sum(state.value for state in states) @ self.w_out.value

@@ -92,7 +92,9 @@ def _mapped(function, in_axes=0, **_):
         axes = (in_axes,) * len(arguments) if isinstance(in_axes, int) else in_axes
         length = next(len(a) for a, axis in zip(arguments, axes, strict=True) if axis is not None)
         samples = [
-            function(*(a if axis is None else a[i] for a, axis in zip(arguments, axes, strict=True)))
+            function(
+                *(a if axis is None else a[i] for a, axis in zip(arguments, axes, strict=True))
+            )
             for i in range(length)
         ]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *samples)
@@ -267,9 +269,7 @@ class RecordedCase:
             if count is None:
                 return [from_group(values[name])]
             return [jnp.stack([from_group(values[f"{name}[{i}]"]) for i in range(count)], -1)]
-        return [
-            _as(leaf, values[f"{name}#{i}"]) for i, leaf in enumerate(mantissas(state.value))
-        ]
+        return [_as(leaf, values[f"{name}#{i}"]) for i, leaf in enumerate(mantissas(state.value))]
 
     def _reached(self, y):
         """Groups with a path from y that passes no other operation, group or mixing."""
@@ -360,9 +360,7 @@ def _count(state):
 def mantissas(tree):
     """The leaves of a tree, without their units."""
     is_quantity = lambda leaf: isinstance(leaf, saiunit.Quantity)  # noqa: E731
-    return [
-        saiunit.get_mantissa(leaf) for leaf in jax.tree.leaves(tree, is_leaf=is_quantity)
-    ]
+    return [saiunit.get_mantissa(leaf) for leaf in jax.tree.leaves(tree, is_leaf=is_quantity)]
 
 
 def _raw(leaf):

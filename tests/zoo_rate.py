@@ -264,9 +264,7 @@ class LoraRNN(Cell):
     states_of = {"h": (H,)}
 
     def update(self, x):
-        recurrent = braintrace.lora_matmul(
-            self.h.value, self.B.value, self.A.value, alpha=0.5
-        )
+        recurrent = braintrace.lora_matmul(self.h.value, self.B.value, self.A.value, alpha=0.5)
         drive = braintrace.matmul(x, self.w_in.value)
         self.h.value = 0.6 * self.h.value + jnp.tanh(drive + recurrent)
         return self.h.value @ self.w_out.value

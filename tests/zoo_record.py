@@ -80,17 +80,15 @@ class Cell(brainstate.nn.Module):
     gain: scale of the weight matrices.
     """
 
-    weights: dict = {}  # noqa: RUF012
-    states_of: dict = {}  # noqa: RUF012
+    weights: dict = {}
+    states_of: dict = {}
     gain = 1.0
 
     def __init__(self):
         super().__init__()
         generator = np.random.default_rng(3)
         for name, shape in self.weights.items():
-            drawn = jax.tree.map(
-                lambda s: _draw(generator, s, self.gain), shape, is_leaf=_is_shape
-            )
+            drawn = jax.tree.map(lambda s: _draw(generator, s, self.gain), shape, is_leaf=_is_shape)
             setattr(self, name, brainstate.ParamState(drawn))
 
     def init_state(self, batch_size=None, **_):

@@ -73,7 +73,9 @@ class GIF(SpikingCell):
         return self.V.value @ self.w_out.value
 
 
-@zoo("w_e -> V, g_e, g_i", "w_i -> V, g_e, g_i", groups="V, g_e, g_i", diagnostics=MIXING, **SPIKING)
+@zoo(
+    "w_e -> V, g_e, g_i", "w_i -> V, g_e, g_i", groups="V, g_e, g_i", diagnostics=MIXING, **SPIKING
+)
 class ConductanceSynapses(SpikingCell):
     """Excitatory and inhibitory conductances with reversal potentials (COBA)."""
 
@@ -136,9 +138,7 @@ class ConvolutionalLIF(SpikingCell):
         return self.V.value.reshape(BATCH, -1) @ self.w_out.value
 
 
-CONNECTED = u.sparse.CSR.fromdense(
-    jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]])
-)
+CONNECTED = u.sparse.CSR.fromdense(jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]))
 
 
 @zoo("w_in -> V", groups="V", **DIAGONAL)

@@ -5,14 +5,15 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, compile_model
 from .._errors import NotCompiledError, OptionError, ShapeError
-from .._executor import TraceMethod, enter_window, single_step, window_step
-from .._jax import Var
+from .._executor import TraceMethod
+from .compiled_step import CompiledStep
 from .data import MultiStepData, first_step, is_sequence, unwrap
-from .initial import fresh_values
-from .model_states import find_states, read_arguments, read_states, write_states
+from .initial import fresh_values, same_shapes, values_as_now
+from .model_states import find_states
 
 VJP_METHODS = ("single-step", "multi-step")
 
@@ -142,12 +143,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if is_sequence(arguments):
             return self._sequence(arguments)
         if self.vjp_method == "multi-step":
-            window = [
-                MultiStepData(jax.tree.map(lambda leaf: jax.numpy.asarray(leaf)[None], a))
-                for a in unwrap(arguments)
-            ]
-            outputs = self._window(unwrap(tuple(window)))
-            return jax.tree.map(lambda leaf: leaf[0], outputs)
+            one_step = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], unwrap(arguments))
+            return jax.tree.map(lambda leaf: leaf[0], self._window(one_step))
         return self._step(unwrap(arguments))
 
     def _step(self, arguments: tuple[Any, ...]) -> Any:
@@ -186,103 +183,40 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Parameters
         ----------
         batch_size
-            Given to the model's ``init_state``. A size other than that of the current states
-            compiles the model again.
+            Given to the model's ``init_state``; ``None``: as large as the states are now. A
+            size other than that compiles the model again.
         **kwargs
             Given to ``init_state`` as well.
+
+        Raises
+        ------
+        ShapeError
+            If ``batch_size`` is ``None`` and ``init_state`` does not give the states' shapes.
         """
-        compiled = self._require()
-        graph = compiled.graph
-        mapped = graph.traced.batch_size
-        fresh = fresh_values(self.model, mapped, batch_size, kwargs)
+        graph = self.graph
         states = {tuple(path): state for path, state in self.model.states().items()}
-        resized = False
+        mapped = graph.traced.batch_size
+        if batch_size is None:
+            fresh = values_as_now(self.model, states, mapped, kwargs)
+        else:
+            fresh = fresh_values(self.model, mapped, batch_size, kwargs)
+        resized = not same_shapes(fresh, states)
         for path, value in fresh.items():
-            old = jax.tree.leaves(states[path].value)
-            new = jax.tree.leaves(value)
-            resized |= [leaf.shape for leaf in old] != [leaf.shape for leaf in new]
             states[path].value = value
         if resized:
             self._compile_again(graph, batch_size)
         self.traces.value = self.zero_traces()
 
     def _compile_again(self, graph: ETraceGraph, batch_size: int | None) -> None:
-        old_size = graph.traced.batch_size or _leading_size(graph)
-        structs = [
-            jax.numpy.zeros(
-                (batch_size, *var.aval.shape[1:])
-                if var.aval.shape[:1] == (old_size,)
-                else var.aval.shape,
-                var.aval.dtype,
-            )
-            for var in graph.traced.argument_vars
-        ]
-        example = jax.tree.unflatten(graph.traced.argument_tree, structs)
-        mapped = None if graph.traced.batch_size is None else batch_size
-        new_graph, outside = self._analyse(example, mapped)
+        mapped = graph.traced.batch_size
+        old_size = mapped or graph.hidden_groups[0].shape[0]
+
+        def resized(var: Any) -> jax.Array:
+            shape = var.aval.shape
+            lead = (batch_size,) if shape[:1] == (old_size,) else shape[:1]
+            return jnp.zeros((*lead, *shape[1:]), var.aval.dtype)
+
+        leaves = [resized(var) for var in graph.traced.argument_vars]
+        example = jax.tree.unflatten(graph.traced.argument_tree, leaves)
+        new_graph, outside = self._analyse(example, None if mapped is None else batch_size)
         self._compiled = CompiledStep(new_graph, outside, self.method)
-
-
-def _leading_size(graph: ETraceGraph) -> int:
-    return graph.hidden_groups[0].shape[0]
-
-
-class CompiledStep:
-    """A compiled model and the functions made for it, each traced once per shape."""
-
-    def __init__(self, graph: ETraceGraph, outside: Any, method: TraceMethod) -> None:
-        self.graph = graph
-        self.outside = outside
-        in_vars = graph.traced.program.in_vars
-        written = graph.traced.written_vars
-
-        def run_single(values: list[Any], traces: Any) -> Any:
-            step = single_step(graph, method, dict(zip(in_vars, values, strict=True)), traces)
-            return step.outputs, [step.new_states[var] for var in written], step.traces
-
-        def run_window(values: list[Any], traces: Any, sequences: Any) -> Any:
-            inputs = dict(zip(in_vars, values, strict=True))
-            return _run_window(graph, method, inputs, traces, sequences, written)
-
-        self._single = jax.jit(run_single)
-        self._window = jax.jit(run_window)
-        self._written = written
-
-    def inputs(self, states: Any, arguments: tuple[Any, ...]) -> list[Any]:
-        values = {**read_arguments(self.graph, arguments), **read_states(self.graph, states)}
-        return [values[var] for var in self.graph.traced.program.in_vars]
-
-    def write(self, states: Any, new: list[Any]) -> None:
-        write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
-
-    def single_step(self, inputs: list[Any], traces: Any) -> Any:
-        return self._single(inputs, traces)
-
-    def window(self, inputs: list[Any], traces: Any, sequences: Any) -> Any:
-        return self._window(inputs, traces, sequences)
-
-
-def _run_window(
-    graph: ETraceGraph,
-    method: TraceMethod,
-    inputs: dict[Var, Any],
-    traces: Any,
-    sequences: Any,
-    written: list[Var],
-) -> Any:
-    from .._executor import operands
-
-    entered = dict(enter_window(graph, method, inputs, traces))
-    fixed = {var: value for var, value in entered.items() if var not in written}
-    start = {index: entered[var] for index, var in enumerate(written)}
-
-    def step(carry: Any, slices: Any) -> Any:
-        current = {**fixed, **{written[index]: value for index, value in carry.items()}}
-        current.update(read_arguments(graph, slices))
-        outputs, new_states, records = window_step(graph, current)
-        return {i: new_states[var] for i, var in enumerate(written)}, (outputs, records)
-
-    last, (outputs, records) = jax.lax.scan(step, start, sequences)
-    held = jax.lax.stop_gradient((operands(graph, inputs), records, traces))
-    new_traces = method.update(graph, held[0], held[1], held[2])
-    return outputs, [last[index] for index in range(len(written))], new_traces

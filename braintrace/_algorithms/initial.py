@@ -1,11 +1,13 @@
 """The values that a model's states have at the start of a sequence."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._errors import ShapeError
 from .._typing import Path
 
 
@@ -39,3 +41,40 @@ def fresh_values(
         return values
     copies = mapped if batch_size is None else batch_size
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (copies, *leaf.shape)), values)
+
+
+def same_shapes(values: Mapping[Path, Any], states: Mapping[Path, brainstate.State]) -> bool:
+    """Tell whether values have the shapes that their States have now."""
+
+    def shapes(value: Any) -> list[tuple[int, ...]]:
+        return [tuple(leaf.shape) for leaf in jax.tree.leaves(value)]
+
+    return all(shapes(value) == shapes(states[path].value) for path, value in values.items())
+
+
+def values_as_now(
+    model: brainstate.nn.Module,
+    states: Mapping[Path, brainstate.State],
+    mapped: int | None,
+    options: dict[str, Any],
+) -> dict[Path, Any]:
+    """Return fresh values of the shapes that the States have now.
+
+    Raises
+    ------
+    ShapeError
+        If ``init_state`` gives them neither without a batch size nor with the leading one.
+    """
+    short_term = model.states(brainstate.ShortTermState).values()
+    leading = {leaf.shape[0] for s in short_term for leaf in jax.tree.leaves(s.value) if leaf.ndim}
+    for size in (None, *sorted(leading)):
+        try:
+            values = fresh_values(model, mapped, size, options)
+        except TypeError:  # `init_state` wants a batch size
+            continue
+        if same_shapes(values, states):
+            return values
+    raise ShapeError(
+        f"`{type(model).__name__}.init_state` does not give the states the shapes that they have "
+        "now. Call `reset_state` with the batch size (and the options) that you initialise with."
+    )

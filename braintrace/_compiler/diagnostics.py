@@ -17,7 +17,8 @@ class Diagnostic:
     kind
         ``'plain-mixing'``, ``'partly-mixed'``, ``'weight-behind-weight'``,
         ``'mixed-positions'``, ``'operand-not-parameters'``, ``'no-hidden-state'``,
-        ``'inside-custom-rule'``, ``'recurrent-mixing'`` or ``'unused-parameter'``.
+        ``'inside-custom-rule'``, ``'old-state-in-output'``,
+        ``'recurrent-mixing'`` or ``'unused-parameter'``.
     message
         What, where, why and what to do, in full sentences.
     paths

@@ -248,7 +248,8 @@ def _columns(heads: list[str], rows: list[list[str]]) -> list[str]:
     widths[-1] = len(heads[-1])
     ruled = [heads, ["-" * width for width in widths], *rows]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in ruled
     ]
 

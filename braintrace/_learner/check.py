@@ -2,6 +2,8 @@
 
 import dataclasses
 import html
+import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +12,13 @@ import jax
 import numpy as np
 import saiunit
 
-from .._algorithms import ETraceAlgorithm
+from .._algorithms import D_RTRL, ETraceAlgorithm
+from .._compiler import ApproximationWarning
 from .._errors import OptionError
-from .._typing import path_name
+from .._typing import Path, path_name
 from .build import compile
 from .chunks import check_sequences
+from .learner import Learner
 
 _HEADS = ("parameter", "relative deviation", "cosine", "norm", "norm by BPTT")
 
@@ -64,9 +68,10 @@ class GradientCheck:
         rows = [list(_HEADS), *self._cells()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
-            "  " + cells[0].ljust(widths[0]) + "".join(
-                "  " + cell.rjust(width)
-                for cell, width in zip(cells[1:], widths[1:], strict=True)
+            "  "
+            + cells[0].ljust(widths[0])
+            + "".join(
+                "  " + cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)
             )
             for cells in rows
         ]
@@ -163,12 +168,74 @@ def gradient_check(
     """
     steps = check_sequences((xs, ys))
     first = jax.tree.map(lambda leaf: leaf[0], xs)
+    exactly = {name: value for name, value in options.items() if name in ("batch_size", "vmap")}
+    start = _kept(model)
+
+    def gradient(learner: Learner, **chunks: Any) -> dict[Path, Any]:
+        found: dict[Path, Any] = learner.etrace_grad(
+            xs, ys, step_fn=lambda x, y: loss(learner(x), y), **chunks
+        )
+        return found
+
     learner = compile(model, algorithm, first, **options)
-    seed = brainstate.random.get_key()
-    start = {path: state.value for path, state in _remembered(learner).items()}
-    online = learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss(learner(x), y))
-    for path, state in _remembered(learner).items():
-        state.value = start[path]
-    brainstate.random.set_key(seed)
-    exact = _backpropagated(learner, xs, ys, loss)
+    online = gradient(learner)
+    _restore(start)
+    # A window that covers the whole sequence is backpropagation through time.
+    exact = gradient(
+        _silently(compile, model, D_RTRL, first, vjp_method="multi-step", **exactly),
+        chunk_size=steps,
+    )
     return _compared(type(learner.algorithm).__name__, steps, online, exact)
+
+
+def _kept(model: brainstate.nn.Module) -> list[tuple[brainstate.State, Any]]:
+    """Return what a run may change and ``init_state`` does not make anew, with its value."""
+    states = [s for s in model.states().values() if not isinstance(s, brainstate.ShortTermState)]
+    return [(state, state.value) for state in (*states, brainstate.random.DEFAULT)]
+
+
+def _restore(kept: list[tuple[brainstate.State, Any]]) -> None:
+    for state, value in kept:
+        state.value = value
+
+
+def _silently(function: Callable[..., Learner], *arguments: Any, **options: Any) -> Learner:
+    """Call a function whose warnings have been given before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ApproximationWarning)
+        return function(*arguments, **options)
+
+
+def _compared(
+    algorithm: str, steps: int, online: dict[Path, Any], exact: dict[Path, Any]
+) -> GradientCheck:
+    vectors = {path: (_flat(online[path]), _flat(exact[path])) for path in exact}
+    together = tuple(np.concatenate(both) for both in zip(*vectors.values(), strict=True))
+    if not np.any(together[1]):
+        raise OptionError(
+            f"The gradients by backpropagation over {steps} steps are all zero, so that there is "
+            "nothing to compare. Check that the loss depends on the output, and that neurons "
+            "spike; or use a longer sequence."
+        )
+    rows = [_row(path_name(path), *both) for path, both in vectors.items()]
+    return GradientCheck(algorithm, steps, (*rows, _row("all parameters", *together)))
+
+
+def _flat(gradient: Any) -> np.ndarray:
+    leaves = jax.tree.leaves(gradient, is_leaf=lambda leaf: isinstance(leaf, saiunit.Quantity))
+    return np.concatenate([np.ravel(saiunit.get_mantissa(leaf)) for leaf in leaves])
+
+
+def _row(name: str, online: np.ndarray, exact: np.ndarray) -> GradientRow:
+    """Compare in double precision; a gradient that is zero has no direction and no scale."""
+    online, exact = online.astype(np.float64), exact.astype(np.float64)
+    norm, bptt_norm = float(np.linalg.norm(online)), float(np.linalg.norm(exact))
+    difference = float(np.linalg.norm(online - exact))
+    agree = 0.0 if difference == 0 else math.inf
+    return GradientRow(
+        parameter=name,
+        deviation=difference / bptt_norm if bptt_norm else agree,
+        cosine=float(online @ exact) / (norm * bptt_norm) if norm and bptt_norm else math.nan,
+        norm=norm,
+        bptt_norm=bptt_norm,
+    )

@@ -6,11 +6,13 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._algorithms import ETraceAlgorithm
 from .._compiler import ETraceGraph
 from .._compiler.report import Report, report_of
-from .._errors import ShapeError
+from .._errors import OptionError, ShapeError
+from .._jax import is_tracer
 from .chunks import check_sequences, chunk_length
 from .evolve import Runner, evolving, predicting, run_sequence
 from .gradient import GradientOptions, SequenceGradient
@@ -80,7 +82,8 @@ class Learner(brainstate.nn.Module):
             Calls this learner once and returns the scalar loss of the step (with ``has_aux``:
             a pair of it and a pytree). It is traced once; define it outside of loops.
         mask
-            Weights ``(T,)`` of the steps' losses; ``None``: all are 1.
+            Weights ``(T,)`` of the steps' losses; ``None``: all are 1. Where all are 0, the
+            gradient is 0.
         reduction
             ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
         chunk_size
@@ -182,6 +185,8 @@ def _mask(mask: Any, steps: int) -> Any:
         raise ShapeError(
             f"`mask` has shape {mask.shape}; expected one weight per step, ({steps},)."
         )
+    if not is_tracer(mask) and not np.all(np.isfinite(np.asarray(mask))):
+        raise OptionError("`mask` has weights that are not finite (NaN or infinity).")
     return mask
 
 

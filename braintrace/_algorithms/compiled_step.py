@@ -1,0 +1,69 @@
+"""A compiled model and the functions made for it, each traced once per shape."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import brainstate
+import jax
+
+from .._compiler import ETraceGraph
+from .._executor import TraceMethod, enter_window, operands, single_step, window_step
+from .._jax import Var
+from .._typing import Path
+from .model_states import Outside, read_arguments, read_states, write_states
+
+States = Mapping[Path, brainstate.State]
+
+
+class CompiledStep:
+    """What an algorithm runs: one step, or a window of steps, on the values of States.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    outside
+        States outside the model that a step touches.
+    method
+        How traces are carried.
+    """
+
+    def __init__(self, graph: ETraceGraph, outside: Outside, method: TraceMethod) -> None:
+        self.graph = graph
+        self.outside = outside
+        self._method = method
+        self._in_vars = graph.traced.program.in_vars
+        self._written = graph.traced.written_vars
+        self.single_step = jax.jit(self._single_step)
+        self.window = jax.jit(self._window)
+
+    def inputs(self, states: States, arguments: tuple[Any, ...]) -> list[Any]:
+        """Return the values of the program's inputs."""
+        values = {**read_arguments(self.graph, arguments), **read_states(self.graph, states)}
+        return [values[var] for var in self._in_vars]
+
+    def write(self, states: States, new: list[Any]) -> None:
+        """Write what a function of this object returned for the States."""
+        write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
+
+    def _single_step(self, values: list[Any], traces: Any) -> Any:
+        inputs = dict(zip(self._in_vars, values, strict=True))
+        step = single_step(self.graph, self._method, inputs, traces)
+        return step.outputs, [step.new_states[var] for var in self._written], step.traces
+
+    def _window(self, values: list[Any], traces: Any, sequences: Any) -> Any:
+        inputs = dict(zip(self._in_vars, values, strict=True))
+        entered = enter_window(self.graph, self._method, inputs, traces)
+
+        def step(written: list[Any], slices: Any) -> Any:
+            current: dict[Var, Any] = {**entered, **dict(zip(self._written, written, strict=True))}
+            current.update(read_arguments(self.graph, slices))
+            outputs, new_states, records = window_step(self.graph, current)
+            return [new_states[var] for var in self._written], (outputs, records)
+
+        start = [entered[var] for var in self._written]
+        last, (outputs, records) = jax.lax.scan(step, start, sequences)
+        weights, records, traces = jax.lax.stop_gradient(
+            (operands(self.graph, inputs), records, traces)
+        )
+        return outputs, last, self._method.update(self.graph, weights, records, traces)

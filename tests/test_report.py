@@ -1,0 +1,91 @@
+"""The report of a compiled model: what it says, printed, as data and as HTML."""
+
+import html
+import json
+import warnings
+
+import numpy as np
+import pytest
+from zoo import BY_NAME
+from zoo_record import BATCH, INPUTS, H
+
+import braintrace
+
+FLOAT = 4
+
+
+def learner_of(name):
+    entry = BY_NAME[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        x = np.zeros(entry.shape, np.float32)
+        return braintrace.compile(entry.module(), "d_rtrl", x, batch_size=BATCH)
+
+
+def test_relation_of_a_fused_lstm():
+    report = learner_of("LSTMFused").report()
+    (row,) = report.relations
+    assert row.operation == "etp_mm"
+    assert row.parameters == ("gates",)
+    assert (row.x_shape, row.y_shape) == ((BATCH, INPUTS + H), (BATCH, 4 * H))
+    assert [set(states) for states in row.states] == [{"c", "h"}]
+    assert "zoo_rate.py" in row.source
+    # only the cell state is read position by position in the next step
+    assert {state for state, _, _ in row.traces} == {"c"}
+    elements = BATCH * ((INPUTS + H) * 4 * H + 4 * H)
+    assert row.stored_bytes == report.stored_bytes == elements * FLOAT
+    assert row.possible_bytes == report.possible_bytes == 2 * elements * FLOAT
+
+
+def test_a_model_without_memory_stores_nothing():
+    report = learner_of("Vanilla").report()
+    assert report.stored_bytes == 0 < report.possible_bytes
+    assert "none needed" in str(report)
+    assert report.groups[0].transition == ()
+
+
+def test_groups_and_their_transition():
+    (group,) = learner_of("LSTMFused").report().groups
+    assert set(group.states) == {"c", "h"}
+    assert group.shape == (BATCH, H)
+    assert set(group.transition) == {("c", "c"), ("c", "h")}
+
+
+def test_parameters_without_a_trace_and_why():
+    rows = {
+        row.parameter: row.reason for row in learner_of("GRUResetBefore").report().without_trace
+    }
+    assert rows["w_out"] == "used by ordinary operations only"
+    assert "weight-behind-weight" in rows["w_r"]
+    assert set(rows) == {"w_r", "w_out"}
+
+
+def test_diagnostics_are_those_of_the_graph():
+    learner = learner_of("LayerNormRNN")
+    found = [(row.kind, row.message) for row in learner.report().diagnostics]
+    assert found == [(d.kind, d.message) for d in learner.graph.diagnostics]
+    assert found
+
+
+@pytest.mark.parametrize("name", ["LSTMFused", "GRUResetBefore", "OneWeightTwoGroups", "IndRNN"])
+def test_plain_data_and_text_and_html_say_the_same(name):
+    learner = learner_of(name)
+    report = learner.report()
+    data = report.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert str(learner.graph) == str(report)
+    text, page = str(report), report._repr_html_()
+    assert page.count("<table>") == page.count("</table>") >= 2
+    for row in data["relations"]:
+        for word in (row["key"], str(tuple(row["y_shape"])), f"{row['stored_bytes']:,}"):
+            assert word in text
+            assert html.escape(word) in page
+    for row in data["without_trace"]:
+        assert row["parameter"] in text
+        assert row["reason"] in text
+
+
+def test_html_is_escaped():
+    page = learner_of("LSTMFused").report()._repr_html_()
+    assert "<lambda>" not in page
+    assert "<locals>" not in page
