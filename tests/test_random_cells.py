@@ -145,3 +145,8 @@ def test_random_cells_agree_with_the_oracle_or_say_why_not():
 @pytest.mark.parametrize("name", ["roll", "flip", "swap", "mean", "dot", "max", "cumsum"])
 def test_mixing_of_a_state_is_not_silent(name):
     assert outcome(Program(1, ((name, 1, 0), ("add", 0, 1)))) in ("refused", "diagnosed")
+
+
+@pytest.mark.parametrize("name", ["roll", "flip", "swap", "dot", "cumsum"])
+def test_an_output_that_reaches_two_positions_is_not_silent(name):
+    assert outcome(Program(1, ((name, 0, 0), ("gain", 0, 0)))) == "diagnosed"

@@ -29,7 +29,7 @@ def diagnose(
             yield from _cut(reader, group, equation, cuts)
         for equation in sorted({i for walk in group_walks for i in walk.passed}):
             yield from _passed(reader, group, equation)
-    yield from _without_relation(traced, operations, relations)
+    yield from _without_relation(traced, operations, walks, relations)
     yield from _hidden_in_rules(traced)
     yield from _partly_mixed(groups, relations)
     yield from _old_states_in_output(traced, groups, relations)
@@ -177,6 +177,7 @@ def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagn
 def _without_relation(
     traced: TracedModel,
     operations: Sequence[MarkedOperation],
+    walks: Sequence[Sequence[Walk]],
     relations: Sequence[HiddenParamOpRelation],
 ) -> Iterator[Diagnostic]:
     related = {relation.equation for relation in relations}
@@ -195,6 +196,16 @@ def _without_relation(
                 "warning",
                 "operand-not-parameters",
                 message,
+                operation.printed_paths,
+                source_line(equation),
+            )
+        elif any(operation.y_var in walk.ids for found in walks for walk in found):
+            yield Diagnostic(
+                "warning",
+                "partly-mixed",
+                f"The outputs of `{equation.primitive.name}` with weight {weights} reach several "
+                "positions of a hidden state at once, other than by a broadcast. A trace cannot "
+                "carry that; the weight gets the gradient of the current step.",
                 operation.printed_paths,
                 source_line(equation),
             )

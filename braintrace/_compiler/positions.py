@@ -127,10 +127,14 @@ def walk_back(
             contributions = [out_ids[0], *[None] * (len(equation.invars) - 1)]
         else:
             contributions = _through(equation, out_ids, constant, walk_body)
+        contributions = [
+            given if carries_derivative(atom) else None
+            for atom, given in zip(equation.invars, contributions, strict=True)
+        ]
         if _begins_fan_out(contributions, out_ids):
             roots.extend(equation.outvars)
         for operand, (atom, given) in enumerate(zip(equation.invars, contributions, strict=True)):
-            if given is None or not carries_derivative(atom):
+            if given is None:
                 continue
             if not isinstance(given, np.ndarray):
                 cuts.append(Cut(index, operand))

@@ -85,13 +85,19 @@ class SequenceGradient:
             for relation in graph.hidden_param_op_relations
         }
         kind = WindowChunk if self._algorithm.vjp_method == "multi-step" else RecordedChunk
-        self._chunks = kind(
-            self._algorithm,
-            self._recording(learner, step_fn),
-            list(self._parameters.values()),
-            weights,
-            slices,
-        )
+        try:
+            self._chunks = kind(
+                self._algorithm,
+                self._recording(learner, step_fn),
+                list(self._parameters.values()),
+                weights,
+                slices,
+            )
+        except jax.errors.UnexpectedTracerError as error:
+            raise OptionError(
+                "`step_fn` calls the learner inside a compiled function or loop of its own. Call "
+                "it directly: the whole sequence gradient is compiled."
+            ) from error
         self._run = jax.jit(self._sequence)
 
     def __call__(self, sequences: Any, mask: jax.Array) -> tuple[dict[Path, Any], Any, Any]:
