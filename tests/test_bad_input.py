@@ -264,3 +264,9 @@ def test_models_with_nothing_to_learn_online(model, words):
     with pytest.raises(braintrace.CompilationError) as caught:
         braintrace.compile(model(), "d_rtrl", jnp.zeros((2, 3)), batch_size=2)
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_learner_inside_a_compiled_function_of_the_step(learner, raises):
+    xs, targets = CASE.sequences(2, 6)
+    inner = brainstate.transform.jit(lambda x, t: jnp.mean((learner(x) - t) ** 2))
+    raises(lambda: learner.etrace_grad(xs, targets, step_fn=inner), "step_fn")

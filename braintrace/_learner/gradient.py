@@ -85,19 +85,13 @@ class SequenceGradient:
             for relation in graph.hidden_param_op_relations
         }
         kind = WindowChunk if self._algorithm.vjp_method == "multi-step" else RecordedChunk
-        try:
-            self._chunks = kind(
-                self._algorithm,
-                self._recording(learner, step_fn),
-                list(self._parameters.values()),
-                weights,
-                slices,
-            )
-        except jax.errors.UnexpectedTracerError as error:
-            raise OptionError(
-                "`step_fn` calls the learner inside a compiled function or loop of its own. Call "
-                "it directly: the whole sequence gradient is compiled."
-            ) from error
+        self._chunks = kind(
+            self._algorithm,
+            self._recording(learner, step_fn),
+            list(self._parameters.values()),
+            weights,
+            slices,
+        )
         self._run = jax.jit(self._sequence)
 
     def __call__(self, sequences: Any, mask: jax.Array) -> tuple[dict[Path, Any], Any, Any]:
@@ -105,9 +99,15 @@ class SequenceGradient:
         parameters = [state.value for state in self._parameters.values()]
         others = [state.value for state in self._chunks.step.others]
         traces = self._algorithm.traces
-        gradients, value, aux, written, traces.value = self._run(
-            parameters, others, traces.value, sequences, mask
-        )
+        try:
+            gradients, value, aux, written, traces.value = self._run(
+                parameters, others, traces.value, sequences, mask
+            )
+        except jax.errors.UnexpectedTracerError as error:
+            raise OptionError(
+                "`step_fn` calls the learner inside a compiled function or loop of its own. Call "
+                "it directly: the whole sequence gradient is compiled."
+            ) from error
         self._chunks.step.write(written)
         if self._options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
