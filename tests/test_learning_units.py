@@ -84,6 +84,77 @@ def test_gradients_have_the_units_of_backpropagation(loss, unit_aware, driver):
         )
 
 
+PATTERN = u.sparse.CSR.fromdense(
+    jnp.asarray([[0.4, 0, 0.2, 0], [0, 0.3, 0, 0.6], [0.1, 0, 0, 0.5]])
+)
+OPERATIONS = {
+    "element_wise": (
+        {"w": jnp.linspace(0.2, 1, 4) * u.mA},
+        lambda x, p: braintrace.element_wise(p["w"]),
+    ),
+    "conv": (
+        {"w": jnp.linspace(-1, 1, 4).reshape(1, 1, 4) * u.siemens},
+        lambda x, p: braintrace.conv(
+            x[:, :, None], p["w"], padding="VALID", dimension_numbers=("NWC", "WIO", "NWC")
+        )[:, 0],
+    ),
+    "sparse_matmul": (
+        {"w": PATTERN.data * u.siemens},
+        lambda x, p: braintrace.sparse_matmul(x, p["w"], sparse_mat=PATTERN),
+    ),
+    "lora_matmul": (
+        {
+            "B": jnp.linspace(-1, 1, 6).reshape(3, 2) * u.siemens,
+            "A": jnp.linspace(-0.5, 1, 8).reshape(2, 4),
+        },
+        lambda x, p: braintrace.lora_matmul(x, p["B"], p["A"]),
+    ),
+}
+
+
+class Driven(brainstate.nn.Module):
+    """A leaky membrane driven by a current that some operation yields."""
+
+    def __init__(self, parameters, operation):
+        super().__init__()
+        self.operation = operation
+        self.weights = {name: brainstate.ParamState(value) for name, value in parameters.items()}
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.v = brainstate.HiddenState(jnp.zeros((batch_size, 4)) * u.mV)
+
+    def update(self, x):
+        current = self.operation(x, {name: state.value for name, state in self.weights.items()})
+        self.v.value = 0.8 * self.v.value + (current * (0.5 * u.ohm)).to(u.mV)
+        return self.v.value
+
+
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_learns_with_units(name, algorithm):
+    model = Driven(*OPERATIONS[name])
+    brainstate.nn.init_all_states(model, batch_size=2)
+    parameters = model.states(brainstate.ParamState)
+
+    def total():
+        outputs = brainstate.transform.for_loop(model.update, INPUTS)
+        return outputs.sum() / u.mV
+
+    expected = brainstate.transform.grad(total, parameters)()
+    learner = braintrace.compile(model, algorithm, INPUTS[0], batch_size=2)
+    found = learner.etrace_grad(
+        INPUTS, step_fn=lambda x: learner(x).sum() / u.mV, reduction="sum", unit_aware=False
+    )
+    for path, gradient in expected.items():
+        assert u.get_unit(found[path]) == u.get_unit(gradient), path
+        if algorithm == "d_rtrl":
+            np.testing.assert_allclose(
+                u.get_mantissa(found[path]), u.get_mantissa(gradient), rtol=2e-5, atol=1e-6
+            )
+        else:
+            assert np.abs(u.get_mantissa(found[path])).max() > 1e-3
+
+
 def test_es_d_rtrl_gives_gradients_in_the_parameters_units():
     learner = braintrace.compile(Membrane(), "es_d_rtrl", INPUTS[0], batch_size=2)
     found = learner.etrace_grad(INPUTS, step_fn=lambda x: plain_energy(learner(x)))
