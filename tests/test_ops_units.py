@@ -33,11 +33,52 @@ OPERATIONS = {
     "lora_matmul": (_lora, array(1, 3, 4)),
     "sparse_matmul": (_sparse, ENTRIES),
 }
+
+
+def mapped(f):
+    return lambda x, *rest: jax.vmap(lambda sample: f(sample[None], *rest)[0])(x)
+
+
+def in_scan(f):
+    def run(x, *rest):
+        _, y = jax.lax.scan(lambda carry, step: (carry, f(step, *rest)), 0, x[None])
+        return y[0]
+
+    return run
+
+
+def in_while_loop(f):
+    def run(*arguments):
+        def body(carry):
+            return carry[0] + 1, f(*arguments)
+
+        start = jax.tree.map(jnp.zeros_like, f(*arguments))
+        return jax.lax.while_loop(lambda carry: carry[0] < 1, body, (0, start))[1]
+
+    return run
+
+
+def in_custom_vjp(f):
+    function = jax.custom_vjp(f)
+    function.defvjp(lambda *arguments: jax.vjp(f, *arguments), lambda pull, y_bar: pull(y_bar))
+    return lambda *arguments: jax.vjp(function, *arguments)[0]
+
+
 TRANSFORMATIONS = {
     "eager": lambda f: f,
     "jit": jax.jit,
-    "vmap": lambda f: lambda x, *rest: jax.vmap(lambda xs: f(xs[None], *rest)[0])(x),
+    "vmap": mapped,
+    "nested vmap": lambda f: lambda x, *rest: jax.vmap(lambda xs: mapped(f)(xs, *rest))(x[None])[0],
+    "jit(vmap)": lambda f: jax.jit(mapped(f)),
     "checkpoint": jax.checkpoint,
+    "jvp": lambda f: lambda *arguments: jax.jvp(f, arguments, arguments)[0],
+    "vjp": lambda f: lambda *arguments: jax.vjp(f, *arguments)[0],
+    "linearize": lambda f: lambda *arguments: jax.linearize(f, *arguments)[0],
+    "scan": in_scan,
+    "cond": lambda f: lambda *arguments: jax.lax.cond(True, f, f, *arguments),
+    "while_loop": in_while_loop,
+    "custom_vjp": in_custom_vjp,
+    "lower().compile()": lambda f: lambda *a: jax.jit(f).lower(*a).compile()(*a),
 }
 
 
