@@ -8,6 +8,7 @@ file, so that a new release of JAX is met here and nowhere else. Tried with jax 
 
 import contextlib
 import functools
+import importlib.util
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,8 +24,11 @@ from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-# A source line is the user's: frames of this library are not.
-source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
+# A source line is the user's: frames of this library and of those that it works with are not.
+for _package in ("braintrace", "brainstate", "saiunit"):
+    _found = importlib.util.find_spec(_package)
+    if _found is not None and _found.origin is not None:
+        source_info_util.register_exclusion(str(pathlib.Path(_found.origin).parent))
 
 Atom = Any
 """A ``Var`` or a ``Literal``: what an equation reads."""

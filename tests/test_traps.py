@@ -1,0 +1,192 @@
+"""What models get wrong, and what looks wrong but is not: loops, branches, stale states."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+
+INPUTS = jax.random.normal(jax.random.key(0), (5, 2, 3))
+KEYS = jax.random.split(jax.random.key(1), 2)
+
+
+class Cell(brainstate.nn.Module):
+    """A weight, a state, and a step that a test fills in."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        self.w = brainstate.ParamState(jax.random.normal(KEYS[0], (3, 4)) / 2)
+        self.u = brainstate.ParamState(jax.random.normal(KEYS[1], (4, 4)) / 2)
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        self.step(self, x)
+        return self.h.value
+
+
+def compiled(step, **options):
+    return braintrace.compile(Cell(step), "d_rtrl", INPUTS[0], batch_size=2, **options)
+
+
+def gradient(learner):
+    found = learner.etrace_grad(
+        INPUTS, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum", chunk_size=2
+    )
+    return np.asarray(found[("w",)])
+
+
+def backpropagated(step):
+    model = Cell(step)
+    brainstate.nn.init_all_states(model, batch_size=2)
+
+    def total():
+        return brainstate.transform.for_loop(lambda x: jnp.sum(model(x) ** 2), INPUTS).sum()
+
+    return np.asarray(brainstate.transform.grad(total, {"w": model.w})()["w"])
+
+
+def leak(cell, x):
+    cell.h.value = 0.9 * cell.h.value + jnp.tanh(braintrace.matmul(x, cell.w.value))
+
+
+# --- refused ------------------------------------------------------------------------------
+
+
+def write_in_raw_scan(cell, x):
+    jax.lax.scan(lambda carry, _: (carry, leak(cell, x)), 0, None, length=2)
+
+
+def write_in_raw_cond(cell, x):
+    jax.lax.cond(x.sum() > 0, lambda: leak(cell, x), lambda: None)
+
+
+def weight_in_while_loop(cell, x):
+    def body(carry):
+        return carry[0] + 1, 0.9 * carry[1] + braintrace.matmul(x, cell.w.value)
+
+    cell.h.value = jax.lax.while_loop(lambda carry: carry[0] < 3, body, (0, cell.h.value))[1]
+
+
+def long_loop_with_a_weight(cell, x):
+    brainstate.transform.for_loop(lambda _: leak(cell, x), jnp.arange(40))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (write_in_raw_scan, r"brainstate\.transform"),
+        (write_in_raw_cond, r"brainstate\.transform"),
+        (weight_in_while_loop, "while.*test_traps.py"),
+        (long_loop_with_a_weight, "40 steps.*unroll_limit.*test_traps.py"),
+    ],
+)
+def test_refused_with_what_to_do(step, words):
+    with pytest.raises(braintrace.CompilationError, match=words):
+        compiled(step)
+
+
+def plain_recurrence(cell, x):
+    cell.h.value = jnp.tanh(braintrace.matmul(x, cell.w.value) + cell.h.value @ cell.u.value)
+
+
+def rolled(cell, x):
+    cell.h.value = 0.5 * jnp.roll(cell.h.value, 1, axis=-1) + braintrace.matmul(x, cell.w.value)
+
+
+@pytest.mark.parametrize("step", [plain_recurrence, rolled])
+def test_mixing_warns_once_with_path_and_line_and_strict_refuses_it(step):
+    with pytest.warns(braintrace.ApproximationWarning, match=r"'h'.*test_traps.py") as caught:
+        learner = compiled(step)
+    assert len(caught) == 1
+    assert [d.kind for d in learner.graph.diagnostics if d.level == "warning"] == ["plain-mixing"]
+    with pytest.raises(braintrace.CompilationError, match="'h'"):
+        compiled(step, strict=True)
+
+
+# --- followed -----------------------------------------------------------------------------
+
+
+def sub_steps(cell, x):
+    brainstate.transform.for_loop(lambda _: leak(cell, x), jnp.arange(3))
+
+
+def branches(cell, x):
+    def driven(scale):
+        return lambda: braintrace.matmul(scale * x, cell.w.value)
+
+    drive = brainstate.transform.cond(x.sum() > 0, driven(1.0), driven(-0.5))
+    cell.h.value = 0.9 * cell.h.value + jnp.tanh(drive)
+
+
+def rolled_integrator(cell, x):
+    drive = braintrace.matmul(x, cell.w.value)
+
+    def euler(v, _):
+        return v + 0.1 * (jnp.tanh(drive) - v), None
+
+    cell.h.value, _ = jax.lax.scan(euler, cell.h.value, None, length=50)
+
+
+@pytest.mark.parametrize("step", [sub_steps, branches, rolled_integrator])
+def test_loops_and_branches_are_followed(step):
+    learner = compiled(step)
+    assert learner.graph.diagnostics == () or all(
+        diagnostic.level == "info" for diagnostic in learner.graph.diagnostics
+    )
+    np.testing.assert_allclose(gradient(learner), backpropagated(step), rtol=1e-5, atol=1e-6)
+
+
+def integrator_of_unknown_length(cell, x):
+    drive = jnp.tanh(braintrace.matmul(x, cell.w.value))
+
+    def body(carry):
+        return carry[0] + 1, carry[1] + 0.1 * (drive - carry[1])
+
+    cell.h.value = jax.lax.while_loop(lambda carry: carry[0] < 4, body, (0, cell.h.value))[1]
+
+
+def the_same_unrolled(cell, x):
+    drive = jnp.tanh(braintrace.matmul(x, cell.w.value))
+    h = cell.h.value
+    for _ in range(4):
+        h = h + 0.1 * (drive - h)
+    cell.h.value = h
+
+
+def test_a_while_loop_without_weights_is_differentiated_forward():
+    found = gradient(compiled(integrator_of_unknown_length))
+    np.testing.assert_allclose(found, backpropagated(the_same_unrolled), rtol=1e-5, atol=1e-6)
+
+
+def test_a_longer_loop_is_unrolled_on_request():
+    learner = compiled(long_loop_with_a_weight, unroll_limit=40)
+    assert len(learner.graph.hidden_param_op_relations) == 40
+
+
+def test_new_state_objects_are_followed():
+    learner = compiled(leak)
+    expected = gradient(learner)
+    model = learner.algorithm.model
+    before = model.h
+    brainstate.nn.init_all_states(model, batch_size=2)
+    learner.algorithm.traces.value = learner.algorithm.zero_traces()
+    assert model.h is not before
+    np.testing.assert_array_equal(gradient(learner), expected)
+    assert np.any(model.h.value != 0)
+
+
+def test_a_print_inside_the_step_happens_once(capfd):
+    def chatty(cell, x):
+        leak(cell, x)
+        jax.debug.print("step of {}", x.shape[0])
+
+    learner = compiled(chatty)
+    jax.block_until_ready(learner(INPUTS[0]))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("step of 2") == 1
