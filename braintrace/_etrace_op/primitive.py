@@ -20,7 +20,6 @@ from .._jax import Primitive, define_from_impl
 from . import registry
 
 Rule = Callable[..., Any]
-Operands = dict[str, Any]
 
 _RULE_REGISTRIES: dict[str, dict] = {
     "yw_to_w": registry.ETP_RULES_YW_TO_W,
