@@ -1,6 +1,7 @@
 """Hidden groups: the hidden states that are coupled position by position."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,6 +85,12 @@ class _Candidate:
     ids: Ids
     old_ids: Ids
 
+    @property
+    def new_vars(self) -> tuple[Var, ...]:
+        """The variables that hold the state's new value."""
+        joined = self.leaf.joined_var
+        return (self.var,) if joined is None else (self.var, joined)
+
 
 def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[list[Walk]]]:
     """Group the hidden states of a model.
@@ -106,12 +113,12 @@ def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[lis
     first = [walk(candidate, frozenset()) for candidate in candidates]
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
+    new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
+    every_new = frozenset(new_vars)
     for members in _connected(candidates, first):
-        others = [c for i, c in enumerate(candidates) if i not in members]
-        stops = frozenset(c.var for c in others) | frozenset(
-            c.leaf.joined_var for c in others if c.leaf.joined_var is not None
-        )
         inside = [candidates[i] for i in members]
+        own = Counter(var for candidate in inside for var in candidate.new_vars)
+        stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
         group_walks = [walk(candidate, stops) for candidate in inside]
         groups.append(_group(len(groups), inside, group_walks))
         walks.append(group_walks)
@@ -140,6 +147,7 @@ def _with_common_positions(
 ) -> list[_Candidate]:
     """Give the positions of coupled states the same numbers, also where one is transposed."""
     found = list(candidates)
+    owner = {candidate.leaf.in_var: c for c, candidate in enumerate(candidates)}
     placed: set[int] = set()
     for first in range(len(found)):
         pending = [] if first in placed else [first]
@@ -147,15 +155,17 @@ def _with_common_positions(
         while pending:
             a = pending.pop()
             own = candidates[a]
-            home = home_positions(program, {own.leaf.in_var: own.old_ids}, constant)
+            # The walk looks at nothing that is computed after the state.
+            last = program.producer[own.var]
+            home = home_positions(program, {own.leaf.in_var: own.old_ids}, constant, last)
             walk = _walk(program, own, frozenset(), home, constant)
-            for c, other in enumerate(candidates):
-                ids = walk.ids.get(other.leaf.in_var)
-                if c in placed or ids is None or not _is_permutation(ids, own.ids.size):
+            for var, ids in walk.ids.items():
+                c = owner.get(var, a)
+                if c in placed or not _is_permutation(ids, own.ids.size):
                     continue
                 old_ids = found[a].old_ids.ravel()[ids]
-                new_ids = old_ids.ravel()[other.ids]
-                found[c] = dataclasses.replace(other, ids=new_ids, old_ids=old_ids)
+                new_ids = old_ids.ravel()[candidates[c].ids]
+                found[c] = dataclasses.replace(candidates[c], ids=new_ids, old_ids=old_ids)
                 placed.add(c)
                 pending.append(c)
     return found
@@ -167,13 +177,14 @@ def _is_permutation(ids: Ids, size: int) -> bool:
 
 def _candidates(traced: TracedModel, constant: Constants) -> list[_Candidate]:
     found: list[_Candidate] = []
+    taken: set[Var] = set()
     for leaf in traced.leaves:
         if leaf.kind != "hidden" or leaf.out_var is None or not carries_derivative(leaf.out_var):
             continue
-        taken = {candidate.var for candidate in found}
         var, ids = _resolve(traced.program, leaf.out_var, taken, constant)
         in_order = np.arange(ids.size, dtype=np.int32).reshape(leaf.shape)
         found.append(_Candidate(leaf, var, ids, in_order))
+        taken.add(var)
     producer = traced.program.producer
     return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
 
@@ -245,22 +256,24 @@ def _reaches(walk: Walk, var: Var) -> bool:
     return ids is not None and bool(np.any(ids >= 0))
 
 
-def _coupled(walk: Walk, size: int, other: _Candidate) -> bool:
-    """Tell whether a state reads another of its size, old or new, position by position."""
-    if other.ids.size != size:
-        return False
-    return _reaches(walk, other.leaf.in_var) or _reaches(walk, other.var)
-
-
 def _connected(candidates: Sequence[_Candidate], walks: Sequence[Walk]) -> list[list[int]]:
-    """Return the connected components of the coupling, in order of their first member."""
+    """Return the connected components of the coupling, in order of their first member.
+
+    A state is coupled to those of its size that it reads, old or new, position by position.
+    """
+    owner = {var: i for i, c in enumerate(candidates) for var in (c.leaf.in_var, c.var)}
     group_of = list(range(len(candidates)))
     for a, walk in enumerate(walks):
-        for c, other in enumerate(candidates):
-            if group_of[a] != group_of[c] and _coupled(walk, candidates[a].ids.size, other):
+        for var in walk.ids:
+            c = owner.get(var, a)
+            same_size = candidates[a].ids.size == candidates[c].ids.size
+            if group_of[a] != group_of[c] and same_size and _reaches(walk, var):
                 old, new = sorted((group_of[a], group_of[c]), reverse=True)
                 group_of = [new if g == old else g for g in group_of]
-    return [[i for i, g in enumerate(group_of) if g == first] for first in sorted(set(group_of))]
+    members: dict[int, list[int]] = {}
+    for i, group in enumerate(group_of):
+        members.setdefault(group, []).append(i)
+    return [members[first] for first in sorted(members)]
 
 
 def _group(index: int, members: Sequence[_Candidate], walks: Sequence[Walk]) -> HiddenGroup:

@@ -17,20 +17,25 @@ class Constants:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._inputs = frozenset(program.in_vars)
+        self._varying: set[Var] | None = None
 
     def __call__(self, atom: Any) -> np.ndarray | None:
         """Return the value of ``atom``, or ``None`` where it depends on an input."""
         if not is_var(atom):
             return np.asarray(atom.val)
-        if self._inputs & self._program.depends_on([atom]):
+        if self._varying is None:
+            self._varying = self._program.dependents_of(self._program.in_vars)
+        if atom in self._varying:
             return None
         with jax.ensure_compile_time_eval():
             return np.asarray(evaluate(self._program, [atom], {})[0])
 
 
 def home_positions(
-    program: Program, starts: Mapping[Var, Ids], constant: Callable[[Any], np.ndarray | None]
+    program: Program,
+    starts: Mapping[Var, Ids],
+    constant: Callable[[Any], np.ndarray | None],
+    last: int | None = None,
 ) -> dict[Var, Ids]:
     """Carry numbers of elements forward through element-wise equations and moves.
 
@@ -42,6 +47,8 @@ def home_positions(
         Variables, and the numbers of their elements.
     constant
         See `Constants`.
+    last
+        Index of the last equation that is looked at; ``None``: all are.
 
     Returns
     -------
@@ -50,10 +57,9 @@ def home_positions(
         ``NONE`` for the other elements.
     """
     home: dict[Var, Ids] = dict(starts)
-    for equation in program.equations:
+    for index in program.forward(starts, home, last):
+        equation = program.equations[index]
         known = [home.get(atom) if is_var(atom) else None for atom in equation.invars]
-        if all(ids is None for ids in known):
-            continue
         if equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1:
             _home_of_elementwise(equation, known, home)
         elif is_move(equation):
@@ -92,7 +98,10 @@ def _home_of_move(
 
 
 def pure_origin(
-    program: Program, start: Var, constant: Callable[[Any], np.ndarray | None]
+    program: Program,
+    start: Var,
+    constant: Callable[[Any], np.ndarray | None],
+    last: int | None = None,
 ) -> dict[Var, Ids]:
     """Return the element of ``start`` behind the elements of what is made from it.
 
@@ -100,14 +109,13 @@ def pure_origin(
     result; one that depends on it in any other way as well is left out.
     """
     numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
-    origin = home_positions(program, {start: numbers}, constant)
+    origin = home_positions(program, {start: numbers}, constant, last)
     impure: set[Var] = set()
-    pure = {start}
-    for equation in program.equations:
-        operands = {atom for atom in equation.invars if is_var(atom)}
-        if operands & impure:
+    reached = {start}
+    for index in program.forward([start], reached, last):
+        equation = program.equations[index]
+        spoilt = any(is_var(atom) and atom in impure for atom in equation.invars)
+        if spoilt or equation.outvars[0] not in origin:
             impure.update(equation.outvars)
-        elif operands & pure:
-            lost = equation.outvars[0] not in origin
-            (impure if lost else pure).update(equation.outvars)
-    return {var: ids for var, ids in origin.items() if var in pure}
+        reached.update(equation.outvars)
+    return {var: ids for var, ids in origin.items() if var not in impure}

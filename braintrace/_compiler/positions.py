@@ -12,7 +12,8 @@ that they come from, carried forward.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,7 @@ def walk_back(
     def walk_body(body: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
         return _walk_body(body, out_ids, marked)
 
-    for index in range(len(program.equations) - 1, -1, -1):
+    for index in _backward(program, start, received):
         equation = program.equations[index]
         for var in equation.outvars:
             settle(var)
@@ -144,6 +145,27 @@ def walk_back(
         settle(var)
     reached = {var: found for var, found in ids.items() if var not in stops}
     return Walk(reached, tuple(sorted(set(cuts), key=_order)), tuple(roots), tuple(passed))
+
+
+def _backward(
+    program: Program, start: Mapping[Var, Ids], received: Mapping[Var, Any]
+) -> Iterator[int]:
+    """Yield the equations that make what the walk has reached, the last of them first."""
+    queued: set[int] = set()
+    pending: list[int] = []
+
+    def queue(reached: Iterable[Var]) -> None:
+        for var in reached:
+            index = program.producer.get(var)
+            if index is not None and index not in queued:
+                queued.add(index)
+                heapq.heappush(pending, -index)
+
+    queue(start)
+    while pending:
+        index = -heapq.heappop(pending)
+        yield index
+        queue(a for a in program.equations[index].invars if is_var(a) and a in received)
 
 
 _LOOPS = {"cond": through_cond, "scan": through_scan, "while": through_while}

@@ -134,7 +134,8 @@ def _entries(program: Program, y: Var, state: int, walk: Walk, constant: Constan
         entries.append((state, y, direct, direct, ids.ravel()[direct]))
     if np.any(ids == MANY):
         fanned_out = (ids == MANY).ravel()
-        origin = pure_origin(program, y, constant)
+        last = max((program.producer[root] for root in walk.roots), default=-1)
+        origin = pure_origin(program, y, constant, last)
         for root in walk.roots:
             source = origin.get(root)
             if source is None or root not in walk.ids:

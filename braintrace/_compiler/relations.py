@@ -102,7 +102,13 @@ def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
     """Return the marked operations whose operands depend on parameters, in program order."""
     program = traced.program
     by_var = {leaf.in_var: leaf for leaf in traced.leaves}
+    place = {var: i for i, var in enumerate(program.in_vars)}
     arguments = set(traced.argument_vars)
+
+    def inputs_behind(atom: Atom, blocked: frozenset[str] = frozenset()) -> list[Var]:
+        behind = program.depends_on([atom], blocked=blocked)
+        return sorted((var for var in behind if var in place), key=place.__getitem__)
+
     # Transformations trace a function more than once and leave unused equations behind.
     used = program.depends_on(program.out_atoms)
     found = []
@@ -112,20 +118,20 @@ def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
             continue
         positions = spec.resolve_trainable_invars(equation.params)
         operands = {name: equation.invars[position] for name, position in positions.items()}
-        behind = {name: program.depends_on([atom]) for name, atom in operands.items()}
-        learning = {
-            name: program.depends_on([atom], blocked=CONSTANT) for name, atom in operands.items()
-        }
         parameters = {
             name: tuple(
-                leaf for leaf in traced.leaves if leaf.kind == "parameter" and leaf.in_var in deps
+                by_var[var] for var in inputs_behind(atom, CONSTANT) if not _is_foreign(var, by_var)
             )
-            for name, deps in learning.items()
+            for name, atom in operands.items()
         }
         if not any(parameters.values()):
             continue
-        inputs = set().union(*behind.values()) & set(program.in_vars)
-        foreign = [var for var in program.in_vars if var in inputs and _is_foreign(var, by_var)]
+        foreign = dict.fromkeys(
+            var
+            for atom in operands.values()
+            for var in inputs_behind(atom)
+            if _is_foreign(var, by_var)
+        )
         found.append(
             MarkedOperation(
                 equation=index,
@@ -155,14 +161,20 @@ def find_relations(
 ) -> list[HiddenParamOpRelation]:
     """Return the relations of a model, in program order."""
     constant = Constants(traced.program)
+    reached_by: dict[Var, list[int]] = {operation.y_var: [] for operation in operations}
+    for index, group_walks in enumerate(walks):
+        for var in dict.fromkeys(var for walk in group_walks for var in walk.ids):
+            if var in reached_by:
+                reached_by[var].append(index)
     relations = []
     for number, operation in enumerate(operations):
         if operation.foreign:
             continue
+        y = operation.y_var
         reaches = [
             reach
-            for group, group_walks in zip(groups, walks, strict=True)
-            if (reach := find_reach(traced.program, operation.y_var, group, group_walks, constant))
+            for index in reached_by[y]
+            if (reach := find_reach(traced.program, y, groups[index], walks[index], constant))
         ]
         if reaches:
             equation = traced.program.equations[operation.equation]

@@ -1,7 +1,8 @@
 """A flat jaxpr with the look-up tables that analyses need."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import heapq
+from collections.abc import Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -57,6 +58,43 @@ class Program:
             if self.equations[index].primitive.name not in blocked:
                 pending.extend(a for a in self.equations[index].invars if is_var(a))
         return seen
+
+    def dependents_of(self, starts: Iterable[Var]) -> set[Var]:
+        """Return every variable that is computed from one of ``starts``, these included."""
+        found = set(starts)
+        for index in self.forward(found.copy(), found):
+            found.update(self.equations[index].outvars)
+        return found
+
+    def forward(
+        self, starts: Iterable[Var], reached: Container[Var], last: int | None = None
+    ) -> Iterator[int]:
+        """Yield the equations that read what has been reached, in execution order.
+
+        Parameters
+        ----------
+        starts
+            Variables to begin with.
+        reached
+            Looked at after every equation: whether its outputs have been reached as well.
+        last
+            Index of the last equation to yield; ``None``: there is no limit.
+        """
+        queued: set[int] = set()
+        pending: list[int] = []
+
+        def queue(found: Iterable[Var]) -> None:
+            for var in found:
+                for index, _ in self.readers.get(var, ()):
+                    if index not in queued and (last is None or index <= last):
+                        queued.add(index)
+                        heapq.heappush(pending, index)
+
+        queue(starts)
+        while pending:
+            index = heapq.heappop(pending)
+            yield index
+            queue(var for var in self.equations[index].outvars if var in reached)
 
 
 def program_of(closed_jaxpr: Any) -> Program:
