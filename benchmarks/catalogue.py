@@ -1,0 +1,53 @@
+"""All cases."""
+
+from .case import Case
+from .questions import (
+    compile_time,
+    first_call,
+    inference,
+    length,
+    matrix_rate,
+    memory,
+    operations,
+    sequence,
+    streaming,
+    trace_bytes,
+    trace_dtype,
+)
+
+QUESTIONS = {
+    module.__name__.rpartition(".")[-1]: module
+    for module in (
+        sequence,
+        operations,
+        streaming,
+        length,
+        memory,
+        first_call,
+        compile_time,
+        inference,
+        trace_bytes,
+        trace_dtype,
+        matrix_rate,
+    )
+}
+
+
+def all_cases(platform: str) -> list[Case]:
+    """Return the cases for a platform (cpu, gpu or tpu), question by question."""
+    return [case for module in QUESTIONS.values() for case in module.cases(platform)]
+
+
+def find(name: str, platform: str) -> Case:
+    """Return a case by name."""
+    return {case.name: case for case in all_cases(platform)}[name]
+
+
+def heading(question: str) -> str:
+    """Return the question that a file answers: the first line of its docstring."""
+    return (QUESTIONS[question].__doc__ or question).splitlines()[0]
+
+
+def explanation(question: str) -> str:
+    """Return what the file says about how it is measured."""
+    return "\n".join((QUESTIONS[question].__doc__ or "").strip().splitlines()[2:])

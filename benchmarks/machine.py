@@ -1,0 +1,71 @@
+"""What runs the benchmarks: the machine, without its name on any network, and the versions."""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("braintrace", "brainstate", "jax", "jaxlib")
+
+
+def processor() -> str:
+    """Return the model of the processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def describe() -> dict[str, Any]:
+    """Return device, platform and versions."""
+    import jax
+
+    device = jax.devices()[0]
+    on_processor = device.platform == "cpu"
+    name = f"{processor()}, {cores()} cores" if on_processor else device.device_kind
+    return {
+        "name": name,
+        "platform": device.platform,
+        "processor": f"{processor()}, {cores()} cores",
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in PACKAGES},
+    }
+
+
+def version(package: str) -> str | None:
+    """Return the version of an installed package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def file_name(name: str) -> str:
+    """Return a machine's name as part of a file name."""
+    plain = re.sub(r"\((R|TM|C)\)|@.*?(?=,|$)", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-").lower()
+
+
+def main() -> None:
+    """Write the description to a file."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.machine", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    options = parser.parse_args()
+    options.out.write_text(json.dumps(describe()))
+
+
+if __name__ == "__main__":
+    main()

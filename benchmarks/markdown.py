@@ -1,0 +1,224 @@
+"""Results as Markdown tables, and the headline block of the README."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .results import Result, failed
+
+BEGIN, END = "<!-- benchmark -->", "<!-- /benchmark -->"
+DASH = "–"
+HOLDS = {True: "yes", False: "**no**", None: ""}
+HEADLINE = (
+    "sequence/T=64,H=256,B=32",
+    "sequence/T=512,H=256,B=32",
+    "sequence/T=64,H=1024,B=32",
+)
+HEADLINE_TIMES = ("BPTT", "D_RTRL, one chunk", "D_RTRL, auto", "ES_D_RTRL, auto")
+
+
+def number(value: Any) -> str:
+    """Return a number with as many digits as help."""
+    if value is None:
+        return DASH
+    if isinstance(value, str):
+        return value
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.2f}" if 0.095 <= abs(value) < 1e4 else f"{value:.2g}"
+
+
+def seconds(value: float | None) -> str:
+    """Return a time with its unit."""
+    if value is None:
+        return DASH
+    for size, unit in ((1.0, "s"), (1e-3, "ms")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e6:.3g} µs"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def _parameters(case: Result) -> str:
+    return str(case["name"]).partition("/")[2]
+
+
+def _limit(row: Result) -> str:
+    if row["limit"] is None:
+        return ""
+    return f"{'=' if row['equal'] else '≤'} {number(row['limit'])}"
+
+
+def _target_rows(cases: list[Result], other: dict[str, Result] | None) -> list[list[str]]:
+    rows = []
+    for case in cases:
+        theirs = {
+            row["name"]: row for row in (other or {}).get(case["name"], {}).get("targets", [])
+        }
+        for row in case.get("targets", []):
+            cells = [_parameters(case), row["name"], number(row["value"]), _limit(row)]
+            cells.append("**FAILED**" if failed(case) else HOLDS[row["holds"]])
+            if other is not None:
+                cells.append(number(theirs.get(row["name"], {}).get("value")))
+            rows.append(cells)
+    return rows
+
+
+def _timed(cases: list[Result], other: dict[str, Result] | None) -> list[str]:
+    """Return one table of times for each set of compared functions."""
+    lines: list[str] = []
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for case in cases:
+        labels = tuple(case.get("seconds", {}))
+        if labels:
+            groups.setdefault(labels, []).append(case)
+    for labels, members in groups.items():
+        rows = [
+            [label, *(_time(case, label, other) for case in members)] for label in sorted(labels)
+        ]
+        lines += table(["time per call or step", *map(_parameters, members)], rows)
+    return lines
+
+
+def _time(case: Result, label: str, other: dict[str, Result] | None) -> str:
+    cell = seconds(case["seconds"][label]["median"])
+    if other is None:
+        return cell
+    theirs = other.get(case["name"], {}).get("seconds", {}).get(label, {}).get("median")
+    return f"{cell} ({seconds(theirs)})"
+
+
+def _facts(cases: list[Result]) -> list[str]:
+    rows = [
+        [_parameters(case), label, number(value)]
+        for case in cases
+        for label, value in case.get("facts", {}).items()
+    ]
+    return table(["case", "what", "value"], rows) if rows else []
+
+
+def _notes(cases: list[Result], whose: str = "") -> list[str]:
+    lines = []
+    for case in cases:
+        for label in case.get("disagrees", []):
+            entry = case["deviations"][label]
+            lines.append(
+                f"- **FAILED**{whose}: {case['name']}, {label}: {number(entry['value'])} from its "
+                f"oracle (at most {number(entry['tolerance'])})"
+            )
+        if case.get("error"):
+            last = str(case["error"]).strip().splitlines()[-1]
+            lines.append(f"- **FAILED**{whose}: {case['name']}: {last}")
+        for label, why in case.get("missing", {}).items():
+            lines.append(f"- not available{whose}: {case['name']}, {label}: {why}")
+    return [*lines, ""] if lines else []
+
+
+def _agreement(cases: list[Result]) -> str:
+    entries = [e for case in cases for e in case.get("deviations", {}).values()]
+    finite = [e["value"] for e in entries if isinstance(e["value"], float)]
+    if not entries:
+        return ""
+    largest = number(max(finite)) if finite else DASH
+    return f"{len(entries)} comparisons with an oracle; largest relative deviation {largest}."
+
+
+def section(
+    title: str, explanation: str, cases: list[Result], other: dict[str, Result] | None
+) -> list[str]:
+    """Return everything about one question."""
+    lines = [f"## {title}", "", explanation, ""]
+    rows = _target_rows(cases, other)
+    if rows:
+        head = ["case", "what", "found", "target", "holds"]
+        lines += table([*head, "other"] if other is not None else head, rows)
+    lines += _timed(cases, other) + _facts(cases) + _notes(cases)
+    if other is not None:
+        theirs = [other[case["name"]] for case in cases if case["name"] in other]
+        lines += _notes(theirs, " (other)")
+    return [*lines, _agreement(cases), ""]
+
+
+def machine_lines(machine: Result) -> list[str]:
+    """Return what ran the benchmarks."""
+    versions = ", ".join(f"{name} {v or 'unknown'}" for name, v in machine["versions"].items())
+    return [f"{machine['name']}. Python {machine['python']}, {versions}."]
+
+
+def page(results: Result, sections: list[tuple[str, str, list[Result]]], plots: list[str]) -> str:
+    """Return the whole page of a machine.
+
+    Parameters
+    ----------
+    results
+        All results.
+    sections
+        ``(question, explanation, cases)``.
+    plots
+        File names.
+    """
+    other = results["other"]["cases"] if results["other"] else None
+    lines = ["# Benchmarks", "", *machine_lines(results["machine"])]
+    if results["other"]:
+        lines += ["", "Other (in the last column, and in brackets):"]
+        lines += machine_lines(results["other"]["machine"])
+    lines += [
+        "",
+        "Medians over rounds in which everything that is compared is called in turn; ratios are",
+        "medians of the ratios within a round. Written by `python -m benchmarks`.",
+        "",
+    ]
+    for title, explanation, cases in sections:
+        lines += section(title, explanation, cases, other)
+    lines += [line for plot in plots for line in (f"![{plot}]({plot})", "")]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def headline(results: Result) -> str:
+    """Return the block of the README: the whole-sequence gradient next to BPTT."""
+    rows = []
+    for name in HEADLINE:
+        case = results["cases"].get(name)
+        if case is None or failed(case):
+            continue
+        medians = {label: case["seconds"].get(label, {}).get("median") for label in HEADLINE_TIMES}
+        reference = medians["BPTT"]
+        rows.append(
+            [
+                "{steps} steps, {hidden} units, batch {batch}".format(**case["parameters"]),
+                *(_with_ratio(medians[label], reference) for label in HEADLINE_TIMES),
+            ]
+        )
+    intro = (
+        "Gradient of a whole sequence (leaky tanh RNN, 64 inputs, a loss at every step, float32), "
+        "and in brackets its time over that of backpropagation through time, on "
+    )
+    lines = [intro + " ".join(machine_lines(results["machine"])), ""]
+    return "\n".join([*lines, *table(["", *HEADLINE_TIMES], rows)]).rstrip()
+
+
+def _with_ratio(time: float | None, reference: float | None) -> str:
+    if time is None or reference is None:
+        return DASH
+    return seconds(time) if time == reference else f"{seconds(time)} ({time / reference:.2f})"
+
+
+def put_into(readme: Path, block: str) -> None:
+    """Replace what stands between the markers of a page.
+
+    Raises
+    ------
+    ValueError
+        If the page has no markers.
+    """
+    text = readme.read_text()
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", flags=re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"{readme.name} has no markers {BEGIN} and {END}.")
+    readme.write_text(pattern.sub(lambda _: f"{BEGIN}\n{block}\n{END}", text))

@@ -1,0 +1,127 @@
+"""How much memory does a sequence gradient take while it runs, against T, H and batch?
+
+The size of the temporary buffers of the compiled program, as ``compiled.memory_analysis()``
+gives it; the arguments and results are not in it. Programs of long sequences are compiled, not
+run: their gradients are compared with the oracle at the shortest length.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .. import handwritten, oracles, subjects
+from ..case import Case, NotOffered, Prepared, Target
+from ..networks import Network, dense
+from ..subjects import Task, learner_of, step_function
+
+CHUNK = 16
+SHORT, LONG = 64, 65536
+LABELS = ("BPTT", "D_RTRL, chunks of 16", "ES_D_RTRL, chunks of 16", "hand-written, chunks of 16")
+
+
+def temporary_bytes(compiled: Any) -> float:
+    """Return the bytes of the temporary buffers of a compiled program.
+
+    Raises
+    ------
+    NotOffered
+        If the device does not tell.
+    """
+    analysis = compiled.memory_analysis()
+    size = getattr(analysis, "temp_size_in_bytes", None)
+    if size is None:
+        raise NotOffered("this device has no memory analysis")
+    return float(size)
+
+
+def plain_bytes(task: Task, make: Callable[[Network], Any]) -> float:
+    """Return the temporary bytes of a function of parameters, inputs and targets."""
+    lowered = jax.jit(make(task.network)).lower(task.parameters, *_shapes(task))
+    return temporary_bytes(lowered.compile())
+
+
+def online_bytes(task: Task, algorithm: str) -> float:
+    """Return the temporary bytes of ``etrace_grad``, which reads and writes States."""
+    learner = learner_of(dataclasses.replace(task, steps=1), algorithm)
+    step = step_function(learner)
+
+    def gradient(xs: Any, targets: Any) -> Any:
+        return learner.etrace_grad(xs, targets, step_fn=step, chunk_size=CHUNK)
+
+    shapes = _shapes(task)
+    function = brainstate.transform.StatefulFunction(gradient, return_only_write=True)
+    function.make_jaxpr(*shapes)
+    values = [state.value for state in function.get_states(*shapes)]
+    return temporary_bytes(jax.jit(function.jaxpr_call).lower(values, *shapes).compile())
+
+
+def _shapes(task: Task) -> tuple[Any, ...]:
+    shapes = jax.eval_shape(lambda: task.network.data(task.steps, task.batch))
+    return tuple(jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(task.dtype)) for leaf in shapes)
+
+
+def prepare(tasks: dict[str, Task]) -> Prepared:
+    """Return the temporary bytes of all ways at all sizes."""
+    ways: dict[str, Callable[[Task], float]] = {
+        "BPTT": lambda task: plain_bytes(task, oracles.bptt),
+        "D_RTRL, chunks of 16": lambda task: online_bytes(task, "d_rtrl"),
+        "ES_D_RTRL, chunks of 16": lambda task: online_bytes(task, "es_d_rtrl"),
+        "hand-written, chunks of 16": lambda task: plain_bytes(
+            task, lambda network: handwritten.chunked(network, CHUNK)
+        ),
+    }
+    first = next(iter(tasks.values()))
+
+    def check(algorithm: str) -> tuple[float, float]:
+        subject = subjects.online(first, algorithm, CHUNK)
+        assert subject.deviation is not None
+        return subject.deviation(subject.run()), subject.tolerance
+
+    return Prepared(
+        facts={
+            f"{label}, {size}": partial(way, task)
+            for size, task in tasks.items()
+            for label, way in ways.items()
+        },
+        checks={algorithm: partial(check, algorithm) for algorithm in ("d_rtrl", "es_d_rtrl")},
+    )
+
+
+def against_length(lengths: tuple[int, ...], hidden: int, batch: int) -> Case:
+    """Return the case of a growing length."""
+    last, first = f"T={lengths[-1]}", f"T={lengths[0]}"
+    labels = [label for label in LABELS if "D_RTRL" in label]
+    return Case(
+        name=f"memory/T to {lengths[-1]}",
+        parameters={"hidden": hidden, "batch": batch, "axis": "T", "values": list(lengths)},
+        build=lambda: prepare({f"T={t}": Task(dense(hidden=hidden), t, batch) for t in lengths}),
+        targets=(
+            *(Target(f"{label}, {last}", f"{label}, {first}", 1.1) for label in labels),
+            Target(f"BPTT, {last}", f"BPTT, {first}", None),
+        ),
+        quick=lengths[-1] < LONG,
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return one case for each axis of the plots."""
+    hidden, batches = (64, 128, 256, 512, 1024), (1, 8, 32, 128)
+    return [
+        against_length((SHORT, 256, 1024, 4096, 16384, LONG), 256, 32),
+        against_length((SHORT, 1024), 256, 32),
+        Case(
+            name="memory/H to 1024",
+            parameters={"steps": 256, "batch": 32, "axis": "H", "values": list(hidden)},
+            build=lambda: prepare({f"H={h}": Task(dense(hidden=h), 256, 32) for h in hidden}),
+        ),
+        Case(
+            name="memory/B to 128",
+            parameters={"steps": 256, "hidden": 256, "axis": "B", "values": list(batches)},
+            build=lambda: prepare({f"B={b}": Task(dense(), 256, b) for b in batches}),
+        ),
+    ]

@@ -1,0 +1,75 @@
+"""What does the gradient of a whole sequence cost, next to backpropagation through time?
+
+A leaky tanh RNN with a plain readout and a loss at every step. BPTT is the jitted
+``jax.value_and_grad`` of the scanned plain model. The library is called as users write it,
+``reset_state`` and then ``etrace_grad``; "without reset" leaves the reset out of the time.
+"""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+from .. import subjects
+from ..case import Case, Prepared, Subject, Target
+from ..networks import dense
+from ..subjects import Task
+
+STEPS, HIDDEN, BATCHES = (64, 512), (256, 1024), (1, 32, 128)
+MORE_FOR_PLOTS = (
+    [(steps, 256, 32) for steps in (16, 128, 256, 1024)]
+    + [(64, hidden, 32) for hidden in (128, 512, 2048)]
+    + [(64, 256, batch) for batch in (4, 512)]
+)
+TARGETS = (
+    Target("D_RTRL, one chunk", "BPTT", 1.0),
+    Target("D_RTRL, auto", "BPTT", 1.2),
+    Target("D_RTRL, chunks of 16", "BPTT", None),
+    Target("ES_D_RTRL, auto", "BPTT", 1.0),
+    Target("ES_D_RTRL, one chunk", "BPTT", 1.0),
+    Target("D_RTRL, one chunk, without reset", "BPTT", None),
+    Target("D_RTRL, auto, without reset", "BPTT", None),
+    Target("ES_D_RTRL, auto, without reset", "BPTT", None),
+    Target("D_RTRL, one chunk", "hand-written, one chunk", 1.15),
+    Target("D_RTRL, chunks of 16", "hand-written, chunks of 16", 1.15),
+    Target("ES_D_RTRL, one chunk", "hand-written ES_D_RTRL", 1.15),
+)
+
+
+def prepare(task: Task) -> Prepared:
+    """Return everything that is compared on a task."""
+    ways = {
+        "D_RTRL, one chunk": ("d_rtrl", task.steps),
+        "D_RTRL, chunks of 16": ("d_rtrl", 16),
+        "D_RTRL, auto": ("d_rtrl", None),
+        "ES_D_RTRL, one chunk": ("es_d_rtrl", task.steps),
+        "ES_D_RTRL, auto": ("es_d_rtrl", None),
+    }
+    compared: dict[str, Callable[[], Subject]] = {
+        "BPTT": partial(subjects.bptt, task),
+        "hand-written, one chunk": partial(subjects.hand_one_chunk, task),
+        "hand-written, chunks of 16": partial(subjects.hand_chunked, task, 16),
+        "hand-written ES_D_RTRL": partial(subjects.hand_smoothed, task),
+    }
+    for label, (algorithm, chunk) in ways.items():
+        for suffix, count in (("", True), (", without reset", False)):
+            compared[label + suffix] = partial(subjects.online, task, algorithm, chunk, count)
+    return Prepared(compared)
+
+
+def case(steps: int, hidden: int, batch: int) -> Case:
+    """Return the case of one size."""
+    return Case(
+        name=f"sequence/T={steps},H={hidden},B={batch}",
+        parameters={"steps": steps, "hidden": hidden, "batch": batch, "dtype": "float32"},
+        build=lambda: prepare(Task(dense(hidden=hidden), steps, batch)),
+        targets=TARGETS,
+        quick=(steps, hidden, batch) == (64, 256, 32),
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return the sizes of the targets, and some between them for the plots."""
+    sizes = [*itertools.product(STEPS, HIDDEN, BATCHES), *MORE_FOR_PLOTS]
+    if platform != "cpu":
+        sizes += [(64, 4096, 32), (64, 4096, 128)]
+    return [case(*size) for size in sizes]

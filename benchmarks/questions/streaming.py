@@ -1,0 +1,242 @@
+"""What does one step of online learning cost, next to one pass over its trace?
+
+The network is given one step at a time, and its gradient is taken after every step. A pass reads
+and writes arrays of the shapes of the traces, ``e * a + b``, in place. Both are timed as single
+calls and in a compiled loop over many steps, where no time goes into calling.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+import braintrace
+
+from .. import oracles
+from ..case import Case, NotOffered, Prepared, Subject, Target
+from ..networks import NETWORKS, squared_error
+from ..subjects import ALPHA, Model, Task, learner_of, named, wait_for_states
+
+LIMITS = {"cpu": 2.5, "gpu": 1.5}
+STEPS = 64
+CALL, LOOP = "D_RTRL step, single calls", "D_RTRL step, in a loop"
+PASS_CALL, PASS_LOOP = "one pass, single calls", "one pass, in a loop"
+JIT = "D_RTRL step, single calls, transform.jit"
+ES_LOOP = "ES_D_RTRL step, in a loop"
+
+
+class Stream:
+    """A model that learns one step at a time, as users write it.
+
+    Parameters
+    ----------
+    task
+        The network and its sequence.
+    algorithm
+        ``'d_rtrl'`` or ``'es_d_rtrl'``.
+    """
+
+    def __init__(self, task: Task, algorithm: str = "d_rtrl") -> None:
+        self.task = task
+        self.model = Model(task.network)
+        brainstate.nn.init_all_states(self.model, batch_size=task.batch)
+        if algorithm == "d_rtrl":
+            self.algorithm = braintrace.D_RTRL(self.model)
+        else:
+            self.algorithm = braintrace.ES_D_RTRL(self.model, decay_or_rank=ALPHA)
+        self.algorithm.compile_graph(task.data[0][0])
+        weights = self.model.states(brainstate.ParamState)
+        self._gradient = brainstate.transform.grad(self._loss, weights)
+
+    def _loss(self, x: Any, target: Any) -> Any:
+        return squared_error(self.algorithm(x), target)
+
+    def step(self, x: Any, target: Any) -> Any:
+        """Return the gradient of one step; states and traces move on."""
+        return self._gradient(x, target)
+
+    def reset(self) -> None:
+        """Begin a new sequence."""
+        self.algorithm.reset_state(self.task.batch)
+        wait_for_states(self.algorithm)
+
+    def mean(self, run: Callable[[Any, Any], Any]) -> Any:
+        """Return the mean gradient of a sequence that is run step by step."""
+        self.reset()
+        total = None
+        for x, target in zip(*self.task.data, strict=True):
+            found = run(x, target)
+            total = found if total is None else jax.tree.map(jnp.add, total, found)
+        return {name: value / self.task.steps for name, value in named(total).items()}
+
+
+def donated(stream: Stream) -> Callable[[Any, Any], Any]:
+    """Compile a step whose states and traces are updated in place."""
+    x, target = (sequence[0] for sequence in stream.task.data)
+    function = brainstate.transform.StatefulFunction(stream.step, return_only_write=True)
+    function.make_jaxpr(x, target)
+    states = function.get_states(x, target)
+    values = [state.value for state in states]
+    written = [new is not None for new in jax.eval_shape(function.jaxpr_call, values, x, target)[0]]
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run(moving: list[Any], still: list[Any], x: Any, target: Any) -> Any:
+        moving, still = list(moving), list(still)
+        values = [(moving if moves else still).pop(0) for moves in written]
+        new, found = function.jaxpr_call(values, x, target)
+        return [value for value, moves in zip(new, written, strict=True) if moves], found
+
+    def step(x: Any, target: Any) -> Any:
+        pairs = list(zip(states, written, strict=True))
+        moving = [state for state, moves in pairs if moves]
+        new, found = run(
+            [state.value for state in moving],
+            [state.value for state, moves in pairs if not moves],
+            x,
+            target,
+        )
+        for state, value in zip(moving, new, strict=True):
+            state.value = value
+        return found
+
+    def reset() -> None:
+        stream.reset()
+        for state, moves in zip(states, written, strict=True):
+            if moves:  # fresh traces may share one buffer, which cannot be given away twice
+                state.value = jax.tree.map(jnp.copy, state.value)
+
+    step.reset = reset  # type: ignore[attr-defined]
+    return step
+
+
+def single_calls(task: Task, compile_step: Callable[[Stream], Any]) -> Subject:
+    """Time steps that are called one by one."""
+    stream = Stream(task)
+    step = compile_step(stream)
+    begin = getattr(step, "reset", stream.reset)
+    stream.reset = begin  # type: ignore[method-assign]
+    pairs = list(zip(*task.data, strict=True))
+
+    def run() -> Any:
+        found = None
+        for x, target in pairs:
+            found = step(x, target)
+        return found
+
+    return Subject(
+        run,
+        before=begin,
+        deviation=lambda _: oracles.deviation(stream.mean(step), task.d_rtrl),
+        tolerance=task.tolerance,
+        work=task.steps,
+    )
+
+
+def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
+    """Time steps in one compiled loop, which adds up the gradients."""
+    stream = Stream(task, algorithm)
+
+    @brainstate.transform.jit
+    def run(xs: Any, targets: Any) -> Any:
+        zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(stream.step, xs[0], targets[0]))
+
+        def step(total: Any, now: Any) -> Any:
+            return jax.tree.map(jnp.add, total, stream.step(*now)), None
+
+        return brainstate.transform.scan(step, zero, (xs, targets))[0]
+
+    def mean(total: Any) -> Any:
+        return {name: value / task.steps for name, value in named(total).items()}
+
+    return Subject(
+        lambda: run(*task.data),
+        before=stream.reset,
+        deviation=lambda total: oracles.deviation(mean(total), task.expected(algorithm)),
+        tolerance=task.tolerance,
+        work=task.steps,
+    )
+
+
+def traces_of(task: Task) -> Any:
+    """Return arrays of the shapes and dtypes of a learner's traces."""
+    state = getattr(braintrace, "EligibilityTraces", None)
+    if state is None:
+        raise NotOffered("the library does not name the State of its traces")
+    found = learner_of(task).states(state)
+    return [jax.tree.map(jnp.zeros_like, state.value) for state in found.values()]
+
+
+def _pass(traces: Any, a: Any, b: Any) -> Any:
+    return jax.tree.map(lambda e: e * a + b, traces)
+
+
+def one_pass_calls(task: Task) -> Subject:
+    """Time single read-and-write passes."""
+    run = jax.jit(_pass, donate_argnums=0)
+    held = [traces_of(task)]
+    a, b = jnp.float32(0.9), jnp.float32(1e-3)
+
+    def passes() -> Any:
+        for _ in range(task.steps):
+            held[0] = run(held[0], a, b)
+        return held[0]
+
+    return Subject(passes, work=task.steps)
+
+
+def one_pass_loop(task: Task) -> Subject:
+    """Time read-and-write passes in one compiled loop."""
+    held = [traces_of(task)]
+    values = jnp.full(task.steps, 0.9), jnp.full(task.steps, 1e-3)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run(traces: Any, a: Any, b: Any) -> Any:
+        return jax.lax.scan(lambda e, now: (_pass(e, *now), None), traces, (a, b))[0]
+
+    def passes() -> Any:
+        held[0] = run(held[0], *values)
+        return held[0]
+
+    return Subject(passes, work=task.steps)
+
+
+def prepare(task: Task) -> Prepared:
+    """Return everything that is compared on a task."""
+    return Prepared(
+        {
+            PASS_CALL: lambda: one_pass_calls(task),
+            CALL: lambda: single_calls(task, donated),
+            JIT: lambda: single_calls(task, lambda stream: brainstate.transform.jit(stream.step)),
+            PASS_LOOP: lambda: one_pass_loop(task),
+            LOOP: lambda: loop(task),
+            ES_LOOP: lambda: loop(task, "es_d_rtrl"),
+        }
+    )
+
+
+def case(network: str, hidden: int, batch: int, limit: float, steps: int = STEPS) -> Case:
+    """Return the case of one size."""
+    return Case(
+        name=f"streaming/{network},H={hidden},B={batch}",
+        parameters={"network": network, "hidden": hidden, "batch": batch, "steps": steps},
+        build=lambda: prepare(Task(NETWORKS[network](hidden=hidden), steps, batch)),
+        targets=(
+            Target(LOOP, PASS_LOOP, limit),
+            Target(CALL, PASS_CALL, limit),
+            Target(JIT, PASS_CALL, None),
+            Target(ES_LOOP, PASS_LOOP, None),
+        ),
+        quick=(network, hidden, batch) == ("dense", 256, 32),
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return traces that fit into the caches and traces that do not, of one and two states."""
+    sizes = [("dense", hidden, batch) for hidden in (256, 1024) for batch in (1, 32)]
+    sizes += [("alif", 256, 32), ("lstm", 256, 32)]
+    if platform != "cpu":
+        sizes += [("dense", 1024, 128), ("dense", 4096, 32)]
+    return [case(*size, limit=LIMITS.get(platform, LIMITS["gpu"])) for size in sizes]

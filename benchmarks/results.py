@@ -1,0 +1,37 @@
+"""Results as files: JSON, Markdown and plots of one machine."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "results"
+Result = dict[str, Any]
+
+
+def load(path: Path) -> Result:
+    """Return earlier results of a machine; empty ones where there are none."""
+    if not path.exists():
+        return {"machine": {}, "other": None, "cases": {}}
+    found: Result = json.loads(path.read_text())
+    return found
+
+
+def save(path: Path, results: Result) -> None:
+    """Write the results of a machine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+def failed(case: Result) -> bool:
+    """Whether a case disagrees with an oracle, or did not run."""
+    return bool(case.get("error") or case.get("disagrees"))
+
+
+def missed(case: Result) -> list[Result]:
+    """Return the targets that a case does not hold."""
+    return [row for row in case.get("targets", []) if row["holds"] is False]
+
+
+def in_order(results: Result, names: list[str]) -> list[Result]:
+    """Return the cases in the order of the catalogue; unknown ones are left out."""
+    return [results["cases"][name] for name in names if name in results["cases"]]
