@@ -51,6 +51,11 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def is_staging() -> bool:
+    """Tell whether operations are being recorded by a JAX transformation instead of run."""
+    return is_tracer(jax.numpy.zeros(()))
+
+
 _BODY_PARAMS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",

@@ -1,6 +1,5 @@
 """The algorithms by the names that people use."""
 
-from .algorithm import EligibilityTraces as EligibilityTraces
 from .algorithm import ETraceAlgorithm as ETraceAlgorithm
 from .d_rtrl import D_RTRL as D_RTRL
 from .d_rtrl import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
@@ -17,3 +16,4 @@ from .model_states import find_states as find_states
 from .model_states import read_arguments as read_arguments
 from .model_states import read_states as read_states
 from .model_states import write_states as write_states
+from .traces import EligibilityTraces as EligibilityTraces

@@ -14,12 +14,9 @@ from .compiled_step import CompiledStep
 from .data import MultiStepData, first_step, is_sequence, unwrap
 from .initial import fresh_values, same_shapes, values_as_now
 from .model_states import find_states
+from .traces import EligibilityTraces
 
 VJP_METHODS = ("single-step", "multi-step")
-
-
-class EligibilityTraces(brainstate.ShortTermState):
-    """The State that holds an algorithm's traces: a dict with stable string keys."""
 
 
 class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
@@ -118,7 +115,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         example = first_step(arguments)
         graph, outside = self._analyse(example, batch_size)
         self._compiled = CompiledStep(graph, outside, self.method)
-        self.traces = EligibilityTraces(self.zero_traces())
+        self.traces = EligibilityTraces({})
+        self._reset_traces()
 
     def _analyse(self, example: tuple[Any, ...], batch_size: int | None) -> Any:
         return compile_model(self.model, example, batch_size, self.strict, self.unroll_limit)
@@ -126,6 +124,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def zero_traces(self) -> Any:
         """Return traces as they are at the start of a sequence."""
         return self.method.init(self.graph, self.vjp_method == "multi-step")
+
+    def _reset_traces(self) -> None:
+        self.traces.leave(self.zero_traces, zero=True)
 
     def update(self, *arguments: Any) -> Any:
         """Run one step (or the steps of a `MultiStepData`) and advance the traces.
@@ -205,7 +206,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             states[path].value = value
         if resized:
             self._compile_again(graph, batch_size)
-        self.traces.value = self.zero_traces()
+        self._reset_traces()
 
     def _compile_again(self, graph: ETraceGraph, batch_size: int | None) -> None:
         mapped = graph.traced.batch_size

@@ -1,6 +1,7 @@
 """The compiled model: a frozen description of what learns online, and how."""
 
 import dataclasses
+import functools
 import warnings
 from typing import Any
 
@@ -18,6 +19,8 @@ from .marked import role
 from .relations import HiddenParamOpRelation, find_relations, marked_operations
 from .report import table
 from .trace import TracedModel, trace_model
+from .uses import uses_apart
+from .traces import trace_shapes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,6 +87,11 @@ class ETraceGraph:
         equations = self.traced.program.equations
         return tuple(i for i, equation in enumerate(equations) if role(equation) == "boundary")
 
+    @functools.cached_property
+    def possible_trace_bytes(self) -> int:
+        """Size of the traces of every state, whether a later step reads them or not."""
+        return sum(shape.nbytes for shape in trace_shapes(self))
+
     def __str__(self) -> str:
         return table(self)
 
@@ -142,8 +150,13 @@ def compile_model(
     """Return the graph, and the States outside the model that a step touches (random keys)."""
     _check_parameters(model)
     traced, outside = trace_model(model, arguments, batch_size, unroll_limit)
-    operations = marked_operations(traced)
-    groups, walks = find_hidden_groups(traced)
+    while True:
+        operations = marked_operations(traced)
+        groups, walks = find_hidden_groups(traced)
+        apart = uses_apart(traced, operations, walks)
+        if apart is None:
+            break
+        traced = apart
     if not groups:
         raise CompilationError(
             f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "

@@ -14,3 +14,4 @@ from .step import plain_step as plain_step
 from .step import recorded_step as recorded_step
 from .step import single_step as single_step
 from .step import window_step as window_step
+from .zero import as_arrays as as_arrays

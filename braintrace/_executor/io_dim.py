@@ -26,7 +26,8 @@ from .jacobians import Jacobians, Weights, transition_key
 from .layout import links, old_state_to_positions, x_key
 from .live import Probes
 from .param_dim import Traces, add, like
-from .recursion import signals
+from .recursion import num_steps, scan_records, signals
+from .zero import as_arrays
 
 
 def init(graph: ETraceGraph, every_state: bool) -> Traces:
@@ -95,7 +96,8 @@ def _run(
         return {"x": new_x, "f": new_f, "steps": steps}, (new_x, corrected)
 
     recorded = (jacobians["x"], jacobians["Df"], tables)
-    after, (eps_x, eps_f) = jax.lax.scan(step, traces, recorded)
+    steps = num_steps(graph, jacobians)
+    after, (eps_x, eps_f) = scan_records(step, as_arrays(traces), recorded, steps)
     return after, eps_x, eps_f
 
 
@@ -134,6 +136,7 @@ def carried(
     traces: Traces,
 ) -> Weights:
     """Return the gradient that reaches the operands through the states before a window."""
+    traces = as_arrays(traces)
     steps = jnp.maximum(traces["steps"], 1)
     eps_f = {key: _corrected(alpha, f, steps)[None] for key, f in traces["f"].items()}
     eps_x = {key: x[None] for key, x in traces["x"].items()}

@@ -38,6 +38,7 @@ from .recursion import (
     suffix_products,
     transition_blocks,
 )
+from .zero import is_zero
 
 Traces = dict[str, Any]
 
@@ -55,9 +56,8 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
     """
     traces = {}
     for link in links(graph):
-        zero = _zero(link)
         for a in link.reach.reached if every_state else link.reach.stored:
-            traces[link.key(a)] = zero
+            traces[link.key(a)] = _zero(link)
     return traces
 
 
@@ -71,7 +71,11 @@ def _zero(link: Link) -> Any:
 
 
 def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: Traces) -> Traces:
-    """Return the traces after a recorded chunk."""
+    """Return the traces after a recorded chunk.
+
+    Traces before it that are known to be zero may be given by their shapes (see `zero`), here
+    and in `solve`.
+    """
     new: Traces = {}
     for group in graph.traced_groups:
         members = links(graph, group)
@@ -106,7 +110,7 @@ def _updated(
                 traces[keys[j]],
             )
             for j in keys
-            if (i, j) in first and keys[j] in traces
+            if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
         ]
         entering = [
             link.table(each[i, m]) * Df[keys[m]] for m in keys if (i, m) in each and keys[m] in Df
@@ -124,7 +128,9 @@ def _entered(link: Link, x: Any, factor: jax.Array, weights: Any) -> Any:
     return link.each_layer(lambda f: accumulate(*link.operation, x, f, weights), factor)
 
 
-def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:
+def _sum_like(old: Any, *parts: jax.Array) -> jax.Array:
+    if not parts:
+        return jnp.zeros(old.shape, old.dtype)
     return sum(parts[1:], parts[0]).astype(old.dtype)
 
 
@@ -183,7 +189,7 @@ def _carried(
     gradients: Weights = {}
     for link in links(graph, group):
         for c in link.reach.reached:
-            if c in mu and link.key(c) in traces:
+            if c in mu and link.key(c) in traces and not is_zero(traces[link.key(c)]):
                 found = _contracted(link, mu[c], traces[link.key(c)], weights[link.relation.key])
                 gradients = add(gradients, {link.relation.key: found})
     return gradients

@@ -9,9 +9,11 @@ For the steps ``s = 1 … K`` of a chunk, with the learning signals ``l`` and th
     \mu = (D^1)^\top \lambda^1, \qquad
     P^s = D^K \cdots D^{s+1}.
 
-All arrays are per position of a group, with time as their first axis.
+All arrays are per position of a group, with time as their first axis. A ``D`` that is the same
+in every step may have a time axis of length 1.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,6 +48,23 @@ def _sum(terms: list[Any]) -> Any:
     return total
 
 
+def scan_records(
+    step: Callable[[Any, Any], Any], start: Any, records: Any, steps: int, reverse: bool = False
+) -> Any:
+    """Scan over recorded steps; records of length 1 are the same in each of them."""
+    leaves, tree = jax.tree.flatten(records)
+    is_fixed = [leaf.shape[0] == 1 for leaf in leaves]
+    fixed = [leaf[0] for leaf, once in zip(leaves, is_fixed, strict=True) if once]
+    varying = [leaf for leaf, once in zip(leaves, is_fixed, strict=True) if not once]
+
+    def body(carry: Any, now: list[Any]) -> Any:
+        sources = iter(fixed), iter(now)
+        merged = [next(sources[0] if once else sources[1]) for once in is_fixed]
+        return step(carry, jax.tree.unflatten(tree, merged))
+
+    return jax.lax.scan(body, start, varying, length=steps, reverse=reverse)
+
+
 def backward(
     group: HiddenGroup, blocks: Blocks, signal: dict[int, jax.Array]
 ) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:
@@ -62,7 +81,8 @@ def backward(
         return before, adjoint
 
     start = {c: jnp.zeros_like(signal[c][0]) for c in group.read_states}
-    mu, adjoint = jax.lax.scan(step, start, (signal, blocks), reverse=True)
+    steps = len(next(iter(signal.values())))
+    mu, adjoint = scan_records(step, start, (signal, blocks), steps, reverse=True)
     return adjoint, mu
 
 
@@ -94,7 +114,7 @@ def suffix_products(
         }
         return before, carry
 
-    first, each = jax.lax.scan(step, identity, blocks, length=steps, reverse=True)
+    first, each = scan_records(step, identity, blocks, steps, reverse=True)
     return each, first
 
 

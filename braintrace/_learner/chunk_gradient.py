@@ -1,7 +1,8 @@
 """The gradient of one chunk of a sequence: by records and traces, or through a window.
 
 Both kinds have the same three functions: ``start`` (a gradient of zero), ``run`` (add one
-chunk's gradient, advance traces) and ``total`` (the gradient by parameter).
+chunk's gradient, and record what its update of the traces needs) and ``total`` (the gradient
+by parameter).
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm, add_to_states
 from .._executor import Weights, zero_probes
+from .chunks import record_bytes
 from .pure_step import PureStep
 from .step_gradient import StepGradient
 
@@ -33,6 +35,8 @@ class RecordedChunk:
         The model's parameters.
     weights, slices
         Example operands and slices.
+    has_mask
+        Whether steps whose loss does not count are to have no backward pass.
     """
 
     def __init__(
@@ -42,11 +46,18 @@ class RecordedChunk:
         parameters: list[brainstate.State],
         weights: Weights,
         slices: Any,
+        has_mask: bool,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
+        self._has_mask = has_mask
         example = (zero_probes(self._graph), weights, slices)
         self.step = PureStep(function, parameters, example)
         self._differentiated = StepGradient(self.step, [p.value for p in parameters], example)
+
+    @property
+    def bytes_per_step(self) -> int:
+        """What one step of a chunk records."""
+        return self._differentiated.recorded_bytes()
 
     def start(self, parameters: list[Any], weights: Weights) -> Any:
         """Return zero gradients: outside the traces, and of the operands."""
@@ -54,26 +65,29 @@ class RecordedChunk:
         return live, jax.tree.map(jnp.zeros_like, weights)
 
     def run(
-        self, parameters: list[Any], others: list[Any], weights: Weights, carry: Any, chunk: Chunk
+        self,
+        parameters: list[Any],
+        others: list[Any],
+        weights: Weights,
+        carry: Any,
+        chunk: Chunk,
     ) -> Any:
-        """Run one chunk; the carry is ``(written States, gradients, traces)``."""
+        """Run one chunk from ``(written States, gradients, traces)``.
+
+        Returns
+        -------
+        carry
+            ``(written States, gradients, records)``.
+        results
+            The loss and the auxiliary results of every step.
+        """
         written, (live, gradients), traces = carry
-        probes = zero_probes(self._graph)
-
-        def step(carry: Any, inputs: Any) -> Any:
-            written, live = carry
-            slices, scale = inputs
-            current = self.step.merge(others, written)
-            result = self._differentiated(parameters, current, (probes, weights, slices), scale)
-            live = [a + b for a, b in zip(live, result.live, strict=True)]
-            return (result.written, live), (result.signal, result.records, result.loss, result.aux)
-
-        (written, live), recorded = jax.lax.scan(step, (written, live), chunk)
-        signal, records, losses, aux = recorded
-        solved = self._method.solve(self._graph, weights, records, signal, traces)
+        values = (parameters, others, weights)
+        result = self._differentiated(values, (written, live), chunk, self._has_mask)
+        solved = self._method.solve(self._graph, weights, result.records, result.signal, traces)
         gradients = jax.tree.map(jnp.add, gradients, solved)
-        traces = self._method.update(self._graph, weights, records, traces)
-        return (written, (live, gradients), traces), (losses, aux)
+        carry = (result.written, (result.live, gradients), result.records)
+        return carry, (result.loss, result.aux)
 
     def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
         """Return the gradient of every parameter."""
@@ -103,14 +117,24 @@ class WindowChunk:
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
 
+    @property
+    def bytes_per_step(self) -> int:
+        """What one step of a window records for the traces."""
+        return record_bytes(self._graph)
+
     def start(self, parameters: list[Any], weights: Weights) -> Any:
         """Return zero gradients: through the window, and of the operands."""
         return jax.tree.map(jnp.zeros_like, (parameters, weights))
 
     def run(
-        self, parameters: list[Any], others: list[Any], weights: Weights, carry: Any, chunk: Chunk
+        self,
+        parameters: list[Any],
+        others: list[Any],
+        weights: Weights,
+        carry: Any,
+        chunk: Chunk,
     ) -> Any:
-        """Run one window; the carry is ``(written States, gradients, traces)``."""
+        """Run one window; see `RecordedChunk.run`."""
         written, (inside, before), traces = carry
         current = self.step.merge(others, written)
 
@@ -133,8 +157,7 @@ class WindowChunk:
         inside = jax.tree.map(jnp.add, inside, found)
         past = self._method.carried(self._graph, weights, signal, traces)
         before = jax.tree.map(jnp.add, before, past)
-        traces = self._method.update(self._graph, weights, records, traces)
-        return (written, (inside, before), traces), (losses, aux)
+        return (written, (inside, before), records), (losses, aux)
 
     def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
         """Return the gradient of every parameter."""

@@ -1,15 +1,18 @@
 """How a sequence is cut into chunks."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, trace_shapes
+from .._compiler import ETraceGraph
 from .._errors import OptionError, ShapeError
 
 LONGEST_CHUNK = 128
+SHORTEST_CHUNK = 16
+"""Below, what a chunk costs once weighs more than what it saves, whatever the traces take."""
 
 
 def check_sequences(sequences: tuple[Any, ...]) -> int:
@@ -34,30 +37,45 @@ def check_sequences(sequences: tuple[Any, ...]) -> int:
     return steps
 
 
-def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int) -> int:
-    """Return the number of steps of a chunk.
-
-    ``'auto'`` is the largest chunk whose records stay below the size of the traces that it
-    saves, and at most `LONGEST_CHUNK`.
+def check_chunk_size(chunk_size: int | str) -> None:
+    """Refuse what is neither a positive integer nor ``'auto'``.
 
     Raises
     ------
     OptionError
-        For anything but a positive integer or ``'auto'``.
+        For anything else.
     """
-    if chunk_size == "auto":
-        return min(steps, LONGEST_CHUNK, max(1, _traces(graph) // max(1, _records(graph))))
-    if isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= 1:
-        return min(steps, chunk_size)
-    raise OptionError(f"`chunk_size` is {chunk_size!r}; expected a positive integer or 'auto'.")
+    is_integer = isinstance(chunk_size, int) and not isinstance(chunk_size, bool)
+    if chunk_size != "auto" and not (is_integer and int(chunk_size) >= 1):
+        raise OptionError(f"`chunk_size` is {chunk_size!r}; expected a positive integer or 'auto'.")
 
 
-def _traces(graph: ETraceGraph) -> int:
-    return sum(shape.nbytes for shape in trace_shapes(graph))
+def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int, recorded: int) -> int:
+    """Return the number of steps of a chunk.
+
+    ``'auto'`` is the largest chunk whose records stay below the size of the traces that it
+    saves, within `SHORTEST_CHUNK` and `LONGEST_CHUNK`; a sequence is cut into equal parts.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    chunk_size
+        What the user asks for.
+    steps
+        Length of the sequence.
+    recorded
+        Bytes that one step of a chunk records.
+    """
+    if chunk_size != "auto":
+        return min(steps, int(chunk_size))
+    fitting = graph.possible_trace_bytes // max(1, recorded)
+    longest = min(LONGEST_CHUNK, max(SHORTEST_CHUNK, fitting))
+    return math.ceil(steps / math.ceil(steps / longest))
 
 
-def _records(graph: ETraceGraph) -> int:
-    """Return the bytes that one step of a chunk records."""
+def record_bytes(graph: ETraceGraph) -> int:
+    """Return the bytes of one step's input, ``Df``, ``D`` and signal of every relation."""
     inputs = {r.x_var: r.x_var.aval for r in graph.hidden_param_op_relations if r.x_var is not None}
     total = sum(aval.size * aval.dtype.itemsize for aval in inputs.values())
     for relation in graph.hidden_param_op_relations:
@@ -70,30 +88,32 @@ def _records(graph: ETraceGraph) -> int:
 
 
 def over_chunks(
-    run: Callable[[Any, Any], tuple[Any, Any]], carry: Any, sequences: Any, steps: int, chunk: int
+    run: Callable[[Any, Any], tuple[Any, Any]],
+    run_last: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    sequences: Any,
+    steps: int,
+    chunk: int,
 ) -> tuple[Any, Any]:
-    """Run a function over the full chunks of sequences and over what is left.
+    """Run one function over all chunks of sequences but the last, another over the last.
 
     Parameters
     ----------
-    run
+    run, run_last
         ``(carry, chunk of the sequences) -> (carry, results stacked over time)``.
     carry, sequences
         Where it starts, and what it runs over.
     steps, chunk
-        Length of the sequences and of a chunk.
+        Length of the sequences and of a chunk; the last chunk has what is left.
     """
-    full = steps // chunk
-    head = jax.tree.map(lambda leaf: leaf[: full * chunk], sequences)
-    if full == 1:
-        carry, results = run(carry, head)
-    else:
-        cut = jax.tree.map(lambda leaf: leaf.reshape(full, chunk, *leaf.shape[1:]), head)
-        carry, results = jax.lax.scan(run, carry, cut)
-        results = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
-    if full * chunk == steps:
-        return carry, results
-    tail = jax.tree.map(lambda leaf: leaf[full * chunk :], sequences)
-    carry, rest = run(carry, tail)
-    joined = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, rest)
-    return carry, joined
+    full = (steps - 1) // chunk
+    last = jax.tree.map(lambda leaf: leaf[full * chunk :], sequences)
+    if not full:
+        return run_last(carry, last)
+    cut = jax.tree.map(
+        lambda leaf: leaf[: full * chunk].reshape(full, chunk, *leaf.shape[1:]), sequences
+    )
+    carry, results = jax.lax.scan(run, carry, cut)
+    results = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
+    carry, rest = run_last(carry, last)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, rest)

@@ -35,7 +35,7 @@ def evolving(algorithm: ETraceAlgorithm, chunk: int) -> Runner:
 
         start = [known[var] for var in written]
         steps = check_sequences(sequences)
-        return over_chunks(run_chunk, (start, traces), sequences, steps, chunk)
+        return over_chunks(run_chunk, run_chunk, (start, traces), sequences, steps, chunk)
 
     return jax.jit(run)
 

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._executor import operands
+from .._executor import as_arrays, operands
 from .._typing import Path
 from .chunk_gradient import RecordedChunk, WindowChunk
-from .chunks import check_sequences, over_chunks
+from .chunks import check_sequences, chunk_length, over_chunks
 from .recorder import Recorder
 from .units import split_loss, with_unit, with_units
 
@@ -54,10 +54,12 @@ class SequenceGradient:
         The learner.
     step_fn
         The user's function of one step.
-    options, chunk
-        What is returned, and the length of a chunk.
+    options, chunk_size
+        What is returned, and the length of a chunk as the user gives it.
     sequences
         Example sequences.
+    has_mask
+        Whether the steps' losses have weights.
     """
 
     def __init__(
@@ -65,12 +67,13 @@ class SequenceGradient:
         learner: Any,
         step_fn: Callable[..., Any],
         options: GradientOptions,
-        chunk: int,
+        chunk_size: int | str,
         sequences: Any,
+        has_mask: bool,
     ) -> None:
         self._algorithm = learner.algorithm
         self._options = options
-        self._length = chunk
+        self._chunk_size = chunk_size
         self._parameters: dict[Path, brainstate.State] = {
             tuple(path): state
             for path, state in self._algorithm.model.states(brainstate.ParamState).items()
@@ -84,30 +87,46 @@ class SequenceGradient:
             }
             for relation in graph.hidden_param_op_relations
         }
-        kind = WindowChunk if self._algorithm.vjp_method == "multi-step" else RecordedChunk
-        self._chunks = kind(
+        arguments = (
             self._algorithm,
             self._recording(learner, step_fn),
             list(self._parameters.values()),
             weights,
             slices,
         )
+        self._chunks: RecordedChunk | WindowChunk = (
+            WindowChunk(*arguments)
+            if self._algorithm.vjp_method == "multi-step"
+            else RecordedChunk(*arguments, has_mask)
+        )
+        self._zero_traces = jax.eval_shape(self._algorithm.zero_traces)
         self._run = jax.jit(self._sequence)
+        self._run_and_donate = jax.jit(self._sequence, donate_argnums=2)
+        self._update = jax.jit(self._updated)
+        self._update_and_donate = jax.jit(self._updated, donate_argnums=2)
 
-    def __call__(self, sequences: Any, mask: jax.Array) -> tuple[dict[Path, Any], Any, Any]:
+    def __call__(self, sequences: Any, mask: jax.Array | None) -> tuple[dict[Path, Any], Any, Any]:
         """Return gradients, value and auxiliary results; advance states and traces."""
         parameters = [state.value for state in self._parameters.values()]
         others = [state.value for state in self._chunks.step.others]
         traces = self._algorithm.traces
+        before, owned = (None, True) if traces.is_zero else traces.take()
+        steps, length = self._lengths(sequences)
+        is_one_chunk = steps <= length
+        run = self._run_and_donate if owned and not is_one_chunk else self._run
         try:
-            gradients, value, aux, written, traces.value = self._run(
-                parameters, others, traces.value, sequences, mask
+            gradients, value, aux, written, (weights, records, replaced) = run(
+                parameters, others, before, sequences, mask
             )
         except jax.errors.UnexpectedTracerError as error:
             raise OptionError(
                 "`step_fn` calls the learner inside a compiled function or loop of its own. Call "
                 "it directly: the whole sequence gradient is compiled."
             ) from error
+        if not is_one_chunk:
+            before, owned = replaced, True
+        update = self._update_and_donate if owned else self._update
+        traces.leave(lambda: update(weights, records, before))
         self._chunks.step.write(written)
         if self._options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
@@ -148,20 +167,42 @@ class SequenceGradient:
     def _sequence(
         self, parameters: list[Any], others: list[Any], traces: Any, sequences: Any, mask: Any
     ) -> Any:
-        steps = check_sequences(sequences)
-        scales = self._scales(mask)
+        steps, length = self._lengths(sequences)
+        scales = self._scales(jnp.ones(steps) if mask is None else mask)
         weights, to_parameters = jax.vjp(self._operands, parameters)
         zero = self._chunks.start(parameters, weights)
-        start = (self._chunks.step.written_of(others), zero, traces)
+        is_one_chunk = steps <= length
+        if traces is None:
+            traces = self._zero_traces if is_one_chunk else as_arrays(self._zero_traces)
+
+        def run_last(carry: Any, chunk: Any) -> Any:
+            (written, gradients, records), results = self._chunks.run(
+                parameters, others, weights, carry, chunk
+            )
+            return (written, gradients, (records, carry[2])), results
 
         def run_chunk(carry: Any, chunk: Any) -> Any:
-            return self._chunks.run(parameters, others, weights, carry, chunk)
+            (written, gradients, (records, before)), results = run_last(carry, chunk)
+            return (written, gradients, self._updated(weights, records, before)), results
 
-        (written, gradients, traces), (losses, aux) = over_chunks(
-            run_chunk, start, (sequences, scales), steps, self._length
+        start = (self._chunks.step.written_of(others), zero, traces)
+        (written, gradients, (records, before)), (losses, aux) = over_chunks(
+            run_chunk, run_last, start, (sequences, scales), steps, length
         )
         total = self._chunks.total(gradients, lambda found: to_parameters(found)[0])
-        return total, jnp.sum(losses * scales), aux, written, traces
+        last = (weights, records, None if is_one_chunk else before)
+        return total, jnp.sum(losses * scales), aux, written, last
+
+    def _updated(self, weights: Any, records: Any, before: Any) -> Any:
+        """Return the traces after a chunk; ``None`` before it means zero."""
+        before = self._zero_traces if before is None else before
+        return self._algorithm.method.update(self._algorithm.graph, weights, records, before)
+
+    def _lengths(self, sequences: Any) -> tuple[int, int]:
+        """Return the number of steps of the sequences and of a chunk."""
+        steps = check_sequences(sequences)
+        graph, recorded = self._algorithm.graph, self._chunks.bytes_per_step
+        return steps, chunk_length(graph, self._chunk_size, steps, recorded)
 
     def _scales(self, mask: Any) -> Any:
         if self._options.reduction == "sum":

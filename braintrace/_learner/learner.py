@@ -13,7 +13,7 @@ from .._compiler import ETraceGraph
 from .._compiler.report import Report, report_of
 from .._errors import OptionError, ShapeError
 from .._jax import is_tracer
-from .chunks import check_sequences, chunk_length
+from .chunks import check_chunk_size, check_sequences, chunk_length, record_bytes
 from .evolve import Runner, evolving, predicting, run_sequence
 from .gradient import GradientOptions, SequenceGradient
 from .recorder import Recorder
@@ -114,11 +114,14 @@ class Learner(brainstate.nn.Module):
         """
         options = GradientOptions(reduction, has_aux, unit_aware)
         steps = check_sequences(sequences)
-        weights = _mask(mask, steps)
-        chunk = chunk_length(self.graph, chunk_size, steps)
-        key = (step_fn, options, chunk, _signature(sequences), _identity(self))
+        check_chunk_size(chunk_size)
+        weights = None if mask is None else _mask(mask, steps)
+        has_mask = mask is not None
+        key = (step_fn, options, chunk_size, has_mask, _signature(sequences), _identity(self))
         if key not in self._gradients:
-            self._gradients[key] = SequenceGradient(self, step_fn, options, chunk, sequences)
+            self._gradients[key] = SequenceGradient(
+                self, step_fn, options, chunk_size, sequences, has_mask
+            )
         gradients, value, aux = self._gradients[key](sequences, weights)
         extra = ((value,) if return_value else ()) + ((aux,) if has_aux else ())
         return (gradients, *extra) if extra else gradients
@@ -144,7 +147,8 @@ class Learner(brainstate.nn.Module):
             For sequences that are empty, differ in length or do not fit the states.
         """
         steps = check_sequences(sequences)
-        chunk = chunk_length(self.graph, chunk_size, steps)
+        check_chunk_size(chunk_size)
+        chunk = chunk_length(self.graph, chunk_size, steps, record_bytes(self.graph))
         runner = self._runner(("evolve", chunk), lambda: evolving(self.algorithm, chunk))
         return run_sequence(self.algorithm, runner, sequences)
 
@@ -178,8 +182,6 @@ class Learner(brainstate.nn.Module):
 
 
 def _mask(mask: Any, steps: int) -> Any:
-    if mask is None:
-        return jnp.ones(steps)
     mask = jnp.asarray(mask, jnp.result_type(float))
     if mask.shape != (steps,):
         raise ShapeError(

@@ -1,4 +1,9 @@
-"""The value and gradient of one step, with parameters of a constant-zero gradient left out."""
+"""The value and gradient of one step, run over a chunk of steps.
+
+What a step yields is recorded only where it has to be: a gradient that is constant zero is left
+out, a value that is the same in every step is computed once, one that is a slice of the
+sequences is not copied, and values that are the same variable are recorded once.
+"""
 
 import dataclasses
 from typing import Any
@@ -6,25 +11,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import is_var, jaxpr_as_fun
-from .._jaxpr import program_of
+from .._jax import Atom, Var, is_var
+from .._jaxpr import Program, evaluate, program_of
 from .pure_step import PureStep
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What one differentiated step yields.
+    """What the differentiated steps of a chunk yield.
 
     Attributes
     ----------
     live
-        Gradient leaves of the parameters that the step's loss depends on outside the traces.
+        Gradient leaves of the parameters that the steps' losses depend on outside the traces,
+        summed over time.
     signal
-        Derivative of the scaled loss with respect to the probes.
+        Derivative of the scaled losses with respect to the probes, time first.
     written
-        New values of the States that the step writes.
+        New values of the States that the steps write.
     loss, aux, records
-        What the function returned; the loss is not scaled.
+        What the function returned, time first; the losses are not scaled. The time axis of
+        a transition ``D`` that is the same in every step has length 1.
     """
 
     live: list[jax.Array]
@@ -45,48 +52,148 @@ class StepGradient:
     parameters
         Values of its parameters.
     example
-        Example arguments; the first one is the probes.
+        Example arguments: probes, operands, slices of the sequences.
     """
 
     def __init__(self, step: PureStep, parameters: list[Any], example: tuple[Any, ...]) -> None:
+        self._step = step
+        self._probes, weights, slices = example
+
         def scaled_loss(
-            parameters: Any, probes: Any, others: Any, inputs: Any, scale: Any
+            parameters: Any, probes: Any, others: Any, weights: Any, slices: Any, scale: Any
         ) -> tuple[Any, Any]:
-            written, (loss, aux, records) = step(parameters, others, probes, *inputs)
+            written, (loss, aux, records) = step(parameters, others, probes, weights, slices)
             return loss * scale, (written, loss, aux, records)
 
         differentiate = jax.value_and_grad(scaled_loss, argnums=(0, 1), has_aux=True)
 
         def differentiated(*arguments: Any) -> Any:
-            (_, results), (gradients, signal) = differentiate(*arguments)
-            return jax.tree.leaves(gradients), (signal, results)
+            (_, (written, loss, aux, records)), (gradients, signal) = differentiate(*arguments)
+            return gradients, written, (signal, loss, aux, records)
 
         others = [state.value for state in step.others]
-        closed, shapes = jax.make_jaxpr(differentiated, return_shape=True)(
-            parameters, example[0], others, example[1:], jnp.ones(())
+        arguments = (parameters, self._probes, others, weights, slices, jnp.ones(()))
+        closed, shapes = jax.make_jaxpr(differentiated, return_shape=True)(*arguments)
+        self._program = program_of(closed)
+        self._in_vars = jax.tree.unflatten(jax.tree.structure(arguments), self._program.in_vars)
+        atoms = [_behind_stop_gradient(self._program, a) for a in self._program.out_atoms]
+        gradients, self._written, self._results = jax.tree.unflatten(
+            jax.tree.structure(shapes), atoms
         )
-        self._run = jaxpr_as_fun(closed)
-        self._tree = jax.tree.structure(shapes)
+        self._select(jax.tree.leaves(gradients))
+
+    def _select(self, gradients: list[Atom]) -> None:
+        """Find out which gradients are live, and which results have to be recorded."""
+        program = self._program
+        *_, others, _, slices, scale = self._in_vars
         # The gradient of a parameter without a path to the loss outside the traces is a
         # constant zero: it depends on no input of the step, not even on the loss's scale.
-        program = program_of(closed)
         inputs = set(program.in_vars)
-        leaves = program.out_atoms[: len(shapes[0])]
-        self._live = [is_var(a) and bool(program.depends_on([a]) & inputs) for a in leaves]
+        self._is_live = [bool(program.depends_on([atom]) & inputs) for atom in gradients]
+        self._live = [a for a, is_live in zip(gradients, self._is_live, strict=True) if is_live]
+        self._slices = jax.tree.leaves(slices)
+        self._carried = jax.tree.leaves(self._step.written_of(others))
+        varying = {*self._carried, *self._slices, scale}
+        results = dict.fromkeys(atom for atom in jax.tree.leaves(self._results) if is_var(atom))
+        self._fixed = [a for a in results if not program.depends_on([a]) & varying]
+        self._recorded = [a for a in results if a not in self._fixed and a not in self._slices]
+        of_loss = program.dependents_of([scale])
+        self._backward = [a for a in (*self._live, *self._recorded) if a in of_loss]
+        self._read_by_backward = _read_by(program, self._backward, of_loss)
+
+    def recorded_bytes(self) -> int:
+        """Return the bytes that every step of a chunk records."""
+        return sum(var.aval.size * var.aval.dtype.itemsize for var in self._recorded)
 
     def __call__(
-        self, parameters: list[Any], others: list[Any], arguments: tuple[Any, ...], scale: Any
+        self,
+        values: tuple[list[Any], list[Any], Any],
+        start: tuple[list[Any], list[jax.Array]],
+        chunk: tuple[Any, jax.Array],
+        has_mask: bool,
     ) -> StepResult:
-        """Run one step on the values of parameters and other States."""
-        flat = jax.tree.leaves((parameters, arguments[0], others, arguments[1:], scale))
-        outputs = jax.tree.unflatten(self._tree, self._run(*flat))
-        gradients, (signal, (written, loss, aux, records)) = outputs
-        live = [g for g, is_live in zip(gradients, self._live, strict=True) if is_live]
-        return StepResult(live, signal, written, loss, aux, records)
+        """Run a chunk.
+
+        Parameters
+        ----------
+        values
+            Of the parameters, of the other States, and of the operands.
+        start
+            Values of the States that the steps write, and the sum of live gradients so far.
+        chunk
+            Slices of the sequences, and the scale of every step's loss.
+        has_mask
+            Whether to look for steps of scale zero, and to leave out their backward pass.
+        """
+        parameters, others, weights = values
+        leaves = jax.tree.leaves((parameters, self._probes, others, weights))
+        known = dict(zip(jax.tree.leaves(self._in_vars[:4]), leaves, strict=True))
+        differentiate = self._where_it_counts if has_mask else self._everywhere
+
+        def step(carry: Any, inputs: Any) -> Any:
+            written, live = carry
+            varying = zip(
+                (*self._carried, *self._slices, self._in_vars[5]),
+                jax.tree.leaves((written, inputs)),
+                strict=True,
+            )
+            written, found, recorded = differentiate({**known, **dict(varying)})
+            return (written, [a + b for a, b in zip(live, found, strict=True)]), recorded
+
+        (written, live), recorded = jax.lax.scan(step, start, chunk)
+        sequences = zip(self._slices, jax.tree.leaves(chunk[0]), strict=True)
+        over_time = {**dict(sequences), **dict(zip(self._recorded, recorded, strict=True))}
+        results = self._over_time(known, over_time, len(chunk[1]))
+        return StepResult(live, results[0], written, *results[1:])
+
+    def _everywhere(self, known: dict[Var, Any]) -> Any:
+        """Return new values of States, live gradients, and what is recorded, of one step."""
+        found = self._evaluated(known, [*self._live, *self._recorded])
+        return self._sorted(found)
+
+    def _where_it_counts(self, known: dict[Var, Any]) -> Any:
+        """Return the same, with zeros for what comes from a loss that does not count."""
+        forward = [a for a in (*self._live, *self._recorded) if a not in self._backward]
+        found = self._evaluated(known, [*forward, *self._read_by_backward])
+
+        def backward() -> list[Any]:
+            return evaluate(self._program, self._backward, {**known, **found})
+
+        def nothing() -> list[Any]:
+            return [jnp.zeros(var.aval.shape, var.aval.dtype) for var in self._backward]
+
+        values = jax.lax.cond(known[self._in_vars[5]] != 0, backward, nothing)
+        return self._sorted({**found, **dict(zip(self._backward, values, strict=True))})
+
+    def _evaluated(self, known: dict[Var, Any], targets: list[Var]) -> dict[Var, Any]:
+        """Return the values of some variables and of the written States' new values."""
+        wanted = [*targets, *(a for a in jax.tree.leaves(self._written) if is_var(a))]
+        values = evaluate(self._program, wanted, known, effects=True)
+        return dict(zip(wanted, values, strict=True))
+
+    def _sorted(self, found: dict[Var, Any]) -> Any:
+        written = jax.tree.map(lambda a: found[a] if is_var(a) else _constant(a), self._written)
+        return written, [found[a] for a in self._live], [found[a] for a in self._recorded]
+
+    def _over_time(self, known: dict[Var, Any], over_time: dict[Var, Any], steps: int) -> Any:
+        """Return ``(signal, loss, aux, records)`` with a time axis in front."""
+        once = dict(zip(self._fixed, evaluate(self._program, self._fixed, known), strict=True))
+
+        def result(atom: Atom) -> jax.Array:
+            if is_var(atom) and atom in over_time:
+                return over_time[atom]
+            return (once[atom] if is_var(atom) else _constant(atom))[None]
+
+        def stretched(leaf: jax.Array) -> jax.Array:
+            return jnp.broadcast_to(leaf, (steps, *leaf.shape[1:]))
+
+        signal, loss, aux, records = jax.tree.map(result, self._results)
+        signal, loss, aux, rest = jax.tree.map(stretched, (signal, loss, aux, {**records, "D": {}}))
+        return signal, loss, aux, {**rest, "D": records["D"]}
 
     def zero_gradients(self, parameters: list[Any]) -> list[jax.Array]:
         """Return zeros for the parameters that have a gradient outside the traces."""
-        leaves = zip(jax.tree.leaves(parameters), self._live, strict=True)
+        leaves = zip(jax.tree.leaves(parameters), self._is_live, strict=True)
         return [jnp.zeros_like(leaf) for leaf, is_live in leaves if is_live]
 
     def add(self, gradients: list[Any], live: list[jax.Array]) -> list[Any]:
@@ -95,6 +202,28 @@ class StepGradient:
         rest = iter(live)
         total = [
             leaf + next(rest) if is_live else leaf
-            for leaf, is_live in zip(leaves, self._live, strict=True)
+            for leaf, is_live in zip(leaves, self._is_live, strict=True)
         ]
         return jax.tree.unflatten(tree, total)
+
+
+def _constant(literal: Atom) -> jax.Array:
+    return jnp.asarray(literal.val, literal.aval.dtype)
+
+
+def _behind_stop_gradient(program: Program, atom: Atom) -> Atom:
+    """Return the variable whose value an output has: derivatives have been taken already."""
+    while is_var(atom) and atom in program.producer:
+        equation = program.equations[program.producer[atom]]
+        if equation.primitive.name != "stop_gradient":
+            break
+        (atom,) = equation.invars
+    return atom
+
+
+def _read_by(program: Program, targets: list[Var], inside: set[Var]) -> list[Var]:
+    """Return the variables outside a set that the equations inside it read for some targets."""
+    behind = program.depends_on(targets) & inside
+    indices = sorted({program.producer[var] for var in behind if var in program.producer})
+    operands = (atom for index in indices for atom in program.equations[index].invars)
+    return list(dict.fromkeys(a for a in operands if is_var(a) and a not in inside))

@@ -1,0 +1,81 @@
+"""The State that holds an algorithm's traces."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+
+from .._jax import is_staging
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Unread:
+    """Traces that nobody has read since they were left.
+
+    Attributes
+    ----------
+    compute
+        Returns them.
+    zero
+        Whether they are all zero.
+    """
+
+    compute: Callable[[], Any]
+    zero: bool = False
+
+
+class EligibilityTraces(brainstate.ShortTermState):
+    """The State that holds an algorithm's traces: a dict with stable string keys.
+
+    The traces after a sequence are often thrown away, by a reset or at the end of the program.
+    They are large, so that a driver leaves them here to be computed when somebody reads
+    ``value``. Traces that nobody has read also have no second owner: their buffers can be
+    donated to the computation that replaces them.
+    """
+
+    # brainstate reads and writes a State's value through this attribute, also where it does not
+    # go through `value` (copies, snapshots of a trace). Tried with brainstate 0.5.0 to 0.6.0.
+    @property
+    def _value(self) -> Any:  # type: ignore[override]
+        held = vars(self)["_value"]
+        if isinstance(held, _Unread):
+            with jax.ensure_compile_time_eval():
+                held = vars(self)["_value"] = held.compute()
+        return held
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        vars(self)["_value"] = value
+
+    def leave(self, compute: Callable[[], Any], zero: bool = False) -> None:
+        """Let whoever reads the traces next compute them.
+
+        Parameters
+        ----------
+        compute
+            Returns them; called at most once. Inside a JAX transformation it is called at
+            once: only brainstate can carry the traces out of there, and it reads them.
+        zero
+            Whether they are all zero.
+        """
+        if is_staging():
+            self.value = compute()
+        else:
+            vars(self)["_value"] = _Unread(compute, zero)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the traces are known to be zero, for whatever is compiled now."""
+        held = vars(self)["_value"]
+        return isinstance(held, _Unread) and held.zero and not is_staging()
+
+    def take(self) -> tuple[Any, bool]:
+        """Return the traces, and whether their buffers may be donated."""
+        held = vars(self)["_value"]
+        if not isinstance(held, _Unread) or is_staging():
+            return self.value, False
+        traces = held.compute()
+        vars(self)["_value"] = _Unread(lambda: traces)
+        return traces, True

@@ -1,0 +1,26 @@
+"""Traces that are known to be zero.
+
+At the start of a sequence every trace is zero. Wherever that is known, it is given by its
+shapes alone (``jax.ShapeDtypeStruct``): XLA does not drop a product with zeros, since zero
+times infinity is not zero, but a term that is never written costs nothing.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def is_zero(trace: Any) -> bool:
+    """Tell whether a trace is given by its shapes alone."""
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(trace))
+
+
+def as_arrays(traces: Any) -> Any:
+    """Return traces with arrays of zeros in place of shapes."""
+
+    def as_array(leaf: Any) -> Any:
+        is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+        return jnp.zeros(leaf.shape, leaf.dtype) if is_shape else leaf
+
+    return jax.tree.map(as_array, traces)
