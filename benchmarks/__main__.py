@@ -32,7 +32,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the results")
     parser.add_argument(
-        "--readme", action="store_true", help="write the README's table from the last full results"
+        "--readme",
+        action="store_true",
+        help="write the README's table from the last full results",
     )
     return parser.parse_args(arguments)
 
@@ -48,7 +50,11 @@ def chosen(platform: str, quick: bool, pattern: str | None) -> list[Case]:
 
 
 def run_all(
-    cases: list[Case], interpreter: Interpreter, platform: str, rounds: int, seconds: float
+    cases: list[Case],
+    interpreter: Interpreter,
+    platform: str,
+    rounds: int,
+    seconds: float,
 ) -> dict[str, Any]:
     """Run cases and print a line for each."""
     found = {}
@@ -65,7 +71,7 @@ def line(result: results.Result) -> str:
     """Return what a case found, in one line."""
     if results.failed(result):
         reason = result.get("error") or f"disagrees: {', '.join(result['disagrees'])}"
-        return f"FAILED {result['name']}: {str(reason).strip().splitlines()[-1]}"
+        return f"FAILED {result['name']}: {str(reason).splitlines()[0]}"
     held = [row for row in result["targets"] if row["holds"]]
     missed = results.missed(result)
     text = f"{result['name']}: {len(held)} of {len(held) + len(missed)} targets held"

@@ -25,6 +25,11 @@ def is_missing_name(error: Exception) -> bool:
     return isinstance(error, NotOffered)
 
 
+def first_line(error: Exception) -> str:
+    """Return what an error is and says, in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 class Findings:
     """What a case has given so far.
 
@@ -52,15 +57,15 @@ class Findings:
         except Exception as error:
             if not (self._lenient or is_missing_name(error)):
                 raise
-            self.missing[label] = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.missing[label] = first_line(error)
             return None
 
     def run(self, rounds: int, budget: float) -> None:
         """Run the case; an error ends it and is kept."""
         try:
             self._run(rounds, budget)
-        except Exception:
-            self.error = traceback.format_exc()
+        except Exception as error:
+            self.error = f"{first_line(error)}\n\n{traceback.format_exc()}"
 
     def _run(self, rounds: int, budget: float) -> None:
         prepared = self.attempt("everything", self.case.build)

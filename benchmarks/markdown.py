@@ -113,8 +113,8 @@ def _notes(cases: list[Result], whose: str = "") -> list[str]:
                 f"oracle (at most {number(entry['tolerance'])})"
             )
         if case.get("error"):
-            last = str(case["error"]).strip().splitlines()[-1]
-            lines.append(f"- **FAILED**{whose}: {case['name']}: {last}")
+            reason = str(case["error"]).splitlines()[0]
+            lines.append(f"- **FAILED**{whose}: {case['name']}: {reason}")
         for label, why in case.get("missing", {}).items():
             lines.append(f"- not available{whose}: {case['name']}, {label}: {why}")
     return [*lines, ""] if lines else []
@@ -171,7 +171,8 @@ def page(results: Result, sections: list[tuple[str, str, list[Result]]], plots: 
     lines += [
         "",
         "Medians over rounds in which everything that is compared is called in turn; ratios are",
-        "medians of the ratios within a round. Written by `python -m benchmarks`.",
+        "medians of the ratios within a round. The processes keep the memory that they free, so",
+        "that nobody pays for pages that a neighbour gave back. Written by `python -m benchmarks`.",
         "",
     ]
     for title, explanation, cases in sections:

@@ -27,7 +27,12 @@ from .operations import PlainOps
 
 
 def sequence_loss(
-    network: Network, ops: PlainOps, parameters: Arrays, xs: Any, targets: Any, mask: Any = None
+    network: Network,
+    ops: PlainOps,
+    parameters: Arrays,
+    xs: Any,
+    targets: Any,
+    mask: Any = None,
 ) -> Any:
     """Return the weighted mean of the losses of all steps."""
     mask = jnp.ones(len(xs)) if mask is None else mask
@@ -89,9 +94,22 @@ def es_d_rtrl(network: Network, alpha: float) -> Any:
             }
             new = network.cell(states, ys)
             found = _step_gradient(
-                network, parameters, states, new, x, target, filtered_x, filtered_f, correction
+                network,
+                parameters,
+                states,
+                new,
+                x,
+                target,
+                filtered_x,
+                filtered_f,
+                correction,
             )
-            return (new, filtered_x, filtered_f, jax.tree.map(jnp.add, total, found)), None
+            return (
+                new,
+                filtered_x,
+                filtered_f,
+                jax.tree.map(jnp.add, total, found),
+            ), None
 
         corrections = 1 - alpha ** jnp.arange(1, len(xs) + 1, dtype=jnp.float32)
         start = _zero_carry(network, parameters, xs[0])

@@ -72,7 +72,10 @@ def draw(results: Result, stem: Path) -> list[str]:
         message = "Plots need matplotlib: pip install -e '.[benchmarks]'"
         raise ModuleNotFoundError(message) from error
     names = []
-    kinds = (("time", times_against, "seconds"), ("memory", memory_against, "temporary MiB"))
+    kinds = (
+        ("time", times_against, "seconds"),
+        ("memory", memory_against, "temporary MiB"),
+    )
     for kind, series_of, unit in kinds:
         figure = Figure(figsize=(13, 4), layout="constrained")
         for panel, axis in zip(figure.subplots(1, 3), AXES, strict=True):

@@ -13,6 +13,14 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parent
+ENVIRONMENT = {
+    # A first call compiles, whatever ran before.
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
+    # Freed memory stays with the process. What a function pays for page faults would otherwise
+    # depend on the sizes that its neighbours free.
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_MMAP_THRESHOLD_": str(2**40),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +69,9 @@ def run_module(interpreter: Interpreter, module: str, *arguments: str) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [interpreter.executable, "-m", f"{PACKAGE.name}.{module}", *arguments]
-        environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-        environment.pop("PYTHONPATH", None) if interpreter.foreign else None
+        environment = os.environ | ENVIRONMENT
+        if interpreter.foreign:
+            environment.pop("PYTHONPATH", None)
         process = subprocess.run(
             [*command, "--out", str(out)],
             cwd=interpreter.folder,
@@ -72,8 +81,9 @@ def run_module(interpreter: Interpreter, module: str, *arguments: str) -> dict[s
             text=True,
         )
         if process.returncode or not out.exists():
-            tail = (process.stdout + process.stderr).strip()[-4000:]
-            raise RuntimeError(f"exit status {process.returncode}: {tail or 'nothing printed'}")
+            printed = (process.stdout + process.stderr).strip()[-4000:] or "nothing printed"
+            last = printed.splitlines()[-1]
+            raise RuntimeError(f"exit status {process.returncode}: {last}\n\n{printed}")
         found: dict[str, Any] = json.loads(out.read_text())
         return found
 
@@ -82,7 +92,14 @@ def run_case(
     interpreter: Interpreter, name: str, platform: str, rounds: int, seconds: float
 ) -> dict[str, Any]:
     """Run a case in a process of its own; one that dies is a case with an error."""
-    arguments = ["--platform", platform, "--rounds", str(rounds), "--seconds", str(seconds)]
+    arguments = [
+        "--platform",
+        platform,
+        "--rounds",
+        str(rounds),
+        "--seconds",
+        str(seconds),
+    ]
     if interpreter.foreign:
         arguments.append("--lenient")
     try:

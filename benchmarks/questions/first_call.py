@@ -84,7 +84,12 @@ def case(
     """Return the case of one network."""
     return Case(
         name=f"first_call/{network},repeats={repeats}",
-        parameters={"network": network, "steps": steps, "hidden": hidden, "batch": batch},
+        parameters={
+            "network": network,
+            "steps": steps,
+            "hidden": hidden,
+            "batch": batch,
+        },
         build=lambda: prepare(network, steps, batch, hidden, repeats),
         targets=(
             *(Target(label, "BPTT", LIMIT) for label in LABELS[1:]),

@@ -17,7 +17,11 @@ from ..subjects import Task, learner_of, named, step_function
 
 HIDDEN, BATCH = 256, 32
 BARE, PREDICT = "bare model", "predict"
-ALL, LAST, NO_READOUT = "loss at every step", "loss at the last step", "10 outputs, last step"
+ALL, LAST, NO_READOUT = (
+    "loss at every step",
+    "loss at the last step",
+    "10 outputs, last step",
+)
 
 
 def bare_function(task: Task) -> Any:
@@ -106,7 +110,12 @@ def mask_case(steps: int, hidden: int = HIDDEN, batch: int = BATCH, outputs: int
 
     return Case(
         name=f"inference/mask,T={steps}",
-        parameters={"steps": steps, "hidden": hidden, "batch": batch, "outputs": outputs},
+        parameters={
+            "steps": steps,
+            "hidden": hidden,
+            "batch": batch,
+            "outputs": outputs,
+        },
         build=build,
         targets=(Target(LAST, ALL, 1.0), Target(LAST, NO_READOUT, None)),
         quick=steps == 64,

@@ -71,7 +71,12 @@ def case(
     """Return the case of some lengths."""
     return Case(
         name=f"length/T={lengths[0]} to {lengths[-1]}",
-        parameters={"hidden": hidden, "batch": batch, "chunk": chunk, "lengths": list(lengths)},
+        parameters={
+            "hidden": hidden,
+            "batch": batch,
+            "chunk": chunk,
+            "lengths": list(lengths),
+        },
         build=lambda: prepare(lengths, hidden, batch, chunk),
         targets=(Target(DEVIATION, None, 0.1), Target(GROWTH, None, 1.1)),
         quick=quick,

@@ -41,7 +41,11 @@ def prepare(task: Task, size: int) -> Prepared:
     """Return the gradients and the product."""
     network = task.network
     counts = operations(
-        task.steps, task.batch, network.input_shape[0], network.states["h"][0], network.outputs
+        task.steps,
+        task.batch,
+        network.input_shape[0],
+        network.states["h"][0],
+        network.outputs,
     )
     counts[PRODUCT] = 2.0 * size**3
 

@@ -21,7 +21,12 @@ from ..subjects import Task, learner_of, step_function
 
 CHUNK = 16
 SHORT, LONG = 64, 65536
-LABELS = ("BPTT", "D_RTRL, chunks of 16", "ES_D_RTRL, chunks of 16", "hand-written, chunks of 16")
+LABELS = (
+    "BPTT",
+    "D_RTRL, chunks of 16",
+    "ES_D_RTRL, chunks of 16",
+    "hand-written, chunks of 16",
+)
 
 
 def temporary_bytes(compiled: Any) -> float:
@@ -98,7 +103,12 @@ def against_length(lengths: tuple[int, ...], hidden: int, batch: int) -> Case:
     labels = [label for label in LABELS if "D_RTRL" in label]
     return Case(
         name=f"memory/T to {lengths[-1]}",
-        parameters={"hidden": hidden, "batch": batch, "axis": "T", "values": list(lengths)},
+        parameters={
+            "hidden": hidden,
+            "batch": batch,
+            "axis": "T",
+            "values": list(lengths),
+        },
         build=lambda: prepare({f"T={t}": Task(dense(hidden=hidden), t, batch) for t in lengths}),
         targets=(
             *(Target(f"{label}, {last}", f"{label}, {first}", 1.1) for label in labels),
@@ -121,7 +131,12 @@ def cases(platform: str) -> list[Case]:
         ),
         Case(
             name="memory/B to 128",
-            parameters={"steps": 256, "hidden": 256, "axis": "B", "values": list(batches)},
+            parameters={
+                "steps": 256,
+                "hidden": 256,
+                "axis": "B",
+                "values": list(batches),
+            },
             build=lambda: prepare({f"B={b}": Task(dense(), 256, b) for b in batches}),
         ),
     ]

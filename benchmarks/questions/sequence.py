@@ -60,7 +60,12 @@ def case(steps: int, hidden: int, batch: int) -> Case:
     """Return the case of one size."""
     return Case(
         name=f"sequence/T={steps},H={hidden},B={batch}",
-        parameters={"steps": steps, "hidden": hidden, "batch": batch, "dtype": "float32"},
+        parameters={
+            "steps": steps,
+            "hidden": hidden,
+            "batch": batch,
+            "dtype": "float32",
+        },
         build=lambda: prepare(Task(dense(hidden=hidden), steps, batch)),
         targets=TARGETS,
         quick=(steps, hidden, batch) == (64, 256, 32),

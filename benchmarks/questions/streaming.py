@@ -27,6 +27,9 @@ PASS_CALL, PASS_LOOP = "one pass, single calls", "one pass, in a loop"
 JIT = "D_RTRL step, single calls, transform.jit"
 ES_LOOP = "ES_D_RTRL step, in a loop"
 
+Step = Callable[[Any, Any], Any]
+Begin = Callable[[], None]
+
 
 class Stream:
     """A model that learns one step at a time, as users write it.
@@ -63,17 +66,13 @@ class Stream:
         self.algorithm.reset_state(self.task.batch)
         wait_for_states(self.algorithm)
 
-    def mean(self, run: Callable[[Any, Any], Any]) -> Any:
-        """Return the mean gradient of a sequence that is run step by step."""
-        self.reset()
-        total = None
-        for x, target in zip(*self.task.data, strict=True):
-            found = run(x, target)
-            total = found if total is None else jax.tree.map(jnp.add, total, found)
-        return {name: value / self.task.steps for name, value in named(total).items()}
+
+def plainly(stream: Stream) -> tuple[Step, Begin]:
+    """Compile a step as most users do, and return it with what begins a sequence."""
+    return brainstate.transform.jit(stream.step), stream.reset
 
 
-def donated(stream: Stream) -> Callable[[Any, Any], Any]:
+def donated(stream: Stream) -> tuple[Step, Begin]:
     """Compile a step whose states and traces are updated in place."""
     x, target = (sequence[0] for sequence in stream.task.data)
     function = brainstate.transform.StatefulFunction(stream.step, return_only_write=True)
@@ -108,16 +107,12 @@ def donated(stream: Stream) -> Callable[[Any, Any], Any]:
             if moves:  # fresh traces may share one buffer, which cannot be given away twice
                 state.value = jax.tree.map(jnp.copy, state.value)
 
-    step.reset = reset  # type: ignore[attr-defined]
-    return step
+    return step, reset
 
 
-def single_calls(task: Task, compile_step: Callable[[Stream], Any]) -> Subject:
+def single_calls(task: Task, compile_step: Callable[[Stream], tuple[Step, Begin]]) -> Subject:
     """Time steps that are called one by one."""
-    stream = Stream(task)
-    step = compile_step(stream)
-    begin = getattr(step, "reset", stream.reset)
-    stream.reset = begin  # type: ignore[method-assign]
+    step, begin = compile_step(Stream(task))
     pairs = list(zip(*task.data, strict=True))
 
     def run() -> Any:
@@ -126,10 +121,16 @@ def single_calls(task: Task, compile_step: Callable[[Stream], Any]) -> Subject:
             found = step(x, target)
         return found
 
+    def deviation(_: Any) -> float:
+        begin()
+        steps = [named(step(x, target)) for x, target in pairs]
+        mean = jax.tree.map(lambda *found: sum(found) / task.steps, *steps)
+        return oracles.deviation(mean, task.d_rtrl)
+
     return Subject(
         run,
         before=begin,
-        deviation=lambda _: oracles.deviation(stream.mean(step), task.d_rtrl),
+        deviation=deviation,
         tolerance=task.tolerance,
         work=task.steps,
     )
@@ -141,20 +142,21 @@ def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
 
     @brainstate.transform.jit
     def run(xs: Any, targets: Any) -> Any:
-        zero = jax.tree.map(jnp.zeros_like, jax.eval_shape(stream.step, xs[0], targets[0]))
+        zero = jax.tree.map(jnp.zeros_like, task.parameters)
 
         def step(total: Any, now: Any) -> Any:
-            return jax.tree.map(jnp.add, total, stream.step(*now)), None
+            return jax.tree.map(jnp.add, total, named(stream.step(*now))), None
 
         return brainstate.transform.scan(step, zero, (xs, targets))[0]
 
-    def mean(total: Any) -> Any:
-        return {name: value / task.steps for name, value in named(total).items()}
+    def deviation(total: Any) -> float:
+        mean = {name: value / task.steps for name, value in total.items()}
+        return oracles.deviation(mean, task.expected(algorithm))
 
     return Subject(
         lambda: run(*task.data),
         before=stream.reset,
-        deviation=lambda total: oracles.deviation(mean(total), task.expected(algorithm)),
+        deviation=deviation,
         tolerance=task.tolerance,
         work=task.steps,
     )
@@ -209,7 +211,7 @@ def prepare(task: Task) -> Prepared:
         {
             PASS_CALL: lambda: one_pass_calls(task),
             CALL: lambda: single_calls(task, donated),
-            JIT: lambda: single_calls(task, lambda stream: brainstate.transform.jit(stream.step)),
+            JIT: lambda: single_calls(task, plainly),
             PASS_LOOP: lambda: one_pass_loop(task),
             LOOP: lambda: loop(task),
             ES_LOOP: lambda: loop(task, "es_d_rtrl"),
@@ -221,7 +223,12 @@ def case(network: str, hidden: int, batch: int, limit: float, steps: int = STEPS
     """Return the case of one size."""
     return Case(
         name=f"streaming/{network},H={hidden},B={batch}",
-        parameters={"network": network, "hidden": hidden, "batch": batch, "steps": steps},
+        parameters={
+            "network": network,
+            "hidden": hidden,
+            "batch": batch,
+            "steps": steps,
+        },
         build=lambda: prepare(Task(NETWORKS[network](hidden=hidden), steps, batch)),
         targets=(
             Target(LOOP, PASS_LOOP, limit),

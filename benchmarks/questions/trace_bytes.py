@@ -74,7 +74,12 @@ def case(network: str, algorithm: str, batch: int = 32, **sizes: int) -> Case:
         targets.append(Target(REPORTED, STORED, 1.0, equal=True))
     return Case(
         name=f"trace_bytes/{network},{algorithm}",
-        parameters={"network": network, "algorithm": algorithm, "batch": batch, **sizes},
+        parameters={
+            "network": network,
+            "algorithm": algorithm,
+            "batch": batch,
+            **sizes,
+        },
         build=lambda: prepare(Task(NETWORKS[network](**sizes), 8, batch), algorithm),
         targets=tuple(targets),
         quick=(network, algorithm) == ("lstm", "d_rtrl"),
