@@ -1,5 +1,6 @@
 """Online learning of recurrent and spiking networks by eligibility traces."""
 
+from . import nn as nn
 from ._algorithms import D_RTRL as D_RTRL
 from ._algorithms import ES_D_RTRL as ES_D_RTRL
 from ._algorithms import EligibilityTraces as EligibilityTraces

@@ -37,17 +37,14 @@ class Recorder:
     def lora_matmul(self, x, B, A, bias=None, *, alpha=1.0):
         return self._record(lambda x, B, A, *b: sum(b, alpha * (x @ B @ A)), x, B, A, bias)
 
-    def conv(self, x, kernel, bias=None, *, strides=1, padding="SAME", dimension_numbers=None):
+    def conv(self, x, kernel, bias=None, *, strides=1, padding="SAME", **options):
         def plain(x, kernel, *bias):
-            window = (strides,) * (x.ndim - 2)
-            y = jax.lax.conv_general_dilated(
-                x, kernel, window, padding, dimension_numbers=dimension_numbers
-            )
-            return sum(bias, y)
+            window = (strides,) * (x.ndim - 2) if isinstance(strides, int) else strides
+            return sum(bias, jax.lax.conv_general_dilated(x, kernel, window, padding, **options))
 
         return self._record(plain, x, kernel, bias)
 
-    def sparse_matmul(self, x, weight_data, bias=None, *, sparse_mat):
+    def sparse_matmul(self, x, weight_data, *, sparse_mat, bias=None):
         columns = np.asarray(sparse_mat.indices)
         rows = np.repeat(np.arange(sparse_mat.shape[0]), np.diff(sparse_mat.indptr))
 
@@ -87,6 +84,13 @@ def _selection(condition, if_true, if_false, *operands):
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), chosen, other)
 
 
+def _python_while(condition, body, carried):
+    """For loops whose number of steps does not depend on data."""
+    while condition(carried):
+        carried = body(carried)
+    return carried
+
+
 def _mapped(function, in_axes=0, **_):
     def calls(*arguments):
         axes = (in_axes,) * len(arguments) if isinstance(in_axes, int) else in_axes
@@ -106,13 +110,20 @@ def _mapped(function, in_axes=0, **_):
 def recording(recorder):
     """Inside, the marked operations and the marks of a model go to the recorder."""
     operations = ("matmul", "element_wise", "lora_matmul", "conv", "sparse_matmul")
-    transforms = {"for_loop": _python_loop, "cond": _selection, "vmap": _mapped}
+    transforms = {
+        "for_loop": _python_loop,
+        "cond": _selection,
+        "vmap": _mapped,
+        "while_loop": _python_while,
+        "checkpoint": lambda function, **_: function,
+    }
     with contextlib.ExitStack() as stack:
         for name in operations:
-            stack.enter_context(mock.patch.object(braintrace, name, getattr(recorder, name)))
+            for place in (braintrace, braintrace._etrace_op):
+                stack.enter_context(mock.patch.object(place, name, getattr(recorder, name)))
         for name, plain in transforms.items():
             stack.enter_context(mock.patch.object(brainstate.transform, name, plain))
-        stack.enter_context(mock.patch.object(jax, "checkpoint", lambda function: function))
+        stack.enter_context(mock.patch.object(jax, "checkpoint", lambda function, **_: function))
         stack.enter_context(mock.patch.object(marks, "recorder", recorder))
         yield
 

@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import importlib.resources
 import inspect
+import operator
 import pathlib
 import re
 import subprocess
@@ -31,11 +32,18 @@ ROOMS = [
 PRIVATE = re.compile(
     r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|brainstate|saiunit)(\.\w+)*\._"
 )
-PUBLIC = sorted(
-    name
-    for name, value in vars(braintrace).items()
-    if not name.startswith("_") and not inspect.ismodule(value)
-)
+
+
+def public_names(package):
+    return sorted(
+        name
+        for name, value in vars(package).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    )
+
+
+PUBLIC = public_names(braintrace)
+LAYERS = public_names(braintrace.nn)
 
 
 def module_of(path):
@@ -93,9 +101,9 @@ def test_version_is_that_of_the_distribution():
     assert importlib.metadata.version("braintrace") == braintrace.__version__
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("name", [*PUBLIC, *(f"nn.{name}" for name in LAYERS)])
 def test_public_names_are_documented(name):
-    value = getattr(braintrace, name)
+    value = operator.attrgetter(name)(braintrace)
     own = [value.__doc__]
     if inspect.isclass(value):
         methods = [m for n, m in vars(value).items() if not n.startswith("_")]
@@ -110,7 +118,7 @@ def test_public_names_are_spelled_out_once():
     tree = ast.parse((ROOT / "braintrace" / "__init__.py").read_text())
     aliases = [a for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
     assert all(alias.asname == alias.name for alias in aliases)
-    assert sorted(alias.name for alias in aliases) == PUBLIC
+    assert sorted(alias.name for alias in aliases) == sorted([*PUBLIC, "nn"])
 
 
 def test_every_file_belongs_to_a_room():

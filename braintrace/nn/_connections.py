@@ -1,0 +1,156 @@
+"""Layers whose weights have a structure: sparse, all to all, one to one, low rank."""
+
+from typing import Any
+
+import brainstate
+import jax.numpy as jnp
+import numpy as np
+import saiunit
+
+from .. import _etrace_op
+from ._affine import affine, row
+
+
+class SparseLinear(brainstate.nn.SparseLinear):
+    """Layer with a sparse weight matrix whose entries learn online.
+
+    Parameters
+    ----------
+    spar_mat : sparse matrix ``(in, out)``
+        CSR, CSC or COO of `saiunit.sparse`. Its data are the initial weights.
+    b_init : callable, array or None, optional
+        Bias ``(out,)``. Default None.
+    in_size : int or tuple of int, optional
+        Shape of one input.
+    name : str, optional
+        Name of the module.
+    param_type : type, optional
+        Kind of state of the parameters. Default ``brainstate.ParamState``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import saiunit
+    >>> import braintrace
+    >>> matrix = saiunit.sparse.CSR.fromdense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
+    >>> braintrace.nn.SparseLinear(matrix)(jnp.ones(2))
+    Array([3., 2.], dtype=float32)
+    """
+
+    def update(self, x: Any) -> Any:
+        """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
+        params = self.weight.value
+        bias = row(params.get("bias"), self.spar_mat.shape[-1])
+        return _etrace_op.sparse_matmul(x, params["weight"], sparse_mat=self.spar_mat, bias=bias)
+
+
+class AllToAll(brainstate.nn.AllToAll):
+    """Connections from every unit to every unit, with or without those to itself.
+
+    Parameters
+    ----------
+    in_size, out_size : int or tuple of int
+        Shapes of one input and one output; all axes but the last are equal.
+    w_init : callable, array or float, optional
+        Weight ``(in, out)``, or one number for all connections. Default ``KaimingNormal()``.
+    b_init : callable, array or None, optional
+        Bias ``(out,)``. Default None.
+    include_self : bool, optional
+        Whether unit i feeds unit i. Default True.
+    name : str, optional
+        Name of the module.
+    param_type : type, optional
+        Kind of state of the parameters. Default ``brainstate.ParamState``.
+
+    Notes
+    -----
+    With one number for all connections the output still has ``out`` entries, where
+    `brainstate.nn.AllToAll` leaves a single one to be broadcast.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> layer = braintrace.nn.AllToAll(3, 3, w_init=jnp.ones((3, 3)), include_self=False)
+    >>> layer(jnp.array([1.0, 2.0, 4.0]))
+    Array([6., 5., 3.], dtype=float32)
+    """
+
+    def update(self, pre_val: Any) -> Any:
+        """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
+        params = self.weight.value
+        weight = saiunit.math.broadcast_to(params["weight"], (self.in_size[-1], self.out_size[-1]))
+        if not self.include_self:
+            weight = weight * jnp.asarray(1 - np.eye(*weight.shape), weight.dtype)
+        return affine(pre_val, weight, params)
+
+
+class OneToOne(brainstate.nn.OneToOne):
+    """One weight for each unit: ``y = x * weight + bias``.
+
+    Parameters
+    ----------
+    in_size : int or tuple of int
+        Shape of one input and of one output.
+    w_init : callable or array, optional
+        Weight, shaped like the input. Default ``Normal()``.
+    b_init : callable, array or None, optional
+        Bias, shaped like the input. Default None.
+    name : str, optional
+        Name of the module.
+    param_type : type, optional
+        Kind of state of the parameters. Default ``brainstate.ParamState``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.nn.OneToOne(2, w_init=jnp.array([1.0, -2.0]))(jnp.ones(2))
+    Array([ 1., -2.], dtype=float32)
+    """
+
+    def update(self, pre_val: Any) -> Any:
+        """Return the layer's output, shaped like the input."""
+        params = self.weight.value
+        post_val = pre_val * _etrace_op.element_wise(params["weight"])
+        if "bias" in params:
+            post_val = post_val + _etrace_op.element_wise(params["bias"])
+        return post_val
+
+
+class LoRA(brainstate.nn.LoRA):
+    """Low-rank adaptation: ``y = x @ lora_a @ lora_b``, plus a base module's output.
+
+    Parameters
+    ----------
+    in_features, lora_rank, out_features : int
+        Sizes of ``lora_a`` ``(in, rank)`` and ``lora_b`` ``(rank, out)``.
+    base_module : callable, optional
+        The module that is adapted. Its own weights learn as it says.
+    kernel_init : callable, optional
+        Initial value of both factors. Default ``LecunNormal()``.
+    param_type : type, optional
+        Kind of state of the parameters. Default ``brainstate.ParamState``.
+    in_size : int or tuple of int, optional
+        Shape of one input, if it has more than one axis.
+
+    References
+    ----------
+    .. [1] E. J. Hu et al., "LoRA: Low-rank adaptation of large language models", ICLR 2022.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.nn.LoRA(3, 1, 2)(jnp.ones((5, 3))).shape
+    (5, 2)
+    """
+
+    def __call__(self, x: Any) -> Any:
+        return self.update(x)
+
+    def update(self, x: Any) -> Any:
+        """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
+        params = self.weight.value
+        y = _etrace_op.lora_matmul(x, params["lora_a"], params["lora_b"])
+        return y if self.base_module is None else y + self.base_module(x)

@@ -1,0 +1,189 @@
+"""Convolutions.
+
+The kernel is ``(*space, in / groups, out)`` in every layout of the input. With
+``channel_first`` an input is ``(batch, in, *space)``, else ``(batch, *space, in)``; the batch axis
+may be missing.
+"""
+
+from typing import Any
+
+import brainstate
+import saiunit
+
+from .. import _etrace_op
+from .._errors import ShapeError
+from ._affine import row
+from ._linear import standardized
+
+
+def _convolved(layer: Any, x: Any, kernel: Any) -> Any:
+    _check(layer, x)
+    bias = layer.weight.value.get("bias")
+    if bias is not None:
+        bias = row(saiunit.math.reshape(bias, (-1,)), layer.out_channels)
+    one_sample = x.ndim == len(layer.in_size)
+    y = _etrace_op.conv(
+        x[None] if one_sample else x,
+        kernel if layer.w_mask is None else kernel * layer.w_mask,
+        bias,
+        strides=layer.stride,
+        padding=layer.padding,
+        lhs_dilation=layer.lhs_dilation,
+        rhs_dilation=layer.rhs_dilation,
+        feature_group_count=layer.groups,
+        dimension_numbers=layer.dimension_numbers,
+    )
+    return y[0] if one_sample else y
+
+
+def _check(layer: Any, x: Any) -> None:
+    extra = x.ndim - len(layer.in_size)
+    if extra not in (0, 1) or x.shape[extra:] != layer.in_size:
+        raise ShapeError(
+            f"`{type(layer).__name__}`: expected an input of shape {layer.in_size}, or a batch of "
+            f"them, got shape {x.shape}."
+        )
+
+
+class Conv1d(brainstate.nn.Conv1d):
+    """Convolution over one space axis whose kernel and bias learn online.
+
+    Parameters
+    ----------
+    in_size : tuple of int
+        Shape of one input, ``(length, in)``, or ``(in, length)`` with ``channel_first``.
+    out_channels : int
+        Number of output features.
+    kernel_size : int or tuple of int
+        Size of the kernel along the space axes.
+    stride, lhs_dilation, rhs_dilation : int or tuple of int, optional
+        Default 1.
+    padding : str, int or sequence, optional
+        ``'SAME'`` (default), ``'VALID'``, or numbers of zeros as in `brainstate.nn.Conv1d`.
+    groups : int, optional
+        Number of feature groups. Default 1.
+    w_init : callable or array, optional
+        Kernel ``(*kernel_size, in / groups, out)``. Default ``XavierNormal()``.
+    b_init : callable, array or None, optional
+        Bias, one number for each output feature. Default None.
+    w_mask : array, callable or None, optional
+        Factor of the kernel.
+    channel_first : bool, optional
+        Layout of input and output. Default False.
+    name : str, optional
+        Name of the module.
+    param_type : type, optional
+        Kind of state of the parameters. Default ``brainstate.ParamState``.
+
+    Raises
+    ------
+    ShapeError
+        If an input does not have the shape ``in_size``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.nn.Conv1d((8, 3), 4, kernel_size=3, stride=2)(jnp.ones((5, 8, 3))).shape
+    (5, 4, 4)
+    """
+
+    def update(self, x: Any) -> Any:
+        """Return the output for one input or a batch of inputs."""
+        return _convolved(self, x, self.weight.value["weight"])
+
+
+class Conv2d(brainstate.nn.Conv2d):
+    """Convolution over two space axes; see `Conv1d` for the parameters.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.nn.Conv2d((8, 8, 3), 4, kernel_size=3)(jnp.ones((8, 8, 3))).shape
+    (8, 8, 4)
+    """
+
+    def update(self, x: Any) -> Any:
+        """Return the output for one input or a batch of inputs."""
+        return _convolved(self, x, self.weight.value["weight"])
+
+
+class Conv3d(brainstate.nn.Conv3d):
+    """Convolution over three space axes; see `Conv1d` for the parameters.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> layer = braintrace.nn.Conv3d((4, 4, 4, 1), 2, kernel_size=2, padding='VALID')
+    >>> layer(jnp.ones((4, 4, 4, 1))).shape
+    (3, 3, 3, 2)
+    """
+
+    def update(self, x: Any) -> Any:
+        """Return the output for one input or a batch of inputs."""
+        return _convolved(self, x, self.weight.value["weight"])
+
+
+class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
+    """Convolution over one space axis with a standardised kernel.
+
+    The kernel of each output feature has its mean removed and is scaled to the length of its
+    gain, as in `ScaledWSLinear`. Parameters as for `Conv1d`, and:
+
+    Parameters
+    ----------
+    ws_gain : bool, optional
+        Whether the gain ``(1, ..., 1, out)`` is a parameter (initially one). Default True.
+    eps : float, optional
+        Lower bound of the kernel's squared length. Default ``1e-4``.
+
+    References
+    ----------
+    .. [1] S. Qiao et al., "Micro-batch training with batch-channel normalization and weight
+       standardization", arXiv:1903.10520, 2019.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.nn.ScaledWSConv1d((8, 3), 4, kernel_size=3)(jnp.ones((8, 3))).shape
+    (8, 4)
+    """
+
+    def update(self, x: Any) -> Any:
+        """Return the output for one input or a batch of inputs."""
+        return _convolved(self, x, standardized(self.weight.value, self.eps))
+
+
+class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
+    """Convolution over two space axes with a standardised kernel; see `ScaledWSConv1d`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.nn.ScaledWSConv2d((8, 8, 3), 4, kernel_size=3)(jnp.ones((8, 8, 3))).shape
+    (8, 8, 4)
+    """
+
+    def update(self, x: Any) -> Any:
+        """Return the output for one input or a batch of inputs."""
+        return _convolved(self, x, standardized(self.weight.value, self.eps))
+
+
+class ScaledWSConv3d(brainstate.nn.ScaledWSConv3d):
+    """Convolution over three space axes with a standardised kernel; see `ScaledWSConv1d`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> braintrace.nn.ScaledWSConv3d((4, 4, 4, 1), 2, kernel_size=2)(jnp.ones((4, 4, 4, 1))).shape
+    (4, 4, 4, 2)
+    """
+
+    def update(self, x: Any) -> Any:
+        """Return the output for one input or a batch of inputs."""
+        return _convolved(self, x, standardized(self.weight.value, self.eps))

@@ -1,0 +1,329 @@
+r"""Spiking neurons, integrated exactly over a time step dt of constant input.
+
+Between spikes :math:`\tau \dot V = -(V - V_{rest}) + R I`, that is
+
+.. math:: V_t = V_\infty + e^{-dt/\tau} (V' - V_\infty), \qquad V_\infty = V_{rest} + R I_t,
+
+where V' is the old potential after the reset by the old spike. The time step is that of
+brainstate's environment (``brainstate.environ.set(dt=...)``). All states stay at their position,
+so that D_RTRL gives the gradient of BPTT for weights that feed such a neuron from outside; what
+recurrent weights add is approximated.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import saiunit as u
+
+from .._errors import OptionError
+from . import surrogate
+from ._states import Stateful, decay
+
+
+def _soft_reset(V: Any, spike: Any, V_th: Any, V_reset: Any) -> Any:
+    return V - (V_th - V_reset) * spike
+
+
+def _hard_reset(V: Any, spike: Any, V_th: Any, V_reset: Any) -> Any:
+    return V - (jax.lax.stop_gradient(V) - V_reset) * spike
+
+
+_RESETS = {"soft": _soft_reset, "hard": _hard_reset}
+
+
+class Spiking(Stateful):
+    """A population of neurons with a way to spike and a way to be reset."""
+
+    def __init__(self, in_size: Any, spk_fun: Callable, spk_reset: str, name: str | None) -> None:
+        super().__init__(name=name)
+        if spk_reset not in _RESETS:
+            raise OptionError(f"`spk_reset` must be one of {list(_RESETS)}, got {spk_reset!r}.")
+        self.in_size = in_size
+        self.out_size = in_size
+        self.spk_fun = spk_fun
+        self._reset = _RESETS[spk_reset]
+
+
+class LIF(Spiking):
+    r"""Leaky integrate-and-fire neuron.
+
+    .. math::
+        \tau \dot V &= -(V - V_{rest}) + R I \\
+        z &= \Theta\left(\frac{V - V_{th}}{V_{th} - V_{reset}}\right)
+
+    After a spike, V is lowered by :math:`V_{th} - V_{reset}` (soft), or set to :math:`V_{reset}`
+    (hard; the derivative takes the distance that it falls as a constant).
+
+    Parameters
+    ----------
+    in_size : int or tuple of int
+        Shape of the population.
+    R : float, array or Quantity, optional
+        Membrane resistance. Default 1 ohm.
+    tau : float, array or Quantity, optional
+        Membrane time constant. Default 5 ms.
+    V_th, V_reset, V_rest : float, array or Quantity, optional
+        Threshold, reset and resting potential. Default 1, 0 and 0 mV.
+    V_initializer : callable, array or Quantity, optional
+        Initial potential. Default 0 mV.
+    spk_fun : callable, optional
+        Heaviside function with a surrogate gradient. Default `surrogate.triangle`.
+    spk_reset : {'soft', 'hard'}, optional
+        Kind of reset. Default ``'soft'``.
+    name : str, optional
+        Name of the module.
+
+    Raises
+    ------
+    OptionError
+        If ``spk_reset`` is neither, or no time step is set.
+
+    References
+    ----------
+    .. [1] W. Gerstner et al., "Neuronal Dynamics", Cambridge University Press, 2014, eq. 1.5.
+
+    Examples
+    --------
+    >>> import brainstate
+    >>> import jax.numpy as jnp
+    >>> import saiunit as u
+    >>> import braintrace
+    >>> neuron = braintrace.nn.LIF(2, tau=10.0 * u.ms)
+    >>> neuron.init_state()
+    >>> with brainstate.environ.context(dt=1.0 * u.ms):
+    ...     neuron(jnp.array([5.0, 20.0]) * u.mA)
+    Array([0., 1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        in_size: Any,
+        R: Any = 1.0 * u.ohm,
+        tau: Any = 5.0 * u.ms,
+        V_th: Any = 1.0 * u.mV,
+        V_reset: Any = 0.0 * u.mV,
+        V_rest: Any = 0.0 * u.mV,
+        V_initializer: Any = 0.0 * u.mV,
+        spk_fun: Callable = surrogate.triangle,
+        spk_reset: str = "soft",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(in_size, spk_fun, spk_reset, name)
+        self.R, self.tau = R, tau
+        self.V_th, self.V_reset, self.V_rest = V_th, V_reset, V_rest
+        self.V_initializer = V_initializer
+
+    def _initializers(self) -> dict:
+        return {"V": (self.V_initializer, self.in_size)}
+
+    def get_spike(self) -> Any:
+        """Return the spikes of the present state: those of the last step, before an update."""
+        return self.spk_fun((self.V.value - self.V_th) / (self.V_th - self.V_reset))
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step under the current ``x`` and return the spikes."""
+        V = self._reset(self.V.value, self.get_spike(), self.V_th, self.V_reset)
+        self.V.value = _relaxed(V, self.V_rest + self.R * x, self.tau)
+        return self.get_spike()
+
+
+class ALIF(Spiking):
+    r"""Leaky integrate-and-fire neuron with an adaptive threshold.
+
+    .. math::
+        \tau \dot V &= -(V - V_{rest}) + R I \\
+        a_t &= e^{-dt/\tau_a} a_{t-1} + z_{t-1} \\
+        z_t &= \Theta\left(\frac{V_t - V_{th} - \beta a_t}{V_{th} - V_{reset}}\right)
+
+    Parameters
+    ----------
+    in_size : int or tuple of int
+        Shape of the population.
+    R, tau, V_th, V_reset, V_rest, V_initializer, spk_fun, spk_reset, name
+        As for `LIF`.
+    tau_a : float, array or Quantity, optional
+        Time constant of the adaptation. Default 100 ms.
+    beta : float, array or Quantity, optional
+        Rise of the threshold by each spike. Default 0.1 mV.
+    a_initializer : callable or array, optional
+        Initial adaptation. Default 0.
+
+    References
+    ----------
+    .. [1] G. Bellec et al., "Long short-term memory and learning-to-learn in networks of spiking
+       neurons", NeurIPS 2018.
+
+    Examples
+    --------
+    >>> import brainstate
+    >>> import jax.numpy as jnp
+    >>> import saiunit as u
+    >>> import braintrace
+    >>> neuron = braintrace.nn.ALIF(2)
+    >>> neuron.init_state(batch_size=3)
+    >>> with brainstate.environ.context(dt=1.0 * u.ms):
+    ...     neuron(jnp.ones((3, 2)) * u.mA).shape
+    (3, 2)
+    """
+
+    def __init__(
+        self,
+        in_size: Any,
+        R: Any = 1.0 * u.ohm,
+        tau: Any = 5.0 * u.ms,
+        tau_a: Any = 100.0 * u.ms,
+        V_th: Any = 1.0 * u.mV,
+        V_reset: Any = 0.0 * u.mV,
+        V_rest: Any = 0.0 * u.mV,
+        beta: Any = 0.1 * u.mV,
+        V_initializer: Any = 0.0 * u.mV,
+        a_initializer: Any = 0.0,
+        spk_fun: Callable = surrogate.triangle,
+        spk_reset: str = "soft",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(in_size, spk_fun, spk_reset, name)
+        self.R, self.tau, self.tau_a, self.beta = R, tau, tau_a, beta
+        self.V_th, self.V_reset, self.V_rest = V_th, V_reset, V_rest
+        self.V_initializer, self.a_initializer = V_initializer, a_initializer
+
+    def _initializers(self) -> dict:
+        return {
+            "V": (self.V_initializer, self.in_size),
+            "a": (self.a_initializer, self.in_size),
+        }
+
+    def get_spike(self) -> Any:
+        """Return the spikes of the present state: those of the last step, before an update."""
+        above = self.V.value - self.V_th - self.beta * self.a.value
+        return self.spk_fun(above / (self.V_th - self.V_reset))
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step under the current ``x`` and return the spikes."""
+        spike = self.get_spike()
+        V = self._reset(self.V.value, spike, self.V_th, self.V_reset)
+        self.a.value = decay(self.tau_a) * self.a.value + spike
+        self.V.value = _relaxed(V, self.V_rest + self.R * x, self.tau)
+        return self.get_spike()
+
+
+class GIF(Spiking):
+    r"""Generalised integrate-and-fire neuron: two internal currents and a moving threshold.
+
+    .. math::
+        \dot I_j &= -k_j I_j, \quad j = 1, 2 \\
+        \tau \dot V &= -(V - V_{rest}) + R (I_1 + I_2 + I) \\
+        \dot V_{th} &= a (V - V_{rest}) - b (V_{th} - V_{th\infty})
+
+    and after a spike :math:`I_j \leftarrow R_j I_j + A_j`,
+    :math:`V_{th} \leftarrow \max(V_{th}, V_{th,reset})`; V is reset as for `LIF`, softly by
+    :math:`V_{th} - V_{reset}` with the threshold that it crossed.
+
+    Parameters
+    ----------
+    in_size : int or tuple of int
+        Shape of the population.
+    R, tau, V_rest, V_reset, V_initializer, spk_fun, spk_reset, name
+        As for `LIF`. Default 20 ohm, 20 ms and three times -70 mV.
+    V_th_inf, V_th_reset : float, array or Quantity, optional
+        Resting value and lowest value after a spike of the threshold. Default -50, -60 mV.
+    a, b : float, array or Quantity, optional
+        Rates at which the threshold follows the potential and returns; ``b`` is not zero.
+        Default 0 and 0.01 per ms.
+    k1, k2 : float, array or Quantity, optional
+        Decay rates of the currents. Default 0.2 and 0.02 per ms.
+    R1, R2 : float or array, optional
+        Fractions of the currents that a spike leaves. Default 0 and 1.
+    A1, A2 : float, array or Quantity, optional
+        Currents that a spike adds. Default 0 mA.
+    V_th_initializer, I1_initializer, I2_initializer : callable, array or Quantity, optional
+        Initial values. Default -50 mV, 0 mA, 0 mA.
+
+    References
+    ----------
+    .. [1] S. Mihalas, E. Niebur, "A generalized linear integrate-and-fire neural model produces
+       diverse spiking behaviors", Neural Computation 21, 2009.
+
+    Examples
+    --------
+    >>> import brainstate
+    >>> import jax.numpy as jnp
+    >>> import saiunit as u
+    >>> import braintrace
+    >>> neuron = braintrace.nn.GIF(2, A2=-0.6 * u.mA)
+    >>> neuron.init_state(batch_size=3)
+    >>> with brainstate.environ.context(dt=1.0 * u.ms):
+    ...     neuron(1.5 * jnp.ones((3, 2)) * u.mA).shape
+    (3, 2)
+    """
+
+    def __init__(
+        self,
+        in_size: Any,
+        R: Any = 20.0 * u.ohm,
+        tau: Any = 20.0 * u.ms,
+        V_rest: Any = -70.0 * u.mV,
+        V_reset: Any = -70.0 * u.mV,
+        V_th_inf: Any = -50.0 * u.mV,
+        V_th_reset: Any = -60.0 * u.mV,
+        a: Any = 0.0 / u.ms,
+        b: Any = 0.01 / u.ms,
+        k1: Any = 0.2 / u.ms,
+        k2: Any = 0.02 / u.ms,
+        R1: Any = 0.0,
+        R2: Any = 1.0,
+        A1: Any = 0.0 * u.mA,
+        A2: Any = 0.0 * u.mA,
+        V_initializer: Any = -70.0 * u.mV,
+        V_th_initializer: Any = -50.0 * u.mV,
+        I1_initializer: Any = 0.0 * u.mA,
+        I2_initializer: Any = 0.0 * u.mA,
+        spk_fun: Callable = surrogate.triangle,
+        spk_reset: str = "soft",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(in_size, spk_fun, spk_reset, name)
+        self.R, self.tau = R, tau
+        self.V_rest, self.V_reset = V_rest, V_reset
+        self.V_th_inf, self.V_th_reset = V_th_inf, V_th_reset
+        self.a, self.b, self.k1, self.k2 = a, b, k1, k2
+        self.R1, self.R2, self.A1, self.A2 = R1, R2, A1, A2
+        self.V_initializer, self.V_th_initializer = V_initializer, V_th_initializer
+        self.I1_initializer, self.I2_initializer = I1_initializer, I2_initializer
+
+    def _initializers(self) -> dict:
+        return {
+            "V": (self.V_initializer, self.in_size),
+            "V_th": (self.V_th_initializer, self.in_size),
+            "I1": (self.I1_initializer, self.in_size),
+            "I2": (self.I2_initializer, self.in_size),
+        }
+
+    def get_spike(self) -> Any:
+        """Return the spikes of the present state: those of the last step, before an update."""
+        V, V_th = self.V.value, self.V_th.value
+        return self.spk_fun((V - V_th) / (V_th - self.V_reset))
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step under the current ``x`` and return the spikes."""
+        spike, V_th = self.get_spike(), self.V_th.value
+        V = self._reset(self.V.value, spike, V_th, self.V_reset)
+        I1 = self._current(self.I1.value, spike, self.R1, self.A1, self.k1)
+        I2 = self._current(self.I2.value, spike, self.R2, self.A2, self.k2)
+        V_th = V_th + (u.math.maximum(V_th, self.V_th_reset) - V_th) * spike
+        V_th_end = self.V_th_inf + self.a / self.b * (V - self.V_rest)
+        self.V_th.value = _relaxed(V_th, V_th_end, 1 / self.b)
+        self.V.value = _relaxed(V, self.V_rest + self.R * (I1 + I2 + x), self.tau)
+        self.I1.value, self.I2.value = I1, I2
+        return self.get_spike()
+
+    @staticmethod
+    def _current(current: Any, spike: Any, kept: Any, added: Any, rate: Any) -> Any:
+        current = current + ((kept - 1) * current + added) * spike
+        return current * decay(1 / rate)
+
+
+def _relaxed(value: Any, end: Any, tau: Any) -> Any:
+    """Let a value relax exponentially towards another for one time step."""
+    return end + (value - end) * decay(tau)

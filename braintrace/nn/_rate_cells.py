@@ -1,0 +1,260 @@
+r"""Rate cells with one hidden state.
+
+x ``(..., in)`` is the input, h ``(..., out)`` the hidden state, which is also the output, and
+:math:`[x, h]` both side by side.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+from brainstate.nn import init
+
+from .. import _etrace_op
+from ._affine import affine, joined
+from ._linear import Linear
+from ._states import Stateful, activation_function
+
+
+class ValinaRNNCell(brainstate.nn.ValinaRNNCell):
+    r"""Vanilla recurrent cell.
+
+    .. math:: h_t = \phi([x_t, h_{t-1}] W + b)
+
+    Nothing of the old state stays at its position, so that D_RTRL carries no trace and the
+    gradient is that of the current step; `LeakyRNN` remembers.
+
+    Parameters
+    ----------
+    num_in, num_out : int
+        Numbers of inputs and hidden units.
+    state_init : callable or array, optional
+        Initial hidden state. Default ``ZeroInit()``.
+    w_init, b_init : callable or array, optional
+        Weight ``(in + out, out)`` and bias ``(out,)``. Default ``XavierNormal()``, ``ZeroInit()``.
+    activation : str or callable, optional
+        :math:`\phi`. Default ``'relu'``.
+    name : str, optional
+        Name of the module.
+
+    References
+    ----------
+    .. [1] J. L. Elman, "Finding structure in time", Cognitive Science 14, 1990.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> cell = braintrace.nn.ValinaRNNCell(3, 4)
+    >>> cell.init_state(batch_size=5)
+    >>> cell(jnp.ones((5, 3))).shape
+    (5, 4)
+    """
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return the hidden state ``(..., out)``."""
+        params = self.W.weight.value
+        xh = joined(x, self.h.value)
+        self.h.value = self.activation(affine(xh, params["weight"], params))
+        return self.h.value
+
+
+class _Cell(Stateful):
+    """A cell with the hidden state h."""
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        activation: str | Callable = "tanh",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self.num_in, self.num_out = num_in, num_out
+        self.in_size, self.out_size = (num_in,), (num_out,)
+        self.state_init = state_init
+        self.activation = activation_function(activation)
+
+    def _initializers(self) -> dict:
+        return {"h": (self.state_init, self.out_size)}
+
+
+class LeakyRNN(_Cell):
+    r"""Leaky integrator with a nonlinear recurrent drive.
+
+    .. math:: h_t = (1 - \alpha) h_{t-1} + \alpha \phi([x_t, h_{t-1}] W + b)
+
+    Parameters
+    ----------
+    num_in, num_out : int
+        Numbers of inputs and hidden units.
+    alpha : float or array, optional
+        Time step over time constant, in (0, 1]. Default 0.2.
+    state_init : callable or array, optional
+        Initial hidden state. Default ``ZeroInit()``.
+    w_init, b_init : callable or array, optional
+        Weight ``(in + out, out)`` and bias ``(out,)``. Default ``XavierNormal()``, ``ZeroInit()``.
+    activation : str or callable, optional
+        :math:`\phi`. Default ``'relu'``.
+    name : str, optional
+        Name of the module.
+
+    References
+    ----------
+    .. [1] G. R. Yang et al., "Task representations in neural networks trained to perform many
+       cognitive tasks", Nature Neuroscience 22, 2019, eq. 1.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> cell = braintrace.nn.LeakyRNN(3, 4, alpha=0.1)
+    >>> cell.init_state(batch_size=5)
+    >>> cell(jnp.ones((5, 3))).shape
+    (5, 4)
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        alpha: Any = 0.2,
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        w_init: Any = init.XavierNormal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        activation: str | Callable = "relu",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_in, num_out, state_init, activation, name)
+        self.alpha = alpha
+        self.W = Linear(num_in + num_out, num_out, w_init=w_init, b_init=b_init)
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return the hidden state ``(..., out)``."""
+        h = self.h.value
+        drive = self.activation(self.W(joined(x, h)))
+        self.h.value = (1 - self.alpha) * h + self.alpha * drive
+        return self.h.value
+
+
+class IndRNN(_Cell):
+    r"""Independently recurrent cell: every unit feeds itself only.
+
+    .. math:: h_t = \phi(x_t W + u \odot h_{t-1} + b)
+
+    D_RTRL gives the gradient of BPTT.
+
+    Parameters
+    ----------
+    num_in, num_out : int
+        Numbers of inputs and hidden units.
+    state_init : callable or array, optional
+        Initial hidden state. Default ``ZeroInit()``.
+    w_init, b_init : callable or array, optional
+        Weight ``(in, out)`` and bias ``(out,)``. Default ``XavierNormal()``, ``ZeroInit()``.
+    u_init : callable or array, optional
+        Recurrent weight ``(out,)``. Default ``Uniform(0, 1)``.
+    activation : str or callable, optional
+        :math:`\phi`. Default ``'relu'``.
+    name : str, optional
+        Name of the module.
+
+    References
+    ----------
+    .. [1] S. Li et al., "Independently recurrent neural network (IndRNN): Building a longer and
+       deeper RNN", CVPR 2018, eq. 2.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> cell = braintrace.nn.IndRNN(3, 4)
+    >>> cell.init_state(batch_size=5)
+    >>> cell(jnp.ones((5, 3))).shape
+    (5, 4)
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        w_init: Any = init.XavierNormal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        u_init: Any = init.Uniform(0.0, 1.0),  # noqa: B008
+        activation: str | Callable = "relu",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_in, num_out, state_init, activation, name)
+        self.W = Linear(num_in, num_out, w_init=w_init, b_init=b_init)
+        self.u = brainstate.ParamState(init.param(u_init, (num_out,), allow_none=False))
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return the hidden state ``(..., out)``."""
+        u = _etrace_op.element_wise(self.u.value)
+        self.h.value = self.activation(self.W(x) + u * self.h.value)
+        return self.h.value
+
+
+class MinimalRNNCell(_Cell):
+    r"""Minimal recurrent network: an encoded input and an update gate.
+
+    .. math::
+        z_t &= \phi(x_t W_x + b_x) \\
+        u_t &= \sigma([h_{t-1}, z_t] W_u + b_u) \\
+        h_t &= u_t \odot h_{t-1} + (1 - u_t) \odot z_t
+
+    :math:`W_x` acts on h directly and, through z, on the gate. A trace carries the direct way;
+    along the other the compiler says that a weight lies behind a weight.
+
+    Parameters
+    ----------
+    num_in, num_out : int
+        Numbers of inputs and hidden units.
+    state_init : callable or array, optional
+        Initial hidden state. Default ``ZeroInit()``.
+    w_init, b_init : callable or array, optional
+        Weights ``(in, out)`` and ``(2 out, out)``, biases ``(out,)``. Default ``Orthogonal()``,
+        ``ZeroInit()``.
+    activation : str or callable, optional
+        :math:`\phi`. Default ``'tanh'``.
+    name : str, optional
+        Name of the module.
+
+    References
+    ----------
+    .. [1] M. Chen, "MinimalRNN: Toward more interpretable and trainable recurrent neural
+       networks", arXiv:1711.06788, 2017.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> cell = braintrace.nn.MinimalRNNCell(3, 4)
+    >>> cell.init_state(batch_size=5)
+    >>> cell(jnp.ones((5, 3))).shape
+    (5, 4)
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        w_init: Any = init.Orthogonal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        activation: str | Callable = "tanh",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_in, num_out, state_init, activation, name)
+        self.Wx = Linear(num_in, num_out, w_init=w_init, b_init=b_init)
+        self.Wu = Linear(2 * num_out, num_out, w_init=w_init, b_init=b_init)
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return the hidden state ``(..., out)``."""
+        h = self.h.value
+        z = self.activation(self.Wx(x))
+        gate = brainstate.nn.sigmoid(self.Wu(joined(h, z)))
+        self.h.value = gate * h + (1 - gate) * z
+        return self.h.value

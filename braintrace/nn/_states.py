@@ -1,0 +1,73 @@
+"""What the modules with hidden states share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import saiunit
+
+from .._errors import OptionError, UnitError
+
+
+class Stateful(brainstate.nn.Module):
+    """A module whose hidden states all start from an initialiser each.
+
+    A subclass says which in `_initializers`.
+    """
+
+    def _initializers(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        """Return the initialiser and the shape of one sample of each state, by name."""
+        raise NotImplementedError
+
+    def init_state(self, batch_size: int | None = None, **_: Any) -> None:
+        """Create the hidden states, with a batch axis in front if there is a batch size."""
+        for name, (initializer, shape) in self._initializers().items():
+            value = initial(initializer, shape, batch_size)
+            setattr(self, name, brainstate.HiddenState(value))
+
+    def reset_state(self, batch_size: int | None = None, **_: Any) -> None:
+        """Give the hidden states their initial values again."""
+        for name, (initializer, shape) in self._initializers().items():
+            getattr(self, name).value = initial(initializer, shape, batch_size)
+
+
+def initial(initializer: Any, shape: tuple[int, ...], batch_size: int | None) -> Any:
+    """Return the initial value of a state; a single number counts for every unit."""
+    value = brainstate.nn.init.param(initializer, shape, batch_size)
+    batch = () if batch_size is None else (batch_size,)
+    return saiunit.math.broadcast_to(value, (*batch, *shape))
+
+
+def activation_function(activation: str | Callable) -> Callable:
+    """Return a function, looked up in `brainstate.nn` if it is given by name."""
+    if callable(activation):
+        return activation
+    found = getattr(brainstate.nn, activation, None)
+    if not callable(found):
+        raise OptionError(
+            f"`activation`: `brainstate.nn` has no function {activation!r}. Give the name of one, "
+            "such as 'tanh', or a function."
+        )
+    return found
+
+
+def decay(tau: Any) -> Any:
+    """Return ``exp(-dt / tau)``, what one time step leaves of an exponential decay."""
+    ratio = time_step() / tau
+    if not saiunit.get_unit(ratio).is_unitless:
+        raise UnitError(
+            f"The time step {time_step()} and the time constant {tau} have units of different "
+            "dimensions."
+        )
+    return saiunit.math.exp(-ratio)
+
+
+def time_step() -> Any:
+    """Return the length ``dt`` of a time step from brainstate's environment."""
+    dt = brainstate.environ.get("dt", None)
+    if dt is None:
+        raise OptionError(
+            "No time step is set. Call `brainstate.environ.set(dt=1.0 * saiunit.ms)` first, or "
+            "use `with brainstate.environ.context(dt=1.0 * saiunit.ms):`."
+        )
+    return dt

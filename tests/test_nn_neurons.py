@@ -1,0 +1,220 @@
+"""Neurons and synapses follow their equations, keep their units and say what is wrong."""
+
+import brainstate
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import saiunit as u
+
+import braintrace
+from braintrace import nn
+
+DT = 0.5 * u.ms
+
+
+@pytest.fixture(autouse=True)
+def time_step(float64):
+    with brainstate.environ.context(dt=DT):
+        yield
+
+
+def run(module, inputs, *states):
+    """Outputs of a module over a sequence, and the course of its states."""
+    module.init_state()
+
+    def step(x):
+        return [module(x), *(getattr(module, name).value for name in states)]
+
+    return brainstate.transform.for_loop(step, inputs)
+
+
+def constant(current, unit=u.mA, steps=1):
+    """An input that stays."""
+    return jnp.full((steps, 1), current) * unit
+
+
+def pulse(unit, steps=41):
+    """One at time zero."""
+    return (jnp.arange(steps) == 0).astype(float)[:, None] * unit
+
+
+def test_a_membrane_relaxes_exponentially_below_threshold():
+    neuron = nn.LIF(1, R=2 * u.ohm, tau=5 * u.ms, V_th=9 * u.mV, V_rest=1 * u.mV)
+    z, V = run(neuron, constant(1.0, steps=8), "V")
+    t = np.arange(1, 9) * 0.5
+    # V starts at 0 and relaxes to V_rest + R I = 3 mV.
+    np.testing.assert_allclose(V[:, 0].to_decimal(u.mV), 3 - 3 * np.exp(-t / 5), rtol=1e-12)
+    assert not z.any()
+
+
+@pytest.mark.parametrize("reset", ["soft", "hard"])
+def test_the_rate_of_a_lif_neuron(reset):
+    """One spike every tau log((V_inf - V_reset) / (V_inf - V_th)) with a hard reset."""
+    tau, V_inf, V_th, V_reset = 20.0, 30.0, 20.0, 5.0
+    neuron = nn.LIF(
+        1,
+        tau=tau * u.ms,
+        V_th=V_th * u.mV,
+        V_reset=V_reset * u.mV,
+        V_initializer=V_reset * u.mV,
+        spk_reset=reset,
+    )
+    with brainstate.environ.context(dt=0.02 * u.ms):
+        z, V = run(neuron, constant(V_inf, steps=4000), "V")
+    interval = tau * np.log((V_inf - V_reset) / (V_inf - V_th))
+    assert float(z.sum()) == pytest.approx(80 / interval, abs=1)
+    after = V[1:][np.asarray(z[:-1]) > 0].to_decimal(u.mV)
+    assert np.all(np.abs(after - V_reset) < 0.1)
+
+
+def test_soft_and_hard_resets_differ_by_the_overshoot():
+    after = {}
+    for reset in ("soft", "hard"):
+        neuron = nn.LIF(1, tau=1e9 * u.ms, spk_reset=reset, V_initializer=1.4 * u.mV)
+        _, V = run(neuron, constant(0.0), "V")
+        after[reset] = float(V[0, 0].to_decimal(u.mV))
+    assert after == pytest.approx({"soft": 0.4, "hard": 0.0}, abs=1e-6)
+
+
+def test_an_adaptive_threshold_makes_intervals_longer():
+    neuron = nn.ALIF(1, tau_a=200 * u.ms, beta=0.3 * u.mV)
+    z, a = run(neuron, constant(4.0, steps=200), "a")
+    times = np.flatnonzero(np.asarray(z))
+    assert len(times) > 4
+    assert np.diff(times)[-1] > 2 * np.diff(times)[0]
+    decay = np.exp(-0.5 / 200)
+    expected = [sum(decay ** (k - s - 1) for s in times if s < k) for k in range(len(z))]
+    np.testing.assert_allclose(a[:, 0], expected, atol=1e-12)
+
+
+def test_a_generalised_neuron_adapts_through_its_current():
+    plain, adapting = nn.GIF(1), nn.GIF(1, A2=-0.2 * u.mA)
+    strong = constant(2.0, steps=400)
+    (often,), (seldom, current) = run(plain, strong), run(adapting, strong, "I2")
+    assert 2 < seldom.sum() < 0.8 * often.sum()
+    quiet = np.flatnonzero(np.asarray(seldom))[0]
+    assert not np.any(current[: quiet + 1].mantissa)
+    after = current[quiet + 1, 0].to_decimal(u.mA)
+    np.testing.assert_allclose(after, -0.2 * np.exp(-0.02 * 0.5), rtol=1e-12)
+
+
+def test_the_threshold_of_a_generalised_neuron_follows_the_potential():
+    neuron = nn.GIF(1, a=0.05 / u.ms, b=0.1 / u.ms, V_initializer=-60 * u.mV, tau=1e9 * u.ms)
+    _, V_th = run(neuron, constant(0.0, steps=20), "V_th")
+    t = np.arange(1, 21) * 0.5
+    # It relaxes from -50 to V_th_inf + a / b (V - V_rest) = -45 mV with rate b.
+    expected = -45 - 5 * np.exp(-0.1 * t)
+    np.testing.assert_allclose(V_th[:, 0].to_decimal(u.mV), expected, rtol=1e-9)
+
+
+def impulse(synapse):
+    """The response to one input at time zero, and the times."""
+    (g,) = run(synapse, pulse(u.mS))
+    return g[:, 0].to_decimal(u.mS), np.arange(41) * 0.5
+
+
+def test_exponential_synapse():
+    g, t = impulse(nn.Expon(1, tau=4 * u.ms))
+    np.testing.assert_allclose(g, np.exp(-t / 4), rtol=1e-12)
+
+
+def test_alpha_synapse():
+    g, t = impulse(nn.Alpha(1, tau=4 * u.ms))
+    np.testing.assert_allclose(g, t / 4 * np.exp(-t / 4), atol=1e-12)
+
+
+def test_dual_exponential_synapse():
+    with brainstate.environ.context(dt=0.01 * u.ms):
+        peak = impulse(nn.DualExpon(1, tau_decay=0.1 * u.ms, tau_rise=0.05 * u.ms))[0].max()
+    assert peak == pytest.approx(1.0, abs=0.01)
+    g, t = impulse(nn.DualExpon(1, tau_decay=4 * u.ms, tau_rise=2 * u.ms))
+    np.testing.assert_allclose(g, 4 * (np.exp(-t / 4) - np.exp(-t / 2)), atol=1e-12)
+
+
+def test_currents_keep_their_units():
+    conductance, V = jnp.ones(2) * u.mS, jnp.array([-70.0, 10.0]) * u.mV
+    into = nn.COBA(E=0 * u.mV)(conductance, V)
+    np.testing.assert_allclose(into.to_decimal(u.uA), [70.0, -10.0], rtol=1e-6)
+    fixed = nn.CUBA(E=0 * u.mV, V_rest=-65 * u.mV)(conductance)
+    np.testing.assert_allclose(fixed.to_decimal(u.uA), [65.0, 65.0], rtol=1e-6)
+
+
+def test_a_leaky_readout_filters():
+    readout = nn.LeakyRateReadout(1, 1, tau=2 * u.ms, w_init=jnp.full((1, 1), 3.0))
+    (r,) = run(readout, pulse(1.0, steps=6))
+    np.testing.assert_allclose(r[:, 0], 3 * np.exp(-np.arange(6) / 4), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.LIF(3, V_initializer=brainstate.nn.init.Uniform(0.0, 1.0, unit=u.mV)),
+        lambda: nn.GIF((2, 3)),
+        lambda: nn.DualExpon(3),
+        lambda: nn.LeakySpikeReadout(2, 3),
+    ],
+    ids=["LIF", "GIF", "DualExpon", "LeakySpikeReadout"],
+)
+def test_states_are_created_and_reset(build):
+    module = build()
+    for batch in (None, 4):
+        brainstate.nn.init_all_states(module, batch_size=batch)
+        with_batch = () if batch is None else (batch,)
+        states = module.states(brainstate.HiddenState).values()
+        assert all(s.value.shape == (*with_batch, *module.out_size) for s in states)
+        before = [state.value for state in states]
+        for state in states:
+            state.value = state.value * 0 - 3 * state.value
+        brainstate.nn.reset_all_states(module, batch_size=batch)
+        for state, value in zip(states, before, strict=True):
+            assert state.value.shape == value.shape
+            assert u.get_unit(state.value) == u.get_unit(value)
+
+
+def test_a_missing_time_step_is_named():
+    with brainstate.environ.context(dt=None), pytest.raises(braintrace.OptionError, match="dt="):
+        run(nn.Expon(1), constant(1.0, u.mS))
+
+
+def test_a_time_step_without_a_unit_is_refused():
+    with brainstate.environ.context(dt=1.0), pytest.raises(braintrace.UnitError, match="time step"):
+        run(nn.Expon(1), constant(1.0, u.mS))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: nn.LIF(1, spk_reset="none"), "spk_reset"),
+        (lambda: nn.DualExpon(1, tau_decay=2 * u.ms, tau_rise=2 * u.ms), "Alpha"),
+        (lambda: nn.RTUCell(2, 3), "even"),
+        (lambda: nn.LRUCell(2, 3, r_min=0.9, r_max=0.5), "r_min"),
+        (lambda: nn.IndRNN(2, 3, activation="tanhh"), "tanhh"),
+    ],
+)
+def test_bad_options_are_named(build, message):
+    with pytest.raises(braintrace.OptionError, match=message):
+        build()
+
+
+def test_a_wrong_image_is_named():
+    with pytest.raises(braintrace.ShapeError, match=r"Conv1d.*\(7, 2\)"):
+        nn.Conv1d((7, 2), 3, 3)(jnp.ones((2, 7)))
+
+
+def test_a_complex_unit_turns_and_shrinks():
+    """The states of a linear recurrent unit are those of the complex recurrence."""
+    with brainstate.random.seed_context(4):
+        cell = nn.LRUCell(2, 3, num_hidden=4, r_min=0.5)
+    cell.init_state()
+    poles, B = cell.recurrence.value, np.asarray(cell.B.value)
+    eigenvalue = np.exp(-np.exp(poles["nu"]) + 1j * np.exp(poles["theta"]))
+    np.testing.assert_allclose(
+        np.exp(poles["gamma"]), np.sqrt(1 - np.abs(eigenvalue) ** 2), rtol=1e-4
+    )
+    C = np.asarray(cell.C.value)
+    h, C = np.zeros(4, complex), C[:4] - 1j * C[4:]
+    for x in np.random.default_rng(0).standard_normal((5, 2)):
+        h = eigenvalue * h + np.exp(poles["gamma"]) * (x @ (B[:, :4] + 1j * B[:, 4:]))
+        y = cell(jnp.asarray(x))
+        np.testing.assert_allclose(cell.re.value + 1j * cell.im.value, h, atol=1e-6)
+        np.testing.assert_allclose(y, (h @ C).real + x @ cell.D.value, atol=1e-5)
