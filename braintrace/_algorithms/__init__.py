@@ -11,6 +11,7 @@ from .es_d_rtrl import ES_D_RTRL as ES_D_RTRL
 from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop
 from .initial import fresh_values as fresh_values
+from .initial import values_as_now as values_as_now
 from .model_states import add_to_states as add_to_states
 from .model_states import find_states as find_states
 from .model_states import read_arguments as read_arguments

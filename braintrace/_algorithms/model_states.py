@@ -47,24 +47,35 @@ def find_states(
     return found
 
 
-def read_states(graph: ETraceGraph, states: Mapping[Path, brainstate.State]) -> dict[Var, Any]:
+def read_states(
+    graph: ETraceGraph,
+    states: Mapping[Path, brainstate.State],
+    values: Mapping[Path, Any] | None = None,
+) -> dict[Var, Any]:
     """Return the value of every State leaf, by input variable.
+
+    Parameters
+    ----------
+    graph, states
+        The compiled model, and its States.
+    values
+        Values that the States could have; ``None``: those that they have now.
 
     Raises
     ------
     ShapeError
         If a State has another shape than when the model was compiled.
     """
-    values: dict[Var, Any] = {}
+    inputs: dict[Var, Any] = {}
     leaves = iter(graph.traced.leaves)
     for path, state in states.items():
         count = components(state)
-        for value in jax.tree.leaves(state.value):
+        for value in jax.tree.leaves(state.value if values is None else values[path]):
             for part in split_components(value, count):
                 leaf = next(leaves)
                 _check_leaf(leaf, part, path)
-                values[leaf.in_var] = part
-    return values
+                inputs[leaf.in_var] = part
+    return inputs
 
 
 def _check_leaf(leaf: StateLeaf, value: Any, path: Path) -> None:

@@ -38,16 +38,16 @@ class EligibilityTraces(brainstate.ShortTermState):
     # brainstate reads and writes a State's value through this attribute, also where it does not
     # go through `value` (copies, snapshots of a trace). Tried with brainstate 0.5.0 to 0.6.0.
     @property
-    def _value(self) -> Any:  # type: ignore[override]
-        held = vars(self)["_value"]
+    def _value(self) -> Any:
+        held = self.__dict__["_value"]
         if isinstance(held, _Unread):
             with jax.ensure_compile_time_eval():
-                held = vars(self)["_value"] = held.compute()
+                held = self.__dict__["_value"] = held.compute()
         return held
 
     @_value.setter
     def _value(self, value: Any) -> None:
-        vars(self)["_value"] = value
+        self.__dict__["_value"] = value
 
     def leave(self, compute: Callable[[], Any], zero: bool = False) -> None:
         """Let whoever reads the traces next compute them.
@@ -63,19 +63,19 @@ class EligibilityTraces(brainstate.ShortTermState):
         if is_staging():
             self.value = compute()
         else:
-            vars(self)["_value"] = _Unread(compute, zero)
+            self.__dict__["_value"] = _Unread(compute, zero)
 
     @property
     def is_zero(self) -> bool:
         """Whether the traces are known to be zero, for whatever is compiled now."""
-        held = vars(self)["_value"]
+        held = self.__dict__["_value"]
         return isinstance(held, _Unread) and held.zero and not is_staging()
 
     def take(self) -> tuple[Any, bool]:
         """Return the traces, and whether their buffers may be donated."""
-        held = vars(self)["_value"]
+        held = self.__dict__["_value"]
         if not isinstance(held, _Unread) or is_staging():
             return self.value, False
         traces = held.compute()
-        vars(self)["_value"] = _Unread(lambda: traces)
+        self.__dict__["_value"] = _Unread(lambda: traces)
         return traces, True

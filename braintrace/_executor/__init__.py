@@ -7,6 +7,8 @@ from .jacobians import Weights as Weights
 from .jacobians import operands as operands
 from .live import Probes as Probes
 from .live import zero_probes as zero_probes
+from .restart import over_first_axis as over_first_axis
+from .restart import restarted as restarted
 from .step import Step as Step
 from .step import TraceMethod as TraceMethod
 from .step import enter_window as enter_window

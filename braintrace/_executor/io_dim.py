@@ -21,12 +21,14 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._etrace_op import ETP_RULES_INIT_PP, pull_back
+from .._errors import OptionError
+from .._etrace_op import ETP_RULES_INIT_PP, get_primitive_spec, pull_back
 from .jacobians import Jacobians, Weights, transition_key
-from .layout import links, old_state_to_positions, x_key
+from .layout import Link, links, old_state_to_positions, x_key
 from .live import Probes
 from .param_dim import Traces, add, like
 from .recursion import num_steps, scan_records, signals
+from .restart import over_first_axis
 from .zero import as_arrays
 
 
@@ -53,7 +55,16 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
         for a in reach.reached if every_state else reach.stored:
             key = link.key(a)
             outputs[key] = jnp.zeros(reach.table_shape, zero.dtype)
-    return {"x": inputs, "f": outputs, "steps": jnp.zeros((), jnp.int32)}
+    return {"x": inputs, "f": outputs, "steps": jnp.zeros(_samples(graph), jnp.int32)}
+
+
+def _samples(graph: ETraceGraph) -> tuple[int, ...]:
+    """Return the shape of the count of steps: one per sample, or one for all.
+
+    Samples can start anew one by one where all states have the same first axis.
+    """
+    leads = {state.shape[:1] for group in graph.traced_groups for state in group.states}
+    return leads.pop() if len(leads) == 1 else ()
 
 
 def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax.Array]]:
@@ -75,30 +86,72 @@ def _run(
 ) -> tuple[Traces, Any, Any]:
     """Return the traces after the chunk, and both of them (the second corrected) at every step."""
     tables = _tables(graph, jacobians)
-    shapes = {
-        link.key(a): (link.reach.table_shape, link.relation.y_var.aval.dtype)
-        for link in links(graph)
-        for a in link.reach.reached
-    }
+    by_key = {link.key(a): (link, a) for link in links(graph) for a in link.reach.reached}
 
     def step(carry: Traces, recorded: Any) -> Any:
-        x, Df, D = recorded
+        x, Df, D, restart = recorded
+        if restart:
+            carry = _started_anew(graph, carry, restart[""])
         steps = carry["steps"] + 1
         eps_x = {key: alpha * carry["x"][key] + x[key] for key in carry["x"]}
         eps_f = {}
-        for key, (shape, dtype) in shapes.items():
+        for key, (link, _) in by_key.items():
             terms = [alpha * D[key][c] * carry["f"][c] for c in D[key] if c in carry["f"]]
             terms += [(1 - alpha) * Df[key]] if key in Df else []
+            shape, dtype = link.reach.table_shape, link.relation.y_var.aval.dtype
             eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtype)
-        corrected = {key: _corrected(alpha, f, steps) for key, f in eps_f.items()}
+        corrected = {
+            key: _corrected(alpha, f, _steps_of(*by_key[key], steps)) for key, f in eps_f.items()
+        }
         new_f = {key: eps_f[key].astype(old.dtype) for key, old in carry["f"].items()}
         new_x = {key: eps_x[key].astype(old.dtype) for key, old in carry["x"].items()}
         return {"x": new_x, "f": new_f, "steps": steps}, (new_x, corrected)
 
-    recorded = (jacobians["x"], jacobians["Df"], tables)
+    recorded = (jacobians["x"], jacobians["Df"], tables, jacobians.get("restart", {}))
     steps = num_steps(graph, jacobians)
     after, (eps_x, eps_f) = scan_records(step, as_arrays(traces), recorded, steps)
     return after, eps_x, eps_f
+
+
+def _started_anew(graph: ETraceGraph, traces: Traces, restart: jax.Array) -> Traces:
+    """Return traces in which those of the inputs, and the counts, start anew for some samples.
+
+    Those of the outputs do so by a transition of zero.
+    """
+    inputs = dict(traces["x"])
+    for link in links(graph):
+        if link.relation.x_var is not None:
+            key = x_key(graph, link.relation)
+            rows = over_first_axis(_rows(link, restart), inputs[key].ndim)
+            inputs[key] = jnp.where(rows, 0, inputs[key])
+    return {**traces, "x": inputs, "steps": jnp.where(restart, 0, traces["steps"])}
+
+
+def _rows(link: Link, restart: jax.Array) -> jax.Array:
+    """Return which rows of an operation's input belong to samples that start anew."""
+    if restart.ndim == 0:
+        return restart
+    if not get_primitive_spec(link.relation.primitive).batched:
+        raise OptionError(
+            f"The input of '{link.relation.key}' is shared by all samples, so that this algorithm "
+            "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
+        )
+    at_elements = _of_elements(link, 0, restart)
+    if link.has_fan_out:
+        at_elements = at_elements.any(0)
+    return at_elements.any(tuple(range(1, at_elements.ndim)))
+
+
+def _of_elements(link: Link, state: int, per_sample: jax.Array) -> jax.Array:
+    """Bring one value per sample to the elements of an operation's output."""
+    shape = link.group.states[state].shape
+    values = jnp.broadcast_to(over_first_axis(per_sample, len(shape)), shape)
+    return link.table(old_state_to_positions(link.group, state, values))
+
+
+def _steps_of(link: Link, state: int, steps: jax.Array) -> jax.Array:
+    """Return the number of steps behind every element of a trace, at least 1."""
+    return steps if steps.ndim == 0 else jnp.maximum(_of_elements(link, state, steps), 1)
 
 
 def _corrected(alpha: float, eps_f: jax.Array, steps: jax.Array) -> jax.Array:
@@ -138,7 +191,11 @@ def carried(
     """Return the gradient that reaches the operands through the states before a window."""
     traces = as_arrays(traces)
     steps = jnp.maximum(traces["steps"], 1)
-    eps_f = {key: _corrected(alpha, f, steps)[None] for key, f in traces["f"].items()}
+    by_key = {link.key(a): (link, a) for link in links(graph) for a in link.reach.reached}
+    eps_f = {
+        key: _corrected(alpha, f, _steps_of(*by_key[key], steps))[None]
+        for key, f in traces["f"].items()
+    }
     eps_x = {key: x[None] for key, x in traces["x"].items()}
     by_group = {
         group.index: {

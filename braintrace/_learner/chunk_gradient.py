@@ -18,6 +18,9 @@ from .chunks import record_bytes
 from .pure_step import PureStep
 from .step_gradient import StepGradient
 
+Held = tuple[Weights, Any]
+"""Operands of the relations, and the values that States start anew from."""
+
 Chunk = tuple[Any, jax.Array]
 """Slices of the sequences, and the scale of every step's loss."""
 
@@ -30,11 +33,11 @@ class RecordedChunk:
     algorithm
         The algorithm.
     function
-        ``(probes, weights, slices) -> (loss, aux, records)``.
+        ``(probes, held, slices) -> (loss, aux, records)``.
     parameters
         The model's parameters.
-    weights, slices
-        Example operands and slices.
+    held, slices
+        Example slices, and what is held fixed: the operands, and initial values of States.
     has_mask
         Whether steps whose loss does not count are to have no backward pass.
     """
@@ -44,13 +47,13 @@ class RecordedChunk:
         algorithm: ETraceAlgorithm,
         function: Callable[..., Any],
         parameters: list[brainstate.State],
-        weights: Weights,
+        held: Held,
         slices: Any,
         has_mask: bool,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
         self._has_mask = has_mask
-        example = (zero_probes(self._graph), weights, slices)
+        example = (zero_probes(self._graph), held, slices)
         self.step = PureStep(function, parameters, example)
         self._differentiated = StepGradient(self.step, [p.value for p in parameters], example)
 
@@ -68,7 +71,7 @@ class RecordedChunk:
         self,
         parameters: list[Any],
         others: list[Any],
-        weights: Weights,
+        held: Held,
         carry: Any,
         chunk: Chunk,
     ) -> Any:
@@ -82,7 +85,8 @@ class RecordedChunk:
             The loss and the auxiliary results of every step.
         """
         written, (live, gradients), traces = carry
-        values = (parameters, others, weights)
+        weights, _ = held
+        values = (parameters, others, held)
         result = self._differentiated(values, (written, live), chunk, self._has_mask)
         solved = self._method.solve(self._graph, weights, result.records, result.signal, traces)
         gradients = jax.tree.map(jnp.add, gradients, solved)
@@ -100,7 +104,7 @@ class WindowChunk:
 
     Parameters
     ----------
-    algorithm, function, parameters, weights, slices
+    algorithm, function, parameters, held, slices
         As for `RecordedChunk`; the probes of ``function`` are ``None``.
     """
 
@@ -109,11 +113,11 @@ class WindowChunk:
         algorithm: ETraceAlgorithm,
         function: Callable[..., Any],
         parameters: list[brainstate.State],
-        weights: Weights,
+        held: Held,
         slices: Any,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
-        self.step = PureStep(function, parameters, (None, weights, slices))
+        self.step = PureStep(function, parameters, (None, held, slices))
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
 
@@ -130,11 +134,12 @@ class WindowChunk:
         self,
         parameters: list[Any],
         others: list[Any],
-        weights: Weights,
+        held: Held,
         carry: Any,
         chunk: Chunk,
     ) -> Any:
         """Run one window; see `RecordedChunk.run`."""
+        weights, _ = held
         written, (inside, before), traces = carry
         current = self.step.merge(others, written)
 
@@ -144,7 +149,7 @@ class WindowChunk:
             def step(written: Any, inputs: Any) -> Any:
                 slices, scale = inputs
                 values = self.step.merge(others, written)
-                written, (loss, aux, records) = self.step(parameters, values, None, weights, slices)
+                written, (loss, aux, records) = self.step(parameters, values, None, held, slices)
                 return written, (loss * scale, loss, aux, records)
 
             written, results = jax.lax.scan(step, self.step.written_of(entered), chunk)

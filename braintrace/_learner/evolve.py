@@ -6,66 +6,117 @@ from typing import Any
 import jax
 
 from .._algorithms import ETraceAlgorithm, read_arguments
-from .._executor import operands, plain_step, recorded_step, zero_probes
+from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
+from .._jax import Var
 from .chunks import check_sequences, over_chunks
+from .restart import Restarts, initial_inputs, start_anew
 
-Runner = Callable[[list[Any], Any, Any], Any]
-"""``(program inputs, traces, sequences) -> ((written States, traces), outputs)``."""
+Runner = Callable[..., Any]
+"""``(program inputs, sequences, restarts, traces) -> (written States, outputs, traces)``."""
+
+
+def _merged(known: dict[Var, Any], now: Any, initial: dict[Var, Any], restart: Any) -> Any:
+    """Return the program's inputs of one step."""
+    current = {**known, **now}
+    if restart is None:
+        return current
+    anew = {var: start_anew(current[var], value, restart) for var, value in initial.items()}
+    return {**current, **anew}
 
 
 def evolving(algorithm: ETraceAlgorithm, chunk: int) -> Runner:
-    """Return a compiled function that advances states and traces."""
+    """Return a function that advances states and traces."""
     graph, method = algorithm.graph, algorithm.method
     in_vars, written = graph.traced.program.in_vars, graph.traced.written_vars
 
-    def run(inputs: list[Any], traces: Any, sequences: Any) -> Any:
+    def run(inputs: list[Any], sequences: Any, restarts: Restarts, traces: Any) -> Any:
         known = dict(zip(in_vars, inputs, strict=True))
         weights = operands(graph, known)
         probes = zero_probes(graph)
+        flags, initial = restarts
+        anew = initial_inputs(algorithm, initial)
 
-        def step(state: list[Any], slices: Any) -> Any:
-            current = {**known, **dict(zip(written, state, strict=True))}
-            current.update(read_arguments(graph, slices))
+        def step(state: list[Any], now: Any) -> Any:
+            slices, restart = now
+            changed = {**dict(zip(written, state, strict=True)), **read_arguments(graph, slices)}
+            current = _merged(known, changed, anew, restart)
             outputs, new, records = recorded_step(graph, current, weights, probes)
+            if restart is not None:
+                records = restarted(graph, records, restart)
             return [new[var] for var in written], (outputs, records)
 
-        def run_chunk(carry: Any, slices: Any) -> Any:
-            state, (outputs, records) = jax.lax.scan(step, carry[0], slices)
+        def run_chunk(carry: Any, now: Any) -> Any:
+            state, (outputs, records) = jax.lax.scan(step, carry[0], now)
             return (state, method.update(graph, weights, records, carry[1])), outputs
 
-        start = [known[var] for var in written]
+        start = ([known[var] for var in written], traces)
         steps = check_sequences(sequences)
-        return over_chunks(run_chunk, run_chunk, (start, traces), sequences, steps, chunk)
+        (state, traces), outputs = over_chunks(
+            run_chunk, run_chunk, start, (sequences, flags), steps, chunk
+        )
+        return state, outputs, traces
 
-    return jax.jit(run)
+    return run
 
 
 def predicting(algorithm: ETraceAlgorithm) -> Runner:
-    """Return a compiled function that advances the states only."""
+    """Return a function that advances the states only."""
     graph = algorithm.graph
     in_vars, written = graph.traced.program.in_vars, graph.traced.written_vars
 
-    def run(inputs: list[Any], traces: Any, sequences: Any) -> Any:
+    def run(inputs: list[Any], sequences: Any, restarts: Restarts, traces: None) -> Any:
         known = dict(zip(in_vars, inputs, strict=True))
+        flags, initial = restarts
+        anew = initial_inputs(algorithm, initial)
 
-        def step(state: list[Any], slices: Any) -> Any:
-            current = {**known, **dict(zip(written, state, strict=True))}
-            current.update(read_arguments(graph, slices))
-            outputs, new = plain_step(graph, current)
+        def step(state: list[Any], now: Any) -> Any:
+            slices, restart = now
+            changed = {**dict(zip(written, state, strict=True)), **read_arguments(graph, slices)}
+            outputs, new = plain_step(graph, _merged(known, changed, anew, restart))
             return [new[var] for var in written], outputs
 
-        state, outputs = jax.lax.scan(step, [known[var] for var in written], sequences)
-        return (state, traces), outputs
+        start = [known[var] for var in written]
+        return *jax.lax.scan(step, start, (sequences, flags)), traces
 
-    return jax.jit(run)
+    return run
 
 
-def run_sequence(algorithm: ETraceAlgorithm, runner: Runner, sequences: Any) -> Any:
-    """Run a compiled function from the current States, and write what it returns to them."""
-    compiled = algorithm.compiled
-    states = algorithm.states_of_step
-    inputs = compiled.inputs(states, jax.tree.map(lambda leaf: leaf[0], sequences))
-    (new, traces), outputs = runner(inputs, algorithm.traces.value, sequences)
-    compiled.write(states, new)
-    algorithm.traces.value = traces
-    return jax.tree.unflatten(algorithm.graph.traced.output_tree, outputs)
+class Driver:
+    """A function of sequences, compiled once per shape, that moves States on.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    function
+        What it runs; see `evolving` and `predicting`.
+    """
+
+    def __init__(self, algorithm: ETraceAlgorithm, function: Runner) -> None:
+        self._algorithm = algorithm
+        self._run = jax.jit(function)
+        self._run_and_donate = jax.jit(function, donate_argnums=3)
+
+    def __call__(self, sequences: Any, restarts: Restarts) -> Any:
+        """Run the model alone, and return its outputs."""
+        inputs = self._inputs(sequences)
+        new, outputs, _ = self._run(inputs, sequences, restarts, None)
+        return self._finish(new, outputs)
+
+    def with_traces(self, sequences: Any, restarts: Restarts) -> Any:
+        """Run the model, move the traces on as well, and return its outputs."""
+        inputs = self._inputs(sequences)
+        held = self._algorithm.traces
+        traces, owned = held.take()
+        run = self._run_and_donate if owned else self._run
+        new, outputs, traces = run(inputs, sequences, restarts, traces)
+        held.leave(lambda: traces)
+        return self._finish(new, outputs)
+
+    def _inputs(self, sequences: Any) -> list[Any]:
+        first = jax.tree.map(lambda leaf: leaf[0], sequences)
+        return self._algorithm.compiled.inputs(self._algorithm.states_of_step, first)
+
+    def _finish(self, new: list[Any], outputs: Any) -> Any:
+        self._algorithm.compiled.write(self._algorithm.states_of_step, new)
+        return jax.tree.unflatten(self._algorithm.graph.traced.output_tree, outputs)

@@ -19,6 +19,7 @@ from .._typing import Path
 from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import check_sequences, chunk_length, over_chunks
 from .recorder import Recorder
+from .restart import Initial, Restarts, restart_states
 from .units import split_loss, with_unit, with_units
 
 
@@ -60,6 +61,8 @@ class SequenceGradient:
         Example sequences.
     has_mask
         Whether the steps' losses have weights.
+    restarts
+        Flags of every step, and the values that States start anew from; see `check_reset`.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class SequenceGradient:
         chunk_size: int | str,
         sequences: Any,
         has_mask: bool,
+        restarts: Restarts,
     ) -> None:
         self._algorithm = learner.algorithm
         self._options = options
@@ -78,7 +82,10 @@ class SequenceGradient:
             tuple(path): state
             for path, state in self._algorithm.model.states(brainstate.ParamState).items()
         }
-        slices = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), sequences)
+        flags, initial = restarts
+        slices = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), (sequences, flags)
+        )
         graph = self._algorithm.graph
         weights = {
             relation.key: {
@@ -91,7 +98,7 @@ class SequenceGradient:
             self._algorithm,
             self._recording(learner, step_fn),
             list(self._parameters.values()),
-            weights,
+            (weights, initial),
             slices,
         )
         self._chunks: RecordedChunk | WindowChunk = (
@@ -105,7 +112,12 @@ class SequenceGradient:
         self._update = jax.jit(self._updated)
         self._update_and_donate = jax.jit(self._updated, donate_argnums=2)
 
-    def __call__(self, sequences: Any, mask: jax.Array | None) -> tuple[dict[Path, Any], Any, Any]:
+    def __call__(
+        self,
+        sequences: Any,
+        mask: jax.Array | None,
+        restarts: Restarts,
+    ) -> tuple[dict[Path, Any], Any, Any]:
         """Return gradients, value and auxiliary results; advance states and traces."""
         parameters = [state.value for state in self._parameters.values()]
         others = [state.value for state in self._chunks.step.others]
@@ -116,7 +128,7 @@ class SequenceGradient:
         run = self._run_and_donate if owned and not is_one_chunk else self._run
         try:
             gradients, value, aux, written, (weights, records, replaced) = run(
-                parameters, others, before, sequences, mask
+                parameters, others, before, sequences, mask, restarts
             )
         except jax.errors.UnexpectedTracerError as error:
             raise OptionError(
@@ -134,10 +146,13 @@ class SequenceGradient:
         return dict(zip(self._parameters, gradients, strict=True)), value, aux
 
     def _recording(self, learner: Any, step_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the step as a function of probes, operands and slices."""
+        """Return the step as a function of probes, of what is held fixed, and of slices."""
 
-        def step(probes: Any, weights: Any, slices: Any) -> Any:
-            recorder = Recorder(self._algorithm, weights, probes)
+        def step(probes: Any, held: tuple[Any, Initial], inputs: tuple[Any, Any]) -> Any:
+            (weights, initial), (slices, restart) = held, inputs
+            if restart is not None:
+                restart_states(self._algorithm, initial, restart)
+            recorder = Recorder(self._algorithm, weights, probes, restart)
             learner.record_with(recorder)
             try:
                 result = step_fn(*slices)
@@ -165,10 +180,17 @@ class SequenceGradient:
         return operands(graph, inputs)
 
     def _sequence(
-        self, parameters: list[Any], others: list[Any], traces: Any, sequences: Any, mask: Any
+        self,
+        parameters: list[Any],
+        others: list[Any],
+        traces: Any,
+        sequences: Any,
+        mask: Any,
+        restarts: Restarts,
     ) -> Any:
         steps, length = self._lengths(sequences)
         scales = self._scales(jnp.ones(steps) if mask is None else mask)
+        flags, initial = restarts
         weights, to_parameters = jax.vjp(self._operands, parameters)
         zero = self._chunks.start(parameters, weights)
         is_one_chunk = steps <= length
@@ -177,7 +199,7 @@ class SequenceGradient:
 
         def run_last(carry: Any, chunk: Any) -> Any:
             (written, gradients, records), results = self._chunks.run(
-                parameters, others, weights, carry, chunk
+                parameters, others, (weights, initial), carry, chunk
             )
             return (written, gradients, (records, carry[2])), results
 
@@ -187,7 +209,7 @@ class SequenceGradient:
 
         start = (self._chunks.step.written_of(others), zero, traces)
         (written, gradients, (records, before)), (losses, aux) = over_chunks(
-            run_chunk, run_last, start, (sequences, scales), steps, length
+            run_chunk, run_last, start, ((sequences, flags), scales), steps, length
         )
         total = self._chunks.total(gradients, lambda found: to_parameters(found)[0])
         last = (weights, records, None if is_one_chunk else before)

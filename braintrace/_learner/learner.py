@@ -14,9 +14,10 @@ from .._compiler.report import Report, report_of
 from .._errors import OptionError, ShapeError
 from .._jax import is_tracer
 from .chunks import check_chunk_size, check_sequences, chunk_length, record_bytes
-from .evolve import Runner, evolving, predicting, run_sequence
+from .evolve import Driver, Runner, evolving, predicting
 from .gradient import GradientOptions, SequenceGradient
 from .recorder import Recorder
+from .restart import check_reset
 
 
 class Learner(brainstate.nn.Module):
@@ -36,7 +37,7 @@ class Learner(brainstate.nn.Module):
         self.algorithm = algorithm
         self._recorder: Recorder | None = None
         self._gradients: dict[Any, SequenceGradient] = {}
-        self._runners: dict[Any, Runner] = {}
+        self._drivers: dict[Any, Driver] = {}
 
     @property
     def graph(self) -> ETraceGraph:
@@ -71,6 +72,7 @@ class Learner(brainstate.nn.Module):
         has_aux: bool = False,
         return_value: bool = False,
         unit_aware: bool = False,
+        reset: Any = None,
     ) -> Any:
         """Return the gradient of a loss over a sequence; states and traces move on.
 
@@ -98,6 +100,10 @@ class Learner(brainstate.nn.Module):
             Give gradients the unit of the loss over that of the parameter, as
             ``brainstate.transform.grad`` does with this option; without it they are in the
             parameter's own container, and the loss must have no unit.
+        reset
+            Booleans ``(T,)``, or ``(T, batch)`` where the states' first axis is the batch:
+            states and traces start anew before the steps where it is true, as for a sequence of
+            its own. States get the values of ``init_state``.
 
         Returns
         -------
@@ -117,23 +123,27 @@ class Learner(brainstate.nn.Module):
         check_chunk_size(chunk_size)
         weights = None if mask is None else _mask(mask, steps)
         has_mask = mask is not None
-        key = (step_fn, options, chunk_size, has_mask, _signature(sequences), _identity(self))
+        kind = (has_mask, None if reset is None else np.ndim(reset))
+        key = (step_fn, options, chunk_size, kind, _signature(sequences), _identity(self))
+        restarts = check_reset(self.algorithm, reset, steps)
         if key not in self._gradients:
             self._gradients[key] = SequenceGradient(
-                self, step_fn, options, chunk_size, sequences, has_mask
+                self, step_fn, options, chunk_size, sequences, has_mask, restarts
             )
-        gradients, value, aux = self._gradients[key](sequences, weights)
+        gradients, value, aux = self._gradients[key](sequences, weights, restarts)
         extra = ((value,) if return_value else ()) + ((aux,) if has_aux else ())
         return (gradients, *extra) if extra else gradients
 
-    def etrace_evolve(self, *sequences: Any, chunk_size: int | str = "auto") -> Any:
+    def etrace_evolve(
+        self, *sequences: Any, chunk_size: int | str = "auto", reset: Any = None
+    ) -> Any:
         """Advance states and traces over a sequence without a loss.
 
         Parameters
         ----------
         *sequences
             One sequence ``(T, …)`` per argument of ``update``.
-        chunk_size
+        chunk_size, reset
             See `etrace_grad`.
 
         Returns
@@ -149,16 +159,19 @@ class Learner(brainstate.nn.Module):
         steps = check_sequences(sequences)
         check_chunk_size(chunk_size)
         chunk = chunk_length(self.graph, chunk_size, steps, record_bytes(self.graph))
-        runner = self._runner(("evolve", chunk), lambda: evolving(self.algorithm, chunk))
-        return run_sequence(self.algorithm, runner, sequences)
+        restarts = check_reset(self.algorithm, reset, steps)
+        driver = self._driver(("evolve", chunk), lambda: evolving(self.algorithm, chunk))
+        return driver.with_traces(sequences, restarts)
 
-    def predict(self, *sequences: Any) -> Any:
+    def predict(self, *sequences: Any, reset: Any = None) -> Any:
         """Run the model alone over a sequence: states move on, traces do not.
 
         Parameters
         ----------
         *sequences
             One sequence ``(T, …)`` per argument of ``update``.
+        reset
+            See `etrace_grad`.
 
         Returns
         -------
@@ -170,15 +183,15 @@ class Learner(brainstate.nn.Module):
         ShapeError
             For sequences that are empty, differ in length or do not fit the states.
         """
-        check_sequences(sequences)
-        runner = self._runner(("predict",), lambda: predicting(self.algorithm))
-        return run_sequence(self.algorithm, runner, sequences)
+        restarts = check_reset(self.algorithm, reset, check_sequences(sequences))
+        driver = self._driver(("predict",), lambda: predicting(self.algorithm))
+        return driver(sequences, restarts)
 
-    def _runner(self, name: Any, make: Callable[[], Runner]) -> Runner:
+    def _driver(self, name: Any, make: Callable[[], Runner]) -> Driver:
         key = (name, self.graph)
-        if key not in self._runners:
-            self._runners[key] = make()
-        return self._runners[key]
+        if key not in self._drivers:
+            self._drivers[key] = Driver(self.algorithm, make())
+        return self._drivers[key]
 
 
 def _mask(mask: Any, steps: int) -> Any:

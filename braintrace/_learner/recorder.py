@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from .._algorithms import ETraceAlgorithm, read_arguments, read_states, unwrap, write_states
-from .._executor import Jacobians, Probes, Weights, recorded_step, window_step
+from .._executor import Jacobians, Probes, Weights, recorded_step, restarted, window_step
 
 
 @dataclasses.dataclass
@@ -22,6 +22,8 @@ class Recorder:
     probes
         Zeros that are added to the hidden states, to be differentiated; ``None`` where the
         step is differentiated in full instead.
+    restart
+        Which samples have started anew before the step; ``None``: none.
     calls
         How often the step function has called the learner.
     records
@@ -31,6 +33,7 @@ class Recorder:
     algorithm: ETraceAlgorithm
     weights: Weights
     probes: Probes | None
+    restart: jax.Array | None
     calls: int = 0
     records: Jacobians | None = None
 
@@ -48,6 +51,8 @@ class Recorder:
             outputs, new_states, self.records = recorded_step(
                 graph, inputs, self.weights, self.probes
             )
+        if self.restart is not None:
+            self.records = restarted(graph, self.records, self.restart)
         write_states(graph, states, new_states)
         self.calls += 1
         return jax.tree.unflatten(graph.traced.output_tree, outputs)

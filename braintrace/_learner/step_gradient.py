@@ -52,17 +52,17 @@ class StepGradient:
     parameters
         Values of its parameters.
     example
-        Example arguments: probes, operands, slices of the sequences.
+        Example arguments: probes, what is held fixed (operands among it), slices.
     """
 
     def __init__(self, step: PureStep, parameters: list[Any], example: tuple[Any, ...]) -> None:
         self._step = step
-        self._probes, weights, slices = example
+        self._probes, held, slices = example
 
         def scaled_loss(
-            parameters: Any, probes: Any, others: Any, weights: Any, slices: Any, scale: Any
+            parameters: Any, probes: Any, others: Any, held: Any, slices: Any, scale: Any
         ) -> tuple[Any, Any]:
-            written, (loss, aux, records) = step(parameters, others, probes, weights, slices)
+            written, (loss, aux, records) = step(parameters, others, probes, held, slices)
             return loss * scale, (written, loss, aux, records)
 
         differentiate = jax.value_and_grad(scaled_loss, argnums=(0, 1), has_aux=True)
@@ -72,7 +72,7 @@ class StepGradient:
             return gradients, written, (signal, loss, aux, records)
 
         others = [state.value for state in step.others]
-        arguments = (parameters, self._probes, others, weights, slices, jnp.ones(()))
+        arguments = (parameters, self._probes, others, held, slices, jnp.ones(()))
         closed, shapes = jax.make_jaxpr(differentiated, return_shape=True)(*arguments)
         self._program = program_of(closed)
         self._in_vars = jax.tree.unflatten(jax.tree.structure(arguments), self._program.in_vars)
@@ -117,7 +117,7 @@ class StepGradient:
         Parameters
         ----------
         values
-            Of the parameters, of the other States, and of the operands.
+            Of the parameters, of the other States, and of what is held fixed.
         start
             Values of the States that the steps write, and the sum of live gradients so far.
         chunk
@@ -125,8 +125,8 @@ class StepGradient:
         has_mask
             Whether to look for steps of scale zero, and to leave out their backward pass.
         """
-        parameters, others, weights = values
-        leaves = jax.tree.leaves((parameters, self._probes, others, weights))
+        parameters, others, held = values
+        leaves = jax.tree.leaves((parameters, self._probes, others, held))
         known = dict(zip(jax.tree.leaves(self._in_vars[:4]), leaves, strict=True))
         differentiate = self._where_it_counts if has_mask else self._everywhere
 

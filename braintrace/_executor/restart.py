@@ -1,0 +1,45 @@
+r"""Steps before which samples start anew.
+
+A restarted state no longer depends on anything before it: its row of the transition is zero,
+
+.. math:: D^t[v, a, c] = 0 \quad \text{where } v \text{ belongs to a restarted sample},
+
+and the recursions of the traces and of the adjoint, fed with that, are those of separate
+sequences. ``restart`` is a boolean for all samples, or one per entry of the states' first axis.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph
+from .jacobians import Jacobians, transition_key
+from .layout import old_state_to_positions
+
+
+def over_first_axis(value: jax.Array, ndim: int, lead: int = 0) -> jax.Array:
+    """Give an array of one value, or of one per entry of the first axis, ``ndim`` axes.
+
+    Parameters
+    ----------
+    value
+        Behind ``lead`` leading axes: no axis, or one.
+    ndim
+        Number of axes that it is to be broadcast against, without the leading ones.
+    lead
+        Number of leading axes.
+    """
+    missing = ndim - (value.ndim - lead)
+    return value.reshape(*value.shape, *(1,) * missing)
+
+
+def restarted(graph: ETraceGraph, records: Jacobians, restart: jax.Array) -> Jacobians:
+    """Return the records of one step, before which some samples have started anew."""
+    transitions = dict(records["D"])
+    for group in graph.traced_groups:
+        for a, c in group.transition:
+            shape = group.states[c].shape
+            mask = jnp.broadcast_to(over_first_axis(restart, len(shape)), shape)
+            key = transition_key(group, a, c)
+            at_positions = old_state_to_positions(group, c, mask)
+            transitions[key] = jnp.where(at_positions, 0, transitions[key])
+    return {**records, "D": transitions, "restart": {"": restart}}

@@ -1,0 +1,82 @@
+"""Sequences that start anew somewhere inside: which States, from which values."""
+
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._algorithms import ETraceAlgorithm, read_states, values_as_now
+from .._errors import ShapeError
+from .._executor import over_first_axis
+from .._jax import Var
+from .._typing import Path, path_name
+
+Initial = list[Any]
+"""Values of the short-term States at the start of a sequence, in the order of the States."""
+
+Restarts = tuple[jax.Array | None, Initial]
+"""Flags of every step, ``(T,)`` or ``(T, batch)``, and the values that States start anew from."""
+
+
+def check_reset(algorithm: ETraceAlgorithm, reset: Any, steps: int) -> Restarts:
+    """Return the flags of every step, and the values that States start anew from.
+
+    Raises
+    ------
+    ShapeError
+        If the flags are not boolean, or have neither the shape ``(T,)`` nor ``(T, batch)``, or
+        if the states do not all lead with the batch.
+    """
+    if reset is None:
+        return None, []
+    flags = jnp.asarray(reset)
+    if flags.dtype != bool or flags.ndim not in (1, 2) or flags.shape[0] != steps:
+        raise ShapeError(
+            f"`reset` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of "
+            f"shape ({steps},), or ({steps}, batch) to restart samples one by one."
+        )
+    states = short_term_states(algorithm)
+    graph = algorithm.graph
+    initial = values_as_now(algorithm.model, states, graph.traced.batch_size, {})
+    for path, value in initial.items():
+        for leaf in jax.tree.leaves(value):
+            if flags.ndim == 2 and leaf.shape[:1] != flags.shape[1:]:
+                raise ShapeError(
+                    f"`reset` has shape {flags.shape}, one flag per step and sample, but State "
+                    f"'{path_name(path)}' has shape {leaf.shape}: its first axis is not the "
+                    f"batch of {flags.shape[1]}. Give one flag per step, ({steps},)."
+                )
+    return flags, [initial[path] for path in states]
+
+
+def short_term_states(algorithm: ETraceAlgorithm) -> dict[Path, brainstate.State]:
+    """Return the States that start anew with a sequence, by path."""
+    found = algorithm.model.states(brainstate.ShortTermState)
+    return {tuple(path): state for path, state in found.items()}
+
+
+def restart_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Array) -> None:
+    """Start some samples of the model's States anew, or all."""
+    for state, value in zip(short_term_states(algorithm).values(), initial, strict=True):
+        state.value = start_anew(state.value, value, flags)
+
+
+def initial_inputs(algorithm: ETraceAlgorithm, initial: Initial) -> dict[Var, Any]:
+    """Return the inputs of the step's program that start anew, with their values."""
+    by_path = dict(zip(short_term_states(algorithm), initial, strict=True)) if initial else {}
+    graph, states = algorithm.graph, algorithm.states_of_step
+    values = {path: by_path.get(path, state.value) for path, state in states.items()}
+    inputs = read_states(graph, states, values)
+    return {
+        leaf.in_var: inputs[leaf.in_var] for leaf in graph.traced.leaves if leaf.path in by_path
+    }
+
+
+def start_anew(now: Any, initial: Any, flags: jax.Array) -> Any:
+    """Return values in which some samples, or all, are as at the start of a sequence."""
+
+    def chosen(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.where(over_first_axis(flags, old.ndim), new, old).astype(old.dtype)
+
+    return jax.tree.map(chosen, now, initial)

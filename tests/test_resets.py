@@ -1,0 +1,107 @@
+"""Restarts inside a sequence are the same as separate sequences."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
+from drivers import build_learner, named, sequence_gradient, snapshot
+
+import braintrace
+
+LENGTH, BATCH = 7, 2
+CASES = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "rotation")]
+METHODS = [
+    ("d_rtrl", "batch axis", {}),
+    ("d_rtrl", "mapped", {}),
+    ("es_d_rtrl", "batch axis", {"decay_or_rank": 0.8}),
+    ("es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
+    ("d_rtrl", "batch axis", {"vjp_method": "multi-step"}),
+]
+EVERY_METHOD = pytest.mark.parametrize(
+    ("algorithm", "style", "options"), METHODS, ids=lambda value: str(value)
+)
+
+
+def data(case):
+    return case.sequences(BATCH, LENGTH)
+
+
+def flags(*steps):
+    """Booleans (LENGTH,), true at the given steps."""
+    return np.isin(np.arange(LENGTH), steps)
+
+
+@pytest.mark.core
+@cases.each(CASES)
+@EVERY_METHOD
+def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, options):
+    learner = build_learner(case, algorithm, style, BATCH, **options)
+    xs, targets = data(case)
+    expected, states = None, None
+    # The window of `vjp_method='multi-step'` is the chunk: chunks that end at the restarts.
+    for start, stop in ((0, 4), (4, LENGTH)):
+        learner.reset_state()
+        part = sequence_gradient(learner, case, xs[start:stop], targets[start:stop], chunk_size=4)
+        expected = part if expected is None else jax.tree.map(np.add, expected, part)
+        states = snapshot(learner)
+    found = sequence_gradient(learner, case, xs, targets, chunk_size=4, reset=flags(0, 4))
+    assert_gradients_close(found, expected, 2e-5, case.name)
+    assert_states_close(snapshot(learner), states, case.name)
+
+
+@cases.each(CASES)
+@EVERY_METHOD
+@pytest.mark.parametrize("chunk_size", [3, LENGTH])
+def test_samples_restart_one_by_one(case, algorithm, style, options, chunk_size):
+    learner = build_learner(case, algorithm, style, BATCH, **options)
+    xs, targets = data(case)
+    per_sample = np.stack([flags(2), flags(0, 5)], axis=1)
+
+    def gradient(weights, reset):
+        def step_loss(x, target, weight):
+            return jnp.sum(weight[:, None] * (learner(x) - target) ** 2)
+
+        learner.reset_state()
+        weights = np.broadcast_to(np.asarray(weights, np.float32), (LENGTH, BATCH))
+        options = {"step_fn": step_loss, "reduction": "sum", "chunk_size": chunk_size}
+        return named(learner.etrace_grad(xs, targets, weights, reset=reset, **options))
+
+    apart = [gradient(row, per_sample[:, b]) for b, row in enumerate(np.eye(BATCH))]
+    found = gradient(np.ones(BATCH), per_sample)
+    assert_gradients_close(found, jax.tree.map(np.add, *apart), 2e-5, case.name)
+    assert_gradients_differ(found, gradient(np.ones(BATCH), None), 1e-3, case.name)
+
+
+@cases.each([cases.BY_NAME["alif"]])
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+def test_sequences_without_a_loss(case, algorithm):
+    learner = build_learner(case, algorithm, batch=BATCH)
+    xs, targets = data(case)
+    per_sample = np.stack([flags(2), flags(0, 5)], axis=1)
+    sequence_gradient(learner, case, xs, targets, reset=per_sample)
+    expected = snapshot(learner)
+    learner.reset_state()
+    learner.etrace_evolve(xs, reset=per_sample, chunk_size=3)
+    assert_states_close(snapshot(learner), expected)
+    learner.reset_state()
+    outputs = learner.predict(xs, reset=flags(3))
+    assert_states_close(outputs[3:], learner.predict(xs[3:], reset=flags(0)[: LENGTH - 3]))
+    learner.reset_state()
+    assert_states_close(outputs[:3], learner.predict(xs[:3]))
+
+
+@pytest.mark.parametrize(
+    ("reset", "message"),
+    [
+        (np.zeros(LENGTH), "booleans"),
+        (np.zeros(LENGTH - 1, bool), rf"expected booleans of shape \({LENGTH},\)"),
+        (np.zeros((LENGTH, BATCH + 1), bool), "its first axis is not the batch"),
+    ],
+)
+def test_flags_of_another_kind_are_refused(reset, message):
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, batch=BATCH)
+    with pytest.raises(braintrace.ShapeError, match=message):
+        sequence_gradient(learner, case, *data(case), reset=reset)
