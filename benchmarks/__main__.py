@@ -43,7 +43,7 @@ def chosen(platform: str, quick: bool, pattern: str | None) -> list[Case]:
     """Return the cases that an invocation runs."""
     from .catalogue import all_cases
 
-    cases = [case for case in all_cases(platform) if case.quick or not quick]
+    cases = [case for case in all_cases(platform) if (case.quick if quick else case.full)]
     if pattern is None:
         return cases
     return [case for case in cases if pattern in case.name or fnmatch(case.name, pattern)]

@@ -121,8 +121,8 @@ class Case:
         Prepares the case, in the process that runs it.
     targets
         Rows of the table.
-    quick
-        Whether ``--quick`` runs it.
+    quick, full
+        Whether ``--quick`` runs it, and whether the full run does.
     """
 
     name: str
@@ -130,6 +130,7 @@ class Case:
     build: Callable[[], Prepared]
     targets: tuple[Target, ...] = ()
     quick: bool = False
+    full: bool = True
 
     @property
     def question(self) -> str:

@@ -96,6 +96,7 @@ def case(
             Target(COMPILE, "BPTT", None),
         ),
         quick=repeats == 1,
+        full=repeats > 1,
     )
 
 

@@ -77,16 +77,16 @@ def masked(task: Task, mask: Any) -> Subject:
     )
 
 
-def predict_case(network: str, steps: int, batch: int = BATCH) -> Case:
+def predict_case(network: str, steps: int, batch: int = BATCH, hidden: int = HIDDEN) -> Case:
     """Return the case of ``predict``."""
 
     def build() -> Prepared:
-        task = Task(NETWORKS[network](), steps, batch)
+        task = Task(NETWORKS[network](hidden=hidden), steps, batch)
         return Prepared({BARE: lambda: bare(task), PREDICT: lambda: predict(task)})
 
     return Case(
         name=f"inference/{network},T={steps}",
-        parameters={"network": network, "steps": steps, "batch": batch},
+        parameters={"network": network, "steps": steps, "hidden": hidden, "batch": batch},
         build=build,
         targets=(Target(PREDICT, BARE, 1.1),),
         quick=(network, steps) == ("dense", 64),

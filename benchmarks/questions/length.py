@@ -16,7 +16,7 @@ from ..networks import dense
 from ..subjects import Task
 
 STEPS = (64, 512, 4096, 65536)
-QUICK = (64, 256, 1024)
+QUICK = (64, 128, 256)
 HIDDEN, BATCH, CHUNK = 128, 4, 16
 DEVIATION = "largest relative deviation from a + b T"
 GROWTH = "peak memory at the longest T / at the shortest"
@@ -66,7 +66,6 @@ def case(
     hidden: int = HIDDEN,
     batch: int = BATCH,
     chunk: int = CHUNK,
-    quick: bool = False,
 ) -> Case:
     """Return the case of some lengths."""
     return Case(
@@ -79,10 +78,11 @@ def case(
         },
         build=lambda: prepare(lengths, hidden, batch, chunk),
         targets=(Target(DEVIATION, None, 0.1), Target(GROWTH, None, 1.1)),
-        quick=quick,
+        quick=lengths == QUICK,
+        full=lengths == STEPS,
     )
 
 
 def cases(platform: str) -> list[Case]:
     """Return the lengths of the targets, and short ones."""
-    return [case(STEPS), case(QUICK, quick=True)]
+    return [case(STEPS), case(QUICK)]

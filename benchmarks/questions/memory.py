@@ -20,7 +20,7 @@ from ..networks import Network, dense
 from ..subjects import Task, learner_of, step_function
 
 CHUNK = 16
-SHORT, LONG = 64, 65536
+LENGTHS = (64, 256, 1024, 4096, 16384, 65536)
 LABELS = (
     "BPTT",
     "D_RTRL, chunks of 16",
@@ -114,7 +114,6 @@ def against_length(lengths: tuple[int, ...], hidden: int, batch: int) -> Case:
             *(Target(f"{label}, {last}", f"{label}, {first}", 1.1) for label in labels),
             Target(f"BPTT, {last}", f"BPTT, {first}", None),
         ),
-        quick=lengths[-1] < LONG,
     )
 
 
@@ -122,8 +121,7 @@ def cases(platform: str) -> list[Case]:
     """Return one case for each axis of the plots."""
     hidden, batches = (64, 128, 256, 512, 1024), (1, 8, 32, 128)
     return [
-        against_length((SHORT, 256, 1024, 4096, 16384, LONG), 256, 32),
-        against_length((SHORT, 1024), 256, 32),
+        against_length(LENGTHS, 256, 32),
         Case(
             name="memory/H to 1024",
             parameters={"steps": 256, "batch": 32, "axis": "H", "values": list(hidden)},

@@ -139,11 +139,10 @@ def single_calls(task: Task, compile_step: Callable[[Stream], tuple[Step, Begin]
 def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
     """Time steps in one compiled loop, which adds up the gradients."""
     stream = Stream(task, algorithm)
+    zero = jax.tree.map(jnp.zeros_like, task.parameters)
 
     @brainstate.transform.jit
     def run(xs: Any, targets: Any) -> Any:
-        zero = jax.tree.map(jnp.zeros_like, task.parameters)
-
         def step(total: Any, now: Any) -> Any:
             return jax.tree.map(jnp.add, total, named(stream.step(*now))), None
 
@@ -222,7 +221,7 @@ def prepare(task: Task) -> Prepared:
 def case(network: str, hidden: int, batch: int, limit: float, steps: int = STEPS) -> Case:
     """Return the case of one size."""
     return Case(
-        name=f"streaming/{network},H={hidden},B={batch}",
+        name=f"streaming/{network},H={hidden},B={batch},T={steps}",
         parameters={
             "network": network,
             "hidden": hidden,
@@ -236,7 +235,8 @@ def case(network: str, hidden: int, batch: int, limit: float, steps: int = STEPS
             Target(JIT, PASS_CALL, None),
             Target(ES_LOOP, PASS_LOOP, None),
         ),
-        quick=(network, hidden, batch) == ("dense", 256, 32),
+        quick=steps < STEPS,
+        full=steps == STEPS,
     )
 
 
@@ -246,4 +246,5 @@ def cases(platform: str) -> list[Case]:
     sizes += [("alif", 256, 32), ("lstm", 256, 32)]
     if platform != "cpu":
         sizes += [("dense", 1024, 128), ("dense", 4096, 32)]
-    return [case(*size, limit=LIMITS.get(platform, LIMITS["gpu"])) for size in sizes]
+    limit = LIMITS.get(platform, LIMITS["gpu"])
+    return [*(case(*size, limit) for size in sizes), case("dense", 256, 32, limit, steps=8)]

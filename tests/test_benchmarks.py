@@ -1,0 +1,136 @@
+"""The smallest case of every benchmark runs here, and agrees with its oracle. Nothing is timed."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import catalogue, child, markdown, networks, plots, results
+from benchmarks.__main__ import chosen, line
+from benchmarks.case import Case, Prepared, Subject, Target
+from benchmarks.questions import (
+    compile_time,
+    first_call,
+    inference,
+    length,
+    matrix_rate,
+    memory,
+    operations,
+    sequence,
+    streaming,
+    trace_bytes,
+    trace_dtype,
+)
+
+SMALLEST = {
+    "sequence": sequence.case(16, 8, 2),
+    "operations": operations.case("alif", 24, 4, hidden=16),
+    "streaming": streaming.case("dense", 8, 2, 2.5, steps=4),
+    "length": length.case((8, 16), hidden=8, batch=2, chunk=4),
+    "memory": memory.against_length((32,), 8, 2),
+    "first_call": first_call.case("dense", hidden=8, repeats=1, steps=4, batch=2),
+    "compile_time": compile_time.case((1,)),
+    "predict": inference.predict_case("lstm", 4, 2, 8),
+    "mask": inference.mask_case(4, 8, 2, 12),
+    "trace_bytes": trace_bytes.case("element_wise", "es_d_rtrl", 2, hidden=8),
+    "trace_dtype": trace_dtype.case(8, 4, hidden=8, batch=2),
+    "matrix_rate": matrix_rate.case("float32", 8, 16, steps=4, batch=2),
+}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_smallest_case_agrees_with_its_oracle(name):
+    found = child.run(SMALLEST[name], rounds=1, budget=0.0)
+    assert found["error"] is None
+    assert found["disagrees"] == []
+    assert found["deviations"]
+    assert all("trace_dtype" in why for why in found["missing"].values())
+    for row in found["targets"]:
+        assert row["value"] is not None or found["missing"], row["name"]
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_every_question_is_tested_and_every_case_has_its_own_name():
+    tested = {case.question for case in SMALLEST.values()}
+    assert tested == set(catalogue.QUESTIONS)
+    for platform in ("cpu", "gpu"):
+        names = [case.name for case in catalogue.all_cases(platform)]
+        assert len(names) == len(set(names))
+    quick = {case.question for case in chosen("cpu", True, None)}
+    assert quick == tested - {"matrix_rate", "memory"}
+
+
+def test_traces_of_every_network_are_as_large_as_their_definition():
+    """The formulas, once more, from the shapes of weights and states."""
+    sizes = {"inputs": 3, "hidden": 5}
+    assert networks.dense(**sizes).trace_elements == 3 * 5 + 5 * 5
+    assert networks.lstm(**sizes).trace_elements == 8 * 15
+    assert networks.alif(**sizes).trace_elements == 2 * (3 * 5 + 5 * 5)
+    assert networks.conv(size=4, channels=2, inputs=1).trace_elements == (9 + 18) * 2 * 16
+
+
+def made_up(value, **names):
+    """A case of one function, whose result deviates by some value."""
+    subject = Subject(lambda: jnp.ones(2), deviation=lambda _: value)
+    return Case(
+        name="sequence/made up",
+        parameters={"steps": 64, "hidden": 256, "batch": 32},
+        build=lambda: Prepared({"BPTT": lambda: subject, **names}),
+        targets=(Target("missing", "BPTT", 1.0), Target("BPTT", "BPTT", 1.0)),
+    )
+
+
+@pytest.mark.parametrize("value", [1e-3, float("nan"), float("inf")])
+def test_a_case_that_disagrees_is_reported_as_failed(value):
+    found = child.run(made_up(value), rounds=2, budget=0.0)
+    assert found["disagrees"] == ["BPTT"]
+    assert results.failed(found)
+    assert line(found).startswith("FAILED sequence/made up: disagrees: BPTT")
+    page = "\n".join(markdown.section("question", "", [found], None))
+    assert "**FAILED**" in page
+
+
+def test_a_name_that_the_library_lacks_is_a_dash_and_other_errors_are_failures():
+    import braintrace
+
+    case = made_up(0.0, missing=lambda: braintrace.no_such_operation)
+    found = child.run(case, rounds=2, budget=0.0)
+    assert not results.failed(found)
+    assert "no_such_operation" in found["missing"]["missing"]
+    missing, itself = found["targets"]
+    assert (missing["value"], missing["holds"]) == (None, None)
+    assert (itself["value"], itself["holds"]) == (1.0, True)
+    page = "\n".join(markdown.section("question", "", [found], None))
+    assert f"| missing / BPTT | {markdown.DASH} |" in page
+
+    broken = made_up(0.0, missing=lambda: 1 / 0)
+    assert child.run(broken, 1, 0.0)["error"].startswith("ZeroDivisionError")
+    lenient = child.run(broken, 1, 0.0, lenient=True)
+    assert lenient["error"] is None
+    assert "ZeroDivisionError" in lenient["missing"]["missing"]
+
+
+def test_line_through_times():
+    steps = [64, 512, 4096]
+    a, b = length.line(steps, [0.5 + 0.25 * count for count in steps])
+    assert (a, b) == (pytest.approx(0.5), pytest.approx(0.25))
+
+
+def test_page_plots_and_readme_block(tmp_path):
+    found = child.run(made_up(0.0), rounds=2, budget=0.0)
+    machine = {"name": "A processor, 2 cores", "python": "3.11", "versions": {"jax": "0.10"}}
+    name = markdown.HEADLINE[0]
+    everything = {"machine": machine, "other": None, "cases": {name: found | {"name": name}}}
+    drawn = plots.draw(everything, tmp_path / "machine")
+    assert all((tmp_path / plot).stat().st_size > 0 for plot in drawn)
+    page = markdown.page(everything, [("question", "", [found])], drawn)
+    assert "A processor, 2 cores" in page
+
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
+    markdown.put_into(readme, markdown.headline(everything))
+    text = readme.read_text()
+    assert "old" not in text
+    assert "64 steps, 256 units, batch 32" in text
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
