@@ -1,4 +1,9 @@
-"""Readouts with a memory of their own, so that their weights need a trace as well."""
+"""Readouts with a memory of their own, so that their weights need a trace as well.
+
+What lies below such a readout learns from the answer of the present step: how an earlier spike
+still acts through the readout's memory is left out, as between any two layers with states. A
+plain layer behind the network, ``spikes @ weight``, leaves nothing out.
+"""
 
 from collections.abc import Callable
 from typing import Any
