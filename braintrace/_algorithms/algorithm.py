@@ -35,6 +35,15 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Raise a `CompilationError` wherever a part of the gradient is cut, instead of warning.
     unroll_limit
         Longest loop inside ``update`` that is unrolled because it holds a marked operation.
+    trace_dtype
+        Floating-point dtype in which traces are kept between chunks (between steps, for those
+        called one by one), ``jnp.bfloat16`` for half the memory; ``None``: that of the model.
+        What is computed with them is computed in the model's dtype.
+
+    Raises
+    ------
+    OptionError
+        For an option value that is not accepted.
 
     Notes
     -----
@@ -49,16 +58,23 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         vjp_method: str = "single-step",
         strict: bool = False,
         unroll_limit: int = 32,
+        trace_dtype: Any = None,
     ) -> None:
         super().__init__()
         if vjp_method not in VJP_METHODS:
             raise OptionError(
                 f"`vjp_method` is {vjp_method!r}; expected one of {', '.join(VJP_METHODS)}."
             )
+        if trace_dtype is not None and not jnp.issubdtype(trace_dtype, jnp.floating):
+            raise OptionError(
+                f"`trace_dtype` is {trace_dtype!r}; expected a floating-point dtype such as "
+                "`jnp.bfloat16`."
+            )
         self.model = model
         self.vjp_method = vjp_method
         self.strict = strict
         self.unroll_limit = unroll_limit
+        self.trace_dtype = trace_dtype
         self._compiled: CompiledStep | None = None
 
     @property
@@ -123,7 +139,13 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def zero_traces(self) -> Any:
         """Return traces as they are at the start of a sequence."""
-        return self.method.init(self.graph, self.vjp_method == "multi-step")
+        traces = self.method.init(self.graph, self.vjp_method == "multi-step")
+
+        def kept(leaf: jax.Array) -> jax.Array:
+            is_real = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return leaf.astype(self.trace_dtype) if is_real else leaf
+
+        return traces if self.trace_dtype is None else jax.tree.map(kept, traces)
 
     def _reset_traces(self) -> None:
         self.traces.leave(self.zero_traces, zero=True)

@@ -21,7 +21,7 @@ class D_RTRL(ETraceAlgorithm):
 
     Parameters
     ----------
-    model, vjp_method, strict, unroll_limit
+    model, vjp_method, strict, unroll_limit, trace_dtype
         See `ETraceAlgorithm`.
 
     Examples

@@ -1,6 +1,7 @@
 """ES-D-RTRL (pp-prop): traces of the size of an operation's input and output."""
 
 import functools
+from typing import Any
 
 import brainstate
 
@@ -18,11 +19,13 @@ class ES_D_RTRL(ETraceAlgorithm):
 
     Parameters
     ----------
-    model, vjp_method, strict, unroll_limit
+    model
         See `ETraceAlgorithm`.
     decay_or_rank
         A float in ``[0, 1)`` is the decay ``α`` of both filters; an integer ``r ≥ 1`` means
         ``α = (r - 1) / (r + 1)``.
+    **options
+        ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``; see `ETraceAlgorithm`.
 
     Raises
     ------
@@ -40,12 +43,9 @@ class ES_D_RTRL(ETraceAlgorithm):
         self,
         model: brainstate.nn.Module,
         decay_or_rank: float | int = 0.9,
-        *,
-        vjp_method: str = "single-step",
-        strict: bool = False,
-        unroll_limit: int = 32,
+        **options: Any,
     ) -> None:
-        super().__init__(model, vjp_method=vjp_method, strict=strict, unroll_limit=unroll_limit)
+        super().__init__(model, **options)
         is_number = isinstance(decay_or_rank, (int, float)) and not isinstance(decay_or_rank, bool)
         if is_number and isinstance(decay_or_rank, int) and decay_or_rank >= 1:
             self.decay = io_dim.decay_of(decay_or_rank)

@@ -100,6 +100,8 @@ class Report:
     stored_bytes, possible_bytes
         Size of the parameter-dimension traces at the compiled batch size, and the size they
         would have if structural zeros were stored.
+    carried_bytes
+        Size of what a learner's own algorithm carries, in its dtype; ``None`` for a graph.
 
     Examples
     --------
@@ -127,6 +129,7 @@ class Report:
     diagnostics: tuple[DiagnosticRow, ...]
     stored_bytes: int
     possible_bytes: int
+    carried_bytes: int | None = None
 
     def __str__(self) -> str:
         lines = []
@@ -157,10 +160,13 @@ class Report:
         return [(name, cells) for name, cells in rows.items() if cells]
 
     def _total(self) -> str:
-        return (
+        stored = (
             f"Parameter-dimension traces: {self.stored_bytes:,} bytes stored of "
             f"{self.possible_bytes:,} possible"
         )
+        if self.carried_bytes is None:
+            return stored
+        return f"{stored}\nCarried by this learner: {self.carried_bytes:,} bytes"
 
 
 def table(graph: Any) -> str:

@@ -29,7 +29,7 @@ from .live import Probes
 from .param_dim import Traces, add, like
 from .recursion import num_steps, scan_records, signals
 from .restart import over_first_axis
-from .zero import as_arrays
+from .zero import as_arrays, widened
 
 
 def init(graph: ETraceGraph, every_state: bool) -> Traces:
@@ -87,9 +87,18 @@ def _run(
     """Return the traces after the chunk, and both of them (the second corrected) at every step."""
     tables = _tables(graph, jacobians)
     by_key = {link.key(a): (link, a) for link in links(graph) for a in link.reach.reached}
+    dtypes = {key: link.relation.y_var.aval.dtype for key, (link, _) in by_key.items()}
 
     def step(carry: Traces, recorded: Any) -> Any:
         x, Df, D, restart = recorded
+        kept, carry = (
+            carry,
+            {
+                **carry,
+                "x": {key: widened(eps, x[key].dtype) for key, eps in carry["x"].items()},
+                "f": {key: widened(eps, dtypes[key]) for key, eps in carry["f"].items()},
+            },
+        )
         if restart:
             carry = _started_anew(graph, carry, restart[""])
         steps = carry["steps"] + 1
@@ -98,14 +107,14 @@ def _run(
         for key, (link, _) in by_key.items():
             terms = [alpha * D[key][c] * carry["f"][c] for c in D[key] if c in carry["f"]]
             terms += [(1 - alpha) * Df[key]] if key in Df else []
-            shape, dtype = link.reach.table_shape, link.relation.y_var.aval.dtype
-            eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtype)
+            shape = link.reach.table_shape
+            eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtypes[key])
         corrected = {
             key: _corrected(alpha, f, _steps_of(*by_key[key], steps)) for key, f in eps_f.items()
         }
-        new_f = {key: eps_f[key].astype(old.dtype) for key, old in carry["f"].items()}
-        new_x = {key: eps_x[key].astype(old.dtype) for key, old in carry["x"].items()}
-        return {"x": new_x, "f": new_f, "steps": steps}, (new_x, corrected)
+        new_f = {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()}
+        new_x = {key: eps_x[key].astype(old.dtype) for key, old in kept["x"].items()}
+        return {"x": new_x, "f": new_f, "steps": steps}, (eps_x, corrected)
 
     recorded = (jacobians["x"], jacobians["Df"], tables, jacobians.get("restart", {}))
     steps = num_steps(graph, jacobians)
@@ -190,13 +199,14 @@ def carried(
 ) -> Weights:
     """Return the gradient that reaches the operands through the states before a window."""
     traces = as_arrays(traces)
+    dtype = jnp.result_type(*signal.values())
     steps = jnp.maximum(traces["steps"], 1)
     by_key = {link.key(a): (link, a) for link in links(graph) for a in link.reach.reached}
     eps_f = {
-        key: _corrected(alpha, f, _steps_of(*by_key[key], steps))[None]
+        key: _corrected(alpha, widened(f, dtype), _steps_of(*by_key[key], steps))[None]
         for key, f in traces["f"].items()
     }
-    eps_x = {key: x[None] for key, x in traces["x"].items()}
+    eps_x = {key: widened(x, dtype)[None] for key, x in traces["x"].items()}
     by_group = {
         group.index: {
             a: old_state_to_positions(group, a, signal[state.name])[None]

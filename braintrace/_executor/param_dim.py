@@ -38,7 +38,7 @@ from .recursion import (
     suffix_products,
     transition_blocks,
 )
-from .zero import is_zero
+from .zero import is_zero, widened
 
 Traces = dict[str, Any]
 
@@ -107,7 +107,7 @@ def _updated(
             link.each_layer(
                 functools.partial(propagate, *link.operation),
                 link.table(first[i, j]),
-                traces[keys[j]],
+                widened(traces[keys[j]], first[i, j].dtype),
             )
             for j in keys
             if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
@@ -199,7 +199,7 @@ def _contracted(link: Link, signal: jax.Array, trace: Any, weights: Any) -> Any:
     found = link.each_layer(
         lambda factor, layer: contract(*link.operation, factor, layer, weights),
         link.table(signal),
-        trace,
+        widened(trace, signal.dtype),
     )
     return jax.tree.map(lambda p: jnp.sum(p, axis=0), found) if link.has_fan_out else found
 

@@ -1,4 +1,4 @@
-"""Traces that are known to be zero.
+"""Traces that are known to be zero, or that are kept in a narrower dtype.
 
 At the start of a sequence every trace is zero. Wherever that is known, it is given by its
 shapes alone (``jax.ShapeDtypeStruct``): XLA does not drop a product with zeros, since zero
@@ -24,3 +24,8 @@ def as_arrays(traces: Any) -> Any:
         return jnp.zeros(leaf.shape, leaf.dtype) if is_shape else leaf
 
     return jax.tree.map(as_array, traces)
+
+
+def widened(trace: Any, dtype: Any) -> Any:
+    """Return a trace in a dtype that holds both its own values and those of ``dtype``."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, dtype)), trace)

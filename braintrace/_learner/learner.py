@@ -1,5 +1,6 @@
 """The learner: one step, and whole sequences."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,9 @@ class Learner(brainstate.nn.Module):
 
     def report(self) -> Report:
         """Return what learns online, how, and at what memory; ``print`` it for a table."""
-        return report_of(self.graph)
+        traces = jax.eval_shape(self.algorithm.zero_traces)
+        carried = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(traces))
+        return dataclasses.replace(report_of(self.graph), carried_bytes=carried)
 
     def update(self, *arguments: Any) -> Any:
         """Run one step; see `ETraceAlgorithm.update`."""

@@ -1,0 +1,253 @@
+"""What the drivers do not do: compile twice, compute what nobody reads, copy what they own."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+from assertions import assert_gradients_close, deviations
+from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
+
+import braintrace
+
+CASE = cases.BY_NAME["independent_rnn"]
+XS, TARGETS = CASE.sequences(2, 6)
+HERE = pathlib.Path(__file__).parent
+ALGORITHMS = pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+
+compilations = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: compilations.append(event) if "compile" in event else None
+)
+
+
+@contextlib.contextmanager
+def counted():
+    """The events of tracing and compiling inside the block."""
+    start, found = len(compilations), []
+    yield found
+    found += compilations[start:]
+
+
+def square_loss(learner):
+    return lambda x, target: CASE.loss(learner(x), target)
+
+
+@pytest.mark.core
+@ALGORITHMS
+@pytest.mark.parametrize("restarted", [True, False], ids=["reset", "going on"])
+def test_hundred_calls_compile_once(algorithm, restarted):
+    learner = build_learner(CASE, algorithm)
+    step = square_loss(learner)
+
+    def call():
+        if restarted:
+            learner.reset_state(2)
+        learner.etrace_grad(XS, TARGETS, step_fn=step, chunk_size=4)
+        learner.predict(XS)
+        learner.etrace_evolve(XS)
+
+    with counted() as first:
+        call()
+    assert first
+    call()  # the second call is the first that does not start from zero traces
+    with counted() as later:
+        for _ in range(98):
+            call()
+    assert later == []
+
+
+def test_a_single_step_compiles_once():
+    _, algorithm = build_algorithm(CASE)
+    step = square_loss(algorithm)
+    for _ in range(2):
+        step(XS[0], TARGETS[0])
+    with counted() as later:
+        for _ in range(98):
+            step(XS[0], TARGETS[0])
+    assert later == []
+
+
+class CountingTraces(braintrace.D_RTRL):
+    """D_RTRL that notes how often its traces are updated (while tracing)."""
+
+    updates = 0
+
+    @property
+    def method(self):
+        method = super().method
+
+        def update(*arguments):
+            self.updates += 1
+            return method.update(*arguments)
+
+        return dataclasses.replace(method, update=update)
+
+
+@pytest.mark.core
+def test_traces_that_nobody_reads_are_not_computed():
+    learner = build_learner(CASE, CountingTraces)
+    for _ in range(2):
+        learner.reset_state(2)
+        found = sequence_gradient(learner, CASE, XS, TARGETS)
+    assert learner.algorithm.updates == 0
+    assert_gradients_close(found, references.bptt(CASE), 1e-5)
+    read = learner.algorithm.traces.value
+    assert learner.algorithm.updates == 1
+    expected = build_learner(CASE)
+    expected.etrace_evolve(XS, chunk_size=1)
+    expected = expected.algorithm.traces.value
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), read, expected)
+
+
+@pytest.mark.core
+def test_unread_traces_go_where_values_go():
+    """Into brainstate's transformations, copies of the model, and printed forms."""
+    learner = build_learner(CASE)
+    sequence_gradient(learner, CASE, XS, TARGETS)
+    expected = build_learner(CASE)
+    expected.etrace_evolve(XS)
+    expected = expected.algorithm.traces.value
+    assert "EligibilityTraces" in repr(learner)
+    _, values = brainstate.graph.treefy_split(learner)
+    (kept,) = [leaf for leaf in jax.tree.leaves(values) if leaf.shape == (2, 3, 4)]
+    (wanted,) = [leaf for leaf in jax.tree.leaves(expected) if leaf.shape == (2, 3, 4)]
+    np.testing.assert_allclose(kept, wanted, rtol=1e-5)
+
+    sequence_gradient(learner, CASE, XS, TARGETS)
+    doubled = brainstate.transform.jit(
+        lambda: jax.tree.map(lambda leaf: 2 * leaf, learner.algorithm.traces.value)
+    )()
+    plain = learner.algorithm.traces.value
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 2 * b, rtol=1e-6), doubled, plain)
+
+
+@pytest.mark.core
+def test_inside_a_compiled_training_step():
+    learner = build_learner(CASE)
+    step = square_loss(learner)
+
+    @brainstate.transform.jit
+    def train(xs, targets):
+        learner.reset_state(2)
+        return named(learner.etrace_grad(xs, targets, step_fn=step, reduction="sum"))
+
+    for _ in range(2):
+        assert_gradients_close(train(XS, TARGETS), references.bptt(CASE), 1e-5)
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(learner.algorithm.traces.value))
+
+
+@ALGORITHMS
+def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):
+    learner = build_learner(CASE, algorithm)
+    for _ in range(2):
+        unread = jax.tree.leaves(learner.algorithm.traces.take()[0])
+        learner.etrace_evolve(XS)
+    assert all(leaf.is_deleted() for leaf in unread)
+    read = learner.algorithm.traces.value
+    learner.etrace_evolve(XS)
+    sequence_gradient(learner, CASE, XS, TARGETS, chunk_size=4)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(read))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("chunk_size", [4, 6])
+def test_steps_without_weight_have_no_backward_pass(chunk_size):
+    learner = build_learner(CASE)
+    passed = []
+
+    @jax.custom_vjp
+    def watched(value):
+        return value
+
+    def counted_back(_, cotangent):
+        def note(array):
+            passed.append(1)
+            return np.asarray(array)
+
+        shape = jax.ShapeDtypeStruct(cotangent.shape, cotangent.dtype)
+        return (jax.pure_callback(note, shape, cotangent),)
+
+    watched.defvjp(lambda value: (value, None), counted_back)
+
+    def step(x, target):
+        return CASE.loss(watched(learner(x)), target)
+
+    mask = np.asarray([0.0, 0.0, 1.0, 0.0, 0.0, 2.0])
+    found = learner.etrace_grad(
+        XS, TARGETS, step_fn=step, mask=mask, reduction="sum", chunk_size=chunk_size
+    )
+    expected = references.bptt(CASE, step_weights=tuple(mask))
+    assert_gradients_close(named(found), expected, 1e-5)
+    assert len(passed) == 2
+
+
+@pytest.mark.core
+@ALGORITHMS
+def test_traces_in_half_precision(algorithm):
+    full = build_learner(CASE, algorithm)
+    half = build_learner(CASE, algorithm, trace_dtype=jnp.bfloat16)
+    expected = sequence_gradient(full, CASE, XS, TARGETS, chunk_size=1)
+    found = sequence_gradient(half, CASE, XS, TARGETS, chunk_size=1)
+    leaves = jax.tree.leaves(half.algorithm.traces.value)
+    assert {leaf.dtype for leaf in leaves} <= {jnp.dtype("bfloat16"), jnp.dtype("int32")}
+    counts = sum(leaf.nbytes for leaf in leaves if leaf.dtype == "int32")
+    assert 2 * half.report().carried_bytes - counts == full.report().carried_bytes
+    assert 0 < max(deviations(found, expected).values()) < 0.02
+
+    model, stepwise = build_algorithm(CASE, type(half.algorithm), trace_dtype=jnp.bfloat16)
+    gradient = brainstate.transform.grad(square_loss(stepwise), weights_of(model))
+    total = None
+    for x, target in zip(XS, TARGETS, strict=True):
+        part = gradient(x, target)
+        total = part if total is None else jax.tree.map(np.add, total, part)
+    assert_gradients_close(named(total), found, 1e-5)
+
+
+def test_trace_dtype_must_be_floating():
+    with pytest.raises(braintrace.OptionError, match="floating-point"):
+        braintrace.D_RTRL(CASE.build(), trace_dtype=jnp.int8)
+
+
+SECOND_PROCESS = """
+import cases, drivers
+case = cases.BY_NAME["independent_rnn"]
+for algorithm in ("d_rtrl", "es_d_rtrl"):
+    learner = drivers.build_learner(case, algorithm)
+    drivers.sequence_gradient(learner, case, *case.sequences(2, 6), chunk_size=4)
+    learner.etrace_evolve(case.sequences(2, 6)[0])
+"""
+
+
+@pytest.mark.core
+def test_a_second_process_compiles_nothing(tmp_path):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+    def programs(hash_seed):
+        subprocess.run(
+            [sys.executable, "-c", SECOND_PROCESS],
+            env={**environment, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            timeout=300,
+        )
+        return {path.name for path in tmp_path.iterdir() if path.name.endswith("-cache")}
+
+    first = programs("1")
+    assert any("sequence" in name for name in first)
+    assert programs("2") == first
