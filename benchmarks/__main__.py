@@ -67,17 +67,32 @@ def run_all(
     return found
 
 
+def run_other(
+    executable: str, cases: list[Case], platform: str, rounds: int, seconds: float
+) -> results.Result | None:
+    """Run cases under another interpreter; ``None`` if it cannot even say what it is."""
+    with other(executable) as interpreter:
+        try:
+            theirs = run_module(interpreter, "machine")
+        except (OSError, RuntimeError) as error:
+            print(f"{executable} runs no cases: {str(error).splitlines()[0]}")
+            return None
+        print(f"other: {markdown.machine_lines(theirs)[0]}")
+        return {"machine": theirs, "cases": run_all(cases, interpreter, platform, rounds, seconds)}
+
+
 def line(result: results.Result) -> str:
     """Return what a case found, in one line."""
     if results.failed(result):
         reason = result.get("error") or f"disagrees: {', '.join(result['disagrees'])}"
         return f"FAILED {result['name']}: {str(reason).splitlines()[0]}"
-    held = [row for row in result["targets"] if row["holds"]]
+    held = [row for row in result.get("targets", []) if row["holds"]]
     missed = results.missed(result)
     text = f"{result['name']}: {len(held)} of {len(held) + len(missed)} targets held"
     for row in missed:
         text += f"; {row['name']} {markdown.number(row['value'])}"
-    return text + (f"; not available: {', '.join(result['missing'])}" if result["missing"] else "")
+    missing = result.get("missing", {})
+    return text + (f"; not available: {', '.join(missing)}" if missing else "")
 
 
 def write(stem: Path, found: results.Result, platform: str) -> None:
@@ -133,11 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     own = run_all(cases, OWN, this["platform"], *effort)
     found["cases"] |= own
     if options.python:
-        with other(options.python) as interpreter:
-            theirs = run_module(interpreter, "machine")
-            print(f"other: {markdown.machine_lines(theirs)[0]}")
-            compared = run_all(cases, interpreter, this["platform"], *effort)
-            found["other"] = {"machine": theirs, "cases": compared}
+        found["other"] = run_other(options.python, cases, this["platform"], *effort)
     write(stem, found, this["platform"])
     return int(any(results.failed(result) for result in own.values()))
 

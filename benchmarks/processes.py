@@ -91,7 +91,11 @@ def run_module(interpreter: Interpreter, module: str, *arguments: str) -> dict[s
 def run_case(
     interpreter: Interpreter, name: str, platform: str, rounds: int, seconds: float
 ) -> dict[str, Any]:
-    """Run a case in a process of its own; one that dies is a case with an error."""
+    """Run a case in a process of its own.
+
+    One that dies is a case with an error, or, where the library is another one, one that it does
+    not offer.
+    """
     arguments = [
         "--platform",
         platform,
@@ -105,4 +109,6 @@ def run_case(
     try:
         return run_module(interpreter, "child", name, *arguments)
     except RuntimeError as error:
+        if interpreter.foreign:
+            return {"name": name, "missing": {"everything": str(error).splitlines()[0]}}
         return {"name": name, "error": str(error)}
