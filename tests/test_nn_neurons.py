@@ -199,22 +199,3 @@ def test_bad_options_are_named(build, message):
 def test_a_wrong_image_is_named():
     with pytest.raises(braintrace.ShapeError, match=r"Conv1d.*\(7, 2\)"):
         nn.Conv1d((7, 2), 3, 3)(jnp.ones((2, 7)))
-
-
-def test_a_complex_unit_turns_and_shrinks():
-    """The states of a linear recurrent unit are those of the complex recurrence."""
-    with brainstate.random.seed_context(4):
-        cell = nn.LRUCell(2, 3, num_hidden=4, r_min=0.5)
-    cell.init_state()
-    poles, B = cell.recurrence.value, np.asarray(cell.B.value)
-    eigenvalue = np.exp(-np.exp(poles["nu"]) + 1j * np.exp(poles["theta"]))
-    np.testing.assert_allclose(
-        np.exp(poles["gamma"]), np.sqrt(1 - np.abs(eigenvalue) ** 2), rtol=1e-4
-    )
-    C = np.asarray(cell.C.value)
-    h, C = np.zeros(4, complex), C[:4] - 1j * C[4:]
-    for x in np.random.default_rng(0).standard_normal((5, 2)):
-        h = eigenvalue * h + np.exp(poles["gamma"]) * (x @ (B[:, :4] + 1j * B[:, 4:]))
-        y = cell(jnp.asarray(x))
-        np.testing.assert_allclose(cell.re.value + 1j * cell.im.value, h, atol=1e-6)
-        np.testing.assert_allclose(y, (h @ C).real + x @ cell.D.value, atol=1e-5)

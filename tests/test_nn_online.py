@@ -21,7 +21,13 @@ LENGTH = 6
 TOLERANCE = 1e-9
 
 pytestmark = pytest.mark.usefixtures("float64", "time_step")
-each = pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.name)
+SPIKING = [entry for entry in MODELS if entry.spiking]
+
+
+# The scope brings the tests of a model together, so that they share what they compile.
+@pytest.fixture(scope="module", params=MODELS, ids=lambda entry: entry.name)
+def entry(request):
+    return request.param
 
 
 @pytest.fixture
@@ -71,7 +77,6 @@ def learned(entry, **style):
     return {"/".join(map(str, path)): mantissas(value) for path, value in gradients.items()}
 
 
-@each
 def test_relations_groups_and_diagnostics(entry):
     graph = learner_of(entry).graph
     found = tuple(described(relation) for relation in graph.hidden_param_op_relations)
@@ -80,25 +85,20 @@ def test_relations_groups_and_diagnostics(entry):
     assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
 
 
-@each
 def test_d_rtrl_with_a_batch_axis(entry):
     assert_gradients_close(learned(entry), expected(entry), TOLERANCE, entry.name)
 
 
-@each
 def test_d_rtrl_mapped_over_the_batch(entry):
     assert_gradients_close(learned(entry, vmap=True), expected(entry), TOLERANCE, entry.name)
 
 
-@each
 def test_every_weight_learns(entry):
     for name, leaves in expected(entry).items():
         assert all(np.abs(leaf).max() > 1e-6 for leaf in leaves), name
 
 
-@pytest.mark.parametrize(
-    "entry", [entry for entry in MODELS if entry.spiking], ids=lambda entry: entry.name
-)
+@pytest.mark.parametrize("entry", SPIKING, ids=lambda entry: entry.name)
 def test_neurons_spike_now_and_then(entry):
     case, (params, states) = case_of(entry)
     rates = case.spikes(params, states, data(entry)[0])
