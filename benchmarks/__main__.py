@@ -12,7 +12,7 @@ from .case import Case
 from .processes import OWN, Interpreter, other, run_case, run_module
 
 README = Path(__file__).parent.parent / "README.md"
-FULL, QUICK = (31, 60.0), (5, 2.0)
+FULL, QUICK = (31, 60.0), (4, 1.5)
 """Rounds of a case, and the seconds after which it begins no further one."""
 
 
