@@ -97,10 +97,13 @@ def scan_counts(equation: Any) -> tuple[int, int]:
 # --- running equations
 
 
-def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
-    """Evaluate one equation on ``values``; the user's source line stays attached."""
+def bind(equation: Any, values: Sequence[Any], at: Any = None) -> list[Any]:
+    """Evaluate one equation on ``values``.
+
+    The user's source line stays attached: that of ``at``, an equation, or else its own.
+    """
     arguments = equation.primitive.get_bind_params(equation.params)
-    with source_info_util.user_context(equation.source_info.traceback):
+    with at_source_of(equation if at is None else at):
         if isinstance(arguments, tuple):  # jax < 0.9: (functions to call, params)
             functions, params = arguments
             results = equation.primitive.bind(*functions, *values, **params)
@@ -114,6 +117,15 @@ def at_source_of(equation: Any) -> Iterator[None]:
     """Attribute the operations bound inside to the user's line behind ``equation``."""
     with source_info_util.user_context(equation.source_info.traceback):
         yield
+
+
+_JAX_HOME = str(pathlib.Path(jax.__file__).parent)
+
+
+def runs_library_code(equation: Any) -> bool:
+    """Tell whether a call is one of a function of JAX, whose lines are not the user's."""
+    body, _ = open_jaxpr(call_body(equation))
+    return _JAX_HOME in str(getattr(body.debug_info, "func_src_info", ""))
 
 
 def source_line(equation: Any) -> str:

@@ -312,6 +312,7 @@ RECURRENT = [
         relations={"w_in": ("lower",), "gain": ("upper",)},
         broadcast=("gain",),
         same_step_only=("w_link",),
+        costs_accuracy=True,  # what the upper layer remembers of the lower one has no trace
     ),
     Case(
         "layer_norm_rnn",

@@ -11,7 +11,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import saiunit
 from hypothesis import strategies as st
+from marks import spike
 
 import braintrace
 
@@ -27,7 +29,21 @@ ELEMENTWISE = {
     "gate": lambda a, b: jax.nn.sigmoid(a) * b,
     "select": lambda a, b: jnp.where(a > 0.1, a, 0.5 * b),
     "square": lambda a, b: 0.3 * a**2,
+    "relu": lambda a, b: jax.nn.relu(a + 0.1) + 0.2 * b,
+    "spike": lambda a, b: 0.3 * spike(a),
+    "einsum": lambda a, b: jnp.einsum("bh,bh->bh", a, b),
+    "loop": lambda a, b: _small_steps(a, b),
+    "branch": lambda a, b: jax.lax.cond(a.sum() > 0, jnp.tanh, lambda a: 0.5 * a, a) + 0.1 * b,
 }
+
+
+def _small_steps(a, b):
+    def step(carry, _):
+        return carry + 0.1 * (jnp.tanh(b) - carry), None
+
+    return jax.lax.scan(step, a, None, length=4)[0]
+
+
 MOVES = {
     "halves": lambda a, b: jnp.concatenate([a[:, :HALF], b[:, HALF:]], -1),
     "half scaled": lambda a, b: jnp.concatenate([0.5 * a[:, :HALF], a[:, HALF:]], -1),
@@ -35,11 +51,21 @@ MOVES = {
     "stacked": lambda a, b: jnp.stack([a, b], -1).sum(-1),
     "interleaved": lambda a, b: (jnp.stack([a, b], 1) * 0.7)[:, 1],
     "padded": lambda a, b: jnp.pad(a[:, 1:], ((0, 0), (1, 0))),
+    "pairs": lambda a, b: a.reshape(BATCH, HALF, 2).max(-1).repeat(2, axis=-1) + b,
+    "pooled": lambda a, b: b + jnp.pad(_pooled(a), ((0, 0), (0, HALF))),
     "stopped": lambda a, b: jax.lax.stop_gradient(a) + 0.5 * b,
 }
+
+
+def _pooled(a):
+    return jax.lax.reduce_window(a, 0.0, jax.lax.add, (1, 2), (1, 2), "VALID")
+
+
 MIXING = {
     "roll": lambda a, b: jnp.roll(a, 1, axis=-1),
     "flip": lambda a, b: a[:, ::-1],
+    "mirror": lambda a, b: 0.6 * b - 0.4 * jnp.flip(a, -1),
+    "shift": lambda a, b: b.at[:, 1:].add(0.3 * a[:, :-1]),
     "swap": lambda a, b: jnp.concatenate([a[:, HALF:], a[:, :HALF]], -1),
     "mean": lambda a, b: b - a.mean(-1, keepdims=True),
     "dot": lambda a, b: 0.5 * a @ jnp.asarray(ROTATION, a.dtype),
@@ -48,7 +74,11 @@ MIXING = {
     "cumsum": lambda a, b: 0.4 * jnp.cumsum(a, -1),
 }
 PLAIN = {**ELEMENTWISE, **MOVES, **MIXING}
-MARKED = ("input", "recurrent", "gain", "shared gain", "fused", "column", "bias")
+MARKED = (
+    *("input", "recurrent", "gain", "shared gain", "fused", "column", "bias"),
+    *("halves of signs", "low rank", "sparse", "convolution"),
+)
+CONNECTED = saiunit.sparse.CSR.fromdense(jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]))
 
 
 @dataclass(frozen=True)
@@ -94,6 +124,10 @@ class RandomCell(brainstate.nn.Module):
             "fused": (INPUTS, 2 * UNITS),
             "column": (INPUTS, 1),
             "bias": (BATCH, UNITS),
+            "halves of signs": (INPUTS, HALF),
+            "low rank": (INPUTS, UNITS),
+            "sparse": (6,),
+            "convolution": (2, 1, 1),
         }
         self.first = parameter(INPUTS, UNITS)
         self.w_out = parameter(UNITS, OUTPUTS)
@@ -125,6 +159,17 @@ class RandomCell(brainstate.nn.Module):
         weight = getattr(self, f"w{number}").value
         if name in ("gain", "shared gain", "bias"):
             return braintrace.element_wise(weight, jnp.tanh) * a
+        if name == "halves of signs":
+            y = braintrace.matmul(x, weight)
+            return jnp.concatenate([jax.nn.relu(y), jax.nn.softplus(-y)], -1) + 0.3 * a
+        if name == "low rank":
+            return braintrace.lora_matmul(x, weight[:, :2], weight[:2, :]) + 0.3 * a
+        if name == "sparse":
+            return braintrace.sparse_matmul(x, weight, sparse_mat=CONNECTED) * a
+        if name == "convolution":
+            layout = ("NWC", "WIO", "NWC")
+            y = braintrace.conv(x[:, :, None], weight, dimension_numbers=layout)
+            return jnp.pad(y[:, :, 0], ((0, 0), (0, UNITS - INPUTS))) + 0.3 * a
         y = braintrace.matmul(a if name == "recurrent" else x, weight)
         if name == "fused":
             return jax.nn.sigmoid(y[:, :UNITS]) * a + y[:, UNITS:]

@@ -294,6 +294,7 @@ class LeakyLayer(brainstate.nn.Module):
     "middle/cell/w -> middle/h",
     "upper/cell/w -> upper/h",
     groups=("lower/h", "middle/h", "upper/h"),
+    diagnostics=("layer-to-layer",),
 )
 class Stacked(Cell):
     weights = {"w_out": (3, OUTPUTS)}
@@ -312,6 +313,7 @@ class Stacked(Cell):
     "lower/cell/w -> lower/h",
     "upper/cell/w -> upper/h",
     groups=("lower/h", "upper/h"),
+    diagnostics=("layer-to-layer",),
 )
 class SkipConnected(Cell):
     weights = {"w_out": W_OUT}

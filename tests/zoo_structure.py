@@ -18,6 +18,7 @@ W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
     "w -> h",
     "w -> k",
     groups=("h", "k"),
+    diagnostics=("layer-to-layer",),
 )
 class TiedTranspose(Cell):
     weights = {"w": W_IN, "w_out": (INPUTS, OUTPUTS)}

@@ -3,7 +3,9 @@
 Calls are inlined by `braintrace._jaxpr.evaluate_inlined`. The rewriting here
 
 - makes broadcasts explicit, so that an element-wise equation has operands of one shape only
-  and every fan-out has a variable of its own;
+  and every fan-out has a variable of its own; a product of arrays that sums nothing up
+  (an outer product, ``einsum('bh,h->bh')``) is such an equation;
+- takes out of a loop what is broadcast in it alike at every step;
 - turns a branch that holds a marked operation into all branches and a selection;
 - unrolls a scan of known length that holds one.
 """
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 from .._errors import CompilationError
 from .._jax import bind, is_tracer, scan_counts, source_line
 from .._jaxpr import evaluate_inlined
+from .invariants import without_invariants
 from .marked import holds_marked
 from .transfer import ELEMENTWISE
 
@@ -51,6 +54,10 @@ def rewriting(unroll_limit: int) -> Rewrite:
 
 def spell_out_broadcasts(equation: Any, operands: list[Any]) -> list[Any] | None:
     """Return the outputs of an equation with full operands; ``None`` to keep it as it is."""
+    if equation.primitive.name == "dot_general":
+        return _as_product(equation, operands)
+    if equation.primitive.name in ("scan", "while"):
+        return without_invariants(equation, operands, spell_out_broadcasts)
     if equation.primitive.name not in ELEMENTWISE or len(equation.outvars) != 1:
         return None
     shape = equation.outvars[0].aval.shape
@@ -58,6 +65,31 @@ def spell_out_broadcasts(equation: Any, operands: list[Any]) -> list[Any] | None
         return None
     full = [value if _fits(value, shape) else jnp.broadcast_to(value, shape) for value in operands]
     return bind(equation, full)
+
+
+def _as_product(equation: Any, operands: list[Any]) -> list[Any] | None:
+    """Return ``dot_general`` as a product, element by element, where it sums nothing up."""
+    contract, batch = equation.params["dimension_numbers"]
+    shapes = [jnp.shape(value) for value in operands]
+    if any(shapes[0][axis] != 1 for axis in contract[0]):
+        return None
+    out = equation.outvars[0].aval
+    free = [
+        [axis for axis in range(len(shape)) if axis not in (*contract[i], *batch[i])]
+        for i, shape in enumerate(shapes)
+    ]
+    first = len(batch[0])
+    places = (
+        range(first + len(free[0])),
+        [*range(first), *range(first + len(free[0]), len(out.shape))],
+    )
+    full = []
+    for i, value in enumerate(operands):
+        kept = [*batch[i], *free[i]]
+        moved = jnp.transpose(value, [*kept, *contract[i]])
+        flat = jnp.reshape(moved, [shapes[i][axis] for axis in kept]).astype(out.dtype)
+        full.append(jax.lax.broadcast_in_dim(flat, out.shape, tuple(places[i])))
+    return [jax.lax.mul(*full)]
 
 
 def _fits(value: Any, shape: tuple[int, ...]) -> bool:

@@ -19,38 +19,79 @@ from .home import Constants, pure_origin
 from .transfer import CUT, NONE, Contribution, Ids, carries_derivative, join
 
 
-def through_derivative(equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
-    """Return what every operand receives; see `transfer`."""
-    inputs = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
-    outputs = [
-        k
-        for k, (var, ids) in enumerate(zip(equation.outvars, out_ids, strict=True))
-        if ids is not None and carries_derivative(var)
-    ]
-    contributions: list[Contribution] = [None] * len(equation.invars)
-    if not inputs or not outputs:
+class Derivatives:
+    """What the derivatives of equations move where; each is traced once."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, tuple[Any, _Sources | None]] = {}
+
+    def back(self, equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
+        """Return what every operand receives; see `transfer`."""
+        outputs = [k for k, ids in enumerate(out_ids) if ids is not None]
+        sources = self._of(equation)
+        if sources is None:  # No derivative rule: nothing can be said about positions.
+            return [CUT] * len(equation.invars)
+        contributions: list[Contribution] = [None] * len(equation.invars)
+        for (operand, output), origin in sources.items():
+            if output in outputs:
+                found = _received(origin, out_ids[output])
+                contributions[operand] = join(contributions[operand], found)
         return contributions
+
+    def connects(self, equation: Any, operand: int, output: int) -> bool:
+        """Tell whether a derivative leads from an output to an operand."""
+        return (operand, output) in (self._of(equation) or {})
+
+    def origin(self, equation: Any, operand: int, output: int) -> Ids | None:
+        """Return which element of an operand each element of an output depends on.
+
+        ``None`` where one depends on several, or an operand's element has several uses.
+        """
+        source = (self._of(equation) or {}).get((operand, output))
+        if source is None:
+            return None
+        used = source != NONE
+        size = equation.outvars[output].aval.size
+        origin = np.full(size, NONE, np.int32)
+        origin[source[used]] = np.flatnonzero(used)
+        if np.any(origin[source[used]] != np.flatnonzero(used)):
+            return None
+        return origin.reshape(equation.outvars[output].aval.shape)
+
+    def _of(self, equation: Any) -> "_Sources | None":
+        if id(equation) not in self._sources:
+            # The equation is kept so that its id stays its own.
+            self._sources[id(equation)] = equation, _sources(equation)
+        return self._sources[id(equation)][1]
+
+
+_Sources = dict[tuple[int, int], Ids | None]
+"""By operand and output: the element of the output's cotangent behind each of the operand's."""
+
+
+def _sources(equation: Any) -> _Sources | None:
+    inputs = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
+    outputs = [k for k, var in enumerate(equation.outvars) if carries_derivative(var)]
+    if not inputs or not outputs:
+        return {}
     try:
         program = _pull_back(equation, inputs, outputs)
     except (NotImplementedError, TypeError, ValueError):
-        # No derivative rule: nothing can be said about positions.
-        return [CUT] * len(equation.invars)
+        return None
     constant = Constants(program)
     cotangents = program.in_vars[len(equation.invars) :]
+    found: _Sources = {}
     for cotangent, output in zip(cotangents, outputs, strict=True):
         origin = pure_origin(program, cotangent, constant)
-        ids = out_ids[output]
-        assert ids is not None
+        reached = program.dependents_of([cotangent])
         for operand, atom in zip(inputs, program.out_atoms, strict=True):
-            if not is_var(atom) or cotangent not in program.depends_on([atom]):
-                continue
-            found = _received(origin.get(atom), ids)
-            contributions[operand] = join(contributions[operand], found)
-    return contributions
+            if is_var(atom) and atom in reached:
+                found[operand, output] = origin.get(atom)
+    return found
 
 
-def _received(origin: Ids | None, ids: Ids) -> Contribution:
-    if origin is None:
+def _received(origin: Ids | None, ids: Ids | None) -> Contribution:
+    if origin is None or ids is None:
         return CUT
     taken = ids.ravel()[np.maximum(origin, 0)]
     return np.where(origin == NONE, NONE, taken).astype(np.int32)

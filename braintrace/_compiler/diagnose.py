@@ -1,17 +1,18 @@
 """Turn what the walks found into diagnostics."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .._jax import Var, is_var, source_line
+from .._jaxpr import Program
 from .._typing import path_name
 from .diagnostics import Diagnostic
 from .hidden_groups import HiddenGroup
-from .marked import holds_marked
+from .marked import holds_marked, role
 from .positions import Cut, Walk
 from .relations import HiddenParamOpRelation, MarkedOperation
-from .trace import TracedModel
-from .transfer import CONSTANT
+from .trace import StateLeaf, TracedModel
+from .transfer import CONSTANT, carries_derivative
 
 
 def diagnose(
@@ -29,10 +30,12 @@ def diagnose(
             yield from _cut(reader, group, equation, cuts)
         for equation in sorted({i for walk in group_walks for i in walk.passed}):
             yield from _passed(reader, group, equation)
+        yield from _met(reader, group, group_walks)
     yield from _without_relation(traced, operations, walks, relations)
     yield from _hidden_in_rules(traced)
     yield from _partly_mixed(groups, relations)
     yield from _old_states_in_output(traced, groups, relations)
+    yield from _carried_without_a_trace(traced, operations, groups)
     used = {leaf.path for leaf in traced.leaves if leaf.kind == "parameter"}
     for path in traced.parameter_paths:
         if path not in used:
@@ -69,6 +72,69 @@ def _old_states_in_output(
         )
 
 
+def _carried_without_a_trace(
+    traced: TracedModel, operations: Sequence[MarkedOperation], groups: Sequence[HiddenGroup]
+) -> Iterator[Diagnostic]:
+    """Yield the states that carry a gradient from step to step and are no hidden states."""
+    program = traced.program
+    outputs = [atom for atom in traced.output_atoms if is_var(atom)]
+    new = [var for group in groups for var in group.new_vars]
+    for leaf in _carriers(traced, operations, groups):
+        directly = _differentiable(program, [leaf.in_var], boundaries=True)
+        if not directly.isdisjoint([*new, *outputs]):
+            reached = [f"'{s.name}'" for g in groups for s, var in _new(g) if var in directly]
+            yield Diagnostic(
+                "warning",
+                "untraced-state",
+                f"State '{leaf.name}' carries what depends on the weights from step to step, and "
+                f"reaches {', '.join(reached) or 'the output of `update`'}. It is no "
+                "`brainstate.HiddenState`, so that no trace follows it and this path is left out "
+                "of the gradient. Make it a `brainstate.HiddenState`, or write it through "
+                "`jax.lax.stop_gradient` if it should not count.",
+                (leaf.name,),
+            )
+        elif not _differentiable(program, [leaf.in_var]).isdisjoint(new):
+            yield Diagnostic(
+                "info",
+                "untraced-state",
+                f"State '{leaf.name}' carries what depends on the weights from step to step, and "
+                "reaches the hidden states of the next steps through marked operations. Their "
+                "weights learn online; the path through them is what D-RTRL leaves out.",
+                (leaf.name,),
+            )
+
+
+def _carriers(
+    traced: TracedModel, operations: Sequence[MarkedOperation], groups: Sequence[HiddenGroup]
+) -> list[StateLeaf]:
+    """Return the untraced states whose new value depends on hidden states or marked weights."""
+    others = [leaf for leaf in traced.leaves if leaf.kind == "other" and leaf.out_var is not None]
+    starts = [state.in_var for group in groups for state in group.states]
+    starts += [operation.y_var for operation in operations]
+    found: list[StateLeaf] = []
+    while True:
+        reached = _differentiable(traced.program, [*starts, *(leaf.in_var for leaf in found)])
+        later = [leaf for leaf in others if is_var(leaf.out_var) and leaf.out_var in reached]
+        if len(later) == len(found):
+            return found
+        found = later
+
+
+def _differentiable(program: Program, starts: Sequence[Var], boundaries: bool = False) -> set[Var]:
+    """Return what a gradient connects to ``starts``, optionally short of marked operations."""
+    reached = {var for var in starts if carries_derivative(var)}
+    for index in program.forward(reached.copy(), reached):
+        equation = program.equations[index]
+        stopped = equation.primitive.name in CONSTANT
+        if not stopped and not (boundaries and role(equation) == "boundary"):
+            reached.update(var for var in equation.outvars if carries_derivative(var))
+    return reached
+
+
+def _new(group: HiddenGroup) -> Iterator[tuple[StateLeaf, Var]]:
+    return zip(group.states, group.new_vars, strict=True)
+
+
 class _Upstream:
     """Looks behind an operand, up to marked operations and new hidden states."""
 
@@ -80,20 +146,34 @@ class _Upstream:
     ) -> None:
         self.traced = traced
         self._by_output = {operation.y_var: operation for operation in operations}
-        self._new = frozenset(var for group in groups for var in group.new_vars)
         self._old = {state.in_var: state.name for group in groups for state in group.states}
+        self._new = {var: state.name for group in groups for state, var in _new(group)}
 
-    def states_and_operations(
+    def remembered(self, group: HiddenGroup) -> bool:
+        """Tell whether a later step reads the states of a group."""
+        return any(state.in_var in self.traced.program.readers for state in group.states)
+
+    def of_others(self, behind: Iterable[Var], group: HiddenGroup) -> list[str]:
+        """Return the states of other groups whose new values are among ``behind``."""
+        if not self.remembered(group):
+            return []
+        found = set(behind).difference(group.new_vars)
+        return [name for var, name in self._new.items() if var in found]
+
+    def behind(
         self, atom: Any, group: HiddenGroup
-    ) -> tuple[list[str], list[MarkedOperation]]:
-        """Return the old states and the marked operations that ``atom`` depends on."""
-        if not is_var(atom):
-            return [], []
-        stops = frozenset(self._by_output) | (self._new - frozenset(group.new_vars))
-        behind: set[Var] = self.traced.program.depends_on([atom], stops)
+    ) -> tuple[list[str], list[str], list[MarkedOperation]]:
+        """Return what a gradient reaches through ``atom``.
+
+        Old states, new states of other groups, and marked operations.
+        """
+        if not carries_derivative(atom):
+            return [], [], []
+        stops = frozenset(self._by_output) | (frozenset(self._new) - frozenset(group.new_vars))
+        behind = self.traced.program.depends_on([atom], stops, CONSTANT, carries_derivative)
         states = [name for var, name in self._old.items() if var in behind]
         marked = [operation for var, operation in self._by_output.items() if var in behind]
-        return states, marked
+        return states, self.of_others(behind, group), marked
 
 
 def _names(group: HiddenGroup) -> str:
@@ -111,8 +191,8 @@ def _cut(
     states: dict[str, None] = {}
     marked: dict[str, None] = {}
     for cut in cuts:
-        found, operations = reader.states_and_operations(equation.invars[cut.operand], group)
-        states.update(dict.fromkeys(found))
+        old, new, operations = reader.behind(equation.invars[cut.operand], group)
+        states.update(dict.fromkeys([*old, *new]))
         marked.update(dict.fromkeys(p for o in operations for p in o.printed_paths))
     name = equation.primitive.name
     if states:
@@ -141,13 +221,34 @@ def _cut(
         )
 
 
+def _met(reader: _Upstream, group: HiddenGroup, walks: Sequence[Walk]) -> Iterator[Diagnostic]:
+    """Yield the states of other groups that a group reads without mixing or a marked weight."""
+    for index in sorted({index for walk in walks for index, _ in walk.met}):
+        variables = [var for walk in walks for i, var in walk.met if i == index]
+        states = reader.of_others(variables, group)
+        if states:
+            yield Diagnostic(
+                "warning",
+                "plain-mixing",
+                f"Hidden state {_quoted(states)} reaches {_names(group)}, which has another "
+                "number of positions. The learning signal of a step goes back on this path; what "
+                f"{_names(group)} remembers of earlier steps is left out of the gradient of every "
+                "weight before it. If it must count in full, use BPTT or "
+                "`vjp_method='multi-step'`.",
+                (*states, *(state.name for state in group.states)),
+                source_line(reader.traced.program.equations[index]),
+            )
+
+
 def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagnostic]:
     equation = reader.traced.program.equations[index]
     states: dict[str, None] = {}
     marked: dict[str, None] = {}
+    others: dict[str, None] = {}
     for atom in equation.invars:
-        found, operations = reader.states_and_operations(atom, group)
-        states.update(dict.fromkeys(found))
+        old, new, operations = reader.behind(atom, group)
+        states.update(dict.fromkeys(old))
+        others.update(dict.fromkeys(new))
         marked.update(dict.fromkeys(p for o in operations for p in o.printed_paths))
     name = equation.primitive.name
     if states:
@@ -158,6 +259,16 @@ def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagn
             f"operation `{name}`. Its weight learns online; the path from state to state "
             "through it is what D-RTRL leaves out.",
             (*states, *(state.name for state in group.states)),
+            source_line(equation),
+        )
+    if others:
+        yield Diagnostic(
+            "info",
+            "layer-to-layer",
+            f"Hidden state {_quoted(list(others))} feeds {_names(group)} through the marked "
+            f"operation `{name}`. The learning signal of a step goes back through it; what "
+            f"{_names(group)} remembers of earlier steps is what D-RTRL leaves out on this path.",
+            (*others, *(state.name for state in group.states)),
             source_line(equation),
         )
     if marked:

@@ -18,7 +18,8 @@ class Diagnostic:
         ``'plain-mixing'``, ``'partly-mixed'``, ``'weight-behind-weight'``,
         ``'mixed-positions'``, ``'operand-not-parameters'``, ``'no-hidden-state'``,
         ``'inside-custom-rule'``, ``'old-state-in-output'``,
-        ``'recurrent-mixing'`` or ``'unused-parameter'``.
+        ``'recurrent-mixing'``, ``'layer-to-layer'``, ``'untraced-state'`` or
+        ``'unused-parameter'``.
     message
         What, where, why and what to do, in full sentences.
     paths

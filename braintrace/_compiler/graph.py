@@ -19,8 +19,8 @@ from .marked import role
 from .relations import HiddenParamOpRelation, find_relations, marked_operations
 from .report import table
 from .trace import TracedModel, trace_model
-from .uses import uses_apart
 from .traces import trace_shapes
+from .uses import uses_apart
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,8 +127,8 @@ def compile_etrace_graph(
     Raises
     ------
     CompilationError
-        If the model has no hidden states, no marked operation that reaches one, or (with
-        ``strict``) a path that a trace cannot carry.
+        If the model has no hidden states, complex ones, no marked operation that reaches one,
+        or (with ``strict``) a path that a trace cannot carry.
     DtypeError
         If a parameter of a marked operation is not floating-point, or is not finite.
 
@@ -150,6 +150,7 @@ def compile_model(
     """Return the graph, and the States outside the model that a step touches (random keys)."""
     _check_parameters(model)
     traced, outside = trace_model(model, arguments, batch_size, unroll_limit)
+    _check_hidden_states(traced)
     while True:
         operations = marked_operations(traced)
         groups, walks = find_hidden_groups(traced)
@@ -196,6 +197,16 @@ def _check_parameters(model: brainstate.nn.Module) -> None:
                     f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has values that "
                     "are not finite (NaN or infinity). Initialise it again before compiling."
                 )
+
+
+def _check_hidden_states(traced: TracedModel) -> None:
+    for leaf in traced.leaves:
+        if leaf.kind == "hidden" and jax.numpy.issubdtype(leaf.dtype, jax.numpy.complexfloating):
+            raise CompilationError(
+                f"Hidden state '{leaf.name}' of shape {leaf.shape} has dtype {leaf.dtype}; a trace "
+                "follows real numbers. Keep the real and the imaginary part as two hidden states; "
+                "weights and inputs may stay complex."
+            )
 
 
 def _publish(diagnostics: tuple[Diagnostic, ...], strict: bool) -> None:

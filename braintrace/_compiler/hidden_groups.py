@@ -11,6 +11,8 @@ from .._jax import Var, is_var
 from .._jaxpr import Program
 from .._jaxpr.moves import is_move, moved_operands, source_map
 from .._typing import Path
+from .beyond import where_shaped_alike
+from .derivative import Derivatives
 from .home import Constants, home_positions
 from .marked import role
 from .positions import Cut, Walk, walk_back
@@ -103,12 +105,12 @@ def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[lis
         For every group, the walk back from each of its states.
     """
     program = traced.program
-    constant = Constants(program)
-    candidates = _with_common_positions(program, _candidates(traced, constant), constant)
-    homes = _Homes(program, candidates, constant)
+    facts = _Facts(program, Constants(program), Derivatives())
+    candidates = _with_common_positions(facts, _candidates(traced, facts.constant))
+    homes = _Homes(facts, candidates)
 
     def walk(candidate: _Candidate, stops: frozenset[Var]) -> Walk:
-        return _walk(program, candidate, stops, homes.of_size(candidate.ids.size), constant)
+        return _walk(facts, candidate, stops, homes.of_size(candidate.ids.size))
 
     first = [walk(candidate, frozenset()) for candidate in candidates]
     groups: list[HiddenGroup] = []
@@ -125,26 +127,33 @@ def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[lis
     return groups, walks
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Facts:
+    """A program, and what has been found out about its equations."""
+
+    program: Program
+    constant: Constants
+    derivatives: Derivatives
+
+    def home(self, starts: Mapping[Var, Ids], last: int | None = None) -> dict[Var, Ids]:
+        return home_positions(self.program, starts, self.constant, last, where_shaped_alike)
+
+
 def _walk(
-    program: Program,
-    candidate: _Candidate,
-    stops: frozenset[Var],
-    home: Mapping[Var, Ids],
-    constant: Constants,
+    facts: _Facts, candidate: _Candidate, stops: frozenset[Var], home: Mapping[Var, Ids]
 ) -> Walk:
     return walk_back(
-        program,
+        facts.program,
         {candidate.var: candidate.ids},
         stops=stops,
         home=home,
         marked=role,
-        constant=constant,
+        constant=facts.constant,
+        derivatives=facts.derivatives,
     )
 
 
-def _with_common_positions(
-    program: Program, candidates: list[_Candidate], constant: Constants
-) -> list[_Candidate]:
+def _with_common_positions(facts: _Facts, candidates: list[_Candidate]) -> list[_Candidate]:
     """Give the positions of coupled states the same numbers, also where one is transposed."""
     found = list(candidates)
     owner = {candidate.leaf.in_var: c for c, candidate in enumerate(candidates)}
@@ -156,9 +165,9 @@ def _with_common_positions(
             a = pending.pop()
             own = candidates[a]
             # The walk looks at nothing that is computed after the state.
-            last = program.producer[own.var]
-            home = home_positions(program, {own.leaf.in_var: own.old_ids}, constant, last)
-            walk = _walk(program, own, frozenset(), home, constant)
+            last = facts.program.producer[own.var]
+            home = facts.home({own.leaf.in_var: own.old_ids}, last)
+            walk = _walk(facts, own, frozenset(), home)
             for var, ids in walk.ids.items():
                 c = owner.get(var, a)
                 if c in placed or not _is_permutation(ids, own.ids.size):
@@ -231,18 +240,15 @@ def _unmove(equation: Any, ids: Ids, size: int, constant: Constants) -> tuple[Va
 class _Homes:
     """Home positions for walks from states of each size: all of them count from old states."""
 
-    def __init__(
-        self, program: Program, candidates: Sequence[_Candidate], constant: Constants
-    ) -> None:
-        self._program = program
+    def __init__(self, facts: _Facts, candidates: Sequence[_Candidate]) -> None:
+        self._facts = facts
         self._candidates = candidates
-        self._constant = constant
         self._cache: dict[int, Mapping[Var, Ids]] = {}
 
     def of_size(self, size: int) -> Mapping[Var, Ids]:
         if size not in self._cache:
             same = {c.leaf.in_var: c.old_ids for c in self._candidates if c.ids.size == size}
-            home = home_positions(self._program, same, self._constant)
+            home = self._facts.home(same)
             for candidate in self._candidates:
                 if candidate.ids.size != size:
                     foreign = np.full(candidate.leaf.shape, _FOREIGN, np.int32)

@@ -31,11 +31,16 @@ class Constants:
             return np.asarray(evaluate(self._program, [atom], {})[0])
 
 
+Beyond = Callable[[Any, list[Ids | None]], list[Ids | None]]
+"""``(equation, numbers of its operands) -> numbers of its outputs``, ``None`` where unknown."""
+
+
 def home_positions(
     program: Program,
     starts: Mapping[Var, Ids],
     constant: Callable[[Any], np.ndarray | None],
     last: int | None = None,
+    beyond: Beyond | None = None,
 ) -> dict[Var, Ids]:
     """Carry numbers of elements forward through element-wise equations and moves.
 
@@ -49,6 +54,8 @@ def home_positions(
         See `Constants`.
     last
         Index of the last equation that is looked at; ``None``: all are.
+    beyond
+        Says it for equations of other kinds.
 
     Returns
     -------
@@ -64,6 +71,9 @@ def home_positions(
             _home_of_elementwise(equation, known, home)
         elif is_move(equation):
             _home_of_move(equation, known, home, constant)
+        elif beyond is not None:
+            found = zip(equation.outvars, beyond(equation, known), strict=True)
+            home.update((var, ids) for var, ids in found if ids is not None)
     return home
 
 
@@ -102,20 +112,21 @@ def pure_origin(
     start: Var,
     constant: Callable[[Any], np.ndarray | None],
     last: int | None = None,
+    beyond: Beyond | None = None,
 ) -> dict[Var, Ids]:
     """Return the element of ``start`` behind the elements of what is made from it.
 
-    Only variables that are made from it by element-wise operations and moves are in the
-    result; one that depends on it in any other way as well is left out.
+    Only variables that are made from it by element-wise operations and moves (and what
+    ``beyond`` allows) are in the result; one that depends on it in any other way as well is
+    left out.
     """
     numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
-    origin = home_positions(program, {start: numbers}, constant, last)
+    origin = home_positions(program, {start: numbers}, constant, last, beyond)
     impure: set[Var] = set()
     reached = {start}
     for index in program.forward([start], reached, last):
         equation = program.equations[index]
         spoilt = any(is_var(atom) and atom in impure for atom in equation.invars)
-        if spoilt or equation.outvars[0] not in origin:
-            impure.update(equation.outvars)
+        impure.update(var for var in equation.outvars if spoilt or var not in origin)
         reached.update(equation.outvars)
     return {var: ids for var, ids in origin.items() if var not in impure}

@@ -12,6 +12,7 @@ that they come from, carried forward.
 """
 
 import dataclasses
+import functools
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,12 +21,14 @@ import numpy as np
 
 from .._jax import Var, is_var, open_jaxpr
 from .._jaxpr import Program, program_of
-from .derivative import through_derivative
+from .derivative import Derivatives
 from .home import Constants
 from .loops import through_cond, through_scan, through_while
 from .transfer import (
+    COPIES,
     CUT,
     MANY,
+    MIXED,
     NONE,
     Contribution,
     Ids,
@@ -59,14 +62,20 @@ class Walk:
         The uses of variables that are held constant.
     roots
         Variables at which a broadcast from fewer elements begins.
+    shared
+        Variables of which two uses reach different positions.
     passed
         Marked equations that the walk met and did not pass.
+    met
+        Variables behind which it did not look, and an equation that reads each.
     """
 
     ids: Mapping[Var, Ids]
     cuts: tuple[Cut, ...]
     roots: tuple[Var, ...]
+    shared: tuple[Var, ...]
     passed: tuple[int, ...]
+    met: tuple[tuple[int, Var], ...]
 
 
 def walk_back(
@@ -77,6 +86,7 @@ def walk_back(
     home: Mapping[Var, Ids],
     marked: Marked,
     constant: Callable[[Any], np.ndarray | None],
+    derivatives: Derivatives,
 ) -> Walk:
     """Carry position ids from new hidden states to everything that they depend on.
 
@@ -92,22 +102,37 @@ def walk_back(
         See `home_positions`.
     marked
         See `Marked`. The operands of a boundary are not looked at.
-    constant
-        See `Constants`.
+    constant, derivatives
+        See `Constants` and `Derivatives`.
     """
     received: dict[Var, list[tuple[Cut, Ids]]] = {}
     ids: dict[Var, Ids] = dict(start)
     cuts: list[Cut] = []
     roots: list[Var] = []
+    shared: list[Var] = []
     passed: list[int] = []
+    met: list[tuple[int, Var]] = []
 
     def settle(var: Var) -> None:
         if var in ids or var not in received:
             return
-        settled, rejected = _settle(received.pop(var), home.get(var))
-        cuts.extend(rejected)
-        if settled is not None:
-            ids[var] = settled
+        kept, rejected = _in_place(received.pop(var), home.get(var))
+        cuts.extend(use for use, _ in rejected)
+        if not kept:
+            return
+        ids[var] = functools.reduce(merge, (given for _, given in kept))
+        if var in stops:
+            met.extend((use.equation, var) for use, _ in kept)
+            return
+        conflict = (ids[var] == MIXED) & ~np.any([given == MIXED for _, given in kept], axis=0)
+        if not np.any(conflict):
+            return
+        readers = [program.equations[use.equation] for use, _ in kept]
+        if all(reader.primitive.name in COPIES for reader in readers):
+            ids[var] = np.where(conflict, MANY, ids[var])
+            roots.extend(out for reader in readers for out in reader.outvars)
+        else:
+            shared.append(var)
 
     def walk_body(body: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
         return _walk_body(body, out_ids, marked)
@@ -127,7 +152,7 @@ def walk_back(
         if role == "identity":
             contributions = [out_ids[0], *[None] * (len(equation.invars) - 1)]
         else:
-            contributions = _through(equation, out_ids, constant, walk_body)
+            contributions = _through(equation, out_ids, constant, derivatives, walk_body)
         contributions = [
             given if carries_derivative(atom) else None
             for atom, given in zip(equation.invars, contributions, strict=True)
@@ -144,7 +169,8 @@ def walk_back(
     for var in list(received):
         settle(var)
     reached = {var: found for var, found in ids.items() if var not in stops}
-    return Walk(reached, tuple(sorted(set(cuts), key=_order)), tuple(roots), tuple(passed))
+    in_order = tuple(sorted(set(cuts), key=_order))
+    return Walk(reached, in_order, tuple(roots), tuple(shared), tuple(passed), tuple(met))
 
 
 def _backward(
@@ -175,13 +201,14 @@ def _through(
     equation: Any,
     out_ids: Sequence[Ids | None],
     constant: Callable[[Any], np.ndarray | None],
+    derivatives: Derivatives,
     walk_body: Any,
 ) -> list[Contribution]:
     loop = _LOOPS.get(equation.primitive.name)
     if loop is not None:
         return loop(equation, out_ids, walk_body)
     known = transfer(equation, out_ids, constant)
-    return through_derivative(equation, out_ids) if known is None else known
+    return derivatives.back(equation, out_ids) if known is None else known
 
 
 def _order(cut: Cut) -> tuple[int, int]:
@@ -194,16 +221,16 @@ def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids
     return after and not before
 
 
-def _settle(contributions: list[tuple[Cut, Ids]], home: Ids | None) -> tuple[Ids | None, list[Cut]]:
-    """Merge what a variable receives; reject uses that move a state to another position."""
-    rejected = []
-    settled: Ids | None = None
+def _in_place(
+    contributions: Sequence[tuple[Cut, Ids]], home: Ids | None
+) -> tuple[list[tuple[Cut, Ids]], list[tuple[Cut, Ids]]]:
+    """Set apart the uses of a variable that move an old state to another position."""
+    kept: list[tuple[Cut, Ids]] = []
+    rejected: list[tuple[Cut, Ids]] = []
     for use, given in contributions:
-        if home is not None and np.any((home != NONE) & (given != NONE) & (home != given)):
-            rejected.append(use)
-            continue
-        settled = given if settled is None else merge(settled, given)
-    return settled, rejected
+        moved = home is not None and np.any((home != NONE) & (given != NONE) & (home != given))
+        (rejected if moved else kept).append((use, given))
+    return kept, rejected
 
 
 def _walk_body(body: Any, out_ids: Sequence[Ids | None], marked: Marked) -> list[Contribution]:
@@ -221,6 +248,7 @@ def _walk_body(body: Any, out_ids: Sequence[Ids | None], marked: Marked) -> list
         home={},
         marked=marked,
         constant=Constants(program),
+        derivatives=Derivatives(),
     )
     mixed = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
     mixed += [a for i in walk.passed for a in program.equations[i].invars if is_var(a)]

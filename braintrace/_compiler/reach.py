@@ -6,13 +6,15 @@ else that has "the shape of y" in the executor has the shape of that table.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from .._jax import Var
 from .._jaxpr import Program
+from .beyond import where_differentiated
+from .derivative import Derivatives
 from .hidden_groups import HiddenGroup
 from .home import Constants, pure_origin
 from .positions import Walk
@@ -92,16 +94,22 @@ class Reach:
 
 
 def find_reach(
-    program: Program, y: Var, group: HiddenGroup, walks: Sequence[Walk], constant: Constants
+    program: Program,
+    y: Var,
+    group: HiddenGroup,
+    walks: Sequence[Walk],
+    constant: Constants,
+    derivatives: Derivatives,
 ) -> Reach | None:
     """Return how ``y`` reaches ``group``, or ``None`` where no element of it does."""
     entries = []
     mixed = False
     for state, walk in enumerate(walks):
         if y in walk.ids:
-            found = _entries(program, y, state, walk, constant)
+            origin, lost = _roots_behind(program, y, walk, constant, derivatives)
+            found = _entries(y, state, walk, origin)
             entries += found
-            mixed |= not _covered(walk.ids[y], found)
+            mixed |= lost or not _covered(walk.ids[y], found)
     if not entries:
         return None
     sources = np.concatenate([source for _, _, _, source, _ in entries])
@@ -125,26 +133,34 @@ def find_reach(
 _Entry = tuple[int, Var, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _entries(program: Program, y: Var, state: int, walk: Walk, constant: Constants) -> list[_Entry]:
+def _roots_behind(
+    program: Program, y: Var, walk: Walk, constant: Constants, derivatives: Derivatives
+) -> tuple[dict[Var, Ids], bool]:
+    """Return the roots made from ``y`` element by element, and whether others are made from it."""
+    if not np.any(walk.ids[y] == MANY):
+        return {}, False
+    last = max((program.producer[root] for root in walk.roots), default=-1)
+    origin = pure_origin(program, y, constant, last, where_differentiated(derivatives))
+    made = program.dependents_of([y], last)
+    roots = [root for root in walk.roots if root in made and root in walk.ids]
+    return (
+        {root: origin[root] for root in roots if root in origin},
+        any(root not in origin for root in roots),
+    )
+
+
+def _entries(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[_Entry]:
     """Return ``(state, var, elements of var, elements of y, positions)`` of every branch."""
-    ids = walk.ids[y]
+    ids = walk.ids[y].ravel()
     entries: list[_Entry] = []
-    direct = np.flatnonzero(ids.ravel() >= 0)
+    direct = np.flatnonzero(ids >= 0)
     if len(direct):
-        entries.append((state, y, direct, direct, ids.ravel()[direct]))
-    if np.any(ids == MANY):
-        fanned_out = (ids == MANY).ravel()
-        last = max((program.producer[root] for root in walk.roots), default=-1)
-        origin = pure_origin(program, y, constant, last)
-        for root in walk.roots:
-            source = origin.get(root)
-            if source is None or root not in walk.ids:
-                continue
-            reached = walk.ids[root].ravel()
-            source = source.ravel()
-            elements = np.flatnonzero((source != NONE) & (reached >= 0) & fanned_out[source])
-            if len(elements):
-                entries.append((state, root, elements, source[elements], reached[elements]))
+        entries.append((state, y, direct, direct, ids[direct]))
+    for root, found in origin.items():
+        reached, source = walk.ids[root].ravel(), found.ravel()
+        elements = np.flatnonzero((source != NONE) & (reached >= 0))
+        if len(elements):
+            entries.append((state, root, elements, source[elements], reached[elements]))
     return entries
 
 

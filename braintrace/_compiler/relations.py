@@ -7,6 +7,7 @@ from typing import Any
 from .._etrace_op import ETP_PRIMITIVE_SPECS, ETPPrimitive, validate_rules
 from .._jax import Atom, Var, source_line
 from .._typing import Path, path_name
+from .derivative import Derivatives
 from .hidden_groups import HiddenGroup
 from .home import Constants
 from .positions import Walk
@@ -160,7 +161,7 @@ def find_relations(
     walks: Sequence[Sequence[Walk]],
 ) -> list[HiddenParamOpRelation]:
     """Return the relations of a model, in program order."""
-    constant = Constants(traced.program)
+    facts = Constants(traced.program), Derivatives()
     reached_by: dict[Var, list[int]] = {operation.y_var: [] for operation in operations}
     for index, group_walks in enumerate(walks):
         for var in dict.fromkeys(var for walk in group_walks for var in walk.ids):
@@ -174,7 +175,7 @@ def find_relations(
         reaches = [
             reach
             for index in reached_by[y]
-            if (reach := find_reach(traced.program, y, groups[index], walks[index], constant))
+            if (reach := find_reach(traced.program, y, groups[index], walks[index], *facts))
         ]
         if reaches:
             equation = traced.program.equations[operation.equation]

@@ -49,12 +49,14 @@ ELEMENTWISE = _names(
     sign sin sinh sqrt square sub tan tanh xor zeta
     """
 )
+WINDOWS = _names("reduce_window_sum reduce_window_max reduce_window_min")
 REDUCTIONS = _names("reduce_sum reduce_max reduce_min reduce_prod")
 CONSTANT = _names("stop_gradient")
+COPIES = _names("copy copy_p")
 MIXING = _names(
     """
     argsort cholesky conv_general_dilated cumlogsumexp cummax cummin cumprod cumsum eig eigh fft
-    lu qr reduce_window_sum sort svd top_k triangular_solve
+    lu qr sort svd top_k triangular_solve
     """
 )
 
@@ -77,6 +79,8 @@ def transfer(
         return _move(equation, out_ids, constant)
     if name in REDUCTIONS:
         return [_reduction(equation, out_ids[0])]
+    if name in WINDOWS:
+        return [_window(equation, out_ids[0])]
     if name == "dot_general":
         return _dot(equation, out_ids[0])
     if name == "scatter-add":
@@ -107,7 +111,10 @@ def _move(
 ) -> list[Contribution]:
     sources = source_map(equation, constant)
     if sources is None:
-        return [CUT] * len(equation.invars)
+        overwritten = equation.primitive.name in ("dynamic_update_slice", "scatter")
+        # What is written over comes from no known place; what it is written into stays in place.
+        first = out_ids[0] if overwritten else CUT
+        return [first, *[CUT] * (len(equation.invars) - 1)]
     carried = moved_operands(equation)
     shapes = [equation.invars[operand].aval.shape for operand in carried]
     sizes = [int(np.prod(shape)) for shape in shapes]
@@ -142,6 +149,32 @@ def _reduction(equation: Any, ids: Ids | None) -> Contribution:
         return CUT
     shape = equation.invars[0].aval.shape
     return np.broadcast_to(np.expand_dims(ids, tuple(equation.params["axes"])), shape)
+
+
+def _window(equation: Any, ids: Ids | None) -> Contribution:
+    """Give the elements of each window its id; an element of several windows is mixed."""
+    assert ids is not None
+    params = equation.params
+    padding = params["padding"]
+    shape = equation.invars[0].aval.shape
+    dilated = any(rate != 1 for rate in params["base_dilation"])
+    if np.any(ids == MANY) or dilated or np.min(padding) < 0:
+        return CUT
+    received = np.full(
+        [n + low + high for n, (low, high) in zip(shape, padding, strict=True)], NONE
+    )
+    outputs = np.indices(ids.shape)
+    for offset in np.ndindex(*params["window_dimensions"]):
+        steps = zip(
+            outputs, params["window_strides"], offset, params["window_dilation"], strict=True
+        )
+        inside = tuple(place * stride + o * rate for place, stride, o, rate in steps)
+        earlier = received[inside]
+        if np.any((earlier != NONE) & (ids != NONE) & (earlier != ids)):
+            return CUT
+        received[inside] = np.where(ids == NONE, earlier, ids)
+    own = [slice(low, low + n) for n, (low, _) in zip(shape, padding, strict=True)]
+    return received[tuple(own)]
 
 
 def _dot(equation: Any, ids: Ids | None) -> list[Contribution]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import heapq
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -39,11 +39,12 @@ class Program:
         targets: Iterable[Atom],
         stops: frozenset[Var] = frozenset(),
         blocked: frozenset[str] = frozenset(),
+        through: Callable[[Atom], bool] = is_var,
     ) -> set[Var]:
         """Return every variable that the targets are computed from, the targets included.
 
         Variables in ``stops``, and those made by a primitive named in ``blocked``, are reported
-        but not looked behind.
+        but not looked behind. Operands for which ``through`` does not hold are left out.
         """
         seen: set[Var] = set()
         pending = [t for t in targets if is_var(t)]
@@ -56,13 +57,16 @@ class Program:
             if index is None or var in stops:
                 continue
             if self.equations[index].primitive.name not in blocked:
-                pending.extend(a for a in self.equations[index].invars if is_var(a))
+                pending.extend(a for a in self.equations[index].invars if through(a))
         return seen
 
-    def dependents_of(self, starts: Iterable[Var]) -> set[Var]:
-        """Return every variable that is computed from one of ``starts``, these included."""
+    def dependents_of(self, starts: Iterable[Var], last: int | None = None) -> set[Var]:
+        """Return every variable that is computed from one of ``starts``, these included.
+
+        Equations after the one with index ``last`` are not looked at.
+        """
         found = set(starts)
-        for index in self.forward(found.copy(), found):
+        for index in self.forward(found.copy(), found, last):
             found.update(self.equations[index].outvars)
         return found
 

@@ -1,0 +1,184 @@
+"""What a trace cannot carry is reported with its states, its operation and the user's line."""
+
+import inspect
+import warnings
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close
+from marks import spike_reverse_only
+
+import braintrace
+
+BATCH, INPUTS, H = 2, 3, 4
+KEYS = jax.random.split(jax.random.key(1), 3)
+XS = jax.random.normal(jax.random.key(0), (5, BATCH, INPUTS))
+
+
+class Cell(brainstate.nn.Module):
+    """Weights and states for a step that a test fills in."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        self.w = brainstate.ParamState(jax.random.normal(KEYS[0], (INPUTS, H)) / 2)
+        self.gain = brainstate.ParamState(jax.random.normal(KEYS[1], (H,)) / 2)
+        self.plain = brainstate.ParamState(jax.random.normal(KEYS[2], (H, H)) / 2)
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.full((batch_size, H), 0.1))
+        self.total = brainstate.HiddenState(jnp.full((batch_size,), 0.2))
+        self.o = brainstate.HiddenState(jnp.full((batch_size, 2), 0.2))
+        self.count = brainstate.ShortTermState(jnp.zeros((), int))
+
+    def update(self, x):
+        self.step(self, x)
+        return self.h.value + self.o.value.sum(-1, keepdims=True)
+
+    def drive(self, x):
+        return braintrace.matmul(x, self.w.value)
+
+
+def compiled(step, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        return braintrace.compile(Cell(step), "d_rtrl", XS[0], batch_size=BATCH, **options)
+
+
+def line_of(step, fragment):
+    lines, first = inspect.getsourcelines(step)
+    return next(first + i for i, line in enumerate(lines) if fragment in line)
+
+
+# --- reported -----------------------------------------------------------------------------
+
+
+def plain_readout(cell, x):
+    cell.h.value = 0.8 * cell.h.value + cell.drive(x)
+    cell.o.value = 0.9 * cell.o.value + cell.h.value @ cell.plain.value[:, :2]
+
+
+def summed_readout(cell, x):
+    cell.h.value = 0.8 * cell.h.value + cell.drive(x)
+    cell.total.value = 0.9 * cell.total.value + cell.h.value.sum(-1)
+    cell.o.value = 0.5 * cell.o.value + braintrace.matmul(x, cell.w.value[:, :2])
+
+
+def sorted_twice(cell, x):
+    jnp.sort(x)
+    cell.h.value = 0.8 * jnp.sort(cell.h.value) + cell.drive(x)
+
+
+def hidden_in_a_callback(cell, x):
+    y = cell.drive(x)
+    result = jax.ShapeDtypeStruct(y.shape, y.dtype)
+    cell.h.value = y + jax.pure_callback(lambda v: np.round(np.asarray(v)), result, y)
+
+
+def normalised_gain(cell, x):
+    gain = braintrace.element_wise(cell.gain.value)
+    relative = gain / jnp.linalg.norm(gain)
+    cell.h.value = relative * cell.h.value + gain * cell.drive(x)
+
+
+def gain_through_a_reverse_rule(cell, x):
+    gain = braintrace.element_wise(cell.gain.value)
+    cell.h.value = spike_reverse_only(gain) * cell.h.value + gain * cell.drive(x)
+
+
+def written_to_an_unknown_place(cell, x):
+    place = cell.count.value % H
+    cell.h.value = cell.drive(x) + cell.h.value.at[:, place].set(cell.drive(x)[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "names", "fragment"),
+    [
+        (plain_readout, "plain-mixing", ("'h'", "'o'", "dot_general"), "@ cell"),
+        (summed_readout, "plain-mixing", ("'h'", "'total'"), ".sum(-1)"),
+        (sorted_twice, "plain-mixing", ("'h'", "sort"), "0.8 *"),
+        (hidden_in_a_callback, "mixed-positions", ("'w'", "pure_callback"), "jax.pure_callback"),
+        (normalised_gain, "mixed-positions", ("'gain'", "'h'"), "linalg"),
+        (gain_through_a_reverse_rule, "partly-mixed", ("'gain'", "'h'"), "element_wise"),
+        (written_to_an_unknown_place, "mixed-positions", ("'w'", "scatter"), ".set("),
+    ],
+)
+def test_reported_with_names_and_line_and_refused_by_strict(step, kind, names, fragment):
+    found = [d for d in compiled(step).graph.diagnostics if d.kind == kind]
+    wanted = f"test_reported_paths.py:{line_of(step, fragment)}:"
+    messages = [str(d) for d in found if d.level == "warning"]
+    assert any(wanted in m and all(name in m for name in names) for m in messages), messages
+    with pytest.raises(braintrace.CompilationError, match=f":{line_of(step, fragment)}:"):
+        compiled(step, strict=True)
+
+
+def test_a_complex_hidden_state_is_refused():
+    def rotate(cell, x):
+        cell.h.value = cell.h.value * jnp.exp(0.5j).astype(jnp.complex64) + cell.drive(x)
+
+    class Complex(Cell):
+        def init_state(self, batch_size=None, **_):
+            super().init_state(batch_size)
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size, H), jnp.complex64))
+
+    with pytest.raises(braintrace.CompilationError, match=r"'h'.*complex64.*two hidden states"):
+        braintrace.compile(Complex(rotate), "d_rtrl", XS[0], batch_size=BATCH)
+
+
+# --- not reported, and right ----------------------------------------------------------------
+
+
+def reset_at_an_unknown_place(cell, x):
+    held = cell.h.value.at[:, cell.count.value % H].set(0.0)
+    cell.count.value = cell.count.value + 1
+    cell.h.value = 0.8 * held + cell.drive(x)
+
+
+def printed_and_looked_at(cell, x):
+    jax.debug.print("mean {}", cell.h.value.mean())
+    jax.debug.callback(lambda v: None, cell.h.value)
+    cell.h.value = 0.8 * cell.h.value + cell.drive(x)
+
+
+def cast_to_half_precision(cell, x):
+    weight = cell.w.value.astype(jnp.bfloat16).astype(jnp.float32)
+    cell.h.value = 0.8 * cell.h.value + jnp.tanh(braintrace.matmul(x, weight))
+
+
+def outer_product_of_a_column(cell, x):
+    column = braintrace.matmul(x, cell.w.value[:, :1])
+    cell.h.value = 0.8 * cell.h.value + jnp.tanh(column @ jnp.linspace(0.2, 1.0, H)[None])
+
+
+def complex_weight(cell, x):
+    rotated = braintrace.matmul(x.astype(jnp.complex64), cell.w.value * jnp.exp(0.7j))
+    cell.h.value = 0.8 * cell.h.value + rotated.real * rotated.imag
+
+
+@pytest.mark.parametrize(
+    ("step", "tolerance"),
+    [
+        (reset_at_an_unknown_place, 2e-5),
+        (printed_and_looked_at, 2e-5),
+        (cast_to_half_precision, 8e-3),  # every gradient is rounded to 8 bits
+        (outer_product_of_a_column, 2e-5),
+        (complex_weight, 2e-5),
+    ],
+)
+def test_no_report_and_the_gradient_of_backpropagation(step, tolerance):
+    learner = compiled(step)
+    assert not [d for d in learner.graph.diagnostics if d.level == "warning"]
+    found = learner.etrace_grad(
+        XS, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum", chunk_size=2
+    )
+    model = Cell(step)
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+
+    def total():
+        return brainstate.transform.for_loop(lambda x: jnp.sum(model(x) ** 2), XS).sum()
+
+    expected = brainstate.transform.grad(total, {"w": model.w})()
+    assert_gradients_close({"w": found[("w",)]}, expected, tolerance)
