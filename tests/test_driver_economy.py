@@ -210,7 +210,7 @@ def test_traces_in_half_precision(algorithm):
     for x, target in zip(XS, TARGETS, strict=True):
         part = gradient(x, target)
         total = part if total is None else jax.tree.map(np.add, total, part)
-    assert_gradients_close(named(total), found, 1e-5)
+    assert_gradients_close(named(total), found, 1e-2)
 
 
 def test_trace_dtype_must_be_floating():

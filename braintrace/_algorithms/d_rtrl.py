@@ -8,6 +8,7 @@ _METHOD = TraceMethod(
     update=param_dim.update,
     solve=param_dim.solve,
     carried=param_dim.carried,
+    solve_step=param_dim.solve_step,
 )
 
 

@@ -65,6 +65,7 @@ class ES_D_RTRL(ETraceAlgorithm):
             update=functools.partial(io_dim.update, self.decay),
             solve=functools.partial(io_dim.solve, self.decay),
             carried=functools.partial(io_dim.carried, self.decay),
+            solve_step=functools.partial(io_dim.solve_step, self.decay),
         )
 
 

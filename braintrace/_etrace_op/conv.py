@@ -30,6 +30,7 @@ from .primitive import (
     register_primitive_spec,
 )
 from .rules import like_operand
+from .sums import sum_over_samples
 
 
 def _impl(x: Any, kernel: Any, *bias: Any, has_bias: bool = False, **convolution: Any) -> Any:
@@ -124,13 +125,17 @@ def _contract(
 ) -> dict:
     kernel = weights["weight"]
     groups = convolution["feature_group_count"]
-    leading = tuple(range(signal.ndim - 1))
-    product = (trace["weight"] * _groups(signal, groups)[..., None, :]).sum(leading)
+
+    def products(operands: Any) -> dict:
+        factor, trace = operands
+        return _yw_to_w(factor, trace, has_bias=has_bias, feature_group_count=groups)
+
+    summed = sum_over_samples(products, (signal, trace), axes=signal.ndim - 1)
     # (groups, patch, outputs of the group) -> (patch, groups * outputs of the group)
-    product = jnp.swapaxes(product, 0, 1).reshape(kernel.shape)
+    product = jnp.swapaxes(summed["weight"], 0, 1).reshape(kernel.shape)
     result = {"weight": like_operand(product, kernel)}
     if has_bias:
-        result["bias"] = like_operand((trace["bias"] * signal).sum(leading), weights["bias"])
+        result["bias"] = like_operand(summed["bias"], weights["bias"])
     return result
 
 

@@ -21,6 +21,7 @@ from . import quantities
 from .dense import init_output_trace
 from .primitive import ETPPrimitiveSpec, register_primitive_spec
 from .rules import like_operand
+from .sums import sum_over_samples
 
 
 def _impl(
@@ -72,15 +73,21 @@ def _contract(
     signal: Any, trace: dict, weights: dict, *, alpha: float = 1.0, has_bias: bool = False
 ) -> dict:
     lora_b, lora_a = weights["lora_b"], weights["lora_a"]
-    leading = tuple(range(signal.ndim - 1))
-    effective = alpha * (trace["effective"] * signal[..., None, :]).sum(leading)
+    products = functools.partial(_product, has_bias=has_bias)
+    summed = sum_over_samples(products, (signal, trace), axes=signal.ndim - 1)
+    effective = alpha * summed["effective"]
     result = {
         "lora_b": like_operand(effective @ lora_a.astype(effective.dtype).T, lora_b),
         "lora_a": like_operand(lora_b.astype(effective.dtype).T @ effective, lora_a),
     }
     if has_bias:
-        result["bias"] = like_operand((trace["bias"] * signal).sum(leading), weights["bias"])
+        result["bias"] = like_operand(summed["bias"], weights["bias"])
     return result
+
+
+def _product(operands: Any, has_bias: bool) -> dict:
+    signal, trace = operands
+    return _yw_to_w(signal, trace, has_bias=has_bias)
 
 
 def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from .._errors import PrimitiveError
 from .primitive import ETPPrimitive, ETPPrimitiveSpec, get_primitive_spec
+from .sums import sum_over_samples
 
 Arrays = dict[str, Any]
 Params = Mapping[str, Any]
@@ -105,10 +106,13 @@ def contract(
     if spec.contract is not None:
         gradients = spec.contract(signal, trace, weights, **params)
         return _expect_keys(spec, "contract", _as_dict(spec, "contract", gradients), weights)
-    products = _expect_keys(spec, "yw_to_w", propagate(primitive, params, signal, trace), weights)
-    if spec.batched:
-        products = {name: product.sum(0) for name, product in products.items()}
-    return {name: like_operand(product, weights[name]) for name, product in products.items()}
+
+    def products(operands: Any) -> Arrays:
+        return _expect_keys(spec, "yw_to_w", propagate(primitive, params, *operands), weights)
+
+    operands = (signal, trace)
+    summed = sum_over_samples(products, operands) if spec.batched else products(operands)
+    return {name: like_operand(product, weights[name]) for name, product in summed.items()}
 
 
 def like_operand(gradient: Any, operand: Any) -> Any:

@@ -190,6 +190,19 @@ def solve(
     return _contract(graph, weights, by_group, eps_x, eps_f)
 
 
+def solve_step(
+    alpha: float,
+    graph: ETraceGraph,
+    weights: Weights,
+    jacobians: Jacobians,
+    signal: Probes,
+    before: Traces,
+    after: Traces,
+) -> Weights:
+    """Return the gradient of one step; the traces after it lack the states that none reads."""
+    return solve(alpha, graph, weights, jacobians, signal, before)
+
+
 def carried(
     alpha: float,
     graph: ETraceGraph,

@@ -163,6 +163,34 @@ def solve(
     return like(weights, gradients)
 
 
+def solve_step(
+    graph: ETraceGraph,
+    weights: Weights,
+    jacobians: Jacobians,
+    signal: Probes,
+    before: Traces,
+    after: Traces,
+) -> Weights:
+    """Return the gradient of one step, from the traces on both sides of it.
+
+    Where the traces after the step are those of all its states, they hold everything:
+    ``Σ_a l[a] ∘ ε[a]``. The traces before it are then overwritten in place; reading them as
+    well would make XLA copy them.
+    """
+    gradients = jax.tree.map(jnp.zeros_like, weights)
+    for group in graph.traced_groups:
+        by_state = signals(group, signal)
+        keys = [link.key(a) for link in links(graph, group) for a in link.reach.reached]
+        if all(key in after for key in keys):
+            now = {a: value[0] for a, value in by_state.items()}
+            gradients = add(gradients, _carried(graph, group, weights, now, after))
+        else:
+            adjoint, mu = backward(group, transition_blocks(group, jacobians), by_state)
+            gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint))
+            gradients = add(gradients, _carried(graph, group, weights, mu, before))
+    return like(weights, gradients)
+
+
 def _direct(
     graph: ETraceGraph, group: HiddenGroup, weights: Weights, jacobians: Jacobians, adjoint: Any
 ) -> Weights:

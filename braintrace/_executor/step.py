@@ -35,12 +35,16 @@ class TraceMethod:
         linear in the signal; the traces are those before it.
     carried
         ``(graph, weights, signal, traces) -> gradients`` through the states before a window.
+    solve_step
+        ``(graph, weights, jacobians, signal, before, after) -> gradients`` of one step, from
+        the traces on both sides of it.
     """
 
     init: Callable[..., Traces]
     update: Callable[..., Traces]
     solve: Callable[..., Weights]
     carried: Callable[..., Weights]
+    solve_step: Callable[..., Weights]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,25 +70,25 @@ def single_step(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces:
     """Run one step whose derivative goes through the traces, never through old states."""
     weights = operands(graph, inputs)
     records = as_chunk(jacobians(graph, inputs, weights))
-    traces = jax.lax.stop_gradient(traces)
+    before = jax.lax.stop_gradient(traces)
+    after = method.update(graph, jax.lax.stop_gradient(weights), records, before)
 
     @jax.custom_vjp
-    def probe(weights: Weights, records: Jacobians, traces: Traces) -> Probes:
+    def probe(weights: Weights, records: Jacobians, before: Traces, after: Traces) -> Probes:
         return zero_probes(graph)
 
-    def probe_forward(weights: Weights, records: Jacobians, traces: Traces) -> Any:
-        return zero_probes(graph), (weights, records, traces)
+    def probe_forward(*arguments: Any) -> Any:
+        return zero_probes(graph), arguments
 
     def probe_backward(residuals: Any, signal: Probes) -> Any:
-        weights, records, traces = residuals
-        gradients = method.solve(graph, weights, records, as_chunk(signal), traces)
-        return gradients, None, None
+        weights, records, before, after = residuals
+        gradients = method.solve_step(graph, weights, records, as_chunk(signal), before, after)
+        return gradients, None, None, None
 
     probe.defvjp(probe_forward, probe_backward)
-    probes = probe(weights, records, traces)
+    probes = probe(weights, records, before, after)
     outputs, new_states = probed_step(graph, inputs, weights, probes)
-    held = jax.lax.stop_gradient(weights)
-    return Step(outputs, new_states, method.update(graph, held, records, traces))
+    return Step(outputs, new_states, after)
 
 
 def as_chunk(tree: Any) -> Any:

@@ -107,13 +107,18 @@ def over_chunks(
         Length of the sequences and of a chunk; the last chunk has what is left.
     """
     full = (steps - 1) // chunk
-    last = jax.tree.map(lambda leaf: leaf[full * chunk :], sequences)
+
+    def part(start: Any, length: int) -> Any:
+        def of_leaf(leaf: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(leaf, start, length)
+
+        return jax.tree.map(of_leaf, sequences)
+
     if not full:
-        return run_last(carry, last)
-    cut = jax.tree.map(
-        lambda leaf: leaf[: full * chunk].reshape(full, chunk, *leaf.shape[1:]), sequences
-    )
-    carry, results = jax.lax.scan(run, carry, cut)
+        return run_last(carry, sequences)
+    # Chunks are cut out one by one: a scan over them would first copy the sequences.
+    starts = jnp.arange(full) * chunk
+    carry, results = jax.lax.scan(lambda c, start: run(c, part(start, chunk)), carry, starts)
     results = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
-    carry, rest = run_last(carry, last)
+    carry, rest = run_last(carry, part(full * chunk, steps - full * chunk))
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, rest)
