@@ -20,7 +20,7 @@ from typing import Any
 
 import brainstate
 import jax.numpy as jnp
-from brainstate.nn import sigmoid
+from brainstate.nn import init, sigmoid
 
 from .. import _etrace_op
 from ._affine import affine, joined
@@ -34,10 +34,6 @@ def _gate_after_product(x: Any, h: Any, gate: Any, params: dict) -> Any:
     weight, inputs = params["weight"], x.shape[-1]
     recurrent = _etrace_op.matmul(h, weight[inputs:])
     return affine(x, weight[:inputs], params) + gate * recurrent
-
-
-def _candidate(reset_after: bool) -> Callable:
-    return _gate_after_product if reset_after else _gate_before_product
 
 
 class GRUCell(brainstate.nn.GRUCell):
@@ -84,9 +80,19 @@ class GRUCell(brainstate.nn.GRUCell):
     (5, 4)
     """
 
-    def __init__(self, *args: Any, reset_after: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._candidate = _candidate(reset_after)
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        w_init: Any = init.Orthogonal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        activation: str | Callable = "tanh",
+        name: str | None = None,
+        reset_after: bool = True,
+    ) -> None:
+        super().__init__(num_in, num_out, w_init, b_init, state_init, activation, name)
+        self._candidate = _gate_after_product if reset_after else _gate_before_product
 
     def update(self, x: Any) -> Any:
         """Advance by one step and return the hidden state ``(..., out)``."""
@@ -141,9 +147,19 @@ class MGUCell(brainstate.nn.MGUCell):
     (5, 4)
     """
 
-    def __init__(self, *args: Any, reset_after: bool = True, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._candidate = _candidate(reset_after)
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        w_init: Any = init.Orthogonal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        activation: str | Callable = "tanh",
+        name: str | None = None,
+        reset_after: bool = True,
+    ) -> None:
+        super().__init__(num_in, num_out, w_init, b_init, state_init, activation, name)
+        self._candidate = _gate_after_product if reset_after else _gate_before_product
 
     def update(self, x: Any) -> Any:
         """Advance by one step and return the hidden state ``(..., out)``."""
