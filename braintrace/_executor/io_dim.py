@@ -24,7 +24,7 @@ from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .._etrace_op import ETP_RULES_INIT_PP, get_primitive_spec, pull_back
 from .jacobians import Jacobians, Weights, transition_key
-from .layout import Link, links, old_state_to_positions, x_key
+from .layout import Link, links, old_state_to_positions, output_keys, x_key
 from .live import Probes
 from .param_dim import Traces, add, like
 from .recursion import num_steps, scan_records, signals
@@ -44,6 +44,7 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
     """
     inputs: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
+    shared = output_keys(graph)
     for link in links(graph):
         relation, reach = link.relation, link.reach
         if relation.x_var is not None:
@@ -53,8 +54,7 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
         rule = ETP_RULES_INIT_PP[relation.primitive]
         zero = rule(relation.x_var, relation.y_var, dict(relation.trainable_vars), 1)[..., 0]
         for a in reach.reached if every_state else reach.stored:
-            key = link.key(a)
-            outputs[key] = jnp.zeros(reach.table_shape, zero.dtype)
+            outputs[shared[link.key(a)]] = jnp.zeros(reach.table_shape, zero.dtype)
     return {"x": inputs, "f": outputs, "steps": jnp.zeros(_samples(graph), jnp.int32)}
 
 
@@ -67,17 +67,23 @@ def _samples(graph: ETraceGraph) -> tuple[int, ...]:
     return leads.pop() if len(leads) == 1 else ()
 
 
+def _outputs(graph: ETraceGraph) -> dict[str, tuple[Link, int]]:
+    """Return the link and state that each output-shaped trace is computed for, by its name."""
+    shared = output_keys(graph)
+    every = [(link, a) for link in links(graph) for a in link.reach.reached]
+    return {link.key(a): (link, a) for link, a in every if shared[link.key(a)] == link.key(a)}
+
+
 def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax.Array]]:
     """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
     tables: dict[str, dict[str, jax.Array]] = {}
-    for link in links(graph):
+    for key, (link, a) in _outputs(graph).items():
         group, reached = link.group, link.reach.reached
-        for a in reached:
-            tables[link.key(a)] = {
-                link.key(c): link.table(jacobians["D"][transition_key(group, a, c)])
-                for b, c in group.transition
-                if b == a and c in reached
-            }
+        tables[key] = {
+            link.key(c): link.table(jacobians["D"][transition_key(group, a, c)])
+            for b, c in group.transition
+            if b == a and c in reached
+        }
     return tables
 
 
@@ -86,7 +92,7 @@ def _run(
 ) -> tuple[Traces, Any, Any]:
     """Return the traces after the chunk, and both of them (the second corrected) at every step."""
     tables = _tables(graph, jacobians)
-    by_key = {link.key(a): (link, a) for link in links(graph) for a in link.reach.reached}
+    by_key = _outputs(graph)
     dtypes = {key: link.relation.y_var.aval.dtype for key, (link, _) in by_key.items()}
 
     def step(carry: Traces, recorded: Any) -> Any:
@@ -109,9 +115,8 @@ def _run(
             terms += [(1 - alpha) * Df[key]] if key in Df else []
             shape = link.reach.table_shape
             eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtypes[key])
-        corrected = {
-            key: _corrected(alpha, f, _steps_of(*by_key[key], steps)) for key, f in eps_f.items()
-        }
+        seen = _seen(alpha, steps)
+        corrected = {key: _corrected(f, *by_key[key], seen) for key, f in eps_f.items()}
         new_f = {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()}
         new_x = {key: eps_x[key].astype(old.dtype) for key, old in kept["x"].items()}
         return {"x": new_x, "f": new_f, "steps": steps}, (eps_x, corrected)
@@ -158,15 +163,16 @@ def _of_elements(link: Link, state: int, per_sample: jax.Array) -> jax.Array:
     return link.table(old_state_to_positions(link.group, state, values))
 
 
-def _steps_of(link: Link, state: int, steps: jax.Array) -> jax.Array:
-    """Return the number of steps behind every element of a trace, at least 1."""
-    return steps if steps.ndim == 0 else jnp.maximum(_of_elements(link, state, steps), 1)
+def _seen(alpha: float, steps: jax.Array) -> jax.Array:
+    """Return ``1 - α^t``, what a filter has seen of a constant after ``t`` steps."""
+    return 1 - jnp.power(jnp.asarray(alpha, jnp.result_type(float)), jnp.maximum(steps, 1))
 
 
-def _corrected(alpha: float, eps_f: jax.Array, steps: jax.Array) -> jax.Array:
+def _corrected(eps_f: jax.Array, link: Link, state: int, seen: jax.Array) -> jax.Array:
     """Return ``ε_f / (1 - α^t)``."""
-    precise = jnp.promote_types(jnp.finfo(eps_f.dtype).dtype, jnp.float32)
-    return (eps_f / (1 - jnp.power(jnp.asarray(alpha, precise), steps))).astype(eps_f.dtype)
+    at_elements = seen if seen.ndim == 0 else _of_elements(link, state, seen)
+    # Elements that reach no position have a trace of zero, and nothing to be divided by.
+    return (eps_f / jnp.where(at_elements == 0, 1, at_elements)).astype(eps_f.dtype)
 
 
 def update(
@@ -213,10 +219,10 @@ def carried(
     """Return the gradient that reaches the operands through the states before a window."""
     traces = as_arrays(traces)
     dtype = jnp.result_type(*signal.values())
-    steps = jnp.maximum(traces["steps"], 1)
-    by_key = {link.key(a): (link, a) for link in links(graph) for a in link.reach.reached}
+    seen = _seen(alpha, traces["steps"])
+    by_key = _outputs(graph)
     eps_f = {
-        key: _corrected(alpha, widened(f, dtype), _steps_of(*by_key[key], steps))[None]
+        key: _corrected(widened(f, dtype), *by_key[key], seen)[None]
         for key, f in traces["f"].items()
     }
     eps_x = {key: widened(x, dtype)[None] for key, x in traces["x"].items()}
@@ -234,12 +240,13 @@ def _contract(
     graph: ETraceGraph, weights: Weights, by_group: Any, eps_x: Any, eps_f: Any
 ) -> Weights:
     gradients = jax.tree.map(jnp.zeros_like, weights)
+    shared = output_keys(graph)
     for link in links(graph):
         relation, signal = link.relation, by_group[link.group.index]
         factor = sum(
-            link.table(signal[a]) * eps_f[link.key(a)]
+            link.table(signal[a]) * eps_f[shared[link.key(a)]]
             for a in link.reach.reached
-            if link.key(a) in eps_f
+            if shared[link.key(a)] in eps_f
         )
         if link.has_fan_out:
             factor = jnp.sum(factor, axis=1)

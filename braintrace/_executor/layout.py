@@ -12,12 +12,40 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import Branch, ETraceGraph, HiddenGroup, HiddenParamOpRelation, Reach
+from .._jax import Var
 
 
 def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Name the input of an operation; operations that share their input share the name."""
     relations = graph.hidden_param_op_relations
     return next(r.key for r in relations if r.x_var is relation.x_var)
+
+
+def output_keys(graph: ETraceGraph) -> dict[str, str]:
+    """Name what an output-shaped trace of each link and state is shared with.
+
+    Operations whose outputs are added up before anything else happens to them, such as the input
+    and the recurrent weight of a cell, have the same ``Df``: the first of them names the trace.
+    """
+    first: dict[Any, Link] = {}
+    names = {}
+    for link in links(graph):
+        shared = first.setdefault((link.group.index, _sum_of(graph, link.relation.y_var)), link)
+        names.update({link.key(a): shared.key(a) for a in link.reach.reached})
+    return names
+
+
+def _sum_of(graph: ETraceGraph, y: Var) -> Var:
+    """Return the sum that a variable only enters into, or the variable itself."""
+    program = graph.traced.program
+    while len(program.readers.get(y, ())) == 1:
+        equation = program.equations[program.readers[y][0][0]]
+        (total, *_) = equation.outvars
+        same = (total.aval.shape, total.aval.dtype) == (y.aval.shape, y.aval.dtype)
+        if equation.primitive.name not in ("add", "add_any") or not same:
+            break
+        y = total
+    return y
 
 
 def new_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
