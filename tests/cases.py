@@ -183,6 +183,14 @@ DIAGONAL = [
         diagonal=True,
     ),
     Case(
+        "alif_late_threshold",  # the output reads the threshold as it was before the step
+        steps.alif_late_threshold,
+        IN_OUT,
+        **ADAPTIVE,
+        relations={"w_in": ("neuron",)},
+        diagonal=True,
+    ),
+    Case(
         "synapse",
         steps.synapse,
         IN_OUT,
@@ -285,14 +293,6 @@ RECURRENT = [
         {**IN_OUT, "w_rec": W_REC},
         **MEMBRANE,
         relations={"w_in": ("V",), "w_rec": ("V",)},
-    ),
-    Case(
-        "alif_late_threshold",
-        steps.alif_late_threshold,
-        IN_OUT,
-        **ADAPTIVE,
-        relations={"w_in": ("neuron",)},
-        costs_accuracy=True,  # the output reads the old threshold
     ),
     Case(
         "two_layers",

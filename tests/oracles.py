@@ -15,6 +15,7 @@ Notation, for one group with states a, c and positions v (batch included):
     Df[a, v, u]  = d h^t[a, v] / d y^t[u]           old states held fixed
     dY[u, p]     = d y^t[u] / d theta[p]            inputs x of the operation held fixed
     signal[a, v] = d L^t / d h^t[a, v]              the other states of the group held fixed
+    late[a, v]   = d L^t / d h^{t-1}[a, v]          all new states held fixed
     direct[p]    = d L^t / d theta[p]               old states held fixed, and the weights of an
                                                     operation held fixed on the way into the
                                                     groups that it has a relation with
@@ -138,13 +139,17 @@ def linearise(case, params, states, x, target):
         "D": {},
         "Df": {},
         "signal": {},
+        "late": {},
     }
+    late = partial(_loss_of_old, case, params, x, target, ops.hidden)
+    to_old = jax.grad(late)({name: states[name] for name in ops.hidden})
     for group, members in case.groups.items():
         old = {name: states[name] for name in members}
         new = {name: ops.hidden[name] for name in members}
         transition = partial(_transition, case, params, states, x, members)
         facts["D"][group], facts["Df"][group] = jax.jacrev(transition, (0, 1))(old, ops.outputs)
         facts["signal"][group] = jax.grad(partial(_loss_of, case, params, states, x, target))(new)
+        facts["late"][group] = {name: to_old[name] for name in members}
     return ops.hidden, facts
 
 
@@ -165,6 +170,11 @@ def _outputs(case, unravel, states, x, inputs, theta):
 def _loss_of(case, params, states, x, target, hidden):
     """New states of one group -> loss, everything downstream computed anew."""
     return case.loss(case.step(PlainOps(hidden=hidden), params, states, x), target)
+
+
+def _loss_of_old(case, params, x, target, hidden, states):
+    """Old states -> loss, as far as the output reads them itself."""
+    return _loss_of(case, params, states, x, target, hidden)
 
 
 def _direct_loss(case, unravel, states, x, target, theta):
@@ -193,6 +203,8 @@ def _flatten(case, facts):
     for group, members in case.groups.items():
         signal, D, Df = (facts[kind][group] for kind in ("signal", "D", "Df"))
         facts["signal"][group] = np.stack([signal[name].ravel() for name in members])
+        late = facts["late"][group]
+        facts["late"][group] = np.stack([late[name].ravel() for name in members])
         diagonals = [_own_position(case, group, D[name]) for name in members]
         facts["D"][group] = np.stack(diagonals, axis=-1)
         facts["Df"][group] = {op: d.reshape(*d.shape[:2], -1) for op, d in Df.items()}
@@ -227,14 +239,20 @@ def _check_description(case, steps):
 def dense_d_rtrl(case, params, states, xs, targets, step_weights=None):
     """D-RTRL by its recursion over full traces.
 
-    eps^t = D^t eps^{t-1} + Df^t dY^t,    gradient = sum_t signal^t . eps^t + direct^t
+    eps^t = D^t eps^{t-1} + Df^t dY^t
+    gradient = sum_t signal^t . eps^t + late^t . eps^{t-1} + direct^t
     """
     _, unravel = ravel_pytree(params)
     steps = facts_of_steps(case, params, states, xs, targets)
-    traces = d_rtrl_traces(case, steps)[1:]
+    traces = d_rtrl_traces(case, steps)
     gradient = 0.0
-    for facts, after, weight in zip(steps, traces, _ones(step_weights, xs), strict=True):
-        carried = sum(_contract(facts["signal"][group], after[group]) for group in case.groups)
+    for t, weight in enumerate(_ones(step_weights, xs)):
+        facts = steps[t]
+        carried = sum(
+            _contract(facts["signal"][group], traces[t + 1][group])
+            + _contract(facts["late"][group], traces[t][group])
+            for group in case.groups
+        )
         gradient = gradient + weight * (carried + facts["direct"])
     return unravel(jnp.asarray(gradient))
 
@@ -268,15 +286,17 @@ def dense_es_d_rtrl(case, params, states, xs, targets, alpha, step_weights=None)
     eps_x^t = alpha eps_x^{t-1} + x^t
     eps_f^t = alpha D^t eps_f^{t-1} + (1 - alpha) Df^t
     gradient = sum_t direct^t + signal^t . eps_f^t / (1 - alpha^t), the latter pulled back
-               through y = op(eps_x^t, theta)
+               through y = op(eps_x^t, theta), and late^t with the traces of step t - 1 alike
     """
     _, unravel = ravel_pytree(params)
     steps = facts_of_steps(case, params, states, xs, targets)
-    traces = es_d_rtrl_traces(case, steps, alpha)[1:]
+    traces = es_d_rtrl_traces(case, steps, alpha)
     gradient = 0.0
     for t, weight in enumerate(_ones(step_weights, xs)):
         facts = steps[t]
-        carried = _pull_back(case, params, facts["states"], xs[t], facts["signal"], traces[t])
+        inputs = case, params, facts["states"], xs[t]
+        carried = _pull_back(*inputs, facts["signal"], traces[t + 1])
+        carried = carried + _pull_back(*inputs, facts["late"], traces[t])
         gradient = gradient + weight * (carried + facts["direct"])
     return unravel(jnp.asarray(gradient))
 

@@ -221,7 +221,7 @@ def lif_recurrent(ops, params, states, x):
 
 
 def alif_late_threshold(ops, params, states, x):
-    """The output reads a state of the step before, a way that no learning signal covers."""
+    """The output reads a state as it was before the step."""
     drive = ops.matmul("w_in", x, params["w_in"])
     fired = spike(states["V"] - 1 - 0.3 * states["a"])
     V = ops.new_state("V", 0.8 * states["V"] + drive - fired)

@@ -11,7 +11,8 @@ from drivers import build_learner, named, sequence_gradient, snapshot
 import braintrace
 
 LENGTH, BATCH = 7, 2
-CASES = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "rotation")]
+NAMES = ("independent_rnn", "alif_late_threshold", "lstm_fused", "rotation")
+CASES = [cases.BY_NAME[name] for name in NAMES]
 METHODS = [
     ("d_rtrl", "batch axis", {}),
     ("d_rtrl", "mapped", {}),

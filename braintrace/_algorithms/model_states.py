@@ -9,6 +9,7 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .._compiler import (
     ETraceGraph,
@@ -72,7 +73,7 @@ def read_states(
         count = components(state)
         for value in jax.tree.leaves(state.value if values is None else values[path]):
             for part in split_components(value, count):
-                leaf = next(leaves)
+                leaf, part = next(leaves), jnp.asarray(part)
                 _check_leaf(leaf, part, path)
                 inputs[leaf.in_var] = part
     return inputs

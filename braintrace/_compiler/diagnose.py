@@ -34,7 +34,6 @@ def diagnose(
     yield from _without_relation(traced, operations, walks, relations)
     yield from _hidden_in_rules(traced)
     yield from _partly_mixed(groups, relations)
-    yield from _old_states_in_output(traced, groups, relations)
     yield from _carried_without_a_trace(traced, operations, groups)
     used = {leaf.path for leaf in traced.leaves if leaf.kind == "parameter"}
     for path in traced.parameter_paths:
@@ -46,30 +45,6 @@ def diagnose(
                 "unless the loss reads it.",
                 (path_name(path),),
             )
-
-
-def _old_states_in_output(
-    traced: TracedModel,
-    groups: Sequence[HiddenGroup],
-    relations: Sequence[HiddenParamOpRelation],
-) -> Iterator[Diagnostic]:
-    written = [leaf for leaf in traced.leaves if leaf.joined_var is not None]
-    new = frozenset(var for group in groups for var in group.new_vars)
-    new |= frozenset(leaf.joined_var for leaf in written)
-    behind = traced.program.depends_on(traced.output_atoms, new, CONSTANT)
-    reached = {reach.group for relation in relations for reach in relation.reaches}
-    states = [s for group in groups if group.index in reached for s in group.states]
-    read = [state.name for state in states if state.in_var in behind]
-    if read:
-        yield Diagnostic(
-            "warning",
-            "old-state-in-output",
-            f"The output of `update` reads hidden state {_quoted(read)} as it was before the step. "
-            "The learning signal is taken at the new states, so that what the loss depends on "
-            "through the old value is left out of the gradient. Read the state after it has "
-            "been updated.",
-            tuple(read),
-        )
 
 
 def _carried_without_a_trace(

@@ -17,7 +17,7 @@ class Diagnostic:
     kind
         ``'plain-mixing'``, ``'partly-mixed'``, ``'weight-behind-weight'``,
         ``'mixed-positions'``, ``'operand-not-parameters'``, ``'no-hidden-state'``,
-        ``'inside-custom-rule'``, ``'old-state-in-output'``,
+        ``'inside-custom-rule'``,
         ``'recurrent-mixing'``, ``'layer-to-layer'``, ``'untraced-state'`` or
         ``'unused-parameter'``.
     message

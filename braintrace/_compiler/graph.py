@@ -185,7 +185,7 @@ def _no_relation(model: Any, groups: list[HiddenGroup], diagnostics: tuple[Diagn
 
 def _check_parameters(model: brainstate.nn.Module) -> None:
     for path, state in model.states(brainstate.ParamState).items():
-        for leaf in jax.tree.leaves(state.value):
+        for leaf in map(jax.numpy.asarray, jax.tree.leaves(state.value)):
             if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
                 raise DtypeError(
                     f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "

@@ -17,7 +17,7 @@ from .home import Constants, home_positions
 from .marked import role
 from .positions import Cut, Walk, walk_back
 from .trace import StateLeaf, TracedModel
-from .transfer import NONE, Ids, carries_derivative, spread_back
+from .transfer import CONSTANT, NONE, Ids, carries_derivative, spread_back
 
 _FOREIGN = -9  # the home of old states that are not counted in the walk's positions
 
@@ -43,6 +43,8 @@ class HiddenGroup:
         Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
     cuts
         For each state the uses of variables that mix positions and are held constant.
+    read_by_output
+        States whose value before the step the outputs of the step read.
     """
 
     index: int
@@ -53,6 +55,7 @@ class HiddenGroup:
     shape: tuple[int, ...]
     transition: tuple[tuple[int, int], ...]
     cuts: tuple[tuple[Cut, ...], ...]
+    read_by_output: tuple[int, ...]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -117,12 +120,13 @@ def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[lis
     walks: list[list[Walk]] = []
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     every_new = frozenset(new_vars)
+    behind_output = program.depends_on(traced.output_atoms, every_new, CONSTANT)
     for members in _connected(candidates, first):
         inside = [candidates[i] for i in members]
         own = Counter(var for candidate in inside for var in candidate.new_vars)
         stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
         group_walks = [walk(candidate, stops) for candidate in inside]
-        groups.append(_group(len(groups), inside, group_walks))
+        groups.append(_group(len(groups), inside, group_walks, behind_output))
         walks.append(group_walks)
     return groups, walks
 
@@ -190,7 +194,9 @@ def _candidates(traced: TracedModel, constant: Constants) -> list[_Candidate]:
     for leaf in traced.leaves:
         if leaf.kind != "hidden" or leaf.out_var is None or not carries_derivative(leaf.out_var):
             continue
-        var, ids = _resolve(traced.program, leaf.out_var, taken, constant)
+        # The states of a `HiddenGroupState` are put together from variables of their own shape.
+        shape = None if leaf.component is None else leaf.shape
+        var, ids = _resolve(traced.program, leaf.out_var, taken, constant, shape)
         in_order = np.arange(ids.size, dtype=np.int32).reshape(leaf.shape)
         found.append(_Candidate(leaf, var, ids, in_order))
         taken.add(var)
@@ -198,11 +204,17 @@ def _candidates(traced: TracedModel, constant: Constants) -> list[_Candidate]:
     return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
 
 
-def _resolve(program: Program, var: Var, taken: set[Var], constant: Constants) -> tuple[Var, Ids]:
+def _resolve(
+    program: Program,
+    var: Var,
+    taken: set[Var],
+    constant: Constants,
+    shape: tuple[int, ...] | None,
+) -> tuple[Var, Ids]:
     """Look behind reshapes and the like for the variable that the model itself reads.
 
     A model that writes ``h.reshape(...)`` to a State and goes on with ``h`` reads the new
-    state at ``h``.
+    state at ``h``. With a ``shape``, it is one of that shape, its elements in order.
     """
     size = var.aval.size
     current, ids = var, np.arange(size, dtype=np.int32).reshape(var.aval.shape)
@@ -216,6 +228,9 @@ def _resolve(program: Program, var: Var, taken: set[Var], constant: Constants) -
             return resolved
         current, ids = step
         complete = ids.size == size and not np.any(ids == NONE)
+        if shape is not None:
+            in_order = np.array_equal(ids.ravel(), np.arange(size))
+            complete = complete and in_order and current.aval.shape == shape
         if complete and current not in taken and current in program.producer:
             resolved = current, ids
 
@@ -265,10 +280,12 @@ def _reaches(walk: Walk, var: Var) -> bool:
 def _connected(candidates: Sequence[_Candidate], walks: Sequence[Walk]) -> list[list[int]]:
     """Return the connected components of the coupling, in order of their first member.
 
-    A state is coupled to those of its size that it reads, old or new, position by position.
+    A state is coupled to those of its size that it reads, old or new, position by position. The
+    states of one `HiddenGroupState` are one group in any case.
     """
     owner = {var: i for i, c in enumerate(candidates) for var in (c.leaf.in_var, c.var)}
-    group_of = list(range(len(candidates)))
+    first_of = {c.leaf.path: i for i, c in reversed([*enumerate(candidates)])}
+    group_of = [first_of[candidate.leaf.path] for candidate in candidates]
     for a, walk in enumerate(walks):
         for var in walk.ids:
             c = owner.get(var, a)
@@ -282,7 +299,9 @@ def _connected(candidates: Sequence[_Candidate], walks: Sequence[Walk]) -> list[
     return [members[first] for first in sorted(members)]
 
 
-def _group(index: int, members: Sequence[_Candidate], walks: Sequence[Walk]) -> HiddenGroup:
+def _group(
+    index: int, members: Sequence[_Candidate], walks: Sequence[Walk], behind_output: set[Var]
+) -> HiddenGroup:
     def layout(ids: Ids) -> Ids | None:
         return None if np.array_equal(ids.ravel(), np.arange(ids.size)) else ids
 
@@ -300,4 +319,5 @@ def _group(index: int, members: Sequence[_Candidate], walks: Sequence[Walk]) -> 
             if _reaches(walk, member.leaf.in_var)
         ),
         cuts=tuple(walk.cuts for walk in walks),
+        read_by_output=tuple(a for a, m in enumerate(members) if m.leaf.in_var in behind_output),
     )

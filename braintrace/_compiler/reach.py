@@ -63,7 +63,7 @@ class Reach:
     reached
         States that ``y`` reaches, in this step or a later one.
     stored
-        Those of them whose trace some later step reads.
+        Those of them whose trace some later step, or its output, reads.
     mixed
         Whether some elements of ``y`` reach the group only by mixing of positions.
     """
@@ -126,7 +126,8 @@ def find_reach(
     table = positions.reshape(-1, *y.aval.shape)
     kind, tile = _recognise(table, group.shape)
     reached = _reached({branch.state for branch in branches}, group)
-    stored = tuple(a for a in reached if a in group.read_states)
+    read = {*group.read_states, *group.read_by_output}
+    stored = tuple(a for a in reached if a in read)
     return Reach(group.index, tuple(branches), table, kind, tile, reached, stored, mixed)
 
 

@@ -178,7 +178,7 @@ def _window(equation: Any, ids: Ids | None) -> Contribution:
 
 
 def _dot(equation: Any, ids: Ids | None) -> list[Contribution]:
-    """Take a product as position by position for an operand whose partner has no free axis."""
+    """Pass ids to the operand whose elements reach one position each, over its partner's axes."""
     assert ids is not None
     (contract, batch) = equation.params["dimension_numbers"]
     shapes = [atom.aval.shape for atom in equation.invars]
@@ -186,17 +186,25 @@ def _dot(equation: Any, ids: Ids | None) -> list[Contribution]:
         [axis for axis in range(len(shape)) if axis not in (*contract[i], *batch[i])]
         for i, shape in enumerate(shapes)
     ]
+    first, middle = len(batch[0]), len(batch[0]) + len(free[0])
     contributions: list[Contribution] = []
-    for own, partner in ((0, 1), (1, 0)):
-        if any(shapes[partner][axis] != 1 for axis in free[partner]):
+    for own, of_partner in ((0, range(middle, ids.ndim)), (1, range(first, middle))):
+        reached = _one_of(ids, tuple(of_partner))
+        if reached is None:
             contributions.append(CUT)
             continue
         order = [*batch[own], *free[own], *contract[own]]
-        kept = [shapes[own][axis] for axis in [*batch[own], *free[own]]]
-        laid_out = ids.reshape(kept + [1] * len(contract[own]))
+        laid_out = reached.reshape(*reached.shape, *[1] * len(contract[own]))
         full = np.broadcast_to(laid_out, [shapes[own][axis] for axis in order])
         contributions.append(full.transpose(np.argsort(order)))
     return contributions
+
+
+def _one_of(ids: Ids, axes: tuple[int, ...]) -> Ids | None:
+    """Return the one id found along some axes, ``NONE`` aside; ``None`` where there are several."""
+    largest = np.max(ids, axis=axes, initial=NONE, where=ids != NONE)
+    same = (ids == NONE) | (ids == np.expand_dims(largest, axes))
+    return largest if np.all(same) and not np.any(ids < NONE) else None
 
 
 def _scatter_add(

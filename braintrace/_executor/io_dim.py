@@ -230,6 +230,7 @@ def carried(
         group.index: {
             a: old_state_to_positions(group, a, signal[state.name])[None]
             for a, state in enumerate(group.states)
+            if state.name in signal
         }
         for group in graph.traced_groups
     }
@@ -246,8 +247,10 @@ def _contract(
         factor = sum(
             link.table(signal[a]) * eps_f[shared[link.key(a)]]
             for a in link.reach.reached
-            if shared[link.key(a)] in eps_f
+            if a in signal and shared[link.key(a)] in eps_f
         )
+        if isinstance(factor, int):
+            continue
         if link.has_fan_out:
             factor = jnp.sum(factor, axis=1)
         x = None if relation.x_var is None else eps_x[x_key(graph, relation)]

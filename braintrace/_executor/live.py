@@ -7,7 +7,9 @@ respect to the probe is then the learning signal
 
 .. math:: l^t[v, a] = \partial L^t / \partial h^t[v, a]
 
-with the other states of the same group held fixed, and the derivative with respect to a
+with the other states of the same group held fixed. Where the outputs read a state as it was
+before the step, a second probe on that value gives :math:`\partial L^t / \partial h^{t-1}[v, a]`,
+a part of the signal of the step before. And the derivative with respect to a
 parameter is its ordinary gradient of this step along every path that no trace carries.
 """
 
@@ -22,15 +24,23 @@ from .._jaxpr import evaluate
 from .jacobians import Inputs, Weights, with_weights
 
 Probes = dict[str, jax.Array]
-"""One array per traced hidden state, by name, in the layout of its new variable."""
+"""One array per traced hidden state, by name, in the layout of its new variable; for those that
+the outputs read as they were, another one (see `late_probe`) in the layout of the old value."""
+
+
+def late_probe(state: StateLeaf) -> str:
+    """Name the probe on a state's value before the step."""
+    return f"{state.name} before"
 
 
 def zero_probes(graph: ETraceGraph) -> Probes:
-    """Return a zero for every traced hidden state."""
-    return {
+    """Return a zero for every traced hidden state, and for every old value that outputs read."""
+    probes = {
         group.states[a].name: jnp.zeros(var.aval.shape, var.aval.dtype)
         for group, a, var in graph.new_hidden_vars
     }
+    late = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
+    return probes | {late_probe(s): jnp.zeros(s.shape, s.dtype) for s in late}
 
 
 def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:
@@ -56,7 +66,7 @@ def probed_step(
     weights
         Operands of the relations; they get no gradient here.
     probes
-        What is added to each traced hidden state.
+        What is added to each traced hidden state, and to old values that the outputs read.
 
     Returns
     -------
@@ -74,7 +84,12 @@ def probed_step(
         (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)
         probed[var] = (group, value + probes[group.states[a].name])
     seen = {v: value for v, (_, value) in probed.items()}
-    return finish(graph, inputs, {**seen, **_joined(graph, seen)})
+    late = {
+        group.states[a].in_var: inputs[group.states[a].in_var] + probes[late_probe(group.states[a])]
+        for group in graph.traced_groups
+        for a in group.read_by_output
+    }
+    return finish(graph, {**inputs, **late}, {**seen, **_joined(graph, seen)})
 
 
 def finish(

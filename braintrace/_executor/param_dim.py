@@ -240,15 +240,17 @@ def carried(
     Parameters
     ----------
     graph, weights, traces
-        As in `solve`; the traces must be those of every state.
+        As in `solve`; the traces must be those of every state in the signal.
     signal
-        Derivative of the loss with respect to the states before the window, by state name.
+        Derivative of the loss with respect to the states before the window, by state name;
+        zero for those that are missing.
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
     for group in graph.traced_groups:
         mu = {
             c: old_state_to_positions(group, c, signal[state.name])
             for c, state in enumerate(group.states)
+            if state.name in signal
         }
         gradients = add(gradients, _carried(graph, group, weights, mu, traces))
     return like(weights, gradients)

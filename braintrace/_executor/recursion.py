@@ -21,8 +21,8 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, HiddenGroup
 from .jacobians import Jacobians, transition_key
-from .layout import new_state_to_positions
-from .live import Probes
+from .layout import new_state_to_positions, old_state_to_positions
+from .live import Probes, late_probe
 
 Blocks = dict[tuple[int, int], jax.Array]
 """Blocks of an ``n × n`` matrix per position, by ``(row, column)``; missing ones are zero."""
@@ -34,11 +34,18 @@ def transition_blocks(group: HiddenGroup, jacobians: Jacobians) -> Blocks:
 
 
 def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
-    """Return the learning signals of a group's states, by position."""
-    return {
+    """Return the learning signals of a group's states, by position.
+
+    What the output of the next step in the chunk reads of a state is a part of its signal.
+    """
+    found = {
         a: new_state_to_positions(group, a, signal[state.name])
         for a, state in enumerate(group.states)
     }
+    for a in group.read_by_output:
+        late = old_state_to_positions(group, a, signal[late_probe(group.states[a])])
+        found[a] = found[a] + jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
+    return found
 
 
 def _sum(terms: list[Any]) -> Any:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .jacobians import Jacobians, transition_key
 from .layout import old_state_to_positions
+from .live import Probes, late_probe
 
 
 def over_first_axis(value: jax.Array, ndim: int, lead: int = 0) -> jax.Array:
@@ -43,3 +44,13 @@ def restarted(graph: ETraceGraph, records: Jacobians, restart: jax.Array) -> Jac
             at_positions = old_state_to_positions(group, c, mask)
             transitions[key] = jnp.where(at_positions, 0, transitions[key])
     return {**records, "D": transitions, "restart": {"": restart}}
+
+
+def restarted_probes(graph: ETraceGraph, probes: Probes, restart: jax.Array) -> Probes:
+    """Return probes without those on old values that are not there any more."""
+    states = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
+    late = {}
+    for state in states:
+        probe = probes[late_probe(state)]
+        late[late_probe(state)] = jnp.where(over_first_axis(restart, probe.ndim), 0, probe)
+    return {**probes, **late}

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .._jax import Var
 from .jacobians import Inputs, Jacobians, Weights, jacobians, operands
-from .live import Probes, finish, probed_step, zero_probes
+from .live import Probes, finish, late_probe, probed_step, zero_probes
 
 Traces = Any
 
@@ -82,13 +82,45 @@ def single_step(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces:
 
     def probe_backward(residuals: Any, signal: Probes) -> Any:
         weights, records, before, after = residuals
-        gradients = method.solve_step(graph, weights, records, as_chunk(signal), before, after)
+        chunk = as_chunk(signal)
+        gradients = method.solve_step(graph, weights, records, chunk, before, after)
+        gradients = with_late_signal(graph, method, weights, chunk, before, gradients)
         return gradients, None, None, None
 
     probe.defvjp(probe_forward, probe_backward)
     probes = probe(weights, records, before, after)
     outputs, new_states = probed_step(graph, inputs, weights, probes)
     return Step(outputs, new_states, after)
+
+
+def solve_chunk(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    weights: Weights,
+    jacobians: Jacobians,
+    signal: Probes,
+    traces: Traces,
+) -> Weights:
+    """Return the gradient of a recorded chunk."""
+    gradients = method.solve(graph, weights, jacobians, signal, traces)
+    return with_late_signal(graph, method, weights, signal, traces, gradients)
+
+
+def with_late_signal(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    weights: Weights,
+    signal: Probes,
+    traces: Traces,
+    gradients: Weights,
+) -> Weights:
+    """Add what the output of a chunk's first step reads of the states before the chunk."""
+    states = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
+    if not states:
+        return gradients
+    late = {state.name: signal[late_probe(state)][0] for state in states}
+    past = method.carried(graph, weights, late, traces)
+    return jax.tree.map(jnp.add, gradients, past)
 
 
 def as_chunk(tree: Any) -> Any:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm, add_to_states
-from .._executor import Weights, zero_probes
+from .._executor import Weights, solve_chunk, zero_probes
 from .chunks import record_bytes
 from .pure_step import PureStep
 from .step_gradient import StepGradient
@@ -88,7 +88,9 @@ class RecordedChunk:
         weights, _ = held
         values = (parameters, others, held)
         result = self._differentiated(values, (written, live), chunk, self._has_mask)
-        solved = self._method.solve(self._graph, weights, result.records, result.signal, traces)
+        solved = solve_chunk(
+            self._graph, self._method, weights, result.records, result.signal, traces
+        )
         gradients = jax.tree.map(jnp.add, gradients, solved)
         carry = (result.written, (result.live, gradients), result.records)
         return carry, (result.loss, result.aux)

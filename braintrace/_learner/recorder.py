@@ -6,7 +6,15 @@ from typing import Any
 import jax
 
 from .._algorithms import ETraceAlgorithm, read_arguments, read_states, unwrap, write_states
-from .._executor import Jacobians, Probes, Weights, recorded_step, restarted, window_step
+from .._executor import (
+    Jacobians,
+    Probes,
+    Weights,
+    recorded_step,
+    restarted,
+    restarted_probes,
+    window_step,
+)
 
 
 @dataclasses.dataclass
@@ -48,9 +56,10 @@ class Recorder:
         if self.probes is None:
             outputs, new_states, self.records = window_step(graph, inputs)
         else:
-            outputs, new_states, self.records = recorded_step(
-                graph, inputs, self.weights, self.probes
-            )
+            probes = self.probes
+            if self.restart is not None:
+                probes = restarted_probes(graph, probes, self.restart)
+            outputs, new_states, self.records = recorded_step(graph, inputs, self.weights, probes)
         if self.restart is not None:
             self.records = restarted(graph, self.records, self.restart)
         write_states(graph, states, new_states)
