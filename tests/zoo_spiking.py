@@ -187,6 +187,43 @@ class GroupStateALIF(SpikingCell):
         return self.neuron.get_value(0) @ self.w_out.value
 
 
+@zoo("w_in -> pair[0], pair[1]", groups="pair[0], pair[1]", diagonal=True)
+class RotatedPair(SpikingCell):
+    """The two states of a `HiddenGroupState` written as one array, turned by a matrix."""
+
+    weights = {"w_in": W_IN, "w_out": W_OUT}
+    turn = np.array([[0.8, -0.3], [0.2, 0.9]])
+
+    def init_state(self, batch_size=None, **_):
+        self.pair = brainstate.HiddenGroupState(start((batch_size, H, 2)))
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w_in.value)
+        self.pair.value = self.pair.value @ self.turn + drive[..., None] * np.array([1.0, 0.3])
+        return jnp.tanh(self.pair.value).sum(-1) @ self.w_out.value
+
+
+@zoo("w_in -> pair[0], pair[1]", groups="pair[0], pair[1]", diagonal=True)
+class UncoupledPair(RotatedPair):
+    turn = np.diag([0.9, 0.4])
+
+
+@zoo("w_in -> pair[0], pair[1]", groups="pair[0], pair[1]", diagonal=True)
+class TransposedPair(SpikingCell):
+    """The model computes with the batch in front and keeps its states with the units in front."""
+
+    weights = {"w_in": W_IN, "w_out": W_OUT}
+
+    def init_state(self, batch_size=None, **_):
+        self.pair = brainstate.HiddenGroupState(start((H, batch_size, 2)))
+
+    def update(self, x):
+        V, a = self.pair.value[..., 0].T, self.pair.value[..., 1].T
+        V = 0.9 * V - 0.2 * a + braintrace.matmul(x, self.w_in.value)
+        self.pair.value = jnp.stack([V.T, (0.8 * a + 0.1 * V).T], -1)
+        return jnp.tanh(self.pair.value).sum(-1).T @ self.w_out.value
+
+
 @zoo("w_in -> neuron[0], neuron[1]", groups="neuron[0], neuron[1]", **DIAGONAL)
 class TreeStateLIF(SpikingCell):
     """Membrane potential and synaptic current with their units in one `HiddenTreeState`."""
