@@ -17,7 +17,7 @@ from .home import Constants, home_positions
 from .marked import role
 from .positions import Cut, Walk, walk_back
 from .trace import StateLeaf, TracedModel
-from .transfer import NONE, Ids, carries_derivative, spread_back
+from .transfer import CONSTANT, NONE, Ids, carries_derivative, spread_back
 
 _FOREIGN = -9  # the home of old states that are not counted in the walk's positions
 
@@ -43,6 +43,8 @@ class HiddenGroup:
         Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
     cuts
         For each state the uses of variables that mix positions and are held constant.
+    read_by_output
+        States whose value before the step the outputs of the step read.
     """
 
     index: int
@@ -53,6 +55,7 @@ class HiddenGroup:
     shape: tuple[int, ...]
     transition: tuple[tuple[int, int], ...]
     cuts: tuple[tuple[Cut, ...], ...]
+    read_by_output: tuple[int, ...]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -117,12 +120,13 @@ def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[lis
     walks: list[list[Walk]] = []
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     every_new = frozenset(new_vars)
+    behind_output = program.depends_on(traced.output_atoms, every_new, CONSTANT)
     for members in _connected(candidates, first):
         inside = [candidates[i] for i in members]
         own = Counter(var for candidate in inside for var in candidate.new_vars)
         stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
         group_walks = [walk(candidate, stops) for candidate in inside]
-        groups.append(_group(len(groups), inside, group_walks))
+        groups.append(_group(len(groups), inside, group_walks, behind_output))
         walks.append(group_walks)
     return groups, walks
 
@@ -295,7 +299,9 @@ def _connected(candidates: Sequence[_Candidate], walks: Sequence[Walk]) -> list[
     return [members[first] for first in sorted(members)]
 
 
-def _group(index: int, members: Sequence[_Candidate], walks: Sequence[Walk]) -> HiddenGroup:
+def _group(
+    index: int, members: Sequence[_Candidate], walks: Sequence[Walk], behind_output: set[Var]
+) -> HiddenGroup:
     def layout(ids: Ids) -> Ids | None:
         return None if np.array_equal(ids.ravel(), np.arange(ids.size)) else ids
 
@@ -313,4 +319,5 @@ def _group(index: int, members: Sequence[_Candidate], walks: Sequence[Walk]) -> 
             if _reaches(walk, member.leaf.in_var)
         ),
         cuts=tuple(walk.cuts for walk in walks),
+        read_by_output=tuple(a for a, m in enumerate(members) if m.leaf.in_var in behind_output),
     )
