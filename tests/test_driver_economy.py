@@ -145,6 +145,10 @@ def test_inside_a_compiled_training_step():
         assert_gradients_close(train(XS, TARGETS), references.bptt(CASE), 1e-5)
     assert any(np.any(leaf) for leaf in jax.tree.leaves(learner.algorithm.traces.value))
 
+    learner.reset_state(2)  # what was compiled in there serves outside as well
+    outside = named(learner.etrace_grad(XS, TARGETS, step_fn=step, reduction="sum"))
+    assert_gradients_close(outside, references.bptt(CASE), 1e-5)
+
 
 @ALGORITHMS
 def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):

@@ -53,7 +53,10 @@ class RecordedChunk:
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
         self._has_mask = has_mask
-        example = (zero_probes(self._graph), held, slices)
+        # This object outlives the jit in which it may be made.
+        with jax.ensure_compile_time_eval():
+            probes = zero_probes(self._graph)
+        example = (probes, held, slices)
         self.step = PureStep(function, parameters, example)
         self._differentiated = StepGradient(self.step, [p.value for p in parameters], example)
 
