@@ -141,8 +141,9 @@ def linearise(case, params, states, x, target):
         "signal": {},
         "late": {},
     }
-    late = partial(_loss_of_old, case, params, x, target, ops.hidden)
-    to_old = jax.grad(late)({name: states[name] for name in ops.hidden})
+    old = {name: states[name] for members in case.groups.values() for name in members}
+    late = partial(_loss_of_old, case, params, states, x, target, ops.hidden)
+    to_old = jax.grad(late)(old)
     for group, members in case.groups.items():
         old = {name: states[name] for name in members}
         new = {name: ops.hidden[name] for name in members}
@@ -172,9 +173,9 @@ def _loss_of(case, params, states, x, target, hidden):
     return case.loss(case.step(PlainOps(hidden=hidden), params, states, x), target)
 
 
-def _loss_of_old(case, params, x, target, hidden, states):
-    """Old states -> loss, as far as the output reads them itself."""
-    return _loss_of(case, params, states, x, target, hidden)
+def _loss_of_old(case, params, states, x, target, hidden, old):
+    """Old states of the groups -> loss, as far as the output reads them itself."""
+    return _loss_of(case, params, {**states, **old}, x, target, hidden)
 
 
 def _direct_loss(case, unravel, states, x, target, theta):
