@@ -15,6 +15,7 @@ with ``t`` counted in steps since the traces were last zero. A chunk scans the t
 traces and takes the gradient as one product over time and batch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,6 +31,8 @@ from .param_dim import Traces, add, like
 from .recursion import num_steps, scan_records, signals
 from .restart import over_first_axis
 from .zero import as_arrays, widened
+
+Arrays = dict[str, Any]
 
 
 def init(graph: ETraceGraph, every_state: bool) -> Traces:
@@ -87,24 +90,25 @@ def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax
     return tables
 
 
-def _run(
-    graph: ETraceGraph, alpha: float, jacobians: Jacobians, traces: Traces
-) -> tuple[Traces, Any, Any]:
-    """Return the traces after the chunk, and both of them (the second corrected) at every step."""
-    tables = _tables(graph, jacobians)
+def _scan(
+    graph: ETraceGraph,
+    alpha: float,
+    jacobians: Jacobians,
+    traces: Traces,
+    result: Callable[[Arrays, Arrays, Any], Any],
+    signal: Any = None,
+) -> tuple[Traces, Any]:
+    """Return the traces after a chunk, and ``result(ε_x, ε̂_f, signal)`` of every step."""
     by_key = _outputs(graph)
     dtypes = {key: link.relation.y_var.aval.dtype for key, (link, _) in by_key.items()}
 
-    def step(carry: Traces, recorded: Any) -> Any:
-        x, Df, D, restart = recorded
-        kept, carry = (
-            carry,
-            {
-                **carry,
-                "x": {key: widened(eps, x[key].dtype) for key, eps in carry["x"].items()},
-                "f": {key: widened(eps, dtypes[key]) for key, eps in carry["f"].items()},
-            },
-        )
+    def step(kept: Traces, recorded: Any) -> Any:
+        x, Df, D, restart, signal_now = recorded
+        carry = {
+            "x": {key: widened(eps, x[key].dtype) for key, eps in kept["x"].items()},
+            "f": {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()},
+            "steps": kept["steps"],
+        }
         if restart:
             carry = _started_anew(graph, carry, restart[""])
         steps = carry["steps"] + 1
@@ -117,14 +121,17 @@ def _run(
             eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtypes[key])
         seen = _seen(alpha, steps)
         corrected = {key: _corrected(f, *by_key[key], seen) for key, f in eps_f.items()}
-        new_f = {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()}
-        new_x = {key: eps_x[key].astype(old.dtype) for key, old in kept["x"].items()}
-        return {"x": new_x, "f": new_f, "steps": steps}, (eps_x, corrected)
+        after = {
+            "x": {key: eps_x[key].astype(old.dtype) for key, old in kept["x"].items()},
+            "f": {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()},
+            "steps": steps,
+        }
+        return after, result(eps_x, corrected, signal_now)
 
-    recorded = (jacobians["x"], jacobians["Df"], tables, jacobians.get("restart", {}))
-    steps = num_steps(graph, jacobians)
-    after, (eps_x, eps_f) = scan_records(step, as_arrays(traces), recorded, steps)
-    return after, eps_x, eps_f
+    tables = _tables(graph, jacobians)
+    restart = jacobians.get("restart", {})
+    recorded = (jacobians["x"], jacobians["Df"], tables, restart, signal)
+    return scan_records(step, as_arrays(traces), recorded, num_steps(graph, jacobians))
 
 
 def _started_anew(graph: ETraceGraph, traces: Traces, restart: jax.Array) -> Traces:
@@ -179,7 +186,7 @@ def update(
     alpha: float, graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: Traces
 ) -> Traces:
     """Return the traces after a recorded chunk."""
-    return _run(graph, alpha, jacobians, traces)[0]
+    return _scan(graph, alpha, jacobians, traces, lambda *_: None)[0]
 
 
 def solve(
@@ -191,9 +198,14 @@ def solve(
     traces: Traces,
 ) -> Weights:
     """Return the gradient of a recorded chunk with respect to the operands."""
-    _, eps_x, eps_f = _run(graph, alpha, jacobians, traces)
     by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
-    return _contract(graph, weights, by_group, eps_x, eps_f)
+
+    def result(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
+        return eps_x, _factors(graph, now, eps_f)
+
+    tables = _signal_tables(graph, by_group)
+    _, (eps_x, factors) = _scan(graph, alpha, jacobians, traces, result, tables)
+    return _contract(graph, weights, eps_x, factors)
 
 
 def solve_step(
@@ -222,40 +234,53 @@ def carried(
     seen = _seen(alpha, traces["steps"])
     by_key = _outputs(graph)
     eps_f = {
-        key: _corrected(widened(f, dtype), *by_key[key], seen)[None]
-        for key, f in traces["f"].items()
+        key: _corrected(widened(f, dtype), *by_key[key], seen) for key, f in traces["f"].items()
     }
-    eps_x = {key: widened(x, dtype)[None] for key, x in traces["x"].items()}
+    eps_x = {key: widened(x, dtype) for key, x in traces["x"].items()}
     by_group = {
         group.index: {
-            a: old_state_to_positions(group, a, signal[state.name])[None]
+            a: old_state_to_positions(group, a, signal[state.name])
             for a, state in enumerate(group.states)
             if state.name in signal
         }
         for group in graph.traced_groups
     }
-    return _contract(graph, weights, by_group, eps_x, eps_f)
+    factors = _factors(graph, _signal_tables(graph, by_group), eps_f)
+    return _contract(graph, weights, *jax.tree.map(lambda leaf: leaf[None], (eps_x, factors)))
 
 
-def _contract(
-    graph: ETraceGraph, weights: Weights, by_group: Any, eps_x: Any, eps_f: Any
-) -> Weights:
+def _signal_tables(graph: ETraceGraph, by_group: dict[int, dict[int, jax.Array]]) -> Arrays:
+    """Return the signals in the layout of each operation's output, by the name of its trace."""
+    return {
+        key: link.table(by_group[link.group.index][a])
+        for key, (link, a) in _outputs(graph).items()
+        if a in by_group[link.group.index]
+    }
+
+
+def _factors(graph: ETraceGraph, signal: Arrays, eps_f: Arrays) -> Arrays:
+    """Return ``Σ_a l[a] ε̂_f[a]`` of one step, by the name of the first state's trace."""
+    factors: Arrays = {}
+    shared = output_keys(graph)
+    for link in links(graph):
+        keys = [shared[link.key(a)] for a in link.reach.reached]
+        terms = [signal[key] * eps_f[key] for key in keys if key in signal and key in eps_f]
+        if terms and keys[0] not in factors:
+            total = sum(terms[1:], terms[0])
+            factors[keys[0]] = jnp.sum(total, axis=0) if link.has_fan_out else total
+    return factors
+
+
+def _contract(graph: ETraceGraph, weights: Weights, eps_x: Arrays, factors: Arrays) -> Weights:
+    """Return the gradients of all relations, over time and batch at once."""
     gradients = jax.tree.map(jnp.zeros_like, weights)
     shared = output_keys(graph)
     for link in links(graph):
-        relation, signal = link.relation, by_group[link.group.index]
-        factor = sum(
-            link.table(signal[a]) * eps_f[shared[link.key(a)]]
-            for a in link.reach.reached
-            if a in signal and shared[link.key(a)] in eps_f
-        )
-        if isinstance(factor, int):
-            continue
-        if link.has_fan_out:
-            factor = jnp.sum(factor, axis=1)
-        x = None if relation.x_var is None else eps_x[x_key(graph, relation)]
-        part = pull_back(*link.operation, x, factor, weights[relation.key])
-        gradients = add(gradients, {relation.key: part})
+        relation, name = link.relation, shared[link.key(link.reach.reached[0])]
+        if name in factors:
+            x = None if relation.x_var is None else eps_x[x_key(graph, relation)]
+            part = pull_back(*link.operation, x, factors[name], weights[relation.key])
+            gradients = add(gradients, {relation.key: part})
     return like(weights, gradients)
 
 
