@@ -10,6 +10,8 @@ import references
 from assertions import assert_gradients_close
 from drivers import build_algorithm, catalogue_gradient, named, weights_of
 
+import braintrace
+
 PLAIN = [case for case in cases.ALL if case.same_step_only]
 ALGORITHMS = [{}, {"algorithm": "es_d_rtrl", "decay_or_rank": 0.7}]
 
@@ -57,3 +59,25 @@ def test_plain_parameters_in_a_loop_written_by_hand():
 
     actual = named(brainstate.transform.grad(sequence_loss, weights_of(model))())
     assert_gradients_close(actual, references.dense_d_rtrl(case), 1e-5, case.name)
+
+
+@pytest.mark.core
+def test_a_parameter_may_be_a_python_number():
+    class Scaled(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(0.5)
+
+        def init_state(self, batch_size):
+            self.h = brainstate.HiddenState(np.zeros((batch_size, 3), np.float32))
+
+        def update(self, x):
+            self.h.value = 0.5 * self.h.value + braintrace.element_wise(self.w.value) * x
+            return self.h.value
+
+    xs = np.ones((4, 2, 3), np.float32)
+    learner = braintrace.compile(Scaled(), "d_rtrl", xs[0], batch_size=2)
+    options = {"step_fn": lambda x: learner(x).sum(), "reduction": "sum"}
+    # h^t = w (1 + 1/2 + ... + 1/2^(t-1)), summed over 6 units and 4 steps
+    expected = 6 * (1 + 1.5 + 1.75 + 1.875)
+    assert learner.etrace_grad(xs, **options)[("w",)] == pytest.approx(expected)
