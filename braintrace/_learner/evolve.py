@@ -5,14 +5,19 @@ from typing import Any
 
 import jax
 
-from .._algorithms import ETraceAlgorithm, read_arguments
+from .._algorithms import ETraceAlgorithm, read_arguments, read_states
+from .._compiler import ETraceGraph
 from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
 from .._jax import Var
 from .chunks import check_sequences, over_chunks
 from .restart import Restarts, initial_inputs, start_anew
 
 Runner = Callable[..., Any]
-"""``(program inputs, sequences, restarts, traces) -> (written States, outputs, traces)``."""
+"""``(values of States, sequences, restarts, traces) -> (written States, outputs, traces)``."""
+
+
+def _state_vars(graph: ETraceGraph) -> list[Var]:
+    return [leaf.in_var for leaf in graph.traced.leaves]
 
 
 def _merged(known: dict[Var, Any], now: Any, initial: dict[Var, Any], restart: Any) -> Any:
@@ -27,10 +32,10 @@ def _merged(known: dict[Var, Any], now: Any, initial: dict[Var, Any], restart: A
 def evolving(algorithm: ETraceAlgorithm, chunk: int) -> Runner:
     """Return a function that advances states and traces."""
     graph, method = algorithm.graph, algorithm.method
-    in_vars, written = graph.traced.program.in_vars, graph.traced.written_vars
+    in_vars, written = _state_vars(graph), graph.traced.written_vars
 
-    def run(inputs: list[Any], sequences: Any, restarts: Restarts, traces: Any) -> Any:
-        known = dict(zip(in_vars, inputs, strict=True))
+    def run(states: list[Any], sequences: Any, restarts: Restarts, traces: Any) -> Any:
+        known = dict(zip(in_vars, states, strict=True))
         weights = operands(graph, known)
         probes = zero_probes(graph)
         flags, initial = restarts
@@ -62,10 +67,10 @@ def evolving(algorithm: ETraceAlgorithm, chunk: int) -> Runner:
 def predicting(algorithm: ETraceAlgorithm) -> Runner:
     """Return a function that advances the states only."""
     graph = algorithm.graph
-    in_vars, written = graph.traced.program.in_vars, graph.traced.written_vars
+    in_vars, written = _state_vars(graph), graph.traced.written_vars
 
-    def run(inputs: list[Any], sequences: Any, restarts: Restarts, traces: None) -> Any:
-        known = dict(zip(in_vars, inputs, strict=True))
+    def run(states: list[Any], sequences: Any, restarts: Restarts, traces: None) -> Any:
+        known = dict(zip(in_vars, states, strict=True))
         flags, initial = restarts
         anew = initial_inputs(algorithm, initial)
 
@@ -99,23 +104,23 @@ class Driver:
 
     def __call__(self, sequences: Any, restarts: Restarts) -> Any:
         """Run the model alone, and return its outputs."""
-        inputs = self._inputs(sequences)
-        new, outputs, _ = self._run(inputs, sequences, restarts, None)
+        states = self._states()
+        new, outputs, _ = self._run(states, sequences, restarts, None)
         return self._finish(new, outputs)
 
     def with_traces(self, sequences: Any, restarts: Restarts) -> Any:
         """Run the model, move the traces on as well, and return its outputs."""
-        inputs = self._inputs(sequences)
+        states = self._states()
         held = self._algorithm.traces
         traces, owned = held.take()
         run = self._run_and_donate if owned else self._run
-        new, outputs, traces = run(inputs, sequences, restarts, traces)
+        new, outputs, traces = run(states, sequences, restarts, traces)
         held.leave(lambda: traces)
         return self._finish(new, outputs)
 
-    def _inputs(self, sequences: Any) -> list[Any]:
-        first = jax.tree.map(lambda leaf: leaf[0], sequences)
-        return self._algorithm.compiled.inputs(self._algorithm.states_of_step, first)
+    def _states(self) -> list[Any]:
+        values = read_states(self._algorithm.graph, self._algorithm.states_of_step)
+        return [values[var] for var in _state_vars(self._algorithm.graph)]
 
     def _finish(self, new: list[Any], outputs: Any) -> Any:
         self._algorithm.compiled.write(self._algorithm.states_of_step, new)
