@@ -25,7 +25,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["README.md", "generated/.*"]
+exclude_patterns = ["README.md"]
 default_role = "autolink"  # single backquotes in docstrings: a link where one can be made
 
 # The notebooks are committed with their outputs; docs/run_notebooks.py executes them.
@@ -51,15 +51,15 @@ html_math_renderer = "mathml"
 copybutton_exclude = ".linenos, .gp, .go"
 
 
-def collect_benchmarks(app):
-    """Write a page that includes every stored result."""
-    docs = pathlib.Path(app.srcdir)
-    stored = sorted((docs.parent / "benchmarks" / "results").glob("*.md"))
-    pages = [f"```{{include}} ../../benchmarks/results/{path.name}\n```" for path in stored]
-    generated = docs / "generated"
-    generated.mkdir(exist_ok=True)
-    empty = "No results are stored in this checkout."
-    (generated / "benchmarks.md").write_text("\n\n".join(pages) or empty)
+def include_benchmarks(app, docname, source):
+    """Put every stored result behind the introduction of the benchmark page."""
+    if docname != "benchmarks":
+        return
+    stored = sorted((pathlib.Path(app.srcdir).parent / "benchmarks" / "results").glob("*.md"))
+    for path in stored:
+        if "-quick" not in path.name:
+            include = f"```{{include}} ../benchmarks/results/{path.name}"
+            source[0] += f"\n{include}\n:heading-offset: 1\n:relative-images:\n```\n"
 
 
 def public_bases(app, name, obj, options, bases):
@@ -105,6 +105,6 @@ class Shown(str):
 
 
 def setup(app):
-    app.connect("builder-inited", collect_benchmarks)
+    app.connect("source-read", include_benchmarks)
     app.connect("autodoc-process-bases", public_bases)
     app.connect("autodoc-process-signature", constructor_signature)
