@@ -1,5 +1,8 @@
 """From a model to an `ETraceGraph`. Pure analysis: it runs no model numbers."""
 
+from .columns import Columns as Columns
+from .columns import columns_of as columns_of
+from .columns import zero_trace as zero_trace
 from .diagnostics import ApproximationWarning as ApproximationWarning
 from .diagnostics import Diagnostic as Diagnostic
 from .graph import ETraceGraph as ETraceGraph

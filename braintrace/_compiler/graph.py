@@ -90,7 +90,7 @@ class ETraceGraph:
     @functools.cached_property
     def possible_trace_bytes(self) -> int:
         """Size of the traces of every state, whether a later step reads them or not."""
-        return sum(shape.nbytes for shape in trace_shapes(self))
+        return sum(shape.full_nbytes for shape in trace_shapes(self))
 
     def __str__(self) -> str:
         return table(self)

@@ -188,7 +188,7 @@ def report_of(graph: Any) -> Report:
             DiagnosticRow(d.level, d.kind, d.message, d.source) for d in graph.diagnostics
         ),
         stored_bytes=sum(shape.nbytes for shape in shapes if shape.stored),
-        possible_bytes=sum(shape.nbytes for shape in shapes),
+        possible_bytes=sum(shape.full_nbytes for shape in shapes),
     )
 
 
@@ -208,7 +208,7 @@ def _relation_row(relation: Any, shapes: Sequence[TraceShape]) -> RelationRow:
         maps=tuple(reach.kind for reach in relation.reaches),
         traces=tuple((shape.state, shape.operand, shape.shape) for shape in stored),
         stored_bytes=sum(shape.nbytes for shape in stored),
-        possible_bytes=sum(shape.nbytes for shape in shapes),
+        possible_bytes=sum(shape.full_nbytes for shape in shapes),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._etrace_op import init_trace
+from .columns import Columns, columns_of, zero_trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,9 @@ class TraceShape:
     operand
         Name of the array within the trace.
     shape, dtype
-        Of the array; a fan-out comes first.
+        Of the array; a fan-out comes first. Outputs that never enter the trace are left out.
+    full_shape
+        The shape with all outputs.
     stored
         Whether a later step reads it, so that it is carried.
     """
@@ -31,6 +33,7 @@ class TraceShape:
     state: str
     operand: str
     shape: tuple[int, ...]
+    full_shape: tuple[int, ...]
     dtype: Any
     stored: bool
 
@@ -39,18 +42,17 @@ class TraceShape:
         """Size in bytes."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
+    @property
+    def full_nbytes(self) -> int:
+        """Size in bytes if structural zeros were stored as well."""
+        return int(np.prod(self.full_shape)) * np.dtype(self.dtype).itemsize
 
-def operation_trace(relation: Any) -> dict[str, jax.ShapeDtypeStruct]:
+
+def operation_trace(
+    relation: Any, columns: Columns | None = None
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the arrays that an operation's own rule makes for one hidden state."""
-    return jax.eval_shape(
-        lambda: init_trace(
-            relation.primitive,
-            dict(relation.params),
-            relation.x_var,
-            relation.y_var,
-            dict(relation.trainable_vars),
-        )
-    )
+    return jax.eval_shape(lambda: zero_trace(relation, columns))
 
 
 def trace_shapes(graph: Any) -> list[TraceShape]:
@@ -60,12 +62,14 @@ def trace_shapes(graph: Any) -> list[TraceShape]:
         arrays = operation_trace(relation)
         for reach, group in zip(relation.reaches, relation.hidden_groups, strict=True):
             lead = (reach.fan_out,) if reach.fan_out > 1 else ()
+            narrow = operation_trace(relation, columns_of(relation, reach, reach.stored))
             for a, state in enumerate(group.states):
                 shapes += [
                     TraceShape(
                         relation.key,
                         state.name,
                         name,
+                        (*lead, *(narrow if a in reach.stored else arrays)[name].shape),
                         (*lead, *array.shape),
                         array.dtype,
                         a in reach.stored,

@@ -30,6 +30,7 @@ from .rules import contract as contract
 from .rules import init_trace as init_trace
 from .rules import propagate as propagate
 from .rules import pull_back as pull_back
+from .rules import select_outputs as select_outputs
 from .sparse import etp_sp_mm_p as etp_sp_mm_p
 from .sparse import etp_sp_mv_p as etp_sp_mv_p
 from .sparse import sparse_matmul as sparse_matmul

@@ -139,6 +139,14 @@ def _contract(
     return result
 
 
+def _select_outputs(
+    weights: dict, pick: Any, *, has_bias: bool = False, **convolution: Any
+) -> dict | None:
+    if convolution["feature_group_count"] != 1:  # a group computes neighbouring outputs
+        return None
+    return {name: pick(operand) for name, operand in weights.items()}
+
+
 def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
     y, kernel = y_var.aval, weight_vars["weight"].aval
     groups = x_var.aval.shape[-1] // kernel.shape[-2]
@@ -164,6 +172,7 @@ etp_conv_p = register_primitive_spec(
         batched=True,
         accumulate=_accumulate,
         contract=_contract,
+        select_outputs=_select_outputs,
     )
 )
 

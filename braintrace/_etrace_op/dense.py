@@ -59,6 +59,10 @@ def _accumulate(x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = Fals
     return result
 
 
+def _select_outputs(weights: dict, pick: Any, *, has_bias: bool = False) -> dict:
+    return {name: pick(operand) for name, operand in weights.items()}
+
+
 def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
     y = y_var.aval
     weight = (*y.shape[:-1], *weight_vars["weight"].aval.shape, num_hidden_state)
@@ -83,6 +87,7 @@ _spec = functools.partial(
     trainable_invars_fn=conventional_trainable_invars,
     x_invar_index=0,
     accumulate=_accumulate,
+    select_outputs=_select_outputs,
 )
 etp_mm_p = register_primitive_spec(_spec(name="etp_mm", batched=True))
 etp_mv_p = register_primitive_spec(_spec(name="etp_mv", batched_form=etp_mm_p))

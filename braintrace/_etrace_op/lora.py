@@ -90,6 +90,12 @@ def _product(operands: Any, has_bias: bool) -> dict:
     return _yw_to_w(signal, trace, has_bias=has_bias)
 
 
+def _select_outputs(
+    weights: dict, pick: Any, *, alpha: float = 1.0, has_bias: bool = False
+) -> dict:
+    return {name: w if name == "lora_b" else pick(w) for name, w in weights.items()}
+
+
 def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
     y = y_var.aval
     effective = (*y.shape[:-1], x_var.aval.shape[-1], y.shape[-1], num_hidden_state)
@@ -115,6 +121,7 @@ _spec = functools.partial(
     x_invar_index=0,
     accumulate=_accumulate,
     contract=_contract,
+    select_outputs=_select_outputs,
 )
 etp_lora_mm_p = register_primitive_spec(_spec(name="etp_lora_mm", batched=True))
 etp_lora_mv_p = register_primitive_spec(_spec(name="etp_lora_mv", batched_form=etp_lora_mm_p))

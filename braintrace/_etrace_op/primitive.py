@@ -64,6 +64,10 @@ class ETPPrimitiveSpec:
     contract : callable, optional
         ``contract(signal, trace, weights, **static_params) -> gradients``: the output-shaped
         signal times a trace, summed over the batch. Goes with ``accumulate``.
+    select_outputs : callable, optional
+        ``select_outputs(weights, pick, **static_params) -> weights``: the operands of the same
+        operation with fewer outputs, where ``pick`` takes these entries of an array's last
+        axis; None where the parameters do not allow that.
     batched_form : ETPPrimitive, optional
         The primitive that computes the same for a batch, with the same static parameters.
     batching : callable, optional
@@ -91,6 +95,7 @@ class ETPPrimitiveSpec:
     gradient_enabled: bool = False
     accumulate: Rule | None = None
     contract: Rule | None = None
+    select_outputs: Rule | None = None
     batched_form: "ETPPrimitive | None" = None
     batching: Rule | None = None
 
@@ -340,7 +345,7 @@ def _check_spec(spec: ETPPrimitiveSpec) -> None:
             raise PrimitiveError(
                 f"`{field}` of `{spec.name}` must be callable, got {getattr(spec, field)!r}."
             )
-    for field in ("accumulate", "contract", "batching"):
+    for field in ("accumulate", "contract", "select_outputs", "batching"):
         if getattr(spec, field) is not None and not callable(getattr(spec, field)):
             raise PrimitiveError(
                 f"`{field}` of `{spec.name}` must be callable or None, "

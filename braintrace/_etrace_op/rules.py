@@ -5,7 +5,7 @@ never ask which primitive they have: a primitive differs only in what its spec d
 ``K`` is a leading time axis; ``x`` is None for a primitive without an input.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -67,6 +67,17 @@ def init_trace(
                 f"`{name}` and one hidden state; expected the state axis, of size 1, last."
             )
     return {name: array[..., 0] for name, array in trace.items()}
+
+
+def select_outputs(
+    primitive: ETPPrimitive, params: Params, weights: Arrays, pick: Callable[[Any], Any]
+) -> Arrays | None:
+    """Return the operands of the same operation with fewer outputs, or None where none fit.
+
+    ``pick`` takes the entries of an array's last axis that belong to these outputs.
+    """
+    spec = get_primitive_spec(primitive)
+    return None if spec.select_outputs is None else spec.select_outputs(weights, pick, **params)
 
 
 def propagate(primitive: ETPPrimitive, params: Params, factor: Any, trace: Arrays) -> Arrays:

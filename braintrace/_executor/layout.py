@@ -36,9 +36,13 @@ def output_keys(graph: ETraceGraph) -> dict[str, str]:
 
 
 def _sum_of(graph: ETraceGraph, y: Var) -> Var:
-    """Return the sum that a variable only enters into, or the variable itself."""
+    """Return the sum that a variable only enters into, or the variable itself.
+
+    A sum that is a hidden state counts as read: its own trace is carried as well.
+    """
     program = graph.traced.program
-    while len(program.readers.get(y, ())) == 1:
+    states = {var for group in graph.hidden_groups for var in group.new_vars}
+    while y not in states and len(program.readers.get(y, ())) == 1:
         equation = program.equations[program.readers[y][0][0]]
         (total, *_) = equation.outvars
         same = (total.aval.shape, total.aval.dtype) == (y.aval.shape, y.aval.dtype)

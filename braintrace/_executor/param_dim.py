@@ -25,8 +25,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, HiddenGroup
-from .._etrace_op import accumulate, contract, init_trace, propagate, pull_back
+from .._compiler import Columns, ETraceGraph, HiddenGroup, columns_of, zero_trace
+from .._etrace_op import accumulate, contract, propagate, pull_back
 from .jacobians import Jacobians, Weights
 from .layout import Link, links, old_state_to_positions, x_key
 from .live import Probes
@@ -56,16 +56,21 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
     """
     traces = {}
     for link in links(graph):
-        for a in link.reach.reached if every_state else link.reach.stored:
-            traces[link.key(a)] = _zero(link)
+        states = link.reach.reached if every_state else link.reach.stored
+        columns = columns_of(link.relation, link.reach, states)
+        for a in states:
+            traces[link.key(a)] = _zero(link, columns)
     return traces
 
 
-def _zero(link: Link) -> Any:
-    relation = link.relation
-    zero = init_trace(
-        *link.operation, relation.x_var, relation.y_var, dict(relation.trainable_vars)
-    )
+def _columns(link: Link, traces: Traces) -> Columns | None:
+    """Return the outputs that the traces of a link are kept for; ``None``: all."""
+    carried = [a for a in link.reach.reached if link.key(a) in traces]
+    return columns_of(link.relation, link.reach, carried)
+
+
+def _zero(link: Link, columns: Columns | None) -> Any:
+    zero = zero_trace(link.relation, columns)
     lead = (link.reach.fan_out,) if link.has_fan_out else ()
     return jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), zero)
 
@@ -100,20 +105,26 @@ def _updated(
 ) -> Traces:
     """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one link."""
     each, first = products
+    columns = _columns(link, traces)
+    pick = (lambda value: value) if columns is None else columns.pick
+    if columns is not None:
+        weights = columns.operands(link.relation, weights)
     keys = {a: link.key(a) for a in link.reach.reached}
     new = {}
     for i in [a for a, key in keys.items() if key in traces]:
         terms = [
             link.each_layer(
                 functools.partial(propagate, *link.operation),
-                link.table(first[i, j]),
+                pick(link.table(first[i, j])),
                 widened(traces[keys[j]], first[i, j].dtype),
             )
             for j in keys
             if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
         ]
         entering = [
-            link.table(each[i, m]) * Df[keys[m]] for m in keys if (i, m) in each and keys[m] in Df
+            pick(link.table(each[i, m]) * Df[keys[m]])
+            for m in keys
+            if (i, m) in each and keys[m] in Df
         ]
         if entering:
             terms.append(_entered(link, x, sum(entering[1:], entering[0]), weights))
@@ -216,20 +227,29 @@ def _carried(
     """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the relations of one group."""
     gradients: Weights = {}
     for link in links(graph, group):
+        columns = _columns(link, traces)
         for c in link.reach.reached:
             if c in mu and link.key(c) in traces and not is_zero(traces[link.key(c)]):
-                found = _contracted(link, mu[c], traces[link.key(c)], weights[link.relation.key])
+                own = weights[link.relation.key]
+                found = _contracted(link, columns, mu[c], traces[link.key(c)], own)
                 gradients = add(gradients, {link.relation.key: found})
     return gradients
 
 
-def _contracted(link: Link, signal: jax.Array, trace: Any, weights: Any) -> Any:
-    found = link.each_layer(
-        lambda factor, layer: contract(*link.operation, factor, layer, weights),
-        link.table(signal),
-        widened(trace, signal.dtype),
-    )
-    return jax.tree.map(lambda p: jnp.sum(p, axis=0), found) if link.has_fan_out else found
+def _contracted(
+    link: Link, columns: Columns | None, signal: jax.Array, trace: Any, weights: Any
+) -> Any:
+    def select(operands: Any) -> Any:
+        return operands if columns is None else columns.operands(link.relation, operands)
+
+    def of_layer(factor: jax.Array, layer: Any) -> Any:
+        factor = factor if columns is None else columns.pick(factor)
+        return contract(*link.operation, factor, layer, select(weights))
+
+    found = link.each_layer(of_layer, link.table(signal), widened(trace, signal.dtype))
+    if link.has_fan_out:
+        found = jax.tree.map(lambda product: jnp.sum(product, axis=0), found)
+    return jax.linear_transpose(select, weights)(found)[0]
 
 
 def carried(

@@ -1,0 +1,91 @@
+"""The outputs of an operation whose traces some later step reads.
+
+A gate that does not reach a remembered state needs no trace. Where one operation computes several
+gates side by side, its trace is that of the other columns alone: the same operation with fewer
+outputs.
+"""
+
+import dataclasses
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._etrace_op import init_trace, select_outputs
+from .reach import Reach
+
+MOST_RUNS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """Some entries of the last axis of an operation's output.
+
+    Attributes
+    ----------
+    runs
+        ``(start, stop)`` of what belongs to them, in order.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+
+    def pick(self, value: Any) -> Any:
+        """Return these entries of the last axis of an array."""
+        parts = [value[..., start:stop] for start, stop in self.runs]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+    def operands(self, relation: Any, weights: dict[str, Any]) -> Any:
+        """Return the operands of the operation that computes these outputs alone."""
+        return select_outputs(relation.primitive, dict(relation.params), weights, self.pick)
+
+
+def columns_of(relation: Any, reach: Reach, states: Sequence[int]) -> Columns | None:
+    """Return the outputs that reach one of some states within a step; ``None``: all of them.
+
+    Other outputs never enter the traces of these states: what a trace takes over from the step
+    before has entered the same way.
+    """
+    found = _used(reach, states)
+    if found is None or found.all() or not found.any():
+        return None
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], found.astype(np.int8), [0]])))
+    columns = Columns(tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2)))
+    shapes = jax.eval_shape(lambda w: columns.operands(relation, w), _operand_shapes(relation))
+    return None if shapes is None or len(columns.runs) > MOST_RUNS else columns
+
+
+def _used(reach: Reach, states: Sequence[int]) -> np.ndarray | None:
+    if reach.positions.ndim < 2:
+        return None
+    width = reach.positions.shape[-1]
+    used = np.zeros(width, bool)
+    for branch in reach.branches:
+        if branch.state in states:
+            if branch.slots is None:
+                return None
+            used[branch.slots[branch.slots >= 0] % width] = True
+    return used
+
+
+def _operand_shapes(relation: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        name: jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
+        for name, var in relation.trainable_vars.items()
+    }
+
+
+def zero_trace(relation: Any, columns: Columns | None) -> dict[str, Any]:
+    """Return the zero trace of one hidden state, for all outputs or for some columns."""
+    y = relation.y_var
+    weights: dict[str, Any] = dict(relation.trainable_vars)
+    if columns is not None:
+        aval = jax.ShapeDtypeStruct(y.aval.shape, y.aval.dtype)
+        y = types.SimpleNamespace(aval=jax.eval_shape(columns.pick, aval))
+        shapes = jax.eval_shape(
+            lambda operands: columns.operands(relation, operands), _operand_shapes(relation)
+        )
+        weights = {name: types.SimpleNamespace(aval=shape) for name, shape in shapes.items()}
+    return init_trace(relation.primitive, dict(relation.params), relation.x_var, y, weights)
