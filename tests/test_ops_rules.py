@@ -26,6 +26,7 @@ from braintrace._etrace_op import (
     propagate,
     pull_back,
     register_primitive,
+    select_outputs,
     validate_rules,
 )
 
@@ -290,3 +291,24 @@ def test_default_rules_of_an_unbatched_primitive_without_batched_form():
     want = np.asarray(xs).T @ np.asarray(factors)
     for rule in (pull_back, accumulate):
         np.testing.assert_allclose(rule(primitive, {}, xs, factors, weights)["weight"], want, 1e-5)
+
+
+def some_outputs(value):
+    """The first and the last entry of the last axis."""
+    return jnp.concatenate([value[..., :1], value[..., -1:]], axis=-1)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", CASES)
+def test_selected_operands_compute_the_selected_outputs(name):
+    case = Case(name)
+    selected = select_outputs(case.primitive, case.params, case.named(), some_outputs)
+    if selected is None:
+        assert case.primitive.name in ("etp_elemwise", "etp_sp_mm", "etp_sp_mv") or (
+            case.params["feature_group_count"] > 1
+        )
+        return
+    weights = tuple(selected[name] for name in case.names)
+    found = case.primitive.bind(case.x(0), *weights, **case.params)
+    expected = some_outputs(case.plain(case.x(0), case.weights))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
