@@ -32,6 +32,7 @@ def execute(path):
         timeout=2 * LIMIT,
         kernel_name="python3",
         record_timing=False,
+        coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(FOLDER)}},
     )
