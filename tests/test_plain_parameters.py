@@ -3,12 +3,13 @@
 import brainstate
 import cases
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 import references
 from assertions import assert_gradients_close
-from drivers import build_algorithm, catalogue_gradient, named, weights_of
+from drivers import build_algorithm, catalogue_gradient, named, sequence_gradient, weights_of
 
 import braintrace
 
@@ -81,3 +82,54 @@ def test_a_parameter_may_be_a_python_number():
     # h^t = w (1 + 1/2 + ... + 1/2^(t-1)), summed over 6 units and 4 steps
     expected = 6 * (1 + 1.5 + 1.75 + 1.875)
     assert learner.etrace_grad(xs, **options)[("w",)] == pytest.approx(expected)
+
+
+class FusedGates(brainstate.nn.Module):
+    """The catalogue's `gru`, its update and reset gates computed by one operation."""
+
+    def __init__(self, case):
+        super().__init__()
+        self.case, params = case, case.params()
+        self.w_gates = brainstate.ParamState(np.hstack([params["w_z"], params["w_r"]]))
+        self.w_h = brainstate.ParamState(params["w_h"])
+        self.w_out = brainstate.ParamState(params["w_out"])
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(self.case.initial_states(batch_size)["h"])
+
+    def update(self, x):
+        h = self.h.value
+        gates = braintrace.matmul(jnp.concatenate([x, h], axis=-1), self.w_gates.value)
+        z, r = jnp.split(jax.nn.sigmoid(gates), 2, axis=-1)
+        reset = jnp.concatenate([x, r * h], axis=-1)
+        candidate = jnp.tanh(braintrace.matmul(reset, self.w_h.value))
+        self.h.value = (1 - z) * h + z * candidate
+        return self.h.value @ self.w_out.value
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("options", ALGORITHMS, ids=["d_rtrl", "es_d_rtrl"])
+def test_outputs_without_a_trace_next_to_others_with_one(options):
+    """The reset gate acts through `w_h` only; the update gate beside it has a trace."""
+    case, options = cases.BY_NAME["gru"], dict(options)
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+    algorithm = options.pop("algorithm", "d_rtrl")
+    with pytest.warns(braintrace.ApproximationWarning, match="w_gates"):
+        learner = braintrace.compile(FusedGates(case), algorithm, xs[0], batch_size=2, **options)
+    if algorithm == "d_rtrl":
+        apart = references.dense_d_rtrl(case)
+    else:
+        apart = references.dense_es_d_rtrl(case, alpha=options["decay_or_rank"])
+    expected = {
+        "w_gates": np.hstack([apart["w_z"], apart["w_r"]]),
+        "w_h": apart["w_h"],
+        "w_out": apart["w_out"],
+    }
+    found = sequence_gradient(learner, case, xs, targets)
+    assert_gradients_close(found, expected, 1e-5)
+    learner.reset_state()
+    gradient = brainstate.transform.grad(
+        lambda x, target: case.loss(learner(x), target), weights_of(learner.algorithm.model)
+    )
+    steps = [named(gradient(x, target)) for x, target in zip(xs, targets, strict=True)]
+    assert_gradients_close(jax.tree.map(lambda *parts: sum(parts), *steps), expected, 1e-5)

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._compiler import ETraceGraph, HiddenGroup
 from .._jax import Var, bind
@@ -50,6 +51,9 @@ def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
 def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None) -> dict[int, Any]:
     """Return rules that run the relations' operations on given weights, held constant.
 
+    What an operation computes besides, and no trace carries (a gate that acts through another
+    weight only), keeps the ordinary gradient of the step.
+
     Parameters
     ----------
     graph, weights
@@ -60,12 +64,17 @@ def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None)
 
     def rule_for(relation: Any) -> Any:
         held = jax.lax.stop_gradient(weights[relation.key])
+        traced = _traced_elements(relation, group)
 
         def rule(equation: Any, values: list[Any]) -> list[Any]:
-            values = list(values)
+            with_held = list(values)
             for name, position in relation.trainable_positions.items():
-                values[position] = held[name]
-            return bind(equation, values)
+                with_held[position] = held[name]
+            (y,) = bind(equation, with_held)
+            if traced is None:
+                return [y]
+            (live,) = bind(equation, values)
+            return [jnp.where(traced, y, live)]
 
         return rule
 
@@ -74,6 +83,15 @@ def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None)
         for relation in graph.hidden_param_op_relations
         if group is None or any(reach.group == group for reach in relation.reaches)
     }
+
+
+def _traced_elements(relation: Any, group: int | None) -> np.ndarray | None:
+    """Return which elements of the output reach a group by a trace; ``None``: all of them."""
+    reached = [reach for reach in relation.reaches if reach.group == group]
+    if not reached:
+        return None
+    traced = (reached[0].positions >= 0).any(0)
+    return None if traced.all() else traced
 
 
 def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Jacobians:
