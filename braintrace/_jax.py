@@ -3,7 +3,8 @@
 JAX keeps its jaxpr classes, its interpreters and a few helpers in modules whose contents
 move between releases. Everything that the library takes from there passes through this
 file, so that a new release of JAX is met here and nowhere else. Tried with jax 0.8.0,
-0.10.2 and 0.12.0.1.
+0.10.2 and 0.12.0.1, and with brainstate 0.5.0, 0.5.4 and 0.6.0, of which one private name is
+used: the States that are being watched.
 """
 
 import contextlib
@@ -14,12 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from brainstate._state import TRACE_CONTEXT
 from jax.extend import source_info_util
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
+
+try:
+    from jax.extend.core import get_opaque_trace_state
+except ImportError:  # jax 0.8.0
+    from jax.core import get_opaque_trace_state
 
 # A source line is the user's: frames of this library and of those that it works with are not.
 for _package in ("braintrace", "brainstate", "saiunit"):
@@ -51,9 +58,16 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
-def is_staging() -> bool:
-    """Tell whether operations are being recorded by a JAX transformation instead of run."""
-    return is_tracer(jax.numpy.zeros(()))
+_TOP_LEVEL = get_opaque_trace_state(convention="braintrace")
+
+
+def is_watched() -> bool:
+    """Tell whether a transformation, of JAX or brainstate, has to see what is read and written.
+
+    Before it maps a function, brainstate runs it as it is, to find out which States it touches.
+    """
+    is_transforming = get_opaque_trace_state(convention="braintrace") != _TOP_LEVEL
+    return bool(is_transforming or TRACE_CONTEXT.state_stack)
 
 
 _BODY_PARAMS = {

@@ -18,7 +18,7 @@ from .._compiler import (
     join_components,
     split_components,
 )
-from .._errors import NotCompiledError, ShapeError
+from .._errors import DtypeError, NotCompiledError, ShapeError
 from .._jax import Var
 from .._typing import Path, path_name
 
@@ -114,6 +114,8 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
     ------
     ShapeError
         If they do not have the structure and shapes that the model was compiled for.
+    DtypeError
+        If they are floats where the example had integers, or the like.
     """
     traced = graph.traced
     leaves, tree = jax.tree.flatten(arguments)
@@ -133,8 +135,23 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
                 "the batch size has changed, call `reset_state` with the new one: states and "
                 "traces have a batch axis of their own."
             )
+        _check_kind(index, value.dtype, var.aval.dtype)
         values[var] = value.astype(var.aval.dtype)
     return values
+
+
+def _check_kind(index: int, found: Any, expected: Any) -> None:
+    """Refuse numbers that the dtype of the example argument cannot hold."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+
+    def rank(dtype: Any) -> int:
+        return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)
+
+    if rank(found) > rank(expected):
+        raise DtypeError(
+            f"Argument leaf {index} of `update` has dtype {found}; the model was compiled for "
+            f"{expected}, which cannot hold it. Compile with an example of dtype {found}."
+        )
 
 
 def _hidden(graph: ETraceGraph) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._jax import is_staging
+from .._jax import is_watched
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,12 +55,12 @@ class EligibilityTraces(brainstate.ShortTermState):
         Parameters
         ----------
         compute
-            Returns them; called at most once. Inside a JAX transformation it is called at
-            once: only brainstate can carry the traces out of there, and it reads them.
+            Returns them; called at most once. Inside a transformation it is called at once:
+            only brainstate can carry the traces out of there, and it reads them.
         zero
             Whether they are all zero.
         """
-        if is_staging():
+        if is_watched():
             self.value = compute()
         else:
             self.__dict__["_value"] = _Unread(compute, zero)
@@ -69,12 +69,12 @@ class EligibilityTraces(brainstate.ShortTermState):
     def is_zero(self) -> bool:
         """Whether the traces are known to be zero, for whatever is compiled now."""
         held = self.__dict__["_value"]
-        return isinstance(held, _Unread) and held.zero and not is_staging()
+        return isinstance(held, _Unread) and held.zero and not is_watched()
 
     def take(self) -> tuple[Any, bool]:
         """Return the traces, and whether their buffers may be donated."""
         held = self.__dict__["_value"]
-        if not isinstance(held, _Unread) or is_staging():
+        if not isinstance(held, _Unread) or is_watched():
             return self.value, False
         traces = held.compute()
         self.__dict__["_value"] = _Unread(lambda: traces)

@@ -16,7 +16,7 @@ from .._algorithms import ETraceAlgorithm, add_to_states
 from .._executor import Weights, solve_chunk, zero_probes
 from .chunks import record_bytes
 from .pure_step import PureStep
-from .step_gradient import StepGradient
+from .step_gradient import StepGradient, zero_sum
 
 Held = tuple[Weights, Any]
 """Operands of the relations, and the values that States start anew from."""
@@ -68,7 +68,7 @@ class RecordedChunk:
     def start(self, parameters: list[Any], weights: Weights) -> Any:
         """Return zero gradients: outside the traces, and of the operands."""
         live = self._differentiated.zero_gradients(parameters)
-        return live, jax.tree.map(jnp.zeros_like, weights)
+        return live, jax.tree.map(zero_sum, weights)
 
     def run(
         self,
@@ -133,7 +133,7 @@ class WindowChunk:
 
     def start(self, parameters: list[Any], weights: Weights) -> Any:
         """Return zero gradients: through the window, and of the operands."""
-        return jax.tree.map(jnp.zeros_like, (parameters, weights))
+        return jax.tree.map(zero_sum, (parameters, weights))
 
     def run(
         self,
@@ -172,4 +172,5 @@ class WindowChunk:
     def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
         """Return the gradient of every parameter."""
         inside, before = gradients
-        return jax.tree.map(jnp.add, inside, to_parameters(before))
+        past = to_parameters(before)
+        return jax.tree.map(lambda a, b: (a + b).astype(b.dtype), inside, past)

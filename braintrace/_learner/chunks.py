@@ -13,8 +13,8 @@ from .._errors import OptionError, ShapeError
 
 LONGEST_CHUNK = 128
 SHORTEST_CHUNK = 64
-"""Below, what a chunk costs once weighs more than what it saves, whatever the traces take: in chunks
-of 16, 64 steps of a small convolution took 4 times as long as BPTT, in one chunk as long."""
+"""Below, what a chunk costs once weighs more than what it saves, whatever the traces take: 64 steps
+of a small convolution took 4 times as long as BPTT in chunks of 16, and as long in one chunk."""
 
 
 def check_sequences(sequences: tuple[Any, ...]) -> int:

@@ -84,7 +84,7 @@ class SequenceGradient:
         }
         flags, initial = restarts
         slices = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), (sequences, flags)
+            lambda leaf: jnp.zeros(leaf.shape[1:], jnp.result_type(leaf)), (sequences, flags)
         )
         graph = self._algorithm.graph
         weights = {
@@ -138,8 +138,8 @@ class SequenceGradient:
         if not is_one_chunk:
             before, owned = replaced, True
         update = self._update_and_donate if owned else self._update
-        traces.leave(lambda: update(weights, records, before))
         self._chunks.step.write(written)
+        traces.leave(lambda: update(weights, records, before))
         if self._options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
             value = with_unit(value, self._loss_unit)
@@ -163,6 +163,7 @@ class SequenceGradient:
                     f"`step_fn` called the learner {recorder.calls} times; it has to call it "
                     "exactly once per step, and not inside a compiled function of its own."
                 )
+            recorder.check_states()
             loss, aux = _loss_and_aux(result, self._options.has_aux)
             mantissa, self._loss_unit = split_loss(loss, self._options.unit_aware)
             return mantissa, aux, recorder.records
@@ -211,9 +212,15 @@ class SequenceGradient:
         (written, gradients, (records, before)), (losses, aux) = over_chunks(
             run_chunk, run_last, start, ((sequences, flags), scales), steps, length
         )
-        total = self._chunks.total(gradients, lambda found: to_parameters(found)[0])
+
+        def pulled_back(found: Any) -> Any:
+            return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
+
+        total = self._chunks.total(gradients, pulled_back)
         last = (weights, records, None if is_one_chunk else before)
-        return total, jnp.sum(losses * scales), aux, written, last
+        # The loss of a padded step may be infinite.
+        value = jnp.sum(jnp.where(scales == 0, 0, losses * scales))
+        return total, value, aux, written, last
 
     def _updated(self, weights: Any, records: Any, before: Any) -> Any:
         """Return the traces after a chunk; ``None`` before it means zero."""

@@ -21,6 +21,17 @@ from .recorder import Recorder
 from .restart import check_reset
 
 
+class _Made:
+    """Functions that are compiled already, in a box that brainstate does not look into.
+
+    A learner and its clones share the box, so that every key names what it was made for.
+    """
+
+    def __init__(self) -> None:
+        self.gradients: dict[Any, SequenceGradient] = {}
+        self.drivers: dict[Any, Driver] = {}
+
+
 class Learner(brainstate.nn.Module):
     """A model with its algorithm, made by `braintrace.compile`.
 
@@ -37,8 +48,7 @@ class Learner(brainstate.nn.Module):
         super().__init__()
         self.algorithm = algorithm
         self._recorder: Recorder | None = None
-        self._gradients: dict[Any, SequenceGradient] = {}
-        self._drivers: dict[Any, Driver] = {}
+        self._made = _Made()
 
     @property
     def graph(self) -> ETraceGraph:
@@ -85,7 +95,9 @@ class Learner(brainstate.nn.Module):
             Pytrees of arrays ``(T, …)``; ``step_fn`` gets the slices of one step.
         step_fn
             Calls this learner once and returns the scalar loss of the step (with ``has_aux``:
-            a pair of it and a pytree). It is traced once; define it outside of loops.
+            a pair of it and a pytree). It is traced once; define it outside of loops. States
+            that it reads before the call, and States of its own, carry no gradient from one
+            step to the next (nor, with ``vjp_method='multi-step'``, to the next window).
         mask
             Weights ``(T,)`` of the steps' losses; ``None``: all are 1. Where all are 0, the
             gradient is 0.
@@ -119,7 +131,7 @@ class Learner(brainstate.nn.Module):
             For sequences that are empty, differ in length or do not fit the states.
         OptionError
             For an option value that is not accepted, or a ``step_fn`` that does not call the
-            learner exactly once or returns no scalar.
+            learner exactly once, writes a parameter or a hidden state, or returns no scalar.
         """
         options = GradientOptions(reduction, has_aux, unit_aware)
         steps = check_sequences(sequences)
@@ -129,11 +141,12 @@ class Learner(brainstate.nn.Module):
         kind = (has_mask, None if reset is None else np.ndim(reset))
         key = (step_fn, options, chunk_size, kind, _signature(sequences), _identity(self))
         restarts = check_reset(self.algorithm, reset, steps)
-        if key not in self._gradients:
-            self._gradients[key] = SequenceGradient(
+        made = self._made.gradients
+        if key not in made:
+            made[key] = SequenceGradient(
                 self, step_fn, options, chunk_size, sequences, has_mask, restarts
             )
-        gradients, value, aux = self._gradients[key](sequences, weights, restarts)
+        gradients, value, aux = made[key](sequences, weights, restarts)
         extra = ((value,) if return_value else ()) + ((aux,) if has_aux else ())
         return (gradients, *extra) if extra else gradients
 
@@ -191,10 +204,11 @@ class Learner(brainstate.nn.Module):
         return driver(sequences, restarts)
 
     def _driver(self, name: Any, make: Callable[[], Runner]) -> Driver:
-        key = (name, self.graph)
-        if key not in self._drivers:
-            self._drivers[key] = Driver(self.algorithm, make())
-        return self._drivers[key]
+        made = self._made.drivers
+        key = (name, self.graph, id(self.algorithm))
+        if key not in made:
+            made[key] = Driver(self.algorithm, make())
+        return made[key]
 
 
 def _mask(mask: Any, steps: int) -> Any:
@@ -214,6 +228,6 @@ def _signature(sequences: Any) -> Any:
 
 
 def _identity(learner: Learner) -> Any:
-    """Name the State objects and the graph that a compiled driver is made for."""
+    """Name the learner, its graph and the State objects that a gradient is made for."""
     states = learner.algorithm.model.states()
-    return learner.graph, tuple(id(state) for state in states.values())
+    return id(learner), learner.graph, tuple(id(state) for state in states.values())

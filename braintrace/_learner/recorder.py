@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from .._algorithms import ETraceAlgorithm, read_arguments, read_states, unwrap, write_states
+from .._errors import OptionError
 from .._executor import (
     Jacobians,
     Probes,
@@ -15,6 +16,7 @@ from .._executor import (
     restarted_probes,
     window_step,
 )
+from .._typing import Path, path_name
 
 
 @dataclasses.dataclass
@@ -45,8 +47,12 @@ class Recorder:
     calls: int = 0
     records: Jacobians | None = None
 
+    def __post_init__(self) -> None:
+        self._left = self._traced_values()
+
     def __call__(self, *arguments: Any) -> Any:
         """Run one step, with the model's States read and written."""
+        self.check_states()
         graph = self.algorithm.graph
         states = self.algorithm.states_of_step
         inputs = {
@@ -63,5 +69,28 @@ class Recorder:
         if self.restart is not None:
             self.records = restarted(graph, self.records, self.restart)
         write_states(graph, states, new_states)
+        self._left = self._traced_values()
         self.calls += 1
         return jax.tree.unflatten(graph.traced.output_tree, outputs)
+
+    def check_states(self) -> None:
+        """Refuse traced hidden states that are not as the last step left them.
+
+        Raises
+        ------
+        OptionError
+            If something else has written one.
+        """
+        for path, leaves in self._traced_values().items():
+            if any(now is not left for now, left in zip(leaves, self._left[path], strict=True)):
+                raise OptionError(
+                    f"`step_fn` writes the hidden State '{path_name(path)}' itself, which the "
+                    "traces would not follow. Change it in the model's `update`; to start a new "
+                    "sequence, use `reset`."
+                )
+
+    def _traced_values(self) -> dict[Path, list[Any]]:
+        states = self.algorithm.states_of_step
+        groups = self.algorithm.graph.traced_groups
+        paths = dict.fromkeys(state.path for group in groups for state in group.states)
+        return {path: jax.tree.leaves(states[path].value) for path in paths}

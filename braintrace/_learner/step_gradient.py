@@ -138,7 +138,7 @@ class StepGradient:
                 strict=True,
             )
             written, found, recorded = differentiate({**known, **dict(varying)})
-            return (written, [a + b for a, b in zip(live, found, strict=True)]), recorded
+            return (written, jax.tree.map(jnp.add, live, found)), recorded
 
         (written, live), recorded = jax.lax.scan(step, start, chunk)
         sequences = zip(self._slices, jax.tree.leaves(chunk[0]), strict=True)
@@ -194,17 +194,26 @@ class StepGradient:
     def zero_gradients(self, parameters: list[Any]) -> list[jax.Array]:
         """Return zeros for the parameters that have a gradient outside the traces."""
         leaves = zip(jax.tree.leaves(parameters), self._is_live, strict=True)
-        return [jnp.zeros_like(leaf) for leaf, is_live in leaves if is_live]
+        return [zero_sum(leaf) for leaf, is_live in leaves if is_live]
 
     def add(self, gradients: list[Any], live: list[jax.Array]) -> list[Any]:
         """Add the gradients outside the traces to the full list of gradients."""
         leaves, tree = jax.tree.flatten(gradients)
         rest = iter(live)
         total = [
-            leaf + next(rest) if is_live else leaf
+            (leaf + next(rest)).astype(leaf.dtype) if is_live else leaf
             for leaf, is_live in zip(leaves, self._is_live, strict=True)
         ]
         return jax.tree.unflatten(tree, total)
+
+
+def zero_sum(value: jax.Array) -> jax.Array:
+    """Return a zero to which any number of arrays like ``value`` are added.
+
+    It is in single precision at least: in bfloat16 a sum of ones stops at 256.
+    """
+    is_half = jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize < 4
+    return jnp.zeros(value.shape, jnp.float32 if is_half else value.dtype)
 
 
 def _constant(literal: Atom) -> jax.Array:

@@ -1,0 +1,169 @@
+"""Drivers in the hands of others: mapped, cloned, in half precision, on unusual data."""
+
+import functools
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close
+from drivers import build_learner
+
+import braintrace
+
+CASE = cases.BY_NAME["independent_rnn"]
+XS, TARGETS = CASE.sequences(2, 6)
+
+
+class Leaky(brainstate.nn.Module):
+    """A leaky integrator without memory of its own where ``decay`` is 0."""
+
+    def __init__(self, decay=0.5, dtype=jnp.float32):
+        super().__init__()
+        self.decay = decay
+        self.w = brainstate.ParamState(jnp.ones((2, 3), dtype))
+        self.readout = brainstate.ParamState(jnp.ones((3, 1), dtype))
+
+    def init_state(self, batch_size=1):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3), self.w.value.dtype))
+
+    def update(self, x):
+        self.h.value = self.decay * self.h.value + braintrace.matmul(x, self.w.value)
+        return self.h.value @ self.readout.value
+
+
+class Chained(brainstate.nn.Module):
+    """Two coupled states; the output of an operation enters each, by additions alone."""
+
+    def __init__(self, apart):
+        super().__init__()
+        self.apart = apart
+        self.w = brainstate.ParamState(jnp.linspace(-1.0, 1.0, 6).reshape(2, 3))
+        self.r = brainstate.ParamState(jnp.linspace(0.5, -1.5, 6).reshape(2, 3))
+
+    def init_state(self, batch_size=1):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+        self.g = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+
+    def update(self, x):
+        entering = braintrace.matmul(jnp.sin(3 * x), self.r.value)
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+        if self.apart:
+            entering = 2 * entering
+        self.g.value = 0.7 * self.g.value + self.h.value + entering
+        return self.g.value
+
+
+def gradients_of(model, algorithm, xs, **options):
+    learner = braintrace.compile(model, algorithm, xs[0], batch_size=xs.shape[1])
+    return learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum(), **options)
+
+
+def test_output_traces_are_not_shared_across_a_state():
+    xs = XS[..., :2]
+    apart = Chained(True)  # a product by two is no addition; half the weight makes up for it
+    apart.r.value = apart.r.value / 2
+    expected = gradients_of(apart, "es_d_rtrl", xs)
+    found = gradients_of(Chained(False), "es_d_rtrl", xs)
+    assert_gradients_close(found, {**expected, ("r",): expected[("r",)] / 2}, 1e-5)
+
+
+def test_a_sequence_gradient_can_be_mapped():
+    sequences = jnp.stack([XS, -XS, 2 * XS])
+    learner, alone = build_learner(CASE, "d_rtrl"), build_learner(CASE, "d_rtrl")
+
+    def gradient(learner):
+        step = lambda x: (learner(x) ** 2).sum()  # noqa: E731
+        return lambda xs: learner.etrace_grad(xs, step_fn=step, chunk_size=4)
+
+    states = list(learner.states(brainstate.ShortTermState).values())
+    found = brainstate.transform.vmap(gradient(learner), out_states=states)(sequences)
+    separate = gradient(alone)
+    for index, xs in enumerate(sequences):
+        alone.reset_state(2)
+        assert_gradients_close(jax.tree.map(lambda g, i=index: g[i], found), separate(xs), 1e-5)
+        after = alone.states(brainstate.ShortTermState).values()
+        for mapped, own in zip(states, after, strict=True):
+            sample = jax.tree.map(lambda v, i=index: v[i], mapped.value)
+            jax.tree.map(
+                functools.partial(np.testing.assert_allclose, rtol=1e-4), sample, own.value
+            )
+
+
+def test_a_clone_moves_its_own_states():
+    learner = build_learner(CASE, "d_rtrl")
+    run = [learner.predict, learner.etrace_evolve]
+    for driver in run:
+        driver(XS)
+    for chunk_size in (2, 3):
+        learner.etrace_grad(
+            XS, step_fn=lambda x: learner(x).sum(), chunk_size=chunk_size, reduction="sum"
+        )
+    before = {path: state.value for path, state in learner.states().items()}
+    twin = brainstate.graph.clone(learner)
+    expected = learner.predict(XS)
+    for path, state in learner.states().items():
+        state.value = before[path]
+    np.testing.assert_array_equal(twin.predict(XS), expected)
+    twin.etrace_evolve(XS)
+    for path, state in learner.states().items():
+        jax.tree.map(np.testing.assert_array_equal, state.value, before[path])
+
+
+@pytest.mark.parametrize("vjp_method", ["single-step", "multi-step"])
+def test_gradients_in_half_precision_add_up(vjp_method):
+    model, xs = Leaky(0.0, jnp.bfloat16), jnp.ones((600, 1, 2), jnp.bfloat16)
+    learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=1, vjp_method=vjp_method)
+    found = learner.etrace_grad(
+        xs, step_fn=lambda x: learner(x).sum(), chunk_size=1, reduction="sum"
+    )
+    assert {gradient.dtype for gradient in found.values()} == {jnp.dtype("bfloat16")}
+    np.testing.assert_array_equal(found[("w",)], 600)
+    np.testing.assert_array_equal(found[("readout",)], 1200)
+
+
+def test_the_infinite_loss_of_a_padded_step_does_not_count():
+    learner = build_learner(CASE, "d_rtrl")
+    scale, mask = jnp.array([1.0, 2.0, 0.0, 3.0, 1.0, 0.0]), jnp.array([1, 1, 0, 1, 1, 0])
+    _, value = learner.etrace_grad(
+        XS,
+        scale,
+        step_fn=lambda x, s: (learner(x) ** 2).sum() + jnp.log(s),
+        mask=mask,
+        return_value=True,
+    )
+    assert np.isfinite(value)
+
+
+def test_sequences_of_numpy_in_double_precision():
+    xs = np.ones((4, 1, 2))
+    assert xs.dtype == np.float64
+    found = gradients_of(Leaky(), "d_rtrl", xs, chunk_size=np.int64(3))
+    expected = gradients_of(Leaky(), "d_rtrl", jnp.ones((4, 1, 2)))
+    assert_gradients_close(found, expected, 1e-6)
+
+
+def test_floats_are_not_rounded_to_the_integers_of_the_example():
+    learner = braintrace.compile(Leaky(), "d_rtrl", jnp.zeros((1, 2), int), batch_size=1)
+    learner(jnp.ones((1, 2), bool))
+    with pytest.raises(braintrace.DtypeError, match="Compile with an example of dtype float32"):
+        learner(jnp.full((1, 2), 0.7))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_step_function_must_not_write_hidden_states(when):
+    model = Leaky()
+    learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+
+    def step(x):
+        if when == "before":
+            model.h.value = 0.3 * model.h.value
+        loss = learner(x).sum()
+        if when == "after":
+            model.h.value = 0.3 * model.h.value
+        return loss
+
+    with pytest.raises(braintrace.OptionError, match="hidden State 'h'"):
+        learner.etrace_grad(jnp.ones((3, 1, 2)), step_fn=step)
