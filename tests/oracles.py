@@ -18,7 +18,8 @@ Notation, for one group with states a, c and positions v (batch included):
     late[a, v]   = d L^t / d h^{t-1}[a, v]          all new states held fixed
     direct[p]    = d L^t / d theta[p]               old states held fixed, and the weights of an
                                                     operation held fixed on the way into the
-                                                    groups that it has a relation with
+                                                    groups that it has a relation with, but
+                                                    for those of its outputs that have none
 
 theta is the flat vector of all parameters, so every trace is one full tensor (a, v, p) and no
 position map is needed.
@@ -151,6 +152,12 @@ def linearise(case, params, states, x, target):
         facts["D"][group], facts["Df"][group] = jax.jacrev(transition, (0, 1))(old, ops.outputs)
         facts["signal"][group] = jax.grad(partial(_loss_of, case, params, states, x, target))(new)
         facts["late"][group] = {name: to_old[name] for name in members}
+        untraced = partial(_untraced_outputs, case, params, states, x, target, ops, members)
+        for op, Df in facts["Df"][group].items():
+            # With more outputs than positions, such as fused gates, some may reach none.
+            wide = ops.outputs[op].size > ops.hidden[members[0]].size
+            if wide and group in case.relations.get(op, ()):
+                facts["direct"] += untraced(op, Df) @ facts["dY"][op].reshape(-1, theta.size)
     return ops.hidden, facts
 
 
@@ -171,6 +178,20 @@ def _outputs(case, unravel, states, x, inputs, theta):
 def _loss_of(case, params, states, x, target, hidden):
     """New states of one group -> loss, everything downstream computed anew."""
     return case.loss(case.step(PlainOps(hidden=hidden), params, states, x), target)
+
+
+def _untraced_outputs(case, params, states, x, target, ops, members, op, Df):
+    """d L^t / d y for the outputs of an operation that have no relation with a group, by its way
+    through that group's states; zero for the others."""
+
+    def loss(y):
+        changed = PlainOps(outputs={op: y})
+        case.step(changed, params, states, x)
+        hidden = {**ops.hidden, **{name: changed.hidden[name] for name in members}}
+        return _loss_of(case, params, states, x, target, hidden)
+
+    reached = jnp.any(Df != 0, axis=(0, 1))
+    return jnp.where(reached, 0, jax.grad(loss)(ops.outputs[op])).ravel()
 
 
 def _loss_of_old(case, params, states, x, target, hidden, old):
