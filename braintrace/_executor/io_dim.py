@@ -29,7 +29,7 @@ from .layout import Link, links, old_state_to_positions, output_keys, x_key
 from .live import Probes
 from .param_dim import Traces, add, like
 from .recursion import num_steps, scan_records, signals
-from .restart import over_first_axis
+from .restart import at_positions, over_first_axis
 from .zero import as_arrays, widened
 
 Arrays = dict[str, Any]
@@ -165,9 +165,7 @@ def _rows(link: Link, restart: jax.Array) -> jax.Array:
 
 def _of_elements(link: Link, state: int, per_sample: jax.Array) -> jax.Array:
     """Bring one value per sample to the elements of an operation's output."""
-    shape = link.group.states[state].shape
-    values = jnp.broadcast_to(over_first_axis(per_sample, len(shape)), shape)
-    return link.table(old_state_to_positions(link.group, state, values))
+    return link.table(at_positions(link.group, state, per_sample))
 
 
 def _seen(alpha: float, steps: jax.Array) -> jax.Array:

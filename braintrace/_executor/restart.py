@@ -11,26 +11,22 @@ sequences. ``restart`` is a boolean for all samples, or one per entry of the sta
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph
+from .._compiler import ETraceGraph, HiddenGroup
 from .jacobians import Jacobians, transition_key
 from .layout import old_state_to_positions
 from .live import Probes, late_probe
 
 
-def over_first_axis(value: jax.Array, ndim: int, lead: int = 0) -> jax.Array:
-    """Give an array of one value, or of one per entry of the first axis, ``ndim`` axes.
+def over_first_axis(value: jax.Array, ndim: int) -> jax.Array:
+    """Give an array of one value, or of one per entry of the first axis, ``ndim`` axes."""
+    return value.reshape(*value.shape, *(1,) * (ndim - value.ndim))
 
-    Parameters
-    ----------
-    value
-        Behind ``lead`` leading axes: no axis, or one.
-    ndim
-        Number of axes that it is to be broadcast against, without the leading ones.
-    lead
-        Number of leading axes.
-    """
-    missing = ndim - (value.ndim - lead)
-    return value.reshape(*value.shape, *(1,) * missing)
+
+def at_positions(group: HiddenGroup, state: int, per_sample: jax.Array) -> jax.Array:
+    """Bring one value for all samples, or one per sample, to the positions of a group."""
+    shape = group.states[state].shape
+    values = jnp.broadcast_to(over_first_axis(per_sample, len(shape)), shape)
+    return old_state_to_positions(group, state, values)
 
 
 def restarted(graph: ETraceGraph, records: Jacobians, restart: jax.Array) -> Jacobians:
@@ -38,11 +34,9 @@ def restarted(graph: ETraceGraph, records: Jacobians, restart: jax.Array) -> Jac
     transitions = dict(records["D"])
     for group in graph.traced_groups:
         for a, c in group.transition:
-            shape = group.states[c].shape
-            mask = jnp.broadcast_to(over_first_axis(restart, len(shape)), shape)
             key = transition_key(group, a, c)
-            at_positions = old_state_to_positions(group, c, mask)
-            transitions[key] = jnp.where(at_positions, 0, transitions[key])
+            is_new = at_positions(group, c, restart)
+            transitions[key] = jnp.where(is_new, 0, transitions[key])
     return {**records, "D": transitions, "restart": {"": restart}}
 
 
