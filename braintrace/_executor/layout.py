@@ -86,11 +86,15 @@ def positions_to_table(reach: Reach, value: jax.Array, group: HiddenGroup) -> ja
 
 def branch_to_table(reach: Reach, branch: Branch, value: jax.Array) -> jax.Array:
     """Put the elements of a branch's variable at their places in the table."""
-    if branch.slots is not None:
-        size = reach.positions.size
-        slots = np.where(branch.slots < 0, size, branch.slots)
-        value = jnp.zeros(size, value.dtype).at[slots].add(value.ravel(), mode="drop")
-    return value.reshape(reach.table_shape)
+    if branch.slots is None:
+        return value.reshape(reach.table_shape)
+    size = reach.positions.size
+    used = branch.slots >= 0
+    if branch.slots.size == size and (~used | (branch.slots == np.arange(size))).all():
+        return jnp.where(used, value.ravel(), 0).reshape(reach.table_shape)
+    slots = np.where(used, branch.slots, size)
+    table = jnp.zeros(size, value.dtype).at[slots].add(value.ravel(), mode="drop")
+    return table.reshape(reach.table_shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from .._algorithms import ETraceAlgorithm, add_to_states
 from .._executor import Weights, solve_chunk, zero_probes
 from .chunks import record_bytes
 from .pure_step import PureStep
+from .split_gradient import SplitGradient, split_gradient
 from .step_gradient import StepGradient, zero_sum
 
 Held = tuple[Weights, Any]
@@ -52,13 +53,16 @@ class RecordedChunk:
         has_mask: bool,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
-        self._has_mask = has_mask
         # This object outlives the jit in which it may be made.
         with jax.ensure_compile_time_eval():
             probes = zero_probes(self._graph)
         example = (probes, held, slices)
         self.step = PureStep(function, parameters, example)
-        self._differentiated = StepGradient(self.step, [p.value for p in parameters], example)
+        arguments = (self.step, [p.value for p in parameters], example)
+        split = None if has_mask else split_gradient(*arguments)
+        self._differentiated: SplitGradient | StepGradient = split or StepGradient(
+            *arguments, has_mask
+        )
 
     @property
     def bytes_per_step(self) -> int:
@@ -67,7 +71,9 @@ class RecordedChunk:
 
     def start(self, parameters: list[Any], weights: Weights) -> Any:
         """Return zero gradients: outside the traces, and of the operands."""
-        live = self._differentiated.zero_gradients(parameters)
+        is_live = self._differentiated.is_live
+        leaves = zip(jax.tree.leaves(parameters), is_live, strict=True)
+        live = [zero_sum(leaf) for leaf, counts in leaves if counts]
         return live, jax.tree.map(zero_sum, weights)
 
     def run(
@@ -83,25 +89,35 @@ class RecordedChunk:
         Returns
         -------
         carry
-            ``(written States, gradients, records)``.
+            ``(written States, gradients, what the records are computed from)``.
         results
             The loss and the auxiliary results of every step.
         """
         written, (live, gradients), traces = carry
         weights, _ = held
         values = (parameters, others, held)
-        result = self._differentiated(values, (written, live), chunk, self._has_mask)
+        result = self._differentiated(values, (written, live), chunk)
         solved = solve_chunk(
             self._graph, self._method, weights, result.records, result.signal, traces
         )
         gradients = jax.tree.map(jnp.add, gradients, solved)
-        carry = (result.written, (result.live, gradients), result.records)
+        carry = (result.written, (result.live, gradients), result.kept)
         return carry, (result.loss, result.aux)
 
     def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
         """Return the gradient of every parameter."""
         live, of_operands = gradients
-        return self._differentiated.add(to_parameters(of_operands), live)
+        leaves, tree = jax.tree.flatten(to_parameters(of_operands))
+        rest = iter(live)
+        total = [
+            (leaf + next(rest)).astype(leaf.dtype) if counts else leaf
+            for leaf, counts in zip(leaves, self._differentiated.is_live, strict=True)
+        ]
+        return jax.tree.unflatten(tree, total)
+
+    def records(self, kept: Any) -> Any:
+        """Return the Jacobians of a chunk, from what `run` has kept of them."""
+        return self._differentiated.records(kept)
 
 
 class WindowChunk:
@@ -174,3 +190,7 @@ class WindowChunk:
         inside, before = gradients
         past = to_parameters(before)
         return jax.tree.map(lambda a, b: (a + b).astype(b.dtype), inside, past)
+
+    def records(self, kept: Any) -> Any:
+        """Return the Jacobians of a window: `run` has kept them."""
+        return kept

@@ -127,7 +127,7 @@ class SequenceGradient:
         is_one_chunk = steps <= length
         run = self._run_and_donate if owned and not is_one_chunk else self._run
         try:
-            gradients, value, aux, written, (weights, records, replaced) = run(
+            gradients, value, aux, written, (weights, kept, replaced) = run(
                 parameters, others, before, sequences, mask, restarts
             )
         except jax.errors.UnexpectedTracerError as error:
@@ -139,7 +139,7 @@ class SequenceGradient:
             before, owned = replaced, True
         update = self._update_and_donate if owned else self._update
         self._chunks.step.write(written)
-        traces.leave(lambda: update(weights, records, before))
+        traces.leave(lambda: update(weights, kept, before))
         if self._options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
             value = with_unit(value, self._loss_unit)
@@ -199,17 +199,17 @@ class SequenceGradient:
             traces = self._zero_traces if is_one_chunk else as_arrays(self._zero_traces)
 
         def run_last(carry: Any, chunk: Any) -> Any:
-            (written, gradients, records), results = self._chunks.run(
+            (written, gradients, kept), results = self._chunks.run(
                 parameters, others, (weights, initial), carry, chunk
             )
-            return (written, gradients, (records, carry[2])), results
+            return (written, gradients, (kept, carry[2])), results
 
         def run_chunk(carry: Any, chunk: Any) -> Any:
-            (written, gradients, (records, before)), results = run_last(carry, chunk)
-            return (written, gradients, self._updated(weights, records, before)), results
+            (written, gradients, (kept, before)), results = run_last(carry, chunk)
+            return (written, gradients, self._updated(weights, kept, before)), results
 
         start = (self._chunks.step.written_of(others), zero, traces)
-        (written, gradients, (records, before)), (losses, aux) = over_chunks(
+        (written, gradients, (kept, before)), (losses, aux) = over_chunks(
             run_chunk, run_last, start, ((sequences, flags), scales), steps, length
         )
 
@@ -217,13 +217,14 @@ class SequenceGradient:
             return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
 
         total = self._chunks.total(gradients, pulled_back)
-        last = (weights, records, None if is_one_chunk else before)
+        last = (weights, kept, None if is_one_chunk else before)
         # The loss of a padded step may be infinite.
         value = jnp.sum(jnp.where(scales == 0, 0, losses * scales))
         return total, value, aux, written, last
 
-    def _updated(self, weights: Any, records: Any, before: Any) -> Any:
+    def _updated(self, weights: Any, kept: Any, before: Any) -> Any:
         """Return the traces after a chunk; ``None`` before it means zero."""
+        records = self._chunks.records(kept)
         before = self._zero_traces if before is None else before
         return self._algorithm.method.update(self._algorithm.graph, weights, records, before)
 

@@ -32,6 +32,8 @@ class StepResult:
     loss, aux, records
         What the function returned, time first; the losses are not scaled. The time axis of
         a transition ``D`` that is the same in every step has length 1.
+    kept
+        What the records can be computed from later on.
     """
 
     live: list[jax.Array]
@@ -40,6 +42,7 @@ class StepResult:
     loss: jax.Array
     aux: Any
     records: Any
+    kept: Any
 
 
 class StepGradient:
@@ -53,10 +56,19 @@ class StepGradient:
         Values of its parameters.
     example
         Example arguments: probes, what is held fixed (operands among it), slices.
+    has_mask
+        Whether to look for steps of scale zero, and to leave out their backward pass.
     """
 
-    def __init__(self, step: PureStep, parameters: list[Any], example: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        step: PureStep,
+        parameters: list[Any],
+        example: tuple[Any, ...],
+        has_mask: bool,
+    ) -> None:
         self._step = step
+        self._has_mask = has_mask
         self._probes, held, slices = example
 
         def scaled_loss(
@@ -89,8 +101,8 @@ class StepGradient:
         # The gradient of a parameter without a path to the loss outside the traces is a
         # constant zero: it depends on no input of the step, not even on the loss's scale.
         inputs = set(program.in_vars)
-        self._is_live = [bool(program.depends_on([atom]) & inputs) for atom in gradients]
-        self._live = [a for a, is_live in zip(gradients, self._is_live, strict=True) if is_live]
+        self.is_live = [bool(program.depends_on([atom]) & inputs) for atom in gradients]
+        self._live = [a for a, is_live in zip(gradients, self.is_live, strict=True) if is_live]
         self._slices = jax.tree.leaves(slices)
         self._carried = jax.tree.leaves(self._step.written_of(others))
         varying = {*self._carried, *self._slices, scale}
@@ -110,7 +122,6 @@ class StepGradient:
         values: tuple[list[Any], list[Any], Any],
         start: tuple[list[Any], list[jax.Array]],
         chunk: tuple[Any, jax.Array],
-        has_mask: bool,
     ) -> StepResult:
         """Run a chunk.
 
@@ -122,13 +133,11 @@ class StepGradient:
             Values of the States that the steps write, and the sum of live gradients so far.
         chunk
             Slices of the sequences, and the scale of every step's loss.
-        has_mask
-            Whether to look for steps of scale zero, and to leave out their backward pass.
         """
         parameters, others, held = values
         leaves = jax.tree.leaves((parameters, self._probes, others, held))
         known = dict(zip(jax.tree.leaves(self._in_vars[:4]), leaves, strict=True))
-        differentiate = self._where_it_counts if has_mask else self._everywhere
+        differentiate = self._where_it_counts if self._has_mask else self._everywhere
 
         def step(carry: Any, inputs: Any) -> Any:
             written, live = carry
@@ -142,9 +151,13 @@ class StepGradient:
 
         (written, live), recorded = jax.lax.scan(step, start, chunk)
         sequences = zip(self._slices, jax.tree.leaves(chunk[0]), strict=True)
-        over_time = {**dict(sequences), **dict(zip(self._recorded, recorded, strict=True))}
-        results = self._over_time(known, over_time, len(chunk[1]))
-        return StepResult(live, results[0], written, *results[1:])
+        varying = {**dict(sequences), **dict(zip(self._recorded, recorded, strict=True))}
+        results = self._over_time(known, varying, len(chunk[1]))
+        return StepResult(live, results[0], written, *results[1:], kept=results[-1])
+
+    def records(self, kept: Any) -> Any:
+        """Return the records of a chunk, from what a call has kept of them: all."""
+        return kept
 
     def _everywhere(self, known: dict[Var, Any]) -> Any:
         """Return new values of States, live gradients, and what is recorded, of one step."""
@@ -172,39 +185,34 @@ class StepGradient:
         return dict(zip(wanted, values, strict=True))
 
     def _sorted(self, found: dict[Var, Any]) -> Any:
-        written = jax.tree.map(lambda a: found[a] if is_var(a) else _constant(a), self._written)
+        written = jax.tree.map(lambda a: found[a] if is_var(a) else constant(a), self._written)
         return written, [found[a] for a in self._live], [found[a] for a in self._recorded]
 
-    def _over_time(self, known: dict[Var, Any], over_time: dict[Var, Any], steps: int) -> Any:
+    def _over_time(self, known: dict[Var, Any], varying: dict[Var, Any], steps: int) -> Any:
         """Return ``(signal, loss, aux, records)`` with a time axis in front."""
         once = dict(zip(self._fixed, evaluate(self._program, self._fixed, known), strict=True))
 
         def result(atom: Atom) -> jax.Array:
-            if is_var(atom) and atom in over_time:
-                return over_time[atom]
-            return (once[atom] if is_var(atom) else _constant(atom))[None]
-
-        def stretched(leaf: jax.Array) -> jax.Array:
-            return jnp.broadcast_to(leaf, (steps, *leaf.shape[1:]))
+            if is_var(atom) and atom in varying:
+                return varying[atom]
+            return (once[atom] if is_var(atom) else constant(atom))[None]
 
         signal, loss, aux, records = jax.tree.map(result, self._results)
-        signal, loss, aux, rest = jax.tree.map(stretched, (signal, loss, aux, {**records, "D": {}}))
-        return signal, loss, aux, {**rest, "D": records["D"]}
+        return *over_time((signal, loss, aux), steps), stretched(records, steps)
 
-    def zero_gradients(self, parameters: list[Any]) -> list[jax.Array]:
-        """Return zeros for the parameters that have a gradient outside the traces."""
-        leaves = zip(jax.tree.leaves(parameters), self._is_live, strict=True)
-        return [zero_sum(leaf) for leaf, is_live in leaves if is_live]
 
-    def add(self, gradients: list[Any], live: list[jax.Array]) -> list[Any]:
-        """Add the gradients outside the traces to the full list of gradients."""
-        leaves, tree = jax.tree.flatten(gradients)
-        rest = iter(live)
-        total = [
-            (leaf + next(rest)).astype(leaf.dtype) if is_live else leaf
-            for leaf, is_live in zip(leaves, self._is_live, strict=True)
-        ]
-        return jax.tree.unflatten(tree, total)
+def over_time(tree: Any, steps: int) -> Any:
+    """Give arrays with a time axis of length 1 a full one."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(leaf, (steps, *leaf.shape[1:]))
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def stretched(records: Any, steps: int) -> Any:
+    """Give records a full time axis, but for transitions ``D`` that do not change."""
+    return {**over_time({**records, "D": {}}, steps), "D": records["D"]}
 
 
 def zero_sum(value: jax.Array) -> jax.Array:
@@ -216,7 +224,8 @@ def zero_sum(value: jax.Array) -> jax.Array:
     return jnp.zeros(value.shape, jnp.float32 if is_half else value.dtype)
 
 
-def _constant(literal: Atom) -> jax.Array:
+def constant(literal: Atom) -> jax.Array:
+    """Return the value of a literal."""
     return jnp.asarray(literal.val, literal.aval.dtype)
 
 
