@@ -62,9 +62,10 @@ class Stream:
         return self._gradient(x, target)
 
     def reset(self) -> None:
-        """Begin a new sequence."""
+        """Begin a new sequence, with traces that are there already."""
         self.algorithm.reset_state(self.task.batch)
         wait_for_states(self.algorithm)
+        jax.block_until_ready(self.algorithm.traces.value)
 
 
 def plainly(stream: Stream) -> tuple[Step, Begin]:

@@ -135,11 +135,18 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self._reset_traces()
 
     def _analyse(self, example: tuple[Any, ...], batch_size: int | None) -> Any:
-        return compile_model(self.model, example, batch_size, self.strict, self.unroll_limit)
+        return compile_model(
+            self.model, example, batch_size, self.strict, self.unroll_limit, self._every_state
+        )
+
+    @property
+    def _every_state(self) -> bool:
+        """Whether gradients go back, through mixing, to states that no trace is read from."""
+        return self.vjp_method == "multi-step"
 
     def zero_traces(self) -> Any:
         """Return traces as they are at the start of a sequence."""
-        traces = self.method.init(self.graph, self.vjp_method == "multi-step")
+        traces = self.method.init(self.graph, self._every_state)
 
         def kept(leaf: jax.Array) -> jax.Array:
             is_real = jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -137,7 +137,7 @@ def compile_etrace_graph(
     ApproximationWarning
         Once for every diagnostic of level ``'warning'``.
     """
-    return compile_model(model, arguments, batch_size, strict, unroll_limit)[0]
+    return compile_model(model, arguments, batch_size, strict, unroll_limit, False)[0]
 
 
 def compile_model(
@@ -146,14 +146,18 @@ def compile_model(
     batch_size: int | None,
     strict: bool,
     unroll_limit: int,
+    every_state: bool,
 ) -> tuple[ETraceGraph, dict[Path, brainstate.State]]:
-    """Return the graph, and the States outside the model that a step touches (random keys)."""
+    """Return the graph, and the States outside the model that a step touches (random keys).
+
+    With ``every_state``, states that no later step reads position by position have traces as well.
+    """
     _check_parameters(model)
     traced, outside = trace_model(model, arguments, batch_size, unroll_limit)
     _check_hidden_states(traced)
     while True:
         operations = marked_operations(traced)
-        groups, walks = find_hidden_groups(traced)
+        groups, walks = find_hidden_groups(traced, every_state)
         apart = uses_apart(traced, operations, walks)
         if apart is None:
             break

@@ -45,6 +45,10 @@ class HiddenGroup:
         For each state the uses of variables that mix positions and are held constant.
     read_by_output
         States whose value before the step the outputs of the step read.
+    downstream
+        States that no later step reads position by position, computed from the new values of the
+        others (the ``h`` of an LSTM). Like an output, they see those values perturbed, so that
+        the learning signal of the others has their part in it; their own ``D`` is zero.
     """
 
     index: int
@@ -56,6 +60,7 @@ class HiddenGroup:
     transition: tuple[tuple[int, int], ...]
     cuts: tuple[tuple[Cut, ...], ...]
     read_by_output: tuple[int, ...]
+    downstream: tuple[int, ...]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -97,8 +102,17 @@ class _Candidate:
         return (self.var,) if joined is None else (self.var, joined)
 
 
-def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[list[Walk]]]:
+def find_hidden_groups(
+    traced: TracedModel, every_state: bool
+) -> tuple[list[HiddenGroup], list[list[Walk]]]:
     """Group the hidden states of a model.
+
+    Parameters
+    ----------
+    traced
+        The step.
+    every_state
+        Whether all states are to have traces, also those that no later step reads.
 
     Returns
     -------
@@ -126,9 +140,39 @@ def find_hidden_groups(traced: TracedModel) -> tuple[list[HiddenGroup], list[lis
         own = Counter(var for candidate in inside for var in candidate.new_vars)
         stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
         group_walks = [walk(candidate, stops) for candidate in inside]
-        groups.append(_group(len(groups), inside, group_walks, behind_output))
+        is_read = [c.leaf.in_var in behind_output for c in inside]
+        downstream: tuple[int, ...] = ()
+        if not every_state:
+            downstream = _downstream(program, inside, group_walks, is_read)
+        for a in downstream:
+            others = own.keys() - set(inside[a].new_vars)
+            group_walks[a] = walk(inside[a], stops | others)
+        groups.append(_group(len(groups), inside, group_walks, is_read, downstream))
         walks.append(group_walks)
     return groups, walks
+
+
+def _downstream(
+    program: Program,
+    members: Sequence[_Candidate],
+    walks: Sequence[Walk],
+    is_read: Sequence[bool],
+) -> tuple[int, ...]:
+    """Return the states that nothing reads any more but the rest of the step."""
+    inputs = {member.leaf.in_var for member in members}
+    blocked = {e.primitive.name for e in program.equations if role(e) == "boundary"} | CONSTANT
+    is_joined = any(member.leaf.joined_var is not None for member in members)
+    found: list[int] = []
+    for a in reversed(range(len(members))):
+        own = members[a]
+        upstream = [m for c, m in enumerate(members) if c != a and c not in found]
+        behind_upstream = program.depends_on([m.var for m in upstream])
+        new = frozenset(m.var for c, m in enumerate(members) if c != a)
+        past = program.depends_on([own.var], new, blocked) & inputs
+        is_carried = is_read[a] or any(_reaches(walk, own.leaf.in_var) for walk in walks)
+        if not (is_joined or is_carried or past or own.var in behind_upstream or not upstream):
+            found.append(a)
+    return tuple(reversed(found))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -300,7 +344,11 @@ def _connected(candidates: Sequence[_Candidate], walks: Sequence[Walk]) -> list[
 
 
 def _group(
-    index: int, members: Sequence[_Candidate], walks: Sequence[Walk], behind_output: set[Var]
+    index: int,
+    members: Sequence[_Candidate],
+    walks: Sequence[Walk],
+    is_read: Sequence[bool],
+    downstream: tuple[int, ...],
 ) -> HiddenGroup:
     def layout(ids: Ids) -> Ids | None:
         return None if np.array_equal(ids.ravel(), np.arange(ids.size)) else ids
@@ -319,5 +367,6 @@ def _group(
             if _reaches(walk, member.leaf.in_var)
         ),
         cuts=tuple(walk.cuts for walk in walks),
-        read_by_output=tuple(a for a, m in enumerate(members) if m.leaf.in_var in behind_output),
+        read_by_output=tuple(a for a, found in enumerate(is_read) if found),
+        downstream=downstream,
     )

@@ -28,7 +28,6 @@ from .primitive import (
 from .rules import like_operand
 from .sparse_pattern import SparsePattern, sparse_pattern
 
-
 MOST_CELLS = 2**24
 """Largest matrix, in cells, that is built for the sake of speed."""
 

@@ -169,7 +169,7 @@ def _rows(
     leaves.update({branch.var: values(branch.var) for _, branch in reaches})
     if not leaves:
         return
-    held = _held(graph, group, values)
+    held = _held(graph, group, state, values)
     rules = _cut_rules(group, state)
     program = graph.traced.program
 
@@ -200,14 +200,19 @@ def _pulled_back(
     return dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
 
 
-def _held(graph: ETraceGraph, group: HiddenGroup, values: _Values) -> dict[Var, Any]:
-    """Return what does not change with this group's old states: other groups, marked outputs."""
+def _held(
+    graph: ETraceGraph, group: HiddenGroup, state: int, values: _Values
+) -> dict[Var, Any]:
+    """Return what is held constant: other groups, marked outputs, what a state is downstream of."""
     held = {var: values(var) for var in _boundaries(graph)}
     for other in graph.hidden_groups:
         if other.index != group.index:
             held.update({var: values(var) for var in other.new_vars})
             joined = [s.joined_var for s in other.states if s.joined_var is not None]
             held.update({var: values(var) for var in joined})
+    if state in group.downstream:
+        upstream = [var for a, var in enumerate(group.new_vars) if a != state]
+        held.update({var: values(var) for var in upstream})
     return held
 
 

@@ -4,6 +4,7 @@ Every function takes arrays with any number of leading axes before the layout's 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,10 @@ import numpy as np
 
 from .._compiler import Branch, ETraceGraph, HiddenGroup, HiddenParamOpRelation, Reach
 from .._jax import Var
+
+
+MOST_COPIES, MOST_COPIED = 8, 2**18
+"""Up to how many copies, and elements of the result, are written out; see `_repeated`."""
 
 
 def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
@@ -76,12 +81,29 @@ def positions_to_table(reach: Reach, value: jax.Array, group: HiddenGroup) -> ja
     if reach.kind == "tiled":
         assert reach.tile is not None
         once, split = reach.tile
-        value = jnp.broadcast_to(value.reshape(*lead, *once), (*lead, *split))
+        value = _repeated(value.reshape(*lead, *once), (*lead, *split))
     elif reach.kind == "gather":
         flat = value.reshape(*lead, -1)
         taken = jnp.take(flat, np.maximum(reach.positions, 0).ravel(), axis=-1)
         value = jnp.where(reach.positions.ravel() >= 0, taken, jnp.zeros((), taken.dtype))
     return value.reshape(*lead, *reach.table_shape)
+
+
+def _repeated(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Broadcast an array to a shape of as many axes.
+
+    A few copies of one step's values are written side by side: XLA would fuse a broadcast into
+    the product with every weight's trace, and compute where each element comes from for each of
+    them. One more column, which is cut off, keeps it from seeing that the parts are equal.
+    """
+    is_small = math.prod(shape) <= MOST_COPIED
+    for axis, (once, size) in enumerate(zip(value.shape, shape, strict=True)):
+        if is_small and once < size <= MOST_COPIES:
+            rows = value.reshape(-1, math.prod(value.shape[axis:]))
+            column = jnp.zeros((len(rows), 1), value.dtype)
+            copies = jnp.concatenate([*[rows] * size, column], axis=1)[:, :-1]
+            value = copies.reshape(*value.shape[:axis], size, *value.shape[axis + 1 :])
+    return jnp.broadcast_to(value, shape)
 
 
 def branch_to_table(reach: Reach, branch: Branch, value: jax.Array) -> jax.Array:
@@ -91,7 +113,8 @@ def branch_to_table(reach: Reach, branch: Branch, value: jax.Array) -> jax.Array
     size = reach.positions.size
     used = branch.slots >= 0
     if branch.slots.size == size and (~used | (branch.slots == np.arange(size))).all():
-        return jnp.where(used, value.ravel(), 0).reshape(reach.table_shape)
+        # The elements that do not reach this state have a derivative of zero.
+        return value.reshape(reach.table_shape)
     slots = np.where(used, branch.slots, size)
     table = jnp.zeros(size, value.dtype).at[slots].add(value.ravel(), mode="drop")
     return table.reshape(reach.table_shape)

@@ -78,7 +78,8 @@ def probed_step(
     inputs = hold_old_states(graph, inputs)
     probed: dict[Var, tuple[HiddenGroup, Any]] = {}
     for group, a, var in graph.new_hidden_vars:
-        outside = {v: value for v, (g, value) in probed.items() if g is not group}
+        sees_own = a in group.downstream
+        outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
         rules = with_weights(graph, weights, group.index)
         overrides = {**outside, **_joined(graph, outside)}
         (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)

@@ -184,41 +184,50 @@ def solve_step(
 ) -> Weights:
     """Return the gradient of one step, from the traces on both sides of it.
 
-    Where the traces after the step are those of all its states, they hold everything:
-    ``Σ_a l[a] ∘ ε[a]``. The traces before it are then overwritten in place; reading them as
-    well would make XLA copy them.
+    Where the states without a trace do not depend on the step before, the traces after the step
+    hold all that there is of it: ``Σ_a l[a] ∘ ε[a]``. The traces before it are then overwritten
+    in place; reading them as well would make XLA copy them.
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
     for group in graph.traced_groups:
-        by_state = signals(group, signal)
-        keys = [link.key(a) for link in links(graph, group) for a in link.reach.reached]
-        if all(key in after for key in keys):
-            now = {a: value[0] for a, value in by_state.items()}
-            gradients = add(gradients, _carried(graph, group, weights, now, after))
+        now = signals(group, signal)
+        keys = {a: [x.key(a) for x in links(graph, group) if a in x.reach.reached] for a in now}
+        stored = {a for a, names in keys.items() if all(name in after for name in names)}
+        if {a for a, _ in group.transition} <= stored:
+            adjoint = {a: value for a, value in now.items() if a not in stored}
+            past, traces = {a: now[a][0] for a in stored}, after
         else:
-            adjoint, mu = backward(group, transition_blocks(group, jacobians), by_state)
-            gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint))
-            gradients = add(gradients, _carried(graph, group, weights, mu, before))
+            adjoint, past = backward(group, transition_blocks(group, jacobians), now)
+            traces = before
+        gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint))
+        gradients = add(gradients, _carried(graph, group, weights, past, traces))
     return like(weights, gradients)
 
 
 def _direct(
     graph: ETraceGraph, group: HiddenGroup, weights: Weights, jacobians: Jacobians, adjoint: Any
 ) -> Weights:
-    """Return ``Σ_s x^s ⊗ (Df^s · λ^s)`` for the relations of one group."""
+    """Return ``Σ_s x^s ⊗ (Df^s · λ^s)`` for the relations of one group and some of its states."""
     gradients = {}
     for link in links(graph, group):
-        factor = sum(
-            jacobians["Df"][link.key(a)] * link.table(adjoint[a])
-            for a in link.reach.reached
-            if link.key(a) in jacobians["Df"]
-        )
-        if link.has_fan_out:
-            factor = jnp.sum(factor, axis=1)
-        key = link.relation.key
-        x = _input(graph, link, jacobians)
-        gradients[key] = pull_back(*link.operation, x, factor, weights[key])
+        Df = jacobians["Df"]
+        states = [a for a in link.reach.reached if a in adjoint and link.key(a) in Df]
+        if states:
+            terms = [Df[link.key(a)] * link.table(adjoint[a]) for a in states]
+            columns = columns_of(link.relation, link.reach, states)
+            x, key = _input(graph, link, jacobians), link.relation.key
+            gradients[key] = _pulled_back(link, columns, x, sum(terms[1:], terms[0]), weights[key])
     return gradients
+
+
+def _pulled_back(link: Link, columns: Columns | None, x: Any, factor: Any, weights: Any) -> Any:
+    if link.has_fan_out:
+        factor = jnp.sum(factor, axis=1)
+    if columns is None:
+        return pull_back(*link.operation, x, factor, weights)
+    select = functools.partial(columns.operands, link.relation)
+    found = pull_back(*link.operation, x, columns.pick(factor), select(weights))
+    return jax.linear_transpose(select, weights)(found)[0]
 
 
 def _carried(

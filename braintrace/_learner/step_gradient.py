@@ -152,8 +152,8 @@ class StepGradient:
         (written, live), recorded = jax.lax.scan(step, start, chunk)
         sequences = zip(self._slices, jax.tree.leaves(chunk[0]), strict=True)
         varying = {**dict(sequences), **dict(zip(self._recorded, recorded, strict=True))}
-        results = self._over_time(known, varying, len(chunk[1]))
-        return StepResult(live, results[0], written, *results[1:], kept=results[-1])
+        signal, loss, aux, records = self._over_time(known, varying, len(chunk[1]))
+        return StepResult(live, signal, written, loss, aux, records, records)
 
     def records(self, kept: Any) -> Any:
         """Return the records of a chunk, from what a call has kept of them: all."""
