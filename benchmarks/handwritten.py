@@ -121,7 +121,7 @@ def chunked(network: Network, chunk: int) -> Any:
     return gradients
 
 
-def _contracted(signal: Any, trace: Any) -> Any:
+def contracted(signal: Any, trace: Any) -> Any:
     """Return the sum over samples of signal times trace."""
     if jax.default_backend() != "cpu":
         return jnp.sum(signal[:, None] * trace, axis=0)
@@ -137,7 +137,7 @@ def _with_traces(x: Any, before: Any, Df: Any, signal: Any, traces: Arrays) -> A
     first, adjoint = jax.lax.scan(backward, jnp.zeros_like(signal[0]), signal, reverse=True)
     factors = _merged(Df * adjoint)
     return {
-        name: _merged(inputs).T @ factors + _contracted(LEAK * first, traces[name])
+        name: _merged(inputs).T @ factors + contracted(LEAK * first, traces[name])
         for name, inputs in (("w_in", x), ("w_rec", before))
     }
 

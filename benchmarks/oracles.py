@@ -61,7 +61,7 @@ def _one_at(states: Arrays, name: str) -> Arrays:
     return {key: (jnp.ones_like if key == name else jnp.zeros_like)(states[key]) for key in states}
 
 
-def _jacobians(network: Network, states: Arrays, ys: Arrays) -> tuple[Any, Any]:
+def jacobians(network: Network, states: Arrays, ys: Arrays) -> tuple[Any, Any]:
     """Return ``D[c][a]`` and ``Df[y][a]``: the cell works position by position."""
 
     def along(states_tangent: Arrays, ys_tangent: Arrays) -> Arrays:
@@ -82,7 +82,7 @@ def es_d_rtrl(network: Network, alpha: float) -> Any:
             x, target, correction = now
             ops = PlainOps()
             ys = network.drive(ops, parameters, states, x)
-            D, Df = _jacobians(network, states, ys)
+            D, Df = jacobians(network, states, ys)
             filtered_x = {n: alpha * filtered_x[n] + ops.inputs[n] for n in ops.inputs}
             filtered_f = {
                 y: {
