@@ -49,7 +49,9 @@ def test_groups_and_their_transition():
     (group,) = learner_of("LSTMFused").report().groups
     assert set(group.states) == {"c", "h"}
     assert group.shape == (BATCH, H)
-    assert set(group.transition) == {("c", "c"), ("c", "h")}
+    assert group.transition == (("c", "c"),)
+    assert group.downstream == ("h",)
+    assert "c→c; downstream: h" in str(learner_of("LSTMFused").report())
 
 
 def test_parameters_without_a_trace_and_why():

@@ -61,12 +61,23 @@ class RelationRow:
 
 @dataclasses.dataclass(frozen=True)
 class GroupRow:
-    """One hidden group: its states, their shape, and ``(from, to)`` of its transition."""
+    """One hidden group.
+
+    Attributes
+    ----------
+    index, states, shape
+        Number of the group, its states, and the shape of its positions.
+    transition
+        ``(from, to)``: which states read which, position by position, in the next step.
+    downstream
+        States that no later step reads, computed from the new values of the others.
+    """
 
     index: int
     states: tuple[str, ...]
     shape: tuple[int, ...]
     transition: tuple[tuple[str, str], ...]
+    downstream: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +226,8 @@ def _relation_row(relation: Any, shapes: Sequence[TraceShape]) -> RelationRow:
 def _group_row(group: Any) -> GroupRow:
     names = tuple(state.name for state in group.states)
     transition = tuple((names[c], names[a]) for a, c in group.transition)
-    return GroupRow(group.index, names, group.shape, transition)
+    downstream = tuple(names[a] for a in group.downstream)
+    return GroupRow(group.index, names, group.shape, transition, downstream)
 
 
 def _plain_rows(graph: Any) -> list[PlainRow]:
@@ -244,8 +256,9 @@ def _relation_cells(row: RelationRow) -> list[str]:
 
 
 def _group_cells(row: GroupRow) -> list[str]:
-    arrows = ", ".join(f"{old}→{new}" for old, new in row.transition)
-    return [str(row.index), ", ".join(row.states), str(row.shape), arrows or "none"]
+    arrows = ", ".join(f"{old}→{new}" for old, new in row.transition) or "none"
+    after = f"; downstream: {', '.join(row.downstream)}" if row.downstream else ""
+    return [str(row.index), ", ".join(row.states), str(row.shape), arrows + after]
 
 
 def _columns(heads: list[str], rows: list[list[str]]) -> list[str]:

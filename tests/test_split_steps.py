@@ -1,0 +1,285 @@
+"""Sequence gradients do most of a step over time at once: what is in the loop, and is it the same?
+
+The reference takes the gradient step by step through the algorithm's own calls, which share no
+code with the cutting of a step.
+"""
+
+import warnings
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close
+
+import braintrace
+from braintrace._jaxpr import equal_values, program_of
+
+INPUTS, H, STEPS, BATCH = 3, 4, 7, 2
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+class Net(brainstate.nn.Module):
+    """A leaky recurrent layer with a learned leak, an embedded input and a wide readout."""
+
+    outputs = 2
+
+    def __init__(self):
+        super().__init__()
+        draw = np.random.default_rng(0).normal
+        self.w_in = brainstate.ParamState(jnp.asarray(draw(size=(INPUTS, H))))
+        self.w_rec = brainstate.ParamState(jnp.asarray(draw(size=(H, H)) / 2))
+        self.leak = brainstate.ParamState(jnp.asarray(draw(size=H)))
+        self.w_out = brainstate.ParamState(jnp.asarray(draw(size=(H, self.outputs))))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.full((batch_size, H), 0.1))
+
+    def recur(self, x):
+        drive = braintrace.matmul(x, self.w_in.value)
+        drive = drive + braintrace.matmul(self.h.value, self.w_rec.value)
+        leak = jax.nn.sigmoid(self.leak.value)
+        self.h.value = leak * self.h.value + jnp.tanh(drive)
+        return self.h.value
+
+    def read(self, h):
+        return h @ self.w_out.value
+
+    def update(self, x):
+        return self.read(self.recur(x))
+
+
+class Wide(Net):
+    outputs = 400
+
+
+class Branching(Net):
+    """Which readout is used depends on the state."""
+
+    def read(self, h):
+        return jax.lax.cond(
+            h.sum() > 0, lambda: h @ self.w_out.value, lambda: jnp.zeros((BATCH, 2))
+        )
+
+
+class BranchingRecurrence(Net):
+    """Whether the state moves depends on the input."""
+
+    def recur(self, x):
+        before = self.h.value
+        after = super().recur(x)
+        self.h.value = jax.lax.cond(x.sum() > 0, lambda: after, lambda: 0.5 * before)
+        return self.h.value
+
+
+class Looping(Net):
+    def read(self, h):
+        return jax.lax.scan(
+            lambda y, w: (jnp.sin(y) + h @ w, None),
+            jnp.zeros((BATCH, 2)),
+            (self.w_out.value[None] * jnp.arange(1.0, 4.0)[:, None, None]),
+        )[0]
+
+
+class Embedding(Net):
+    def __init__(self):
+        super().__init__()
+        draw = np.random.default_rng(2).normal
+        self.table = brainstate.ParamState(jnp.asarray(draw(size=(5, INPUTS))))
+
+    def update(self, token):
+        return super().update(self.table.value[token])
+
+
+class Normalised(Net):
+    """Keeps running statistics of its drive."""
+
+    def init_state(self, batch_size=None, **_):
+        super().init_state(batch_size)
+        self.mean = brainstate.ShortTermState(jnp.zeros(H))
+
+    def recur(self, x):
+        h = super().recur(x)
+        self.mean.value = 0.9 * self.mean.value + 0.1 * jax.lax.stop_gradient(h).mean(0)
+        return h - self.mean.value
+
+
+def squared(output, target):
+    return jnp.mean((output - target) ** 2)
+
+
+def spread(output, target):
+    return jnp.mean((output - target.sum()) ** 2)
+
+
+def noisy(output, target):
+    mask = brainstate.random.bernoulli(0.5, output.shape)
+    return squared(output * mask, target)
+
+
+def guarded(output, target):
+    """A branch whose derivative is not finite where it is not taken."""
+    size = jnp.abs(output).sum()
+    return jax.lax.cond(target.sum() > 0, lambda: jnp.log(size), lambda: squared(output, target))
+
+
+def printed(output, target):
+    jax.debug.callback(lambda _: None, output.sum())
+    return squared(output, target)
+
+
+def cumulative(output, target):
+    return jnp.sort(jnp.cumsum(output, axis=-1), axis=-1).sum() * target.sum()
+
+
+def inputs_of(net):
+    rng = np.random.default_rng(1)
+    if net is Embedding:
+        xs = rng.integers(0, 5, size=(STEPS, BATCH))
+    else:
+        xs = rng.normal(size=(STEPS, BATCH, INPUTS))
+    return jnp.asarray(xs), jnp.asarray(rng.normal(size=(STEPS, BATCH, Net.outputs)))
+
+
+def learner_of(net, algorithm, x0):
+    brainstate.random.seed(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        return braintrace.compile(net(), algorithm, x0, batch_size=BATCH)
+
+
+def step_by_step(net, loss, algorithm):
+    """The sum of the gradients of every step, the states and the traces after them."""
+    xs, targets = inputs_of(net)
+    learner = learner_of(net, algorithm, xs[0])
+    weights = learner.algorithm.model.states(brainstate.ParamState)
+    brainstate.random.seed(5)
+
+    @brainstate.transform.jit
+    def gradient(x, target):
+        return brainstate.transform.grad(lambda: loss(learner(x), target), weights)()
+
+    found = [gradient(x, target) for x, target in zip(xs, targets, strict=True)]
+    return jax.tree.map(lambda *leaves: sum(leaves), *found), what_is_left(learner)
+
+
+def what_is_left(learner):
+    model = learner.algorithm.model
+    states = {path: s.value for path, s in model.states(brainstate.ShortTermState).items()}
+    return states, learner.algorithm.traces.value
+
+
+def at_once(net, loss, algorithm, chunk_size):
+    xs, targets = inputs_of(net)
+    learner = learner_of(net, algorithm, xs[0])
+    brainstate.random.seed(5)
+    found = learner.etrace_grad(
+        xs,
+        targets,
+        step_fn=lambda x, target: loss(learner(x), target),
+        reduction="sum",
+        chunk_size=chunk_size,
+    )
+    return found, what_is_left(learner)
+
+
+STEP_BY_STEP = [(Branching, squared), (Net, guarded), (Net, printed), (Wide, spread)]
+SPLIT = [
+    (Net, squared),
+    (BranchingRecurrence, squared),
+    (Looping, squared),
+    (Embedding, squared),
+    (Normalised, squared),
+    (Net, noisy),
+    (Net, cumulative),
+]
+
+
+def name_of(case):
+    return "-".join(part.__name__ for part in case)
+
+
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+@pytest.mark.parametrize("case", SPLIT + STEP_BY_STEP, ids=name_of)
+def test_the_same_gradient_states_and_traces(case, algorithm):
+    expected, (states, traces) = step_by_step(*case, algorithm)
+    for chunk_size in (STEPS, 3):
+        found, (states_now, traces_now) = at_once(*case, algorithm, chunk_size)
+        assert_gradients_close(found, expected, 1e-10)
+        for now, before in ((states_now, states), (traces_now, traces)):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), now, before)
+
+
+def products_in_loops(net, loss):
+    """The number of products with weights in each loop of the sequence gradient."""
+    xs, targets = inputs_of(net)
+    learner = learner_of(net, "d_rtrl", xs[0])
+    counts = []
+
+    def count(jaxpr):
+        total = 0
+        for equation in jaxpr.eqns:
+            total += equation.primitive.name in ("dot_general", "etp_mm")
+            bodies = [p for p in equation.params.values() if hasattr(p, "eqns")]
+            inside = sum(count(getattr(body, "jaxpr", body)) for body in bodies)
+            if equation.primitive.name == "scan":
+                counts.append(inside)
+            else:
+                total += inside
+        return total
+
+    def run(xs, targets):
+        return learner.etrace_grad(
+            xs, targets, step_fn=lambda x, t: loss(learner(x), t), chunk_size=STEPS
+        )
+
+    jaxpr, _ = brainstate.transform.make_jaxpr(run)(xs, targets)
+    count(jaxpr.jaxpr)
+    return counts
+
+
+@pytest.mark.core
+def test_only_the_recurrent_product_is_in_the_loop():
+    assert sorted(products_in_loops(Net, squared)) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("case", STEP_BY_STEP, ids=name_of)
+def test_what_cannot_be_mapped_over_time_stays_in_the_loop(case):
+    assert max(products_in_loops(*case)) > 2
+
+
+def values_of(function, *arguments):
+    """Which equations of a function have equal values: the index of the first for each."""
+    program = program_of(jax.make_jaxpr(function)(*arguments))
+    equal = equal_values(program)
+    made = [equation.outvars[0] for equation in program.equations]
+    return [made.index(equal[var]) if equal[var] in made else None for var in made]
+
+
+def test_equal_values():
+    x = jnp.arange(3.0)
+    assert values_of(lambda x: (jnp.sin(x), jax.lax.stop_gradient(jnp.sin(x))), x)[:2] == [0, 0]
+    assert values_of(lambda x: (x + 1.0, x + 2.0, x + 1.0), x) == [0, 1, 0]
+    assert values_of(lambda x: (x[:2], x[1:], x[:2]), x) == [0, 1, 0]
+
+
+def surrogate(scale, table):
+    @jax.custom_jvp
+    def spike(v):
+        return jnp.where(v > scale, table, 0.0)
+
+    spike.defjvp(lambda p, t: (spike(*p), t[0]))
+    return spike
+
+
+def test_functions_with_rules_of_their_own_are_equal_by_what_they_compute():
+    x, table, other = jnp.arange(3.0), jnp.ones(3), jnp.zeros(3)
+
+    def spikes(x):
+        makers = [(0.5, table), (0.5, table), (0.7, table), (0.5, other)]
+        return [surrogate(*maker)(x) for maker in makers]
+
+    found = values_of(spikes, x)
+    assert found[0] == found[1] == 0
+    assert len({found[0], found[2], found[3]}) == 3
