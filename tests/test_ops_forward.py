@@ -173,10 +173,11 @@ SPARSE_MATRICES = {
 }
 
 
+@pytest.mark.parametrize("rows", [2, 20], ids=["few rows", "dense blocks"])
 @pytest.mark.parametrize("name", SPARSE_MATRICES)
-def test_sparse_formats(name):
+def test_sparse_formats(name, rows):
     matrix = SPARSE_MATRICES[name]
-    x, bias = array(0, 2, 3), array(1, 4)
+    x, bias = array(0, rows, 3), array(1, 4)
 
     def loss(entries):
         y = sparse_matmul(x, entries, sparse_mat=matrix, bias=bias)
@@ -194,6 +195,22 @@ def _padded(slopes, like):
     return np.concatenate([nonzero, np.zeros(like.size - nonzero.size)])
 
 
+@pytest.mark.parametrize("rows", [2, 20])
+def test_entries_at_the_same_place_add_up(rows):
+    x = array(0, rows, 3)
+    twice = jax_sparse.BCOO((jnp.ones(3), jnp.array([[0, 1], [0, 1], [2, 3]])), shape=(3, 4))
+
+    def product(entries):
+        return sparse_matmul(x, entries, sparse_mat=twice)
+
+    entries = jnp.array([1.0, 2.0, 4.0])
+    want = np.zeros((rows, 4))
+    want[:, 1], want[:, 3] = 3 * x[:, 0], 4 * x[:, 2]
+    np.testing.assert_allclose(product(entries), want, rtol=1e-6)
+    slopes = jax.grad(lambda entries: product(entries).sum())(entries)
+    np.testing.assert_allclose(slopes, x.sum(0)[np.array([0, 0, 2])], rtol=1e-5)
+
+
 def test_sparse_with_one_weight_for_all_entries():
     x = array(0, 3)
     y = sparse_matmul(x, jnp.float32(2.0), sparse_mat=CSR)
@@ -207,17 +224,21 @@ def _sizes(jaxpr):
     return sizes + [size for e in opened.eqns for body in sub_jaxprs(e) for size in _sizes(body)]
 
 
-def test_sparse_builds_nothing_of_size_in_times_out():
-    entries, inputs, outputs = 50, 1000, 1100
+@pytest.mark.parametrize("entries", [50, 20_000])
+def test_sparse_builds_nothing_of_size_in_times_out(entries):
+    inputs, outputs = 300, 310
     generator = np.random.default_rng(0)
-    index = np.stack([generator.integers(inputs, size=entries), np.arange(entries)], axis=1)
+    index = generator.integers((inputs, outputs), size=(entries, 2))
     matrix = jax_sparse.BCOO((jnp.ones(entries), jnp.asarray(index)), shape=(inputs, outputs))
 
     def loss(x, data):
         return jnp.sum(jnp.sin(sparse_matmul(x, data, sparse_mat=matrix)))
 
-    jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(jnp.ones((2, inputs)), matrix.data)
-    assert 0 < max(_sizes(jaxpr)) <= 2 * max(inputs, outputs)
+    for rows in (2, 20):
+        jaxpr = jax.make_jaxpr(jax.grad(loss, (0, 1)))(jnp.ones((rows, inputs)), matrix.data)
+        sizes = set(_sizes(jaxpr))
+        assert rows * inputs in sizes and inputs * outputs not in sizes
+        assert max(sizes) <= max(rows * outputs, rows * entries, inputs * outputs / 2)
 
 
 def test_equal_patterns_share_one_compilation():

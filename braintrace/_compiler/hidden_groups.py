@@ -160,7 +160,7 @@ def _downstream(
 ) -> tuple[int, ...]:
     """Return the states that nothing reads any more but the rest of the step."""
     inputs = {member.leaf.in_var for member in members}
-    blocked = {e.primitive.name for e in program.equations if role(e) == "boundary"} | CONSTANT
+    boundaries = {e.primitive.name for e in program.equations if role(e) == "boundary"}
     is_joined = any(member.leaf.joined_var is not None for member in members)
     found: list[int] = []
     for a in reversed(range(len(members))):
@@ -168,7 +168,7 @@ def _downstream(
         upstream = [m for c, m in enumerate(members) if c != a and c not in found]
         behind_upstream = program.depends_on([m.var for m in upstream])
         new = frozenset(m.var for c, m in enumerate(members) if c != a)
-        past = program.depends_on([own.var], new, blocked) & inputs
+        past = program.depends_on([own.var], new, CONSTANT | boundaries) & inputs
         is_carried = is_read[a] or any(_reaches(walk, own.leaf.in_var) for walk in walks)
         if not (is_joined or is_carried or past or own.var in behind_upstream or not upstream):
             found.append(a)

@@ -5,17 +5,21 @@ r"""Sparse matrix product: ``etp_sp_mm`` (a batch) and ``etp_sp_mv`` (one sample
 Entry ``e`` of the matrix stands at row ``r(e)`` (an input) and column ``c(e)`` (an output).
 Shapes: x ``(batch, in)`` or ``(in,)``, weight ``(nnz,)``, bias ``(out,)``. An entry reaches
 one output, so the exact trace has one number per entry and sample:
-:math:`\epsilon_{be}`, of instantaneous term :math:`x_{b\,r(e)} f_{b\,c(e)}`. No trace of size
-in x out is ever built. Products over many rows go through one dense matrix where that is not
-much larger than its entries: a processor adds up scattered numbers a hundred times slower.
+:math:`\epsilon_{be}`, of instantaneous term :math:`x_{b\,r(e)} f_{b\,c(e)}`. Nothing of size
+in x out is ever built. Products over many rows go through dense blocks of some columns each,
+where these are not much larger than their entries: scattered numbers are added up a hundred
+times slower.
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import ShapeError
 from . import quantities
@@ -28,21 +32,32 @@ from .primitive import (
 from .rules import like_operand
 from .sparse_pattern import SparsePattern, sparse_pattern
 
-MOST_CELLS = 2**24
-"""Largest matrix, in cells, that is built for the sake of speed."""
+BLOCK_CELLS = 2**22
+"""Largest dense block, in cells."""
 
 CELLS_PER_ENTRY_FORWARD, CELLS_PER_ENTRY_BACKWARD = 32, 128
-"""The density down to which it pays, measured with 32 to 2048 rows on two cores; backward, where
-an entry's gradient is a sum over all rows, it pays longer."""
+"""The density down to which dense blocks pay, measured with 32 to 2048 rows on two cores;
+backward, where an entry's gradient is a sum over all rows, they pay longer."""
 
 FEWEST_ROWS = 16
 
 
 def _pays(sparse_mat: SparsePattern, x: Any, cells_per_entry: int) -> bool:
-    """Tell whether a product over the rows of ``x`` is faster through a dense matrix."""
-    cells = math.prod(sparse_mat.shape)
-    is_dense = cells <= min(MOST_CELLS, cells_per_entry * sparse_mat.nnz)
+    """Tell whether a product over the rows of ``x`` is faster through dense blocks."""
+    is_dense = math.prod(sparse_mat.shape) <= cells_per_entry * sparse_mat.nnz
     return is_dense and math.prod(x.shape[:-1]) >= FEWEST_ROWS
+
+
+def _blocks(sparse_mat: SparsePattern) -> Iterator[tuple[slice, np.ndarray, tuple]]:
+    """Yield the columns of every dense block, its entries, and their places in it."""
+    outputs = sparse_mat.shape[1]
+    count = min(outputs, max(2, math.ceil(math.prod(sparse_mat.shape) / BLOCK_CELLS)))
+    edges = np.linspace(0, outputs, count + 1).astype(int)
+    for start, stop in itertools.pairwise(edges):
+        inside = (sparse_mat.columns >= start) & (sparse_mat.columns < stop)
+        (entries,) = np.nonzero(inside)
+        places = sparse_mat.rows[entries], sparse_mat.columns[entries] - start
+        yield slice(int(start), int(stop)), entries, places
 
 
 def _at(array: Any, indices: Any) -> Any:
@@ -59,8 +74,20 @@ def _impl(
 
 
 def _product_dense(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
-    zero = jnp.zeros(sparse_mat.shape, weight.dtype)
-    return x @ zero.at[sparse_mat.rows, sparse_mat.columns].add(weight, mode="drop")
+    products = []
+    for columns, entries, places in _blocks(sparse_mat):
+        zero = jnp.zeros((sparse_mat.shape[0], columns.stop - columns.start), weight.dtype)
+        products.append(x @ zero.at[places].add(weight[entries]))
+    return jnp.concatenate(products, axis=-1)
+
+
+def _entry_gradients(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
+    leading = tuple(range(hidden_dim.ndim - 1))
+    gradient = jnp.zeros(sparse_mat.nnz, hidden_dim.dtype)
+    for columns, entries, places in _blocks(sparse_mat):
+        block = jnp.tensordot(x, hidden_dim[..., columns], (leading, leading))
+        gradient = gradient.at[entries].set(block[places])
+    return gradient
 
 
 def _product_sparse(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
@@ -90,9 +117,7 @@ def _xy_to_dw(
 ) -> dict:
     leading = tuple(range(hidden_dim.ndim - 1))
     if _pays(sparse_mat, hidden_dim, CELLS_PER_ENTRY_BACKWARD):
-        full = jnp.tensordot(x.astype(hidden_dim.dtype), hidden_dim, (leading, leading))
-        entries = full.at[sparse_mat.rows, sparse_mat.columns]
-        product = entries.get(mode="fill", fill_value=0)
+        product = _entry_gradients(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
     else:
         product = _terms(x, hidden_dim, sparse_mat).sum(leading)
     result = {"weight": like_operand(product, weights["weight"])}

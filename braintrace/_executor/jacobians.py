@@ -200,9 +200,7 @@ def _pulled_back(
     return dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
 
 
-def _held(
-    graph: ETraceGraph, group: HiddenGroup, state: int, values: _Values
-) -> dict[Var, Any]:
+def _held(graph: ETraceGraph, group: HiddenGroup, state: int, values: _Values) -> dict[Var, Any]:
     """Return what is held constant: other groups, marked outputs, what a state is downstream of."""
     held = {var: values(var) for var in _boundaries(graph)}
     for other in graph.hidden_groups:

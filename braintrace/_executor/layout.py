@@ -15,7 +15,6 @@ import numpy as np
 from .._compiler import Branch, ETraceGraph, HiddenGroup, HiddenParamOpRelation, Reach
 from .._jax import Var
 
-
 MOST_COPIES, MOST_COPIED = 8, 2**18
 """Up to how many copies, and elements of the result, are written out; see `_repeated`."""
 
