@@ -195,6 +195,30 @@ def _padded(slopes, like):
     return np.concatenate([nonzero, np.zeros(like.size - nonzero.size)])
 
 
+def test_sparse_product_of_many_rows():
+    """Too thin for dense blocks: rows are taken in blocks, and the last has what is left."""
+    x = array(0, 45, 90)
+    generator = np.random.default_rng(0)
+    index = generator.integers((90, 80), size=(30, 2))
+    thin = jax_sparse.BCOO((array(1, 30), jnp.asarray(index)), shape=(90, 80))
+    full = np.asarray(thin.todense())
+
+    def loss(x, entries):
+        return jnp.sum(jnp.sin(sparse_matmul(x, entries, sparse_mat=thin)))
+
+    def dense_loss(x, entries):
+        dense = jnp.zeros((90, 80)).at[index[:, 0], index[:, 1]].add(entries)
+        return jnp.sum(jnp.sin(x @ dense))
+
+    product = sparse_matmul(x, thin.data, sparse_mat=thin)
+    np.testing.assert_allclose(product, np.asarray(x) @ full, rtol=1e-5, atol=1e-5)
+    found = jax.grad(loss, (0, 1))(x, thin.data)
+    expected = jax.grad(dense_loss, (0, 1))(x, thin.data)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
+    )
+
+
 @pytest.mark.parametrize("rows", [2, 20])
 def test_entries_at_the_same_place_add_up(rows):
     x = array(0, rows, 3)

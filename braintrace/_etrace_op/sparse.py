@@ -31,6 +31,7 @@ from .primitive import (
 )
 from .rules import like_operand
 from .sparse_pattern import SparsePattern, sparse_pattern
+from .sums import sum_over_samples
 
 BLOCK_CELLS = 2**22
 """Largest dense block, in cells."""
@@ -40,6 +41,10 @@ CELLS_PER_ENTRY_FORWARD, CELLS_PER_ENTRY_BACKWARD = 32, 128
 backward, where an entry's gradient is a sum over all rows, they pay longer."""
 
 FEWEST_ROWS = 16
+
+MOST_ROWS, ROWS_AT_ONCE, MOST_TERMS = 32, 8, 2**24
+"""Beyond how many rows the sparse form takes them in blocks: of a few on a processor, where what
+they add up then stays in its cache, and elsewhere of as many as keep the terms within memory."""
 
 
 def _pays(sparse_mat: SparsePattern, x: Any, cells_per_entry: int) -> bool:
@@ -91,6 +96,22 @@ def _entry_gradients(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
 
 
 def _product_sparse(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
+    if x.ndim < 2 or x.shape[0] <= MOST_ROWS:
+        return _at_once(x, weight, sparse_mat)
+
+    def in_blocks(rows: int, x: Any, weight: Any) -> Any:
+        return jax.lax.map(lambda row: _at_once(row, weight, sparse_mat), x, batch_size=rows)
+
+    most = max(ROWS_AT_ONCE, MOST_TERMS // max(1, sparse_mat.nnz))
+    return jax.lax.platform_dependent(
+        x,
+        weight,
+        cpu=functools.partial(in_blocks, ROWS_AT_ONCE),
+        default=functools.partial(in_blocks, most),
+    )
+
+
+def _at_once(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
     contributions = _at(x, sparse_mat.rows) * jnp.broadcast_to(
         weight, (*x.shape[:-1], *weight.shape)
     )
@@ -119,7 +140,8 @@ def _xy_to_dw(
     if _pays(sparse_mat, hidden_dim, CELLS_PER_ENTRY_BACKWARD):
         product = _entry_gradients(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
     else:
-        product = _terms(x, hidden_dim, sparse_mat).sum(leading)
+        terms = functools.partial(_terms, sparse_mat=sparse_mat)
+        product = sum_over_samples(lambda rows: terms(*rows), (x, hidden_dim), len(leading))
     result = {"weight": like_operand(product, weights["weight"])}
     if has_bias:
         result["bias"] = like_operand(hidden_dim.sum(leading), weights["bias"])

@@ -67,7 +67,7 @@ class RecordedChunk:
     @property
     def bytes_per_step(self) -> int:
         """What one step of a chunk records."""
-        return self._differentiated.recorded_bytes()
+        return self._differentiated.recorded_bytes
 
     def start(self, parameters: list[Any], weights: Weights) -> Any:
         """Return zero gradients: outside the traces, and of the operands."""

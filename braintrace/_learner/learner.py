@@ -225,7 +225,7 @@ def _mask(mask: Any, steps: int) -> Any:
 
 def _signature(sequences: Any) -> Any:
     leaves, tree = jax.tree.flatten(sequences)
-    return tree, tuple((jnp.shape(leaf)[1:], str(jnp.result_type(leaf))) for leaf in leaves)
+    return tree, tuple((jnp.shape(leaf)[1:], jnp.result_type(leaf)) for leaf in leaves)
 
 
 def _identity(learner: Learner) -> Any:

@@ -5,6 +5,7 @@ the Jacobians are then computed from what it has recorded, mapped over time, so 
 with weights are taken over time and batch together.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,8 +107,9 @@ class SplitGradient:
         self._kept = list(dict.fromkeys((self._parts.slices[0], *sources)))
         self._computed = [a for a in dict.fromkeys(targets) if a in computed]
 
+    @functools.cached_property
     def recorded_bytes(self) -> int:
-        """Return the bytes that every step of a chunk records."""
+        """The bytes that every step of a chunk records."""
         atoms = {*self._split.recorded, *self._split.ahead, *self._computed}
         return sum(var.aval.size * var.aval.dtype.itemsize for var in atoms)
 

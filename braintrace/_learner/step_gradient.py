@@ -6,6 +6,7 @@ sequences is not copied, and values that are the same variable are recorded once
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -113,8 +114,9 @@ class StepGradient:
         self._backward = [a for a in (*self._live, *self._recorded) if a in of_loss]
         self._read_by_backward = _read_by(program, self._backward, of_loss)
 
+    @functools.cached_property
     def recorded_bytes(self) -> int:
-        """Return the bytes that every step of a chunk records."""
+        """The bytes that every step of a chunk records."""
         return sum(var.aval.size * var.aval.dtype.itemsize for var in self._recorded)
 
     def __call__(
