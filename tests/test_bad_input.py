@@ -1,5 +1,7 @@
 """Bad input raises the library's own errors, says what and where, and changes nothing."""
 
+import dataclasses
+
 import brainstate
 import cases
 import jax.numpy as jnp
@@ -152,6 +154,18 @@ def test_step_function_that_calls_another_learner(learner, raises):
     xs, targets = CASE.sequences(2, 6)
     other = build_learner(CASE)
     raises(lambda: gradient(learner, xs, targets, step_fn=lambda x, t: CASE.loss(other(x), t)))
+
+
+def test_step_function_that_cannot_be_hashed(learner, raises):
+    @dataclasses.dataclass
+    class Step:
+        scale: float
+
+        def __call__(self, x, target):
+            return self.scale * CASE.loss(learner(x), target)
+
+    xs, targets = CASE.sequences(2, 6)
+    raises(lambda: learner.etrace_grad(xs, targets, step_fn=Step(2.0)), "Step", "__hash__")
 
 
 def test_loss_that_is_no_scalar(learner, raises):

@@ -214,8 +214,37 @@ def test_reset_starts_over(algorithm):
 
 
 def test_reset_to_another_batch_size():
+    """And back again: what was compiled for a size is kept."""
     case = cases.BY_NAME["independent_rnn"]
     learner = build_learner(case, batch=3)
-    learner.reset_state(batch_size=2)
-    actual = sequence_gradient(learner, case, *data(case))
-    assert_gradients_close(actual, references.bptt(case), 1e-5, case.name)
+    graphs = []
+    for batch in (2, 3, 2):
+        learner.reset_state(batch_size=batch)
+        graphs.append(learner.graph)
+        actual = sequence_gradient(learner, case, *data(case, batch))
+        assert_gradients_close(actual, references.bptt(case, batch), 1e-5, case.name)
+    assert graphs[0] is graphs[2] is not graphs[1]
+
+
+class Sideways(brainstate.nn.Module):
+    """The batch is the last axis of the state."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((4, batch_size)))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value).T
+        return self.h.value
+
+
+def test_the_batch_need_not_be_the_first_axis_of_a_state():
+    learner = braintrace.compile(Sideways(), "d_rtrl", jnp.ones((4, 3)), batch_size=4)
+    learner.reset_state(2)
+    ((gradient),) = learner.etrace_grad(
+        jnp.ones((3, 2, 3)), step_fn=lambda x: learner(x).sum(), reduction="sum"
+    ).values()
+    np.testing.assert_allclose(gradient, np.full((3, 4), 2 * (1 + 1.5 + 1.75)), rtol=1e-6)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, compile_model
 from .._errors import NotCompiledError, OptionError, ShapeError
 from .._executor import TraceMethod
+from .._typing import Path
 from .compiled_step import CompiledStep
 from .data import MultiStepData, first_step, is_sequence, unwrap
-from .initial import fresh_values, same_shapes, values_as_now
+from .initial import Shapes, fresh_values, shapes_of, values_as_now
 from .model_states import find_states
 from .traces import EligibilityTraces
 
@@ -128,16 +129,25 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         CompilationError, DtypeError
             See `compile_etrace_graph`.
         """
-        example = first_step(arguments)
-        graph, outside = self._analyse(example, batch_size)
-        self._compiled = CompiledStep(graph, outside, self.method)
+        self._compiled = self._analysed(first_step(arguments), batch_size)
+        self._shapes = shapes_of(
+            self._short_term_states()
+            if batch_size is None
+            else fresh_values(self.model, batch_size, None, {})
+        )
+        self._by_shapes = {self._shapes: self._compiled}
         self.traces = EligibilityTraces({})
         self._reset_traces()
 
-    def _analyse(self, example: tuple[Any, ...], batch_size: int | None) -> Any:
-        return compile_model(
+    def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
+        graph, outside = compile_model(
             self.model, example, batch_size, self.strict, self.unroll_limit, self._every_state
         )
+        return CompiledStep(graph, outside, self.method)
+
+    def _short_term_states(self) -> dict[Path, Any]:
+        found = self.model.states(brainstate.ShortTermState).items()
+        return {tuple(path): state.value for path, state in found}
 
     @property
     def _every_state(self) -> bool:
@@ -213,8 +223,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Parameters
         ----------
         batch_size
-            Given to the model's ``init_state``; ``None``: as large as the states are now. A
-            size other than that compiles the model again.
+            Given to the model's ``init_state``; ``None``: as large as the states are now. The
+            first time that it has a new size, the model is compiled for it.
         **kwargs
             Given to ``init_state`` as well.
 
@@ -223,30 +233,33 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         ShapeError
             If ``batch_size`` is ``None`` and ``init_state`` does not give the states' shapes.
         """
-        graph = self.graph
-        states = {tuple(path): state for path, state in self.model.states().items()}
-        mapped = graph.traced.batch_size
+        mapped = self.graph.traced.batch_size
         if batch_size is None:
-            fresh = values_as_now(self.model, states, mapped, kwargs)
+            fresh = values_as_now(self.model, self._short_term_states(), mapped, kwargs)
         else:
             fresh = fresh_values(self.model, mapped, batch_size, kwargs)
-        resized = not same_shapes(fresh, states)
+        states = {tuple(path): state for path, state in self.model.states().items()}
         for path, value in fresh.items():
             states[path].value = value
-        if resized:
-            self._compile_again(graph, batch_size)
+        self._use_shapes(shapes_of(fresh))
         self._reset_traces()
 
-    def _compile_again(self, graph: ETraceGraph, batch_size: int | None) -> None:
-        mapped = graph.traced.batch_size
-        old_size = mapped or graph.hidden_groups[0].shape[0]
+    def _use_shapes(self, shapes: Shapes) -> None:
+        """Compile the model for the shapes that its states have now, once for each."""
+        if shapes not in self._by_shapes:
+            self._by_shapes[shapes] = self._resized(shapes)
+        self._compiled, self._shapes = self._by_shapes[shapes], shapes
+
+    def _resized(self, shapes: Shapes) -> CompiledStep:
+        traced = self.graph.traced
+        pairs = zip(self._shapes, shapes, strict=True)
+        sizes = {old: new for a, b in pairs for old, new in zip(a, b, strict=True) if old != new}
 
         def resized(var: Any) -> jax.Array:
-            shape = var.aval.shape
-            lead = (batch_size,) if shape[:1] == (old_size,) else shape[:1]
-            return jnp.zeros((*lead, *shape[1:]), var.aval.dtype)
+            lead = tuple(sizes.get(size, size) for size in var.aval.shape[:1])
+            return jnp.zeros((*lead, *var.aval.shape[1:]), var.aval.dtype)
 
-        leaves = [resized(var) for var in graph.traced.argument_vars]
-        example = jax.tree.unflatten(graph.traced.argument_tree, leaves)
-        new_graph, outside = self._analyse(example, None if mapped is None else batch_size)
-        self._compiled = CompiledStep(new_graph, outside, self.method)
+        leaves = [resized(var) for var in traced.argument_vars]
+        example = jax.tree.unflatten(traced.argument_tree, leaves)
+        mapped = traced.batch_size
+        return self._analysed(example, None if mapped is None else sizes.get(mapped, mapped))

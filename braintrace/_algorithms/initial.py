@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from .._errors import ShapeError
 from .._typing import Path
 
+Shapes = tuple[tuple[int, ...], ...]
+
 
 def fresh_values(
     model: brainstate.nn.Module,
@@ -43,36 +45,32 @@ def fresh_values(
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (copies, *leaf.shape)), values)
 
 
-def same_shapes(values: Mapping[Path, Any], states: Mapping[Path, brainstate.State]) -> bool:
-    """Tell whether values have the shapes that their States have now."""
-
-    def shapes(value: Any) -> list[tuple[int, ...]]:
-        return [tuple(leaf.shape) for leaf in jax.tree.leaves(value)]
-
-    return all(shapes(value) == shapes(states[path].value) for path, value in values.items())
+def shapes_of(values: Mapping[Path, Any]) -> Shapes:
+    """Return the shapes of all values of States, in the order of their paths."""
+    leaves = (leaf for path in sorted(values, key=str) for leaf in jax.tree.leaves(values[path]))
+    return tuple(tuple(jnp.shape(leaf)) for leaf in leaves)
 
 
 def values_as_now(
     model: brainstate.nn.Module,
-    states: Mapping[Path, brainstate.State],
+    now: Mapping[Path, Any],
     mapped: int | None,
     options: dict[str, Any],
 ) -> dict[Path, Any]:
-    """Return fresh values of the shapes that the States have now.
+    """Return fresh values of the shapes that those of the short-term States have now.
 
     Raises
     ------
     ShapeError
         If ``init_state`` gives them neither without a batch size nor with the leading one.
     """
-    short_term = model.states(brainstate.ShortTermState).values()
-    leading = {leaf.shape[0] for s in short_term for leaf in jax.tree.leaves(s.value) if leaf.ndim}
+    leading = {shape[0] for shape in shapes_of(now) if shape}
     for size in (None, *sorted(leading)):
         try:
             values = fresh_values(model, mapped, size, options)
         except TypeError:  # `init_state` wants a batch size
             continue
-        if same_shapes(values, states):
+        if shapes_of(values) == shapes_of(now):
             return values
     raise ShapeError(
         f"`{type(model).__name__}.init_state` does not give the states the shapes that they have "

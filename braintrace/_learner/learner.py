@@ -143,6 +143,7 @@ class Learner(brainstate.nn.Module):
         key = (step_fn, options, chunk_size, kind, _signature(sequences), _identity(self))
         restarts = check_reset(self.algorithm, reset, steps)
         made = self._made.gradients
+        _check_hashable(step_fn)
         if key not in made:
             made[key] = SequenceGradient(
                 self, step_fn, options, chunk_size, sequences, has_mask, restarts
@@ -210,6 +211,17 @@ class Learner(brainstate.nn.Module):
         if key not in made:
             made[key] = Driver(self.algorithm, make())
         return made[key]
+
+
+def _check_hashable(step_fn: Callable[..., Any]) -> None:
+    try:
+        hash(step_fn)
+    except TypeError as error:
+        raise OptionError(
+            f"`step_fn` is a {type(step_fn).__name__} that cannot be hashed, so that what is "
+            "compiled for it would not be found again. Pass a function, or give its class a "
+            "`__hash__`."
+        ) from error
 
 
 def _mask(mask: Any, steps: int) -> Any:

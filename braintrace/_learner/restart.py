@@ -38,7 +38,8 @@ def check_reset(algorithm: ETraceAlgorithm, reset: Any, steps: int) -> Restarts:
         )
     states = short_term_states(algorithm)
     graph = algorithm.graph
-    initial = values_as_now(algorithm.model, states, graph.traced.batch_size, {})
+    now = {path: state.value for path, state in states.items()}
+    initial = values_as_now(algorithm.model, now, graph.traced.batch_size, {})
     for path, value in initial.items():
         for leaf in jax.tree.leaves(value):
             if flags.ndim == 2 and leaf.shape[:1] != flags.shape[1:]:
