@@ -1,7 +1,8 @@
 """What does the gradient of a whole sequence cost for the other operations, and for two states?
 
 Leaky tanh RNNs with convolutions, low-rank and sparse weights, an IndRNN (``element_wise``), an
-LSTM with one matrix for its gates, and recurrent ALIF neurons, which have to spike.
+LSTM with one matrix for its gates, and recurrent ALIF neurons, which have to spike. Hand-written
+programs begin with zeros: they are compared with the gradient without ``reset_state``.
 """
 
 import functools
@@ -22,7 +23,8 @@ TARGETS = (
     Target("D_RTRL, one chunk", "BPTT", LIMIT),
     Target("D_RTRL, auto", "BPTT", LIMIT),
     Target("ES_D_RTRL, auto", "BPTT", LIMIT),
-    Target("D_RTRL, one chunk", "hand-written, one chunk", OVER_HAND),
+    Target("D_RTRL, one chunk, without reset", "hand-written, one chunk", OVER_HAND),
+    Target("D_RTRL, one chunk", "hand-written, one chunk", None),
 )
 OTHERS = [name for name in NETWORKS if name != "dense"]
 
@@ -33,6 +35,9 @@ def prepare(task: Task) -> Prepared:
         "BPTT": lambda: subjects.bptt(task),
         "hand-written, one chunk": lambda: subjects.hand_one_chunk(task),
         "D_RTRL, one chunk": lambda: subjects.online(task, "d_rtrl", task.steps),
+        "D_RTRL, one chunk, without reset": lambda: subjects.online(
+            task, "d_rtrl", task.steps, count_reset=False
+        ),
         "D_RTRL, auto": lambda: subjects.online(task, "d_rtrl"),
         "ES_D_RTRL, auto": lambda: subjects.online(task, "es_d_rtrl"),
     }
