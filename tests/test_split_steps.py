@@ -118,6 +118,30 @@ def noisy(output, target):
     return squared(output * mask, target)
 
 
+def dropped(output, target):
+    """brainstate checks the probability of a dropout, which is an effect."""
+    with brainstate.environ.context(fit=True):
+        return squared(brainstate.nn.Dropout(0.5)(output), target)
+
+
+@jax.custom_vjp
+def called_back(y):
+    return jnp.sin(y)
+
+
+def _called_back_backward(y, ct):
+    host = jax.ShapeDtypeStruct(y.shape, y.dtype)
+    return (jax.pure_callback(lambda y, ct: np.cos(y) * ct, host, y, ct),)
+
+
+called_back.defvjp(lambda y: (jnp.sin(y), y), _called_back_backward)
+
+
+def unmapped(output, target):
+    """A derivative that has no form for many steps at once."""
+    return squared(called_back(output), target)
+
+
 def guarded(output, target):
     """A branch whose derivative is not finite where it is not taken."""
     size = jnp.abs(output).sum()
@@ -184,7 +208,13 @@ def at_once(net, loss, algorithm, chunk_size):
     return found, what_is_left(learner)
 
 
-STEP_BY_STEP = [(Branching, squared), (Net, guarded), (Net, printed), (Wide, spread)]
+STEP_BY_STEP = [
+    (Branching, squared),
+    (Net, guarded),
+    (Net, printed),
+    (Net, unmapped),
+    (Wide, spread),
+]
 SPLIT = [
     (Net, squared),
     (BranchingRecurrence, squared),
@@ -192,6 +222,7 @@ SPLIT = [
     (Embedding, squared),
     (Normalised, squared),
     (Net, noisy),
+    (Net, dropped),
     (Net, cumulative),
 ]
 
@@ -240,13 +271,60 @@ def products_in_loops(net, loss):
 
 
 @pytest.mark.core
-def test_only_the_recurrent_product_is_in_the_loop():
-    assert sorted(products_in_loops(Net, squared)) == [0, 0, 1]
+@pytest.mark.parametrize("case", [SPLIT[0], (Embedding, squared), (Net, dropped)], ids=name_of)
+def test_only_the_recurrent_product_is_in_the_loop(case):
+    assert sorted(products_in_loops(*case)) == [0, 0, 1]
 
 
 @pytest.mark.parametrize("case", STEP_BY_STEP, ids=name_of)
 def test_what_cannot_be_mapped_over_time_stays_in_the_loop(case):
     assert max(products_in_loops(*case)) > 2
+
+
+def test_results_that_no_equation_makes():
+    """A slice of the sequences, and a State as it was before the step."""
+    xs, targets = inputs_of(Net)
+    learner = learner_of(Net, "d_rtrl", xs[0])
+    count = brainstate.ShortTermState(jnp.zeros(()))
+
+    def step(x, target, number):
+        before = count.value
+        count.value = number
+        return squared(learner(x), target) + before, (number, before)
+
+    numbers = jnp.arange(1.0, STEPS + 1)
+    _, value, (same, before) = learner.etrace_grad(
+        xs, targets, numbers, step_fn=step, has_aux=True, return_value=True, reduction="sum"
+    )
+    np.testing.assert_array_equal(same, numbers)
+    np.testing.assert_array_equal(before, numbers - 1)
+    assert value > jnp.sum(before)
+
+
+class Half(Net):
+    """Scales and shifts its output, in half precision."""
+
+    def __init__(self):
+        super().__init__()
+        for state in (self.w_in, self.w_rec, self.leak, self.w_out):
+            state.value = (0 * state.value).astype(jnp.bfloat16)
+        self.shift = brainstate.ParamState(jnp.zeros(2, jnp.bfloat16))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, H), jnp.bfloat16))
+
+    def read(self, h):
+        return super().read(h) + self.shift.value
+
+
+def test_sums_over_time_are_not_in_half_precision():
+    steps = 600  # a sum of ones in bfloat16 stops at 256
+    xs = jnp.zeros((steps, BATCH, INPUTS), jnp.bfloat16)
+    learner = learner_of(Half, "d_rtrl", xs[0])
+    found = learner.etrace_grad(
+        xs, step_fn=lambda x: learner(x).sum(), reduction="sum", chunk_size=steps
+    )
+    np.testing.assert_allclose(np.float64(found[("shift",)]), steps * BATCH, rtol=0.01)
 
 
 def values_of(function, *arguments):

@@ -141,15 +141,18 @@ def find_hidden_groups(
         stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
         group_walks = [walk(candidate, stops) for candidate in inside]
         is_read = [c.leaf.in_var in behind_output for c in inside]
-        downstream: tuple[int, ...] = ()
-        if not every_state:
-            downstream = _downstream(program, inside, group_walks, is_read)
+        downstream = () if every_state else _downstream(program, inside, group_walks, is_read)
         for a in downstream:
-            others = own.keys() - set(inside[a].new_vars)
-            group_walks[a] = walk(inside[a], stops | others)
+            others = stops | own.keys() - set(inside[a].new_vars)
+            group_walks[a] = _without_held_cuts(program, walk(inside[a], others), others)
         groups.append(_group(len(groups), inside, group_walks, is_read, downstream))
         walks.append(group_walks)
     return groups, walks
+
+
+def _boundaries(program: Program) -> frozenset[str]:
+    """Return the names of the marked operations behind which no gradient is traced."""
+    return frozenset(e.primitive.name for e in program.equations if role(e) == "boundary")
 
 
 def _downstream(
@@ -158,21 +161,40 @@ def _downstream(
     walks: Sequence[Walk],
     is_read: Sequence[bool],
 ) -> tuple[int, ...]:
-    """Return the states that nothing reads any more but the rest of the step."""
-    inputs = {member.leaf.in_var for member in members}
-    boundaries = {e.primitive.name for e in program.equations if role(e) == "boundary"}
-    is_joined = any(member.leaf.joined_var is not None for member in members)
+    """Return the states that nothing reads any more but the rest of the step.
+
+    The last are looked at first: a state may be read by others that are downstream themselves.
+    """
+    if any(member.leaf.joined_var is not None for member in members):
+        return ()
+    blocked = CONSTANT | _boundaries(program)
+    old = {member.leaf.in_var for member in members}
     found: list[int] = []
     for a in reversed(range(len(members))):
         own = members[a]
-        upstream = [m for c, m in enumerate(members) if c != a and c not in found]
-        behind_upstream = program.depends_on([m.var for m in upstream])
-        new = frozenset(m.var for c, m in enumerate(members) if c != a)
-        past = program.depends_on([own.var], new, CONSTANT | boundaries) & inputs
+        upstream = [m.var for c, m in enumerate(members) if c != a and c not in found]
+        other_new = frozenset(m.var for c, m in enumerate(members) if c != a)
         is_carried = is_read[a] or any(_reaches(walk, own.leaf.in_var) for walk in walks)
-        if not (is_joined or is_carried or past or own.var in behind_upstream or not upstream):
+        feeds_upstream = own.var in program.depends_on(upstream)
+        reads_old = program.depends_on([own.var], other_new, blocked) & old
+        if upstream and not (is_carried or feeds_upstream or reads_old):
             found.append(a)
     return tuple(reversed(found))
+
+
+def _without_held_cuts(program: Program, walk: Walk, held: frozenset[Var]) -> Walk:
+    """Leave out cuts of values that do not change with the held ones: they cost nothing."""
+    blocked = _boundaries(program)
+
+    def costs(cut: Cut) -> bool:
+        operand = program.equations[cut.equation].invars[cut.operand]
+        behind = program.depends_on([operand], held, blocked)
+        made = (program.equations[program.producer[v]] for v in behind if v in program.producer)
+        return any(role(e) == "boundary" for e in made) or any(
+            v not in held and v not in program.producer for v in behind
+        )
+
+    return dataclasses.replace(walk, cuts=tuple(filter(costs, walk.cuts)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

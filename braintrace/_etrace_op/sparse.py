@@ -207,6 +207,10 @@ def sparse_matmul(x: Any, weight_data: Any, *, sparse_mat: Any, bias: Any = None
     array or Quantity ``(..., out)``
         With the unit of ``x`` times that of ``weight_data``.
 
+    Notes
+    -----
+    An input that is not finite may reach outputs that it is not connected with.
+
     Raises
     ------
     ShapeError

@@ -15,9 +15,6 @@ import numpy as np
 from .._compiler import Branch, ETraceGraph, HiddenGroup, HiddenParamOpRelation, Reach
 from .._jax import Var
 
-MOST_COPIES, MOST_COPIED = 8, 2**18
-"""Up to how many copies, and elements of the result, are written out; see `_repeated`."""
-
 
 def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Name the input of an operation; operations that share their input share the name."""
@@ -88,6 +85,10 @@ def positions_to_table(reach: Reach, value: jax.Array, group: HiddenGroup) -> ja
     return value.reshape(*lead, *reach.table_shape)
 
 
+MOST_COPIES = 8
+MOST_COPIED_ELEMENTS = 2**18
+
+
 def _repeated(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Broadcast an array to a shape of as many axes.
 
@@ -95,7 +96,7 @@ def _repeated(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     the product with every weight's trace, and compute where each element comes from for each of
     them. One more column, which is cut off, keeps it from seeing that the parts are equal.
     """
-    is_small = math.prod(shape) <= MOST_COPIED
+    is_small = math.prod(shape) <= MOST_COPIED_ELEMENTS
     for axis, (once, size) in enumerate(zip(value.shape, shape, strict=True)):
         if is_small and once < size <= MOST_COPIES:
             rows = value.reshape(-1, math.prod(value.shape[axis:]))

@@ -2,12 +2,12 @@ r"""The step as the loss sees it: differentiable, with a probe on every traced h
 
 The new value of a traced state is computed with the old states, the operands of its own
 relations and the other states of its group as they are; everything downstream (readout,
-deeper layers, later groups) sees it plus a probe that is zero. The derivative of a loss with
-respect to the probe is then the learning signal
+deeper layers, later groups, states of the group that no later step reads) sees it plus a probe
+that is zero. The derivative of a loss with respect to the probe is then the learning signal
 
 .. math:: l^t[v, a] = \partial L^t / \partial h^t[v, a]
 
-with the other states of the same group held fixed. Where the outputs read a state as it was
+with the other states of the same group held fixed that are not downstream of it. Where the outputs read a state as it was
 before the step, a second probe on that value gives :math:`\partial L^t / \partial h^{t-1}[v, a]`,
 a part of the signal of the step before. And the derivative with respect to a
 parameter is its ordinary gradient of this step along every path that no trace carries.

@@ -15,9 +15,15 @@ from .program import Program
 SAME_VALUE = frozenset({"stop_gradient"})
 """Operations that matter to derivatives alone."""
 
+DRAWS = frozenset({"rng_uniform"})
+"""Operations that give something else every time."""
+
 
 def equal_values(program: Program) -> dict[Var, Var]:
     """Return, for every variable, the first one that is computed in the same way.
+
+    Values are equal, derivatives need not be: a function with a rule of its own is the same as
+    another with the same body, and behind a ``stop_gradient`` there is none.
 
     Examples
     --------
@@ -29,7 +35,7 @@ def equal_values(program: Program) -> dict[Var, Var]:
     >>> equal_values(program)[second] is first
     True
     """
-    first: dict[Var, Var] = {}
+    first: dict[Var, Var] = {var: var for var in program.in_vars}
     seen: dict[Any, list[Var]] = {}
 
     def key_of(atom: Atom) -> Any:
@@ -39,7 +45,7 @@ def equal_values(program: Program) -> dict[Var, Var]:
         operands = tuple(key_of(atom) for atom in equation.invars)
         if equation.primitive.name in SAME_VALUE and is_var(equation.invars[0]):
             found = [operands[0]]
-        elif equation.effects:
+        elif equation.effects or equation.primitive.name in DRAWS:
             found = equation.outvars
         else:
             found = seen.setdefault((_meaning(equation), operands), equation.outvars)

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .._etrace_op import ETP_PRIMITIVES
-from .._jax import Atom, Var, is_var, sub_jaxprs
+from .._jax import Atom, Var, is_var, open_jaxpr, sub_jaxprs
 from .._jaxpr import Program, equal_values
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
@@ -20,29 +20,9 @@ STEP_BY_STEP = frozenset({"cond", "while", "rng_bit_generator", "rng_uniform", "
 """Operations that are another thing, or a dearer one, when they are mapped over time: both
 branches of a `cond` would run, and some generators of random numbers would draw others."""
 
-MOST_PER_STEP = 8
-"""A step's largest array may be this much larger than all that is recorded of the step: beyond
-(the logits of a large vocabulary) a product is large enough by itself, and its memory counts."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Split:
-    """How a step is cut into three.
-
-    Attributes
-    ----------
-    ahead
-        Variables that are computed before the loop, from the slices of the sequences.
-    recorded
-        Variables that the loop records.
-    source
-        For each variable that is known from then on: which of `ahead`, `recorded` and the slices
-        has its value.
-    """
-
-    ahead: tuple[Var, ...]
-    recorded: tuple[Var, ...]
-    source: Mapping[Var, Var]
+MOST_EXTRA = 4
+"""How much more than what a step takes in and gives out its products may take, to be kept for all
+steps of a chunk at once: the logits of a large vocabulary are worth a loop."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,51 +48,90 @@ class StepProgram:
     written: tuple[Atom, ...]
     results: tuple[Atom, ...]
 
+    @property
+    def bytes_in_and_out(self) -> int:
+        """The bytes that one step takes from the sequences and gives out, States apart."""
+        results = {atom for atom in self.results if is_var(atom)}
+        return sum(map(size_of, (*self.slices, *results)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Split:
+    """How a step is cut into three.
+
+    Attributes
+    ----------
+    ahead
+        Variables that are computed before the loop, from the slices of the sequences.
+    recorded
+        Variables that the loop records.
+    source
+        For each variable that is given after the loop: which of `ahead`, `recorded` and the
+        slices has its value.
+    """
+
+    ahead: tuple[Var, ...]
+    recorded: tuple[Var, ...]
+    source: Mapping[Var, Var]
+
 
 def split_step(step: StepProgram) -> Split | None:
     """Cut a step into three; ``None`` for one that has to be run step by step."""
     program = step.program
-    if any(equation.effects for equation in program.equations):
-        return None
     equal = equal_values(program)
     varying = program.dependents_of([*step.carried, *step.slices])
     moving = moving_variables(program, step.differentiable)
-    wanted = [a for a in step.results if is_var(a) and a in varying]
-    in_loop = program.depends_on([*step.written, *step.carried]) & varying
-    while True:
-        made = {equal.get(var, var): var for var in sorted_by_program(program, in_loop)}
-        made.update({var: var for var in step.slices})
-        known = {v: made[equal[v]] for v in equal if equal[v] in made and v not in moving}
-        later = program.depends_on(wanted, frozenset(known)) & varying
-        waiting = [e for e in equations_of(program, later - set(known)) if _is_step_by_step(e)]
-        if any(var in moving for equation in waiting for var in equation.outvars):
-            return None
-        if not waiting:
-            break
-        outputs = [var for equation in waiting for var in equation.outvars]
+    if any(_has_moving(e.invars, moving) for e in program.equations if e.effects):
+        return None
+    in_loop = {*step.carried}
+    waiting = [e for e in program.equations if e.effects]
+    outputs = list(step.written)
+    while waiting or outputs:
+        outputs += [atom for e in waiting for atom in (*e.invars, *e.outvars)]
         in_loop |= program.depends_on(outputs) & varying
+        given = _given(step, equal, in_loop, moving)
+        later = program.depends_on(step.results, frozenset(given)) & varying
+        computed = equations_of(program, later - given.keys())
+        waiting, outputs = [e for e in computed if _is_step_by_step(e)], []
+        if any(_has_moving(equation.outvars, moving) for equation in waiting):
+            return None
     ahead = _ahead(step, in_loop)
     by_value = {equal[var]: var for var in ahead}
     source = {
-        var: by_value.get(equal[var], known[var])
+        var: by_value.get(equal[var], given[var])
         for var in sorted_by_program(program, later)
-        if var in known
+        if var in given
     }
-    given = {*ahead, *step.slices}
-    recorded = tuple(var for var in dict.fromkeys(source.values()) if var not in given)
-    split = Split(ahead, recorded, source)
-    return split if _is_worth_it(step, split, later) else None
+    elsewhere = {*ahead, *step.slices}
+    recorded = tuple(var for var in dict.fromkeys(source.values()) if var not in elsewhere)
+    is_small = sum(map(size_of, recorded)) <= MOST_EXTRA * step.bytes_in_and_out
+    return Split(ahead, recorded, source) if is_small else None
+
+
+def _given(
+    step: StepProgram, equal: Mapping[Var, Var], in_loop: set[Var], moving: set[Var]
+) -> dict[Var, Var]:
+    """Return the variables whose value is given after the loop, and what has it.
+
+    A variable that has a derivative is not among them: it is computed anew, to be differentiated.
+    """
+    made = {equal[var]: var for var in reversed(sorted_by_program(step.program, in_loop))}
+    made.update({var: var for var in step.slices})
+    return {v: made[first] for v, first in equal.items() if first in made and v not in moving}
 
 
 def moving_variables(program: Program, differentiable: Iterable[Var]) -> set[Var]:
     """Return the variables that have a derivative with respect to some inputs."""
     moving = set(differentiable)
     for equation in program.equations:
-        if equation.primitive.name == "stop_gradient":
-            continue
-        if any(is_var(atom) and atom in moving for atom in equation.invars):
+        is_stopped = equation.primitive.name == "stop_gradient"
+        if not is_stopped and _has_moving(equation.invars, moving):
             moving.update(v for v in equation.outvars if jnp.issubdtype(v.aval.dtype, jnp.inexact))
     return moving
+
+
+def _has_moving(atoms: Iterable[Atom], moving: set[Var]) -> bool:
+    return any(is_var(atom) and atom in moving for atom in atoms)
 
 
 def equations_of(program: Program, variables: Iterable[Var]) -> Iterator[Any]:
@@ -128,44 +147,36 @@ def sorted_by_program(program: Program, variables: set[Var]) -> list[Var]:
     return inputs + [var for var in made if var in variables]
 
 
+def size_of(var: Var) -> int:
+    """Return the bytes of a variable."""
+    return int(var.aval.size * var.aval.dtype.itemsize)
+
+
+def is_product(equation: Any) -> bool:
+    """Tell whether an equation is a product with weights, whose result is written out."""
+    return equation.primitive.name in PRODUCTS or equation.primitive in ETP_PRIMITIVES
+
+
 def _is_step_by_step(equation: Any) -> bool:
     name = equation.primitive.name
     if name in STEP_BY_STEP or "random" in name or "callback" in name:
         return True
-    return any(
-        _is_step_by_step(inner)
-        for body in sub_jaxprs(equation)
-        for inner in getattr(body, "jaxpr", body).eqns
-    )
-
-
-def _is_product(equation: Any) -> bool:
-    return equation.primitive.name in PRODUCTS or equation.primitive in ETP_PRIMITIVES
+    bodies = map(open_jaxpr, sub_jaxprs(equation))
+    return any(_is_step_by_step(inner) for body, _ in bodies for inner in body.eqns)
 
 
 def _ahead(step: StepProgram, in_loop: set[Var]) -> tuple[Var, ...]:
-    """Return products in the loop that depend on the slices alone, without those behind others."""
+    """Return the last products in the loop that depend on the slices alone."""
     program = step.program
-    waiting = program.dependents_of(step.carried)
-    possible = in_loop - waiting
-    products = [
-        equation.outvars[0]
-        for equation in equations_of(program, possible)
-        if _is_product(equation)
-        and not any(map(_is_step_by_step, _behind(program, equation, possible)))
-    ]
-    behind = {v for p in products for v in program.depends_on([p]) if v is not p}
-    return tuple(p for p in products if p not in behind)
+    possible = in_loop - program.dependents_of(step.carried)
+    products = [e.outvars[0] for e in equations_of(program, possible) if is_product(e)]
 
+    def is_good(product: Var) -> bool:
+        behind = list(equations_of(program, program.depends_on([product]) & possible))
+        extra = sum(size_of(e.outvars[0]) for e in behind if is_product(e))
+        waits = any(e.effects or _is_step_by_step(e) for e in behind)
+        return not waits and extra <= MOST_EXTRA * step.bytes_in_and_out
 
-def _behind(program: Program, equation: Any, possible: set[Var]) -> Iterator[Any]:
-    return equations_of(program, program.depends_on(equation.outvars) & possible)
-
-
-def _is_worth_it(step: StepProgram, split: Split, later: set[Var]) -> bool:
-    def size(var: Var) -> int:
-        return int(var.aval.size * var.aval.dtype.itemsize)
-
-    kept = sum(map(size, (*split.recorded, *split.ahead, *step.slices, *step.carried)))
-    largest = max(map(size, (var for var in later if var not in split.source)), default=0)
-    return largest <= MOST_PER_STEP * kept
+    good = [product for product in products if is_good(product)]
+    others = {v for product in good for v in program.depends_on([product]) if v is not product}
+    return tuple(product for product in good if product not in others)

@@ -222,8 +222,12 @@ def zero_sum(value: jax.Array) -> jax.Array:
 
     It is in single precision at least: in bfloat16 a sum of ones stops at 256.
     """
-    is_half = jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize < 4
-    return jnp.zeros(value.shape, jnp.float32 if is_half else value.dtype)
+    return jnp.zeros(value.shape, jnp.float32 if is_half(value.dtype) else value.dtype)
+
+
+def is_half(dtype: Any) -> bool:
+    """Tell whether a dtype is a floating-point one of less than single precision."""
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
 
 
 def constant(literal: Atom) -> jax.Array:
