@@ -135,24 +135,23 @@ def find_hidden_groups(
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     every_new = frozenset(new_vars)
     behind_output = program.depends_on(traced.output_atoms, every_new, CONSTANT)
+    boundaries = frozenset(e.primitive.name for e in program.equations if role(e) == "boundary")
     for members in _connected(candidates, first):
         inside = [candidates[i] for i in members]
         own = Counter(var for candidate in inside for var in candidate.new_vars)
         stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
         group_walks = [walk(candidate, stops) for candidate in inside]
         is_read = [c.leaf.in_var in behind_output for c in inside]
-        downstream = () if every_state else _downstream(program, inside, group_walks, is_read)
+        downstream: tuple[int, ...] = ()
+        if len(inside) > 1 and not every_state:
+            downstream = _downstream(program, inside, group_walks, is_read, every_new, boundaries)
         for a in downstream:
             others = stops | own.keys() - set(inside[a].new_vars)
-            group_walks[a] = _without_held_cuts(program, walk(inside[a], others), others)
+            walked = walk(inside[a], others)
+            group_walks[a] = _without_held_cuts(program, walked, others, boundaries)
         groups.append(_group(len(groups), inside, group_walks, is_read, downstream))
         walks.append(group_walks)
     return groups, walks
-
-
-def _boundaries(program: Program) -> frozenset[str]:
-    """Return the names of the marked operations behind which no gradient is traced."""
-    return frozenset(e.primitive.name for e in program.equations if role(e) == "boundary")
 
 
 def _downstream(
@@ -160,6 +159,8 @@ def _downstream(
     members: Sequence[_Candidate],
     walks: Sequence[Walk],
     is_read: Sequence[bool],
+    every_new: frozenset[Var],
+    boundaries: frozenset[str],
 ) -> tuple[int, ...]:
     """Return the states that nothing reads any more but the rest of the step.
 
@@ -167,28 +168,29 @@ def _downstream(
     """
     if any(member.leaf.joined_var is not None for member in members):
         return ()
-    blocked = CONSTANT | _boundaries(program)
     old = {member.leaf.in_var for member in members}
     found: list[int] = []
     for a in reversed(range(len(members))):
         own = members[a]
-        upstream = [m.var for c, m in enumerate(members) if c != a and c not in found]
-        other_new = frozenset(m.var for c, m in enumerate(members) if c != a)
+        upstream = {m.var for c, m in enumerate(members) if c != a and c not in found}
+        last = max((program.producer.get(var, -1) for var in upstream), default=-1)
         is_carried = is_read[a] or any(_reaches(walk, own.leaf.in_var) for walk in walks)
-        feeds_upstream = own.var in program.depends_on(upstream)
-        reads_old = program.depends_on([own.var], other_new, blocked) & old
+        feeds_upstream = program.dependents_of([own.var], last) & upstream
+        stops = every_new - {own.var}
+        reads_old = program.depends_on([own.var], stops, CONSTANT | boundaries) & old
         if upstream and not (is_carried or feeds_upstream or reads_old):
             found.append(a)
     return tuple(reversed(found))
 
 
-def _without_held_cuts(program: Program, walk: Walk, held: frozenset[Var]) -> Walk:
+def _without_held_cuts(
+    program: Program, walk: Walk, held: frozenset[Var], boundaries: frozenset[str]
+) -> Walk:
     """Leave out cuts of values that do not change with the held ones: they cost nothing."""
-    blocked = _boundaries(program)
 
     def costs(cut: Cut) -> bool:
         operand = program.equations[cut.equation].invars[cut.operand]
-        behind = program.depends_on([operand], held, blocked)
+        behind = program.depends_on([operand], held, boundaries)
         made = (program.equations[program.producer[v]] for v in behind if v in program.producer)
         return any(role(e) == "boundary" for e in made) or any(
             v not in held and v not in program.producer for v in behind

@@ -7,10 +7,11 @@ that is zero. The derivative of a loss with respect to the probe is then the lea
 
 .. math:: l^t[v, a] = \partial L^t / \partial h^t[v, a]
 
-with the other states of the same group held fixed that are not downstream of it. Where the outputs read a state as it was
-before the step, a second probe on that value gives :math:`\partial L^t / \partial h^{t-1}[v, a]`,
-a part of the signal of the step before. And the derivative with respect to a
-parameter is its ordinary gradient of this step along every path that no trace carries.
+with the other states of the same group held fixed that are not downstream of it. Where the
+outputs read a state as it was before the step, a second probe on that value gives
+:math:`\partial L^t / \partial h^{t-1}[v, a]`, a part of the signal of the step before. And the
+derivative with respect to a parameter is its ordinary gradient of this step along every path
+that no trace carries.
 """
 
 from typing import Any
