@@ -124,6 +124,40 @@ def test_gradients_in_half_precision_add_up(vjp_method):
     np.testing.assert_array_equal(found[("readout",)], 1200)
 
 
+class Scaled(brainstate.nn.Module):
+    """A layer whose output is scaled as a whole, in half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((2, 3), jnp.bfloat16))
+        self.readout = brainstate.ParamState(jnp.ones((3, 3), jnp.bfloat16))
+        self.bias = brainstate.ParamState(jnp.zeros(3, jnp.bfloat16))
+        self.gain = brainstate.ParamState(jnp.ones((), jnp.bfloat16))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3), jnp.bfloat16))
+
+    def update(self, x):
+        self.h.value = jnp.bfloat16(0.5) * self.h.value + braintrace.matmul(x, self.w.value)
+        return (self.h.value @ self.readout.value + self.bias.value) * self.gain.value
+
+
+@pytest.mark.parametrize("chunk_size", ["auto", 2000])
+def test_sums_over_many_steps_are_not_in_half_precision(chunk_size):
+    xs = jnp.ones((2000, 4, 2), jnp.bfloat16)
+    learner = braintrace.compile(Scaled(), "d_rtrl", xs[0], batch_size=4)
+    found, value = learner.etrace_grad(
+        xs,
+        step_fn=lambda x: learner(x).mean(),
+        reduction="sum",
+        return_value=True,
+        chunk_size=chunk_size,
+    )
+    # The loss is linear in a gain of one.
+    np.testing.assert_allclose(np.float64(found[("gain",)]), value, rtol=0.005)
+    np.testing.assert_allclose(np.float64(found[("bias",)]), len(xs) / 3, rtol=0.005)
+
+
 def test_the_infinite_loss_of_a_padded_step_does_not_count():
     learner = build_learner(CASE, "d_rtrl")
     scale, mask = jnp.array([1.0, 2.0, 0.0, 3.0, 1.0, 0.0]), jnp.array([1, 1, 0, 1, 1, 0])

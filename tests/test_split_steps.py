@@ -301,32 +301,6 @@ def test_results_that_no_equation_makes():
     assert value > jnp.sum(before)
 
 
-class Half(Net):
-    """Scales and shifts its output, in half precision."""
-
-    def __init__(self):
-        super().__init__()
-        for state in (self.w_in, self.w_rec, self.leak, self.w_out):
-            state.value = (0 * state.value).astype(jnp.bfloat16)
-        self.shift = brainstate.ParamState(jnp.zeros(2, jnp.bfloat16))
-
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, H), jnp.bfloat16))
-
-    def read(self, h):
-        return super().read(h) + self.shift.value
-
-
-def test_sums_over_time_are_not_in_half_precision():
-    steps = 600  # a sum of ones in bfloat16 stops at 256
-    xs = jnp.zeros((steps, BATCH, INPUTS), jnp.bfloat16)
-    learner = learner_of(Half, "d_rtrl", xs[0])
-    found = learner.etrace_grad(
-        xs, step_fn=lambda x: learner(x).sum(), reduction="sum", chunk_size=steps
-    )
-    np.testing.assert_allclose(np.float64(found[("shift",)]), steps * BATCH, rtol=0.01)
-
-
 def values_of(function, *arguments):
     """Which equations of a function have equal values: the index of the first for each."""
     program = program_of(jax.make_jaxpr(function)(*arguments))
