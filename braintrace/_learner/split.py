@@ -6,6 +6,7 @@ taken before it; outputs, losses and Jacobians after it, from what the loop has 
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -48,6 +49,11 @@ class StepProgram:
     written: tuple[Atom, ...]
     results: tuple[Atom, ...]
 
+    @functools.cached_property
+    def varying(self) -> set[Var]:
+        """The variables that are not the same in every step."""
+        return self.program.dependents_of([*self.carried, *self.slices])
+
     @property
     def bytes_in_and_out(self) -> int:
         """The bytes that one step takes from the sequences and gives out, States apart."""
@@ -79,7 +85,6 @@ def split_step(step: StepProgram) -> Split | None:
     """Cut a step into three; ``None`` for one that has to be run step by step."""
     program = step.program
     equal = equal_values(program)
-    varying = program.dependents_of([*step.carried, *step.slices])
     moving = moving_variables(program, step.differentiable)
     if any(_has_moving(e.invars, moving) for e in program.equations if e.effects):
         return None
@@ -88,9 +93,9 @@ def split_step(step: StepProgram) -> Split | None:
     outputs = list(step.written)
     while waiting or outputs:
         outputs += [atom for e in waiting for atom in (*e.invars, *e.outvars)]
-        in_loop |= program.depends_on(outputs) & varying
+        in_loop |= program.depends_on(outputs) & step.varying
         given = _given(step, equal, in_loop, moving)
-        later = program.depends_on(step.results, frozenset(given)) & varying
+        later = program.depends_on(step.results, frozenset(given)) & step.varying
         computed = equations_of(program, later - given.keys())
         waiting, outputs = [e for e in computed if _is_step_by_step(e)], []
         if any(_has_moving(equation.outvars, moving) for equation in waiting):

@@ -50,14 +50,7 @@ def split_gradient(
 ) -> "SplitGradient | None":
     """Return a step of ``(probes, *inputs)`` that returns ``(loss, aux, records)``, differentiated.
 
-    Parameters
-    ----------
-    step
-        The step.
-    parameters
-        Values of its parameters.
-    example
-        Example arguments: probes, what is held fixed (operands among it), slices.
+    The parameters are those of `StepGradient`.
 
     Returns
     -------
@@ -99,9 +92,8 @@ def _adds_up_in_half_precision(parts: StepProgram, parameter_vars: Any, loss: At
     program = parts.program
     half = [v for v in jax.tree.leaves(parameter_vars) if is_half(v.aval.dtype)]
     behind_loss = program.depends_on([loss], blocked=frozenset({"stop_gradient"}))
-    varying = program.dependents_of([*parts.carried, *parts.slices])
-    of_half = program.dependents_of(half) - varying
-    met = (e for e in equations_of(program, behind_loss & varying) if not is_product(e))
+    of_half = program.dependents_of(half) - parts.varying
+    met = (e for e in equations_of(program, behind_loss & parts.varying) if not is_product(e))
     return any(is_var(a) and a in of_half & behind_loss for e in met for a in e.invars)
 
 
@@ -164,7 +156,7 @@ class SplitGradient:
     def _find_sources_of_records(self) -> None:
         """Find out what the records are computed from, and which have to be computed."""
         program, source = self._parts.program, self._split.source
-        varying = program.dependents_of([*self._parts.carried, *self._parts.slices])
+        varying = self._parts.varying
         targets = list(dict.fromkeys(a for a in jax.tree.leaves(self._records) if is_var(a)))
         behind = program.depends_on(targets, frozenset(source)) & varying
         self._given = [var for var in source if var in behind]
