@@ -81,6 +81,16 @@ CASES["etp_conv depthwise"] = conv_case(
 CASES["etp_conv transposed, without bias"] = conv_case(
     PLANE, (2, 3, 2, 2), (2, 2, 2, 3), bias=False, lhs_dilation=(2, 1), padding=((1, 1), (0, 1))
 )
+CASES["etp_conv grouped, everything dilated and cropped"] = conv_case(
+    WIDTH,
+    (2, 7, 4),
+    (2, 2, 6),
+    feature_group_count=2,
+    strides=(2,),
+    lhs_dilation=(2,),
+    rhs_dilation=(3,),
+    padding=((-1, 3),),
+)
 CASES["etp_conv 3-D"] = conv_case(
     ("NDHWC", "DHWIO", "NDHWC"), (2, 3, 2, 3, 2), (2, 1, 2, 2, 2), padding="VALID"
 )
