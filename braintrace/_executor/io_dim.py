@@ -8,13 +8,14 @@ r"""The input/output-dimension trace (ES-D-RTRL, pp-prop).
 
 .. math::
 
-    \nabla w = \sum_t \Big( \sum_a l^t[p(u), a]\, \hat\epsilon_f^t[u, a] \Big) \otimes
-    \epsilon_x^t, \qquad \hat\epsilon_f^t = \epsilon_f^t / (1 - \alpha^t),
+    \nabla w = \sum_t \Big( \sum_a \hat l^t[p(u), a]\, \epsilon_f^t[u, a] \Big) \otimes
+    \epsilon_x^t, \qquad \hat l^t = l^t / (1 - \alpha^t),
 
 with ``t`` counted in steps since the traces were last zero. A chunk scans the two small
 traces and takes the gradient as one product over time and batch.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -98,54 +99,61 @@ def _scan(
     result: Callable[[Arrays, Arrays, Any], Any],
     signal: Any = None,
 ) -> tuple[Traces, Any]:
-    """Return the traces after a chunk, and ``result(ε_x, ε̂_f, signal)`` of every step."""
+    """Return the traces after a chunk, and ``result(ε_x, ε_f, signal)`` of every step."""
     by_key = _outputs(graph)
     dtypes = {key: link.relation.y_var.aval.dtype for key, (link, _) in by_key.items()}
 
     def step(kept: Traces, recorded: Any) -> Any:
         x, Df, D, restart, signal_now = recorded
-        carry = {
-            "x": {key: widened(eps, x[key].dtype) for key, eps in kept["x"].items()},
-            "f": {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()},
-            "steps": kept["steps"],
-        }
+        before_x = {key: widened(eps, x[key].dtype) for key, eps in kept["x"].items()}
+        before_f = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
         if restart:
-            carry = _started_anew(graph, carry, restart[""])
-        steps = carry["steps"] + 1
-        eps_x = {key: alpha * carry["x"][key] + x[key] for key in carry["x"]}
+            before_x = _started_anew(graph, before_x, restart[""])
+        eps_x = {key: alpha * before_x[key] + x[key] for key in before_x}
         eps_f = {}
         for key, (link, _) in by_key.items():
-            terms = [alpha * D[key][c] * carry["f"][c] for c in D[key] if c in carry["f"]]
+            terms = [alpha * D[key][c] * before_f[c] for c in D[key] if c in before_f]
             terms += [(1 - alpha) * Df[key]] if key in Df else []
             shape = link.reach.table_shape
             eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtypes[key])
-        seen = _seen(alpha, steps)
-        corrected = {key: _corrected(f, *by_key[key], seen) for key, f in eps_f.items()}
         after = {
             "x": {key: eps_x[key].astype(old.dtype) for key, old in kept["x"].items()},
             "f": {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()},
-            "steps": steps,
         }
-        return after, result(eps_x, corrected, signal_now)
+        return after, result(eps_x, eps_f, signal_now)
 
     tables = _tables(graph, jacobians)
     restart = jacobians.get("restart", {})
     recorded = (jacobians["x"], jacobians["Df"], tables, restart, signal)
-    return scan_records(step, as_arrays(traces), recorded, num_steps(graph, jacobians))
+    start = {"x": traces["x"], "f": traces["f"]}
+    after, results = scan_records(step, as_arrays(start), recorded, num_steps(graph, jacobians))
+    return {**after, "steps": _counts(graph, jacobians, traces)[-1]}, results
 
 
-def _started_anew(graph: ETraceGraph, traces: Traces, restart: jax.Array) -> Traces:
-    """Return traces in which those of the inputs, and the counts, start anew for some samples.
+def _counts(graph: ETraceGraph, jacobians: Jacobians, traces: Traces) -> jax.Array:
+    """Return the number of steps that the traces of every step have seen."""
+    before = as_arrays(traces["steps"])
+    index = over_first_axis(1 + jnp.arange(num_steps(graph, jacobians)), 1 + before.ndim)
+    index = index.astype(before.dtype)
+    if "restart" not in jacobians:
+        return before + index
+    restart = over_first_axis(jacobians["restart"][""], index.ndim)
+    began = jax.lax.cummax(jnp.where(restart, index, 0), axis=0)
+    return jnp.where(began == 0, before + index, index - began + 1)
+
+
+def _started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) -> Arrays:
+    """Return traces of the inputs that start anew for some samples.
 
     Those of the outputs do so by a transition of zero.
     """
-    inputs = dict(traces["x"])
+    inputs = dict(inputs)
     for link in links(graph):
         if link.relation.x_var is not None:
             key = x_key(graph, link.relation)
             rows = over_first_axis(_rows(link, restart), inputs[key].ndim)
             inputs[key] = jnp.where(rows, 0, inputs[key])
-    return {**traces, "x": inputs, "steps": jnp.where(restart, 0, traces["steps"])}
+    return inputs
 
 
 def _rows(link: Link, restart: jax.Array) -> jax.Array:
@@ -157,27 +165,28 @@ def _rows(link: Link, restart: jax.Array) -> jax.Array:
             f"The input of '{link.relation.key}' is shared by all samples, so that this algorithm "
             "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
         )
-    at_elements = _of_elements(link, 0, restart)
+    at_elements = link.table(at_positions(link.group, 0, restart))
     if link.has_fan_out:
         at_elements = at_elements.any(0)
     return at_elements.any(tuple(range(1, at_elements.ndim)))
 
 
-def _of_elements(link: Link, state: int, per_sample: jax.Array) -> jax.Array:
-    """Bring one value per sample to the elements of an operation's output."""
-    return link.table(at_positions(link.group, state, per_sample))
+def _corrected(
+    alpha: float, graph: ETraceGraph, signal: dict[int, dict[int, Any]], steps: jax.Array
+) -> Arrays:
+    """Return ``l / (1 - α^t)`` of one step in the layout of each operation's output, by trace.
 
-
-def _seen(alpha: float, steps: jax.Array) -> jax.Array:
-    """Return ``1 - α^t``, what a filter has seen of a constant after ``t`` steps."""
-    return 1 - jnp.power(jnp.asarray(alpha, jnp.result_type(float)), jnp.maximum(steps, 1))
-
-
-def _corrected(eps_f: jax.Array, link: Link, state: int, seen: jax.Array) -> jax.Array:
-    """Return ``ε_f / (1 - α^t)``."""
-    at_elements = seen if seen.ndim == 0 else _of_elements(link, state, seen)
-    # Elements that reach no position have a trace of zero, and nothing to be divided by.
-    return (eps_f / jnp.where(at_elements == 0, 1, at_elements)).astype(eps_f.dtype)
+    After ``t`` steps the filters have seen ``1 - α^t`` of a constant. ``signal`` has one array
+    per state and position of each group.
+    """
+    seen = 1 - jnp.power(jnp.asarray(alpha, jnp.result_type(float)), jnp.maximum(steps, 1))
+    tables = {}
+    for key, (link, a) in _outputs(graph).items():
+        found = signal[link.group.index].get(a)
+        if found is not None:
+            corrected = found / at_positions(link.group, a, seen)
+            tables[key] = link.table(corrected.astype(found.dtype))
+    return tables
 
 
 def update(
@@ -197,12 +206,13 @@ def solve(
 ) -> Weights:
     """Return the gradient of a recorded chunk with respect to the operands."""
     by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
+    counts = _counts(graph, jacobians, traces)
+    corrected = jax.vmap(functools.partial(_corrected, alpha, graph))(by_group, counts)
 
     def result(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
         return eps_x, _factors(graph, now, eps_f)
 
-    tables = _signal_tables(graph, by_group)
-    _, (eps_x, factors) = _scan(graph, alpha, jacobians, traces, result, tables)
+    _, (eps_x, factors) = _scan(graph, alpha, jacobians, traces, result, corrected)
     return _contract(graph, weights, eps_x, factors)
 
 
@@ -229,12 +239,8 @@ def carried(
     """Return the gradient that reaches the operands through the states before a window."""
     traces = as_arrays(traces)
     dtype = jnp.result_type(*signal.values())
-    seen = _seen(alpha, traces["steps"])
-    by_key = _outputs(graph)
-    eps_f = {
-        key: _corrected(widened(f, dtype), *by_key[key], seen) for key, f in traces["f"].items()
-    }
     eps_x = {key: widened(x, dtype) for key, x in traces["x"].items()}
+    eps_f = {key: widened(f, dtype) for key, f in traces["f"].items()}
     by_group = {
         group.index: {
             a: old_state_to_positions(group, a, signal[state.name])
@@ -243,21 +249,12 @@ def carried(
         }
         for group in graph.traced_groups
     }
-    factors = _factors(graph, _signal_tables(graph, by_group), eps_f)
+    factors = _factors(graph, _corrected(alpha, graph, by_group, traces["steps"]), eps_f)
     return _contract(graph, weights, *jax.tree.map(lambda leaf: leaf[None], (eps_x, factors)))
 
 
-def _signal_tables(graph: ETraceGraph, by_group: dict[int, dict[int, jax.Array]]) -> Arrays:
-    """Return the signals in the layout of each operation's output, by the name of its trace."""
-    return {
-        key: link.table(by_group[link.group.index][a])
-        for key, (link, a) in _outputs(graph).items()
-        if a in by_group[link.group.index]
-    }
-
-
 def _factors(graph: ETraceGraph, signal: Arrays, eps_f: Arrays) -> Arrays:
-    """Return ``Σ_a l[a] ε̂_f[a]`` of one step, by the name of the first state's trace."""
+    """Return ``Σ_a l̂[a] ε_f[a]`` of one step, by the name of the first state's trace."""
     factors: Arrays = {}
     shared = output_keys(graph)
     for link in links(graph):
