@@ -52,6 +52,17 @@ def test_a_step_keeps_tree_shapes_and_dtypes(case, algorithm):
 
 
 @algorithms
+def test_outputs_that_enter_no_trace_are_not_kept(algorithm):
+    """The output gate of a fused LSTM reaches a state that no later step reads."""
+    case = cases.BY_NAME["lstm_fused"]
+    _, instance = build_algorithm(case, algorithm)
+    (group,) = instance.graph.hidden_groups
+    kept = instance.traces.value
+    outputs = jax.tree.leaves(kept["f"] if algorithm is braintrace.ES_D_RTRL else kept)
+    assert {leaf.shape[-1] for leaf in outputs} == {3 * group.shape[-1]}
+
+
+@algorithms
 def test_a_step_inside_a_branch(algorithm):
     """Both branches of a `cond` have the same type, so a step has to keep it."""
     case = cases.BY_NAME["lstm_fused"]

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph
+from .._compiler import Columns, ETraceGraph, columns_of
 from .._errors import OptionError
 from .._etrace_op import ETP_RULES_INIT_PP, get_primitive_spec, pull_back
 from .jacobians import Jacobians, Weights, transition_key
@@ -59,7 +59,8 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
         zero = rule(relation.x_var, relation.y_var, dict(relation.trainable_vars), 1)[..., 0]
         for a in reach.reached if every_state else reach.stored:
             outputs[shared[link.key(a)]] = jnp.zeros(reach.table_shape, zero.dtype)
-    return {"x": inputs, "f": outputs, "steps": jnp.zeros(_samples(graph), jnp.int32)}
+    kept = _of_columns(graph, outputs)
+    return {"x": inputs, "f": kept, "steps": jnp.zeros(_samples(graph), jnp.int32)}
 
 
 def _samples(graph: ETraceGraph) -> tuple[int, ...]:
@@ -76,6 +77,33 @@ def _outputs(graph: ETraceGraph) -> dict[str, tuple[Link, int]]:
     shared = output_keys(graph)
     every = [(link, a) for link in links(graph) for a in link.reach.reached]
     return {link.key(a): (link, a) for link, a in every if shared[link.key(a)] == link.key(a)}
+
+
+def _columns(graph: ETraceGraph, outputs: Arrays) -> dict[str, Columns]:
+    """Return the columns that are kept of the output-shaped traces with others that stay zero."""
+    found = {}
+    for key, (link, _) in _outputs(graph).items():
+        kept = [a for a in link.reach.reached if link.key(a) in outputs]
+        columns = columns_of(link.relation, link.reach, kept) if key in outputs else None
+        if columns is not None:
+            found[key] = columns
+    return found
+
+
+def _of_columns(graph: ETraceGraph, outputs: Arrays) -> Arrays:
+    """Return output-shaped traces as they are kept from chunk to chunk."""
+    columns = _columns(graph, outputs)
+    return {**outputs, **{key: columns[key].pick(outputs[key]) for key in columns}}
+
+
+def _whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
+    """Return kept output-shaped traces with zeros in the columns that are not kept."""
+    whole = dict(outputs)
+    for key, columns in _columns(graph, outputs).items():
+        link, _ = _outputs(graph)[key]
+        example = jnp.zeros(link.reach.table_shape, outputs[key].dtype)
+        (whole[key],) = jax.linear_transpose(columns.pick, example)(outputs[key])
+    return whole
 
 
 def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax.Array]]:
@@ -125,9 +153,11 @@ def _scan(
     tables = _tables(graph, jacobians)
     restart = jacobians.get("restart", {})
     recorded = (jacobians["x"], jacobians["Df"], tables, restart, signal)
-    start = {"x": traces["x"], "f": traces["f"]}
-    after, results = scan_records(step, as_arrays(start), recorded, num_steps(graph, jacobians))
-    return {**after, "steps": _counts(graph, jacobians, traces)[-1]}, results
+    start = as_arrays({"x": traces["x"], "f": traces["f"]})
+    start["f"] = _whole(graph, start["f"])
+    after, results = scan_records(step, start, recorded, num_steps(graph, jacobians))
+    kept = _of_columns(graph, after["f"])
+    return {"x": after["x"], "f": kept, "steps": _counts(graph, jacobians, traces)[-1]}, results
 
 
 def _counts(graph: ETraceGraph, jacobians: Jacobians, traces: Traces) -> jax.Array:
@@ -240,7 +270,7 @@ def carried(
     traces = as_arrays(traces)
     dtype = jnp.result_type(*signal.values())
     eps_x = {key: widened(x, dtype) for key, x in traces["x"].items()}
-    eps_f = {key: widened(f, dtype) for key, f in traces["f"].items()}
+    eps_f = widened(_whole(graph, traces["f"]), dtype)
     by_group = {
         group.index: {
             a: old_state_to_positions(group, a, signal[state.name])
