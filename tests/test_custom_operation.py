@@ -99,11 +99,15 @@ class Leaky(brainstate.nn.Module):
         return self.h.value
 
 
-def gradient(operation, algorithm, chunk, **options):
-    learner = braintrace.compile(Leaky(operation), algorithm, INPUTS[0], batch_size=2, **options)
-    return learner.etrace_grad(
-        INPUTS, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum", chunk_size=chunk
-    )
+def gradient(operation, algorithm, chunk, times=1):
+    learner = braintrace.compile(Leaky(operation), algorithm, INPUTS[0], batch_size=2)
+
+    def loss(x):
+        return jnp.sum(learner(x) ** 2)
+
+    for _ in range(times):
+        found = learner.etrace_grad(INPUTS, step_fn=loss, reduction="sum", chunk_size=chunk)
+    return found
 
 
 def bound(primitive):
@@ -120,6 +124,34 @@ def test_it_learns_like_the_built_in_operation(register, algorithm, chunk):
     operation = bound(register(multiply_trace))
     expected = gradient(built_in, algorithm, chunk)
     assert_gradients_close(gradient(operation, algorithm, chunk), expected, 1e-5, algorithm)
+
+
+def squared(*args):
+    return args[0] @ args[1] ** 2 + args[2]
+
+
+def pull_back_squared(x, hidden_dim, weights):
+    def forward(weights):
+        return squared(x, weights["weight"], weights["bias"])
+
+    return jax.vjp(forward, weights)[1](hidden_dim)[0]
+
+
+def test_a_trace_that_depends_on_the_value_of_its_weight():
+    """Also where the traces are computed after the sequence, from what was kept of it."""
+    spec = braintrace.ETPPrimitiveSpec(
+        name="etp_test_squared",
+        impl=squared,
+        yw_to_w=lambda hidden_dim, trace: multiply_trace(hidden_dim, trace, has_bias=True),
+        **{**RULES, "xy_to_dw": pull_back_squared},
+        trainable_invars_fn=lambda params: {"weight": 1, "bias": 2},
+        x_invar_index=0,
+        batched=True,
+    )
+    with restored_registries():
+        found = gradient(braintrace.register_primitive_spec(spec).bind, "d_rtrl", 4, times=2)
+    expected = gradient(lambda x, w, b: braintrace.matmul(x, w**2, b), "d_rtrl", 1, times=2)
+    assert_gradients_close(found, expected, 1e-5, "squared")
 
 
 def test_a_trace_rule_that_scales_is_accepted_and_found_out(register):

@@ -78,7 +78,7 @@ def test_a_single_step_compiles_once():
 
 
 class CountingTraces(braintrace.D_RTRL):
-    """D_RTRL that notes how often its traces are updated (while tracing)."""
+    """D_RTRL that notes how often its traces are computed."""
 
     updates = 0
 
@@ -86,8 +86,11 @@ class CountingTraces(braintrace.D_RTRL):
     def method(self):
         method = super().method
 
-        def update(*arguments):
+        def note():
             self.updates += 1
+
+        def update(*arguments):
+            jax.debug.callback(note)
             return method.update(*arguments)
 
         return dataclasses.replace(method, update=update)
@@ -99,9 +102,11 @@ def test_traces_that_nobody_reads_are_not_computed():
     for _ in range(2):
         learner.reset_state(2)
         found = sequence_gradient(learner, CASE, XS, TARGETS)
+    jax.effects_barrier()
     assert learner.algorithm.updates == 0
     assert_gradients_close(found, references.bptt(CASE), 1e-5)
     read = learner.algorithm.traces.value
+    jax.effects_barrier()
     assert learner.algorithm.updates == 1
     expected = build_learner(CASE)
     expected.etrace_evolve(XS, chunk_size=1)

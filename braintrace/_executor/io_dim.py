@@ -233,8 +233,8 @@ def solve(
     jacobians: Jacobians,
     signal: Probes,
     traces: Traces,
-) -> Weights:
-    """Return the gradient of a recorded chunk with respect to the operands."""
+) -> tuple[Weights, Traces]:
+    """Return the gradient of a recorded chunk, and the traces after it."""
     by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
     counts = _counts(graph, jacobians, traces)
     corrected = jax.vmap(functools.partial(_corrected, alpha, graph))(by_group, counts)
@@ -242,8 +242,8 @@ def solve(
     def result(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
         return eps_x, _factors(graph, now, eps_f)
 
-    _, (eps_x, factors) = _scan(graph, alpha, jacobians, traces, result, corrected)
-    return _contract(graph, weights, eps_x, factors)
+    after, (eps_x, factors) = _scan(graph, alpha, jacobians, traces, result, corrected)
+    return _contract(graph, weights, eps_x, factors), after
 
 
 def solve_step(
@@ -256,7 +256,7 @@ def solve_step(
     after: Traces,
 ) -> Weights:
     """Return the gradient of one step; the traces after it lack the states that none reads."""
-    return solve(alpha, graph, weights, jacobians, signal, before)
+    return solve(alpha, graph, weights, jacobians, signal, before)[0]
 
 
 def carried(

@@ -152,8 +152,10 @@ def _input(graph: ETraceGraph, link: Link, jacobians: Jacobians) -> Any:
 
 def solve(
     graph: ETraceGraph, weights: Weights, jacobians: Jacobians, signal: Probes, traces: Traces
-) -> Weights:
+) -> tuple[Weights, None]:
     """Return the gradient of a recorded chunk with respect to the operands.
+
+    The traces after the chunk do not come along: they are the dearer part.
 
     Parameters
     ----------
@@ -171,7 +173,7 @@ def solve(
         adjoint, mu = backward(group, transition_blocks(group, jacobians), signals(group, signal))
         gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint))
         gradients = add(gradients, _carried(graph, group, weights, mu, traces))
-    return like(weights, gradients)
+    return like(weights, gradients), None
 
 
 def solve_step(

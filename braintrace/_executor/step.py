@@ -31,8 +31,9 @@ class TraceMethod:
     update
         ``(graph, weights, jacobians, traces) -> traces`` over a recorded chunk.
     solve
-        ``(graph, weights, jacobians, signal, traces) -> gradients`` of a recorded chunk,
-        linear in the signal; the traces are those before it.
+        ``(graph, weights, jacobians, signal, traces) -> (gradients, after)`` of a recorded
+        chunk; gradients are linear in the signal, and the traces are those before the chunk.
+        ``after`` are those after it where they come along, or None.
     carried
         ``(graph, weights, signal, traces) -> gradients`` through the states before a window.
     solve_step
@@ -42,7 +43,7 @@ class TraceMethod:
 
     init: Callable[..., Traces]
     update: Callable[..., Traces]
-    solve: Callable[..., Weights]
+    solve: Callable[..., tuple[Weights, Traces | None]]
     carried: Callable[..., Weights]
     solve_step: Callable[..., Weights]
 
@@ -100,10 +101,10 @@ def solve_chunk(
     jacobians: Jacobians,
     signal: Probes,
     traces: Traces,
-) -> Weights:
-    """Return the gradient of a recorded chunk."""
-    gradients = method.solve(graph, weights, jacobians, signal, traces)
-    return with_late_signal(graph, method, weights, signal, traces, gradients)
+) -> tuple[Weights, Traces | None]:
+    """Return the gradient of a recorded chunk, and the traces after it if they come along."""
+    gradients, after = method.solve(graph, weights, jacobians, signal, traces)
+    return with_late_signal(graph, method, weights, signal, traces, gradients), after
 
 
 def with_late_signal(

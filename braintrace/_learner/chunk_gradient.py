@@ -1,8 +1,8 @@
 """The gradient of one chunk of a sequence: by records and traces, or through a window.
 
-Both kinds have the same three functions: ``start`` (a gradient of zero), ``run`` (add one
-chunk's gradient, and record what its update of the traces needs) and ``total`` (the gradient
-by parameter).
+Both kinds have the same functions: ``start`` (a gradient of zero), ``run`` (add one chunk's
+gradient, and keep what its update of the traces needs), ``traces_after`` (that update) and
+``total`` (the gradient by parameter).
 """
 
 from collections.abc import Callable
@@ -89,7 +89,7 @@ class RecordedChunk:
         Returns
         -------
         carry
-            ``(written States, gradients, what the records are computed from)``.
+            ``(written States, gradients, what `traces_after` needs)``.
         results
             The loss and the auxiliary results of every step.
         """
@@ -97,12 +97,12 @@ class RecordedChunk:
         weights, _ = held
         values = (parameters, others, held)
         result = self._differentiated(values, (written, live), chunk)
-        solved = solve_chunk(
+        solved, after = solve_chunk(
             self._graph, self._method, weights, result.records, result.signal, traces
         )
         gradients = jax.tree.map(jnp.add, gradients, solved)
-        carry = (result.written, (result.live, gradients), result.kept)
-        return carry, (result.loss, result.aux)
+        kept = (after, result.kept if after is None else None)
+        return (result.written, (result.live, gradients), kept), (result.loss, result.aux)
 
     def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
         """Return the gradient of every parameter."""
@@ -115,9 +115,13 @@ class RecordedChunk:
         ]
         return jax.tree.unflatten(tree, total)
 
-    def records(self, kept: Any) -> Any:
-        """Return the Jacobians of a chunk, from what `run` has kept of them."""
-        return self._differentiated.records(kept)
+    def traces_after(self, weights: Weights, kept: Any, before: Any) -> Any:
+        """Return the traces after a chunk, from what `run` has kept and those before it."""
+        after, sources = kept
+        if after is not None:
+            return after
+        records = self._differentiated.records(sources)
+        return self._method.update(self._graph, weights, records, before)
 
 
 class WindowChunk:
@@ -191,6 +195,6 @@ class WindowChunk:
         past = to_parameters(before)
         return jax.tree.map(lambda a, b: (a + b).astype(b.dtype), inside, past)
 
-    def records(self, kept: Any) -> Any:
-        """Return the Jacobians of a window: `run` has kept them."""
-        return kept
+    def traces_after(self, weights: Weights, kept: Any, before: Any) -> Any:
+        """Return the traces after a window; see `RecordedChunk.traces_after`."""
+        return self._method.update(self._graph, weights, kept, before)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from .._errors import OptionError
 from .._executor import as_arrays, operands
+from .._jaxpr import program_of
 from .._typing import Path
 from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import check_sequences, chunk_length, over_chunks
@@ -106,6 +107,7 @@ class SequenceGradient:
             if self._algorithm.vjp_method == "multi-step"
             else RecordedChunk(*arguments, has_mask)
         )
+        self._operand_shapes = jax.tree.map(_shape_of, weights)
         self._zero_traces = jax.eval_shape(self._algorithm.zero_traces)
         self._run = jax.jit(self._sequence)
         self._run_and_donate = jax.jit(self._sequence, donate_argnums=2)
@@ -217,16 +219,37 @@ class SequenceGradient:
             return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
 
         total = self._chunks.total(gradients, pulled_back)
-        last = (weights, kept, None if is_one_chunk else before)
+        before = None if is_one_chunk else before
+        last = (self._read_by_update(weights, kept, before), kept, before)
         # The loss of a padded step may be infinite.
         value = jnp.sum(jnp.where(scales == 0, 0, losses * scales))
         return total, value, aux, written, last
 
     def _updated(self, weights: Any, kept: Any, before: Any) -> Any:
-        """Return the traces after a chunk; ``None`` before it means zero."""
-        records = self._chunks.records(kept)
+        """Return the traces after a chunk.
+
+        ``None`` before it means zero; among the operands, that the value does not matter.
+        """
         before = self._zero_traces if before is None else before
-        return self._algorithm.method.update(self._algorithm.graph, weights, records, before)
+
+        def filled(shape: Any, operand: Any) -> Any:
+            return jnp.zeros(shape.shape, shape.dtype) if operand is None else operand
+
+        weights = jax.tree.map(filled, self._operand_shapes, weights)
+        return self._chunks.traces_after(weights, kept, before)
+
+    def _read_by_update(self, weights: Any, kept: Any, before: Any) -> Any:
+        """Return the operands whose values the traces after a chunk depend on, or None.
+
+        To return the others as well would copy them.
+        """
+        arguments = (weights, kept, before)
+        update = program_of(jax.make_jaxpr(self._updated)(*jax.tree.map(_shape_of, arguments)))
+        read = update.depends_on(update.out_atoms)
+        leaves, tree = jax.tree.flatten(weights)
+        own = update.in_vars[: len(leaves)]
+        found = [leaf if var in read else None for leaf, var in zip(leaves, own, strict=True)]
+        return jax.tree.unflatten(tree, found)
 
     def _lengths(self, sequences: Any) -> tuple[int, int]:
         """Return the number of steps of the sequences and of a chunk."""
@@ -239,6 +262,10 @@ class SequenceGradient:
             return mask
         total = jnp.sum(mask)
         return mask / jnp.where(total == 0, 1, total)
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
 
 
 def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
