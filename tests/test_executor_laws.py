@@ -19,6 +19,7 @@ from drivers import (
 )
 
 import braintrace
+from braintrace._executor import io_dim, recursion
 
 ALGORITHMS = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
 FEW = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "two_layers")]
@@ -107,6 +108,33 @@ def test_chunk_size_changes_nothing(case, algorithm):
         actual = sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
         assert_gradients_close(actual, expected, 1e-5, f"{case.name}, chunk {chunk_size}")
         assert_states_close(snapshot(learner), states_and_traces, case.name)
+
+
+@cases.each(FEW)
+def test_blocks_within_a_chunk_change_nothing(case, monkeypatch):
+    """ES_D_RTRL adds up the gradient of a chunk in blocks where its arrays are large."""
+    xs, targets = data(case)
+    restart = jnp.arange(STEPS) == 3
+
+    def run():
+        learner = build_learner(case, braintrace.ES_D_RTRL)
+        options = {"chunk_size": STEPS, "reset": restart}
+        return sequence_gradient(learner, case, xs, targets, **options), snapshot(learner)
+
+    expected, states_and_traces = run()
+    monkeypatch.setattr(io_dim, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(io_dim, "SHORTEST_BLOCK", 2)
+    lengths = []
+
+    def scan_block(*arguments, **options):
+        lengths.append(options["length"])
+        return recursion.scan_block(*arguments, **options)
+
+    monkeypatch.setattr(io_dim, "scan_block", scan_block)
+    actual, after = run()
+    assert set(lengths) == {2}
+    assert_gradients_close(actual, expected, 1e-5, case.name)
+    assert_states_close(after, states_and_traces, case.name)
 
 
 @pytest.mark.core

@@ -22,18 +22,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Columns, ETraceGraph, columns_of
-from .._errors import OptionError
-from .._etrace_op import ETP_RULES_INIT_PP, get_primitive_spec, pull_back
-from .jacobians import Jacobians, Weights, transition_key
-from .layout import Link, links, old_state_to_positions, output_keys, x_key
+from .._compiler import ETraceGraph
+from .._etrace_op import ETP_RULES_INIT_PP, pull_back
+from .filters import (
+    counts_of,
+    filters_of,
+    of_columns,
+    outputs_of,
+    recorded_inputs,
+    run_filters,
+    traces_of,
+    whole,
+)
+from .jacobians import Jacobians, Weights
+from .layout import links, old_state_to_positions, output_keys, x_key
 from .live import Probes
 from .param_dim import Traces, add, like
-from .recursion import num_steps, scan_records, signals
-from .restart import at_positions, over_first_axis
+from .recursion import num_steps, scan_block, scan_records, signals
+from .restart import at_positions
 from .zero import as_arrays, widened
 
 Arrays = dict[str, Any]
+
+BLOCK_BYTES = 2**23
+"""What a block of steps may write of filtered inputs and factors, to stay in the caches."""
+SHORTEST_BLOCK = 16
 
 
 def init(graph: ETraceGraph, every_state: bool) -> Traces:
@@ -59,7 +72,7 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
         zero = rule(relation.x_var, relation.y_var, dict(relation.trainable_vars), 1)[..., 0]
         for a in reach.reached if every_state else reach.stored:
             outputs[shared[link.key(a)]] = jnp.zeros(reach.table_shape, zero.dtype)
-    kept = _of_columns(graph, outputs)
+    kept = of_columns(graph, outputs)
     return {"x": inputs, "f": kept, "steps": jnp.zeros(_samples(graph), jnp.int32)}
 
 
@@ -72,135 +85,6 @@ def _samples(graph: ETraceGraph) -> tuple[int, ...]:
     return leads.pop() if len(leads) == 1 else ()
 
 
-def _outputs(graph: ETraceGraph) -> dict[str, tuple[Link, int]]:
-    """Return the link and state that each output-shaped trace is computed for, by its name."""
-    shared = output_keys(graph)
-    every = [(link, a) for link in links(graph) for a in link.reach.reached]
-    return {link.key(a): (link, a) for link, a in every if shared[link.key(a)] == link.key(a)}
-
-
-def _columns(graph: ETraceGraph, outputs: Arrays) -> dict[str, Columns]:
-    """Return the columns that are kept of the output-shaped traces with others that stay zero."""
-    found = {}
-    for key, (link, _) in _outputs(graph).items():
-        kept = [a for a in link.reach.reached if link.key(a) in outputs]
-        columns = columns_of(link.relation, link.reach, kept) if key in outputs else None
-        if columns is not None:
-            found[key] = columns
-    return found
-
-
-def _of_columns(graph: ETraceGraph, outputs: Arrays) -> Arrays:
-    """Return output-shaped traces as they are kept from chunk to chunk."""
-    columns = _columns(graph, outputs)
-    return {**outputs, **{key: columns[key].pick(outputs[key]) for key in columns}}
-
-
-def _whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
-    """Return kept output-shaped traces with zeros in the columns that are not kept."""
-    whole = dict(outputs)
-    for key, columns in _columns(graph, outputs).items():
-        link, _ = _outputs(graph)[key]
-        example = jnp.zeros(link.reach.table_shape, outputs[key].dtype)
-        (whole[key],) = jax.linear_transpose(columns.pick, example)(outputs[key])
-    return whole
-
-
-def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax.Array]]:
-    """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
-    tables: dict[str, dict[str, jax.Array]] = {}
-    for key, (link, a) in _outputs(graph).items():
-        group, reached = link.group, link.reach.reached
-        tables[key] = {
-            link.key(c): link.table(jacobians["D"][transition_key(group, a, c)])
-            for b, c in group.transition
-            if b == a and c in reached
-        }
-    return tables
-
-
-def _scan(
-    graph: ETraceGraph,
-    alpha: float,
-    jacobians: Jacobians,
-    traces: Traces,
-    result: Callable[[Arrays, Arrays, Any], Any],
-    signal: Any = None,
-) -> tuple[Traces, Any]:
-    """Return the traces after a chunk, and ``result(ε_x, ε_f, signal)`` of every step."""
-    by_key = _outputs(graph)
-    dtypes = {key: link.relation.y_var.aval.dtype for key, (link, _) in by_key.items()}
-
-    def step(kept: Traces, recorded: Any) -> Any:
-        x, Df, D, restart, signal_now = recorded
-        before_x = {key: widened(eps, x[key].dtype) for key, eps in kept["x"].items()}
-        before_f = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
-        if restart:
-            before_x = _started_anew(graph, before_x, restart[""])
-        eps_x = {key: alpha * before_x[key] + x[key] for key in before_x}
-        eps_f = {}
-        for key, (link, _) in by_key.items():
-            terms = [alpha * D[key][c] * before_f[c] for c in D[key] if c in before_f]
-            terms += [(1 - alpha) * Df[key]] if key in Df else []
-            shape = link.reach.table_shape
-            eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtypes[key])
-        after = {
-            "x": {key: eps_x[key].astype(old.dtype) for key, old in kept["x"].items()},
-            "f": {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()},
-        }
-        return after, result(eps_x, eps_f, signal_now)
-
-    tables = _tables(graph, jacobians)
-    restart = jacobians.get("restart", {})
-    recorded = (jacobians["x"], jacobians["Df"], tables, restart, signal)
-    start = as_arrays({"x": traces["x"], "f": traces["f"]})
-    start["f"] = _whole(graph, start["f"])
-    after, results = scan_records(step, start, recorded, num_steps(graph, jacobians))
-    kept = _of_columns(graph, after["f"])
-    return {"x": after["x"], "f": kept, "steps": _counts(graph, jacobians, traces)[-1]}, results
-
-
-def _counts(graph: ETraceGraph, jacobians: Jacobians, traces: Traces) -> jax.Array:
-    """Return the number of steps that the traces of every step have seen."""
-    before = as_arrays(traces["steps"])
-    index = over_first_axis(1 + jnp.arange(num_steps(graph, jacobians)), 1 + before.ndim)
-    index = index.astype(before.dtype)
-    if "restart" not in jacobians:
-        return before + index
-    restart = over_first_axis(jacobians["restart"][""], index.ndim)
-    began = jax.lax.cummax(jnp.where(restart, index, 0), axis=0)
-    return jnp.where(began == 0, before + index, index - began + 1)
-
-
-def _started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) -> Arrays:
-    """Return traces of the inputs that start anew for some samples.
-
-    Those of the outputs do so by a transition of zero.
-    """
-    inputs = dict(inputs)
-    for link in links(graph):
-        if link.relation.x_var is not None:
-            key = x_key(graph, link.relation)
-            rows = over_first_axis(_rows(link, restart), inputs[key].ndim)
-            inputs[key] = jnp.where(rows, 0, inputs[key])
-    return inputs
-
-
-def _rows(link: Link, restart: jax.Array) -> jax.Array:
-    """Return which rows of an operation's input belong to samples that start anew."""
-    if restart.ndim == 0:
-        return restart
-    if not get_primitive_spec(link.relation.primitive).batched:
-        raise OptionError(
-            f"The input of '{link.relation.key}' is shared by all samples, so that this algorithm "
-            "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
-        )
-    at_elements = link.table(at_positions(link.group, 0, restart))
-    if link.has_fan_out:
-        at_elements = at_elements.any(0)
-    return at_elements.any(tuple(range(1, at_elements.ndim)))
-
-
 def _corrected(
     alpha: float, graph: ETraceGraph, signal: dict[int, dict[int, Any]], steps: jax.Array
 ) -> Arrays:
@@ -211,7 +95,7 @@ def _corrected(
     """
     seen = 1 - jnp.power(jnp.asarray(alpha, jnp.result_type(float)), jnp.maximum(steps, 1))
     tables = {}
-    for key, (link, a) in _outputs(graph).items():
+    for key, (link, a) in outputs_of(graph).items():
         found = signal[link.group.index].get(a)
         if found is not None:
             corrected = found / at_positions(link.group, a, seen)
@@ -223,7 +107,12 @@ def update(
     alpha: float, graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: Traces
 ) -> Traces:
     """Return the traces after a recorded chunk."""
-    return _scan(graph, alpha, jacobians, traces, lambda *_: None)[0]
+    over_chunk = functools.partial(
+        scan_records, records=recorded_inputs(graph, jacobians), steps=num_steps(graph, jacobians)
+    )
+    start = filters_of(graph, traces)
+    after, _ = run_filters(graph, alpha, lambda *_: None, start, over_chunk)
+    return traces_of(graph, after, counts_of(graph, jacobians, traces)[-1])
 
 
 def solve(
@@ -234,16 +123,48 @@ def solve(
     signal: Probes,
     traces: Traces,
 ) -> tuple[Weights, Traces]:
-    """Return the gradient of a recorded chunk, and the traces after it."""
+    """Return the gradient of a recorded chunk, and the traces after it.
+
+    The gradient is added up block by block: filtered inputs and signals are written and read
+    back while they are in the caches.
+    """
     by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
-    counts = _counts(graph, jacobians, traces)
+    counts = counts_of(graph, jacobians, traces)
     corrected = jax.vmap(functools.partial(_corrected, alpha, graph))(by_group, counts)
+    recorded = recorded_inputs(graph, jacobians, corrected)
 
     def result(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
         return eps_x, _factors(graph, now, eps_f)
 
-    after, (eps_x, factors) = _scan(graph, alpha, jacobians, traces, result, corrected)
-    return _contract(graph, weights, eps_x, factors), after
+    def run(start: Traces, scan: Callable[..., Any]) -> tuple[Traces, Weights]:
+        after, (eps_x, factors) = run_filters(graph, alpha, result, start, scan)
+        return after, _contract(graph, weights, eps_x, factors)
+
+    steps, start = num_steps(graph, jacobians), filters_of(graph, traces)
+    written = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(start))
+    length = _block_length(steps, written)
+    if length == steps:
+        over_chunk = functools.partial(scan_records, records=recorded, steps=steps)
+        after, gradients = run(start, over_chunk)
+    else:
+
+        def add_block(carry: tuple[Traces, Weights], first: Any) -> Any:
+            over_block = functools.partial(scan_block, records=recorded, first=first, length=length)
+            after, gradients = run(carry[0], over_block)
+            return (after, jax.tree.map(jnp.add, carry[1], gradients)), None
+
+        # Sums in half precision would stop growing.
+        zero = widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32)
+        firsts = jnp.arange(0, steps, length)
+        (after, gradients), _ = jax.lax.scan(add_block, (start, zero), firsts)
+    return like(weights, gradients), traces_of(graph, after, counts[-1])
+
+
+def _block_length(steps: int, bytes_per_step: int) -> int:
+    """Return the length of equal blocks of steps; that of the chunk where none fits it."""
+    fitting = max(SHORTEST_BLOCK, BLOCK_BYTES // max(1, bytes_per_step))
+    lengths = [n for n in range(SHORTEST_BLOCK, fitting + 1) if steps % n == 0]
+    return steps if steps <= fitting or not lengths else lengths[-1]
 
 
 def solve_step(
@@ -270,7 +191,7 @@ def carried(
     traces = as_arrays(traces)
     dtype = jnp.result_type(*signal.values())
     eps_x = {key: widened(x, dtype) for key, x in traces["x"].items()}
-    eps_f = widened(_whole(graph, traces["f"]), dtype)
+    eps_f = widened(whole(graph, traces["f"]), dtype)
     by_group = {
         group.index: {
             a: old_state_to_positions(group, a, signal[state.name])

@@ -72,6 +72,21 @@ def scan_records(
     return jax.lax.scan(body, start, varying, length=steps, reverse=reverse)
 
 
+def scan_block(
+    step: Callable[[Any, Any], Any], start: Any, records: Any, first: Any, length: int
+) -> Any:
+    """Scan over a block of recorded steps, read where they are: cutting it out would copy it."""
+
+    def body(carry: Any, index: jax.Array) -> Any:
+        def at_step(leaf: jax.Array) -> jax.Array:
+            is_fixed = leaf.shape[0] == 1
+            return leaf[0] if is_fixed else jax.lax.dynamic_index_in_dim(leaf, index, 0, False)
+
+        return step(carry, jax.tree.map(at_step, records))
+
+    return jax.lax.scan(body, start, first + jnp.arange(length))
+
+
 def backward(
     group: HiddenGroup, blocks: Blocks, signal: dict[int, jax.Array]
 ) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:

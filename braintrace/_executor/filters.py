@@ -1,0 +1,164 @@
+"""The filters of ES_D_RTRL over a recorded chunk: low-pass of inputs, and of sensitivities.
+
+See `io_dim` for what they are. They are carried along a chunk with all outputs of an operation,
+and kept from chunk to chunk without those that no filter ever changes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import Columns, ETraceGraph, columns_of
+from .._errors import OptionError
+from .._etrace_op import get_primitive_spec
+from .jacobians import Jacobians, transition_key
+from .layout import Link, links, output_keys, x_key
+from .param_dim import Traces
+from .recursion import num_steps
+from .restart import at_positions, over_first_axis
+from .zero import as_arrays, widened
+
+Arrays = dict[str, Any]
+
+
+def outputs_of(graph: ETraceGraph) -> dict[str, tuple[Link, int]]:
+    """Return the link and state that each output-shaped trace is computed for, by its name."""
+    shared = output_keys(graph)
+    every = [(link, a) for link in links(graph) for a in link.reach.reached]
+    return {link.key(a): (link, a) for link, a in every if shared[link.key(a)] == link.key(a)}
+
+
+def _columns(graph: ETraceGraph, outputs: Arrays) -> dict[str, Columns]:
+    """Return the columns that are kept of the output-shaped traces with others that stay zero."""
+    found = {}
+    for key, (link, _) in outputs_of(graph).items():
+        kept = [a for a in link.reach.reached if link.key(a) in outputs]
+        columns = columns_of(link.relation, link.reach, kept) if key in outputs else None
+        if columns is not None:
+            found[key] = columns
+    return found
+
+
+def of_columns(graph: ETraceGraph, outputs: Arrays) -> Arrays:
+    """Return output-shaped traces as they are kept from chunk to chunk."""
+    columns = _columns(graph, outputs)
+    return {**outputs, **{key: columns[key].pick(outputs[key]) for key in columns}}
+
+
+def whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
+    """Return kept output-shaped traces with zeros in the columns that are not kept."""
+    whole = dict(outputs)
+    for key, columns in _columns(graph, outputs).items():
+        link, _ = outputs_of(graph)[key]
+        example = jnp.zeros(link.reach.table_shape, outputs[key].dtype)
+        (whole[key],) = jax.linear_transpose(columns.pick, example)(outputs[key])
+    return whole
+
+
+def filters_of(graph: ETraceGraph, traces: Traces) -> Traces:
+    """Return the filters of traces, as they run over a chunk."""
+    start = as_arrays({"x": traces["x"], "f": traces["f"]})
+    return {"x": start["x"], "f": whole(graph, start["f"])}
+
+
+def traces_of(graph: ETraceGraph, filters: Traces, steps: jax.Array) -> Traces:
+    """Return the traces of filters, as they are kept from chunk to chunk."""
+    return {"x": filters["x"], "f": of_columns(graph, filters["f"]), "steps": steps}
+
+
+def recorded_inputs(graph: ETraceGraph, jacobians: Jacobians, signal: Any = None) -> Any:
+    """Return what the filters take in at every step, time first."""
+    restart = jacobians.get("restart", {})
+    return jacobians["x"], jacobians["Df"], _tables(graph, jacobians), restart, signal
+
+
+def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax.Array]]:
+    """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
+    tables: dict[str, dict[str, jax.Array]] = {}
+    for key, (link, a) in outputs_of(graph).items():
+        group, reached = link.group, link.reach.reached
+        tables[key] = {
+            link.key(c): link.table(jacobians["D"][transition_key(group, a, c)])
+            for b, c in group.transition
+            if b == a and c in reached
+        }
+    return tables
+
+
+def run_filters(
+    graph: ETraceGraph,
+    alpha: float,
+    result: Callable[[Arrays, Arrays, Any], Any],
+    start: Traces,
+    scan: Callable[[Callable[[Traces, Any], Any], Traces], Any],
+) -> Any:
+    """Return the filters after some steps, and ``result(ε_x, ε_f, signal)`` of every step.
+
+    ``scan`` runs a function of one step over what they take in, from ``start``.
+    """
+    by_key = outputs_of(graph)
+    dtypes = {key: link.relation.y_var.aval.dtype for key, (link, _) in by_key.items()}
+
+    def step(kept: Traces, recorded: Any) -> Any:
+        x, Df, D, restart, signal_now = recorded
+        before_x = {key: widened(eps, x[key].dtype) for key, eps in kept["x"].items()}
+        before_f = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
+        if restart:
+            before_x = _started_anew(graph, before_x, restart[""])
+        eps_x = {key: alpha * before_x[key] + x[key] for key in before_x}
+        eps_f = {}
+        for key, (link, _) in by_key.items():
+            terms = [alpha * D[key][c] * before_f[c] for c in D[key] if c in before_f]
+            terms += [(1 - alpha) * Df[key]] if key in Df else []
+            shape = link.reach.table_shape
+            eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtypes[key])
+        after = {
+            "x": {key: eps_x[key].astype(old.dtype) for key, old in kept["x"].items()},
+            "f": {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()},
+        }
+        return after, result(eps_x, eps_f, signal_now)
+
+    return scan(step, start)
+
+
+def counts_of(graph: ETraceGraph, jacobians: Jacobians, traces: Traces) -> jax.Array:
+    """Return the number of steps that the traces of every step have seen."""
+    before = as_arrays(traces["steps"])
+    index = over_first_axis(1 + jnp.arange(num_steps(graph, jacobians)), 1 + before.ndim)
+    index = index.astype(before.dtype)
+    if "restart" not in jacobians:
+        return before + index
+    restart = over_first_axis(jacobians["restart"][""], index.ndim)
+    began = jax.lax.cummax(jnp.where(restart, index, 0), axis=0)
+    return jnp.where(began == 0, before + index, index - began + 1)
+
+
+def _started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) -> Arrays:
+    """Return traces of the inputs that start anew for some samples.
+
+    Those of the outputs do so by a transition of zero.
+    """
+    inputs = dict(inputs)
+    for link in links(graph):
+        if link.relation.x_var is not None:
+            key = x_key(graph, link.relation)
+            rows = over_first_axis(_rows(link, restart), inputs[key].ndim)
+            inputs[key] = jnp.where(rows, 0, inputs[key])
+    return inputs
+
+
+def _rows(link: Link, restart: jax.Array) -> jax.Array:
+    """Return which rows of an operation's input belong to samples that start anew."""
+    if restart.ndim == 0:
+        return restart
+    if not get_primitive_spec(link.relation.primitive).batched:
+        raise OptionError(
+            f"The input of '{link.relation.key}' is shared by all samples, so that this algorithm "
+            "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
+        )
+    at_elements = link.table(at_positions(link.group, 0, restart))
+    if link.has_fan_out:
+        at_elements = at_elements.any(0)
+    return at_elements.any(tuple(range(1, at_elements.ndim)))
