@@ -18,6 +18,7 @@ from assertions import assert_gradients_close, deviations
 from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
 
 import braintrace
+from braintrace._learner.gradient import SequenceGradient
 
 CASE = cases.BY_NAME["independent_rnn"]
 XS, TARGETS = CASE.sequences(2, 6)
@@ -94,6 +95,24 @@ class CountingTraces(braintrace.D_RTRL):
             return method.update(*arguments)
 
         return dataclasses.replace(method, update=update)
+
+
+@ALGORITHMS
+@cases.each([cases.BY_NAME[name] for name in ("alif", "lstm_fused")])
+def test_no_copies_of_weights_are_given_back(case, algorithm, monkeypatch):
+    """What the traces are computed from later on, if anybody reads them, needs none."""
+    read, original = [], SequenceGradient._read_by_update
+
+    def noting(*arguments):
+        read.append(original(*arguments))
+        return read[-1]
+
+    monkeypatch.setattr(SequenceGradient, "_read_by_update", noting)
+    learner = build_learner(case, algorithm)
+    xs, targets = case.sequences(2, 6)
+    sequence_gradient(learner, case, xs, targets)
+    assert len(read) == 1
+    assert jax.tree.leaves(read) == []
 
 
 @pytest.mark.core

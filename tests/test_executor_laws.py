@@ -110,20 +110,31 @@ def test_chunk_size_changes_nothing(case, algorithm):
         assert_states_close(snapshot(learner), states_and_traces, case.name)
 
 
+@pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
 @cases.each(FEW)
-def test_blocks_within_a_chunk_change_nothing(case, monkeypatch):
+def test_blocks_within_a_chunk_change_nothing(case, per_sample, monkeypatch):
     """ES_D_RTRL adds up the gradient of a chunk in blocks where its arrays are large."""
-    xs, targets = data(case)
-    restart = jnp.arange(STEPS) == 3
+    xs, targets = (leaf[:5] for leaf in data(case))
+    restart = jnp.arange(5) == 3
+    restart = jnp.stack([restart, restart[::-1]], axis=1) if per_sample else restart
 
     def run():
         learner = build_learner(case, braintrace.ES_D_RTRL)
-        options = {"chunk_size": STEPS, "reset": restart}
+        options = {"chunk_size": 5, "reset": restart}
         return sequence_gradient(learner, case, xs, targets, **options), snapshot(learner)
 
     expected, states_and_traces = run()
+    lengths = blocks_of(2, monkeypatch)
+    actual, after = run()
+    assert set(lengths) == {2, 1}
+    assert_gradients_close(actual, expected, 1e-5, case.name)
+    assert_states_close(after, states_and_traces, case.name)
+
+
+def blocks_of(length, monkeypatch):
+    """Make all blocks as short, and note their lengths."""
     monkeypatch.setattr(io_dim, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(io_dim, "SHORTEST_BLOCK", 2)
+    monkeypatch.setattr(io_dim, "SHORTEST_BLOCK", length)
     lengths = []
 
     def scan_block(*arguments, **options):
@@ -131,10 +142,52 @@ def test_blocks_within_a_chunk_change_nothing(case, monkeypatch):
         return recursion.scan_block(*arguments, **options)
 
     monkeypatch.setattr(io_dim, "scan_block", scan_block)
-    actual, after = run()
-    assert set(lengths) == {2}
-    assert_gradients_close(actual, expected, 1e-5, case.name)
-    assert_states_close(after, states_and_traces, case.name)
+    return lengths
+
+
+class HalfPrecision(brainstate.nn.Module):
+    """A layer with a leak."""
+
+    def __init__(self, leak, dtype):
+        super().__init__()
+        self.leak, self.dtype = leak, dtype
+        self.w = brainstate.ParamState(jnp.ones((2, 3), dtype))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3), self.dtype))
+
+    def update(self, x):
+        leak = jnp.asarray(self.leak, self.dtype)
+        self.h.value = leak * self.h.value + braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+
+def smoothed_gradient(leak, dtype, xs, decay, scale=1.0):
+    model, xs = HalfPrecision(leak, dtype), xs.astype(dtype)
+    options = {"batch_size": 1, "decay_or_rank": decay}
+    learner = braintrace.compile(model, "es_d_rtrl", xs[0], **options)
+    found = learner.etrace_grad(
+        xs, step_fn=lambda x: scale * learner(x).sum(), reduction="sum", chunk_size=len(xs)
+    )
+    return np.float64(found[("w",)]) / scale
+
+
+def test_blocks_in_half_precision_add_up(monkeypatch):
+    lengths = blocks_of(1, monkeypatch)
+    found = smoothed_gradient(0.0, jnp.bfloat16, jnp.ones((600, 1, 2)), decay=0.0)
+    assert lengths
+    np.testing.assert_array_equal(found, 600)
+
+
+@pytest.mark.parametrize(
+    ("decay", "dtype"), [(0.9999, jnp.float16), (0.99999999, jnp.float32)], ids=["half", "single"]
+)
+def test_slow_filters_are_corrected(decay, dtype):
+    """In half precision the correction of the first step overflows; a decay rounds to one."""
+    xs = jnp.sin(jnp.arange(10.0)).reshape(5, 1, 2)
+    expected = smoothed_gradient(0.9, jnp.float32, xs, 0.9999)
+    found = smoothed_gradient(0.9, dtype, xs, decay, scale=1024.0)
+    np.testing.assert_allclose(found, expected, rtol=5e-3)
 
 
 @pytest.mark.core

@@ -91,6 +91,9 @@ CASES["etp_conv grouped, everything dilated and cropped"] = conv_case(
     rhs_dilation=(3,),
     padding=((-1, 3),),
 )
+CASES["etp_conv with a kernel larger than its input"] = conv_case(
+    WIDTH, (2, 3, 2), (4, 2, 3), padding="VALID"
+)
 CASES["etp_conv 3-D"] = conv_case(
     ("NDHWC", "DHWIO", "NDHWC"), (2, 3, 2, 3, 2), (2, 1, 2, 2, 2), padding="VALID"
 )

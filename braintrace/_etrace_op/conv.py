@@ -89,6 +89,8 @@ def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict) ->
     and is 30 times slower inside.
     """
     dtype = jnp.result_type(x, kernel, hidden_dim)
+    if hidden_dim.size == 0:  # XLA has no convolution by an empty window
+        return jnp.zeros(kernel.shape, dtype)
     spread = _spread(x.shape[1:-1], convolution["lhs_dilation"])
     factor = _spread(hidden_dim.shape[1:-1], convolution["strides"])
     window = _spread(kernel.shape[:-2], convolution["rhs_dilation"])
@@ -139,10 +141,11 @@ def _patches(x: Any, y_shape: tuple, kernel: Any, convolution: dict) -> Any:
     ]
     patches = x[(slice(None), *picked)]
     # (batch, *positions, *offsets, features, steps)
-    leading = patches.shape[: 1 + space]
-    groups = convolution["feature_group_count"]
-    patches = patches.reshape(*leading, -1, groups, kernel.shape[-2], x.shape[-1])
-    return jnp.moveaxis(patches, -3, -4).reshape(*leading, groups, -1, x.shape[-1])
+    leading, steps = patches.shape[: 1 + space], x.shape[-1]
+    groups, window = convolution["feature_group_count"], math.prod(kernel.shape[:-2])
+    patches = patches.reshape(*leading, window, groups, kernel.shape[-2], steps)
+    patches = jnp.moveaxis(patches, -3, -4)
+    return patches.reshape(*leading, groups, math.prod(kernel.shape[:-1]), steps)
 
 
 def _accumulate(

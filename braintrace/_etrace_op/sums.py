@@ -5,6 +5,7 @@ Written as one addition per sample, the same sum is a loop over contiguous numbe
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -30,8 +31,11 @@ def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 
     """
     if axes == 0:
         return products(operands)
-    operands = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[axes:]), operands)
-    if jax.tree.leaves(operands)[0].shape[0] <= UNROLLED:
+    samples = math.prod(jax.tree.leaves(operands)[0].shape[:axes])
+    operands = jax.tree.map(lambda leaf: leaf.reshape(samples, *leaf.shape[axes:]), operands)
+    if samples == 0:
+        return _at_once(products, operands)
+    if samples <= UNROLLED:
         return _one_by_one(products, operands)
     return jax.lax.platform_dependent(
         operands,

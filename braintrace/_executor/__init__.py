@@ -19,3 +19,4 @@ from .step import single_step as single_step
 from .step import solve_chunk as solve_chunk
 from .step import window_step as window_step
 from .zero import as_arrays as as_arrays
+from .zero import is_zero as is_zero

@@ -21,10 +21,15 @@ from .restart import at_positions, over_first_axis
 from .zero import as_arrays, widened
 
 Arrays = dict[str, Any]
+Filters = dict[str, Arrays]
+"""Those of inputs, ``'x'``, and of outputs, ``'f'``, with all outputs of the operations."""
 
 
 def outputs_of(graph: ETraceGraph) -> dict[str, tuple[Link, int]]:
-    """Return the link and state that each output-shaped trace is computed for, by its name."""
+    """Return the link and state that each output-shaped trace is computed for, by its name.
+
+    Operations that share a trace are represented by the first of them.
+    """
     shared = output_keys(graph)
     every = [(link, a) for link in links(graph) for a in link.reach.reached]
     return {link.key(a): (link, a) for link, a in every if shared[link.key(a)] == link.key(a)}
@@ -49,21 +54,21 @@ def of_columns(graph: ETraceGraph, outputs: Arrays) -> Arrays:
 
 def whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
     """Return kept output-shaped traces with zeros in the columns that are not kept."""
-    whole = dict(outputs)
+    found, by_key = dict(outputs), outputs_of(graph)
     for key, columns in _columns(graph, outputs).items():
-        link, _ = outputs_of(graph)[key]
+        link, _ = by_key[key]
         example = jnp.zeros(link.reach.table_shape, outputs[key].dtype)
-        (whole[key],) = jax.linear_transpose(columns.pick, example)(outputs[key])
-    return whole
+        (found[key],) = jax.linear_transpose(columns.pick, example)(outputs[key])
+    return found
 
 
-def filters_of(graph: ETraceGraph, traces: Traces) -> Traces:
+def filters_of(graph: ETraceGraph, traces: Traces) -> Filters:
     """Return the filters of traces, as they run over a chunk."""
     start = as_arrays({"x": traces["x"], "f": traces["f"]})
     return {"x": start["x"], "f": whole(graph, start["f"])}
 
 
-def traces_of(graph: ETraceGraph, filters: Traces, steps: jax.Array) -> Traces:
+def traces_of(graph: ETraceGraph, filters: Filters, steps: jax.Array) -> Traces:
     """Return the traces of filters, as they are kept from chunk to chunk."""
     return {"x": filters["x"], "f": of_columns(graph, filters["f"]), "steps": steps}
 
@@ -91,8 +96,8 @@ def run_filters(
     graph: ETraceGraph,
     alpha: float,
     result: Callable[[Arrays, Arrays, Any], Any],
-    start: Traces,
-    scan: Callable[[Callable[[Traces, Any], Any], Traces], Any],
+    start: Filters,
+    scan: Callable[[Callable[[Filters, Any], Any], Filters], Any],
 ) -> Any:
     """Return the filters after some steps, and ``result(ε_x, ε_f, signal)`` of every step.
 
@@ -101,7 +106,7 @@ def run_filters(
     by_key = outputs_of(graph)
     dtypes = {key: link.relation.y_var.aval.dtype for key, (link, _) in by_key.items()}
 
-    def step(kept: Traces, recorded: Any) -> Any:
+    def step(kept: Filters, recorded: Any) -> Any:
         x, Df, D, restart, signal_now = recorded
         before_x = {key: widened(eps, x[key].dtype) for key, eps in kept["x"].items()}
         before_f = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}

@@ -12,10 +12,11 @@ r"""The input/output-dimension trace (ES-D-RTRL, pp-prop).
     \epsilon_x^t, \qquad \hat l^t = l^t / (1 - \alpha^t),
 
 with ``t`` counted in steps since the traces were last zero. A chunk scans the two small
-traces and takes the gradient as one product over time and batch.
+traces and takes the gradient as products over time and batch.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph
 from .._etrace_op import ETP_RULES_INIT_PP, pull_back
 from .filters import (
+    Filters,
     counts_of,
     filters_of,
     of_columns,
@@ -91,15 +93,17 @@ def _corrected(
     """Return ``l / (1 - α^t)`` of one step in the layout of each operation's output, by trace.
 
     After ``t`` steps the filters have seen ``1 - α^t`` of a constant. ``signal`` has one array
-    per state and position of each group.
+    per state and position of each group; the result is in single precision at least, since it
+    may be larger than a number in half precision.
     """
-    seen = 1 - jnp.power(jnp.asarray(alpha, jnp.result_type(float)), jnp.maximum(steps, 1))
+    log_alpha = math.log(alpha) if alpha else -math.inf
+    seen = -jnp.expm1(log_alpha * jnp.maximum(steps, 1))
     tables = {}
     for key, (link, a) in outputs_of(graph).items():
         found = signal[link.group.index].get(a)
         if found is not None:
-            corrected = found / at_positions(link.group, a, seen)
-            tables[key] = link.table(corrected.astype(found.dtype))
+            wide = widened(found, jnp.float32)
+            tables[key] = link.table(wide / at_positions(link.group, a, seen.astype(wide.dtype)))
     return tables
 
 
@@ -125,46 +129,60 @@ def solve(
 ) -> tuple[Weights, Traces]:
     """Return the gradient of a recorded chunk, and the traces after it.
 
-    The gradient is added up block by block: filtered inputs and signals are written and read
-    back while they are in the caches.
+    Where filtered inputs and factors of a chunk are larger than the caches, the gradient is added
+    up in blocks of steps: they are then read back before they have left the caches.
     """
     by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
     counts = counts_of(graph, jacobians, traces)
     corrected = jax.vmap(functools.partial(_corrected, alpha, graph))(by_group, counts)
     recorded = recorded_inputs(graph, jacobians, corrected)
 
-    def result(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
+    def of_step(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
         return eps_x, _factors(graph, now, eps_f)
 
-    def run(start: Traces, scan: Callable[..., Any]) -> tuple[Traces, Weights]:
-        after, (eps_x, factors) = run_filters(graph, alpha, result, start, scan)
+    def run(start: Filters, scan: Callable[..., Any]) -> tuple[Filters, Weights]:
+        over_records = functools.partial(scan, records=recorded)
+        after, (eps_x, factors) = run_filters(graph, alpha, of_step, start, over_records)
         return after, _contract(graph, weights, eps_x, factors)
 
     steps, start = num_steps(graph, jacobians), filters_of(graph, traces)
-    written = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(start))
-    length = _block_length(steps, written)
+    length = _block_length(steps, start)
     if length == steps:
-        over_chunk = functools.partial(scan_records, records=recorded, steps=steps)
-        after, gradients = run(start, over_chunk)
+        after, gradients = run(start, functools.partial(scan_records, steps=steps))
     else:
-
-        def add_block(carry: tuple[Traces, Weights], first: Any) -> Any:
-            over_block = functools.partial(scan_block, records=recorded, first=first, length=length)
-            after, gradients = run(carry[0], over_block)
-            return (after, jax.tree.map(jnp.add, carry[1], gradients)), None
-
-        # Sums in half precision would stop growing.
-        zero = widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32)
-        firsts = jnp.arange(0, steps, length)
-        (after, gradients), _ = jax.lax.scan(add_block, (start, zero), firsts)
+        after, gradients = _added_up(run, start, weights, steps, length)
     return like(weights, gradients), traces_of(graph, after, counts[-1])
 
 
-def _block_length(steps: int, bytes_per_step: int) -> int:
-    """Return the length of equal blocks of steps; that of the chunk where none fits it."""
-    fitting = max(SHORTEST_BLOCK, BLOCK_BYTES // max(1, bytes_per_step))
-    lengths = [n for n in range(SHORTEST_BLOCK, fitting + 1) if steps % n == 0]
-    return steps if steps <= fitting or not lengths else lengths[-1]
+def _block_length(steps: int, filters: Filters) -> int:
+    """Return the length of blocks of steps, about equal, whose arrays fit the caches.
+
+    A step writes about as much as the filters hold.
+    """
+    written = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(filters))
+    fitting = max(SHORTEST_BLOCK, BLOCK_BYTES // max(1, written))
+    return math.ceil(steps / math.ceil(steps / fitting))
+
+
+def _added_up(
+    run: Callable[..., tuple[Filters, Weights]],
+    start: Filters,
+    weights: Weights,
+    steps: int,
+    length: int,
+) -> tuple[Filters, Weights]:
+    """Return the filters after all blocks of steps, and the sum of their gradients."""
+
+    def add_block(carry: tuple[Filters, Weights], first: Any, size: int) -> tuple[Filters, Weights]:
+        after, gradients = run(carry[0], functools.partial(scan_block, first=first, length=size))
+        return after, jax.tree.map(jnp.add, carry[1], gradients)
+
+    # Sums in half precision would stop growing.
+    carry = (start, widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32))
+    rest = steps % length
+    firsts = jnp.arange(0, steps - rest, length)
+    carry, _ = jax.lax.scan(lambda c, first: (add_block(c, first, length), None), carry, firsts)
+    return add_block(carry, steps - rest, rest) if rest else carry
 
 
 def solve_step(
@@ -176,7 +194,10 @@ def solve_step(
     before: Traces,
     after: Traces,
 ) -> Weights:
-    """Return the gradient of one step; the traces after it lack the states that none reads."""
+    """Return the gradient of one step, from the traces before it alone.
+
+    Those after it lack the states that no later step reads.
+    """
     return solve(alpha, graph, weights, jacobians, signal, before)[0]
 
 
@@ -213,7 +234,8 @@ def _factors(graph: ETraceGraph, signal: Arrays, eps_f: Arrays) -> Arrays:
         terms = [signal[key] * eps_f[key] for key in keys if key in signal and key in eps_f]
         if terms and keys[0] not in factors:
             total = sum(terms[1:], terms[0])
-            factors[keys[0]] = jnp.sum(total, axis=0) if link.has_fan_out else total
+            total = jnp.sum(total, axis=0) if link.has_fan_out else total
+            factors[keys[0]] = total.astype(link.relation.y_var.aval.dtype)
     return factors
 
 

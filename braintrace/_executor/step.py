@@ -33,7 +33,7 @@ class TraceMethod:
     solve
         ``(graph, weights, jacobians, signal, traces) -> (gradients, after)`` of a recorded
         chunk; gradients are linear in the signal, and the traces are those before the chunk.
-        ``after`` are those after it where they come along, or None.
+        ``after`` are those after it where they come along, equal to those of ``update``, or None.
     carried
         ``(graph, weights, signal, traces) -> gradients`` through the states before a window.
     solve_step

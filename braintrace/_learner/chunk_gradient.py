@@ -89,7 +89,8 @@ class RecordedChunk:
         Returns
         -------
         carry
-            ``(written States, gradients, what `traces_after` needs)``.
+            ``(written States, gradients, what `traces_after` needs)``; the last is a pair of the
+            traces after the chunk and of what their records are computed from, one of them None.
         results
             The loss and the auxiliary results of every step.
         """

@@ -13,8 +13,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._compiler import ETraceGraph
 from .._errors import OptionError
-from .._executor import as_arrays, operands
+from .._executor import as_arrays, is_zero, operands
 from .._jaxpr import program_of
 from .._typing import Path
 from .chunk_gradient import RecordedChunk, WindowChunk
@@ -88,13 +89,7 @@ class SequenceGradient:
             lambda leaf: jnp.zeros(leaf.shape[1:], jnp.result_type(leaf)), (sequences, flags)
         )
         graph = self._algorithm.graph
-        weights = {
-            relation.key: {
-                name: jnp.zeros(var.aval.shape, var.aval.dtype)
-                for name, var in relation.trainable_vars.items()
-            }
-            for relation in graph.hidden_param_op_relations
-        }
+        weights = _zero_operands(graph)
         arguments = (
             self._algorithm,
             self._recording(learner, step_fn),
@@ -219,8 +214,8 @@ class SequenceGradient:
             return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
 
         total = self._chunks.total(gradients, pulled_back)
-        before = None if is_one_chunk else before
-        last = (self._read_by_update(weights, kept, before), kept, before)
+        read = self._read_by_update(weights, kept, None if is_zero(before) else before)
+        last = (read, kept, None if is_one_chunk else before)
         # The loss of a padded step may be infinite.
         value = jnp.sum(jnp.where(scales == 0, 0, losses * scales))
         return total, value, aux, written, last
@@ -262,6 +257,16 @@ class SequenceGradient:
             return mask
         total = jnp.sum(mask)
         return mask / jnp.where(total == 0, 1, total)
+
+
+def _zero_operands(graph: ETraceGraph) -> Any:
+    return {
+        relation.key: {
+            name: jnp.zeros(var.aval.shape, var.aval.dtype)
+            for name, var in relation.trainable_vars.items()
+        }
+        for relation in graph.hidden_param_op_relations
+    }
 
 
 def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
