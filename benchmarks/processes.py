@@ -17,7 +17,9 @@ ENVIRONMENT = {
     # A first call compiles, whatever ran before.
     "JAX_ENABLE_COMPILATION_CACHE": "false",
     # Freed memory stays with the process. What a function pays for page faults would otherwise
-    # depend on the sizes that its neighbours free.
+    # depend on the sizes that its neighbours free. The arenas of other threads always give arrays
+    # of more than 64 MiB back.
+    "MALLOC_ARENA_MAX": "1",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
     "MALLOC_MMAP_THRESHOLD_": str(2**40),
 }
