@@ -24,7 +24,7 @@ import numpy as np
 
 from .._errors import PrimitiveError
 from . import quantities
-from .conv_layout import canonical_dimension_numbers, to_canonical_call
+from .conv_layout import canonical_dimension_numbers, dilated, to_canonical_call
 from .dense import init_output_trace
 from .primitive import (
     ETPPrimitiveSpec,
@@ -91,9 +91,9 @@ def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict) ->
     dtype = jnp.result_type(x, kernel, hidden_dim)
     if hidden_dim.size == 0:  # XLA has no convolution by an empty window
         return jnp.zeros(kernel.shape, dtype)
-    spread = _spread(x.shape[1:-1], convolution["lhs_dilation"])
-    factor = _spread(hidden_dim.shape[1:-1], convolution["strides"])
-    window = _spread(kernel.shape[:-2], convolution["rhs_dilation"])
+    spread = dilated(x.shape[1:-1], convolution["lhs_dilation"])
+    factor = dilated(hidden_dim.shape[1:-1], convolution["strides"])
+    window = dilated(kernel.shape[:-2], convolution["rhs_dilation"])
     lows = [low for low, _ in convolution["padding"]]
     product = jax.lax.conv_general_dilated(
         jnp.swapaxes(x, 0, -1).astype(dtype),
@@ -109,10 +109,6 @@ def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict) ->
         batch_group_count=convolution["feature_group_count"],
     )
     return jnp.moveaxis(product, 0, -2)
-
-
-def _spread(sizes: Any, dilations: Any) -> list[int]:
-    return [(n - 1) * d + 1 if n else 0 for n, d in zip(sizes, dilations, strict=True)]
 
 
 def _patches(x: Any, y_shape: tuple, kernel: Any, convolution: dict) -> Any:

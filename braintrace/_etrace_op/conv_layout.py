@@ -142,15 +142,17 @@ def _explicit_padding(padding: Any, x: Any, kernel: Any, params: dict) -> tuple:
             f"`conv`: padding={padding!r} has no meaning with lhs_dilation="
             f"{params['lhs_dilation']}; give explicit (low, high) pairs."
         )
-    window = [
-        (k - 1) * dilation + 1 if k else 0
-        for k, dilation in zip(kernel.shape[:-2], params["rhs_dilation"], strict=True)
-    ]
+    window = dilated(kernel.shape[:-2], params["rhs_dilation"])
     try:
         pads = jax.lax.padtype_to_pads(x.shape[1:-1], window, params["strides"], padding)
     except (RuntimeError, ValueError, TypeError) as error:
         raise OptionError(f"`conv`: padding={padding!r} is not known: {error}") from error
     return tuple((int(low), int(high)) for low, high in pads)
+
+
+def dilated(sizes: tuple[int, ...], dilations: tuple[int, ...]) -> list[int]:
+    """Return the sizes of axes with ``dilation - 1`` holes between neighbours."""
+    return [(n - 1) * d + 1 if n else 0 for n, d in zip(sizes, dilations, strict=True)]
 
 
 def _check_groups(x: Any, kernel: Any, feature_groups: int, batch_groups: int) -> None:

@@ -102,7 +102,7 @@ class SequenceGradient:
             if self._algorithm.vjp_method == "multi-step"
             else RecordedChunk(*arguments, has_mask)
         )
-        self._operand_shapes = jax.tree.map(_shape_of, weights)
+        self._operand_shapes = jax.eval_shape(lambda: weights)
         self._zero_traces = jax.eval_shape(self._algorithm.zero_traces)
         self._run = jax.jit(self._sequence)
         self._run_and_donate = jax.jit(self._sequence, donate_argnums=2)
@@ -226,20 +226,19 @@ class SequenceGradient:
         ``None`` before it means zero; among the operands, that the value does not matter.
         """
         before = self._zero_traces if before is None else before
-
-        def filled(shape: Any, operand: Any) -> Any:
-            return jnp.zeros(shape.shape, shape.dtype) if operand is None else operand
-
-        weights = jax.tree.map(filled, self._operand_shapes, weights)
-        return self._chunks.traces_after(weights, kept, before)
+        weights = jax.tree.map(
+            lambda shape, operand: shape if operand is None else operand,
+            self._operand_shapes,
+            weights,
+        )
+        return self._chunks.traces_after(as_arrays(weights), kept, before)
 
     def _read_by_update(self, weights: Any, kept: Any, before: Any) -> Any:
         """Return the operands whose values the traces after a chunk depend on, or None.
 
         To return the others as well would copy them.
         """
-        arguments = (weights, kept, before)
-        update = program_of(jax.make_jaxpr(self._updated)(*jax.tree.map(_shape_of, arguments)))
+        update = program_of(jax.make_jaxpr(self._updated)(weights, kept, before))
         read = update.depends_on(update.out_atoms)
         leaves, tree = jax.tree.flatten(weights)
         own = update.in_vars[: len(leaves)]
@@ -267,10 +266,6 @@ def _zero_operands(graph: ETraceGraph) -> Any:
         }
         for relation in graph.hidden_param_op_relations
     }
-
-
-def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
 
 
 def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
