@@ -77,7 +77,7 @@ def _sources(equation: Any) -> _Sources | None:
     try:
         program = _pull_back(equation, inputs, outputs)
     except (NotImplementedError, TypeError, ValueError):
-        return None
+        return None  # No derivative rule; the caller reports the path instead of guessing.
     constant = Constants(program)
     cotangents = program.in_vars[len(equation.invars) :]
     found: _Sources = {}
