@@ -269,14 +269,18 @@ def dense_d_rtrl(case, params, states, xs, targets, step_weights=None):
     traces = d_rtrl_traces(case, steps)
     gradient = 0.0
     for t, weight in enumerate(_ones(step_weights, xs)):
-        facts = steps[t]
-        carried = sum(
-            _contract(facts["signal"][group], traces[t + 1][group])
-            + _contract(facts["late"][group], traces[t][group])
-            for group in case.groups
-        )
-        gradient = gradient + weight * (carried + facts["direct"])
+        gradient = gradient + weight * _d_rtrl_gradient(case, steps[t], traces[t : t + 2])
     return unravel(jnp.asarray(gradient))
+
+
+def _d_rtrl_gradient(case, facts, traces):
+    """The gradient of one step, from the traces before and after it."""
+    before, after = traces
+    return facts["direct"] + sum(
+        _contract(facts["signal"][group], after[group])
+        + _contract(facts["late"][group], before[group])
+        for group in case.groups
+    )
 
 
 def d_rtrl_traces(case, steps):
@@ -315,12 +319,18 @@ def dense_es_d_rtrl(case, params, states, xs, targets, alpha, step_weights=None)
     traces = es_d_rtrl_traces(case, steps, alpha)
     gradient = 0.0
     for t, weight in enumerate(_ones(step_weights, xs)):
-        facts = steps[t]
-        inputs = case, params, facts["states"], xs[t]
-        carried = _pull_back(*inputs, facts["signal"], traces[t + 1])
-        carried = carried + _pull_back(*inputs, facts["late"], traces[t])
-        gradient = gradient + weight * (carried + facts["direct"])
+        found = _es_d_rtrl_gradient(case, params, xs[t], steps[t], traces[t : t + 2])
+        gradient = gradient + weight * found
     return unravel(jnp.asarray(gradient))
+
+
+def _es_d_rtrl_gradient(case, params, x, facts, traces):
+    """The gradient of one step, from the traces before and after it."""
+    before, after = traces
+    inputs = case, params, facts["states"], x
+    carried = _pull_back(*inputs, facts["signal"], after)
+    carried = carried + _pull_back(*inputs, facts["late"], before)
+    return carried + facts["direct"]
 
 
 def es_d_rtrl_traces(case, steps, alpha):
@@ -383,6 +393,30 @@ def dense_multi_step(case, params, states, xs, targets, window, alpha=None):
             past = _pull_back(case, params, before, xs[start], signal, traces[start])
         gradient = gradient + ravel_pytree(to_params)[0] + past
     return unravel(jnp.asarray(gradient))
+
+
+# --- learning at every step ---------------------------------------------------------------
+
+
+def dense_online(case, params, states, xs, targets, rate, alpha=None):
+    """Gradient descent at every step: the parameters after the last, and the losses.
+
+    The traces go on with what they have from older parameters; those of D-RTRL, or those of
+    ES-D-RTRL where alpha is given.
+    """
+    steps, losses = [], []
+    for x, target in zip(xs, targets, strict=True):
+        theta, unravel = ravel_pytree(params)
+        losses.append(case.loss(case.step(PlainOps(), params, states, x), target))
+        states, facts = linearise(case, params, states, x, target)
+        steps.append(_flatten(case, jax.tree.map(np.asarray, facts)))
+        if alpha is None:
+            gradient = _d_rtrl_gradient(case, steps[-1], d_rtrl_traces(case, steps)[-2:])
+        else:
+            traces = es_d_rtrl_traces(case, steps, alpha)[-2:]
+            gradient = _es_d_rtrl_gradient(case, params, x, steps[-1], traces)
+        params = unravel(theta - rate * jnp.asarray(gradient))
+    return params, jnp.stack(losses)
 
 
 def _ones(step_weights, xs):

@@ -16,6 +16,7 @@ from .._compiler import ETraceGraph
 from .._jax import Var
 from .jacobians import Inputs, Jacobians, Weights, jacobians, operands
 from .live import Probes, finish, late_probe, probed_step, zero_probes
+from .restart import restarted, restarted_probes
 
 Traces = Any
 
@@ -67,10 +68,29 @@ class Step:
     traces: Traces
 
 
-def single_step(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces: Traces) -> Step:
-    """Run one step whose derivative goes through the traces, never through old states."""
+def single_step(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    inputs: Inputs,
+    traces: Traces,
+    restart: jax.Array | None = None,
+) -> Step:
+    """Run one step whose derivative goes through the traces, never through old states.
+
+    Parameters
+    ----------
+    graph, method, traces
+        The compiled model, and its traces before the step.
+    inputs
+        Values of the program's inputs.
+    restart
+        Which samples have started anew before the step; ``None``: none.
+    """
     weights = operands(graph, inputs)
-    records = as_chunk(jacobians(graph, inputs, weights))
+    found = jacobians(graph, inputs, weights)
+    if restart is not None:
+        found = restarted(graph, found, restart)
+    records = as_chunk(found)
     before = jax.lax.stop_gradient(traces)
     after = method.update(graph, jax.lax.stop_gradient(weights), records, before)
 
@@ -90,6 +110,8 @@ def single_step(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces:
 
     probe.defvjp(probe_forward, probe_backward)
     probes = probe(weights, records, before, after)
+    if restart is not None:
+        probes = restarted_probes(graph, probes, restart)
     outputs, new_states = probed_step(graph, inputs, weights, probes)
     return Step(outputs, new_states, after)
 

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 
@@ -20,8 +19,14 @@ from .._jaxpr import program_of
 from .._typing import Path
 from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import check_sequences, chunk_length, over_chunks
-from .recorder import Recorder
+from .recorder import Recorder, run_in_chunk, run_in_window
 from .restart import Initial, Restarts, restart_states
+from .step_function import (
+    call_step_function,
+    example_slices,
+    no_loops_in_step_function,
+    parameters_of,
+)
 from .units import split_loss, with_unit, with_units
 
 
@@ -80,14 +85,9 @@ class SequenceGradient:
         self._algorithm = learner.algorithm
         self._options = options
         self._chunk_size = chunk_size
-        self._parameters: dict[Path, brainstate.State] = {
-            tuple(path): state
-            for path, state in self._algorithm.model.states(brainstate.ParamState).items()
-        }
+        self._parameters = parameters_of(self._algorithm)
         flags, initial = restarts
-        slices = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape[1:], jnp.result_type(leaf)), (sequences, flags)
-        )
+        slices = example_slices((sequences, flags))
         graph = self._algorithm.graph
         weights = _zero_operands(graph)
         arguments = (
@@ -123,15 +123,10 @@ class SequenceGradient:
         steps, length = self._lengths(sequences)
         is_one_chunk = steps <= length
         run = self._run_and_donate if owned and not is_one_chunk else self._run
-        try:
+        with no_loops_in_step_function():
             gradients, value, aux, written, (weights, kept, replaced) = run(
                 parameters, others, before, sequences, mask, restarts
             )
-        except jax.errors.UnexpectedTracerError as error:
-            raise OptionError(
-                "`step_fn` calls the learner inside a compiled function or loop of its own. Call "
-                "it directly: the whole sequence gradient is compiled."
-            ) from error
         if not is_one_chunk:
             before, owned = replaced, True
         update = self._update_and_donate if owned else self._update
@@ -149,19 +144,16 @@ class SequenceGradient:
             (weights, initial), (slices, restart) = held, inputs
             if restart is not None:
                 restart_states(self._algorithm, initial, restart)
-            recorder = Recorder(self._algorithm, weights, probes, restart)
-            learner.record_with(recorder)
-            try:
-                result = step_fn(*slices)
-            finally:
-                learner.record_with(None)
-            if recorder.calls != 1:
-                raise OptionError(
-                    f"`step_fn` called the learner {recorder.calls} times; it has to call it "
-                    "exactly once per step, and not inside a compiled function of its own."
-                )
-            recorder.check_states()
-            loss, aux = _loss_and_aux(result, self._options.has_aux)
+            graph = self._algorithm.graph
+            run = (
+                run_in_window(graph, restart)
+                if probes is None
+                else run_in_chunk(graph, weights, probes, restart)
+            )
+            recorder = Recorder(self._algorithm, run)
+            loss, aux = call_step_function(
+                learner, step_fn, recorder, slices, self._options.has_aux
+            )
             mantissa, self._loss_unit = split_loss(loss, self._options.unit_aware)
             return mantissa, aux, recorder.records
 
@@ -266,15 +258,3 @@ def _zero_operands(graph: ETraceGraph) -> Any:
         }
         for relation in graph.hidden_param_op_relations
     }
-
-
-def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
-    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
-        raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
-    loss, aux = result if has_aux else (result, None)
-    shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(loss)]
-    if shapes != [()]:
-        raise OptionError(
-            f"`step_fn` must return a scalar loss; it returned arrays of shapes {shapes}."
-        )
-    return loss, aux

@@ -17,6 +17,7 @@ from .._jax import is_tracer
 from .chunks import check_chunk_size, check_sequences, chunk_length, record_bytes
 from .evolve import Driver, Runner, evolving, predicting
 from .gradient import GradientOptions, SequenceGradient
+from .online import OnlineLearning, OnlineOptions
 from .recorder import Recorder
 from .restart import check_reset
 
@@ -29,6 +30,7 @@ class _Made:
 
     def __init__(self) -> None:
         self.gradients: dict[Any, SequenceGradient] = {}
+        self.streams: dict[Any, OnlineLearning] = {}
         self.drivers: dict[Any, Driver] = {}
 
 
@@ -139,11 +141,11 @@ class Learner(brainstate.nn.Module):
         check_chunk_size(chunk_size)
         weights = None if mask is None else _mask(mask, steps)
         has_mask = mask is not None
-        kind = (has_mask, None if reset is None else np.ndim(reset))
+        kind = (has_mask, _kind_of(reset))
         key = (step_fn, options, chunk_size, kind, _signature(sequences), _identity(self))
         restarts = check_reset(self.algorithm, reset, steps)
         made = self._made.gradients
-        _check_hashable(step_fn)
+        _check_hashable("step_fn", step_fn)
         if key not in made:
             made[key] = SequenceGradient(
                 self, step_fn, options, chunk_size, sequences, has_mask, restarts
@@ -151,6 +153,88 @@ class Learner(brainstate.nn.Module):
         gradients, value, aux = made[key](sequences, weights, restarts)
         extra = ((value,) if return_value else ()) + ((aux,) if has_aux else ())
         return (gradients, *extra) if extra else gradients
+
+    def etrace_online(
+        self,
+        *sequences: Any,
+        step_fn: Callable[..., Any],
+        update_fn: Callable[..., Any],
+        has_aux: bool = False,
+        unit_aware: bool = False,
+        reset: Any = None,
+    ) -> Any:
+        """Learn at every step of a stream: its gradient, an update, then the next step.
+
+        A stream that arrives step by step is given step by step, as sequences of length 1. The
+        traces are then updated in place, which a loop of your own around the learner cannot do.
+
+        Parameters
+        ----------
+        *sequences
+            Pytrees of arrays ``(T, …)``; ``step_fn`` gets the slices of one step.
+        step_fn
+            As for `etrace_grad`. It does not write parameters.
+        update_fn
+            Called after every step with the gradient of its loss, keyed like
+            ``model.states(brainstate.ParamState)``, and with ``has_aux`` with the auxiliary
+            results as well. It writes the parameters, and whatever States it keeps for that (an
+            optimizer's ``update``); its result is not used. It is traced once, like ``step_fn``;
+            define both outside of loops. Create the States that they use before the first call.
+        has_aux
+            Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
+        unit_aware
+            See `etrace_grad`.
+        reset
+            See `etrace_grad`.
+
+        Returns
+        -------
+        losses, or ``(losses, aux)``
+            The loss of every step, ``(T,)``, each before its update.
+
+        Raises
+        ------
+        ShapeError
+            For sequences that are empty, differ in length or do not fit the states.
+        OptionError
+            For a ``step_fn`` that does not call the learner exactly once, writes a parameter or a
+            hidden state, or returns no scalar, and with ``vjp_method='multi-step'``.
+
+        Notes
+        -----
+        The traces hold what older parameters have done, as in every online learner that has a
+        memory. What lies between a parameter and its trace (the function of `element_wise`, the
+        factors of `lora_matmul`, a mask) is differentiated at the parameters of the step.
+
+        Examples
+        --------
+        >>> import brainstate, braintrace, jax, jax.numpy as jnp
+        >>> model = braintrace.nn.LSTMCell(2, 1)
+        >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+        >>> weights = model.states(brainstate.ParamState)
+        >>> def descend(gradients):
+        ...     for path, weight in weights.items():
+        ...         step = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
+        ...         weight.value = step
+        >>> xs, targets = jnp.ones((100, 1, 2)), 0.5 * jnp.ones((100, 1, 1))
+        >>> losses = learner.etrace_online(
+        ...     xs, targets, step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(), update_fn=descend
+        ... )
+        >>> bool(losses[-1] < 0.1 * losses[0])
+        True
+        """
+        steps = check_sequences(sequences)
+        options = OnlineOptions(has_aux, unit_aware)
+        functions = (step_fn, update_fn)
+        key = (*functions, options, _kind_of(reset), _signature(sequences), _identity(self))
+        restarts = check_reset(self.algorithm, reset, steps)
+        for name, function in zip(("step_fn", "update_fn"), functions, strict=True):
+            _check_hashable(name, function)
+        made = self._made.streams
+        if key not in made:
+            made[key] = OnlineLearning(self, *functions, options, sequences, restarts)
+        losses, aux = made[key](sequences, restarts)
+        return (losses, aux) if has_aux else losses
 
     def etrace_evolve(
         self, *sequences: Any, chunk_size: int | str = "auto", reset: Any = None
@@ -213,12 +297,12 @@ class Learner(brainstate.nn.Module):
         return made[key]
 
 
-def _check_hashable(step_fn: Callable[..., Any]) -> None:
+def _check_hashable(name: str, function: Callable[..., Any]) -> None:
     try:
-        hash(step_fn)
+        hash(function)
     except TypeError as error:
         raise OptionError(
-            f"`step_fn` is a {type(step_fn).__name__} that cannot be hashed, so that what is "
+            f"`{name}` is a {type(function).__name__} that cannot be hashed, so that what is "
             "compiled for it would not be found again. Pass a function, or give its class a "
             "`__hash__`."
         ) from error
@@ -233,6 +317,10 @@ def _mask(mask: Any, steps: int) -> Any:
     if not is_tracer(mask) and not np.all(np.isfinite(np.asarray(mask))):
         raise OptionError("`mask` has weights that are not finite (NaN or infinity).")
     return mask
+
+
+def _kind_of(reset: Any) -> int | None:
+    return None if reset is None else np.ndim(reset)
 
 
 def _signature(sequences: Any) -> Any:

@@ -1,51 +1,102 @@
-"""What happens inside a learner call while a sequence gradient is recorded."""
+"""What happens inside a learner call while a driver runs the user's step function."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 
 from .._algorithms import ETraceAlgorithm, read_arguments, read_states, unwrap, write_states
+from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .._executor import (
-    Jacobians,
     Probes,
+    TraceMethod,
     Weights,
     recorded_step,
     restarted,
     restarted_probes,
+    single_step,
     window_step,
 )
+from .._jax import Var
 from .._typing import Path, path_name
+
+Inputs = dict[Var, Any]
+Run = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
+"""``values of the program's inputs -> (outputs, new states, records)`` of one step."""
+
+Restart: TypeAlias = jax.Array | None
+"""Which samples have started anew before the step; ``None``: none."""
+
+
+def run_in_chunk(graph: ETraceGraph, weights: Weights, probes: Probes, restart: Restart) -> Run:
+    """Return how a step of a chunk is run; its records are its Jacobians.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    weights
+        Operands of the relations, fixed over the chunk.
+    probes
+        Zeros that are added to the hidden states, to be differentiated.
+    restart
+        See `Restart`.
+    """
+
+    def run(inputs: Inputs) -> Any:
+        if restart is None:
+            return recorded_step(graph, inputs, weights, probes)
+        live = restarted_probes(graph, probes, restart)
+        outputs, new_states, records = recorded_step(graph, inputs, weights, live)
+        return outputs, new_states, restarted(graph, records, restart)
+
+    return run
+
+
+def run_in_window(graph: ETraceGraph, restart: Restart) -> Run:
+    """Return how a step of a window, differentiated in full, is run; records are Jacobians."""
+
+    def run(inputs: Inputs) -> Any:
+        outputs, new_states, records = window_step(graph, inputs)
+        if restart is not None:
+            records = restarted(graph, records, restart)
+        return outputs, new_states, records
+
+    return run
+
+
+def run_online(graph: ETraceGraph, method: TraceMethod, traces: Any, restart: Restart) -> Run:
+    """Return how a step on its own is run; its records are the traces after it."""
+
+    def run(inputs: Inputs) -> Any:
+        step = single_step(graph, method, inputs, traces, restart)
+        return step.outputs, step.new_states, step.traces
+
+    return run
 
 
 @dataclasses.dataclass
 class Recorder:
-    """Stands in for the algorithm during one step of a recorded chunk.
+    """Stands in for the algorithm during one call of the step function.
 
     Attributes
     ----------
     algorithm
         The algorithm.
-    weights
-        Operands of the relations, fixed over the chunk.
-    probes
-        Zeros that are added to the hidden states, to be differentiated; ``None`` where the
-        step is differentiated in full instead.
-    restart
-        Which samples have started anew before the step; ``None``: none.
+    run
+        How the step is run.
     calls
         How often the step function has called the learner.
     records
-        The Jacobians of the step.
+        What the step has left.
     """
 
     algorithm: ETraceAlgorithm
-    weights: Weights
-    probes: Probes | None
-    restart: jax.Array | None
+    run: Run
     calls: int = 0
-    records: Jacobians | None = None
+    records: Any = None
 
     def __post_init__(self) -> None:
         self._left = self._traced_values()
@@ -59,15 +110,7 @@ class Recorder:
             **read_arguments(graph, unwrap(arguments)),
             **read_states(graph, states),
         }
-        if self.probes is None:
-            outputs, new_states, self.records = window_step(graph, inputs)
-        else:
-            probes = self.probes
-            if self.restart is not None:
-                probes = restarted_probes(graph, probes, self.restart)
-            outputs, new_states, self.records = recorded_step(graph, inputs, self.weights, probes)
-        if self.restart is not None:
-            self.records = restarted(graph, self.records, self.restart)
+        outputs, new_states, self.records = self.run(inputs)
         write_states(graph, states, new_states)
         self._left = self._traced_values()
         self.calls += 1

@@ -1,0 +1,156 @@
+"""Learning at every step of a stream, compiled once per step function and shape.
+
+A step is run on its own: its gradient comes from the traces after it, and the parameters may be
+other ones before the next. Nothing is left for the end of the stream, so that it needs no end.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+
+from .._errors import OptionError
+from .._typing import path_name
+from .pure_step import PureStep
+from .recorder import Recorder, run_online
+from .restart import Initial, Restarts, restart_states
+from .step_function import (
+    call_step_function,
+    example_slices,
+    no_loops_in_step_function,
+    parameters_of,
+)
+from .units import split_loss, with_unit, with_units
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineOptions:
+    """What a stream gives back.
+
+    Attributes
+    ----------
+    has_aux
+        Whether the step function returns auxiliary results.
+    unit_aware
+        Whether gradients have the unit of the loss over that of the parameter.
+    """
+
+    has_aux: bool
+    unit_aware: bool
+
+
+class OnlineLearning:
+    """A compiled stream of one learner, step function, update function and shape of slices.
+
+    Parameters
+    ----------
+    learner
+        The learner.
+    step_fn, update_fn
+        The user's functions: the loss of a step, and what is done with its gradient.
+    options
+        What is given back.
+    sequences
+        Example sequences.
+    restarts
+        Flags of every step, and the values that States start anew from; see `check_reset`.
+
+    Raises
+    ------
+    OptionError
+        If the algorithm differentiates windows of steps.
+    """
+
+    def __init__(
+        self,
+        learner: Any,
+        step_fn: Callable[..., Any],
+        update_fn: Callable[..., Any],
+        options: OnlineOptions,
+        sequences: Any,
+        restarts: Restarts,
+    ) -> None:
+        self._algorithm = learner.algorithm
+        if self._algorithm.vjp_method == "multi-step":
+            raise OptionError(
+                "`etrace_online` differentiates single steps, and this algorithm was made with "
+                "`vjp_method='multi-step'`. Make it with 'single-step', or use `etrace_grad`."
+            )
+        self._options = options
+        self._parameters = parameters_of(self._algorithm)
+        flags, initial = restarts
+        traces = jax.eval_shape(self._algorithm.zero_traces)
+        example = (traces, initial, example_slices((sequences, flags)))
+        with no_loops_in_step_function():
+            self._step = PureStep(self._learning(learner, step_fn, update_fn), (), example)
+        self._run = jax.jit(self._stream)
+        self._run_and_donate = jax.jit(self._stream, donate_argnums=1)
+
+    def __call__(self, sequences: Any, restarts: Restarts) -> tuple[Any, Any]:
+        """Return losses and auxiliary results of all steps; States and traces move on."""
+        held = self._algorithm.traces
+        traces, owned = held.take()
+        others = [state.value for state in self._step.others]
+        run = self._run_and_donate if owned else self._run
+        written, after, losses, aux = run(others, traces, sequences, restarts)
+        self._step.write(written)
+        held.leave(lambda: after)
+        if self._options.unit_aware:
+            losses = with_unit(losses, self._loss_unit)
+        return losses, aux
+
+    def _learning(
+        self, learner: Any, step_fn: Callable[..., Any], update_fn: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return one step as a function of traces, initial values of States, and slices."""
+        algorithm, options = self._algorithm, self._options
+
+        def step(traces: Any, initial: Initial, inputs: tuple[Any, Any]) -> Any:
+            slices, restart = inputs
+            if restart is not None:
+                restart_states(algorithm, initial, restart)
+
+            def loss_of_step() -> Any:
+                before = self._values()
+                run = run_online(algorithm.graph, algorithm.method, traces, restart)
+                recorder = Recorder(algorithm, run)
+                loss, aux = call_step_function(learner, step_fn, recorder, slices, options.has_aux)
+                self._check_not_written(before)
+                mantissa, self._loss_unit = split_loss(loss, options.unit_aware)
+                return mantissa, (aux, recorder.records)
+
+            differentiate = brainstate.transform.grad(
+                loss_of_step, self._parameters, has_aux=True, return_value=True
+            )
+            gradients, loss, (aux, after) = differentiate()
+            if options.unit_aware:
+                gradients = with_units(gradients, self._loss_unit)
+            update_fn(gradients, *((aux,) if options.has_aux else ()))
+            return after, loss, aux
+
+        return step
+
+    def _values(self) -> dict[Any, list[Any]]:
+        return {path: jax.tree.leaves(state.value) for path, state in self._parameters.items()}
+
+    def _check_not_written(self, before: dict[Any, list[Any]]) -> None:
+        for path, leaves in self._values().items():
+            if any(now is not then for now, then in zip(leaves, before[path], strict=True)):
+                raise OptionError(
+                    f"`step_fn` writes the parameter '{path_name(path)}'. Change parameters in "
+                    "`update_fn`, which gets the gradient of the step."
+                )
+
+    def _stream(self, others: list[Any], traces: Any, sequences: Any, restarts: Restarts) -> Any:
+        flags, initial = restarts
+
+        def step(carry: Any, now: Any) -> Any:
+            values = self._step.merge(others, carry[0])
+            written, (after, loss, aux) = self._step((), values, carry[1], initial, now)
+            return (written, after), (loss, aux)
+
+        start = (self._step.written_of(others), traces)
+        (written, after), (losses, aux) = jax.lax.scan(step, start, (sequences, flags))
+        return written, after, losses, aux

@@ -1,0 +1,98 @@
+"""The user's function of one step: how it is called, and what it has to return."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._algorithms import ETraceAlgorithm
+from .._errors import OptionError
+from .._typing import Path
+from .recorder import Recorder
+
+
+def call_step_function(
+    learner: Any,
+    step_fn: Callable[..., Any],
+    recorder: Recorder,
+    slices: tuple[Any, ...],
+    has_aux: bool,
+) -> tuple[Any, Any]:
+    """Return the loss of a step and its auxiliary results.
+
+    Parameters
+    ----------
+    learner
+        The learner that the function calls.
+    step_fn
+        The user's function.
+    recorder
+        What runs the learner's step.
+    slices
+        The function's arguments.
+    has_aux
+        Whether it returns auxiliary results; they are ``None`` otherwise.
+
+    Raises
+    ------
+    OptionError
+        If it does not call the learner exactly once, writes a hidden state, or returns no scalar.
+    """
+    learner.record_with(recorder)
+    try:
+        result = step_fn(*slices)
+    finally:
+        learner.record_with(None)
+    if recorder.calls != 1:
+        raise OptionError(
+            f"`step_fn` called the learner {recorder.calls} times; it has to call it "
+            "exactly once per step, and not inside a compiled function of its own."
+        )
+    recorder.check_states()
+    return _loss_and_aux(result, has_aux)
+
+
+def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
+    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+        raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
+    loss, aux = result if has_aux else (result, None)
+    shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(loss)]
+    if shapes != [()]:
+        raise OptionError(
+            f"`step_fn` must return a scalar loss; it returned arrays of shapes {shapes}."
+        )
+    return loss, aux
+
+
+@contextlib.contextmanager
+def no_loops_in_step_function() -> Iterator[None]:
+    """Say in words what a leaked tracer means here.
+
+    Raises
+    ------
+    OptionError
+        If the learner is called inside a transformation of the step function's own.
+    """
+    try:
+        yield
+    except jax.errors.UnexpectedTracerError as error:
+        raise OptionError(
+            "`step_fn` calls the learner inside a compiled function or loop of its own. Call "
+            "it directly: the driver compiles all of it."
+        ) from error
+
+
+def parameters_of(algorithm: ETraceAlgorithm) -> dict[Path, brainstate.State]:
+    """Return the States that gradients are given for, by path."""
+    found = algorithm.model.states(brainstate.ParamState)
+    return {tuple(path): state for path, state in found.items()}
+
+
+def example_slices(sequences: Any) -> Any:
+    """Return zeros like the slices of one step."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros(jnp.shape(leaf)[1:], jnp.result_type(leaf)), sequences
+    )

@@ -1,0 +1,285 @@
+"""Learning at every step of a stream, by `etrace_online`."""
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import references
+import saiunit as u
+from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
+from drivers import build_learner, named, snapshot, weights_of
+
+import braintrace
+
+RATE, ALPHA, LENGTH, BATCH = 0.3, 0.7, 6, 2
+SOME = [
+    cases.BY_NAME[name]
+    for name in (
+        "alif_late_threshold",
+        "lstm_fused",
+        "leaky_with_bypass",
+        "independent_rnn",
+        "synapse",
+    )
+]
+METHODS = pytest.mark.parametrize(
+    "options",
+    [{}, {"algorithm": "es_d_rtrl", "decay_or_rank": ALPHA}],
+    ids=["d_rtrl", "es_d_rtrl"],
+)
+
+
+def descent(learner, rate=RATE):
+    """Plain gradient descent."""
+    weights = weights_of(learner.algorithm.model)
+
+    def update(gradients):
+        for path, weight in weights.items():
+            weight.value = jax.tree.map(lambda w, g: w - rate * g, weight.value, gradients[path])
+
+    return update
+
+
+def loss_of(case, learner):
+    return lambda x, target: case.loss(learner(x), target)
+
+
+def values(learner):
+    found = weights_of(learner.algorithm.model)
+    return named({path: state.value for path, state in found.items()})
+
+
+def changes(after, before):
+    return jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), after, dict(before))
+
+
+def descend(case, learner, **options):
+    """The losses of a whole sequence, in which the parameters descend."""
+    functions = {"step_fn": loss_of(case, learner), "update_fn": descent(learner)}
+    return learner.etrace_online(*case.sequences(BATCH, LENGTH), **functions, **options)
+
+
+@pytest.mark.core
+@cases.each([*SOME, cases.BY_NAME["leaky_rnn"]])
+@METHODS
+def test_equals_the_dense_recursion_with_changing_parameters(case, options):
+    learner = build_learner(case, **options)
+    losses = descend(case, learner)
+    alpha = {"alpha": ALPHA} if options else {}
+    expected, expected_losses = references.dense_online(case, rate=RATE, **alpha)
+    before = values(build_learner(case, **options))
+    found = changes(values(learner), before)
+    assert_gradients_close(found, changes(expected, before), 1e-5, case.name)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    fixed, _ = references.dense_online(case, rate=1e-9, **alpha)
+    by_fixed = jax.tree.map(lambda change: change * RATE / 1e-9, changes(fixed, before))
+    assert_gradients_differ(found, by_fixed, 1e-3, case.name)
+
+
+@cases.each(SOME[:2])
+@pytest.mark.parametrize("style", ["mapped", "batch axis"])
+@METHODS
+def test_step_by_step_and_all_at_once_are_the_same(case, style, options):
+    at_once, by_step = (build_learner(case, style=style, **options) for _ in range(2))
+    losses = descend(case, at_once)
+    step_fn, update_fn = loss_of(case, by_step), descent(by_step)
+    for t, (x, target) in enumerate(zip(*case.sequences(BATCH, LENGTH), strict=True)):
+        sequences = x[None], target[None]
+        (loss,) = by_step.etrace_online(*sequences, step_fn=step_fn, update_fn=update_fn)
+        np.testing.assert_allclose(loss, losses[t], rtol=1e-5)
+    assert_states_close(snapshot(by_step), snapshot(at_once), case.name)
+
+
+@pytest.mark.core
+@cases.each(SOME[:3])
+@METHODS
+def test_samples_restart_one_by_one(case, options):
+    """A sample that starts anew learns as in a stream of its own."""
+    flags = np.isin(np.arange(LENGTH)[:, None], [[3]]) & np.array([[True, False]])
+    xs, targets = case.sequences(BATCH, LENGTH)
+
+    def gradients(reset, steps, sample):
+        """Gradients of the steps, at fixed parameters, of the loss of one sample."""
+        learner = build_learner(case, batch=BATCH, **options)
+        weights = weights_of(learner.algorithm.model)
+        found = brainstate.State({path: state.value for path, state in weights.items()})
+
+        def step_fn(x, target):
+            return jnp.sum((learner(x) - target)[sample] ** 2)
+
+        def update_fn(gradients):
+            found.value = gradients
+
+        kept = []
+        for t in steps:
+            now = slice(t, t + 1)
+            restart = None if reset is None else reset[now]
+            functions = {"step_fn": step_fn, "update_fn": update_fn}
+            learner.etrace_online(xs[now], targets[now], **functions, reset=restart)
+            kept.append(named(found.value))
+        return kept
+
+    restarted = gradients(flags, range(LENGTH), 0)
+    alone = gradients(None, range(3, LENGTH), 0)
+    for found, expected in zip(restarted[3:], alone, strict=True):
+        assert_gradients_close(found, expected, 2e-5, case.name)
+    other = gradients(flags, range(LENGTH), 1)
+    undisturbed = gradients(None, range(LENGTH), 1)
+    for found, expected in zip(other, undisturbed, strict=True):
+        assert_gradients_close(found, expected, 2e-5, case.name)
+    assert_gradients_differ(restarted[-1], gradients(None, range(LENGTH), 0)[-1], 1e-3)
+
+
+@cases.each([SOME[0], cases.BY_NAME["learnt_leak"]])
+def test_an_optimizer_with_states_of_its_own(case):
+    """Adam from optax, against the loop that users would write themselves."""
+    adam = optax.adam(0.01)
+
+    def updating(learner):
+        weights = weights_of(learner.algorithm.model)
+        moments = brainstate.State(adam.init({k: w.value for k, w in weights.items()}))
+
+        def update(gradients, scale=1.0):
+            steps, moments.value = adam.update(gradients, moments.value)
+            for path, weight in weights.items():
+                change = jax.tree.map(lambda leaf: scale * leaf, steps[path])
+                weight.value = jax.tree.map(jnp.add, weight.value, change)
+
+        return update
+
+    learner, other = build_learner(case), build_learner(case)
+    losses, scales = learner.etrace_online(
+        *case.sequences(BATCH, LENGTH),
+        step_fn=lambda x, target: (case.loss(learner(x), target), 3.0),
+        update_fn=updating(learner),
+        has_aux=True,
+    )
+    step_fn, update = loss_of(case, other), updating(other)
+    weights = weights_of(other.algorithm.model)
+
+    def by_hand(x, target):
+        gradients, loss = brainstate.transform.grad(step_fn, weights, return_value=True)(x, target)
+        update(gradients, 3.0)  # what the step function above gives besides its loss
+        return loss
+
+    expected = brainstate.transform.for_loop(by_hand, *case.sequences(BATCH, LENGTH))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_array_equal(scales, np.full(LENGTH, 3.0))
+    assert_states_close(snapshot(learner), snapshot(other))
+
+
+def test_gradients_with_units():
+    class Leaky(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((3, 4)) * u.mS)
+
+        def init_state(self, batch_size):
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)) * u.mA)
+
+        def update(self, x):
+            self.h.value = 0.5 * self.h.value + braintrace.matmul(x * u.volt, self.w.value)
+            return self.h.value
+
+    model = Leaky()
+    learner = braintrace.compile(model, "d_rtrl", jnp.ones((2, 3)), batch_size=2)
+    unit = u.mA**2
+    found = []
+
+    def update(gradients):
+        found.append(u.get_unit(gradients[("w",)]))
+        model.w.value = model.w.value - 0.01 * gradients[("w",)] * u.mS**2 / unit
+
+    losses = learner.etrace_online(
+        jnp.ones((5, 2, 3)),
+        step_fn=lambda x: (learner(x) ** 2).mean(),
+        update_fn=update,
+        unit_aware=True,
+    )
+    assert u.get_unit(losses).has_same_dim(unit)
+    assert found[0].has_same_dim(unit / u.mS)
+    with pytest.raises(braintrace.OptionError, match="unit_aware=True"):
+        learner.etrace_online(
+            jnp.ones((5, 2, 3)), step_fn=lambda x: (learner(x) ** 2).mean(), update_fn=update
+        )
+
+
+@pytest.mark.core
+@METHODS
+def test_hundred_calls_trace_once_and_update_in_place(options):
+    case = cases.BY_NAME["independent_rnn"]
+    learner = build_learner(case, **options)
+    xs, targets = case.sequences(BATCH, 1)
+    traced = []
+
+    def step_fn(x, target):
+        traced.append(x)
+        return case.loss(learner(x), target)
+
+    update_fn = descent(learner, 1e-3)
+    for call in range(100):
+        learner.etrace_online(xs, targets, step_fn=step_fn, update_fn=update_fn)
+        if call == 2:
+            count = len(traced)
+            unread = jax.tree.leaves(learner.algorithm.traces.take()[0])
+    assert len(traced) == count
+    assert all(leaf.is_deleted() for leaf in unread)
+    read = learner.algorithm.traces.value
+    learner.etrace_online(xs, targets, step_fn=step_fn, update_fn=update_fn)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(read))
+
+
+def test_inside_a_compiled_function():
+    case = SOME[0]
+    outside, inside = build_learner(case), build_learner(case)
+    losses = descend(case, outside)
+    found = brainstate.transform.jit(lambda: descend(case, inside))()
+    np.testing.assert_allclose(found, losses, rtol=1e-5)
+    assert_states_close(snapshot(inside), snapshot(outside))
+
+
+def test_writes_of_a_step_function_are_refused():
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case)
+    weights, model = weights_of(learner.algorithm.model), learner.algorithm.model
+    hidden = model.states(brainstate.HiddenState)
+
+    def run(step_fn):
+        learner.etrace_online(
+            *case.sequences(BATCH, 2), step_fn=step_fn, update_fn=descent(learner)
+        )
+
+    def writing(states):
+        def step_fn(x, target):
+            loss = case.loss(learner(x), target)
+            for state in states.values():
+                state.value = jax.tree.map(lambda leaf: 2 * leaf, state.value)
+            return loss
+
+        return step_fn
+
+    def in_a_loop(x, target):
+        output = brainstate.transform.for_loop(lambda x: learner(x), x[None])
+        return case.loss(output[0], target)
+
+    for step_fn, words in (
+        (writing(weights), "writes the parameter 'w_in'. Change parameters in `update_fn`"),
+        (writing(hidden), "writes the hidden State 'h'"),
+        (in_a_loop, "`step_fn`"),
+        (lambda x, target: jnp.sum(x), "called the learner 0 times"),
+        (lambda x, target: learner(x), "must return a scalar loss"),
+    ):
+        before = snapshot(learner)
+        with pytest.raises(braintrace.OptionError, match=words):
+            run(step_fn)
+        assert_states_close(snapshot(learner), before)
+
+
+def test_windows_of_steps_are_refused():
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, vjp_method="multi-step")
+    with pytest.raises(braintrace.OptionError, match="single-step"):
+        descend(case, learner)
