@@ -20,7 +20,7 @@ from .. import oracles
 from ..case import Case, NotOffered, Prepared, Subject, Target
 from ..handwritten_steps import BY_HAND
 from ..networks import NETWORKS, squared_error
-from ..subjects import ALPHA, Model, Task, learner_of, named, wait_for_states
+from ..subjects import ALPHA, Model, Task, learner_of, named, step_function, wait_for_states
 
 LIMITS = {"cpu": 2.5, "gpu": 1.5}
 OVER_HAND = 1.15
@@ -31,6 +31,7 @@ CALL, LOOP = "D_RTRL step, single calls", "D_RTRL step, in a loop"
 PASS_CALL, PASS_LOOP = "one pass, single calls", "one pass, in a loop"
 HAND_CALL, HAND_LOOP = "hand-written step, single calls", "hand-written step, in a loop"
 JIT = "D_RTRL step, single calls, transform.jit"
+DRIVER = "D_RTRL step, single calls, etrace_online"
 ES_LOOP = "ES_D_RTRL step, in a loop"
 
 Step = Callable[[Any, Any], Any]
@@ -67,6 +68,10 @@ class Stream:
         """Return the gradient of one step; states and traces move on."""
         return self._gradient(x, target)
 
+    def only_step(self, xs: Any, targets: Any) -> Any:
+        """Return the gradient of sequences of length 1, as a stream gives them."""
+        return self.step(xs[0], targets[0])
+
     def reset(self) -> None:
         """Begin a new sequence, with traces that are there already."""
         self.algorithm.reset_state(self.task.batch)
@@ -74,15 +79,38 @@ class Stream:
         jax.block_until_ready(self.algorithm.traces.value)
 
 
-def plainly(stream: Stream) -> tuple[Step, Begin]:
+def plainly(task: Task) -> tuple[Step, Begin]:
     """Compile a step as most users do, and return it with what begins a sequence."""
-    return brainstate.transform.jit(stream.step), stream.reset
+    stream = Stream(task)
+    return brainstate.transform.jit(stream.only_step), stream.reset
 
 
-def donated(stream: Stream) -> tuple[Step, Begin]:
+def through_driver(task: Task) -> tuple[Step, Begin]:
+    """Return a step by `etrace_online`, whose update keeps the gradient."""
+    learner = learner_of(task, "d_rtrl")
+    step_fn = step_function(learner)
+    weights = learner.algorithm.model.states(brainstate.ParamState)
+    kept = brainstate.State({path: state.value for path, state in weights.items()})
+
+    def keep(gradients: Any) -> None:
+        kept.value = gradients
+
+    def step(x: Any, target: Any) -> Any:
+        learner.etrace_online(x, target, step_fn=step_fn, update_fn=keep)
+        return kept.value
+
+    def begin() -> None:
+        learner.reset_state(task.batch)
+        wait_for_states(learner.algorithm)
+
+    return step, begin
+
+
+def donated(task: Task) -> tuple[Step, Begin]:
     """Compile a step whose states and traces are updated in place."""
-    x, target = (sequence[0] for sequence in stream.task.data)
-    function = brainstate.transform.StatefulFunction(stream.step, return_only_write=True)
+    stream = Stream(task)
+    x, target = (sequence[:1] for sequence in task.data)
+    function = brainstate.transform.StatefulFunction(stream.only_step, return_only_write=True)
     function.make_jaxpr(x, target)
     states = function.get_states(x, target)
     values = [state.value for state in states]
@@ -117,10 +145,10 @@ def donated(stream: Stream) -> tuple[Step, Begin]:
     return step, reset
 
 
-def single_calls(task: Task, compile_step: Callable[[Stream], tuple[Step, Begin]]) -> Subject:
+def single_calls(task: Task, compile_step: Callable[[Task], tuple[Step, Begin]]) -> Subject:
     """Time steps that are called one by one."""
-    step, begin = compile_step(Stream(task))
-    pairs = list(zip(*task.data, strict=True))
+    step, begin = compile_step(task)
+    pairs = [tuple(sequence[t : t + 1] for sequence in task.data) for t in range(task.steps)]
 
     def run() -> Any:
         found = None
@@ -278,6 +306,7 @@ def prepare(task: Task) -> Prepared:
             PASS_CALL: lambda: one_pass_calls(task),
             CALL: lambda: single_calls(task, donated),
             JIT: lambda: single_calls(task, plainly),
+            DRIVER: lambda: single_calls(task, through_driver),
             PASS_LOOP: lambda: one_pass_loop(task),
             LOOP: lambda: loop(task),
             HAND_CALL: lambda: hand_calls(task),
@@ -308,6 +337,8 @@ def case(network: str, hidden: int, batch: int, limit: float, steps: int | None 
             Target(HAND_LOOP, PASS_LOOP, None),
             Target(HAND_CALL, PASS_CALL, None),
             Target(JIT, PASS_CALL, None),
+            Target(DRIVER, PASS_CALL, None),
+            Target(DRIVER, JIT, None),
             Target(ES_LOOP, PASS_LOOP, None),
         ),
         quick=is_quick,
