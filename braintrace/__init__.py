@@ -20,6 +20,7 @@ from ._compiler.report import Report as Report
 from ._errors import BraintraceError as BraintraceError
 from ._errors import CompilationError as CompilationError
 from ._errors import DtypeError as DtypeError
+from ._errors import LostTracesError as LostTracesError
 from ._errors import NotCompiledError as NotCompiledError
 from ._errors import OptionError as OptionError
 from ._errors import PrimitiveError as PrimitiveError

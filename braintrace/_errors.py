@@ -33,5 +33,9 @@ class PrimitiveError(BraintraceError, ValueError):
     """A marker primitive is registered or described wrongly."""
 
 
+class LostTracesError(BraintraceError, RuntimeError):
+    """The traces went into a computation that has failed."""
+
+
 class OptionError(BraintraceError, ValueError):
     """An option has a value that is not one of those it accepts."""

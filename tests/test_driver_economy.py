@@ -187,6 +187,21 @@ def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(read))
 
 
+def test_traces_lost_in_a_failed_run_are_reported():
+    learner = build_learner(CASE)
+    step = square_loss(learner)
+    learner.etrace_evolve(XS)
+    for leaf in jax.tree.leaves(learner.algorithm.traces.take()[0]):
+        leaf.delete()  # as a program does that runs out of memory after it was given them
+    for run in (learner.etrace_evolve, lambda xs: learner.etrace_grad(xs, TARGETS, step_fn=step)):
+        with pytest.raises(braintrace.LostTracesError, match="reset_state"):
+            run(XS)
+    learner.reset_state(2)
+    assert_gradients_close(
+        sequence_gradient(learner, CASE, XS, TARGETS), references.bptt(CASE), 1e-5
+    )
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("chunk_size", [4, 6])
 def test_steps_without_weight_have_no_backward_pass(chunk_size):

@@ -7,6 +7,7 @@ from typing import Any
 import brainstate
 import jax
 
+from .._errors import LostTracesError
 from .._jax import is_watched
 
 
@@ -77,5 +78,21 @@ class EligibilityTraces(brainstate.ShortTermState):
         if not isinstance(held, _Unread) or is_watched():
             return self.value, False
         traces = held.compute()
-        self.__dict__["_value"] = _Unread(lambda: traces)
+        self.__dict__["_value"] = _Unread(lambda: _unless_lost(traces))
         return traces, True
+
+
+def _unless_lost(traces: Any) -> Any:
+    """Return traces that were taken, unless a computation has been given their buffers.
+
+    Raises
+    ------
+    LostTracesError
+        If it has, and has left no others in their place.
+    """
+    if any(leaf.is_deleted() for leaf in jax.tree.leaves(traces)):
+        raise LostTracesError(
+            "The traces were handed to a computation that updates them in place, and that has "
+            "failed. Call `reset_state` to start a new sequence."
+        )
+    return traces
