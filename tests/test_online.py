@@ -278,6 +278,22 @@ def test_writes_of_a_step_function_are_refused():
         assert_states_close(snapshot(learner), before)
 
 
+@pytest.mark.parametrize("is_weight", [True, False], ids=["weight", "other"])
+def test_states_that_change_their_kind_are_refused(is_weight):
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case)
+    state = learner.algorithm.model.w_in if is_weight else brainstate.State(jnp.zeros((3, 4)))
+
+    def update(gradients):
+        state.value = state.value.astype(jnp.bfloat16)
+
+    words = "w_in" if is_weight else "State"
+    with pytest.raises(braintrace.OptionError, match=rf"'{words}'.*float32\[3, 4\].*bfloat16"):
+        learner.etrace_online(
+            *case.sequences(BATCH, 2), step_fn=loss_of(case, learner), update_fn=update
+        )
+
+
 def test_windows_of_steps_are_refused():
     case = cases.BY_NAME["leaky"]
     learner = build_learner(case, vjp_method="multi-step")

@@ -15,6 +15,7 @@ from .relations import HiddenParamOpRelation as HiddenParamOpRelation
 from .trace import StateLeaf as StateLeaf
 from .trace import TracedModel as TracedModel
 from .trace import components as components
+from .trace import described as described
 from .trace import join_components as join_components
 from .trace import split_components as split_components
 from .trace import state_paths as state_paths

@@ -195,24 +195,24 @@ def trace_model(
 
 def _check_written(states: Sequence[Any], shapes: Sequence[Any], paths: dict[int, Path]) -> None:
     """Refuse a step that changes what a State is: the next step could not read it."""
-
-    def described(value: Any) -> str:
-        return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(value))
-
     for state, new in zip(states, shapes, strict=True):
         if new is None or _kind(state) == "random":
             continue
-        old = state.value
-        same_tree = jax.tree.structure(old) == jax.tree.structure(new)
-        if same_tree and described(old) == described(new):
+        if described(state.value) == described(new):
             continue
         name = path_name(paths.get(id(state), (type(state).__name__,)))
         raise CompilationError(
-            f"`update` changes State '{name}' from {described(old)} ({jax.tree.structure(old)}) to "
-            f"{described(new)} ({jax.tree.structure(new)}). A state keeps its shape, dtype and "
-            "unit from step to step: convert the new value (`.astype`, `.to`), or initialise the "
-            "state as `update` writes it."
+            f"`update` changes State '{name}' from {described(state.value)} to {described(new)}. "
+            "A state keeps its shape, dtype and unit from step to step: convert the new value "
+            "(`.astype`, `.to`), or initialise the state as `update` writes it."
         )
+
+
+def described(value: Any) -> str:
+    """Print dtypes, shapes and structure of a value: all that a State keeps from step to step."""
+    leaves, tree = jax.tree.flatten(value)
+    avals = map(jax.typeof, leaves)
+    return f"{', '.join(f'{aval.dtype}{list(aval.shape)}' for aval in avals)} ({tree})"
 
 
 def _flatten(step: Callable[..., list[Any]], avals: list[Any], mapped: bool) -> Any:

@@ -325,7 +325,8 @@ def _kind_of(reset: Any) -> int | None:
 
 def _signature(sequences: Any) -> Any:
     leaves, tree = jax.tree.flatten(sequences)
-    return tree, tuple((jnp.shape(leaf)[1:], jnp.result_type(leaf)) for leaf in leaves)
+    avals = map(jax.typeof, leaves)
+    return tree, tuple((aval.shape[1:], aval.dtype) for aval in avals)
 
 
 def _identity(learner: Learner) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import brainstate
 import jax
 
+from .._compiler import described
 from .._errors import OptionError
 from .._typing import path_name
 from .pure_step import PureStep
@@ -143,12 +144,26 @@ class OnlineLearning:
                     "`update_fn`, which gets the gradient of the step."
                 )
 
+    def _check_kept(self, before: list[Any], after: list[Any]) -> None:
+        """Refuse States whose type the next step could not read."""
+        states = self._step.written_of(self._step.others)
+        paths = {id(state): path for path, state in self._algorithm.model.states().items()}
+        for state, old, new in zip(states, before, after, strict=True):
+            if described(old) != described(new):
+                name = path_name(paths.get(id(state), (type(state).__name__,)))
+                raise OptionError(
+                    f"A step changes State '{name}' from {described(old)} to {described(new)}. "
+                    "What `step_fn` and `update_fn` write keeps shape, dtype and unit from step to "
+                    "step: convert the new value (`.astype`, `.to`), or begin with such a one."
+                )
+
     def _stream(self, others: list[Any], traces: Any, sequences: Any, restarts: Restarts) -> Any:
         flags, initial = restarts
 
         def step(carry: Any, now: Any) -> Any:
             values = self._step.merge(others, carry[0])
             written, (after, loss, aux) = self._step((), values, carry[1], initial, now)
+            self._check_kept(carry[0], written)
             return (written, after), (loss, aux)
 
         start = (self._step.written_of(others), traces)
