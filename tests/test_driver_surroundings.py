@@ -201,3 +201,99 @@ def test_a_step_function_must_not_write_hidden_states(when):
 
     with pytest.raises(braintrace.OptionError, match="hidden State 'h'"):
         learner.etrace_grad(jnp.ones((3, 1, 2)), step_fn=step)
+
+
+def test_a_key_that_nobody_has_read_before():
+    """A random State makes its key when it is first read, here by the trace of the step."""
+
+    class Noisy(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((3, 4)))
+            self.random = brainstate.random.RandomState(np.array([1, 2], np.uint32))
+
+        def init_state(self, batch_size):
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+        def update(self, x):
+            kept = self.random.rand(4) > 0.5
+            self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value) * kept
+            return self.h.value
+
+    model = Noisy()
+    learner = braintrace.compile(model, "d_rtrl", jnp.ones((2, 3)), batch_size=2)
+    gradients = learner.etrace_grad(jnp.ones((5, 2, 3)), step_fn=lambda x: learner(x).sum())
+    assert np.any(gradients["w",])
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, "auto"])
+def test_a_loss_on_a_state_that_reads_the_past(chunk_size):
+    """A prediction error, made of the hidden state before the step, in a State of its own."""
+
+    class Predictive(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(0.3 * jnp.ones((3, 4)))
+
+        def init_state(self, batch_size):
+            self.h = brainstate.HiddenState(jnp.ones((batch_size, 4)))
+            self.error = brainstate.ShortTermState(jnp.zeros((batch_size, 3)))
+
+        def update(self, x):
+            self.error.value = x - 0.3 * self.h.value[:, :3]
+            self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value)
+            return self.h.value
+
+    def loss(model, run):
+        return lambda x: 0.01 * (run(x) ** 2).sum() + (model.error.value**2).sum()
+
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(6, 2, 3)), jnp.float32)
+    model, plain = Predictive(), Predictive()
+    brainstate.nn.init_all_states(plain, batch_size=2)
+    weights = plain.states(brainstate.ParamState)
+    step = loss(plain, plain)
+    expected = brainstate.transform.grad(lambda: sum(step(x) for x in xs), weights)()
+    learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2)
+    options = {"step_fn": loss(model, learner), "reduction": "sum", "chunk_size": chunk_size}
+    found = learner.etrace_grad(xs, **options)
+    np.testing.assert_allclose(found["w",], expected["w",], rtol=1e-5)
+
+
+def test_states_of_different_precision_in_one_group():
+    class Mixed(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((3, 4), jnp.bfloat16))
+
+        def init_state(self, batch_size):
+            self.v = brainstate.HiddenState(jnp.zeros((batch_size, 4), jnp.bfloat16))
+            self.m = brainstate.HiddenState(jnp.zeros((batch_size, 4), jnp.float32))
+
+        def update(self, x):
+            drive = braintrace.matmul(x, self.w.value)
+            self.v.value = jnp.bfloat16(0.5) * self.v.value + drive
+            self.m.value = 0.5 * self.m.value + self.v.value.astype(jnp.float32)
+            return self.m.value
+
+    xs = jnp.ones((4, 2, 3), jnp.bfloat16)
+    learner = braintrace.compile(Mixed(), "d_rtrl", xs[0], batch_size=2)
+    options = {"step_fn": lambda x: learner(x).sum(), "reduction": "sum"}
+    found = [learner.etrace_grad(xs, **options, chunk_size=1)]
+    learner.reset_state(2)
+    found += [learner.etrace_grad(xs, **options, chunk_size=2)]
+    # Per sample: v = 1, 1.5, 1.75, 1.875 and m = v + m / 2 for a drive of one per step.
+    expected = 2 * (1 + 2 + 2.75 + 3.25)
+    for gradients in found:
+        assert gradients["w",].dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.float32(gradients["w",]), expected, rtol=1e-2)
+
+
+def test_results_without_elements_over_several_chunks():
+    learner = build_learner(CASE)
+    xs, targets = CASE.sequences(2, 7)
+
+    def step(x, target):
+        return CASE.loss(learner(x), target), jnp.zeros((0, 2))
+
+    _, aux = learner.etrace_grad(xs, targets, step_fn=step, has_aux=True, chunk_size=3)
+    assert aux.shape == (7, 0, 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jax import Var, is_var
+from .._jax import Atom, Var, is_var
 from .._jaxpr import Program
 from .._jaxpr.moves import is_move, moved_operands, source_map
 from .._typing import Path
@@ -134,7 +134,7 @@ def find_hidden_groups(
     walks: list[list[Walk]] = []
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     every_new = frozenset(new_vars)
-    behind_output = program.depends_on(traced.output_atoms, every_new, CONSTANT)
+    behind_output = program.depends_on(_seen_by_losses(traced), every_new, CONSTANT)
     boundaries = frozenset(e.primitive.name for e in program.equations if role(e) == "boundary")
     for members in _connected(candidates, first):
         inside = [candidates[i] for i in members]
@@ -152,6 +152,12 @@ def find_hidden_groups(
         groups.append(_group(len(groups), inside, group_walks, is_read, downstream))
         walks.append(group_walks)
     return groups, walks
+
+
+def _seen_by_losses(traced: TracedModel) -> list[Atom]:
+    """Return what a loss can read besides hidden states: outputs, and States that are written."""
+    written = [leaf.out_var for leaf in traced.leaves if leaf.kind == "other"]
+    return [*traced.output_atoms, *(atom for atom in written if atom is not None)]
 
 
 def _downstream(

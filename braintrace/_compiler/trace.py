@@ -153,6 +153,7 @@ def trace_model(
         model = brainstate.graph.clone(model)
         brainstate.nn.init_all_states(model)
         arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
+    _make_keys(model)
     function = brainstate.transform.StatefulFunction(
         model.update, static_argnums=(), return_only_write=True
     )
@@ -191,6 +192,16 @@ def trace_model(
         batch_size=batch_size,
     )
     return traced, outside
+
+
+def _make_keys(model: brainstate.nn.Module) -> None:
+    """Let random States make their keys, which they do when they are first read.
+
+    Made during the trace of a step, a key would have another kind before the step than after it.
+    """
+    own = model.states(brainstate.random.RandomState).values()
+    for state in (brainstate.random.DEFAULT, *own):
+        state.value  # noqa: B018
 
 
 def _check_written(states: Sequence[Any], shapes: Sequence[Any], paths: dict[int, Path]) -> None:

@@ -23,6 +23,7 @@ from .._jax import Var, bind
 from .._jaxpr import evaluate
 from .forward_mode import has_while, pushed_forward
 from .layout import branch_to_table, links, old_state_to_positions, x_key
+from .maxima import Rules, bind_differentiable, maxima_of
 
 Inputs = Mapping[Var, Any]
 Weights = dict[str, dict[str, jax.Array]]
@@ -113,9 +114,10 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Jacobians
     for relation in graph.hidden_param_op_relations:
         if relation.x_var is not None:
             result["x"][x_key(graph, relation)] = values(relation.x_var)
+    maxima = maxima_of(graph.traced.program)
     for group in graph.traced_groups:
         for state in range(group.num_states):
-            _rows(graph, group, state, inputs, values, result)
+            _rows(graph, group, state, inputs, values, maxima, result)
     return jax.lax.stop_gradient(result)
 
 
@@ -155,6 +157,7 @@ def _rows(
     state: int,
     inputs: Inputs,
     values: _Values,
+    maxima: Rules,
     result: Jacobians,
 ) -> None:
     """Add the row ``a = state`` of ``D`` and of ``Df``."""
@@ -170,8 +173,8 @@ def _rows(
     if not leaves:
         return
     held = _held(graph, group, state, values)
-    rules = _cut_rules(group, state)
     program = graph.traced.program
+    rules = {**maxima, **_cut_rules(group, state)}
 
     def new_state(*changed: Any) -> Any:
         overrides = {**held, **dict(zip(leaves, changed, strict=True))}
@@ -222,10 +225,8 @@ def _cut_rules(group: HiddenGroup, state: int) -> dict[int, Any]:
 
     def rule_for(held: set[int]) -> Any:
         def rule(equation: Any, values: list[Any]) -> list[Any]:
-            return bind(
-                equation,
-                [jax.lax.stop_gradient(v) if i in held else v for i, v in enumerate(values)],
-            )
+            stopped = [jax.lax.stop_gradient(v) if i in held else v for i, v in enumerate(values)]
+            return bind_differentiable(equation, stopped)
 
         return rule
 

@@ -102,7 +102,10 @@ def backward(
         }
         return before, adjoint
 
-    start = {c: jnp.zeros_like(signal[c][0]) for c in group.read_states}
+    # States of a group may have different precisions.
+    dtype = jnp.result_type(*signal.values(), *blocks.values())
+    start = {c: jnp.zeros_like(signal[c][0], dtype) for c in group.read_states}
+    signal = {a: value.astype(dtype) for a, value in signal.items()}
     steps = len(next(iter(signal.values())))
     mu, adjoint = scan_records(step, start, (signal, blocks), steps, reverse=True)
     return adjoint, mu

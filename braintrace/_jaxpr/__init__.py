@@ -1,6 +1,7 @@
 """Tools on jaxprs that know nothing of eligibility traces or of models."""
 
 from .equal import equal_values as equal_values
+from .evaluate import Rule as Rule
 from .evaluate import evaluate as evaluate
 from .inline import evaluate_inlined as evaluate_inlined
 from .program import Program as Program

@@ -1,0 +1,110 @@
+"""Derivatives of maxima and minima that do not compare a number with a copy of it.
+
+JAX asks which operand equals the result. XLA may compute an operand once for the result and
+once for the question, with products and sums rounded together in one of them; then nothing is
+equal, and the derivative is zero. Here operands are compared with each other, and where a
+reduction finds no equal element, the one that `argmax` names counts.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._jax import bind
+from .._jaxpr import Program, Rule
+
+
+def larger(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the larger of two arrays; equal ones share the derivative."""
+    return _choice(x, y, jax.lax.max, jnp.greater)
+
+
+def smaller(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the smaller of two arrays; equal ones share the derivative."""
+    return _choice(x, y, jax.lax.min, jnp.less)
+
+
+def _choice(x: jax.Array, y: jax.Array, choose: Any, wins: Any) -> jax.Array:
+    @jax.custom_jvp
+    def choice(x: jax.Array, y: jax.Array) -> jax.Array:
+        return choose(x, y)
+
+    @choice.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (x, y), (dx, dy) = primals, tangents
+        share = jnp.where(wins(x, y), 1.0, jnp.where(x == y, 0.5, 0.0)).astype(dx.dtype)
+        return choose(x, y), share * dx + (1 - share) * dy
+
+    return choice(x, y)
+
+
+def extremum(
+    x: jax.Array, axes: Sequence[int], reduce: Callable[..., Any], index: Callable[..., Any]
+) -> jax.Array:
+    """Return the extremum over axes; equal elements share the derivative.
+
+    Parameters
+    ----------
+    x
+        An array.
+    axes
+        Axes that are reduced.
+    reduce, index
+        ``jnp.max`` and ``jnp.argmax``, or those of the minimum.
+    """
+    axes = tuple(axes)
+
+    @jax.custom_jvp
+    def result(x: jax.Array) -> jax.Array:
+        return reduce(x, axis=axes)
+
+    @result.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        (x,), (dx,) = primals, tangents
+        found = reduce(x, axis=axes)
+        counts = (x == jnp.expand_dims(found, axes)) | _first(x, axes, index)
+        share = counts.astype(dx.dtype) / jnp.sum(counts, axis=axes, keepdims=True, dtype=dx.dtype)
+        return found, jnp.sum(share * dx, axis=axes)
+
+    return result(x)
+
+
+def _first(x: jax.Array, axes: tuple[int, ...], index: Callable[..., Any]) -> jax.Array:
+    """Return where the first extremum over axes stands."""
+    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    order = [*kept, *axes]
+    flat = jnp.transpose(x, order).reshape(*(x.shape[axis] for axis in kept), -1)
+    size = flat.shape[-1]
+    found = jnp.arange(size) == index(flat, axis=-1, keepdims=True)
+    return jnp.transpose(found.reshape([x.shape[a] for a in order]), tuple(np.argsort(order)))
+
+
+Rules = dict[int, Rule]
+
+DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
+    "max": lambda x, y, **_: larger(x, y),
+    "min": lambda x, y, **_: smaller(x, y),
+    "reduce_max": lambda x, axes, **_: extremum(x, axes, jnp.max, jnp.argmax),
+    "reduce_min": lambda x, axes, **_: extremum(x, axes, jnp.min, jnp.argmin),
+}
+
+
+def bind_differentiable(equation: Any, values: list[Any]) -> list[Any]:
+    """Run an equation; maxima and minima with the derivative of this file."""
+    rule = DIFFERENTIABLE.get(equation.primitive.name)
+    is_real = all(jnp.issubdtype(jnp.result_type(value), jnp.floating) for value in values)
+    if rule is None or not is_real:
+        return bind(equation, values)
+    return [rule(*values, **equation.params)]
+
+
+def maxima_of(program: Program) -> Rules:
+    """Return rules that run the maxima and minima of a program, by equation index."""
+    return {
+        index: bind_differentiable
+        for index, equation in enumerate(program.equations)
+        if equation.primitive.name in DIFFERENTIABLE
+    }

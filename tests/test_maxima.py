@@ -1,0 +1,84 @@
+"""Maxima on the way into a state keep their derivative, however the program is compiled."""
+
+import brainstate
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close
+from drivers import named, weights_of
+
+import braintrace
+
+INPUTS, HIDDEN, PIECES, STEPS, BATCH = 3, 4, 3, 100, 2
+
+
+class Extremes(brainstate.nn.Module):
+    """Every unit follows the extreme one of three candidates, each with products and sums."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        weight = np.random.default_rng(1).normal(size=(INPUTS, HIDDEN * PIECES)) / 2
+        self.w = brainstate.ParamState(jnp.asarray(weight, jnp.float32))
+        self.reduce = reduce
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.full((batch_size, HIDDEN), 0.1))
+
+    def update(self, x):
+        y = braintrace.matmul(x, self.w.value).reshape(-1, HIDDEN, PIECES)
+        self.h.value = self.reduce(0.8 * self.h.value[..., None] + 0.3 * jnp.sin(y), axis=-1)
+        return self.h.value
+
+
+def pairwise(values, axis):
+    first, second, third = jnp.moveaxis(values, axis, 0)
+    return jnp.maximum(jnp.minimum(first, second), third)
+
+
+def data():
+    return jnp.asarray(np.random.default_rng(0).normal(size=(STEPS, BATCH, INPUTS)), jnp.float32)
+
+
+def loss(model):
+    return lambda x: (model(x) ** 2).sum()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("reduce", [jnp.max, jnp.min, pairwise], ids=["max", "min", "pairwise"])
+@pytest.mark.parametrize("chunk_size", [1, 3, "auto", None])
+def test_equals_backpropagation(reduce, chunk_size):
+    model, plain = Extremes(reduce), Extremes(reduce)
+    brainstate.nn.init_all_states(plain, batch_size=BATCH)
+    # Operation by operation, so that nothing is rounded together.
+    expected = brainstate.transform.grad(
+        lambda: sum(loss(plain)(x) for x in data()), weights_of(plain)
+    )()
+    learner = braintrace.compile(model, "d_rtrl", data()[0], batch_size=BATCH)
+    if chunk_size is None:
+        found = brainstate.transform.grad(
+            lambda: sum(loss(learner)(x) for x in data()), weights_of(model)
+        )()
+    else:
+        options = {"step_fn": loss(learner), "reduction": "sum", "chunk_size": chunk_size}
+        found = learner.etrace_grad(data(), **options)
+    assert_gradients_close(named(found), named(expected), 1e-5)
+
+
+def test_equal_candidates_share_the_derivative():
+    """As in JAX: a maximum over spikes, of which several are ones."""
+
+    class Pooled(Extremes):
+        def update(self, x):
+            y = braintrace.matmul(x, self.w.value).reshape(-1, HIDDEN, PIECES)
+            several = jnp.stack([y, y, jnp.abs(y)], axis=-1)
+            self.h.value = 0.8 * self.h.value + jnp.max(several, axis=(-1, -2))
+            return self.h.value
+
+    model, plain = Pooled(None), Pooled(None)
+    brainstate.nn.init_all_states(plain, batch_size=BATCH)
+    expected = brainstate.transform.grad(
+        lambda: sum(loss(plain)(x) for x in data()[:5]), weights_of(plain)
+    )()
+    learner = braintrace.compile(model, "d_rtrl", data()[0], batch_size=BATCH)
+    found = learner.etrace_grad(data()[:5], step_fn=loss(learner), reduction="sum", chunk_size=2)
+    assert_gradients_close(named(found), named(expected), 1e-5)
