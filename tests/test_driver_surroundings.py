@@ -186,6 +186,24 @@ def test_floats_are_not_rounded_to_the_integers_of_the_example():
         learner(jnp.full((1, 2), 0.7))
 
 
+@pytest.mark.parametrize(
+    ("example", "fitting", "refused"),
+    [
+        (jnp.uint8, [jnp.bool_, jnp.uint8], [jnp.int8, jnp.int32]),
+        (jnp.int32, [jnp.uint8, jnp.int16], [jnp.uint32, jnp.float16]),
+        (jnp.float16, [jnp.int32, jnp.float16], [jnp.float32, jnp.bfloat16]),
+        (jnp.bfloat16, [jnp.float16, jnp.float32], [jnp.complex64]),
+    ],
+)
+def test_numbers_that_the_dtype_of_the_example_cannot_hold(example, fitting, refused):
+    learner = braintrace.compile(Leaky(), "d_rtrl", jnp.zeros((1, 2), example), batch_size=1)
+    for dtype in fitting:
+        learner(jnp.ones((1, 2), dtype))
+    for dtype in refused:
+        with pytest.raises(braintrace.DtypeError, match="Compile with an example of dtype"):
+            learner(jnp.ones((1, 2), dtype))
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_step_function_must_not_write_hidden_states(when):
     model = Leaky()

@@ -142,16 +142,29 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
 
 def _check_kind(index: int, found: Any, expected: Any) -> None:
     """Refuse numbers that the dtype of the example argument cannot hold."""
-    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
-
-    def rank(dtype: Any) -> int:
-        return next((i for i, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)
-
-    if rank(found) > rank(expected):
+    if not _holds(expected, found):
         raise DtypeError(
             f"Argument leaf {index} of `update` has dtype {found}; the model was compiled for "
             f"{expected}, which cannot hold it. Compile with an example of dtype {found}."
         )
+
+
+def _holds(wide: Any, dtype: Any) -> bool:
+    """Tell whether numbers of one dtype keep their size in another, if not all their digits."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    rank, other = (
+        next((i for i, kind in enumerate(kinds) if jnp.issubdtype(d, kind)), 0)
+        for d in (wide, dtype)
+    )
+    if rank != other:
+        return rank > other
+    if kinds[rank] is jnp.integer:
+        inside, outside = jnp.iinfo(dtype), jnp.iinfo(wide)
+        return outside.min <= inside.min and inside.max <= outside.max
+    if kinds[rank] is jnp.floating:
+        enough = min(float(jnp.finfo(d).max) for d in (dtype, jnp.float32))
+        return float(jnp.finfo(wide).max) >= 0.99 * enough  # bfloat16 has the range of float32
+    return True
 
 
 def _hidden(graph: ETraceGraph) -> str:
