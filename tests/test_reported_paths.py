@@ -94,9 +94,21 @@ def written_to_an_unknown_place(cell, x):
     cell.h.value = cell.drive(x) + cell.h.value.at[:, place].set(cell.drive(x)[:, 0])
 
 
+def marked_and_plain(cell, x):
+    again = x @ cell.w.value
+    cell.h.value = 0.8 * cell.h.value + jnp.tanh(cell.drive(x) + again)
+
+
+def gain_marked_and_plain(cell, x):
+    keep = braintrace.element_wise(cell.gain.value, jax.nn.sigmoid)
+    cell.h.value = keep * cell.h.value + cell.drive(x) + jnp.tanh(cell.gain.value)
+
+
 @pytest.mark.parametrize(
     ("step", "kind", "names", "fragment"),
     [
+        (marked_and_plain, "also-plain", ("'w'", "'h'", "dot_general"), "@ cell"),
+        (gain_marked_and_plain, "also-plain", ("'gain'", "'h'", "tanh"), "jnp.tanh"),
         (plain_readout, "plain-mixing", ("'h'", "'o'", "dot_general"), "@ cell"),
         (summed_readout, "plain-mixing", ("'h'", "'total'"), ".sum(-1)"),
         (sorted_twice, "plain-mixing", ("'h'", "sort"), "0.8 *"),
@@ -158,9 +170,16 @@ def complex_weight(cell, x):
     cell.h.value = 0.8 * cell.h.value + rotated.real * rotated.imag
 
 
+def marked_and_plain_without_memory(cell, x):
+    marked = braintrace.matmul(x, jnp.tanh(cell.w.value))
+    cell.h.value = 0.8 * cell.h.value + marked
+    cell.o.value = jnp.tanh(x @ cell.w.value[:, :2])
+
+
 @pytest.mark.parametrize(
     ("step", "tolerance"),
     [
+        (marked_and_plain_without_memory, 2e-5),
         (reset_at_an_unknown_place, 2e-5),
         (printed_and_looked_at, 2e-5),
         (cast_to_half_precision, 8e-3),  # every gradient is rounded to 8 bits

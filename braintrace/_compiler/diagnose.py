@@ -1,6 +1,6 @@
 """Turn what the walks found into diagnostics."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .._jax import Var, is_var, source_line
@@ -8,7 +8,7 @@ from .._jaxpr import Program
 from .._typing import path_name
 from .diagnostics import Diagnostic
 from .hidden_groups import HiddenGroup
-from .marked import holds_marked, role
+from .marked import holds_marked, is_marked, role
 from .positions import Cut, Walk
 from .relations import HiddenParamOpRelation, MarkedOperation
 from .trace import StateLeaf, TracedModel
@@ -34,6 +34,7 @@ def diagnose(
     yield from _without_relation(traced, operations, walks, relations)
     yield from _hidden_in_rules(traced)
     yield from _partly_mixed(groups, relations)
+    yield from _also_plain(reader, groups, relations)
     yield from _carried_without_a_trace(traced, operations, groups)
     used = {leaf.path for leaf in traced.leaves if leaf.kind == "parameter"}
     for path in traced.parameter_paths:
@@ -55,7 +56,7 @@ def _carried_without_a_trace(
     outputs = [atom for atom in traced.output_atoms if is_var(atom)]
     new = [var for group in groups for var in group.new_vars]
     for leaf in _carriers(traced, operations, groups):
-        directly = _differentiable(program, [leaf.in_var], boundaries=True)
+        directly = _differentiable(program, [leaf.in_var], _is_boundary)
         if not directly.isdisjoint([*new, *outputs]):
             reached = [f"'{s.name}'" for g in groups for s, var in _new(g) if var in directly]
             yield Diagnostic(
@@ -95,15 +96,21 @@ def _carriers(
         found = later
 
 
-def _differentiable(program: Program, starts: Sequence[Var], boundaries: bool = False) -> set[Var]:
-    """Return what a gradient connects to ``starts``, optionally short of marked operations."""
+def _differentiable(
+    program: Program, starts: Sequence[Var], ends: Callable[[Any], bool] = lambda _: False
+) -> set[Var]:
+    """Return what a gradient connects to ``starts``, short of the equations where it ends."""
     reached = {var for var in starts if carries_derivative(var)}
     for index in program.forward(reached.copy(), reached):
         equation = program.equations[index]
         stopped = equation.primitive.name in CONSTANT
-        if not stopped and not (boundaries and role(equation) == "boundary"):
+        if not stopped and not ends(equation):
             reached.update(var for var in equation.outvars if carries_derivative(var))
     return reached
+
+
+def _is_boundary(equation: Any) -> bool:
+    return role(equation) == "boundary"
 
 
 def _new(group: HiddenGroup) -> Iterator[tuple[StateLeaf, Var]]:
@@ -258,6 +265,35 @@ def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagn
             (*marked, *(state.name for state in group.states)),
             source_line(equation),
         )
+
+
+def _also_plain(
+    reader: _Upstream, groups: Sequence[HiddenGroup], relations: Sequence[HiddenParamOpRelation]
+) -> Iterator[Diagnostic]:
+    """Yield the weights with a trace that reach a state by ordinary operations as well."""
+    program = reader.traced.program
+    operands = [atom for relation in relations for atom in relation.trainable_vars.values()]
+    behind = program.depends_on(operands, frozenset(), CONSTANT, carries_derivative)
+    new = {var: state.name for g in groups if reader.remembered(g) for state, var in _new(g)}
+    for leaf in reader.traced.leaves:
+        if leaf.kind != "parameter" or leaf.in_var not in behind:
+            continue
+        for index, _ in program.readers.get(leaf.in_var, ()):
+            equation = program.equations[index]
+            plain = [] if is_marked(equation) else equation.outvars
+            reached = _differentiable(program, plain, is_marked)
+            states = [name for var, name in new.items() if var in reached]
+            if states:
+                yield Diagnostic(
+                    "warning",
+                    "also-plain",
+                    f"Weight '{leaf.name}' of a marked operation reaches {_quoted(states)} through "
+                    f"`{equation.primitive.name}` as well. Its trace carries the marked operation; "
+                    "on the other way the weight gets the gradient of the current step. Use a "
+                    "marked operation there, too.",
+                    (leaf.name, *states),
+                    source_line(equation),
+                )
 
 
 def _without_relation(
