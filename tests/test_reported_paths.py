@@ -94,6 +94,20 @@ def written_to_an_unknown_place(cell, x):
     cell.h.value = cell.drive(x) + cell.h.value.at[:, place].set(cell.drive(x)[:, 0])
 
 
+@jax.custom_vjp
+def clipped_backward(value):
+    return value
+
+
+clipped_backward.defvjp(
+    lambda value: (value, None), lambda _, cotangent: (jnp.clip(cotangent, -0.1, 0.1),)
+)
+
+
+def clipped_on_the_way(cell, x):
+    cell.h.value = 0.8 * clipped_backward(cell.h.value) + cell.drive(x)
+
+
 def marked_and_plain(cell, x):
     again = x @ cell.w.value
     cell.h.value = 0.8 * cell.h.value + jnp.tanh(cell.drive(x) + again)
@@ -107,6 +121,7 @@ def gain_marked_and_plain(cell, x):
 @pytest.mark.parametrize(
     ("step", "kind", "names", "fragment"),
     [
+        (clipped_on_the_way, "backward-not-linear", ("'h'", "custom_vjp"), "clipped_backward"),
         (marked_and_plain, "also-plain", ("'w'", "'h'", "dot_general"), "@ cell"),
         (gain_marked_and_plain, "also-plain", ("'gain'", "'h'", "tanh"), "jnp.tanh"),
         (plain_readout, "plain-mixing", ("'h'", "'o'", "dot_general"), "@ cell"),

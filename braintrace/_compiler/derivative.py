@@ -118,3 +118,53 @@ def _pull_back(equation: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
     return program_of(
         trace_to_jaxpr(lambda *v: evaluate_inlined(nested, v, spell_out_broadcasts), avals)
     )
+
+
+NOT_LINEAR = frozenset(
+    {
+        "abs",
+        "clamp",
+        "exp",
+        "floor",
+        "integer_pow",
+        "log",
+        "logistic",
+        "max",
+        "min",
+        "pow",
+        "reduce_max",
+        "reduce_min",
+        "round",
+        "rsqrt",
+        "sign",
+        "sqrt",
+        "square",
+        "tanh",
+    }
+)
+PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
+
+
+def is_linear(equation: Any) -> bool:
+    """Tell whether what an equation pulls back is proportional to the cotangent it is given.
+
+    Every derivative is. The backward rule of a ``custom_vjp`` need not be: one that clips is not.
+    """
+    inputs = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
+    outputs = [k for k, var in enumerate(equation.outvars) if carries_derivative(var)]
+    if not equation.primitive.name.startswith("custom_vjp") or not inputs or not outputs:
+        return True
+    program = _pull_back(equation, inputs, outputs)
+    moving = program.dependents_of(program.in_vars[len(equation.invars) :])
+    return all(_keeps_linear(inner, moving) for inner in program.equations)
+
+
+def _keeps_linear(equation: Any, moving: set[Any]) -> bool:
+    name = equation.primitive.name
+    dependent = [i for i, atom in enumerate(equation.invars) if is_var(atom) and atom in moving]
+    if name in PRODUCTS:
+        return len(dependent) <= 1
+    if name in ("div", "select_n"):
+        constant = 1 if name == "div" else 0
+        return constant not in dependent
+    return not dependent or name not in NOT_LINEAR

@@ -6,6 +6,7 @@ from typing import Any
 from .._jax import Var, is_var, source_line
 from .._jaxpr import Program
 from .._typing import path_name
+from .derivative import is_linear
 from .diagnostics import Diagnostic
 from .hidden_groups import HiddenGroup
 from .marked import holds_marked, is_marked, role
@@ -25,12 +26,14 @@ def diagnose(
     """Yield every diagnostic of a model, in a fixed order."""
     reader = _Upstream(traced, operations, groups)
     for group, group_walks in zip(groups, walks, strict=True):
-        for equation in dict.fromkeys(c.equation for w in group_walks for c in w.cuts):
-            cuts = [c for w in group_walks for c in w.cuts if c.equation == equation]
+        every_cut = [cut for walk in group_walks for cut in walk.cuts]
+        for equation in dict.fromkeys(cut.equation for cut in every_cut):
+            cuts = [cut for cut in every_cut if cut.equation == equation]
             yield from _cut(reader, group, equation, cuts)
         for equation in sorted({i for walk in group_walks for i in walk.passed}):
             yield from _passed(reader, group, equation)
         yield from _met(reader, group, group_walks)
+        yield from _not_linear(reader, group)
     yield from _without_relation(traced, operations, walks, relations)
     yield from _hidden_in_rules(traced)
     yield from _partly_mixed(groups, relations)
@@ -142,6 +145,10 @@ class _Upstream:
         found = set(behind).difference(group.new_vars)
         return [name for var, name in self._new.items() if var in found]
 
+    def ends(self, group: HiddenGroup) -> frozenset[Var]:
+        """Return where a look behind a group's states ends."""
+        return frozenset(self._by_output) | (frozenset(self._new) - frozenset(group.new_vars))
+
     def behind(
         self, atom: Any, group: HiddenGroup
     ) -> tuple[list[str], list[str], list[MarkedOperation]]:
@@ -151,7 +158,7 @@ class _Upstream:
         """
         if not carries_derivative(atom):
             return [], [], []
-        stops = frozenset(self._by_output) | (frozenset(self._new) - frozenset(group.new_vars))
+        stops = self.ends(group)
         behind = self.traced.program.depends_on([atom], stops, CONSTANT, carries_derivative)
         states = [name for var, name in self._old.items() if var in behind]
         marked = [operation for var, operation in self._by_output.items() if var in behind]
@@ -222,22 +229,55 @@ def _met(reader: _Upstream, group: HiddenGroup, walks: Sequence[Walk]) -> Iterat
             )
 
 
-def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagnostic]:
-    equation = reader.traced.program.equations[index]
-    states: dict[str, None] = {}
-    marked: dict[str, None] = {}
-    others: dict[str, None] = {}
+def _not_linear(reader: _Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
+    """Yield the custom backward rules on the way into a group that bend a gradient."""
+    if not reader.remembered(group):
+        return
+    program = reader.traced.program
+    way = program.depends_on(group.new_vars, reader.ends(group), CONSTANT)
+    for index in sorted({program.producer[var] for var in way if var in program.producer}):
+        equation = program.equations[index]
+        if is_linear(equation):
+            continue
+        states, others, marked = _behind_operands(reader, group, equation)
+        names = [*states, *others, *marked]
+        if names:
+            yield Diagnostic(
+                "warning",
+                "backward-not-linear",
+                f"{_quoted(names)} reaches {_names(group)} through a "
+                "`custom_vjp` whose backward rule is not proportional to the gradient that it is "
+                "given (one that clips, for example). A trace goes forward and does not know that "
+                "gradient: it takes the rule's answer to a gradient of one. Change gradients "
+                "after `etrace_grad` has returned them instead.",
+                (*names, *(state.name for state in group.states)),
+                source_line(equation),
+            )
+
+
+def _behind_operands(
+    reader: _Upstream, group: HiddenGroup, equation: Any
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the names of old states, other groups' new states and weights behind an equation."""
+    found: tuple[dict[str, None], ...] = ({}, {}, {})
     for atom in equation.invars:
         old, new, operations = reader.behind(atom, group)
-        states.update(dict.fromkeys(old))
-        others.update(dict.fromkeys(new))
-        marked.update(dict.fromkeys(p for o in operations for p in o.printed_paths))
+        weights = [path for operation in operations for path in operation.printed_paths]
+        for names, kept in zip((old, new, weights), found, strict=True):
+            kept.update(dict.fromkeys(names))
+    states, others, marked = map(list, found)
+    return states, others, marked
+
+
+def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagnostic]:
+    equation = reader.traced.program.equations[index]
+    states, others, marked = _behind_operands(reader, group, equation)
     name = equation.primitive.name
     if states:
         yield Diagnostic(
             "info",
             "recurrent-mixing",
-            f"Hidden state {_quoted(list(states))} reaches {_names(group)} through the marked "
+            f"Hidden state {_quoted(states)} reaches {_names(group)} through the marked "
             f"operation `{name}`. Its weight learns online; the path from state to state "
             "through it is what D-RTRL leaves out.",
             (*states, *(state.name for state in group.states)),
@@ -247,7 +287,7 @@ def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagn
         yield Diagnostic(
             "info",
             "layer-to-layer",
-            f"Hidden state {_quoted(list(others))} feeds {_names(group)} through the marked "
+            f"Hidden state {_quoted(others)} feeds {_names(group)} through the marked "
             f"operation `{name}`. The learning signal of a step goes back through it; what "
             f"{_names(group)} remembers of earlier steps is what D-RTRL leaves out on this path.",
             (*others, *(state.name for state in group.states)),
@@ -257,7 +297,7 @@ def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagn
         yield Diagnostic(
             "warning",
             "weight-behind-weight",
-            f"Weight {_quoted(list(marked))} reaches {_names(group)} through another marked "
+            f"Weight {_quoted(marked)} reaches {_names(group)} through another marked "
             f"operation, `{name}`. A trace cannot carry a weight behind a weight: along this "
             "path it gets the gradient of the current step only. Where the model allows it, "
             "move the weight behind the other one (a GRU whose reset gate acts after the "
