@@ -315,3 +315,69 @@ def test_results_without_elements_over_several_chunks():
 
     _, aux = learner.etrace_grad(xs, targets, step_fn=step, has_aux=True, chunk_size=3)
     assert aux.shape == (7, 0, 2)
+
+
+class WithMean(brainstate.nn.Module):
+    """Written for one sample, with a running mean of which there is one."""
+
+    def __init__(self, follows, kind=brainstate.LongTermState):
+        super().__init__()
+        self.follows = follows
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+        self.mean = kind(jnp.arange(4.0))
+
+    def init_state(self):
+        self.h = brainstate.HiddenState(jnp.zeros(4))
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value) - self.mean.value
+        if self.follows:
+            self.mean.value = 0.9 * self.mean.value + 0.1 * drive
+        self.h.value = 0.8 * self.h.value + jnp.tanh(drive)
+        return self.h.value
+
+
+@pytest.mark.parametrize("kind", [brainstate.LongTermState, brainstate.State])
+def test_a_mapped_model_shares_what_it_only_reads(kind):
+    xs = XS[..., :1] * jnp.ones(3)
+    learner = braintrace.compile(WithMean(False, kind), "d_rtrl", xs[0], batch_size=2, vmap=True)
+    options = {"step_fn": lambda x: (learner(x) ** 2).sum(), "reduction": "sum"}
+    found = learner.etrace_grad(xs, **options, chunk_size=4)
+    expected = 0.0
+    for sample in range(2):
+        model = WithMean(False, kind)
+        model.init_state()
+        weights = model.states(brainstate.ParamState)
+
+        def total(model=model, sample=sample):
+            return sum((model(x[sample]) ** 2).sum() for x in xs)
+
+        expected = expected + brainstate.transform.grad(total, weights)()["w",]
+    np.testing.assert_allclose(found["w",], expected, rtol=1e-5)
+
+
+def test_a_mapped_model_that_writes_what_there_is_one_of_is_refused():
+    with pytest.raises(braintrace.CompilationError, match=r"'mean'.*ShortTermState"):
+        braintrace.compile(WithMean(True), "d_rtrl", XS[0], batch_size=2, vmap=True)
+
+
+def test_states_whose_batch_is_the_last_axis():
+    class Turned(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((3, 4)))
+
+        def init_state(self, batch_size):
+            self.h = brainstate.HiddenState(jnp.zeros((4, batch_size)))
+
+        def update(self, x):
+            self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value).T
+            return self.h.value
+
+    xs = jnp.ones((5, 7, 3))
+    learner = braintrace.compile(Turned(), "d_rtrl", xs[0], batch_size=7)
+    options = {"step_fn": lambda x: learner(x).sum()}
+    first = learner.etrace_grad(xs, **options)
+    learner.reset_state()
+    np.testing.assert_array_equal(learner.etrace_grad(xs, **options)["w",], first["w",])
+    learner.etrace_grad(xs, **options, reset=np.arange(5) == 2)

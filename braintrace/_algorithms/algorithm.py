@@ -116,6 +116,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def compile_graph(self, *arguments: Any, batch_size: int | None = None) -> None:
         """Analyse the model and make zero traces.
 
+        What ``update`` takes from elsewhere than its arguments and States (attributes of a module,
+        ``brainstate.environ``) stays as it is now, as with ``jax.jit``.
+
         Parameters
         ----------
         *arguments

@@ -62,15 +62,17 @@ def values_as_now(
     Raises
     ------
     ShapeError
-        If ``init_state`` gives them neither without a batch size nor with the leading one.
+        If ``init_state`` gives them neither without a batch size nor with that of an axis.
     """
-    leading = {shape[0] for shape in shapes_of(now) if shape}
-    for size in (None, *sorted(leading)):
+    shapes = shapes_of(now)
+    leading = sorted({shape[0] for shape in shapes if shape})
+    others = sorted({size for shape in shapes for size in shape[1:]})
+    for size in (None, *dict.fromkeys([*leading, *others])):
         try:
             values = fresh_values(model, mapped, size, options)
         except TypeError:  # `init_state` wants a batch size
             continue
-        if shapes_of(values) == shapes_of(now):
+        if shapes_of(values) == shapes:
             return values
     raise ShapeError(
         f"`{type(model).__name__}.init_state` does not give the states the shapes that they have "

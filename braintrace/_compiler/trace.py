@@ -118,6 +118,7 @@ class _Slot:
     kind: Kind
     count: int | None
     written: bool
+    per_sample: bool
 
 
 def trace_model(
@@ -256,8 +257,10 @@ def _slots(
         if path is None:
             path = ("<outside>", type(state).__name__, len(outside))
             outside[path] = state
+        kind, count = _kind(state), components(state)
+        is_fresh = isinstance(state, brainstate.ShortTermState)
         for leaf in range(len(jax.tree.leaves(state.value))):
-            slots.append(_Slot(path, leaf, _kind(state), components(state), bool(is_written)))
+            slots.append(_Slot(path, leaf, kind, count, bool(is_written), is_fresh))
     return slots, outside
 
 
@@ -303,9 +306,23 @@ def _split_avals(closed: Any, slots: list[_Slot], arguments: int) -> list[Any]:
 
 def _axes(slots: list[_Slot], arguments: int) -> list[str]:
     """Say of every input how it is mapped: over its batch axis, not at all, or as a key."""
-    names = {"parameter": "shared", "random": "key"}
-    mapped = [names.get(slot.kind, "mapped") for slot in slots for _ in range(slot.count or 1)]
+    mapped = [_axis(slot) for slot in slots for _ in range(slot.count or 1)]
     return ["mapped"] * arguments + mapped
+
+
+def _axis(slot: _Slot) -> str:
+    if slot.kind == "random":
+        return "key"
+    if slot.per_sample:
+        return "mapped"
+    if slot.written and slot.kind != "parameter":
+        raise CompilationError(
+            f"`update` writes State '{path_name(slot.path)}', of which there is one, while the "
+            "model is mapped over the samples of a batch: every sample would write another value. "
+            "Make it a `brainstate.ShortTermState`, one per sample, or write the model for a "
+            "batch (`batch_size` without `vmap`)."
+        )
+    return "shared"
 
 
 def _key_outputs(slots: list[_Slot]) -> list[int]:

@@ -51,6 +51,12 @@ def compile(
     CompilationError, DtypeError
         See `compile_etrace_graph`.
 
+    Notes
+    -----
+    One step is traced once, as ``jax.jit`` does it. What ``update`` takes from elsewhere than its
+    arguments and States (attributes of a module, ``brainstate.environ``) stays as it is now: give
+    what changes from step to step, such as the time, as an argument, or keep it in a State.
+
     Examples
     --------
     >>> import brainstate, braintrace, jax.numpy as jnp
