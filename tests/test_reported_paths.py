@@ -191,9 +191,15 @@ def marked_and_plain_without_memory(cell, x):
     cell.o.value = jnp.tanh(x @ cell.w.value[:, :2])
 
 
+def marked_and_held(cell, x):
+    held = jax.lax.stop_gradient(cell.w.value)
+    cell.h.value = 0.8 * cell.h.value + jnp.tanh(cell.drive(x) + x @ held)
+
+
 @pytest.mark.parametrize(
     ("step", "tolerance"),
     [
+        (marked_and_held, 2e-5),
         (marked_and_plain_without_memory, 2e-5),
         (reset_at_an_unknown_place, 2e-5),
         (printed_and_looked_at, 2e-5),

@@ -1,19 +1,19 @@
 """Turn what the walks found into diagnostics."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from .._jax import Var, is_var, source_line
-from .._jaxpr import Program
+from .._jax import Var, source_line
 from .._typing import path_name
 from .derivative import is_linear
-from .diagnostics import Diagnostic
+from .diagnostics import Diagnostic, quoted
 from .hidden_groups import HiddenGroup
-from .marked import holds_marked, is_marked, role
+from .marked import holds_marked
 from .positions import Cut, Walk
 from .relations import HiddenParamOpRelation, MarkedOperation
-from .trace import StateLeaf, TracedModel
+from .trace import TracedModel
 from .transfer import CONSTANT, carries_derivative
+from .untraced import also_plain, carried_without_a_trace, is_remembered, new_vars
 
 
 def diagnose(
@@ -37,8 +37,8 @@ def diagnose(
     yield from _without_relation(traced, operations, walks, relations)
     yield from _hidden_in_rules(traced)
     yield from _partly_mixed(groups, relations)
-    yield from _also_plain(reader, groups, relations)
-    yield from _carried_without_a_trace(traced, operations, groups)
+    yield from also_plain(traced, groups, relations)
+    yield from carried_without_a_trace(traced, operations, groups)
     used = {leaf.path for leaf in traced.leaves if leaf.kind == "parameter"}
     for path in traced.parameter_paths:
         if path not in used:
@@ -49,75 +49,6 @@ def diagnose(
                 "unless the loss reads it.",
                 (path_name(path),),
             )
-
-
-def _carried_without_a_trace(
-    traced: TracedModel, operations: Sequence[MarkedOperation], groups: Sequence[HiddenGroup]
-) -> Iterator[Diagnostic]:
-    """Yield the states that carry a gradient from step to step and are no hidden states."""
-    program = traced.program
-    outputs = [atom for atom in traced.output_atoms if is_var(atom)]
-    new = [var for group in groups for var in group.new_vars]
-    for leaf in _carriers(traced, operations, groups):
-        directly = _differentiable(program, [leaf.in_var], _is_boundary)
-        if not directly.isdisjoint([*new, *outputs]):
-            reached = [f"'{s.name}'" for g in groups for s, var in _new(g) if var in directly]
-            yield Diagnostic(
-                "warning",
-                "untraced-state",
-                f"State '{leaf.name}' carries what depends on the weights from step to step, and "
-                f"reaches {', '.join(reached) or 'the output of `update`'}. It is no "
-                "`brainstate.HiddenState`, so that no trace follows it and this path is left out "
-                "of the gradient. Make it a `brainstate.HiddenState`, or write it through "
-                "`jax.lax.stop_gradient` if it should not count.",
-                (leaf.name,),
-            )
-        elif not _differentiable(program, [leaf.in_var]).isdisjoint(new):
-            yield Diagnostic(
-                "info",
-                "untraced-state",
-                f"State '{leaf.name}' carries what depends on the weights from step to step, and "
-                "reaches the hidden states of the next steps through marked operations. Their "
-                "weights learn online; the path through them is what D-RTRL leaves out.",
-                (leaf.name,),
-            )
-
-
-def _carriers(
-    traced: TracedModel, operations: Sequence[MarkedOperation], groups: Sequence[HiddenGroup]
-) -> list[StateLeaf]:
-    """Return the untraced states whose new value depends on hidden states or marked weights."""
-    others = [leaf for leaf in traced.leaves if leaf.kind == "other" and leaf.out_var is not None]
-    starts = [state.in_var for group in groups for state in group.states]
-    starts += [operation.y_var for operation in operations]
-    found: list[StateLeaf] = []
-    while True:
-        reached = _differentiable(traced.program, [*starts, *(leaf.in_var for leaf in found)])
-        later = [leaf for leaf in others if is_var(leaf.out_var) and leaf.out_var in reached]
-        if len(later) == len(found):
-            return found
-        found = later
-
-
-def _differentiable(
-    program: Program, starts: Sequence[Var], ends: Callable[[Any], bool] = lambda _: False
-) -> set[Var]:
-    """Return what a gradient connects to ``starts``, short of the equations where it ends."""
-    reached = {var for var in starts if carries_derivative(var)}
-    for index in program.forward(reached.copy(), reached):
-        equation = program.equations[index]
-        stopped = equation.primitive.name in CONSTANT
-        if not stopped and not ends(equation):
-            reached.update(var for var in equation.outvars if carries_derivative(var))
-    return reached
-
-
-def _is_boundary(equation: Any) -> bool:
-    return role(equation) == "boundary"
-
-
-def _new(group: HiddenGroup) -> Iterator[tuple[StateLeaf, Var]]:
-    return zip(group.states, group.new_vars, strict=True)
 
 
 class _Upstream:
@@ -132,11 +63,11 @@ class _Upstream:
         self.traced = traced
         self._by_output = {operation.y_var: operation for operation in operations}
         self._old = {state.in_var: state.name for group in groups for state in group.states}
-        self._new = {var: state.name for group in groups for state, var in _new(group)}
+        self._new = {var: state.name for group in groups for state, var in new_vars(group)}
 
     def remembered(self, group: HiddenGroup) -> bool:
         """Tell whether a later step reads the states of a group."""
-        return any(state.in_var in self.traced.program.readers for state in group.states)
+        return is_remembered(self.traced.program, group)
 
     def of_others(self, behind: Iterable[Var], group: HiddenGroup) -> list[str]:
         """Return the states of other groups whose new values are among ``behind``."""
@@ -169,10 +100,6 @@ def _names(group: HiddenGroup) -> str:
     return ", ".join(f"'{state.name}'" for state in group.states)
 
 
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
 def _cut(
     reader: _Upstream, group: HiddenGroup, index: int, cuts: Sequence[Cut]
 ) -> Iterator[Diagnostic]:
@@ -188,7 +115,7 @@ def _cut(
         yield Diagnostic(
             "warning",
             "plain-mixing",
-            f"Hidden state {_quoted(list(states))} reaches {_names(group)} through `{name}`, "
+            f"Hidden state {quoted(list(states))} reaches {_names(group)} through `{name}`, "
             "which mixes positions. Traces carry what happens position by position only, so "
             "this path into the next step is left out of the gradient of every weight. If it "
             "is a recurrent weight, use `braintrace.matmul` so that the weight itself learns "
@@ -201,7 +128,7 @@ def _cut(
         yield Diagnostic(
             "warning",
             "mixed-positions",
-            f"Weight {_quoted(list(marked))} reaches {_names(group)} through `{name}`, which "
+            f"Weight {quoted(list(marked))} reaches {_names(group)} through `{name}`, which "
             "mixes positions. A trace cannot carry this path: it is held constant where the "
             "weight also reaches the state position by position, and otherwise the weight gets "
             "the gradient of the current step along it.",
@@ -219,7 +146,7 @@ def _met(reader: _Upstream, group: HiddenGroup, walks: Sequence[Walk]) -> Iterat
             yield Diagnostic(
                 "warning",
                 "plain-mixing",
-                f"Hidden state {_quoted(states)} reaches {_names(group)}, which has another "
+                f"Hidden state {quoted(states)} reaches {_names(group)}, which has another "
                 "number of positions. The learning signal of a step goes back on this path; what "
                 f"{_names(group)} remembers of earlier steps is left out of the gradient of every "
                 "weight before it. If it must count in full, use BPTT or "
@@ -245,7 +172,7 @@ def _not_linear(reader: _Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "warning",
                 "backward-not-linear",
-                f"{_quoted(names)} reaches {_names(group)} through a "
+                f"{quoted(names)} reaches {_names(group)} through a "
                 "`custom_vjp` whose backward rule is not proportional to the gradient that it is "
                 "given (one that clips, for example). A trace goes forward and does not know that "
                 "gradient: it takes the rule's answer to a gradient of one. Change gradients "
@@ -277,7 +204,7 @@ def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagn
         yield Diagnostic(
             "info",
             "recurrent-mixing",
-            f"Hidden state {_quoted(states)} reaches {_names(group)} through the marked "
+            f"Hidden state {quoted(states)} reaches {_names(group)} through the marked "
             f"operation `{name}`. Its weight learns online; the path from state to state "
             "through it is what D-RTRL leaves out.",
             (*states, *(state.name for state in group.states)),
@@ -287,7 +214,7 @@ def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagn
         yield Diagnostic(
             "info",
             "layer-to-layer",
-            f"Hidden state {_quoted(others)} feeds {_names(group)} through the marked "
+            f"Hidden state {quoted(others)} feeds {_names(group)} through the marked "
             f"operation `{name}`. The learning signal of a step goes back through it; what "
             f"{_names(group)} remembers of earlier steps is what D-RTRL leaves out on this path.",
             (*others, *(state.name for state in group.states)),
@@ -297,7 +224,7 @@ def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagn
         yield Diagnostic(
             "warning",
             "weight-behind-weight",
-            f"Weight {_quoted(marked)} reaches {_names(group)} through another marked "
+            f"Weight {quoted(marked)} reaches {_names(group)} through another marked "
             f"operation, `{name}`. A trace cannot carry a weight behind a weight: along this "
             "path it gets the gradient of the current step only. Where the model allows it, "
             "move the weight behind the other one (a GRU whose reset gate acts after the "
@@ -305,35 +232,6 @@ def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagn
             (*marked, *(state.name for state in group.states)),
             source_line(equation),
         )
-
-
-def _also_plain(
-    reader: _Upstream, groups: Sequence[HiddenGroup], relations: Sequence[HiddenParamOpRelation]
-) -> Iterator[Diagnostic]:
-    """Yield the weights with a trace that reach a state by ordinary operations as well."""
-    program = reader.traced.program
-    operands = [atom for relation in relations for atom in relation.trainable_vars.values()]
-    behind = program.depends_on(operands, frozenset(), CONSTANT, carries_derivative)
-    new = {var: state.name for g in groups if reader.remembered(g) for state, var in _new(g)}
-    for leaf in reader.traced.leaves:
-        if leaf.kind != "parameter" or leaf.in_var not in behind:
-            continue
-        for index, _ in program.readers.get(leaf.in_var, ()):
-            equation = program.equations[index]
-            plain = [] if is_marked(equation) else equation.outvars
-            reached = _differentiable(program, plain, is_marked)
-            states = [name for var, name in new.items() if var in reached]
-            if states:
-                yield Diagnostic(
-                    "warning",
-                    "also-plain",
-                    f"Weight '{leaf.name}' of a marked operation reaches {_quoted(states)} through "
-                    f"`{equation.primitive.name}` as well. Its trace carries the marked operation; "
-                    "on the other way the weight gets the gradient of the current step. Use a "
-                    "marked operation there, too.",
-                    (leaf.name, *states),
-                    source_line(equation),
-                )
 
 
 def _without_relation(
@@ -347,7 +245,7 @@ def _without_relation(
         if operation.equation in related:
             continue
         equation = traced.program.equations[operation.equation]
-        weights = _quoted(operation.printed_paths)
+        weights = quoted(operation.printed_paths)
         if operation.foreign:
             message = (
                 f"The weight of `{equation.primitive.name}` is computed from {weights} and from "
@@ -407,7 +305,7 @@ def _partly_mixed(
                     "warning",
                     "partly-mixed",
                     f"Some outputs of the operation of "
-                    f"{_quoted([path_name(p) for p in relation.parameter_paths])} reach several "
+                    f"{quoted([path_name(p) for p in relation.parameter_paths])} reach several "
                     f"positions of {_names(groups[reach.group])} at once, other than by a "
                     "broadcast; their influence is held constant.",
                     tuple(path_name(path) for path in relation.parameter_paths),

@@ -1,6 +1,7 @@
 """What the compiler found out that a user should know."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 Level = Literal["info", "warning"]
@@ -40,3 +41,8 @@ class Diagnostic:
 
 class ApproximationWarning(UserWarning):
     """A part of the model's gradient is approximated more coarsely than the user may expect."""
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Print names, each in quotes."""
+    return ", ".join(f"'{name}'" for name in names)
