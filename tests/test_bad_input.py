@@ -284,3 +284,61 @@ def test_a_learner_inside_a_compiled_function_of_the_step(learner, raises):
     xs, targets = CASE.sequences(2, 6)
     inner = brainstate.transform.jit(lambda x, t: jnp.mean((learner(x) - t) ** 2))
     raises(lambda: learner.etrace_grad(xs, targets, step_fn=inner), "step_fn")
+
+
+# --- the environment ----------------------------------------------------------------------
+
+
+class Timed(brainstate.nn.Module):
+    """Reads the time and, through dropout, whether it is fitted."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+        self.drop = brainstate.nn.Dropout(0.5)
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        drive = jnp.cos(brainstate.environ.get("t")) * braintrace.matmul(x, self.w.value)
+        self.h.value = 0.8 * self.h.value + self.drop(drive)
+        return self.h.value
+
+
+def test_a_changed_environment_that_the_step_reads():
+    xs, context = jnp.ones((5, 2, 3)), brainstate.environ.context
+    with context(t=0.0, fit=True):
+        learner = braintrace.compile(Timed(), "d_rtrl", xs[0], batch_size=2)
+
+    def step(x):
+        return learner(x).sum()
+
+    def step_at(t, x):
+        with context(t=t):
+            return step(x)
+
+    runs = (
+        lambda: learner.etrace_grad(jnp.arange(5.0), xs, step_fn=step_at),
+        lambda: learner.etrace_grad(xs, step_fn=step),
+        lambda: learner.etrace_online(xs, step_fn=step, update_fn=lambda gradients: None),
+        lambda: learner.etrace_evolve(xs),
+        lambda: learner.predict(xs),
+        lambda: learner(xs[0]),
+    )
+    with context(t=0.0, fit=True, other=3):  # as when it was compiled, as far as it is read
+        for run in runs[1:]:
+            run()
+    before = snapshot(learner)
+    for changed in ({"t": 1.0, "fit": True}, {"t": 0.0, "fit": False}):
+        key = "t" if changed["t"] else "fit"
+        with context(**changed):
+            for run in runs[1:]:
+                with pytest.raises(braintrace.NotCompiledError, match=f"reads '{key}'.*argument"):
+                    run()
+    with context(fit=True), pytest.raises(braintrace.NotCompiledError, match="reads 't'"):
+        runs[0]()
+    assert_same_bits(snapshot(learner), before)
+    with context(t=0.0, fit=True):
+        for run in runs[1:]:
+            run()

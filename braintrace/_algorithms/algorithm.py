@@ -7,12 +7,13 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, compile_model
+from .._compiler import ETraceGraph, compile_model, trace_model
 from .._errors import NotCompiledError, OptionError, ShapeError
 from .._executor import TraceMethod
 from .._typing import Path
 from .compiled_step import CompiledStep
 from .data import MultiStepData, first_step, is_sequence, unwrap
+from .environment import Environment
 from .initial import Shapes, fresh_values, shapes_of, values_as_now
 from .model_states import find_states
 from .traces import EligibilityTraces
@@ -146,7 +147,20 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         graph, outside = compile_model(
             self.model, example, batch_size, self.strict, self.unroll_limit, self._every_state
         )
-        return CompiledStep(graph, outside, self.method)
+        environment = Environment(lambda: self._trace_again(graph))
+        return CompiledStep(graph, outside, self.method, environment)
+
+    def _trace_again(self, graph: ETraceGraph) -> None:
+        traced = graph.traced
+        leaves = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in traced.argument_vars]
+        example = jax.tree.unflatten(traced.argument_tree, leaves)
+        states = [*self.model.states().values(), *self._require().outside.values()]
+        before = [state.value for state in states]
+        try:
+            trace_model(self.model, example, traced.batch_size, self.unroll_limit)
+        finally:  # a trace that fails leaves tracers in the States
+            for state, value in zip(states, before, strict=True):
+                state.value = value
 
     def _short_term_states(self) -> dict[Path, Any]:
         found = self.model.states(brainstate.ShortTermState).items()
@@ -192,6 +206,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def _step(self, arguments: tuple[Any, ...]) -> Any:
         compiled = self._require()
+        compiled.environment.check()
         states = self.states_of_step
         inputs = compiled.inputs(states, arguments)
         outputs, new_states, traces = compiled.single_step(inputs, self.traces.value)
@@ -212,6 +227,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def _window(self, sequences: tuple[Any, ...]) -> Any:
         compiled = self._require()
+        compiled.environment.check()
         states = self.states_of_step
         step_arguments = jax.tree.map(lambda leaf: leaf[0], sequences)
         inputs = compiled.inputs(states, step_arguments)

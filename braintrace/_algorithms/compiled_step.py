@@ -10,6 +10,7 @@ from .._compiler import ETraceGraph
 from .._executor import TraceMethod, enter_window, operands, single_step, window_step
 from .._jax import Var
 from .._typing import Path
+from .environment import Environment
 from .model_states import Outside, read_arguments, read_states, write_states
 
 States = Mapping[Path, brainstate.State]
@@ -26,11 +27,16 @@ class CompiledStep:
         States outside the model that a step touches.
     method
         How traces are carried.
+    environment
+        What the step may have read besides States and arguments.
     """
 
-    def __init__(self, graph: ETraceGraph, outside: Outside, method: TraceMethod) -> None:
+    def __init__(
+        self, graph: ETraceGraph, outside: Outside, method: TraceMethod, environment: Environment
+    ) -> None:
         self.graph = graph
         self.outside = outside
+        self.environment = environment
         self._method = method
         self._in_vars = graph.traced.program.in_vars
         self._written = graph.traced.written_vars

@@ -55,7 +55,8 @@ def compile(
     -----
     One step is traced once, as ``jax.jit`` does it. What ``update`` takes from elsewhere than its
     arguments and States (attributes of a module, ``brainstate.environ``) stays as it is now: give
-    what changes from step to step, such as the time, as an argument, or keep it in a State.
+    what changes from step to step, such as the time, as an argument, or keep it in a State. A
+    value of ``brainstate.environ`` that ``update`` reads and that has changed raises an error.
 
     Examples
     --------

@@ -137,6 +137,7 @@ class Learner(brainstate.nn.Module):
             learner exactly once, writes a parameter or a hidden state, or returns no scalar.
         """
         options = GradientOptions(reduction, has_aux, unit_aware)
+        self.algorithm.compiled.environment.check()
         steps = check_sequences(sequences)
         check_chunk_size(chunk_size)
         weights = None if mask is None else _mask(mask, steps)
@@ -223,6 +224,7 @@ class Learner(brainstate.nn.Module):
         >>> bool(losses[-1] < 0.1 * losses[0])
         True
         """
+        self.algorithm.compiled.environment.check()
         steps = check_sequences(sequences)
         options = OnlineOptions(has_aux, unit_aware)
         functions = (step_fn, update_fn)
@@ -258,6 +260,7 @@ class Learner(brainstate.nn.Module):
         ShapeError
             For sequences that are empty, differ in length or do not fit the states.
         """
+        self.algorithm.compiled.environment.check()
         steps = check_sequences(sequences)
         check_chunk_size(chunk_size)
         chunk = chunk_length(self.graph, chunk_size, steps, record_bytes(self.graph))
@@ -285,6 +288,7 @@ class Learner(brainstate.nn.Module):
         ShapeError
             For sequences that are empty, differ in length or do not fit the states.
         """
+        self.algorithm.compiled.environment.check()
         restarts = check_reset(self.algorithm, reset, check_sequences(sequences))
         driver = self._driver(("predict",), lambda: predicting(self.algorithm))
         return driver(sequences, restarts)

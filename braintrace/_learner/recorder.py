@@ -104,6 +104,7 @@ class Recorder:
     def __call__(self, *arguments: Any) -> Any:
         """Run one step, with the model's States read and written."""
         self.check_states()
+        self.algorithm.compiled.environment.check()
         graph = self.algorithm.graph
         states = self.algorithm.states_of_step
         inputs = {
