@@ -70,14 +70,12 @@ _Sources = dict[tuple[int, int], Ids | None]
 
 
 def _sources(equation: Any) -> _Sources | None:
-    inputs = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
-    outputs = [k for k, var in enumerate(equation.outvars) if carries_derivative(var)]
+    inputs, outputs = _differentiable(equation)
     if not inputs or not outputs:
         return {}
-    try:
-        program = _pull_back(equation, inputs, outputs)
-    except (NotImplementedError, TypeError, ValueError):
-        return None  # No derivative rule; the caller reports the path instead of guessing.
+    program = _pull_back(equation, inputs, outputs)
+    if program is None:
+        return None
     constant = Constants(program)
     cotangents = program.in_vars[len(equation.invars) :]
     found: _Sources = {}
@@ -97,8 +95,17 @@ def _received(origin: Ids | None, ids: Ids | None) -> Contribution:
     return np.where(origin == NONE, NONE, taken).astype(np.int32)
 
 
-def _pull_back(equation: Any, inputs: Sequence[int], outputs: Sequence[int]) -> Program:
-    """Return ``(operands, cotangents of outputs) -> cotangents of inputs`` as a program."""
+def _differentiable(equation: Any) -> tuple[list[int], list[int]]:
+    """Return which operands and which outputs of an equation carry a derivative."""
+    inputs = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
+    return inputs, [k for k, var in enumerate(equation.outvars) if carries_derivative(var)]
+
+
+def _pull_back(equation: Any, inputs: Sequence[int], outputs: Sequence[int]) -> Program | None:
+    """Return ``(operands, cotangents of outputs) -> cotangents of inputs`` as a program.
+
+    ``None`` where there is no derivative rule: the path is reported instead of guessed at.
+    """
     count = len(equation.invars)
 
     def pulled(*values: Any) -> list[Any]:
@@ -114,10 +121,12 @@ def _pull_back(equation: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
 
     avals = [atom.aval for atom in equation.invars]
     avals += [equation.outvars[k].aval for k in outputs]
-    nested = trace_to_jaxpr(pulled, avals)
-    return program_of(
-        trace_to_jaxpr(lambda *v: evaluate_inlined(nested, v, spell_out_broadcasts), avals)
-    )
+    try:
+        nested = trace_to_jaxpr(pulled, avals)
+        flat = trace_to_jaxpr(lambda *v: evaluate_inlined(nested, v, spell_out_broadcasts), avals)
+    except (NotImplementedError, TypeError, ValueError):  # no derivative rule
+        return None
+    return program_of(flat)
 
 
 NOT_LINEAR = frozenset(
@@ -150,14 +159,12 @@ def is_linear(equation: Any) -> bool:
 
     Every derivative is. The backward rule of a ``custom_vjp`` need not be: one that clips is not.
     """
-    inputs = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
-    outputs = [k for k, var in enumerate(equation.outvars) if carries_derivative(var)]
+    inputs, outputs = _differentiable(equation)
     if not equation.primitive.name.startswith("custom_vjp") or not inputs or not outputs:
         return True
-    try:
-        program = _pull_back(equation, inputs, outputs)
-    except (NotImplementedError, TypeError, ValueError):
-        return True  # No derivative rule: the path is reported as such.
+    program = _pull_back(equation, inputs, outputs)
+    if program is None:
+        return True
     moving = program.dependents_of(program.in_vars[len(equation.invars) :])
     return all(_keeps_linear(inner, moving) for inner in program.equations)
 

@@ -15,7 +15,7 @@ from .._compiler import described
 from .._errors import OptionError
 from .._typing import path_name
 from .pure_step import PureStep
-from .recorder import Recorder, run_online
+from .recorder import Recorder, Values, first_written, run_online, values_of
 from .restart import Initial, Restarts, restart_states
 from .step_function import (
     call_step_function,
@@ -114,7 +114,7 @@ class OnlineLearning:
                 restart_states(algorithm, initial, restart)
 
             def loss_of_step() -> Any:
-                before = self._values()
+                before = values_of(self._parameters)
                 run = run_online(algorithm.graph, algorithm.method, traces, restart)
                 recorder = Recorder(algorithm, run)
                 loss, aux = call_step_function(learner, step_fn, recorder, slices, options.has_aux)
@@ -133,16 +133,13 @@ class OnlineLearning:
 
         return step
 
-    def _values(self) -> dict[Any, list[Any]]:
-        return {path: jax.tree.leaves(state.value) for path, state in self._parameters.items()}
-
-    def _check_not_written(self, before: dict[Any, list[Any]]) -> None:
-        for path, leaves in self._values().items():
-            if any(now is not then for now, then in zip(leaves, before[path], strict=True)):
-                raise OptionError(
-                    f"`step_fn` writes the parameter '{path_name(path)}'. Change parameters in "
-                    "`update_fn`, which gets the gradient of the step."
-                )
+    def _check_not_written(self, before: Values) -> None:
+        path = first_written(before, values_of(self._parameters))
+        if path is not None:
+            raise OptionError(
+                f"`step_fn` writes the parameter '{path_name(path)}'. Change parameters in "
+                "`update_fn`, which gets the gradient of the step."
+            )
 
     def _check_kept(self, before: list[Any], after: list[Any]) -> None:
         """Refuse States whose type the next step could not read."""

@@ -1,9 +1,10 @@
 """What happens inside a learner call while a driver runs the user's step function."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import brainstate
 import jax
 
 from .._algorithms import ETraceAlgorithm, read_arguments, read_states, unwrap, write_states
@@ -77,6 +78,23 @@ def run_online(graph: ETraceGraph, method: TraceMethod, traces: Any, restart: Re
     return run
 
 
+Values = dict[Path, list[Any]]
+"""Leaves of the values of States, by path."""
+
+
+def values_of(states: Mapping[Path, brainstate.State]) -> Values:
+    """Return the values of States as they are now."""
+    return {path: jax.tree.leaves(state.value) for path, state in states.items()}
+
+
+def first_written(before: Values, now: Values) -> Path | None:
+    """Return the first State that does not hold what it held before, or ``None``."""
+    for path, leaves in now.items():
+        if any(leaf is not then for leaf, then in zip(leaves, before[path], strict=True)):
+            return path
+    return None
+
+
 @dataclasses.dataclass
 class Recorder:
     """Stands in for the algorithm during one call of the step function.
@@ -125,16 +143,16 @@ class Recorder:
         OptionError
             If something else has written one.
         """
-        for path, leaves in self._traced_values().items():
-            if any(now is not left for now, left in zip(leaves, self._left[path], strict=True)):
-                raise OptionError(
-                    f"`step_fn` writes the hidden State '{path_name(path)}' itself, which the "
-                    "traces would not follow. Change it in the model's `update`; to start a new "
-                    "sequence, use `reset`."
-                )
+        path = first_written(self._left, self._traced_values())
+        if path is not None:
+            raise OptionError(
+                f"`step_fn` writes the hidden State '{path_name(path)}' itself, which the "
+                "traces would not follow. Change it in the model's `update`; to start a new "
+                "sequence, use `reset`."
+            )
 
-    def _traced_values(self) -> dict[Path, list[Any]]:
+    def _traced_values(self) -> Values:
         states = self.algorithm.states_of_step
         groups = self.algorithm.graph.traced_groups
         paths = dict.fromkeys(state.path for group in groups for state in group.states)
-        return {path: jax.tree.leaves(states[path].value) for path in paths}
+        return values_of({path: states[path] for path in paths})
