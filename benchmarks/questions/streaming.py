@@ -257,12 +257,17 @@ def hand_loop(task: Task) -> Subject:
 
 
 def traces_of(task: Task) -> Any:
-    """Return arrays of the shapes and dtypes of a learner's traces."""
+    """Return real arrays of the shapes of a learner's traces, two for each complex one."""
     state = getattr(braintrace, "EligibilityTraces", None)
     if state is None:
         raise NotOffered("the library does not name the State of its traces")
     found = learner_of(task).states(state)
-    return [jax.tree.map(jnp.zeros_like, state.value) for state in found.values()]
+    leaves = jax.tree.leaves([state.value for state in found.values()])
+    return [
+        jnp.zeros(leaf.shape, part.dtype)
+        for leaf in leaves
+        for part in ((leaf.real, leaf.imag) if jnp.iscomplexobj(leaf) else (leaf,))
+    ]
 
 
 def _pass(traces: Any, a: Any, b: Any) -> Any:
@@ -349,7 +354,7 @@ def case(network: str, hidden: int, batch: int, limit: float, steps: int | None 
 def cases(platform: str) -> list[Case]:
     """Return traces that fit into the caches and traces that do not, of one and two states."""
     sizes = [("dense", hidden, batch) for hidden in (256, 1024) for batch in (1, 32)]
-    sizes += [("alif", 256, 32), ("lstm", 256, 32)]
+    sizes += [("alif", 256, 32), ("alif", 1024, 32), ("lstm", 256, 32)]
     if platform != "cpu":
         sizes += [("dense", 1024, 128), ("dense", 4096, 32)]
     limit = LIMITS.get(platform, LIMITS["gpu"])

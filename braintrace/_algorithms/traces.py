@@ -30,6 +30,9 @@ class _Unread:
 class EligibilityTraces(brainstate.ShortTermState):
     """The State that holds an algorithm's traces: a dict with stable string keys.
 
+    D_RTRL keeps the traces of two states that read each other as one complex array: the first is
+    its real part, the second its imaginary part. They are updated in place that way.
+
     The traces after a sequence are often thrown away, by a reset or at the end of the program.
     They are large, so that a driver leaves them here to be computed when somebody reads
     ``value``. Traces that nobody has read also have no second owner: their buffers can be

@@ -8,7 +8,9 @@ with random factors :math:`f^1, f^2, d` and signal :math:`l`, all shaped like th
     \nabla w = l \cdot \epsilon^2
 
 must be the VJP of the implementation, :math:`l d f^1` at :math:`x^1` plus :math:`l f^2` at
-:math:`x^2`.
+:math:`x^2`. Rules that are declared holomorphic must also give the gradient of two traces at once,
+:math:`\mathrm{Re}\,[(l - i d) \cdot (f^1 \otimes x^1 + i\, f^2 \otimes x^2)]
+= l \cdot f^1 \otimes x^1 + d \cdot f^2 \otimes x^2`.
 """
 
 from collections.abc import Callable, Mapping
@@ -93,7 +95,8 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     PrimitiveReport
         Prints as a table; ``.ok`` tells whether every rule agrees. Rules and keys as they
         are registered: ``xy_to_dw`` alone, then the trace (``yw_to_w`` with what `accumulate`
-        and `contract` make of it) after one and after two steps.
+        and `contract` make of it) after one and after two steps; for rules declared
+        ``holomorphic``, the traces of two states as the parts of complex numbers.
 
     Raises
     ------
@@ -110,10 +113,10 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     """
     get_primitive_spec(primitive)
     problem = _make_problem(primitive, tuple(jnp.asarray(arg) for arg in example_args), params)
-    expected = problem.run(lambda p: [side(p) for _, _, side in _CHECKS])
+    expected = problem.run(lambda p: [side(p) for _, _, side in p.checks])
     computed = _run_rules(problem)
     checks: list[RuleCheck] = []
-    for (rule, _, _), result, wanted in zip(_CHECKS, computed, expected, strict=True):
+    for (rule, _, _), result, wanted in zip(problem.checks, computed, expected, strict=True):
         checks += _compare(rule, result, {name: wanted[name] for name in problem.weights})
     return PrimitiveReport(primitive.name, tuple(checks))
 
@@ -137,6 +140,12 @@ class _Problem:
     @property
     def weights(self) -> dict[str, Any]:
         return {name: self.draws["operands"][index] for name, index in self.layout.items()}
+
+    @property
+    def checks(self) -> tuple["_Check", ...]:
+        has_pairs = self.draws["signal"].dtype in (jnp.float32, jnp.float64)
+        is_holomorphic = get_primitive_spec(self.primitive).holomorphic
+        return (*_CHECKS, _PAIR_CHECK) if has_pairs and is_holomorphic else _CHECKS
 
     def run(self, method: Callable[["_Problem"], Any]) -> Any:
         return jax.jit(lambda draws: method(replace(self, draws=draws)))(self.draws)
@@ -181,7 +190,9 @@ class _Problem:
         return rules.accumulate(self.primitive, self.params, steps, factors, self.weights)
 
     def contracted(self, trace: dict) -> dict:
-        signal = self.draws["signal"]
+        return self.product(self.draws["signal"], trace)
+
+    def product(self, signal: Any, trace: dict) -> dict:
         return rules.contract(self.primitive, self.params, signal, trace, self.weights)
 
     def one_step(self) -> dict:
@@ -200,14 +211,26 @@ class _Problem:
         through_first = self.autodiff("x1", draws["signal"] * draws["d"] * draws["f1"])
         return _add(through_first, self.autodiff("x2", draws["signal"] * draws["f2"]))
 
+    def pair(self) -> dict:
+        traces = self.term("x1", "f1"), self.term("x2", "f2")
+        signal = jax.lax.complex(self.draws["signal"], -self.draws["d"])
+        return self.product(signal, jax.tree.map(jax.lax.complex, *traces))
 
-_CHECKS = (
+    def expected_pair(self) -> dict:
+        first = self.autodiff("x1", self.draws["signal"] * self.draws["f1"])
+        return _add(first, self.autodiff("x2", self.draws["d"] * self.draws["f2"]))
+
+
+_Check = tuple[str, Callable[[_Problem], dict], Callable[[_Problem], dict]]
+"""Name of a check, what the rules give, what automatic differentiation gives."""
+
+_CHECKS: tuple[_Check, ...] = (
     ("shapes", _Problem.validate, _Problem.zero_gradients),
     ("xy_to_dw", _Problem.pulled_back, _Problem.expected_pull_back),
     ("yw_to_w, one step", _Problem.one_step, _Problem.expected_one_step),
     ("yw_to_w, two steps", _Problem.two_steps, _Problem.expected_two_steps),
 )
-"""Name of each check, what the rules give, what automatic differentiation gives."""
+_PAIR_CHECK: _Check = ("holomorphic", _Problem.pair, _Problem.expected_pair)
 
 
 def _make_problem(primitive: ETPPrimitive, operands: tuple, params: Mapping[str, Any]) -> _Problem:
@@ -241,9 +264,9 @@ def _add(left: dict, right: dict) -> dict:
 def _run_rules(problem: _Problem) -> list[Any]:
     """Return each check's gradients, or the error of the rule that failed."""
     try:
-        return problem.run(lambda p: [side(p) for _, side, _ in _CHECKS])
+        return problem.run(lambda p: [side(p) for _, side, _ in p.checks])
     except Exception:  # which rule it was shows when each runs alone
-        return [_run_or_error(problem, side) for _, side, _ in _CHECKS]
+        return [_run_or_error(problem, side) for _, side, _ in problem.checks]
 
 
 def _run_or_error(problem: _Problem, side: Callable[[_Problem], dict]) -> Any:

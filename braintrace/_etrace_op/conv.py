@@ -209,6 +209,7 @@ etp_conv_p = register_primitive_spec(
         trainable_invars_fn=conventional_trainable_invars,
         x_invar_index=0,
         batched=True,
+        holomorphic=True,
         accumulate=_accumulate,
         contract=_contract,
         select_outputs=_select_outputs,

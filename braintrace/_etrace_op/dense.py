@@ -86,6 +86,7 @@ _spec = functools.partial(
     init_pp=init_output_trace,
     trainable_invars_fn=conventional_trainable_invars,
     x_invar_index=0,
+    holomorphic=True,
     accumulate=_accumulate,
     select_outputs=_select_outputs,
 )

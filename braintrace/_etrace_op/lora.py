@@ -76,6 +76,8 @@ def _contract(
     products = functools.partial(_product, has_bias=has_bias)
     summed = sum_over_samples(products, (signal, trace), axes=signal.ndim - 1)
     effective = alpha * summed["effective"]
+    if not (jnp.iscomplexobj(lora_b) or jnp.iscomplexobj(lora_a)):
+        effective = effective.real
     result = {
         "lora_b": like_operand(effective @ lora_a.astype(effective.dtype).T, lora_b),
         "lora_a": like_operand(lora_b.astype(effective.dtype).T @ effective, lora_a),
@@ -119,6 +121,7 @@ _spec = functools.partial(
     init_pp=init_output_trace,
     trainable_invars_fn=_trainable_invars,
     x_invar_index=0,
+    holomorphic=True,
     accumulate=_accumulate,
     contract=_contract,
     select_outputs=_select_outputs,

@@ -57,6 +57,10 @@ class ETPPrimitiveSpec:
     gradient_enabled : bool
         Whether the compiler passes through this primitive on its way from an output to
         a hidden state. Only for identity-like operations.
+    holomorphic : bool
+        Whether ``yw_to_w`` and ``contract`` compute with complex numbers as with real ones:
+        without conjugates, and without conversions to a real dtype. The traces of two coupled
+        states are then kept as one array of complex numbers, and updated in place.
     accumulate : callable, optional
         ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
         terms in trace space, summed over a leading time axis, not over the batch. For
@@ -93,6 +97,7 @@ class ETPPrimitiveSpec:
     y_outvar_index: int = 0
     batched: bool = False
     gradient_enabled: bool = False
+    holomorphic: bool = False
     accumulate: Rule | None = None
     contract: Rule | None = None
     select_outputs: Rule | None = None

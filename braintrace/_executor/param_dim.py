@@ -30,6 +30,7 @@ from .._etrace_op import accumulate, contract, propagate, pull_back
 from .jacobians import Jacobians, Weights
 from .layout import Link, links, old_state_to_positions, x_key
 from .live import Probes
+from .pairs import kept_states, separate, together, with_signals
 from .recursion import (
     Blocks,
     backward,
@@ -65,8 +66,7 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
 
 def _columns(link: Link, traces: Traces) -> Columns | None:
     """Return the outputs that the traces of a link are kept for; ``None``: all."""
-    carried = [a for a in link.reach.reached if link.key(a) in traces]
-    return columns_of(link.relation, link.reach, carried)
+    return columns_of(link.relation, link.reach, kept_states(link, traces))
 
 
 def _zero(link: Link, columns: Columns | None) -> Any:
@@ -81,6 +81,7 @@ def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: T
     Traces before it that are known to be zero may be given by their shapes (see `zero`), here
     and in `solve`.
     """
+    before, traces = traces, separate(graph, traces)
     new: Traces = {}
     for group in graph.traced_groups:
         members = links(graph, group)
@@ -97,7 +98,7 @@ def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: T
             x = _input(graph, link, jacobians)
             own_weights = weights[link.relation.key]
             new.update(_updated(link, products, x, own_weights, jacobians["Df"], traces))
-    return {key: new[key] for key in traces}
+    return together(graph, new, before)
 
 
 def _updated(
@@ -193,8 +194,12 @@ def solve_step(
     gradients = jax.tree.map(jnp.zeros_like, weights)
     for group in graph.traced_groups:
         now = signals(group, signal)
-        keys = {a: [x.key(a) for x in links(graph, group) if a in x.reach.reached] for a in now}
-        stored = {a for a, names in keys.items() if all(name in after for name in names)}
+        without = {
+            a
+            for link in links(graph, group)
+            for a in set(link.reach.reached) - set(kept_states(link, after))
+        }
+        stored = set(now) - without
         if {a for a, _ in group.transition} <= stored:
             adjoint = {a: value for a, value in now.items() if a not in stored}
             past, traces = {a: now[a][0] for a in stored}, after
@@ -239,10 +244,9 @@ def _carried(
     gradients: Weights = {}
     for link in links(graph, group):
         columns = _columns(link, traces)
-        for c in link.reach.reached:
-            if c in mu and link.key(c) in traces and not is_zero(traces[link.key(c)]):
-                own = weights[link.relation.key]
-                found = _contracted(link, columns, mu[c], traces[link.key(c)], own)
+        for signal, trace in with_signals(link, mu, traces):
+            if not is_zero(trace):
+                found = _contracted(link, columns, signal, trace, weights[link.relation.key])
                 gradients = add(gradients, {link.relation.key: found})
     return gradients
 

@@ -106,8 +106,8 @@ class SequenceGradient:
         self._zero_traces = jax.eval_shape(self._algorithm.zero_traces)
         self._run = jax.jit(self._sequence)
         self._run_and_donate = jax.jit(self._sequence, donate_argnums=2)
-        self._update = jax.jit(self._updated)
-        self._update_and_donate = jax.jit(self._updated, donate_argnums=2)
+        self._update = jax.jit(self._kept_after)
+        self._update_and_donate = jax.jit(self._kept_after, donate_argnums=2)
 
     def __call__(
         self,
@@ -128,7 +128,8 @@ class SequenceGradient:
                 parameters, others, before, sequences, mask, restarts
             )
         if not is_one_chunk:
-            before, owned = replaced, True
+            # Separate arrays cannot be overwritten by the packed ones after them.
+            before, owned = replaced, replaced.keys() == self._zero_traces.keys()
         update = self._update_and_donate if owned else self._update
         self._chunks.step.write(written)
         traces.leave(lambda: update(weights, kept, before))
@@ -186,6 +187,9 @@ class SequenceGradient:
         is_one_chunk = steps <= length
         if traces is None:
             traces = self._zero_traces if is_one_chunk else as_arrays(self._zero_traces)
+        method, graph = self._algorithm.method, self._algorithm.graph
+        if 1 < length < steps:
+            traces = method.unpacked(graph, traces)
 
         def run_last(carry: Any, chunk: Any) -> Any:
             (written, gradients, kept), results = self._chunks.run(
@@ -224,6 +228,11 @@ class SequenceGradient:
             weights,
         )
         return self._chunks.traces_after(as_arrays(weights), kept, before)
+
+    def _kept_after(self, weights: Any, kept: Any, before: Any) -> Any:
+        """Return the traces after a sequence, from those before its last chunk."""
+        algorithm = self._algorithm
+        return algorithm.method.packed(algorithm.graph, self._updated(weights, kept, before))
 
     def _read_by_update(self, weights: Any, kept: Any, before: Any) -> Any:
         """Return the operands whose values the traces after a chunk depend on, or None.

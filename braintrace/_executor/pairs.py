@@ -1,0 +1,137 @@
+r"""The traces of two states that need each other, as one array of complex numbers.
+
+.. math::
+
+    \epsilon'_a = D_{aa} \epsilon_a + D_{ac} \epsilon_c, \qquad
+    \epsilon'_c = D_{ca} \epsilon_a + D_{cc} \epsilon_c
+
+Neither of two arrays can be overwritten before the other has been computed, so that XLA copies
+both at every step. As real and imaginary part of :math:`z = \epsilon_a + i \epsilon_c` they are
+read and written together, once and in place. The gradient is one product with ``z`` as well:
+
+.. math::
+
+    l_a \circ \epsilon_a + l_c \circ \epsilon_c = \mathrm{Re}\,[(l_a - i\, l_c) \circ z].
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import ETraceGraph
+from .._etrace_op import get_primitive_spec
+from .layout import Link, links
+from .zero import is_zero
+
+Traces = dict[str, Any]
+PARTS = (jnp.dtype("float32"), jnp.dtype("float64"))
+"""What the parts of a complex number can be."""
+BACKENDS = ("cpu", "gpu")
+"""Where a complex number is read and written as one; elsewhere its parts are apart anyway."""
+
+
+def paired(graph: ETraceGraph, traces: Traces) -> Traces:
+    """Return separate traces with those of states that need each other as pairs."""
+    found = dict(traces)
+    if jax.default_backend() in BACKENDS:
+        for link in links(graph):
+            for states in _partners(link, traces):
+                found[_key(link, *states)] = _pair(*(found.pop(link.key(a)) for a in states))
+    return found
+
+
+def _partners(link: Link, traces: Traces) -> Iterator[tuple[int, int]]:
+    """Yield states that can share an array: one trace is computed from the other."""
+    if not get_primitive_spec(link.relation.primitive).holomorphic:
+        return
+    left = [a for a in link.reach.reached if link.key(a) in traces]
+    while left:
+        a, *left = left
+        for c in left:
+            is_coupled = not {(a, c), (c, a)}.isdisjoint(link.group.transition)
+            if is_coupled and _fit(traces[link.key(a)], traces[link.key(c)]):
+                left.remove(c)
+                yield a, c
+                break
+
+
+def _fit(*traces: Any) -> bool:
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(traces)}
+    return len(dtypes) == 1 and dtypes <= set(PARTS)
+
+
+def _key(link: Link, a: int, c: int) -> str:
+    return f"{link.key(a)}+{link.group.states[c].name}"
+
+
+def _pair(real: Any, imaginary: Any) -> Any:
+    return jax.tree.map(jax.lax.complex, real, imaginary)
+
+
+def _pairs(link: Link, traces: Traces) -> list[tuple[int, int]]:
+    """Return the states whose traces are pairs."""
+    every = itertools.combinations(link.reach.reached, 2)
+    return [(a, c) for a, c in every if _key(link, a, c) in traces]
+
+
+def kept_states(link: Link, traces: Traces) -> tuple[int, ...]:
+    """Return the states of a link whose traces are kept, alone or in a pair."""
+    alone = (a for a in link.reach.reached if link.key(a) in traces)
+    return tuple(sorted((*alone, *itertools.chain(*_pairs(link, traces)))))
+
+
+def separate(graph: ETraceGraph, traces: Traces) -> Traces:
+    """Return traces with the two of every pair apart; those known to be zero stay shapes."""
+    found = dict(traces)
+    for link in links(graph):
+        for states in _pairs(link, traces):
+            pair = found.pop(_key(link, *states))
+            for a, part in zip(states, (jnp.real, jnp.imag), strict=True):
+                found[link.key(a)] = _part(part, pair)
+    return found
+
+
+def _part(part: Callable[[Any], Any], pair: Any) -> Any:
+    if not is_zero(pair):
+        return jax.tree.map(part, pair)
+    return jax.tree.map(lambda leaf: jax.eval_shape(part, leaf), pair)
+
+
+def together(graph: ETraceGraph, separated: Traces, like: Traces) -> Traces:
+    """Return separate traces with those as pairs that are pairs in other ones."""
+    found = dict(separated)
+    for link in links(graph):
+        for states in _pairs(link, like):
+            found[_key(link, *states)] = _pair(*(found.pop(link.key(a)) for a in states))
+    return {key: found[key] for key in like}
+
+
+def with_signals(
+    link: Link, signals: dict[int, jax.Array], traces: Traces
+) -> Iterator[tuple[jax.Array, Any]]:
+    """Yield every trace of a link with the signal that it is multiplied by.
+
+    Parameters
+    ----------
+    link
+        A relation and a group.
+    signals
+        By state, in positions of the group; zero for those that are missing.
+    traces
+        Traces, pairs among them.
+    """
+    for a in link.reach.reached:
+        if a in signals and link.key(a) in traces:
+            yield signals[a], traces[link.key(a)]
+    for states in _pairs(link, traces):
+        present = [signals[a] for a in states if a in signals]
+        if present:
+            trace = traces[_key(link, *states)]
+            parts = jnp.finfo(jax.tree.leaves(trace)[0].dtype).dtype
+            dtype = jnp.result_type(*present, parts)
+            zero = jnp.zeros_like(present[0])
+            real, imaginary = (signals.get(a, zero).astype(dtype) for a in states)
+            yield jax.lax.complex(real, -imaginary), trace

@@ -1,0 +1,225 @@
+"""Traces of two coupled states are kept as the parts of one complex array, and in place."""
+
+import dataclasses
+import functools
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close, assert_gradients_differ
+from operation_cases import BATCH, CASES, STEPS, by_name, loss, normal
+from ops_catalogue import restored_registries
+
+import braintrace
+from braintrace._executor import pairs
+
+BY_NAME = {case.name: case for case in CASES}
+MATMUL = BY_NAME["matmul"]
+EVERY_OPERATION = [
+    BY_NAME[name]
+    for name in (
+        "matmul with bias",
+        "element_wise",
+        "grouped 1-D conv",
+        "sparse_matmul with bias",
+        "lora_matmul with bias",
+    )
+]
+EACH_OTHER = ((0.8, -0.3), (0.4, 0.6))
+CHAIN = ((0.8, 0.0), (0.4, 0.6))
+APART = ((0.8, 0.0), (0.0, 0.6))
+CIRCLE = ((0.8, 0.0, -0.3), (0.4, 0.6, 0.0), (0.0, 0.5, 0.7))
+
+
+def next_states(mixing, states, drive):
+    """New states; every one reads the old ones that its row of ``mixing`` names."""
+    drive = jnp.tanh(drive)
+    return [
+        sum(factor * jnp.sin(h) for factor, h in zip(row, states, strict=True) if factor) + drive
+        for row in mixing
+    ]
+
+
+class Coupled(brainstate.nn.Module):
+    """States that read each other position by position, fed by one operation."""
+
+    def __init__(self, case, mixing, dtype=jnp.float32):
+        super().__init__()
+        self.case, self.mixing, self.dtype = case, mixing, dtype
+        self.parameters_of = {
+            name: brainstate.ParamState(value.astype(dtype))
+            for name, value in case.parameters.items()
+        }
+
+    def init_state(self, batch_size=None, **kwargs):
+        shape = (batch_size, *self.case.hidden)
+        self.hidden = {
+            f"h{a}": brainstate.HiddenState(jnp.zeros(shape, self.dtype))
+            for a in range(len(self.mixing))
+        }
+
+    def update(self, x):
+        values = {name: state.value for name, state in self.parameters_of.items()}
+        old = [state.value for state in self.hidden.values()]
+        new = next_states(self.mixing, old, self.case.marked(x.astype(self.dtype), values))
+        for state, value in zip(self.hidden.values(), new, strict=True):
+            state.value = value
+        return sum((a + 1) * value for a, value in enumerate(new))
+
+
+@functools.cache
+def bptt(name, mixing):
+    case = BY_NAME[name]
+
+    def total(parameters):
+        states = [jnp.zeros((BATCH, *case.hidden))] * len(mixing)
+        value = 0.0
+        for x in case.inputs:
+            states = next_states(mixing, states, case.plain(x, parameters))
+            value = value + loss(sum((a + 1) * h for a, h in enumerate(states)))
+        return value
+
+    return jax.grad(total)(case.parameters)
+
+
+def compiled(case, mixing=EACH_OTHER, dtype=jnp.float32, **options):
+    model = Coupled(case, mixing, dtype)
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    algorithm = braintrace.D_RTRL(model, **options)
+    algorithm.compile_graph(case.inputs[0])
+    return algorithm
+
+
+def of_stream(algorithm):
+    """The gradient of the summed loss, one call of the algorithm after the other."""
+    parameters = algorithm.model.states(brainstate.ParamState)
+
+    @brainstate.transform.jit
+    def step(x):
+        return brainstate.transform.grad(lambda x: loss(algorithm(x)), parameters)(x)
+
+    steps = [step(x) for x in algorithm.model.case.inputs]
+    return by_name(jax.tree.map(lambda *found: sum(found), *steps))
+
+
+def of_sequence(case, mixing, chunk_size):
+    learner = braintrace.compile(Coupled(case, mixing), "d_rtrl", case.inputs[0], batch_size=BATCH)
+    return by_name(
+        learner.etrace_grad(
+            case.inputs,
+            step_fn=lambda x: loss(learner(x)),
+            reduction="sum",
+            chunk_size=chunk_size,
+        )
+    )
+
+
+def dtypes_of_traces(algorithm):
+    return sorted(str(leaf.dtype) for leaf in jax.tree.leaves(algorithm.traces.value))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("case", EVERY_OPERATION, ids=lambda case: case.name)
+def test_the_gradient_equals_bptt_for_every_operation(case):
+    expected = bptt(case.name, EACH_OTHER)
+    algorithm = compiled(case)
+    assert set(dtypes_of_traces(algorithm)) == {"complex64"}
+    assert_gradients_close(of_stream(algorithm), expected, 1e-5, f"{case.name}, stream")
+    found = of_sequence(case, EACH_OTHER, 3)
+    assert_gradients_close(found, expected, 1e-5, f"{case.name}, chunks of 3")
+
+
+@pytest.mark.parametrize(
+    ("mixing", "dtypes"),
+    [(CHAIN, ["complex64"]), (CIRCLE, ["complex64", "float32"]), (APART, ["float32"] * 2)],
+    ids=["chain", "circle of three", "apart"],
+)
+def test_other_couplings(mixing, dtypes):
+    expected = bptt("matmul", mixing)
+    algorithm = compiled(MATMUL, mixing)
+    assert dtypes_of_traces(algorithm) == dtypes
+    assert_gradients_close(of_stream(algorithm), expected, 1e-5, "stream")
+    for chunk_size in (1, STEPS):
+        found = of_sequence(MATMUL, mixing, chunk_size)
+        assert_gradients_close(found, expected, 1e-5, f"chunks of {chunk_size}")
+
+
+def test_apart_from_each_other_where_complex_numbers_have_no_place(monkeypatch):
+    monkeypatch.setattr(pairs, "BACKENDS", ())
+    algorithm = compiled(MATMUL)
+    assert dtypes_of_traces(algorithm) == ["float32"] * 2
+    assert_gradients_close(of_stream(algorithm), bptt("matmul", EACH_OTHER), 1e-5)
+
+
+def test_traces_wider_than_the_model():
+    algorithm = compiled(MATMUL, dtype=jnp.bfloat16, trace_dtype=jnp.float32)
+    assert dtypes_of_traces(algorithm) == ["complex64"]
+    assert_gradients_close(of_stream(algorithm), bptt("matmul", EACH_OTHER), 0.05)
+
+
+def test_a_step_copies_no_trace():
+    """Separate traces of states that read each other are copied by XLA at every step."""
+    inputs, units = 48, 64
+    wide = dataclasses.replace(
+        MATMUL, sample=(inputs,), hidden=(units,), parameters={"w": normal(0, inputs, units)}
+    )
+    algorithm = compiled(wide)
+
+    def step(values, traces):
+        def total(values):
+            outputs, _, after = algorithm.compiled.single_step(values, traces)
+            return loss(outputs[0]), after
+
+        return jax.grad(total, has_aux=True)(values)
+
+    values = algorithm.compiled.inputs(algorithm.states_of_step, (wide.inputs[0],))
+    donating = jax.jit(step, donate_argnums=1)
+    program = donating.lower(values, algorithm.traces.value).compile()
+    of_a_state = BATCH * inputs * units * np.dtype("float32").itemsize
+    assert program.memory_analysis().temp_size_in_bytes < of_a_state
+
+
+def product(x, w):
+    return x @ w
+
+
+def conjugated(hidden_dim, trace):
+    return {"weight": trace["weight"] * jnp.conj(hidden_dim)[..., None, :]}
+
+
+def conjugating_operation(holomorphic):
+    spec = braintrace.get_primitive_spec(braintrace.etp_mm_p)
+    return braintrace.register_primitive_spec(
+        braintrace.ETPPrimitiveSpec(
+            name="etp_test_conjugated",
+            impl=product,
+            yw_to_w=conjugated,
+            xy_to_dw=spec.xy_to_dw,
+            init_drtrl=spec.init_drtrl,
+            init_pp=spec.init_pp,
+            trainable_invars_fn=lambda params: {"weight": 1},
+            batched=True,
+            holomorphic=holomorphic,
+        )
+    )
+
+
+@pytest.mark.parametrize("holomorphic", [False, True])
+def test_only_rules_that_compute_with_complex_numbers_see_them(holomorphic):
+    """A conjugate changes no real number, so that the rule is right as long as it sees no other."""
+    with restored_registries():
+        primitive = conjugating_operation(holomorphic)
+        case = dataclasses.replace(MATMUL, marked=lambda x, p: primitive.bind(x, p["w"]))
+        algorithm = compiled(case)
+        found, expected = of_stream(algorithm), bptt("matmul", EACH_OTHER)
+        report = braintrace.check_primitive(primitive, MATMUL.inputs[0], case.parameters["w"])
+    assert {check.rule for check in report.checks if not check.agrees} == (
+        {"holomorphic"} if holomorphic else set()
+    )
+    if holomorphic:
+        assert_gradients_differ(found, expected, 0.01)
+    else:
+        assert dtypes_of_traces(algorithm) == ["float32"] * 2
+        assert_gradients_close(found, expected, 1e-5)
