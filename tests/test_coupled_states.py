@@ -14,6 +14,7 @@ from ops_catalogue import restored_registries
 
 import braintrace
 from braintrace._executor import pairs
+from braintrace._learner.gradient import GradientOptions, SequenceGradient
 
 BY_NAME = {case.name: case for case in CASES}
 MATMUL = BY_NAME["matmul"]
@@ -159,13 +160,13 @@ def test_traces_wider_than_the_model():
     assert_gradients_close(of_stream(algorithm), bptt("matmul", EACH_OTHER), 0.05)
 
 
+WIDE = dataclasses.replace(MATMUL, sample=(48,), hidden=(64,), parameters={"w": normal(0, 48, 64)})
+BYTES_OF_A_TRACE = BATCH * 48 * 64 * np.dtype("float32").itemsize
+
+
 def test_a_step_copies_no_trace():
     """Separate traces of states that read each other are copied by XLA at every step."""
-    inputs, units = 48, 64
-    wide = dataclasses.replace(
-        MATMUL, sample=(inputs,), hidden=(units,), parameters={"w": normal(0, inputs, units)}
-    )
-    algorithm = compiled(wide)
+    algorithm = compiled(WIDE)
 
     def step(values, traces):
         def total(values):
@@ -174,11 +175,25 @@ def test_a_step_copies_no_trace():
 
         return jax.grad(total, has_aux=True)(values)
 
-    values = algorithm.compiled.inputs(algorithm.states_of_step, (wide.inputs[0],))
+    values = algorithm.compiled.inputs(algorithm.states_of_step, (WIDE.inputs[0],))
     donating = jax.jit(step, donate_argnums=1)
     program = donating.lower(values, algorithm.traces.value).compile()
-    of_a_state = BATCH * inputs * units * np.dtype("float32").itemsize
-    assert program.memory_analysis().temp_size_in_bytes < of_a_state
+    assert program.memory_analysis().temp_size_in_bytes < BYTES_OF_A_TRACE
+
+
+def test_a_loop_over_chunks_copies_no_trace():
+    """It would where XLA cannot tell that a chunk's gradient has read the traces before it."""
+    model = Coupled(WIDE, EACH_OTHER)
+    learner = braintrace.compile(model, "d_rtrl", WIDE.inputs[0], batch_size=BATCH)
+    options = GradientOptions("sum", has_aux=False, unit_aware=False)
+    sequence = (WIDE.inputs,)
+    arguments = learner, lambda x: loss(learner(x)), options, 1, sequence, False, (None, [])
+    program = SequenceGradient(*arguments)
+    parameters = [state.value for state in program._parameters.values()]
+    others = [state.value for state in program._chunks.step.others]
+    traces = learner.algorithm.traces.value
+    lowered = program._run_and_donate.lower(parameters, others, traces, sequence, None, (None, []))
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < BYTES_OF_A_TRACE
 
 
 def product(x, w):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, compile_model, trace_model
 from .._errors import NotCompiledError, OptionError, ShapeError
-from .._executor import TraceMethod, narrowed
+from .._executor import TraceMethod
 from .._typing import Path
 from .compiled_step import CompiledStep
 from .data import MultiStepData, first_step, is_sequence, unwrap
@@ -173,8 +173,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def zero_traces(self) -> Any:
         """Return traces as they are at the start of a sequence."""
-        traces = self.method.init(self.graph, self._every_state)
-        return self.method.packed(self.graph, narrowed(traces, self.trace_dtype))
+        return self.method.init(self.graph, self._every_state, self.trace_dtype)
 
     def _reset_traces(self) -> None:
         self.traces.leave(self.zero_traces, zero=True)

@@ -1,6 +1,6 @@
 """D-RTRL: real-time recurrent learning with a position-by-position transition."""
 
-from .._executor import TraceMethod, pairs, param_dim
+from .._executor import TraceMethod, param_dim
 from .algorithm import ETraceAlgorithm
 
 _METHOD = TraceMethod(
@@ -9,8 +9,6 @@ _METHOD = TraceMethod(
     solve=param_dim.solve,
     carried=param_dim.carried,
     solve_step=param_dim.solve_step,
-    packed=pairs.paired,
-    unpacked=pairs.separate,
 )
 
 

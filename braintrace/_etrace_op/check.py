@@ -286,6 +286,8 @@ def _compare_arrays(rule: str, key: str, computed: Any, expected: Any) -> RuleCh
     if computed is None or computed.shape != expected.shape:
         found = "nothing" if computed is None else f"shape {computed.shape}"
         return RuleCheck(rule, key, np.inf, False, f"expected shape {expected.shape}, got {found}")
+    if jnp.iscomplexobj(computed) and not jnp.iscomplexobj(expected):
+        return RuleCheck(rule, key, np.inf, False, "expected real numbers, got complex ones")
     tolerance = min(1e3 * float(jnp.finfo(expected.dtype).eps), 0.05)
     wide = np.complex128 if jnp.iscomplexobj(expected) else np.float64
     computed, expected = np.asarray(computed).astype(wide), np.asarray(expected).astype(wide)

@@ -172,10 +172,7 @@ def _contract(
     summed = sum_over_samples(products, (signal, trace), axes=signal.ndim - 1)
     # (groups, patch, outputs of the group) -> (patch, groups * outputs of the group)
     product = jnp.swapaxes(summed["weight"], 0, 1).reshape(kernel.shape)
-    result = {"weight": like_operand(product, kernel)}
-    if has_bias:
-        result["bias"] = like_operand(summed["bias"], weights["bias"])
-    return result
+    return {**summed, "weight": product}
 
 
 def _select_outputs(

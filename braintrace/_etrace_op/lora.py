@@ -79,11 +79,11 @@ def _contract(
     if not (jnp.iscomplexobj(lora_b) or jnp.iscomplexobj(lora_a)):
         effective = effective.real
     result = {
-        "lora_b": like_operand(effective @ lora_a.astype(effective.dtype).T, lora_b),
-        "lora_a": like_operand(lora_b.astype(effective.dtype).T @ effective, lora_a),
+        "lora_b": effective @ lora_a.astype(effective.dtype).T,
+        "lora_a": lora_b.astype(effective.dtype).T @ effective,
     }
     if has_bias:
-        result["bias"] = like_operand(summed["bias"], weights["bias"])
+        result["bias"] = summed["bias"]
     return result
 
 

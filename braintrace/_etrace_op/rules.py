@@ -115,15 +115,16 @@ def contract(
     """Return the gradients that an output-shaped signal and a trace give, batch summed."""
     spec = get_primitive_spec(primitive)
     if spec.contract is not None:
-        gradients = spec.contract(signal, trace, weights, **params)
-        return _expect_keys(spec, "contract", _as_dict(spec, "contract", gradients), weights)
+        found = _as_dict(spec, "contract", spec.contract(signal, trace, weights, **params))
+        gradients = _expect_keys(spec, "contract", found, weights)
+    else:
 
-    def products(operands: Any) -> Arrays:
-        return _expect_keys(spec, "yw_to_w", propagate(primitive, params, *operands), weights)
+        def products(operands: Any) -> Arrays:
+            return _expect_keys(spec, "yw_to_w", propagate(primitive, params, *operands), weights)
 
-    operands = (signal, trace)
-    summed = sum_over_samples(products, operands) if spec.batched else products(operands)
-    return {name: like_operand(product, weights[name]) for name, product in summed.items()}
+        operands = (signal, trace)
+        gradients = sum_over_samples(products, operands) if spec.batched else products(operands)
+    return {name: like_operand(gradient, weights[name]) for name, gradient in gradients.items()}
 
 
 def like_operand(gradient: Any, operand: Any) -> Any:

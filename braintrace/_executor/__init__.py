@@ -1,7 +1,6 @@
 """Pure numerics: functions of a compiled model and arrays."""
 
 from . import io_dim as io_dim
-from . import pairs as pairs
 from . import param_dim as param_dim
 from .jacobians import Jacobians as Jacobians
 from .jacobians import Weights as Weights
@@ -21,4 +20,3 @@ from .step import solve_chunk as solve_chunk
 from .step import window_step as window_step
 from .zero import as_arrays as as_arrays
 from .zero import is_zero as is_zero
-from .zero import narrowed as narrowed

@@ -42,7 +42,7 @@ from .live import Probes
 from .param_dim import Traces, add, like
 from .recursion import num_steps, scan_block, scan_records, signals
 from .restart import at_positions
-from .zero import as_arrays, widened
+from .zero import as_arrays, narrowed, widened
 
 Arrays = dict[str, Any]
 
@@ -51,7 +51,7 @@ BLOCK_BYTES = 2**23
 SHORTEST_BLOCK = 16
 
 
-def init(graph: ETraceGraph, every_state: bool) -> Traces:
+def init(graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
     """Return zero traces and a zero count of steps.
 
     Parameters
@@ -60,6 +60,8 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
         The compiled model.
     every_state
         Also for the states that no later step reads position by position.
+    dtype
+        Floating-point dtype that they are kept in; ``None``: that of the model.
     """
     inputs: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
@@ -68,14 +70,15 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
         relation, reach = link.relation, link.reach
         if relation.x_var is not None:
             aval = relation.x_var.aval
-            dtype = jnp.promote_types(aval.dtype, relation.y_var.aval.dtype)
-            inputs[x_key(graph, relation)] = jnp.zeros(aval.shape, dtype)
+            own = jnp.promote_types(aval.dtype, relation.y_var.aval.dtype)
+            inputs[x_key(graph, relation)] = jnp.zeros(aval.shape, own)
         rule = ETP_RULES_INIT_PP[relation.primitive]
         zero = rule(relation.x_var, relation.y_var, dict(relation.trainable_vars), 1)[..., 0]
         for a in reach.reached if every_state else reach.stored:
             outputs[shared[link.key(a)]] = jnp.zeros(reach.table_shape, zero.dtype)
     kept = of_columns(graph, outputs)
-    return {"x": inputs, "f": kept, "steps": jnp.zeros(_samples(graph), jnp.int32)}
+    traces = {"x": inputs, "f": kept, "steps": jnp.zeros(_samples(graph), jnp.int32)}
+    return narrowed(traces, dtype)
 
 
 def _samples(graph: ETraceGraph) -> tuple[int, ...]:

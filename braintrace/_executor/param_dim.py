@@ -30,7 +30,7 @@ from .._etrace_op import accumulate, contract, propagate, pull_back
 from .jacobians import Jacobians, Weights
 from .layout import Link, links, old_state_to_positions, x_key
 from .live import Probes
-from .pairs import kept_states, separate, together, with_signals
+from .pairs import kept_states, paired, separate, together, with_signals
 from .recursion import (
     Blocks,
     backward,
@@ -39,12 +39,12 @@ from .recursion import (
     suffix_products,
     transition_blocks,
 )
-from .zero import is_zero, widened
+from .zero import is_zero, narrowed, widened
 
 Traces = dict[str, Any]
 
 
-def init(graph: ETraceGraph, every_state: bool) -> Traces:
+def init(graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
     """Return zero traces.
 
     Parameters
@@ -54,14 +54,16 @@ def init(graph: ETraceGraph, every_state: bool) -> Traces:
     every_state
         Also for the states that no later step reads position by position: a gradient that
         goes back through mixing reads those too.
+    dtype
+        Floating-point dtype that they are kept in; ``None``: that of the model.
     """
-    traces = {}
+    traces: Traces = {}
     for link in links(graph):
         states = link.reach.reached if every_state else link.reach.stored
         columns = columns_of(link.relation, link.reach, states)
         for a in states:
             traces[link.key(a)] = _zero(link, columns)
-    return traces
+    return paired(graph, narrowed(traces, dtype))
 
 
 def _columns(link: Link, traces: Traces) -> Columns | None:
@@ -123,7 +125,7 @@ def _updated(
             if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
         ]
         entering = [
-            pick(link.table(each[i, m]) * Df[keys[m]])
+            pick(_table(link, each[i, m]) * Df[keys[m]])
             for m in keys
             if (i, m) in each and keys[m] in Df
         ]
@@ -131,6 +133,11 @@ def _updated(
             terms.append(_entered(link, x, sum(entering[1:], entering[0]), weights))
         new[keys[i]] = jax.tree.map(_sum_like, traces[keys[i]], *terms)
     return new
+
+
+def _table(link: Link, product: jax.Array) -> jax.Array:
+    """Bring ``P`` to the layout of ``y``, unless it is one number for all positions."""
+    return product if product.ndim == 1 else link.table(product)
 
 
 def _entered(link: Link, x: Any, factor: jax.Array, weights: Any) -> Any:

@@ -116,6 +116,9 @@ def suffix_products(
 ) -> tuple[Blocks, Blocks]:
     """Return ``P^s`` for every step (time first), and ``P^0``.
 
+    Of a single step, ``P^1`` is the identity, given as one number for all positions, and ``P^0``
+    is ``D``: what is zero or one for want of further steps costs nothing.
+
     Parameters
     ----------
     group, blocks
@@ -125,8 +128,11 @@ def suffix_products(
     steps
         Length ``K`` of the chunk.
     """
-    pairs = _reachable(group, rows)
     dtype = jnp.result_type(*blocks.values()) if blocks else group.states[0].dtype
+    if steps == 1:
+        now = {(i, i): jnp.ones(1, dtype) for i in rows}
+        return now, {(i, j): D[0].astype(dtype) for (i, j), D in blocks.items() if i in rows}
+    pairs = _reachable(group, rows)
     identity = {(i, j): jnp.full(group.shape, 1.0 if i == j else 0.0, dtype) for i, j in pairs}
 
     def step(carry: Blocks, D: Blocks) -> tuple[Blocks, Blocks]:

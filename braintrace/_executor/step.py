@@ -21,10 +21,6 @@ from .restart import restarted, restarted_probes
 Traces = Any
 
 
-def _as_they_are(graph: ETraceGraph, traces: Traces) -> Traces:
-    return traces
-
-
 @dataclasses.dataclass(frozen=True)
 class TraceMethod:
     """A way to carry eligibility traces.
@@ -32,7 +28,7 @@ class TraceMethod:
     Attributes
     ----------
     init
-        ``(graph, every_state) -> traces``, all zero.
+        ``(graph, every_state, dtype) -> traces``, all zero.
     update
         ``(graph, weights, jacobians, traces) -> traces`` over a recorded chunk.
     solve
@@ -44,10 +40,6 @@ class TraceMethod:
     solve_step
         ``(graph, weights, jacobians, signal, before, after) -> gradients`` of one step, from
         the traces on both sides of it.
-    packed
-        ``(graph, traces) -> traces`` as they are kept, from those that ``init`` makes.
-    unpacked
-        ``(graph, traces) -> traces`` back again, for a loop over chunks of several steps.
     """
 
     init: Callable[..., Traces]
@@ -55,8 +47,6 @@ class TraceMethod:
     solve: Callable[..., tuple[Weights, Traces | None]]
     carried: Callable[..., Weights]
     solve_step: Callable[..., Weights]
-    packed: Callable[[ETraceGraph, Traces], Traces] = _as_they_are
-    unpacked: Callable[[ETraceGraph, Traces], Traces] = _as_they_are
 
 
 @dataclasses.dataclass(frozen=True)

@@ -106,8 +106,8 @@ class SequenceGradient:
         self._zero_traces = jax.eval_shape(self._algorithm.zero_traces)
         self._run = jax.jit(self._sequence)
         self._run_and_donate = jax.jit(self._sequence, donate_argnums=2)
-        self._update = jax.jit(self._kept_after)
-        self._update_and_donate = jax.jit(self._kept_after, donate_argnums=2)
+        self._update = jax.jit(self._updated)
+        self._update_and_donate = jax.jit(self._updated, donate_argnums=2)
 
     def __call__(
         self,
@@ -128,8 +128,7 @@ class SequenceGradient:
                 parameters, others, before, sequences, mask, restarts
             )
         if not is_one_chunk:
-            # Separate arrays cannot be overwritten by the packed ones after them.
-            before, owned = replaced, replaced.keys() == self._zero_traces.keys()
+            before, owned = replaced, True
         update = self._update_and_donate if owned else self._update
         self._chunks.step.write(written)
         traces.leave(lambda: update(weights, kept, before))
@@ -187,9 +186,6 @@ class SequenceGradient:
         is_one_chunk = steps <= length
         if traces is None:
             traces = self._zero_traces if is_one_chunk else as_arrays(self._zero_traces)
-        method, graph = self._algorithm.method, self._algorithm.graph
-        if 1 < length < steps:
-            traces = method.unpacked(graph, traces)
 
         def run_last(carry: Any, chunk: Any) -> Any:
             (written, gradients, kept), results = self._chunks.run(
@@ -199,7 +195,8 @@ class SequenceGradient:
 
         def run_chunk(carry: Any, chunk: Any) -> Any:
             (written, gradients, (kept, before)), results = run_last(carry, chunk)
-            return (written, gradients, self._updated(weights, kept, before)), results
+            after = self._updated(weights, kept, _once_computed(gradients, before))
+            return (written, gradients, after), results
 
         start = (self._chunks.step.written_of(others), zero, traces)
         (written, gradients, (kept, before)), (losses, aux) = over_chunks(
@@ -229,11 +226,6 @@ class SequenceGradient:
         )
         return self._chunks.traces_after(as_arrays(weights), kept, before)
 
-    def _kept_after(self, weights: Any, kept: Any, before: Any) -> Any:
-        """Return the traces after a sequence, from those before its last chunk."""
-        algorithm = self._algorithm
-        return algorithm.method.packed(algorithm.graph, self._updated(weights, kept, before))
-
     def _read_by_update(self, weights: Any, kept: Any, before: Any) -> Any:
         """Return the operands whose values the traces after a chunk depend on, or None.
 
@@ -257,6 +249,20 @@ class SequenceGradient:
             return mask
         total = jnp.sum(mask)
         return mask / jnp.where(total == 0, 1, total)
+
+
+def _once_computed(first: Any, arrays: Any) -> Any:
+    """Return arrays as they are, in a way that XLA cannot use before it has computed others.
+
+    It overwrites traces in place only where every other use of them is known to come before;
+    otherwise it copies them. By the time that it decides, optimization barriers are gone: here
+    the arrays would be zero if some number were equal to itself and different from itself.
+    """
+    numbers = [leaf.ravel()[0] for leaf in jax.tree.leaves(first) if leaf.size]
+    if not numbers:
+        return arrays
+    never = jnp.any(jnp.stack([(number != number) & (number == number) for number in numbers]))
+    return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), arrays)
 
 
 def _zero_operands(graph: ETraceGraph) -> Any:
