@@ -32,6 +32,7 @@ EACH_OTHER = ((0.8, -0.3), (0.4, 0.6))
 CHAIN = ((0.8, 0.0), (0.4, 0.6))
 APART = ((0.8, 0.0), (0.0, 0.6))
 CIRCLE = ((0.8, 0.0, -0.3), (0.4, 0.6, 0.0), (0.0, 0.5, 0.7))
+STAR = ((0.8, 0.2, -0.3, 0.1), (0.4, 0.6, 0, 0), (0.3, 0, 0.5, 0), (-0.2, 0, 0, 0.7))
 
 
 def next_states(mixing, states, drive):
@@ -43,12 +44,17 @@ def next_states(mixing, states, drive):
     ]
 
 
-class Coupled(brainstate.nn.Module):
-    """States that read each other position by position, fed by one operation."""
+def output(new, old, late):
+    """What a model returns; it may also read the last state as it was before the step."""
+    return sum((a + 1) * h for a, h in enumerate(new)) + (0.5 * old[-1] if late else 0.0)
 
-    def __init__(self, case, mixing, dtype=jnp.float32):
+
+class Coupled(brainstate.nn.Module):
+    """Coupled states, fed by one operation."""
+
+    def __init__(self, case, mixing, dtype=jnp.float32, late=False):
         super().__init__()
-        self.case, self.mixing, self.dtype = case, mixing, dtype
+        self.case, self.mixing, self.dtype, self.late = case, mixing, dtype, late
         self.parameters_of = {
             name: brainstate.ParamState(value.astype(dtype))
             for name, value in case.parameters.items()
@@ -67,26 +73,30 @@ class Coupled(brainstate.nn.Module):
         new = next_states(self.mixing, old, self.case.marked(x.astype(self.dtype), values))
         for state, value in zip(self.hidden.values(), new, strict=True):
             state.value = value
-        return sum((a + 1) * value for a, value in enumerate(new))
+        return output(new, old, self.late)
 
 
 @functools.cache
-def bptt(name, mixing):
+def bptt(name, mixing, dtype="float32", late=False, times=1):
+    """The gradient of the losses of a sequence, run for the last of some times."""
     case = BY_NAME[name]
 
     def total(parameters):
-        states = [jnp.zeros((BATCH, *case.hidden))] * len(mixing)
+        states = [jnp.zeros((BATCH, *case.hidden), dtype)] * len(mixing)
         value = 0.0
-        for x in case.inputs:
-            states = next_states(mixing, states, case.plain(x, parameters))
-            value = value + loss(sum((a + 1) * h for a, h in enumerate(states)))
+        for time in range(times):
+            for x in case.inputs.astype(dtype):
+                old = states
+                states = next_states(mixing, old, case.plain(x, parameters))
+                if time == times - 1:
+                    value = value + loss(output(states, old, late))
         return value
 
-    return jax.grad(total)(case.parameters)
+    return jax.grad(total)(jax.tree.map(lambda leaf: leaf.astype(dtype), case.parameters))
 
 
-def compiled(case, mixing=EACH_OTHER, dtype=jnp.float32, **options):
-    model = Coupled(case, mixing, dtype)
+def compiled(case, mixing=EACH_OTHER, dtype=jnp.float32, late=False, **options):
+    model = Coupled(case, mixing, dtype, late)
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     algorithm = braintrace.D_RTRL(model, **options)
     algorithm.compile_graph(case.inputs[0])
@@ -105,16 +115,18 @@ def of_stream(algorithm):
     return by_name(jax.tree.map(lambda *found: sum(found), *steps))
 
 
-def of_sequence(case, mixing, chunk_size):
+def of_sequence(case, mixing, chunk_size, times=1):
+    """The gradient of a sequence, run for the last of some times, and the learner."""
     learner = braintrace.compile(Coupled(case, mixing), "d_rtrl", case.inputs[0], batch_size=BATCH)
-    return by_name(
-        learner.etrace_grad(
-            case.inputs,
-            step_fn=lambda x: loss(learner(x)),
-            reduction="sum",
-            chunk_size=chunk_size,
+
+    def step(x):
+        return loss(learner(x))
+
+    for _ in range(times):
+        found = learner.etrace_grad(
+            case.inputs, step_fn=step, reduction="sum", chunk_size=chunk_size
         )
-    )
+    return by_name(found), learner
 
 
 def dtypes_of_traces(algorithm):
@@ -128,26 +140,52 @@ def test_the_gradient_equals_bptt_for_every_operation(case):
     algorithm = compiled(case)
     assert set(dtypes_of_traces(algorithm)) == {"complex64"}
     assert_gradients_close(of_stream(algorithm), expected, 1e-5, f"{case.name}, stream")
-    found = of_sequence(case, EACH_OTHER, 3)
+    found, _ = of_sequence(case, EACH_OTHER, 3)
     assert_gradients_close(found, expected, 1e-5, f"{case.name}, chunks of 3")
 
 
 @pytest.mark.parametrize(
     ("mixing", "dtypes"),
-    [(CHAIN, ["complex64"]), (CIRCLE, ["complex64", "float32"]), (APART, ["float32"] * 2)],
-    ids=["chain", "circle of three", "apart"],
+    [
+        (CHAIN, ["complex64"]),
+        (CIRCLE, ["complex64", "float32"]),
+        (STAR, ["complex64", "float32", "float32"]),
+        (APART, ["float32"] * 2),
+    ],
+    ids=["chain", "circle of three", "star of four", "apart"],
 )
 def test_other_couplings(mixing, dtypes):
     expected = bptt("matmul", mixing)
     algorithm = compiled(MATMUL, mixing)
     assert dtypes_of_traces(algorithm) == dtypes
     assert_gradients_close(of_stream(algorithm), expected, 1e-5, "stream")
-    for chunk_size in (1, STEPS):
-        found = of_sequence(MATMUL, mixing, chunk_size)
-        assert_gradients_close(found, expected, 1e-5, f"chunks of {chunk_size}")
+    found, _ = of_sequence(MATMUL, mixing, 1)
+    assert_gradients_close(found, expected, 1e-5, "chunks of 1")
 
 
-def test_apart_from_each_other_where_complex_numbers_have_no_place(monkeypatch):
+@pytest.mark.parametrize("chunk_size", [1, 3, STEPS])
+def test_a_sequence_goes_on_from_packed_traces(chunk_size):
+    found, learner = of_sequence(MATMUL, EACH_OTHER, chunk_size, times=2)
+    assert_gradients_close(found, bptt("matmul", EACH_OTHER, times=2), 1e-5)
+    zero = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), learner.algorithm.zero_traces())
+    kept = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), learner.algorithm.traces.value)
+    assert kept == zero
+
+
+def test_an_output_that_reads_one_of_two_old_states():
+    algorithm = compiled(MATMUL, late=True)
+    assert dtypes_of_traces(algorithm) == ["complex64"]
+    assert_gradients_close(of_stream(algorithm), bptt("matmul", EACH_OTHER, late=True), 1e-5)
+
+
+def test_double_precision(float64):
+    algorithm = compiled(MATMUL, dtype=jnp.float64)
+    assert dtypes_of_traces(algorithm) == ["complex128"]
+    expected = bptt("matmul", EACH_OTHER, dtype="float64")
+    assert_gradients_close(of_stream(algorithm), expected, 1e-12)
+
+
+def test_separate_on_other_backends(monkeypatch):
     monkeypatch.setattr(pairs, "BACKENDS", ())
     algorithm = compiled(MATMUL)
     assert dtypes_of_traces(algorithm) == ["float32"] * 2
@@ -165,7 +203,7 @@ BYTES_OF_A_TRACE = BATCH * 48 * 64 * np.dtype("float32").itemsize
 
 
 def test_a_step_copies_no_trace():
-    """Separate traces of states that read each other are copied by XLA at every step."""
+    """XLA copies separate traces of coupled states at every step."""
     algorithm = compiled(WIDE)
 
     def step(values, traces):
@@ -178,6 +216,7 @@ def test_a_step_copies_no_trace():
     values = algorithm.compiled.inputs(algorithm.states_of_step, (WIDE.inputs[0],))
     donating = jax.jit(step, donate_argnums=1)
     program = donating.lower(values, algorithm.traces.value).compile()
+    assert dtypes_of_traces(algorithm) == ["complex64"]
     assert program.memory_analysis().temp_size_in_bytes < BYTES_OF_A_TRACE
 
 

@@ -257,7 +257,7 @@ def hand_loop(task: Task) -> Subject:
 
 
 def traces_of(task: Task) -> Any:
-    """Return real arrays of the shapes of a learner's traces, two for each complex one."""
+    """Return real arrays like a learner's traces, whether it packs them in complex ones or not."""
     state = getattr(braintrace, "EligibilityTraces", None)
     if state is None:
         raise NotOffered("the library does not name the State of its traces")

@@ -40,7 +40,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     trace_dtype
         Floating-point dtype in which traces are kept between chunks (between steps, for those
         called one by one), ``jnp.bfloat16`` for half the memory; ``None``: that of the model.
-        What is computed with them is computed in the model's dtype.
+        What is computed with them is computed in the model's dtype. In half precision, a step
+        copies the traces of coupled states, which it updates in place otherwise.
 
     Raises
     ------

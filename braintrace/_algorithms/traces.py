@@ -30,8 +30,11 @@ class _Unread:
 class EligibilityTraces(brainstate.ShortTermState):
     """The State that holds an algorithm's traces: a dict with stable string keys.
 
-    D_RTRL keeps the traces of two states that read each other as one complex array: the first is
-    its real part, the second its imaginary part. They are updated in place that way.
+    D_RTRL keeps the traces of two coupled states, one of which reads the other, as one complex
+    array under a key such as ``"w@mm0>V+a"``: ``V`` is the real part, ``a`` the imaginary one. It
+    is updated in place that way. The traces of states in half precision (``trace_dtype`` as well),
+    of operations that are not declared ``holomorphic``, and on backends other than CPU and GPU are
+    separate, so that saved traces can be restored on the same kind of backend.
 
     The traces after a sequence are often thrown away, by a reset or at the end of the program.
     They are large, so that a driver leaves them here to be computed when somebody reads

@@ -11,7 +11,7 @@ from .columns import Columns, columns_of, zero_trace
 
 @dataclasses.dataclass(frozen=True)
 class TraceShape:
-    """One array of one trace.
+    """One array of one trace; D_RTRL may keep two of them as one complex array.
 
     Attributes
     ----------

@@ -76,6 +76,7 @@ def _contract(
     products = functools.partial(_product, has_bias=has_bias)
     summed = sum_over_samples(products, (signal, trace), axes=signal.ndim - 1)
     effective = alpha * summed["effective"]
+    # Real operands need the real part alone, and products of complex matrices cost more.
     if not (jnp.iscomplexobj(lora_b) or jnp.iscomplexobj(lora_a)):
         effective = effective.real
     result = {

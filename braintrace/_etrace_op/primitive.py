@@ -58,9 +58,10 @@ class ETPPrimitiveSpec:
         Whether the compiler passes through this primitive on its way from an output to
         a hidden state. Only for identity-like operations.
     holomorphic : bool
-        Whether ``yw_to_w`` and ``contract`` compute with complex numbers as with real ones:
-        without conjugates, and without conversions to a real dtype. The traces of two coupled
-        states are then kept as one array of complex numbers, and updated in place.
+        Whether ``contract`` (by default ``yw_to_w``, summed over samples) multiplies complex
+        signals and traces as it does real ones: no conjugate, no absolute value, nothing made
+        real before the end. D_RTRL then keeps the traces of two coupled states as one complex
+        array, which a step updates in place. The real part is taken afterwards.
     accumulate : callable, optional
         ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
         terms in trace space, summed over a leading time axis, not over the batch. For

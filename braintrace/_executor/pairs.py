@@ -1,17 +1,24 @@
-r"""The traces of two states that need each other, as one array of complex numbers.
+r"""The traces of two coupled states, as one array of complex numbers.
+
+Two states of a group are coupled where one reads the other, position by position, in the next
+step:
 
 .. math::
 
     \epsilon'_a = D_{aa} \epsilon_a + D_{ac} \epsilon_c, \qquad
-    \epsilon'_c = D_{ca} \epsilon_a + D_{cc} \epsilon_c
+    \epsilon'_c = D_{ca} \epsilon_a + D_{cc} \epsilon_c.
 
-Neither of two arrays can be overwritten before the other has been computed, so that XLA copies
-both at every step. As real and imaginary part of :math:`z = \epsilon_a + i \epsilon_c` they are
-read and written together, once and in place. The gradient is one product with ``z`` as well:
+An array that another one is computed from cannot be overwritten first, so that XLA copies traces
+at every step: both where each reads the other, and one where it could do without any. As real and
+imaginary part of :math:`z = \epsilon_a + i \epsilon_c` they are read and written together, once and
+in place. The gradient is one product with ``z`` as well:
 
 .. math::
 
     l_a \circ \epsilon_a + l_c \circ \epsilon_c = \mathrm{Re}\,[(l_a - i\, l_c) \circ z].
+
+Of more than two states, each one in their order is packed with the next that is coupled to it; the
+rest stay alone.
 """
 
 import itertools
@@ -30,21 +37,22 @@ Traces = dict[str, Any]
 PARTS = (jnp.dtype("float32"), jnp.dtype("float64"))
 """What the parts of a complex number can be."""
 BACKENDS = ("cpu", "gpu")
-"""Where a complex number is read and written as one; elsewhere its parts are apart anyway."""
+"""Where a complex number is read and written as one. Elsewhere its parts are apart anyway, and
+packing them saves nothing."""
 
 
-def paired(graph: ETraceGraph, traces: Traces) -> Traces:
-    """Return separate traces with those of states that need each other as pairs."""
+def pack(graph: ETraceGraph, traces: Traces) -> Traces:
+    """Return the traces of single states with those of coupled states as pairs."""
     found = dict(traces)
     if jax.default_backend() in BACKENDS:
         for link in links(graph):
-            for states in _partners(link, traces):
-                found[_key(link, *states)] = _pair(*(found.pop(link.key(a)) for a in states))
+            for states in _states_to_pack(link, traces):
+                _pack_two(found, link, states)
     return found
 
 
-def _partners(link: Link, traces: Traces) -> Iterator[tuple[int, int]]:
-    """Yield states that can share an array: one trace is computed from the other."""
+def _states_to_pack(link: Link, traces: Traces) -> Iterator[tuple[int, int]]:
+    """Yield coupled states whose traces can share an array."""
     if not get_primitive_spec(link.relation.primitive).holomorphic:
         return
     left = [a for a in link.reach.reached if link.key(a) in traces]
@@ -52,13 +60,13 @@ def _partners(link: Link, traces: Traces) -> Iterator[tuple[int, int]]:
         a, *left = left
         for c in left:
             is_coupled = not {(a, c), (c, a)}.isdisjoint(link.group.transition)
-            if is_coupled and _fit(traces[link.key(a)], traces[link.key(c)]):
+            if is_coupled and _can_share(traces[link.key(a)], traces[link.key(c)]):
                 left.remove(c)
                 yield a, c
                 break
 
 
-def _fit(*traces: Any) -> bool:
+def _can_share(*traces: Any) -> bool:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(traces)}
     return len(dtypes) == 1 and dtypes <= set(PARTS)
 
@@ -67,12 +75,12 @@ def _key(link: Link, a: int, c: int) -> str:
     return f"{link.key(a)}+{link.group.states[c].name}"
 
 
-def _pair(real: Any, imaginary: Any) -> Any:
-    return jax.tree.map(jax.lax.complex, real, imaginary)
+def _pack_two(traces: Traces, link: Link, states: tuple[int, int]) -> None:
+    real, imaginary = (traces.pop(link.key(a)) for a in states)
+    traces[_key(link, *states)] = jax.tree.map(jax.lax.complex, real, imaginary)
 
 
-def _pairs(link: Link, traces: Traces) -> list[tuple[int, int]]:
-    """Return the states whose traces are pairs."""
+def _packed_states(link: Link, traces: Traces) -> list[tuple[int, int]]:
     every = itertools.combinations(link.reach.reached, 2)
     return [(a, c) for a, c in every if _key(link, a, c) in traces]
 
@@ -80,14 +88,14 @@ def _pairs(link: Link, traces: Traces) -> list[tuple[int, int]]:
 def kept_states(link: Link, traces: Traces) -> tuple[int, ...]:
     """Return the states of a link whose traces are kept, alone or in a pair."""
     alone = (a for a in link.reach.reached if link.key(a) in traces)
-    return tuple(sorted((*alone, *itertools.chain(*_pairs(link, traces)))))
+    return tuple(sorted((*alone, *itertools.chain(*_packed_states(link, traces)))))
 
 
-def separate(graph: ETraceGraph, traces: Traces) -> Traces:
-    """Return traces with the two of every pair apart; those known to be zero stay shapes."""
+def unpack(graph: ETraceGraph, traces: Traces) -> Traces:
+    """Return the traces of single states; those known to be zero stay shapes."""
     found = dict(traces)
     for link in links(graph):
-        for states in _pairs(link, traces):
+        for states in _packed_states(link, traces):
             pair = found.pop(_key(link, *states))
             for a, part in zip(states, (jnp.real, jnp.imag), strict=True):
                 found[link.key(a)] = _part(part, pair)
@@ -100,19 +108,21 @@ def _part(part: Callable[[Any], Any], pair: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.eval_shape(part, leaf), pair)
 
 
-def together(graph: ETraceGraph, separated: Traces, like: Traces) -> Traces:
-    """Return separate traces with those as pairs that are pairs in other ones."""
-    found = dict(separated)
+def pack_like(graph: ETraceGraph, traces: Traces, like: Traces) -> Traces:
+    """Return the traces of single states, packed where other traces are."""
+    found = dict(traces)
     for link in links(graph):
-        for states in _pairs(link, like):
-            found[_key(link, *states)] = _pair(*(found.pop(link.key(a)) for a in states))
+        for states in _packed_states(link, like):
+            _pack_two(found, link, states)
     return {key: found[key] for key in like}
 
 
-def with_signals(
+def factors_and_traces(
     link: Link, signals: dict[int, jax.Array], traces: Traces
 ) -> Iterator[tuple[jax.Array, Any]]:
-    """Yield every trace of a link with the signal that it is multiplied by.
+    """Yield every trace of a link with the factor that gives its part of the gradient.
+
+    The factor of a pair is ``l_a - i l_c``; the real part of the product counts.
 
     Parameters
     ----------
@@ -126,12 +136,12 @@ def with_signals(
     for a in link.reach.reached:
         if a in signals and link.key(a) in traces:
             yield signals[a], traces[link.key(a)]
-    for states in _pairs(link, traces):
+    for states in _packed_states(link, traces):
         present = [signals[a] for a in states if a in signals]
         if present:
             trace = traces[_key(link, *states)]
-            parts = jnp.finfo(jax.tree.leaves(trace)[0].dtype).dtype
-            dtype = jnp.result_type(*present, parts)
+            part = jnp.finfo(jax.tree.leaves(trace)[0].dtype).dtype
+            dtype = jnp.result_type(*present, part)
             zero = jnp.zeros_like(present[0])
             real, imaginary = (signals.get(a, zero).astype(dtype) for a in states)
             yield jax.lax.complex(real, -imaginary), trace

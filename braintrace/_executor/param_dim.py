@@ -30,7 +30,7 @@ from .._etrace_op import accumulate, contract, propagate, pull_back
 from .jacobians import Jacobians, Weights
 from .layout import Link, links, old_state_to_positions, x_key
 from .live import Probes
-from .pairs import kept_states, paired, separate, together, with_signals
+from .pairs import factors_and_traces, kept_states, pack, pack_like, unpack
 from .recursion import (
     Blocks,
     backward,
@@ -63,7 +63,7 @@ def init(graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
         columns = columns_of(link.relation, link.reach, states)
         for a in states:
             traces[link.key(a)] = _zero(link, columns)
-    return paired(graph, narrowed(traces, dtype))
+    return pack(graph, narrowed(traces, dtype))
 
 
 def _columns(link: Link, traces: Traces) -> Columns | None:
@@ -83,7 +83,7 @@ def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: T
     Traces before it that are known to be zero may be given by their shapes (see `zero`), here
     and in `solve`.
     """
-    before, traces = traces, separate(graph, traces)
+    before, traces = traces, unpack(graph, traces)
     new: Traces = {}
     for group in graph.traced_groups:
         members = links(graph, group)
@@ -100,7 +100,7 @@ def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: T
             x = _input(graph, link, jacobians)
             own_weights = weights[link.relation.key]
             new.update(_updated(link, products, x, own_weights, jacobians["Df"], traces))
-    return together(graph, new, before)
+    return pack_like(graph, new, before)
 
 
 def _updated(
@@ -201,12 +201,10 @@ def solve_step(
     gradients = jax.tree.map(jnp.zeros_like, weights)
     for group in graph.traced_groups:
         now = signals(group, signal)
-        without = {
-            a
-            for link in links(graph, group)
-            for a in set(link.reach.reached) - set(kept_states(link, after))
+        members = [(link, kept_states(link, after)) for link in links(graph, group)]
+        stored = {
+            a for a in now if all(a in kept for link, kept in members if a in link.reach.reached)
         }
-        stored = set(now) - without
         if {a for a, _ in group.transition} <= stored:
             adjoint = {a: value for a, value in now.items() if a not in stored}
             past, traces = {a: now[a][0] for a in stored}, after
@@ -251,9 +249,9 @@ def _carried(
     gradients: Weights = {}
     for link in links(graph, group):
         columns = _columns(link, traces)
-        for signal, trace in with_signals(link, mu, traces):
+        for factor, trace in factors_and_traces(link, mu, traces):
             if not is_zero(trace):
-                found = _contracted(link, columns, signal, trace, weights[link.relation.key])
+                found = _contracted(link, columns, factor, trace, weights[link.relation.key])
                 gradients = add(gradients, {link.relation.key: found})
     return gradients
 
