@@ -190,3 +190,39 @@ def test_a_print_inside_the_step_happens_once(capfd):
     jax.block_until_ready(learner(INPUTS[0]))
     jax.effects_barrier()
     assert capfd.readouterr().out.count("step of 2") == 1
+
+
+class OneNumber(brainstate.nn.Module):
+    """A hidden state without axes, fed by an output that has one."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.asarray([[0.5], [-0.3], [0.8]]))
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros(()))
+
+    def update(self, x):
+        y = braintrace.matmul(x, self.w.value).reshape(())
+        self.h.value = 0.8 * self.h.value + jnp.tanh(y)
+        return self.h.value
+
+
+def test_a_state_without_axes():
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
+
+    def total(w):
+        h, value = 0.0, 0.0
+        for x in xs:
+            h = 0.8 * h + jnp.tanh((x @ w)[0])
+            value = value + h**2
+        return value
+
+    learner = braintrace.compile(OneNumber(), "d_rtrl", xs[0])
+    expected = jax.grad(total)(learner.algorithm.model.w.value)
+    for chunk_size in (1, 3, 5):
+        learner.reset_state()
+        (found,) = learner.etrace_grad(
+            xs, step_fn=lambda x: learner(x) ** 2, reduction="sum", chunk_size=chunk_size
+        ).values()
+        np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -137,7 +137,7 @@ def _updated(
 
 def _table(link: Link, product: jax.Array) -> jax.Array:
     """Bring ``P`` to the layout of ``y``, unless it is one number for all positions."""
-    return product if product.ndim == 1 else link.table(product)
+    return link.table(product) if product.shape[1:] == link.group.shape else product
 
 
 def _entered(link: Link, x: Any, factor: jax.Array, weights: Any) -> Any:
