@@ -264,7 +264,7 @@ def traces_of(task: Task) -> Any:
     found = learner_of(task).states(state)
     leaves = jax.tree.leaves([state.value for state in found.values()])
     return [
-        jnp.zeros(leaf.shape, part.dtype)
+        jnp.zeros_like(part)
         for leaf in leaves
         for part in ((leaf.real, leaf.imag) if jnp.iscomplexobj(leaf) else (leaf,))
     ]

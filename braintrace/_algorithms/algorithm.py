@@ -1,13 +1,14 @@
 """The object that holds a model, its compiled graph and its eligibility traces."""
 
 import abc
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, compile_model, trace_model
+from .._compiler import ETraceGraph, TracedModel, compile_model, trace_model
 from .._errors import NotCompiledError, OptionError, ShapeError
 from .._executor import TraceMethod
 from .._typing import Path
@@ -153,8 +154,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def _trace_again(self, graph: ETraceGraph) -> None:
         traced = graph.traced
-        leaves = [jnp.zeros(var.aval.shape, var.aval.dtype) for var in traced.argument_vars]
-        example = jax.tree.unflatten(traced.argument_tree, leaves)
+        example = _example_arguments(traced, {})
         states = [*self.model.states().values(), *self._require().outside.values()]
         before = [state.value for state in states]
         try:
@@ -268,12 +268,16 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         traced = self.graph.traced
         pairs = zip(self._shapes, shapes, strict=True)
         sizes = {old: new for a, b in pairs for old, new in zip(a, b, strict=True) if old != new}
-
-        def resized(var: Any) -> jax.Array:
-            lead = tuple(sizes.get(size, size) for size in var.aval.shape[:1])
-            return jnp.zeros((*lead, *var.aval.shape[1:]), var.aval.dtype)
-
-        leaves = [resized(var) for var in traced.argument_vars]
-        example = jax.tree.unflatten(traced.argument_tree, leaves)
+        example = _example_arguments(traced, sizes)
         mapped = traced.batch_size
         return self._analysed(example, None if mapped is None else sizes.get(mapped, mapped))
+
+
+def _example_arguments(traced: TracedModel, sizes: Mapping[int, int]) -> Any:
+    """Return zeros like the arguments of ``update``, with other sizes of their first axes."""
+
+    def zeros(var: Any) -> jax.Array:
+        lead = tuple(sizes.get(size, size) for size in var.aval.shape[:1])
+        return jnp.zeros((*lead, *var.aval.shape[1:]), var.aval.dtype)
+
+    return jax.tree.unflatten(traced.argument_tree, map(zeros, traced.argument_vars))

@@ -143,7 +143,7 @@ class _Problem:
 
     @property
     def checks(self) -> tuple["_Check", ...]:
-        has_pairs = self.draws["signal"].dtype in (jnp.float32, jnp.float64)
+        has_pairs = self.draws["signal"].dtype in rules.PARTS_OF_COMPLEX
         is_holomorphic = get_primitive_spec(self.primitive).holomorphic
         return (*_CHECKS, _PAIR_CHECK) if has_pairs and is_holomorphic else _CHECKS
 
@@ -189,14 +189,11 @@ class _Problem:
         factors = self.draws[factor][None]
         return rules.accumulate(self.primitive, self.params, steps, factors, self.weights)
 
-    def contracted(self, trace: dict) -> dict:
-        return self.product(self.draws["signal"], trace)
-
-    def product(self, signal: Any, trace: dict) -> dict:
+    def contracted(self, signal: Any, trace: dict) -> dict:
         return rules.contract(self.primitive, self.params, signal, trace, self.weights)
 
     def one_step(self) -> dict:
-        return self.contracted(self.term("x1", "f1"))
+        return self.contracted(self.draws["signal"], self.term("x1", "f1"))
 
     def expected_one_step(self) -> dict:
         return self.autodiff("x1", self.draws["signal"] * self.draws["f1"])
@@ -204,7 +201,8 @@ class _Problem:
     def two_steps(self) -> dict:
         first = self.term("x1", "f1")
         decayed = rules.propagate(self.primitive, self.params, self.draws["d"], first)
-        return self.contracted(_add(decayed, self.term("x2", "f2")))
+        trace = _add(decayed, self.term("x2", "f2"))
+        return self.contracted(self.draws["signal"], trace)
 
     def expected_two_steps(self) -> dict:
         draws = self.draws
@@ -214,11 +212,11 @@ class _Problem:
     def pair(self) -> dict:
         traces = self.term("x1", "f1"), self.term("x2", "f2")
         signal = jax.lax.complex(self.draws["signal"], -self.draws["d"])
-        return self.product(signal, jax.tree.map(jax.lax.complex, *traces))
+        return self.contracted(signal, jax.tree.map(jax.lax.complex, *traces))
 
     def expected_pair(self) -> dict:
-        first = self.autodiff("x1", self.draws["signal"] * self.draws["f1"])
-        return _add(first, self.autodiff("x2", self.draws["d"] * self.draws["f2"]))
+        second = self.autodiff("x2", self.draws["d"] * self.draws["f2"])
+        return _add(self.expected_one_step(), second)
 
 
 _Check = tuple[str, Callable[[_Problem], dict], Callable[[_Problem], dict]]

@@ -18,6 +18,9 @@ from .sums import sum_over_samples
 Arrays = dict[str, Any]
 Params = Mapping[str, Any]
 
+PARTS_OF_COMPLEX = frozenset({jnp.dtype("float32"), jnp.dtype("float64")})
+"""What the parts of a complex number can be."""
+
 
 def pull_back(
     primitive: ETPPrimitive, params: Params, x: Any, hidden_dim: Any, weights: Arrays

@@ -29,13 +29,11 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._etrace_op import get_primitive_spec
+from .._etrace_op import PARTS_OF_COMPLEX, get_primitive_spec
 from .layout import Link, links
 from .zero import is_zero
 
 Traces = dict[str, Any]
-PARTS = (jnp.dtype("float32"), jnp.dtype("float64"))
-"""What the parts of a complex number can be."""
 BACKENDS = ("cpu", "gpu")
 """Where a complex number is read and written as one. Elsewhere its parts are apart anyway, and
 packing them saves nothing."""
@@ -68,7 +66,7 @@ def _states_to_pack(link: Link, traces: Traces) -> Iterator[tuple[int, int]]:
 
 def _can_share(*traces: Any) -> bool:
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(traces)}
-    return len(dtypes) == 1 and dtypes <= set(PARTS)
+    return len(dtypes) == 1 and dtypes <= PARTS_OF_COMPLEX
 
 
 def _key(link: Link, a: int, c: int) -> str:

@@ -125,7 +125,7 @@ def _updated(
             if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
         ]
         entering = [
-            pick(_table(link, each[i, m]) * Df[keys[m]])
+            pick(link.table(each[i, m]) * Df[keys[m]])
             for m in keys
             if (i, m) in each and keys[m] in Df
         ]
@@ -133,11 +133,6 @@ def _updated(
             terms.append(_entered(link, x, sum(entering[1:], entering[0]), weights))
         new[keys[i]] = jax.tree.map(_sum_like, traces[keys[i]], *terms)
     return new
-
-
-def _table(link: Link, product: jax.Array) -> jax.Array:
-    """Bring ``P`` to the layout of ``y``, unless it is one number for all positions."""
-    return link.table(product) if product.shape[1:] == link.group.shape else product
 
 
 def _entered(link: Link, x: Any, factor: jax.Array, weights: Any) -> Any:

@@ -116,8 +116,8 @@ def suffix_products(
 ) -> tuple[Blocks, Blocks]:
     """Return ``P^s`` for every step (time first), and ``P^0``.
 
-    Of a single step, ``P^1`` is the identity, given as one number for all positions, and ``P^0``
-    is ``D``: what is zero or one for want of further steps costs nothing.
+    Of a single step they are the identity and ``D`` itself, without the blocks that are zero for
+    want of further steps: a trace multiplied by zeros would still be read.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def suffix_products(
     """
     dtype = jnp.result_type(*blocks.values()) if blocks else group.states[0].dtype
     if steps == 1:
-        now = {(i, i): jnp.ones(1, dtype) for i in rows}
+        now = {(i, i): jnp.ones((1, *group.shape), dtype) for i in rows}
         return now, {(i, j): D[0].astype(dtype) for (i, j), D in blocks.items() if i in rows}
     pairs = _reachable(group, rows)
     identity = {(i, j): jnp.full(group.shape, 1.0 if i == j else 0.0, dtype) for i, j in pairs}
