@@ -4,6 +4,7 @@ from .case import Case
 from .questions import (
     compile_time,
     first_call,
+    gpu_program,
     inference,
     length,
     matrix_rate,
@@ -29,6 +30,7 @@ QUESTIONS = {
         trace_bytes,
         trace_dtype,
         matrix_rate,
+        gpu_program,
     )
 }
 

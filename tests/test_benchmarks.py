@@ -5,12 +5,13 @@ import json
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import catalogue, child, markdown, networks, plots, results
+from benchmarks import catalogue, child, gpu_programs, markdown, networks, plots, results
 from benchmarks.__main__ import chosen, line
 from benchmarks.case import Case, Prepared, Subject, Target
 from benchmarks.questions import (
     compile_time,
     first_call,
+    gpu_program,
     inference,
     length,
     matrix_rate,
@@ -37,6 +38,11 @@ SMALLEST = {
     "matrix_rate": matrix_rate.case("float32", 8, 16, steps=4, batch=2),
 }
 
+FOR_A_GPU = {
+    "step": gpu_program.step_case("dense", 8, 2),
+    "sequence": gpu_program.sequence_case("dense", 8, 2, 3),
+}
+
 
 @pytest.mark.parametrize("name", SMALLEST)
 def test_smallest_case_agrees_with_its_oracle(name):
@@ -50,14 +56,64 @@ def test_smallest_case_agrees_with_its_oracle(name):
     assert json.loads(json.dumps(found)) == found
 
 
+@pytest.mark.parametrize("name", FOR_A_GPU)
+def test_programs_for_a_gpu_are_counted_or_the_plugin_is_named(name):
+    found = child.run(FOR_A_GPU[name], rounds=1, budget=0.0)
+    assert found["error"] is None
+    assert found["disagrees"] == []
+    assert found["deviations"]
+    compiled = {
+        label for target in FOR_A_GPU[name].targets for label in (target.label, target.over)
+    }
+    assert all("jax[cuda12]" in reason for reason in found["missing"].values())
+    assert compiled == set(found["facts"]) | set(found["missing"])
+    assert all(value > 0 for value in found["facts"].values())
+
+
+PROGRAM = """HloModule jit_run, entry_computation_layout={(f32[8,4]{1,0})->f32[4]{0}}
+
+%fused (param_0: f32[8,4]) -> f32[4] {
+  %param_0 = f32[8,4]{1,0} parameter(0)
+  ROOT %reduce.1 = f32[4]{0} reduce(%param_0), dimensions={0}
+}
+
+%inner (arg: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %arg = (s32[], f32[8,4]{1,0}) parameter(0)
+  %value = f32[8,4]{1,0} get-tuple-element(%arg), index=1
+  %copy.1 = f32[8,4]{1,0} copy(%value)
+  ROOT %tuple = (s32[], f32[8,4]{1,0}) tuple(%copy.1)
+}
+
+%outer (arg.1: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %arg.1 = (s32[], f32[8,4]{1,0}) parameter(0)
+  %copy.2 = (s32[], f32[8,4]{1,0}) copy(%arg.1)
+  ROOT %while.1 = (s32[], f32[8,4]{1,0}) while(%copy.2), condition=%c, body=%inner, \
+backend_config={"known_trip_count":{"n":"5"}}
+}
+
+ENTRY %main (x: c64[8,4]) -> f32[4] {
+  %x = c64[8,4]{1,0} parameter(0)
+  %two = (f32[4]{0}, pred[]) fusion(%x), kind=kInput, calls=%fused
+  %while = (s32[], f32[8,4]{1,0}) while(%two), condition=%c, body=%outer, \
+backend_config={"known_trip_count":{"n":"3"}}
+  ROOT %first = f32[4]{0} get-tuple-element(%two), index=0
+}
+""".replace("\\\n", "")
+
+
+def test_bytes_and_kernels_of_a_program():
+    assert gpu_programs.bytes_moved(PROGRAM) == 8 * 4 * 8 + (4 * 4 + 1)
+    assert gpu_programs.kernels_started(PROGRAM) == 1 + 3 * (1 + 5 * 1)
+
+
 def test_every_question_is_tested_and_every_case_has_its_own_name():
-    tested = {case.question for case in SMALLEST.values()}
+    tested = {case.question for case in [*SMALLEST.values(), *FOR_A_GPU.values()]}
     assert tested == set(catalogue.QUESTIONS)
     for platform in ("cpu", "gpu"):
         names = [case.name for case in catalogue.all_cases(platform)]
         assert len(names) == len(set(names))
     quick = {case.question for case in chosen("cpu", True, None)}
-    assert quick == tested - {"matrix_rate", "memory"}
+    assert quick == tested - {"matrix_rate", "memory", "gpu_program"}
 
 
 def test_traces_of_every_network_are_as_large_as_their_definition():

@@ -6,6 +6,7 @@ calls and in a compiled loop over many steps, where no time goes into calling. T
 by hand shows what XLA makes of it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +52,7 @@ class Stream:
 
     def __init__(self, task: Task, algorithm: str = "d_rtrl") -> None:
         self.task = task
-        self.model = Model(task.network)
+        self.model = Model(task.network, jnp.dtype(task.dtype))
         brainstate.nn.init_all_states(self.model, batch_size=task.batch)
         if algorithm == "d_rtrl":
             self.algorithm = braintrace.D_RTRL(self.model)
@@ -106,41 +107,65 @@ def through_driver(task: Task) -> tuple[Step, Begin]:
     return step, begin
 
 
-def donated(task: Task) -> tuple[Step, Begin]:
-    """Compile a step whose states and traces are updated in place."""
-    stream = Stream(task)
-    x, target = (sequence[:1] for sequence in task.data)
-    function = brainstate.transform.StatefulFunction(stream.only_step, return_only_write=True)
+@dataclasses.dataclass(frozen=True)
+class PureStep:
+    """A step as a function ``run(moving, still, x, target) -> (moving, gradients)``.
+
+    Attributes
+    ----------
+    run
+        The function, of the values of States.
+    moving, still
+        The States that a step writes, and those that it only reads.
+    """
+
+    run: Callable[..., Any]
+    moving: list[brainstate.State]
+    still: list[brainstate.State]
+
+    def values(self) -> tuple[list[Any], list[Any]]:
+        """Return the first two arguments of ``run`` as they are now."""
+        return [state.value for state in self.moving], [state.value for state in self.still]
+
+
+def pure_step(step: Step, x: Any, target: Any) -> PureStep:
+    """Return a step of a stream without its side effects."""
+    function = brainstate.transform.StatefulFunction(step, return_only_write=True)
     function.make_jaxpr(x, target)
     states = function.get_states(x, target)
     values = [state.value for state in states]
     written = [new is not None for new in jax.eval_shape(function.jaxpr_call, values, x, target)[0]]
 
-    @functools.partial(jax.jit, donate_argnums=0)
     def run(moving: list[Any], still: list[Any], x: Any, target: Any) -> Any:
         moving, still = list(moving), list(still)
         values = [(moving if moves else still).pop(0) for moves in written]
         new, found = function.jaxpr_call(values, x, target)
         return [value for value, moves in zip(new, written, strict=True) if moves], found
 
+    pairs = list(zip(states, written, strict=True))
+    return PureStep(
+        run,
+        [state for state, moves in pairs if moves],
+        [state for state, moves in pairs if not moves],
+    )
+
+
+def donated(task: Task) -> tuple[Step, Begin]:
+    """Compile a step whose states and traces are updated in place."""
+    stream = Stream(task)
+    pure = pure_step(stream.only_step, *(sequence[:1] for sequence in task.data))
+    run = jax.jit(pure.run, donate_argnums=0)
+
     def step(x: Any, target: Any) -> Any:
-        pairs = list(zip(states, written, strict=True))
-        moving = [state for state, moves in pairs if moves]
-        new, found = run(
-            [state.value for state in moving],
-            [state.value for state, moves in pairs if not moves],
-            x,
-            target,
-        )
-        for state, value in zip(moving, new, strict=True):
+        new, found = run(*pure.values(), x, target)
+        for state, value in zip(pure.moving, new, strict=True):
             state.value = value
         return found
 
     def reset() -> None:
         stream.reset()
-        for state, moves in zip(states, written, strict=True):
-            if moves:  # fresh traces may share one buffer, which cannot be given away twice
-                state.value = jax.tree.map(jnp.copy, state.value)
+        for state in pure.moving:  # fresh traces may share one buffer: it cannot be given twice
+            state.value = jax.tree.map(jnp.copy, state.value)
 
     return step, reset
 

@@ -2,6 +2,9 @@
 
 XLA reduces over a leading axis column by column on a CPU, 10 to 70 times slower than it reads.
 Written as one addition per sample, the same sum is a loop over contiguous numbers.
+
+On a GPU it is the other way round: XLA puts a reduction into the very kernel that updates a trace,
+which then is read once; a chain of additions is a kernel of its own, which reads it again.
 """
 
 import functools
@@ -23,7 +26,8 @@ def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 
     Parameters
     ----------
     products
-        Work that keeps samples apart: any part of a single first axis may be given to it.
+        Work that keeps samples apart: any part of the first axes may be given to it, and also
+        all of them as one.
     operands
         A pytree of arrays that share their first axes.
     axes
@@ -31,21 +35,34 @@ def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 
     """
     if axes == 0:
         return products(operands)
+    at_once = functools.partial(reduced, products, axes=axes)
+    if 0 in jax.tree.leaves(operands)[0].shape[:axes]:
+        return at_once(operands)
+    by_addition = functools.partial(added_up, products, axes=axes)
+    return jax.lax.platform_dependent(operands, cpu=by_addition, default=at_once)
+
+
+def reduced(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
+    """Return the sum as reductions: of all axes but the last, and of the last.
+
+    A reduction over all of several axes changes the shape of what it reads so much that XLA
+    cannot join it to the update of a trace; two of them in a row, it makes one again.
+    """
+
+    def reduce(product: jax.Array) -> jax.Array:
+        if axes == 1:
+            return product.sum(0)
+        return jax.lax.optimization_barrier(product.sum(range(axes - 1))).sum(0)
+
+    return jax.tree.map(reduce, products(operands))
+
+
+def added_up(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
+    """Return the sum as one addition per sample, in blocks where there are many."""
     samples = math.prod(jax.tree.leaves(operands)[0].shape[:axes])
     operands = jax.tree.map(lambda leaf: leaf.reshape(samples, *leaf.shape[axes:]), operands)
-    if samples == 0:
-        return _at_once(products, operands)
-    if samples <= UNROLLED:
-        return _one_by_one(products, operands)
-    return jax.lax.platform_dependent(
-        operands,
-        cpu=functools.partial(_in_blocks, products),
-        default=functools.partial(_at_once, products),
-    )
-
-
-def _at_once(products: Callable[[Any], Any], operands: Any) -> Any:
-    return jax.tree.map(lambda product: product.sum(0), products(operands))
+    add = _one_by_one if samples <= UNROLLED else _in_blocks
+    return add(products, operands)
 
 
 def _one_by_one(products: Callable[[Any], Any], operands: Any) -> Any:

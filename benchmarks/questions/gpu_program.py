@@ -1,0 +1,122 @@
+"""What would a GPU do? Programs compiled for one that is not here.
+
+XLA compiles for an NVIDIA H200 from its description (`benchmarks/gpu_programs.py`). Of a step of
+online learning, the table counts what all its kernels read and write, over what one pass over the
+trace does; of a sequence gradient, the kernels that it starts, over those of BPTT. Nothing is
+timed: these are the numbers that a time there follows from. Needs ``pip install "jax[cuda12]"``
+and no GPU.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+
+from .. import oracles
+from ..case import Case, Prepared, Target
+from ..gpu_programs import bytes_moved, compile_for_gpu, kernels_started
+from ..networks import NETWORKS
+from ..subjects import Task, learner_of, online, step_function
+from . import streaming
+
+LIMIT = 1.5
+STEP, PASS = "bytes that a step moves", "bytes that a pass moves"
+OWN, BPTT = "kernels of D_RTRL", "kernels of BPTT"
+
+
+def bytes_of_step(task: Task) -> float:
+    """Return what a step moves whose states and traces are updated in place."""
+    now = [sequence[0] for sequence in task.data]
+    pure = streaming.pure_step(streaming.Stream(task).step, *now)
+    return float(bytes_moved(compile_for_gpu(pure.run, *pure.values(), *now, donate=(0,))))
+
+
+def bytes_of_pass(task: Task) -> float:
+    """Return what reading and writing the traces once moves."""
+    return float(2 * sum(leaf.nbytes for leaf in streaming.traces_of(task)))
+
+
+def kernels_of_sequence(task: Task) -> float:
+    """Return the kernels of ``etrace_grad`` from fresh states, the traces after it included."""
+    learner = learner_of(task)
+    step = step_function(learner)
+
+    def gradient(xs: Any, targets: Any) -> Any:
+        learner.reset_state(task.batch)
+        return learner.etrace_grad(xs, targets, step_fn=step)
+
+    function = brainstate.transform.StatefulFunction(gradient, return_only_write=True)
+    function.make_jaxpr(*task.data)
+    values = [state.value for state in function.get_states(*task.data)]
+    return float(kernels_started(compile_for_gpu(function.jaxpr_call, values, *task.data)))
+
+
+def kernels_of_bptt(task: Task) -> float:
+    """Return the kernels of backpropagation through time of the plain network."""
+    program = compile_for_gpu(oracles.bptt(task.network), task.parameters, *task.data)
+    return float(kernels_started(program))
+
+
+def _task(network: str, hidden: int, *others: Any) -> Task:
+    """Return a task; the size of the convolution is its own."""
+    sizes = {} if network == "conv" else {"hidden": hidden}
+    return Task(NETWORKS[network](**sizes), *others)
+
+
+def _agrees(network: str) -> tuple[float, float]:
+    """Return the deviation of what is compiled, run on this machine at a small size."""
+    task = _task(network, 16, 4, 2)
+    subject = online(task)
+    assert subject.deviation is not None
+    return subject.deviation(subject.run()), subject.tolerance
+
+
+def prepare(network: str, facts: dict[str, Callable[[], float]]) -> Prepared:
+    """Return what is counted of a network."""
+    return Prepared(facts=facts, checks={"D_RTRL": lambda: _agrees(network)})
+
+
+def step_case(network: str, hidden: int, batch: int, dtype: str = "float32") -> Case:
+    """Return the case of one step."""
+
+    def build() -> Prepared:
+        task = _task(network, hidden, 4, batch, dtype)
+        return prepare(
+            network, {STEP: lambda: bytes_of_step(task), PASS: lambda: bytes_of_pass(task)}
+        )
+
+    return Case(
+        name=f"gpu_program/step,{network},H={hidden},B={batch},{dtype}",
+        parameters={"network": network, "hidden": hidden, "batch": batch, "dtype": dtype},
+        build=build,
+        targets=(Target(STEP, PASS, LIMIT),),
+    )
+
+
+def sequence_case(network: str, hidden: int, batch: int, steps: int) -> Case:
+    """Return the case of a sequence gradient."""
+
+    def build() -> Prepared:
+        task = _task(network, hidden, steps, batch)
+        return prepare(
+            network, {OWN: lambda: kernels_of_sequence(task), BPTT: lambda: kernels_of_bptt(task)}
+        )
+
+    return Case(
+        name=f"gpu_program/sequence,{network},H={hidden},B={batch},T={steps}",
+        parameters={"network": network, "hidden": hidden, "batch": batch, "steps": steps},
+        build=build,
+        targets=(Target(OWN, BPTT, 1.0),),
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return steps of several sizes, and a sequence of every network."""
+    sizes = [("dense", 1024, batch) for batch in (1, 8, 32, 128)]
+    sizes += [("dense", 256, 32), ("dense", 4096, 32), ("alif", 1024, 32)]
+    sizes += [(network, 256, 32) for network in ("lstm", "conv", "lora", "element_wise")]
+    return [
+        *(step_case(*size) for size in sizes),
+        step_case("dense", 1024, 32, "bfloat16"),
+        *(sequence_case(network, 256, 32, 64) for network in NETWORKS),
+    ]

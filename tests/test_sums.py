@@ -1,0 +1,69 @@
+"""Sums over samples: additions on a CPU, reductions elsewhere, and the same gradient either way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.networks import NETWORKS
+from benchmarks.questions import streaming
+from benchmarks.subjects import Task
+from braintrace._etrace_op.sums import added_up, reduced, sum_over_samples
+
+SIZES = {
+    "conv": {"size": 4, "channels": 3, "inputs": 2},
+    "lora": {"inputs": 3, "hidden": 4, "rank": 2},
+    "sparse": {"inputs": 3, "hidden": 6, "density": 0.5},
+    "alif": {"inputs": 3, "hidden": 4},
+}
+
+
+def product(operands):
+    a, b = operands
+    return {"product": a[..., None] * b}
+
+
+@pytest.mark.parametrize("lead", [(1,), (5,), (33,), (70,), (4, 3), (2, 3, 4), (0, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_all_forms_give_the_sum(lead, dtype):
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(*lead, *rest)) for rest in [(6,), (6, 2)])
+    if dtype == "complex64":
+        a, b = a - 2j * a, b + 1j * b**2
+    expected = (a[..., None] * b).sum(tuple(range(len(lead))))
+    operands = jnp.asarray(a, dtype), jnp.asarray(b, dtype)
+    forms = [sum_over_samples, reduced] if 0 in lead else [sum_over_samples, reduced, added_up]
+    for form in forms:
+        found = form(product, operands, axes=len(lead))["product"]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("samples", [32, 40])
+def test_a_gpu_gets_one_reduction_and_no_chain_of_additions(samples):
+    """XLA joins a reduction to the kernel that updates the trace, and no chain of additions."""
+    operands = jnp.ones((samples, 6)), jnp.ones((samples, 6, 2))
+    traced = jax.jit(lambda operands: sum_over_samples(product, operands)).trace(operands)
+    texts = {
+        platform: traced.lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "cuda")
+    }
+    additions = {platform: text.count("stablehlo.slice") for platform, text in texts.items()}
+    assert additions["cpu"] >= 16
+    assert additions["cuda"] == 0
+    assert "stablehlo.reduce" in texts["cuda"]
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")  # by frozen weights
+@pytest.mark.parametrize("network", SIZES)
+def test_steps_with_reductions_agree_with_the_oracle(network, monkeypatch):
+    calls = []
+
+    def elsewhere(*operands, default, **_):
+        calls.append(default)
+        return default(*operands)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", elsewhere)
+    task = Task(NETWORKS[network](**SIZES[network]), 4, 3)
+    subject = streaming.single_calls(task, streaming.plainly)
+    assert subject.deviation(None) <= subject.tolerance
+    assert calls
