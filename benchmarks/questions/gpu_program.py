@@ -21,7 +21,7 @@ from . import streaming
 
 LIMIT = 1.5
 STEP, PASS = "bytes that a step moves", "bytes that a pass moves"
-OWN, BPTT = "kernels of D_RTRL", "kernels of BPTT"
+OWN, ES_OWN, BPTT = "kernels of D_RTRL", "kernels of ES_D_RTRL", "kernels of BPTT"
 
 
 def bytes_of_step(task: Task) -> float:
@@ -36,9 +36,9 @@ def bytes_of_pass(task: Task) -> float:
     return float(2 * sum(leaf.nbytes for leaf in streaming.traces_of(task)))
 
 
-def kernels_of_sequence(task: Task) -> float:
+def kernels_of_sequence(task: Task, algorithm: str) -> float:
     """Return the kernels of ``etrace_grad`` from fresh states, the traces after it included."""
-    learner = learner_of(task)
+    learner = learner_of(task, algorithm)
     step = step_function(learner)
 
     def gradient(xs: Any, targets: Any) -> Any:
@@ -98,15 +98,18 @@ def sequence_case(network: str, hidden: int, batch: int, steps: int) -> Case:
 
     def build() -> Prepared:
         task = _task(network, hidden, steps, batch)
-        return prepare(
-            network, {OWN: lambda: kernels_of_sequence(task), BPTT: lambda: kernels_of_bptt(task)}
-        )
+        facts = {
+            OWN: lambda: kernels_of_sequence(task, "d_rtrl"),
+            ES_OWN: lambda: kernels_of_sequence(task, "es_d_rtrl"),
+            BPTT: lambda: kernels_of_bptt(task),
+        }
+        return prepare(network, facts)
 
     return Case(
         name=f"gpu_program/sequence,{network},H={hidden},B={batch},T={steps}",
         parameters={"network": network, "hidden": hidden, "batch": batch, "steps": steps},
         build=build,
-        targets=(Target(OWN, BPTT, 1.0),),
+        targets=(Target(OWN, BPTT, 1.0), Target(ES_OWN, BPTT, 1.0)),
     )
 
 

@@ -13,8 +13,10 @@ from .es_d_rtrl import pp_prop as pp_prop
 from .initial import fresh_values as fresh_values
 from .initial import values_as_now as values_as_now
 from .model_states import add_to_states as add_to_states
+from .model_states import all_states as all_states
 from .model_states import find_states as find_states
 from .model_states import read_arguments as read_arguments
 from .model_states import read_states as read_states
+from .model_states import state_at as state_at
 from .model_states import write_states as write_states
 from .traces import EligibilityTraces as EligibilityTraces

@@ -16,7 +16,7 @@ from .compiled_step import CompiledStep
 from .data import MultiStepData, first_step, is_sequence, unwrap
 from .environment import Environment
 from .initial import Shapes, fresh_values, shapes_of, values_as_now
-from .model_states import find_states
+from .model_states import all_states, find_states
 from .traces import EligibilityTraces
 
 VJP_METHODS = ("single-step", "multi-step")
@@ -252,7 +252,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             fresh = values_as_now(self.model, self._short_term_states(), mapped, kwargs)
         else:
             fresh = fresh_values(self.model, mapped, batch_size, kwargs)
-        states = {tuple(path): state for path, state in self.model.states().items()}
+        states = all_states(self.model)
         for path, value in fresh.items():
             states[path].value = value
         self._use_shapes(shapes_of(fresh))

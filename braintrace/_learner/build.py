@@ -5,7 +5,14 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import D_RTRL, ES_D_RTRL, ETraceAlgorithm, first_step, fresh_values
+from .._algorithms import (
+    D_RTRL,
+    ES_D_RTRL,
+    ETraceAlgorithm,
+    all_states,
+    first_step,
+    fresh_values,
+)
 from .._errors import OptionError, ShapeError
 from .learner import Learner
 
@@ -92,7 +99,7 @@ def compile(
     brainstate.nn.init_all_states(model, **({} if size is None else {"batch_size": size}))
     instance.compile_graph(*example, batch_size=mapped)
     if mapped is not None:
-        states = {tuple(path): state for path, state in model.states().items()}
+        states = all_states(model)
         for path, value in fresh_values(model, mapped, None, {}).items():
             states[path].value = value
     return Learner(instance)

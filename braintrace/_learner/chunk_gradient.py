@@ -1,8 +1,9 @@
 """The gradient of one chunk of a sequence: by records and traces, or through a window.
 
 Both kinds have the same functions: ``start`` (a gradient of zero), ``run`` (add one chunk's
-gradient, and keep what its update of the traces needs), ``traces_after`` (that update) and
-``total`` (the gradient by parameter).
+gradient, and keep what its update of the traces needs), ``known_traces`` (those after the chunk
+where `run` has computed them anyway), ``traces_after`` (that update) and ``total`` (the gradient
+by parameter).
 """
 
 from collections.abc import Callable
@@ -116,6 +117,10 @@ class RecordedChunk:
         ]
         return jax.tree.unflatten(tree, total)
 
+    def known_traces(self, kept: Any) -> Any:
+        """Return the traces after a chunk where `run` has computed them anyway, else None."""
+        return kept[0]
+
     def traces_after(self, weights: Weights, kept: Any, before: Any) -> Any:
         """Return the traces after a chunk, from what `run` has kept and those before it."""
         after, sources = kept
@@ -195,6 +200,9 @@ class WindowChunk:
         inside, before = gradients
         past = to_parameters(before)
         return jax.tree.map(lambda a, b: (a + b).astype(b.dtype), inside, past)
+
+    def known_traces(self, kept: Any) -> None:
+        """Return None: the gradient of a window computes no traces."""
 
     def traces_after(self, weights: Weights, kept: Any, before: Any) -> Any:
         """Return the traces after a window; see `RecordedChunk.traces_after`."""

@@ -131,7 +131,11 @@ class SequenceGradient:
             before, owned = replaced, True
         update = self._update_and_donate if owned else self._update
         self._chunks.step.write(written)
-        traces.leave(lambda: update(weights, kept, before))
+        after = self._chunks.known_traces(kept)
+        if after is None:
+            traces.leave(lambda: update(weights, kept, before))
+        else:
+            traces.leave(lambda: after)
         if self._options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
             value = with_unit(value, self._loss_unit)
