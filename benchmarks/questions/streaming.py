@@ -261,10 +261,11 @@ def hand_loop(task: Task) -> Subject:
     step, zeros = BY_HAND[task.network.name](task.network, task.batch)
     zero = jax.tree.map(jnp.zeros_like, task.parameters)
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def run(states: Any, traces: Any, xs: Any, targets: Any) -> Any:
+    # Parameters that change after every step are no constants of the program.
+    @functools.partial(jax.jit, donate_argnums=(1, 2))
+    def run(parameters: Any, states: Any, traces: Any, xs: Any, targets: Any) -> Any:
         def body(carry: Any, now: Any) -> Any:
-            return step(task.parameters, *carry[:2], *now), None
+            return step(parameters, *carry[:2], *now), None
 
         return jax.lax.scan(body, (states, traces, zero), (xs, targets))[0]
 
@@ -275,7 +276,7 @@ def hand_loop(task: Task) -> Subject:
         jax.block_until_ready(held)
 
     def last() -> Any:
-        held[0], held[1], gradients = run(*held, *task.data)
+        held[0], held[1], gradients = run(task.parameters, *held, *task.data)
         return gradients
 
     return Subject(last, before=begin, work=task.steps)
