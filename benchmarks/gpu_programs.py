@@ -41,6 +41,7 @@ device_description_str: "NVIDIA H200"
 
 BYTES = {"pred": 1, "bf16": 2, "f16": 2, "c64": 8, "f64": 8, "s64": 8, "u64": 8, "c128": 16}
 BYTES |= {"s8": 1, "u8": 1, "f32": 4, "s32": 4, "u32": 4}
+UNCOUNTED = {"conditional", "call", "async-start"}
 NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while"}
 
 INSTRUCTION = re.compile(r"\s+(?:ROOT )?(%[\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)")
@@ -70,6 +71,21 @@ def compile_for_gpu(function: Callable[..., Any], *arguments: Any, donate: tuple
     placed = jax.jit(function, donate_argnums=donate, in_shardings=place, out_shardings=place)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
     return str(placed.lower(*shapes).compile().as_text())
+
+
+def _check_countable(program: str) -> None:
+    """Refuse programs in which the text does not say how often a kernel runs.
+
+    Raises
+    ------
+    ValueError
+        For branches, calls, and loops without a known number of rounds.
+    """
+    for line in program.splitlines():
+        instruction = INSTRUCTION.match(line)
+        operation = instruction.group(3) if instruction else None
+        if operation in UNCOUNTED or (operation == "while" and not LOOP.search(line)):
+            raise ValueError(f"Nothing says how often this runs: {line.strip()}")
 
 
 def _computations(program: str) -> dict[str, list[str]]:
@@ -105,12 +121,22 @@ def _size(shapes: str) -> int:
 
 
 def bytes_moved(program: str) -> int:
-    """Return what all kernels outside of loops read and write, each array in full."""
+    """Return what all kernels of a program without loops read and write, each array in full.
+
+    Raises
+    ------
+    ValueError
+        For a program with loops, branches or calls.
+    """
+    _check_countable(program)
+    if LOOP.search(program):
+        raise ValueError("The program has loops: what a round reads of an array is not known.")
     return sum(_kernels(_computations(program)["ENTRY"]))
 
 
 def kernels_started(program: str) -> int:
     """Return how many kernels run, those in loops as often as they do."""
+    _check_countable(program)
     computations = _computations(program)
 
     def started(name: str) -> int:

@@ -100,10 +100,22 @@ backend_config={"known_trip_count":{"n":"3"}}
 }
 """.replace("\\\n", "")
 
+CONDITIONAL = """
+%more (p: pred[]) -> f32[4] {
+  ROOT %either = f32[4]{0} conditional(%p), branch_computations={%a, %b}
+}
+"""
+
 
 def test_bytes_and_kernels_of_a_program():
-    assert gpu_programs.bytes_moved(PROGRAM) == 8 * 4 * 8 + (4 * 4 + 1)
     assert gpu_programs.kernels_started(PROGRAM) == 1 + 3 * (1 + 5 * 1)
+    straight = "\n".join(line for line in PROGRAM.splitlines() if " while(" not in line)
+    assert gpu_programs.bytes_moved(straight) == 8 * 4 * 8 + (4 * 4 + 1)
+    with pytest.raises(ValueError, match="loops"):
+        gpu_programs.bytes_moved(PROGRAM)
+    for unknown in (PROGRAM.replace("known_trip_count", "other"), PROGRAM + CONDITIONAL):
+        with pytest.raises(ValueError, match="how often"):
+            gpu_programs.kernels_started(unknown)
 
 
 def test_every_question_is_tested_and_every_case_has_its_own_name():

@@ -6,7 +6,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import typing
 
 import brainstate
 import cases
@@ -19,7 +18,6 @@ from assertions import assert_gradients_close, deviations
 from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
 
 import braintrace
-from braintrace._algorithms import state_at
 from braintrace._learner.gradient import SequenceGradient
 
 CASE = cases.BY_NAME["independent_rnn"]
@@ -187,71 +185,6 @@ def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):
     learner.etrace_evolve(XS)
     sequence_gradient(learner, CASE, XS, TARGETS, chunk_size=4)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(read))
-
-
-@ALGORITHMS
-def test_a_model_is_looked_through_once(algorithm, monkeypatch):
-    """Until its State objects are others: a walk through a model takes as long as a small step."""
-    learner = build_learner(CASE, algorithm)
-    step = square_loss(learner)
-    walks = []
-    walk = type(learner.algorithm.model).states
-    monkeypatch.setattr(
-        type(learner.algorithm.model), "states", lambda *a, **k: walks.append(a) or walk(*a, **k)
-    )
-
-    def gradient():
-        del walks[:]
-        found = named(learner.etrace_grad(XS, TARGETS, step_fn=step, reduction="sum"))
-        learner.predict(XS)
-        return found, len(walks)
-
-    for _ in range(2):
-        brainstate.nn.init_all_states(learner.algorithm.model, batch_size=2)  # new objects
-        learner.reset_state(2)
-        found, first = gradient()
-        assert first > 0
-        _, later = gradient()
-        assert later == 0
-    other = build_learner(CASE, algorithm)
-    expected = other.etrace_grad(XS, TARGETS, step_fn=square_loss(other), reduction="sum")
-    assert_gradients_close(found, named(expected), 1e-5)
-
-
-class Pair(typing.NamedTuple):
-    """A container whose parts have names."""
-
-    first: object
-    second: object
-
-
-class InContainers(brainstate.nn.Module):
-    """A leaky unit whose States sit in a list in a dictionary, and in a named tuple."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = {"w": [brainstate.ParamState(jnp.ones((3, 4)))]}
-        self.pair = Pair(brainstate.HiddenState(jnp.zeros((2, 4))), None)
-
-    def init_state(self, batch_size=None, **_):
-        self.pair = Pair(brainstate.HiddenState(jnp.zeros((2, 4))), None)
-
-    def update(self, x):
-        state = self.pair.first
-        state.value = 0.5 * state.value + braintrace.matmul(x, self.kept["w"][0].value)
-        return state.value
-
-
-def test_states_in_containers_are_found_again_after_they_were_replaced():
-    model = InContainers()
-    learner = braintrace.compile(model, "d_rtrl", XS[0], batch_size=2)
-    expected = learner.predict(XS)
-    model.kept = {"w": [brainstate.ParamState(2 * jnp.ones((3, 4)))]}
-    model.init_state()
-    np.testing.assert_allclose(learner.predict(XS), 2 * expected, rtol=1e-6)
-    assert state_at(model, ("kept", "w", 0)) is model.kept["w"][0]
-    for path in (("kept", "v"), ("kept", "w", 3), ("kept",), ("pair", "first", "value")):
-        assert state_at(model, path) is None
 
 
 def test_traces_that_a_gradient_computes_anyway_are_not_computed_again():

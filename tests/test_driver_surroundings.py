@@ -1,6 +1,7 @@
 """Drivers in the hands of others: mapped, cloned, in half precision, on unusual data."""
 
 import functools
+import typing
 
 import brainstate
 import cases
@@ -110,6 +111,73 @@ def test_a_clone_moves_its_own_states():
     twin.etrace_evolve(XS)
     for path, state in learner.states().items():
         jax.tree.map(np.testing.assert_array_equal, state.value, before[path])
+
+
+class Pair(typing.NamedTuple):
+    """A container whose parts have names."""
+
+    first: brainstate.State
+    second: brainstate.State
+
+
+class Growing(brainstate.nn.Module):
+    """A leaky unit and readouts: two that are one, in a list in a dictionary, in a named tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(0.3 * jnp.ones((3, 4)))
+        self.tied = self.other = brainstate.ParamState(jnp.ones((4, 1)))
+        self.heads = {"all": [brainstate.ParamState(jnp.ones((4, 1)))]}
+        self.pair = Pair(*(brainstate.ParamState(jnp.ones((4, 1))) for _ in range(2)))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((2, 4)))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+    def loss(self, h):
+        heads = [self.tied, self.other, *self.heads["all"], *self.pair]
+        return sum(jnp.sum((h @ head.value) ** 2) for head in heads)
+
+
+def _untie(model):
+    model.other = brainstate.ParamState(5 * jnp.ones((4, 1)))
+
+
+def _append(model):
+    model.heads["all"].append(brainstate.ParamState(5 * jnp.ones((4, 1))))
+
+
+def _replace(model):
+    model.pair = Pair(brainstate.ParamState(5 * jnp.ones((4, 1))), model.pair.second)
+
+
+def _begin(model):
+    brainstate.nn.init_all_states(model)
+
+
+@pytest.mark.parametrize("change", [_untie, _append, _replace, _begin])
+def test_states_that_come_later_learn_with_the_same_step_function(change):
+    """As in a learner that is made after the change."""
+    learners = []
+    for when in ("before", "after"):
+        model = Growing()
+        if when == "before":
+            change(model)
+        learners.append(braintrace.compile(model, "d_rtrl", XS[0], batch_size=2))
+    fresh, learner = learners
+    steps = [lambda x, own=own: own.algorithm.model.loss(own(x)) for own in learners]
+    first = learner.etrace_grad(XS, step_fn=steps[1])
+    change(learner.algorithm.model)
+    learner.reset_state(2)
+    found = learner.etrace_grad(XS, step_fn=steps[1])
+    expected = fresh.etrace_grad(XS, step_fn=steps[0])
+    assert set(found) == set(expected) == set(learner.algorithm.model.states(brainstate.ParamState))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), found, expected)
+    if change is not _begin:
+        assert np.max(np.abs(found["w",] - first["w",])) > 1
 
 
 @pytest.mark.parametrize("vjp_method", ["single-step", "multi-step"])

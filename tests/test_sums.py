@@ -38,11 +38,15 @@ def test_all_forms_give_the_sum(lead, dtype):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("samples", [32, 40])
-def test_a_gpu_gets_one_reduction_and_no_chain_of_additions(samples):
-    """XLA joins a reduction to the kernel that updates the trace, and no chain of additions."""
-    operands = jnp.ones((samples, 6)), jnp.ones((samples, 6, 2))
-    traced = jax.jit(lambda operands: sum_over_samples(product, operands)).trace(operands)
+@pytest.mark.parametrize("lead", [(32,), (40,), (8, 5)])
+def test_a_gpu_gets_reductions_and_no_chain_of_additions(lead):
+    """XLA joins a reduction to the kernel that updates the trace, and no chain of additions.
+
+    Of several axes it would join two reductions to each other, were there nothing between them.
+    """
+    operands = jnp.ones((*lead, 6)), jnp.ones((*lead, 6, 2))
+    axes = len(lead)
+    traced = jax.jit(lambda operands: sum_over_samples(product, operands, axes)).trace(operands)
     texts = {
         platform: traced.lower(lowering_platforms=(platform,)).as_text()
         for platform in ("cpu", "cuda")
@@ -50,7 +54,8 @@ def test_a_gpu_gets_one_reduction_and_no_chain_of_additions(samples):
     additions = {platform: text.count("stablehlo.slice") for platform, text in texts.items()}
     assert additions["cpu"] >= 16
     assert additions["cuda"] == 0
-    assert "stablehlo.reduce" in texts["cuda"]
+    assert texts["cuda"].count("stablehlo.reduce(") == axes
+    assert texts["cuda"].count("optimization_barrier") == axes - 1
 
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")  # by frozen weights

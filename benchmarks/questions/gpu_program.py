@@ -117,7 +117,7 @@ def cases(platform: str) -> list[Case]:
     """Return steps of several sizes, and a sequence of every network."""
     sizes = [("dense", 1024, batch) for batch in (1, 8, 32, 128)]
     sizes += [("dense", 256, 32), ("dense", 4096, 32), ("alif", 1024, 32)]
-    sizes += [(network, 256, 32) for network in ("lstm", "conv", "lora", "element_wise")]
+    sizes += [(network, 256, 32) for network in ("lstm", "conv", "lora", "element_wise", "sparse")]
     return [
         *(step_case(*size) for size in sizes),
         step_case("dense", 1024, 32, "bfloat16"),

@@ -17,6 +17,5 @@ from .model_states import all_states as all_states
 from .model_states import find_states as find_states
 from .model_states import read_arguments as read_arguments
 from .model_states import read_states as read_states
-from .model_states import state_at as state_at
 from .model_states import write_states as write_states
 from .traces import EligibilityTraces as EligibilityTraces

@@ -35,11 +35,10 @@ def find_states(
     NotCompiledError
         If the model no longer has one of them.
     """
+    inside = all_states(model)
     found: dict[Path, brainstate.State] = {}
     for leaf in graph.traced.leaves:
-        state = state_at(model, leaf.path)
-        state = outside.get(leaf.path) if state is None else state
-        state = all_states(model).get(leaf.path) if state is None else state
+        state = inside.get(leaf.path, outside.get(leaf.path))
         if state is None:
             raise NotCompiledError(
                 f"The model has no State '{path_name(leaf.path)}' any more, which it had when "
@@ -52,21 +51,6 @@ def find_states(
 def all_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
     """Return all States of a model by path."""
     return {tuple(path): state for path, state in model.states().items()}
-
-
-def state_at(model: brainstate.nn.Module, path: Path) -> brainstate.State | None:
-    """Return the State that a path leads to, step by step.
-
-    ``model.states()`` walks through the whole model, which takes as long as a small step does.
-    ``None`` where no attributes and items lead to a State: in containers of the user's own.
-    """
-    here: Any = model
-    for key in path:
-        try:
-            here = vars(here)[key] if isinstance(here, brainstate.graph.Node) else here[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return here if isinstance(here, brainstate.State) else None
 
 
 def read_states(

@@ -3,9 +3,9 @@
 XLA reduces over a leading axis column by column on a CPU, 10 to 70 times slower than it reads.
 Written as one addition per sample, the same sum is a loop over contiguous numbers.
 
-On a GPU it is the other way round: XLA puts a reduction over 32 samples or more into the very kernel
-that updates a trace, which then is read once; a chain of additions is a kernel of its own, which
-reads it again. On a TPU a reduction of any size goes there.
+On a GPU it is the other way round: XLA puts a reduction over 32 numbers or more into the very
+kernel that updates a trace, which then is read once; a chain of additions, and a shorter reduction,
+is a kernel of its own, which reads it again. On a TPU a reduction of any length goes there.
 """
 
 import functools

@@ -212,7 +212,8 @@ class SequenceGradient:
 
         total = self._chunks.total(gradients, pulled_back)
         read = self._read_by_update(weights, kept, None if is_zero(before) else before)
-        last = (read, kept, None if is_one_chunk else before)
+        is_read = not is_one_chunk and self._chunks.known_traces(kept) is None
+        last = (read, kept, before if is_read else None)
         # The loss of a padded step may be infinite.
         value = jnp.sum(jnp.where(scales == 0, 0, losses * scales))
         return total, value, aux, written, last

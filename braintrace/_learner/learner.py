@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._algorithms import ETraceAlgorithm, all_states, state_at
+from .._algorithms import ETraceAlgorithm
 from .._compiler import ETraceGraph
 from .._compiler.report import Report, report_of
 from .._errors import OptionError, ShapeError
 from .._jax import is_tracer
-from .._typing import Path
 from .chunks import check_chunk_size, check_sequences, chunk_length, record_bytes
 from .evolve import Driver, Runner, evolving, predicting
 from .gradient import GradientOptions, SequenceGradient
@@ -33,8 +32,6 @@ class _Made:
         self.gradients: dict[Any, SequenceGradient] = {}
         self.streams: dict[Any, OnlineLearning] = {}
         self.drivers: dict[Any, Driver] = {}
-        self.states: dict[Path, brainstate.State] = {}
-        """Those that the model had when it was last looked through."""
 
 
 class Learner(brainstate.nn.Module):
@@ -146,7 +143,7 @@ class Learner(brainstate.nn.Module):
         weights = None if mask is None else _mask(mask, steps)
         has_mask = mask is not None
         kind = (has_mask, _kind_of(reset))
-        key = (step_fn, options, chunk_size, kind, _signature(sequences), self._identity())
+        key = (step_fn, options, chunk_size, kind, _signature(sequences), _identity(self))
         restarts = check_reset(self.algorithm, reset, steps)
         made = self._made.gradients
         _check_hashable("step_fn", step_fn)
@@ -231,7 +228,7 @@ class Learner(brainstate.nn.Module):
         steps = check_sequences(sequences)
         options = OnlineOptions(has_aux, unit_aware)
         functions = (step_fn, update_fn)
-        key = (*functions, options, _kind_of(reset), _signature(sequences), self._identity())
+        key = (*functions, options, _kind_of(reset), _signature(sequences), _identity(self))
         restarts = check_reset(self.algorithm, reset, steps)
         for name, function in zip(("step_fn", "update_fn"), functions, strict=True):
             _check_hashable(name, function)
@@ -296,13 +293,6 @@ class Learner(brainstate.nn.Module):
         driver = self._driver(("predict",), lambda: predicting(self.algorithm))
         return driver(sequences, restarts)
 
-    def _identity(self) -> Any:
-        """Name the learner, its graph and the State objects that something is made for."""
-        model, known = self.algorithm.model, self._made.states
-        if not known or any(state_at(model, path) is not state for path, state in known.items()):
-            known = self._made.states = all_states(model)
-        return id(self), self.graph, tuple(map(id, known.values()))
-
     def _driver(self, name: Any, make: Callable[[], Runner]) -> Driver:
         made = self._made.drivers
         key = (name, self.graph, id(self.algorithm))
@@ -341,3 +331,9 @@ def _signature(sequences: Any) -> Any:
     leaves, tree = jax.tree.flatten(sequences)
     avals = map(jax.typeof, leaves)
     return tree, tuple((aval.shape[1:], aval.dtype) for aval in avals)
+
+
+def _identity(learner: Learner) -> Any:
+    """Name the learner, its graph and the State objects that a gradient is made for."""
+    states = learner.algorithm.model.states()
+    return id(learner), learner.graph, tuple(id(state) for state in states.values())
