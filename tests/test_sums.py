@@ -12,9 +12,7 @@ from braintrace._etrace_op.sums import added_up, reduced, sum_over_samples
 
 SIZES = {
     "conv": {"size": 4, "channels": 3, "inputs": 2},
-    "lora": {"inputs": 3, "hidden": 4, "rank": 2},
     "sparse": {"inputs": 3, "hidden": 6, "density": 0.5},
-    "alif": {"inputs": 3, "hidden": 4},
 }
 
 
@@ -23,7 +21,7 @@ def product(operands):
     return {"product": a[..., None] * b}
 
 
-@pytest.mark.parametrize("lead", [(1,), (5,), (33,), (70,), (4, 3), (2, 3, 4), (0, 2)])
+@pytest.mark.parametrize("lead", [(1,), (5,), (33,), (2, 3, 4), (0, 2)])
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_all_forms_give_the_sum(lead, dtype):
     rng = np.random.default_rng(0)
@@ -58,7 +56,6 @@ def test_a_gpu_gets_reductions_and_no_chain_of_additions(lead):
     assert texts["cuda"].count("optimization_barrier") == axes - 1
 
 
-@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")  # by frozen weights
 @pytest.mark.parametrize("network", SIZES)
 def test_steps_with_reductions_agree_with_the_oracle(network, monkeypatch):
     calls = []
