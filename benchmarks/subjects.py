@@ -210,3 +210,24 @@ def online(
         deviation=lambda found: oracles.deviation(named(found), task.expected(algorithm)),
         tolerance=task.tolerance,
     )
+
+
+def agreement(
+    task: Task, algorithm: str = "d_rtrl", chunk: int | None = None
+) -> tuple[float, float]:
+    """Return the deviation of a sequence gradient from its oracle, and what is tolerated."""
+    subject = online(task, algorithm, chunk)
+    assert subject.deviation is not None
+    return subject.deviation(subject.run()), subject.tolerance
+
+
+def without_states(
+    function: Callable[..., Any], *arguments: Any
+) -> tuple[Callable[..., Any], list[brainstate.State]]:
+    """Return a function of the values of States, and these; it gives back ``(new, result)``.
+
+    The new value of a State that is only read is ``None``.
+    """
+    stateful = brainstate.transform.StatefulFunction(function, return_only_write=True)
+    stateful.make_jaxpr(*arguments)
+    return stateful.jaxpr_call, list(stateful.get_states(*arguments))

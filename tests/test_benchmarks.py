@@ -44,12 +44,17 @@ FOR_A_GPU = {
 }
 
 
-@pytest.mark.parametrize("name", SMALLEST)
-def test_smallest_case_agrees_with_its_oracle(name):
-    found = child.run(SMALLEST[name], rounds=1, budget=0.0)
+def agreeing(case):
+    found = child.run(case, rounds=1, budget=0.0)
     assert found["error"] is None
     assert found["disagrees"] == []
     assert found["deviations"]
+    return found
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_smallest_case_agrees_with_its_oracle(name):
+    found = agreeing(SMALLEST[name])
     assert found["missing"] == {}
     for row in found["targets"]:
         assert row["value"] is not None, row["name"]
@@ -58,10 +63,7 @@ def test_smallest_case_agrees_with_its_oracle(name):
 
 @pytest.mark.parametrize("name", FOR_A_GPU)
 def test_programs_for_a_gpu_are_counted_or_the_plugin_is_named(name):
-    found = child.run(FOR_A_GPU[name], rounds=1, budget=0.0)
-    assert found["error"] is None
-    assert found["disagrees"] == []
-    assert found["deviations"]
+    found = agreeing(FOR_A_GPU[name])
     compiled = {
         label for target in FOR_A_GPU[name].targets for label in (target.label, target.over)
     }
@@ -98,7 +100,7 @@ ENTRY %main (x: c64[8,4]) -> f32[4] {
 backend_config={"known_trip_count":{"n":"3"}}
   ROOT %first = f32[4]{0} get-tuple-element(%two), index=0
 }
-""".replace("\\\n", "")
+"""
 
 CONDITIONAL = """
 %more (p: pred[]) -> f32[4] {

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import oracles, subjects
+from .. import oracles
 from ..case import Case, Prepared, Target
 from ..networks import NETWORKS
-from ..subjects import Task, learner_of, step_function
+from ..subjects import Task, agreement, learner_of, step_function
 
 LABELS = ("BPTT", "D_RTRL, one chunk", "D_RTRL, auto", "ES_D_RTRL, auto")
 COMPILE = "braintrace.compile"
@@ -67,14 +67,9 @@ def prepare(network: str, steps: int, batch: int, hidden: int, repeats: int) -> 
     def median(label: str) -> float:
         return medians()[label]
 
-    def check() -> tuple[float, float]:
-        subject = subjects.online(Task(make(hidden=hidden), steps, batch), "d_rtrl")
-        assert subject.deviation is not None
-        return subject.deviation(subject.run()), subject.tolerance
-
     return Prepared(
         facts={label: partial(median, label) for label in (*LABELS, COMPILE)},
-        checks={"D_RTRL, auto": check},
+        checks={"D_RTRL, auto": lambda: agreement(Task(make(hidden=hidden), steps, batch))},
     )
 
 

@@ -10,16 +10,13 @@ and no GPU.
 from collections.abc import Callable
 from typing import Any
 
-import brainstate
-
 from .. import oracles
 from ..case import Case, Prepared, Target
 from ..gpu_programs import bytes_moved, compile_for_gpu, kernels_started
 from ..networks import NETWORKS
-from ..subjects import Task, learner_of, online, step_function
+from ..subjects import Task, agreement, learner_of, step_function, without_states
 from . import streaming
 
-LIMIT = 1.5
 STEP, PASS = "bytes that a step moves", "bytes that a pass moves"
 OWN, ES_OWN, BPTT = "kernels of D_RTRL", "kernels of ES_D_RTRL", "kernels of BPTT"
 
@@ -45,10 +42,9 @@ def kernels_of_sequence(task: Task, algorithm: str) -> float:
         learner.reset_state(task.batch)
         return learner.etrace_grad(xs, targets, step_fn=step)
 
-    function = brainstate.transform.StatefulFunction(gradient, return_only_write=True)
-    function.make_jaxpr(*task.data)
-    values = [state.value for state in function.get_states(*task.data)]
-    return float(kernels_started(compile_for_gpu(function.jaxpr_call, values, *task.data)))
+    pure, states = without_states(gradient, *task.data)
+    values = [state.value for state in states]
+    return float(kernels_started(compile_for_gpu(pure, values, *task.data)))
 
 
 def kernels_of_bptt(task: Task) -> float:
@@ -65,10 +61,7 @@ def _task(network: str, hidden: int, *others: Any) -> Task:
 
 def _agrees(network: str) -> tuple[float, float]:
     """Return the deviation of what is compiled, run on this machine at a small size."""
-    task = _task(network, 16, 4, 2)
-    subject = online(task)
-    assert subject.deviation is not None
-    return subject.deviation(subject.run()), subject.tolerance
+    return agreement(_task(network, 16, 4, 2))
 
 
 def prepare(network: str, facts: dict[str, Callable[[], float]]) -> Prepared:
@@ -89,7 +82,7 @@ def step_case(network: str, hidden: int, batch: int, dtype: str = "float32") -> 
         name=f"gpu_program/step,{network},H={hidden},B={batch},{dtype}",
         parameters={"network": network, "hidden": hidden, "batch": batch, "dtype": dtype},
         build=build,
-        targets=(Target(STEP, PASS, LIMIT),),
+        targets=(Target(STEP, PASS, streaming.LIMITS["gpu"]),),
     )
 
 

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 
-from .. import handwritten, oracles, subjects
+from .. import handwritten, oracles
 from ..case import Case, NotOffered, Prepared, Target
 from ..networks import Network, dense
-from ..subjects import Task, learner_of, step_function
+from ..subjects import Task, agreement, learner_of, step_function, without_states
 
 CHUNK = 16
 LENGTHS = (64, 256, 1024, 4096, 16384, 65536)
@@ -59,10 +58,9 @@ def online_bytes(task: Task, algorithm: str) -> float:
         return learner.etrace_grad(xs, targets, step_fn=step, chunk_size=CHUNK)
 
     shapes = _shapes(task)
-    function = brainstate.transform.StatefulFunction(gradient, return_only_write=True)
-    function.make_jaxpr(*shapes)
-    values = [state.value for state in function.get_states(*shapes)]
-    return temporary_bytes(jax.jit(function.jaxpr_call).lower(values, *shapes).compile())
+    pure, states = without_states(gradient, *shapes)
+    values = [state.value for state in states]
+    return temporary_bytes(jax.jit(pure).lower(values, *shapes).compile())
 
 
 def _shapes(task: Task) -> tuple[Any, ...]:
@@ -82,18 +80,16 @@ def prepare(tasks: dict[str, Task]) -> Prepared:
     }
     first = next(iter(tasks.values()))
 
-    def check(algorithm: str) -> tuple[float, float]:
-        subject = subjects.online(first, algorithm, CHUNK)
-        assert subject.deviation is not None
-        return subject.deviation(subject.run()), subject.tolerance
-
     return Prepared(
         facts={
             f"{label}, {size}": partial(way, task)
             for size, task in tasks.items()
             for label, way in ways.items()
         },
-        checks={algorithm: partial(check, algorithm) for algorithm in ("d_rtrl", "es_d_rtrl")},
+        checks={
+            algorithm: partial(agreement, first, algorithm, CHUNK)
+            for algorithm in ("d_rtrl", "es_d_rtrl")
+        },
     )
 
 

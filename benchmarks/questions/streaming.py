@@ -21,7 +21,16 @@ from .. import oracles
 from ..case import Case, NotOffered, Prepared, Subject, Target
 from ..handwritten_steps import BY_HAND
 from ..networks import NETWORKS, squared_error
-from ..subjects import ALPHA, Model, Task, learner_of, named, step_function, wait_for_states
+from ..subjects import (
+    ALPHA,
+    Model,
+    Task,
+    learner_of,
+    named,
+    step_function,
+    wait_for_states,
+    without_states,
+)
 
 LIMITS = {"cpu": 2.5, "gpu": 1.5}
 OVER_HAND = 1.15
@@ -130,16 +139,14 @@ class PureStep:
 
 def pure_step(step: Step, x: Any, target: Any) -> PureStep:
     """Return a step of a stream without its side effects."""
-    function = brainstate.transform.StatefulFunction(step, return_only_write=True)
-    function.make_jaxpr(x, target)
-    states = function.get_states(x, target)
+    function, states = without_states(step, x, target)
     values = [state.value for state in states]
-    written = [new is not None for new in jax.eval_shape(function.jaxpr_call, values, x, target)[0]]
+    written = [new is not None for new in jax.eval_shape(function, values, x, target)[0]]
 
     def run(moving: list[Any], still: list[Any], x: Any, target: Any) -> Any:
         moving, still = list(moving), list(still)
         values = [(moving if moves else still).pop(0) for moves in written]
-        new, found = function.jaxpr_call(values, x, target)
+        new, found = function(values, x, target)
         return [value for value, moves in zip(new, written, strict=True) if moves], found
 
     pairs = list(zip(states, written, strict=True))

@@ -16,7 +16,7 @@ import braintrace
 from ..case import Case, NotOffered, Prepared, Target
 from ..networks import NETWORKS
 from ..operations import PlainOps
-from ..subjects import Task, learner_of, online
+from ..subjects import Task, agreement, learner_of
 
 FLOAT = 4
 STORED, NEEDED, REPORTED = "stored bytes", "needed bytes", "reported bytes"
@@ -54,18 +54,13 @@ def needed_bytes(task: Task, algorithm: str) -> float:
 def prepare(task: Task, algorithm: str) -> Prepared:
     """Return what is stored and what is needed."""
 
-    def check() -> tuple[float, float]:
-        subject = online(task, algorithm)
-        assert subject.deviation is not None
-        return subject.deviation(subject.run()), subject.tolerance
-
     facts = {
         STORED: lambda: stored_bytes(learner_of(task, algorithm)),
         NEEDED: lambda: needed_bytes(task, algorithm),
     }
     if algorithm == "d_rtrl":
         facts[REPORTED] = lambda: reported_bytes(learner_of(task))
-    return Prepared(facts=facts, checks={algorithm: check})
+    return Prepared(facts=facts, checks={algorithm: lambda: agreement(task, algorithm)})
 
 
 def case(network: str, algorithm: str, batch: int = 32, **sizes: int) -> Case:
