@@ -1,12 +1,37 @@
-"""Fixtures of the whole suite."""
+"""Fixtures of the whole suite, and which of its tests run how."""
 
 import os
 
+import compilation
 import jax
 import pytest
 
-# Nearly all of the suite's time goes into compiling programs that then run for a millisecond.
-jax.config.update("jax_disable_most_optimizations", True)
+compilation.compile_in_a_hurry()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--nightly",
+        action="store_true",
+        help="run also the rows that a short run leaves out, all compiled as for users",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the rows of the night, and bring the optimised tests together, at the end."""
+    if not config.getoption("--nightly"):
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+    items.sort(key=lambda item: item.get_closest_marker("optimised") is not None)
+
+
+def pytest_runtest_setup(item):
+    """Compile as the test wants it."""
+    if item.get_closest_marker("optimised") or item.config.getoption("--nightly"):
+        compilation.compile_as_for_users()
+    else:
+        compilation.compile_in_a_hurry()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,85 @@
+"""How the programs of tests are compiled: in a hurry, or as those of users are.
+
+Nearly all of the suite's time goes into compiling programs that then run for a millisecond. JAX
+can switch off the optimisations of LLVM. On a CPU most of what is left is the time of XLA's own
+code generators, of which the older ones take a quarter of it. JAX takes such options of XLA for one
+program, or for a process; here they are put in where JAX makes those of every program.
+"""
+
+import functools
+
+import jax
+
+QUICK_GENERATORS = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+
+_in_a_hurry = False
+_added: dict[str, object] = {}
+
+
+def compile_in_a_hurry():
+    """Compile everything from now on with few optimisations."""
+    _switch(True, _quick_generators())
+
+
+def compile_as_for_users():
+    """Compile everything from now on as JAX does, nothing of what is compiled already used."""
+    _switch(False, {})
+
+
+def cache(function):
+    """Keep results, as `functools.cache` does, for each of the two ways to compile."""
+
+    @functools.cache
+    def kept(_, *arguments, **options):
+        return function(*arguments, **options)
+
+    @functools.wraps(function)
+    def cached(*arguments, **options):
+        return kept(_in_a_hurry, *arguments, **options)
+
+    return cached
+
+
+def _switch(in_a_hurry, added):
+    global _in_a_hurry
+    if in_a_hurry != _in_a_hurry:
+        jax.config.update("jax_disable_most_optimizations", in_a_hurry)
+        jax.clear_caches()  # they do not tell apart how a program was compiled
+    _in_a_hurry = in_a_hurry
+    _added.clear()
+    _added.update(added)
+
+
+@functools.cache
+def _quick_generators():
+    """The options that choose them, as far as this version of XLA and JAX takes them.
+
+    Without them the tests only take longer.
+    """
+    try:
+        jax.jit(lambda x: x + 1).lower(1.0).compile(compiler_options=QUICK_GENERATORS)
+    except Exception as error:
+        if "option" not in str(error):
+            raise
+        return {}
+    return QUICK_GENERATORS if _add_to_options_of_every_program() else {}
+
+
+def _add_to_options_of_every_program():
+    """Let `_added` go into the options of every program, and tell whether it does."""
+    try:
+        from jax._src import compiler
+
+        original = compiler.get_compile_options
+    except (ImportError, AttributeError):
+        return False
+
+    def get_compile_options(*arguments, env_options_overrides=None, **options):
+        overrides = {**_added, **(env_options_overrides or {})}
+        return original(*arguments, env_options_overrides=overrides, **options)
+
+    compiler.get_compile_options = get_compile_options
+    return True
