@@ -134,6 +134,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         ------
         CompilationError, DtypeError
             See `compile_etrace_graph`.
+        PrimitiveError
+            If this algorithm's traces cannot carry one of the model's operations.
         """
         self._compiled = self._analysed(first_step(arguments), batch_size)
         self._shapes = shapes_of(
@@ -149,6 +151,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         graph, outside = compile_model(
             self.model, example, batch_size, self.strict, self.unroll_limit, self._every_state
         )
+        self.method.check(graph)
         environment = Environment(lambda: self._trace_again(graph))
         return CompiledStep(graph, outside, self.method, environment)
 

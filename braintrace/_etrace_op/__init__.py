@@ -10,6 +10,7 @@ from .dense import matmul as matmul
 from .elemwise import element_wise as element_wise
 from .elemwise import etp_elemwise_p as etp_elemwise_p
 from .inline import inline as inline
+from .input_filter import InputFilter as InputFilter
 from .lora import etp_lora_mm_p as etp_lora_mm_p
 from .lora import etp_lora_mv_p as etp_lora_mv_p
 from .lora import lora_matmul as lora_matmul
@@ -27,11 +28,14 @@ from .registry import ETP_RULES_XY_TO_DW as ETP_RULES_XY_TO_DW
 from .registry import ETP_RULES_YW_TO_W as ETP_RULES_YW_TO_W
 from .rules import PARTS_OF_COMPLEX as PARTS_OF_COMPLEX
 from .rules import accumulate as accumulate
+from .rules import add_to_filter as add_to_filter
 from .rules import contract as contract
 from .rules import init_trace as init_trace
 from .rules import propagate as propagate
 from .rules import pull_back as pull_back
+from .rules import pull_back_filtered as pull_back_filtered
 from .rules import select_outputs as select_outputs
+from .rules import zero_filter as zero_filter
 from .sparse import etp_sp_mm_p as etp_sp_mm_p
 from .sparse import etp_sp_mv_p as etp_sp_mv_p
 from .sparse import sparse_matmul as sparse_matmul

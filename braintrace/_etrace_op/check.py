@@ -11,8 +11,13 @@ must be the VJP of the implementation, :math:`l d f^1` at :math:`x^1` plus :math
 :math:`x^2`. Rules that are declared holomorphic must also give the gradient of two traces at once,
 :math:`\mathrm{Re}\,[(l - i d) \cdot (f^1 \otimes x^1 + i\, f^2 \otimes x^2)]
 = l \cdot f^1 \otimes x^1 + d \cdot f^2 \otimes x^2`.
+
+A filter of inputs that has taken in :math:`x^1`, has grown by a factor :math:`c` and has taken in
+:math:`x^2` must pull :math:`f^1` back to :math:`c` times what :math:`x^1` alone gives, plus what
+:math:`x^2` gives. The factor is large: a rule that saturates shows then.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,7 +101,9 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
         Prints as a table; ``.ok`` tells whether every rule agrees. Rules and keys as they
         are registered: ``xy_to_dw`` alone, then the trace (``yw_to_w`` with what `accumulate`
         and `contract` make of it) after one and after two steps; for rules declared
-        ``holomorphic``, the traces of two states as the parts of complex numbers.
+        ``holomorphic``, the traces of two states as the parts of complex numbers. ``filter of x``
+        is what ES_D_RTRL needs of operations with an input: ``xy_to_dw`` linear in ``x``, or an
+        `InputFilter`.
 
     Raises
     ------
@@ -118,15 +125,16 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     checks: list[RuleCheck] = []
     for (rule, _, _), result, wanted in zip(problem.checks, computed, expected, strict=True):
         checks += _compare(rule, result, {name: wanted[name] for name in problem.weights})
-    return PrimitiveReport(primitive.name, tuple(checks))
+    return PrimitiveReport(primitive.name, tuple(_hinted(problem, check) for check in checks))
 
 
 @dataclass(frozen=True)
 class _Problem:
     """Both sides of each check, for one primitive and one set of random numbers.
 
-    ``draws`` holds the arrays: the operands, the inputs ``x1, x2`` of two steps, the factors
-    ``f1, f2``, the decay ``d`` and the ``signal``.
+    ``draws`` holds the arrays: the operands, the inputs ``x1, x2`` of two steps, ``x3`` that
+    differs from ``x1`` in every element, the factors ``f1, f2``, the decay ``d`` and the
+    ``signal``.
     """
 
     primitive: ETPPrimitive
@@ -145,7 +153,8 @@ class _Problem:
     def checks(self) -> tuple["_Check", ...]:
         has_pairs = self.draws["signal"].dtype in rules.PARTS_OF_COMPLEX
         is_holomorphic = get_primitive_spec(self.primitive).holomorphic
-        return (*_CHECKS, _PAIR_CHECK) if has_pairs and is_holomorphic else _CHECKS
+        pairs = (_PAIR_CHECK,) if has_pairs and is_holomorphic else ()
+        return (*_CHECKS, *pairs, *(() if self.draws["x1"] is None else (_FILTER_CHECK,)))
 
     def run(self, method: Callable[["_Problem"], Any]) -> Any:
         return jax.jit(lambda draws: method(replace(self, draws=draws)))(self.draws)
@@ -209,6 +218,28 @@ class _Problem:
         through_first = self.autodiff("x1", draws["signal"] * draws["d"] * draws["f1"])
         return _add(through_first, self.autodiff("x2", draws["signal"] * draws["f2"]))
 
+    def filtered(self) -> dict:
+        x1, x2 = self.draws["x1"], self.draws["x2"]
+        taken_in = functools.partial(rules.add_to_filter, self.primitive, self.params)
+        zero = rules.zero_filter(
+            self.primitive, self.params, _Variable(x1), _Variable(self.draws["signal"])
+        )
+        kept = taken_in(GROWTH * taken_in(zero, x1), x2)
+        factors = self.draws["f1"][None]
+        return rules.pull_back_filtered(
+            self.primitive, self.params, kept[None], factors, self.weights
+        )
+
+    def expected_filtered(self) -> dict:
+        first, second, third = (self.autodiff(x, self.draws["f1"]) for x in ("x1", "x2", "x3"))
+
+        def expected(name: str) -> Any:
+            # What does not depend on the input, such as a bias, is not filtered either.
+            is_free = jnp.all(first[name] == third[name])
+            return jnp.where(is_free, first[name], GROWTH * first[name] + second[name])
+
+        return {name: expected(name) for name in first}
+
     def pair(self) -> dict:
         traces = self.term("x1", "f1"), self.term("x2", "f2")
         signal = jax.lax.complex(self.draws["signal"], -self.draws["d"])
@@ -229,6 +260,8 @@ _CHECKS: tuple[_Check, ...] = (
     ("yw_to_w, two steps", _Problem.two_steps, _Problem.expected_two_steps),
 )
 _PAIR_CHECK: _Check = ("holomorphic", _Problem.pair, _Problem.expected_pair)
+_FILTER_CHECK: _Check = ("filter of x", _Problem.filtered, _Problem.expected_filtered)
+GROWTH = 100
 
 
 def _make_problem(primitive: ETPPrimitive, operands: tuple, params: Mapping[str, Any]) -> _Problem:
@@ -238,6 +271,7 @@ def _make_problem(primitive: ETPPrimitive, operands: tuple, params: Mapping[str,
     like = {"f1": y, "f2": y, "d": y, "signal": y, "x1": x, "x2": x}
     generator = np.random.default_rng(0)
     draws = {name: None if v is None else _random(generator, v) for name, v in like.items()}
+    draws["x3"] = None if x is None else jnp.equal(draws["x1"], 0).astype(x.dtype)
     return _Problem(primitive, params, {**draws, "operands": operands})
 
 
@@ -278,6 +312,13 @@ def _compare(rule: str, result: Any, expected: dict) -> list[RuleCheck]:
     if isinstance(result, Exception):
         return [RuleCheck(rule, name, np.inf, False, str(result)) for name in expected]
     return [_compare_arrays(rule, k, result.get(k), expected[k]) for k in expected]
+
+
+def _hinted(problem: _Problem, check: RuleCheck) -> RuleCheck:
+    has_filter = get_primitive_spec(problem.primitive).input_filter is not None
+    if check.agrees or check.rule != _FILTER_CHECK[0] or has_filter:
+        return check
+    return replace(check, note="not linear in x: ES_D_RTRL needs an `input_filter`")
 
 
 def _compare_arrays(rule: str, key: str, computed: Any, expected: Any) -> RuleCheck:

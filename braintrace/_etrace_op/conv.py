@@ -207,6 +207,7 @@ etp_conv_p = register_primitive_spec(
         x_invar_index=0,
         batched=True,
         holomorphic=True,
+        linear_in_input=True,
         accumulate=_accumulate,
         contract=_contract,
         select_outputs=_select_outputs,

@@ -87,6 +87,7 @@ _spec = functools.partial(
     trainable_invars_fn=conventional_trainable_invars,
     x_invar_index=0,
     holomorphic=True,
+    linear_in_input=True,
     accumulate=_accumulate,
     select_outputs=_select_outputs,
 )

@@ -123,6 +123,7 @@ _spec = functools.partial(
     trainable_invars_fn=_trainable_invars,
     x_invar_index=0,
     holomorphic=True,
+    linear_in_input=True,
     accumulate=_accumulate,
     contract=_contract,
     select_outputs=_select_outputs,

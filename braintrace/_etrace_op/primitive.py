@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from .._errors import PrimitiveError
 from .._jax import Primitive, define_from_impl
 from . import registry
+from .input_filter import InputFilter
 
 Rule = Callable[..., Any]
 
@@ -62,6 +64,12 @@ class ETPPrimitiveSpec:
         signals and traces as it does real ones: no conjugate, no absolute value, nothing made
         real before the end. D_RTRL then keeps the traces of two coupled states as one complex
         array, which a step updates in place. The real part is taken afterwards.
+    linear_in_input : bool
+        Declares that ``xy_to_dw`` is linear in ``x`` for every operand, or does not depend on it.
+        Without it, ES_D_RTRL asks JAX whether it is (a kernel without transpose is not).
+    input_filter : InputFilter, optional
+        What ES_D_RTRL filters of an input that ``xy_to_dw`` is not linear in. Without it, that
+        algorithm refuses such an operation.
     accumulate : callable, optional
         ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
         terms in trace space, summed over a leading time axis, not over the batch. For
@@ -99,6 +107,8 @@ class ETPPrimitiveSpec:
     batched: bool = False
     gradient_enabled: bool = False
     holomorphic: bool = False
+    linear_in_input: bool = False
+    input_filter: InputFilter | None = None
     accumulate: Rule | None = None
     contract: Rule | None = None
     select_outputs: Rule | None = None
@@ -177,6 +187,7 @@ class ETPPrimitive(Primitive):
         init_pp: Rule,
         trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]] | None = None,
         x_invar_index: int | None = 0,
+        input_filter: InputFilter | None = None,
     ) -> None:
         """Register all four rules, and with them the primitive's layout of operands.
 
@@ -189,21 +200,27 @@ class ETPPrimitive(Primitive):
             are ``(x, weight)``, and ``(x, weight, bias)`` where ``has_bias=True``.
         x_invar_index : int or None
             Operand that is the input.
+        input_filter : InputFilter, optional
+            What ES_D_RTRL filters of the input; see `ETPPrimitiveSpec`.
 
         Raises
         ------
         PrimitiveError
             If a rule is not callable or one of that kind is registered already.
         """
-        self._layout = (trainable_invars_fn or conventional_trainable_invars, x_invar_index)
+        _check_input_filter(self.name, input_filter)
+        self._declared = {
+            "trainable_invars_fn": trainable_invars_fn or conventional_trainable_invars,
+            "x_invar_index": x_invar_index,
+            "input_filter": input_filter,
+        }
         self.register_yw_to_w(yw_to_w)
         self.register_xy_to_dw(xy_to_dw)
         self.register_init_drtrl(init_drtrl)
         self.register_init_pp(init_pp)
 
-    _layout: tuple[Callable[[Mapping[str, Any]], dict[str, int]], int | None] = (
-        conventional_trainable_invars,
-        0,
+    _declared: Mapping[str, Any] = MappingProxyType(
+        {"trainable_invars_fn": conventional_trainable_invars}
     )
 
 
@@ -332,13 +349,11 @@ def _register_rule(primitive: ETPPrimitive, kind: str, rule: Rule) -> Rule:
 
 
 def _spec_from_rules(primitive: ETPPrimitive) -> ETPPrimitiveSpec:
-    trainable_invars_fn, x_invar_index = primitive._layout
     return ETPPrimitiveSpec(
         name=primitive.name,
         impl=primitive.implementation,
         **{kind: rules[primitive] for kind, rules in _RULE_REGISTRIES.items()},
-        trainable_invars_fn=trainable_invars_fn,
-        x_invar_index=x_invar_index,
+        **primitive._declared,
         batched=primitive.batched,
         gradient_enabled=primitive.gradient_enabled,
     )
@@ -357,6 +372,13 @@ def _check_spec(spec: ETPPrimitiveSpec) -> None:
                 f"`{field}` of `{spec.name}` must be callable or None, "
                 f"got {getattr(spec, field)!r}."
             )
+    _check_input_filter(spec.name, spec.input_filter)
+    form = spec.batched_form
+    if form and spec.input_filter and get_primitive_spec(form).input_filter is None:
+        raise PrimitiveError(
+            f"`{spec.name}` has an `input_filter`, but its `batched_form` `{form}` has none. Give "
+            "it one as well: time takes the place of the batch there."
+        )
     index = spec.x_invar_index
     if index is not None and (not isinstance(index, int) or index < 0):
         raise PrimitiveError(
@@ -366,6 +388,13 @@ def _check_spec(spec: ETPPrimitiveSpec) -> None:
         raise PrimitiveError(
             f"`y_outvar_index` of `{spec.name}` must be 0, got {spec.y_outvar_index!r}: marker "
             "primitives have one result."
+        )
+
+
+def _check_input_filter(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, InputFilter):
+        raise PrimitiveError(
+            f"`input_filter` of `{name}` must be an `InputFilter` or None, got {value!r}."
         )
 
 

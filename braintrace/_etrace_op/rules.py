@@ -1,6 +1,6 @@
 """How the executor uses the rules of a primitive.
 
-Five functions, linear in ``hidden_dim`` or ``signal``, on plain arrays without units. They
+Functions, linear in ``hidden_dim`` or ``signal``, on plain arrays without units. They
 never ask which primitive they have: a primitive differs only in what its spec declares.
 ``K`` is a leading time axis; ``x`` is None for a primitive without an input.
 """
@@ -48,9 +48,38 @@ def pull_back(
     spec = get_primitive_spec(primitive)
     if x is None:
         return _operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
-    if spec.batched:
-        return _operand_gradients(spec, params, _fold(x), _fold(hidden_dim), weights)
-    return _sum_over_time(spec, params, x, hidden_dim, weights)
+    return _sum_over_steps(_operand_gradients, spec, params, x, hidden_dim, weights)
+
+
+def zero_filter(primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any) -> Any:
+    """Return the filter of inputs at the start of a sequence: that of the input itself by default.
+
+    Arguments as in `init_trace`, ``x_var`` not None.
+    """
+    spec = get_primitive_spec(primitive)
+    if spec.input_filter is not None:
+        return spec.input_filter.init(x_var, y_var, **params)
+    x, y = x_var.aval, y_var.aval
+    return jnp.zeros(x.shape, jnp.promote_types(x.dtype, y.dtype))
+
+
+def add_to_filter(primitive: ETPPrimitive, params: Params, kept: Any, x: Any) -> Any:
+    """Return a filter of inputs that has taken in one more of them."""
+    spec = get_primitive_spec(primitive)
+    return kept + x if spec.input_filter is None else spec.input_filter.add(kept, x, **params)
+
+
+def pull_back_filtered(
+    primitive: ETPPrimitive, params: Params, filtered: Any, hidden_dim: Any, weights: Arrays
+) -> Arrays:
+    """Pull an output cotangent of ``K`` steps back, with the filters ``(K, ...)`` as inputs.
+
+    The other arguments and the result are those of `pull_back`.
+    """
+    spec = get_primitive_spec(primitive)
+    if filtered is None or spec.input_filter is None:
+        return pull_back(primitive, params, filtered, hidden_dim, weights)
+    return _sum_over_steps(_filtered_gradients, spec, params, filtered, hidden_dim, weights)
 
 
 def init_trace(
@@ -104,7 +133,7 @@ def accumulate(
     if x is None:
         return _operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
     if not spec.batched:
-        return _sum_over_time(spec, params, x, hidden_dim, weights)
+        return _sum_over_steps(_operand_gradients, spec, params, x, hidden_dim, weights)
 
     def of_sample(x_of_sample: Any, hidden_of_sample: Any) -> Arrays:
         return _operand_gradients(spec, params, x_of_sample, hidden_of_sample, weights)
@@ -141,15 +170,22 @@ def _fold(array: Any) -> Any:
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
-def _sum_over_time(
-    spec: ETPPrimitiveSpec, params: Params, x: Any, hidden_dim: Any, weights: Arrays
+def _sum_over_steps(
+    gradients_of: Callable[..., Arrays],
+    spec: ETPPrimitiveSpec,
+    params: Params,
+    x: Any,
+    hidden_dim: Any,
+    weights: Arrays,
 ) -> Arrays:
+    if spec.batched:
+        return gradients_of(spec, params, _fold(x), _fold(hidden_dim), weights)
     if spec.batched_form is not None:  # time takes the place of the batch
         form = get_primitive_spec(spec.batched_form)
-        return _operand_gradients(form, params, x, hidden_dim, weights)
+        return gradients_of(form, params, x, hidden_dim, weights)
 
     def of_step(x_of_step: Any, hidden_of_step: Any) -> Arrays:
-        return _operand_gradients(spec, params, x_of_step, hidden_of_step, weights)
+        return gradients_of(spec, params, x_of_step, hidden_of_step, weights)
 
     gradients = jax.vmap(of_step)(x, hidden_dim)
     return {name: gradient.sum(0) for name, gradient in gradients.items()}
@@ -160,6 +196,15 @@ def _operand_gradients(
 ) -> Arrays:
     gradients = _as_dict(spec, "xy_to_dw", spec.xy_to_dw(x, hidden_dim, weights, **params))
     return _expect_keys(spec, "xy_to_dw", gradients, weights)
+
+
+def _filtered_gradients(
+    spec: ETPPrimitiveSpec, params: Params, filtered: Any, hidden_dim: Any, weights: Arrays
+) -> Arrays:
+    rule = "input_filter.pull_back"
+    assert spec.input_filter is not None  # a batched form has one if its operation has
+    found = spec.input_filter.pull_back(filtered, hidden_dim, weights, **params)
+    return _expect_keys(spec, rule, _as_dict(spec, rule, found), weights)
 
 
 def _as_dict(spec: ETPPrimitiveSpec, rule: str, result: Any) -> Arrays:

@@ -181,6 +181,7 @@ _spec = functools.partial(
     trainable_invars_fn=conventional_trainable_invars,
     x_invar_index=0,
     holomorphic=True,
+    linear_in_input=True,
     accumulate=_accumulate,
 )
 etp_sp_mm_p = register_primitive_spec(_spec(name="etp_sp_mm", batched=True))

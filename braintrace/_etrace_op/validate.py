@@ -50,6 +50,8 @@ def validate_rules(
     call.expect("init_drtrl", trace, terms, dtypes=False)
     call.expect("yw_to_w", call.run("yw_to_w", rules.propagate, y, trace), trace)
     call.expect("contract", call.run("contract", rules.contract, y, trace, weights), weights)
+    if x is not None and get_primitive_spec(primitive).input_filter is not None:
+        _check_input_filter(call, x_var, y_var, weights)
 
 
 class _Caller:
@@ -106,6 +108,26 @@ def _check_output_trace(call: _Caller, x_var: Any, y_var: Any, weight_vars: Any)
             f"Rule `init_pp` of `{call.primitive}` returned {trace} for two hidden states; "
             f"expected one array of shape {expected}."
         )
+
+
+def _check_input_filter(call: _Caller, x_var: Any, y_var: Any, weights: dict) -> None:
+    def init() -> Any:
+        return rules.zero_filter(call.primitive, call.params, x_var, y_var)
+
+    spec, x, y = get_primitive_spec(call.primitive), _struct(x_var.aval), _struct(y_var.aval)
+    kept = call.run("input_filter.init", init)
+    is_array = isinstance(kept, jax.ShapeDtypeStruct) and jnp.issubdtype(kept.dtype, jnp.inexact)
+    if not is_array or (spec.batched and kept.shape[:1] != x.shape[:1]):
+        batch = f" with a first axis of size {x.shape[0]}, the batch," if spec.batched else ""
+        raise PrimitiveError(
+            f"Rule `input_filter.init` of `{call.primitive}` returned {kept}; expected one array"
+            f"{batch} of a floating dtype."
+        )
+    after = call.run("input_filter.add", rules.add_to_filter, kept, x)
+    call.expect("input_filter.add", {"trace": after}, {"trace": kept})
+    steps, factors = (jax.ShapeDtypeStruct((1, *a.shape), a.dtype) for a in (kept, y))
+    found = call.run("input_filter.pull_back", rules.pull_back_filtered, steps, factors, weights)
+    call.expect("input_filter.pull_back", found, weights)
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:

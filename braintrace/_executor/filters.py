@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Columns, ETraceGraph, columns_of
+from .._compiler import Columns, ETraceGraph, HiddenParamOpRelation, columns_of
 from .._errors import OptionError
-from .._etrace_op import get_primitive_spec
+from .._etrace_op import add_to_filter, get_primitive_spec
 from .jacobians import Jacobians, transition_key
-from .layout import Link, links, output_keys, x_key
+from .layout import Link, filter_key, links, output_keys, x_key
 from .param_dim import Traces
 from .recursion import num_steps
 from .restart import at_positions, over_first_axis
@@ -23,6 +23,15 @@ from .zero import as_arrays, widened
 Arrays = dict[str, Any]
 Filters = dict[str, Arrays]
 """Those of inputs, ``'x'``, and of outputs, ``'f'``, with all outputs of the operations."""
+
+
+def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
+    """Return the operation that each filter of an input is carried for, by its name.
+
+    Operations that share a filter are represented by the first of them.
+    """
+    relations = graph.hidden_param_op_relations
+    return {r.key: r for r in relations if r.x_var is not None and filter_key(graph, r) == r.key}
 
 
 def outputs_of(graph: ETraceGraph) -> dict[str, tuple[Link, int]]:
@@ -103,16 +112,28 @@ def run_filters(
 
     ``scan`` runs a function of one step over what they take in, from ``start``.
     """
-    by_key = outputs_of(graph)
-    dtypes = {key: link.relation.y_var.aval.dtype for key, (link, _) in by_key.items()}
+    by_key, inputs = outputs_of(graph), inputs_of(graph)
+    names = {key: x_key(graph, relation) for key, relation in inputs.items()}
+    dtypes = {
+        key: relation.y_var.aval.dtype
+        for key, relation in [
+            *inputs.items(),
+            *((k, link.relation) for k, (link, _) in by_key.items()),
+        ]
+    }
 
     def step(kept: Filters, recorded: Any) -> Any:
         x, Df, D, restart, signal_now = recorded
-        before_x = {key: widened(eps, x[key].dtype) for key, eps in kept["x"].items()}
+        before_x = {key: widened(eps, dtypes[key]) for key, eps in kept["x"].items()}
         before_f = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
         if restart:
             before_x = _started_anew(graph, before_x, restart[""])
-        eps_x = {key: alpha * before_x[key] + x[key] for key in before_x}
+        eps_x = {
+            key: add_to_filter(
+                inputs[key].primitive, inputs[key].params, alpha * before_x[key], x[names[key]]
+            )
+            for key in before_x
+        }
         eps_f = {}
         for key, (link, _) in by_key.items():
             terms = [alpha * D[key][c] * before_f[c] for c in D[key] if c in before_f]
@@ -148,7 +169,7 @@ def _started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) -> Arr
     inputs = dict(inputs)
     for link in links(graph):
         if link.relation.x_var is not None:
-            key = x_key(graph, link.relation)
+            key = filter_key(graph, link.relation)
             rows = over_first_axis(_rows(link, restart), inputs[key].ndim)
             inputs[key] = jnp.where(rows, 0, inputs[key])
     return inputs

@@ -23,8 +23,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph
-from .._etrace_op import ETP_RULES_INIT_PP, pull_back
+from .._compiler import ETraceGraph, HiddenParamOpRelation
+from .._errors import PrimitiveError
+from .._etrace_op import ETP_RULES_INIT_PP, get_primitive_spec, pull_back_filtered, zero_filter
+from .._jaxpr import Kind, kinds_of
 from .filters import (
     Filters,
     counts_of,
@@ -37,7 +39,7 @@ from .filters import (
     whole,
 )
 from .jacobians import Jacobians, Weights
-from .layout import links, old_state_to_positions, output_keys, x_key
+from .layout import filter_key, links, old_state_to_positions, output_keys
 from .live import Probes
 from .param_dim import Traces, add, like
 from .recursion import num_steps, scan_block, scan_records, signals
@@ -69,9 +71,8 @@ def init(graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
     for link in links(graph):
         relation, reach = link.relation, link.reach
         if relation.x_var is not None:
-            aval = relation.x_var.aval
-            own = jnp.promote_types(aval.dtype, relation.y_var.aval.dtype)
-            inputs[x_key(graph, relation)] = jnp.zeros(aval.shape, own)
+            key = filter_key(graph, relation)
+            inputs[key] = zero_filter(*link.operation, relation.x_var, relation.y_var)
         rule = ETP_RULES_INIT_PP[relation.primitive]
         zero = rule(relation.x_var, relation.y_var, dict(relation.trainable_vars), 1)[..., 0]
         for a in reach.reached if every_state else reach.stored:
@@ -79,6 +80,46 @@ def init(graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
     kept = of_columns(graph, outputs)
     traces = {"x": inputs, "f": kept, "steps": jnp.zeros(_samples(graph), jnp.int32)}
     return narrowed(traces, dtype)
+
+
+def check(graph: ETraceGraph) -> None:
+    """Raise unless every operation can be pulled back with a filter in the place of its input.
+
+    Raises
+    ------
+    PrimitiveError
+        Naming the first operation that is not linear in its input and does not say what to filter.
+    """
+    for relation in graph.hidden_param_op_relations:
+        spec = get_primitive_spec(relation.primitive)
+        is_known = spec.linear_in_input or spec.input_filter is not None
+        if relation.x_var is None or is_known or _is_linear_in_input(relation):
+            continue
+        raise PrimitiveError(
+            f"ES_D_RTRL filters the input of '{relation.key}' ({relation.source}), but `xy_to_dw` "
+            f"of `{relation.primitive}` is not linear in that input. Give its specification an "
+            "`input_filter`, which says what to filter instead, or `linear_in_input=True` if JAX "
+            "cannot see that it is linear; or use `D_RTRL`."
+        )
+
+
+def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
+    operation = relation.primitive, relation.params
+    filtered = jax.eval_shape(lambda: zero_filter(*operation, relation.x_var, relation.y_var))
+    weights = {name: _struct(var) for name, var in relation.trainable_vars.items()}
+
+    def pulled_back(x: jax.Array, factor: jax.Array, weights: Arrays) -> Arrays:
+        return pull_back_filtered(*operation, x[None], factor[None], weights)
+
+    try:
+        kinds = kinds_of(pulled_back, filtered, _struct(relation.y_var), weights)
+    except Exception:  # a rule for integers, such as an index, may fail for anything else
+        return False
+    return Kind.OTHER not in kinds
+
+
+def _struct(var: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
 
 
 def _samples(graph: ETraceGraph) -> tuple[int, ...]:
@@ -249,8 +290,8 @@ def _contract(graph: ETraceGraph, weights: Weights, eps_x: Arrays, factors: Arra
     for link in links(graph):
         relation, name = link.relation, shared[link.key(link.reach.reached[0])]
         if name in factors:
-            x = None if relation.x_var is None else eps_x[x_key(graph, relation)]
-            part = pull_back(*link.operation, x, factors[name], weights[relation.key])
+            x = None if relation.x_var is None else eps_x[filter_key(graph, relation)]
+            part = pull_back_filtered(*link.operation, x, factors[name], weights[relation.key])
             gradients = add(gradients, {relation.key: part})
     return like(weights, gradients)
 

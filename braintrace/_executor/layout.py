@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compiler import Branch, ETraceGraph, HiddenGroup, HiddenParamOpRelation, Reach
+from .._etrace_op import get_primitive_spec
 from .._jax import Var
 
 
@@ -20,6 +21,21 @@ def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
     """Name the input of an operation; operations that share their input share the name."""
     relations = graph.hidden_param_op_relations
     return next(r.key for r in relations if r.x_var is relation.x_var)
+
+
+def filter_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
+    """Name the filter of an operation's input; operations that filter it alike share it."""
+    own = _input_filter(relation)
+    return next(
+        other.key
+        for other in graph.hidden_param_op_relations
+        if other.x_var is relation.x_var and _input_filter(other) == own
+    )
+
+
+def _input_filter(relation: HiddenParamOpRelation) -> Any:
+    rule = get_primitive_spec(relation.primitive).input_filter
+    return None if rule is None else (rule, dict(relation.params))
 
 
 def output_keys(graph: ETraceGraph) -> dict[str, str]:

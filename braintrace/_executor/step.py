@@ -40,6 +40,8 @@ class TraceMethod:
     solve_step
         ``(graph, weights, jacobians, signal, before, after) -> gradients`` of one step, from
         the traces on both sides of it.
+    check
+        ``(graph) -> None``; raises where these traces cannot carry a model's operations.
     """
 
     init: Callable[..., Traces]
@@ -47,6 +49,7 @@ class TraceMethod:
     solve: Callable[..., tuple[Weights, Traces | None]]
     carried: Callable[..., Weights]
     solve_step: Callable[..., Weights]
+    check: Callable[[ETraceGraph], None] = lambda graph: None
 
 
 @dataclasses.dataclass(frozen=True)

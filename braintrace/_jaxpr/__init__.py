@@ -4,5 +4,7 @@ from .equal import equal_values as equal_values
 from .evaluate import Rule as Rule
 from .evaluate import evaluate as evaluate
 from .inline import evaluate_inlined as evaluate_inlined
+from .linear import Kind as Kind
+from .linear import kinds_of as kinds_of
 from .program import Program as Program
 from .program import program_of as program_of

@@ -1,0 +1,61 @@
+"""What ES_D_RTRL filters of an operation's input where the operation is not linear in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .._errors import PrimitiveError
+
+
+@dataclass(frozen=True)
+class InputFilter:
+    r"""Three functions that carry a low-pass of some function of an operation's input.
+
+    ES_D_RTRL keeps :math:`\epsilon_x \leftarrow \alpha\, \epsilon_x + \phi(x)` and pulls
+    factors back to the weights with :math:`\epsilon_x` in the place of the input. With
+    :math:`\phi(x) = x`, that is right where ``xy_to_dw`` is linear in ``x``. For any other
+    operation choose :math:`\phi` so that the derivative of the operation is linear in it:
+    ``sin(x)`` for ``sin(x) @ w``, and for an embedding ``w[x]`` how often each row was looked up.
+
+    Parameters
+    ----------
+    init : callable
+        ``init(x_var, y_var, **static_params) -> trace``: zeros, one array of floating-point dtype;
+        the batch axis first for batched primitives. The variables have an ``aval`` with ``shape``
+        and ``dtype``.
+    add : callable
+        ``add(trace, x, **static_params) -> trace``: :math:`\epsilon_x + \phi(x)`, in the shape and
+        dtype of ``trace``. It need not build :math:`\phi(x)`: an embedding adds one to some rows.
+    pull_back : callable
+        ``pull_back(trace, hidden_dim, weights, **static_params) -> gradients``: as ``xy_to_dw``,
+        with :math:`\phi(x)` in the place of ``x``. A gradient is linear in ``trace``, or does not
+        depend on it (a bias).
+
+    Raises
+    ------
+    PrimitiveError
+        If one of them is not callable.
+
+    Examples
+    --------
+    An embedding ``w[x]`` of a batch of integers, with a table of 10 rows:
+
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> look_ups = braintrace.InputFilter(
+    ...     init=lambda x, y: jnp.zeros((*x.aval.shape, 10)),
+    ...     add=lambda trace, x: trace.at[jnp.arange(len(x)), x].add(1),
+    ...     pull_back=lambda trace, f, weights: {'weight': trace.T @ f},
+    ... )
+    """
+
+    init: Callable[..., Any]
+    add: Callable[..., Any]
+    pull_back: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        for name in ("init", "add", "pull_back"):
+            if not callable(getattr(self, name)):
+                raise PrimitiveError(
+                    f"`{name}` of an `InputFilter` must be callable, got {getattr(self, name)!r}."
+                )
