@@ -17,6 +17,10 @@ class NotCompiledError(BraintraceError, RuntimeError):
     """An algorithm was used before ``compile_graph``, or its model was changed after it."""
 
 
+class NotInitializedError(BraintraceError, AttributeError):
+    """A module is used before its ``init_state`` has made its States."""
+
+
 class ShapeError(BraintraceError, ValueError):
     """An array has another shape (time axis, batch axis, …) than the compiled model expects."""
 

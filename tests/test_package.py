@@ -21,6 +21,8 @@ ROOMS = [
     "_jax",
     "_errors",
     "_typing",
+    "_arguments",
+    "_foreign",
     "_etrace_op",
     "_jaxpr",
     "_compiler",

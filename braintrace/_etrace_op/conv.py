@@ -272,8 +272,8 @@ def conv(
     >>> y.shape
     (2, 16, 8)
     """
-    x, x_unit = quantities.split(x)
-    kernel, kernel_unit = quantities.split(kernel)
+    x, x_unit = quantities.split("conv", "x", x)
+    kernel, kernel_unit = quantities.split("conv", "kernel", kernel)
     call = to_canonical_call(
         x,
         kernel,

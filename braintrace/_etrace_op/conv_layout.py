@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arguments import POSITIVE, check_option, is_integer
 from .._errors import OptionError, ShapeError
 
 
@@ -92,7 +93,7 @@ def _dimension_numbers(x: Any, kernel: Any, dimension_numbers: Any) -> Any:
         )
     try:
         return jax.lax.conv_dimension_numbers(x.shape, kernel.shape, dimension_numbers)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # JAX has no words for some of them, such as unknown letters
         raise OptionError(
             f"`conv`: dimension_numbers={dimension_numbers!r} do not fit `x` {x.shape} and kernel "
             f"{kernel.shape}: {error}"
@@ -112,31 +113,28 @@ def _restore(out_spec: tuple[int, ...], y: Any) -> Any:
 def _per_axis(name: str, value: Any, space: int) -> tuple[int, ...]:
     if value is None:
         value = 1
-    try:
-        values = (int(value),) * space if np.ndim(value) == 0 else tuple(int(v) for v in value)
-    except (TypeError, ValueError) as error:
-        raise OptionError(f"`conv`: {name}={value!r} is not a sequence of integers.") from error
-    if len(values) != space or min(values) < 1:
+    values = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else (value,) * space
+    if len(values) != space or not all(map(POSITIVE.accepts, values)):
         raise OptionError(
             f"`conv`: {name}={value!r} must be one positive integer, or one for each of the "
             f"{space} space axes."
         )
-    return values
+    return tuple(map(int, values))
 
 
 def _explicit_padding(padding: Any, x: Any, kernel: Any, params: dict) -> tuple:
     space = x.ndim - 2
     if not isinstance(padding, str):
         try:
-            pairs = tuple((int(low), int(high)) for low, high in padding)
+            pairs = tuple((low, high) for low, high in padding)
         except (TypeError, ValueError):
             pairs = ()
-        if len(pairs) != space:
+        if len(pairs) != space or not all(is_integer(n) for pair in pairs for n in pair):
             raise OptionError(
                 f"`conv`: padding={padding!r} must be a string or one (low, high) pair for each of "
                 f"the {space} space axes."
             )
-        return pairs
+        return tuple((int(low), int(high)) for low, high in pairs)
     if any(dilation != 1 for dilation in params["lhs_dilation"]):
         raise OptionError(
             f"`conv`: padding={padding!r} has no meaning with lhs_dilation="
@@ -156,10 +154,12 @@ def dilated(sizes: tuple[int, ...], dilations: tuple[int, ...]) -> list[int]:
 
 
 def _check_groups(x: Any, kernel: Any, feature_groups: int, batch_groups: int) -> None:
-    if feature_groups < 1 or batch_groups < 1 or (feature_groups > 1 and batch_groups > 1):
+    check_option("feature_group_count", feature_groups, POSITIVE, "`conv`: ")
+    check_option("batch_group_count", batch_groups, POSITIVE, "`conv`: ")
+    if feature_groups > 1 and batch_groups > 1:
         raise OptionError(
-            f"`conv`: feature_group_count={feature_groups} and batch_group_count={batch_groups} "
-            "must be positive, and only one of them above 1."
+            f"`conv`: only one of feature_group_count={feature_groups} and "
+            f"batch_group_count={batch_groups} may be above 1."
         )
     if x.shape[-1] != kernel.shape[-2] * feature_groups:
         raise ShapeError(

@@ -126,11 +126,11 @@ def matmul(x: Any, weight: Any, bias: Any = None) -> Any:
     >>> braintrace.matmul(jnp.ones(3), jnp.ones((3, 2)), jnp.zeros(2))
     Array([3., 3.], dtype=float32)
     """
-    x, x_unit = quantities.split(x)
-    weight, weight_unit = quantities.split(weight)
+    x, x_unit = quantities.split("matmul", "x", x)
+    weight, weight_unit = quantities.split("matmul", "weight", weight)
     if weight.ndim != 2:
         raise ShapeError(
-            f"`matmul`: expected a weight of shape (in, out), got shape {weight.shape}."
+            f"`matmul`: expected `weight` of shape (in, out), got shape {weight.shape}."
         )
     quantities.check_features("matmul", x, weight.shape[0], f"a weight of shape {weight.shape}")
     unit = x_unit * weight_unit

@@ -10,6 +10,8 @@ axis; the trace is the factor itself, shaped like ``w``.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._arguments import FUNCTION, check_arrays, check_option
+from .._errors import DtypeError
 from . import quantities
 from .dense import init_output_trace
 from .primitive import ETPPrimitive, ETPPrimitiveSpec, register_primitive_spec
@@ -79,6 +81,13 @@ def element_wise(weight: Any, fn: Callable[[Any], Any] = _identity) -> Any:
     array or Quantity
         ``fn(weight)``.
 
+    Raises
+    ------
+    OptionError
+        If ``fn`` is no function.
+    DtypeError
+        If ``weight`` or ``fn(weight)`` is nothing that JAX computes with.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -86,5 +95,13 @@ def element_wise(weight: Any, fn: Callable[[Any], Any] = _identity) -> Any:
     >>> braintrace.element_wise(jnp.array([1.0, -2.0]), fn=jnp.abs)
     Array([1., 2.], dtype=float32)
     """
-    value, unit = quantities.split(fn(weight))
+    check_option("fn", fn, FUNCTION, "`element_wise`: ")
+    check_arrays("weight", weight, "`element_wise`: ")
+    result = fn(weight)
+    if isinstance(result, (tuple, list, dict)) or result is None:
+        raise DtypeError(
+            f"`element_wise`: `fn` of `weight` is a {type(result).__name__}; expected one array. "
+            "Mark each array with a call of its own."
+        )
+    value, unit = quantities.split("element_wise", "fn(weight)", result)
     return quantities.attach(etp_elemwise_p.bind(value), unit)

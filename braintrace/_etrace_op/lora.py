@@ -16,6 +16,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from . import quantities
 from .dense import init_output_trace
@@ -175,12 +176,12 @@ def lora_matmul(x: Any, B: Any, A: Any, *, alpha: Any = 1.0, bias: Any = None) -
     >>> y
     Array([3., 3., 3., 3.], dtype=float32)
     """
-    x, x_unit = quantities.split(x)
-    B, b_unit = quantities.split(B)
-    A, a_unit = quantities.split(A)
+    x, x_unit = quantities.split("lora_matmul", "x", x)
+    B, b_unit = quantities.split("lora_matmul", "B", B)
+    A, a_unit = quantities.split("lora_matmul", "A", A)
     if B.ndim != 2 or A.ndim != 2 or B.shape[1] != A.shape[0]:
         raise ShapeError(
-            "`lora_matmul`: expected B of shape (in, rank) and A of shape (rank, out), got "
+            "`lora_matmul`: expected `B` of shape (in, rank) and `A` of shape (rank, out), got "
             f"{B.shape} and {A.shape}."
         )
     quantities.check_features("lora_matmul", x, B.shape[0], f"B of shape {B.shape}")
@@ -204,7 +205,7 @@ def _constant(alpha: Any) -> float:
     except Exception as error:
         raise OptionError(
             f"`lora_matmul`: `alpha` must be a number that is known when the model is traced, got "
-            f"{type(alpha).__name__}. Multiply `x` by a scale that is traced or has a unit."
+            f"{shown(alpha)}. Multiply `x` by a scale that is traced or has a unit."
         ) from error
     if not math.isfinite(value):
         raise OptionError(f"`lora_matmul`: `alpha` must be finite, got {value}.")

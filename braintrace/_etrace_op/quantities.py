@@ -7,11 +7,20 @@ from typing import Any
 import jax.numpy as jnp
 import saiunit
 
+from .._arguments import array_of, is_quantity
 from .._errors import ShapeError, UnitError
 
 
-def split(value: Any) -> tuple[Any, Any]:
-    """Return the array and the unit of a quantity (or of a plain array)."""
+def split(operation: str, name: str, value: Any) -> tuple[Any, Any]:
+    """Return the array and the unit of an operand: a quantity, or a plain array.
+
+    Raises
+    ------
+    DtypeError
+        If it is nothing that JAX computes with.
+    """
+    if not is_quantity(value):
+        return array_of(name, value, f"`{operation}`: "), saiunit.UNITLESS
     mantissa, unit = saiunit.split_mantissa_unit(value)
     return jnp.asarray(mantissa), unit
 
@@ -27,19 +36,18 @@ def bias_operands(operation: str, bias: Any, unit: Any, out_features: int) -> tu
     """Return the bias, rescaled into the product's unit, as zero or one operands."""
     if bias is None:
         return ()
-    bias_unit = saiunit.get_unit(bias)
+    array, bias_unit = split(operation, "bias", bias)
     if not bias_unit.has_same_dim(unit):
         raise UnitError(
-            f"`{operation}`: the bias has unit `{bias_unit}`, but `x` times the weight has unit "
+            f"`{operation}`: `bias` has unit `{bias_unit}`, but `x` times the weight has unit "
             f"`{unit}`. Give the bias a unit of the same dimension."
         )
-    mantissa = bias.to_decimal(unit) if isinstance(bias, saiunit.Quantity) else bias
-    if bias_unit == saiunit.UNITLESS and unit != saiunit.UNITLESS:
-        mantissa = saiunit.Quantity(bias).to_decimal(unit)
-    mantissa = jnp.asarray(mantissa)
+    is_plain = bias_unit == saiunit.UNITLESS and unit == saiunit.UNITLESS
+    quantity = saiunit.Quantity(array, unit=bias_unit)
+    mantissa = array if is_plain else jnp.asarray(quantity.to_decimal(unit))
     if mantissa.shape != (out_features,):
         raise ShapeError(
-            f"`{operation}`: expected a bias of shape {(out_features,)}, got {mantissa.shape}."
+            f"`{operation}`: expected `bias` of shape {(out_features,)}, got {mantissa.shape}."
         )
     return (mantissa,)
 

@@ -231,8 +231,8 @@ def sparse_matmul(x: Any, weight_data: Any, *, sparse_mat: Any, bias: Any = None
     >>> braintrace.sparse_matmul(jnp.ones(2), matrix.data, sparse_mat=matrix)
     Array([3., 2.], dtype=float32)
     """
-    x, x_unit = quantities.split(x)
-    weight, weight_unit = quantities.split(weight_data)
+    x, x_unit = quantities.split("sparse_matmul", "x", x)
+    weight, weight_unit = quantities.split("sparse_matmul", "weight_data", weight_data)
     pattern = sparse_pattern(sparse_mat)
     if weight.shape in ((), (1,)):
         weight = jnp.broadcast_to(weight, (pattern.nnz,))

@@ -9,8 +9,10 @@ import saiunit
 
 from .. import _etrace_op
 from ._affine import affine, row
+from ._checked import checked
 
 
+@checked
 class SparseLinear(brainstate.nn.SparseLinear):
     """Layer with a sparse weight matrix whose entries learn online.
 
@@ -44,6 +46,7 @@ class SparseLinear(brainstate.nn.SparseLinear):
         return _etrace_op.sparse_matmul(x, params["weight"], sparse_mat=self.spar_mat, bias=bias)
 
 
+@checked
 class AllToAll(brainstate.nn.AllToAll):
     """Connections from every unit to every unit, with or without those to itself.
 
@@ -85,6 +88,7 @@ class AllToAll(brainstate.nn.AllToAll):
         return affine(pre_val, weight, params)
 
 
+@checked
 class OneToOne(brainstate.nn.OneToOne):
     """One weight for each unit: ``y = x * weight + bias``.
 
@@ -118,6 +122,7 @@ class OneToOne(brainstate.nn.OneToOne):
         return post_val
 
 
+@checked
 class LoRA(brainstate.nn.LoRA):
     """Low-rank adaptation: ``y = x @ lora_a @ lora_b``, plus a base module's output.
 

@@ -13,6 +13,7 @@ import saiunit
 from .. import _etrace_op
 from .._errors import ShapeError
 from ._affine import row
+from ._checked import checked
 from ._linear import standardized
 
 
@@ -45,6 +46,7 @@ def _check(layer: Any, x: Any) -> None:
         )
 
 
+@checked
 class Conv1d(brainstate.nn.Conv1d):
     """Convolution over one space axis whose kernel and bias learn online.
 
@@ -93,6 +95,7 @@ class Conv1d(brainstate.nn.Conv1d):
         return _convolved(self, x, self.weight.value["weight"])
 
 
+@checked
 class Conv2d(brainstate.nn.Conv2d):
     """Convolution over two space axes; see `Conv1d` for the parameters.
 
@@ -109,6 +112,7 @@ class Conv2d(brainstate.nn.Conv2d):
         return _convolved(self, x, self.weight.value["weight"])
 
 
+@checked
 class Conv3d(brainstate.nn.Conv3d):
     """Convolution over three space axes; see `Conv1d` for the parameters.
 
@@ -126,6 +130,7 @@ class Conv3d(brainstate.nn.Conv3d):
         return _convolved(self, x, self.weight.value["weight"])
 
 
+@checked
 class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
     """Convolution over one space axis with a standardised kernel.
 
@@ -157,6 +162,7 @@ class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
         return _convolved(self, x, standardized(self.weight.value, self.eps))
 
 
+@checked
 class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
     """Convolution over two space axes with a standardised kernel; see `ScaledWSConv1d`.
 
@@ -173,6 +179,7 @@ class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
         return _convolved(self, x, standardized(self.weight.value, self.eps))
 
 
+@checked
 class ScaledWSConv3d(brainstate.nn.ScaledWSConv3d):
     """Convolution over three space axes with a standardised kernel; see `ScaledWSConv1d`.
 

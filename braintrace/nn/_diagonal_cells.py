@@ -23,6 +23,7 @@ from brainstate.nn import init
 from .. import _etrace_op
 from .._errors import OptionError
 from ._affine import joined
+from ._checked import checked
 from ._states import Stateful, activation_function
 
 
@@ -50,6 +51,7 @@ def _ring(units: int, r_min: float, r_max: float, max_phase: float) -> tuple[Any
     return nu, jnp.log(max_phase * u2)
 
 
+@checked
 class LRUCell(Stateful):
     r"""Linear recurrent unit.
 
@@ -141,6 +143,7 @@ class LRUCell(Stateful):
         return y + _etrace_op.matmul(x, self.D.value)
 
 
+@checked
 class RTUCell(Stateful):
     r"""Recurrent trace units.
 

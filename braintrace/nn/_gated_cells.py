@@ -24,6 +24,7 @@ from brainstate.nn import init, sigmoid
 
 from .. import _etrace_op
 from ._affine import affine, joined
+from ._checked import checked
 
 
 def _gate_before_product(x: Any, h: Any, gate: Any, params: dict) -> Any:
@@ -36,6 +37,7 @@ def _gate_after_product(x: Any, h: Any, gate: Any, params: dict) -> Any:
     return affine(x, weight[:inputs], params) + gate * recurrent
 
 
+@checked
 class GRUCell(brainstate.nn.GRUCell):
     r"""Gated recurrent unit, its reset gate after the recurrent product.
 
@@ -104,6 +106,7 @@ class GRUCell(brainstate.nn.GRUCell):
         return self.h.value
 
 
+@checked
 class MGUCell(brainstate.nn.MGUCell):
     r"""Minimal gated unit, its gate after the recurrent product.
 
@@ -170,6 +173,7 @@ class MGUCell(brainstate.nn.MGUCell):
         return self.h.value
 
 
+@checked
 class LSTMCell(brainstate.nn.LSTMCell):
     r"""Long short-term memory, its four gates in one product.
 
@@ -221,6 +225,7 @@ class LSTMCell(brainstate.nn.LSTMCell):
         return self.h.value
 
 
+@checked
 class URLSTMCell(brainstate.nn.URLSTMCell):
     r"""Long short-term memory with uniform gate initialisation and a refine gate.
 

@@ -7,8 +7,10 @@ import saiunit
 
 from .. import _etrace_op
 from ._affine import affine
+from ._checked import checked
 
 
+@checked
 class Linear(brainstate.nn.Linear):
     """Dense layer whose weight and bias learn online: ``y = x @ (weight * w_mask) + bias``.
 
@@ -43,6 +45,7 @@ class Linear(brainstate.nn.Linear):
         return affine(x, weight if self.w_mask is None else weight * self.w_mask, params)
 
 
+@checked
 class SignedWLinear(brainstate.nn.SignedWLinear):
     """Dense layer whose weights keep their signs: ``y = x @ (abs(weight) * w_sign)``.
 
@@ -76,6 +79,7 @@ class SignedWLinear(brainstate.nn.SignedWLinear):
         return _etrace_op.matmul(x, weight if self.w_sign is None else weight * self.w_sign)
 
 
+@checked
 class ScaledWSLinear(brainstate.nn.ScaledWSLinear):
     r"""Dense layer with standardised weights.
 

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import saiunit as u
 
-from .._errors import OptionError
 from . import surrogate
+from ._checked import checked
 from ._states import Stateful, decay
 
 
@@ -37,14 +37,13 @@ class Spiking(Stateful):
 
     def __init__(self, in_size: Any, spk_fun: Callable, spk_reset: str, name: str | None) -> None:
         super().__init__(name=name)
-        if spk_reset not in _RESETS:
-            raise OptionError(f"`spk_reset` must be one of {list(_RESETS)}, got {spk_reset!r}.")
         self.in_size = in_size
         self.out_size = in_size
         self.spk_fun = spk_fun
         self._reset = _RESETS[spk_reset]
 
 
+@checked
 class LIF(Spiking):
     r"""Leaky integrate-and-fire neuron.
 
@@ -128,6 +127,7 @@ class LIF(Spiking):
         return self.get_spike()
 
 
+@checked
 class ALIF(Spiking):
     r"""Leaky integrate-and-fire neuron with an adaptive threshold.
 
@@ -208,6 +208,7 @@ class ALIF(Spiking):
         return self.get_spike()
 
 
+@checked
 class GIF(Spiking):
     r"""Generalised integrate-and-fire neuron: two internal currents and a moving threshold.
 

@@ -12,10 +12,12 @@ from brainstate.nn import init
 
 from .. import _etrace_op
 from ._affine import affine, joined
+from ._checked import checked
 from ._linear import Linear
 from ._states import Stateful, activation_function
 
 
+@checked
 class ValinaRNNCell(brainstate.nn.ValinaRNNCell):
     r"""Vanilla recurrent cell.
 
@@ -80,6 +82,7 @@ class _Cell(Stateful):
         return {"h": (self.state_init, self.out_size)}
 
 
+@checked
 class LeakyRNN(_Cell):
     r"""Leaky integrator with a nonlinear recurrent drive.
 
@@ -138,6 +141,7 @@ class LeakyRNN(_Cell):
         return self.h.value
 
 
+@checked
 class IndRNN(_Cell):
     r"""Independently recurrent cell: every unit feeds itself only.
 
@@ -197,6 +201,7 @@ class IndRNN(_Cell):
         return self.h.value
 
 
+@checked
 class MinimalRNNCell(_Cell):
     r"""Minimal recurrent network: an encoded input and an update gate.
 

@@ -12,11 +12,13 @@ import saiunit as u
 from brainstate.nn import init
 
 from . import surrogate
+from ._checked import checked
 from ._linear import Linear
 from ._neurons import Spiking
 from ._states import Stateful, decay
 
 
+@checked
 class LeakyRateReadout(Stateful):
     r"""Leaky integrators that are read out as they are.
 
@@ -80,6 +82,7 @@ class LeakyRateReadout(Stateful):
         return self.r.value
 
 
+@checked
 class LeakySpikeReadout(Spiking):
     r"""Leaky integrators that answer with spikes.
 

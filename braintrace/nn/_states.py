@@ -56,8 +56,8 @@ def decay(tau: Any) -> Any:
     ratio = time_step() / tau
     if not saiunit.get_unit(ratio).is_unitless:
         raise UnitError(
-            f"The time step {time_step()} and the time constant {tau} have units of different "
-            "dimensions."
+            f"The time step `dt` is {time_step()}, and the time constant `tau` is {tau}: their "
+            "units have different dimensions."
         )
     return saiunit.math.exp(-ratio)
 

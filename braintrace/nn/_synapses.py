@@ -12,6 +12,7 @@ import brainstate
 import saiunit as u
 
 from .._errors import OptionError
+from ._checked import checked
 from ._states import Stateful, decay, time_step
 
 
@@ -25,6 +26,7 @@ class Synapse(Stateful):
         self.g_initializer = g_initializer
 
 
+@checked
 class Expon(Synapse):
     r"""Exponential synapse.
 
@@ -78,6 +80,7 @@ class Expon(Synapse):
         return self.g.value
 
 
+@checked
 class Alpha(Synapse):
     r"""Alpha synapse: an input at time 0 gives :math:`x\, (t / \tau)\, e^{-t/\tau}`.
 
@@ -133,6 +136,7 @@ class Alpha(Synapse):
         return self.g.value
 
 
+@checked
 class DualExpon(Synapse):
     r"""Synapse with a rise and a decay: an input gives the difference of two exponentials.
 
@@ -202,6 +206,7 @@ class DualExpon(Synapse):
         return self.amplitude * (self.g_decay.value - self.g_rise.value)
 
 
+@checked
 class COBA(brainstate.nn.Module):
     r"""Conductance-based current: :math:`I = g (E - V)`.
 
@@ -230,6 +235,7 @@ class COBA(brainstate.nn.Module):
         return g * (self.E - V)
 
 
+@checked
 class CUBA(brainstate.nn.Module):
     r"""Current-based approximation of a conductance: :math:`I = g (E - V_{rest})`.
 

@@ -1,0 +1,213 @@
+"""What public functions check of their arguments, in one wording.
+
+A check names the argument, says what was found and what is expected. What an option may be is a
+`Kind`, alike wherever an option of that kind is taken.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit
+
+from ._errors import DtypeError, OptionError
+
+LONGEST = 60
+"""Characters of a printed value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What an option may be.
+
+    Attributes
+    ----------
+    words
+        Printed form, as in "expected True or False".
+    accepts
+        Tells whether a value is of the kind.
+    """
+
+    words: str
+    accepts: Callable[[Any], bool]
+
+    def or_else(self, value: Any) -> "Kind":
+        """Return the kind that takes one more value, such as None or 'auto'."""
+        accepts = self.accepts
+        return Kind(
+            f"{self.words} or {value!r}",
+            lambda other: other is value or _equals(other, value) or accepts(other),
+        )
+
+
+def is_integer(value: Any) -> bool:
+    """Tell whether a value is a whole number, and no boolean."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def one_of(*choices: str) -> Kind:
+    """Return the kind of a choice among some words."""
+    listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
+    return Kind(listed, lambda value: isinstance(value, str) and value in choices)
+
+
+def _equals(value: Any, expected: Any) -> bool:
+    return isinstance(value, str) and value == expected
+
+
+def _is_floating(value: Any) -> bool:
+    try:
+        return bool(jnp.issubdtype(value, jnp.floating))
+    except Exception:  # NumPy raises what it likes for what is no dtype
+        return False
+
+
+BOOLEAN = Kind("True or False", lambda value: isinstance(value, (bool, np.bool_)))
+POSITIVE = Kind("a positive integer", lambda value: is_integer(value) and value >= 1)
+NOT_NEGATIVE = Kind("an integer of at least 0", lambda value: is_integer(value) and value >= 0)
+BATCH_SIZE = POSITIVE.or_else(None)
+FUNCTION = Kind("a function", callable)
+FLOATING = Kind("a floating-point dtype such as `jnp.bfloat16`", _is_floating)
+MODEL = Kind(
+    "a `brainstate.nn.Module`, initialised, whose `update` is one time step",
+    lambda value: isinstance(value, brainstate.nn.Module),
+)
+
+
+def check_option(name: str, value: Any, kind: Kind, where: str = "") -> None:
+    """Refuse an option that is not of its kind.
+
+    Raises
+    ------
+    OptionError
+        If it is not.
+    """
+    if not kind.accepts(value):
+        raise OptionError(f"{where}`{name}` is {shown(value)}; expected {kind.words}.")
+
+
+def check_takes(name: str, function: Any, arguments: list[str], what: str) -> None:
+    """Refuse what is no function, or one that does not take some positional arguments.
+
+    Raises
+    ------
+    OptionError
+        If it is not, or does not.
+    """
+    check_option(name, function, FUNCTION)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # it is written in C
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise OptionError(
+            f"`{name}` takes {signature}, and is called with {what}: {error}."
+        ) from error
+
+
+def array_of(name: str, value: Any, where: str = "") -> jax.Array:
+    """Return a value as an array.
+
+    Raises
+    ------
+    DtypeError
+        If it is nothing that JAX computes with.
+    """
+    try:
+        return jnp.asarray(value)
+    except Exception as error:
+        raise not_an_array(name, value, where) from error
+
+
+def not_an_array(name: str, value: Any, where: str = "") -> DtypeError:
+    """Return the error about a value that is nothing that JAX computes with."""
+    is_state = isinstance(value, brainstate.State)
+    hint = ". Give its `.value`" if is_state else ""
+    return DtypeError(f"{where}`{name}` is {shown(value)}; expected an array of numbers{hint}.")
+
+
+def check_arrays(name: str, tree: Any, where: str = "") -> None:
+    """Refuse a pytree with leaves that are nothing that JAX computes with.
+
+    Raises
+    ------
+    DtypeError
+        If one is.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_state):
+        try:
+            jax.typeof(leaf)
+        except TypeError:
+            raise not_an_array(f"{name}{jax.tree_util.keystr(path)}", leaf, where) from None
+
+
+def is_state(value: Any) -> bool:
+    """Tell whether a value is a State, where its value may be meant."""
+    return isinstance(value, brainstate.State)
+
+
+def is_quantity(value: Any) -> bool:
+    """Tell whether a value has a unit."""
+    return isinstance(value, saiunit.Quantity)
+
+
+def shown(value: Any) -> str:
+    """Print a value for an error: what it is, and not its numbers."""
+    if is_quantity(value):
+        return f"{shown(saiunit.get_mantissa(value))} in {saiunit.get_unit(value)}"
+    if isinstance(value, brainstate.State):
+        return f"a {type(value).__name__}"
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+        return f"the {type(value).__name__} `{value.__qualname__}`"
+    if value is None or isinstance(value, (bool, int, float, complex, str, tuple, np.generic)):
+        text = repr(value)
+        return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is not None and shape is not None:
+        return f"an array of dtype {dtype} and shape {tuple(shape)}"
+    return f"a {type(value).__name__}"
+
+
+def names_of_arguments(function: Any, arguments: tuple[Any, ...]) -> list[str]:
+    """Return the name of every leaf of the positional arguments of a function.
+
+    Examples
+    --------
+    >>> names_of_arguments(lambda x, *rest: x, ({"a": 1.0}, 2.0))
+    ["x['a']", 'rest[0]']
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    roots = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+    rest = next((p for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+    if rest is not None:
+        first = parameters.index(rest)
+        roots = [*roots[:first], *(f"{rest.name}[{i}]" for i in range(len(arguments)))]
+    found = []
+    for (first_key, *inner), _ in jax.tree_util.tree_leaves_with_path(arguments):
+        index = first_key.idx
+        root = roots[index] if index < len(roots) else f"argument {index}"
+        found.append(f"{root}{jax.tree_util.keystr(tuple(inner))}")
+    return found
+
+
+def listed(names: list[str], values: Any) -> str:
+    """Print the leaves of a pytree by name, with shapes, dtypes and units."""
+    leaves = jax.tree.leaves(values, is_leaf=is_quantity)
+    named = zip(names, leaves, strict=False)
+    return ", ".join(f"`{name}` {_printed(leaf)}" for name, leaf in named) or "nothing"
+
+
+def _printed(leaf: Any) -> str:
+    unit = f" in {saiunit.get_unit(leaf)}" if is_quantity(leaf) else ""
+    array = saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf
+    dtype = getattr(array, "dtype", None)
+    if dtype is None and not isinstance(array, (bool, int, float, complex)):
+        return shown(leaf)
+    return f"{dtype or type(array).__name__} {tuple(np.shape(array))}{unit}"

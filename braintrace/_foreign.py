@@ -1,0 +1,132 @@
+"""Errors of JAX, brainstate and saiunit in somebody's function, told in words about the call.
+
+While a function is traced, what is wrong with its arguments comes to light deep inside a
+dependency, which knows neither the function nor the argument. What the function itself raises,
+on purpose or not, is its own and passes through as it is.
+"""
+
+import contextlib
+import pathlib
+import re
+import traceback
+from collections.abc import Callable, Iterator
+
+import brainstate
+import jax
+import jaxlib
+import numpy
+import saiunit
+
+from ._errors import BraintraceError, NotInitializedError, UnitError
+
+DEPENDENCIES = ("jax", "jaxlib", "brainstate", "saiunit", "numpy", "braintrace")
+_RAISED = (
+    AssertionError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+)
+_ABOUT_STATES = re.compile(r"\b\w+State\b|\ba State\b|of State\b")
+_ABOUT_JAX = re.compile(
+    r"abstract array|[Tt]racer|JAX|jax\b|\b(scan|cond|while_loop|fori_loop|switch|vmap) (got|\w+ )"
+)
+_OF_TRACERS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+@contextlib.contextmanager
+def in_words(kind: type[BraintraceError], call: Callable[[], str]) -> Iterator[None]:
+    """Tell errors of dependencies in words.
+
+    Parameters
+    ----------
+    kind
+        The error that is raised in their place; for units it is a `UnitError`.
+    call
+        Returns what failed, as in "`LSTMCell.update` fails for `x` float32 (2, 3)".
+    """
+    try:
+        yield
+    except BraintraceError:
+        raise
+    except Exception as error:
+        told = _of_attribute(error, call) if isinstance(error, AttributeError) else None
+        if told is None and not is_foreign(error):
+            raise
+        chosen = UnitError if type(error).__name__.startswith("Unit") else kind
+        words = f"{call()}: {_first_lines(error)}{_hint(error)}{_line(error)}"
+        raise (chosen(words) if told is None else told) from error
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Tell whether a dependency raised an error, rather than the function that was called."""
+    if _package_of(type(error).__module__) in DEPENDENCIES:
+        return True
+    if type(error) not in _RAISED:
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and _is_of_dependency(frames[-1].filename):
+        return True
+    # JAX takes frames of its own out of a traceback, so that the user's line is the last.
+    text = str(error)
+    return bool(_ABOUT_JAX.search(text) or _ABOUT_STATES.search(text))
+
+
+def _of_attribute(error: AttributeError, call: Callable[[], str]) -> NotInitializedError | None:
+    """Return the error about an attribute that a module has only after its ``init_state``."""
+    owner = error.obj
+    if not isinstance(owner, brainstate.nn.Module):
+        return None
+    has_own = type(owner).init_state is not brainstate.nn.Module.init_state
+    if not has_own or owner.states(brainstate.ShortTermState):
+        return None
+    return NotInitializedError(
+        f"{call()}: `{type(owner).__name__}` has no '{error.name}', since its `init_state` has "
+        "not been called. Call `brainstate.nn.init_all_states(model)` first, with `batch_size` "
+        "for a batch."
+    )
+
+
+_VALUE = " A State stands where its value is meant: write `.value` behind it."
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, _OF_TRACERS):
+        return (
+            " A step is traced once, for all values: use `jnp.where` or "
+            "`brainstate.transform.cond` where it depends on one."
+        )
+    return _VALUE if _ABOUT_STATES.search(str(error)) else ""
+
+
+def _first_lines(error: BaseException) -> str:
+    """Return an error's message without the pages that some have behind it."""
+    text = str(error).strip() or type(error).__name__
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    paragraph = paragraph if len(paragraph) <= 400 else f"{paragraph[:400]}…"
+    return paragraph if paragraph.endswith(".") else f"{paragraph}."
+
+
+def _line(error: BaseException) -> str:
+    """Return the last line of a traceback that is not a dependency's, in brackets."""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    own = next((frame for frame in frames if not _is_of_dependency(frame.filename)), None)
+    return f" [{own.filename}:{own.lineno} ({own.name})]" if own else ""
+
+
+def _package_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+_FILES = (__file__, *(package.__file__ for package in (jax, jaxlib, brainstate, saiunit, numpy)))
+_HOMES = tuple(str(pathlib.Path(file or "").parent) for file in _FILES)
+
+
+def _is_of_dependency(filename: str) -> bool:
+    return filename.startswith(_HOMES)

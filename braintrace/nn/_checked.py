@@ -1,0 +1,139 @@
+"""What all layers check of their arguments, by the arguments' names.
+
+Most of the layers are brainstate's with other products, so that their constructors are brainstate's
+too. An argument of one name means the same in all of them, and is checked alike.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import brainstate
+import numpy as np
+
+from .._arguments import (
+    BATCH_SIZE,
+    BOOLEAN,
+    FUNCTION,
+    POSITIVE,
+    Kind,
+    check_option,
+    not_an_array,
+    one_of,
+    shown,
+)
+from .._errors import BraintraceError, OptionError, ShapeError
+from .._foreign import in_words
+
+Layer = TypeVar("Layer", bound=type)
+
+
+def _all_positive(value: Any) -> bool:
+    return bool(isinstance(value, (tuple, list)) and value and all(map(POSITIVE.accepts, value)))
+
+
+def _is_initializer(value: Any) -> bool:
+    return callable(value) or isinstance(value, brainstate.State) or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a value can be computed with; a class of one's own may well be."""
+    unusable = (str, bytes, dict, list, set, type, brainstate.State)
+    return value is not None and not isinstance(value, unusable)
+
+
+def _is_activation(value: Any) -> bool:
+    return callable(getattr(brainstate.nn, value, None) if isinstance(value, str) else value)
+
+
+SIZE = Kind(
+    "a positive integer or a tuple of them", lambda v: POSITIVE.accepts(v) or _all_positive(v)
+)
+INITIALIZER = Kind("a number, an array or a function of the shape", _is_initializer)
+NUMBER = Kind("a number, an array or a quantity", _is_number)
+ACTIVATION = Kind("a function, or the name of one in `brainstate.nn`", _is_activation)
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("in_size", "kernel_size", "stride", "lhs_dilation", "rhs_dilation"), SIZE),
+    **dict.fromkeys(("num_in", "num_out", "in_features", "out_features"), POSITIVE),
+    **dict.fromkeys(("out_channels", "lora_rank", "groups"), POSITIVE),
+    "out_size": SIZE,
+    "num_hidden": POSITIVE.or_else(None),
+    **dict.fromkeys(("w_init", "u_init", "state_init", "kernel_init"), INITIALIZER),
+    "b_init": INITIALIZER.or_else(None),
+    "w_mask": INITIALIZER.or_else(None),
+    **dict.fromkeys(("R", "tau", "tau_a", "tau_rise", "tau_decay", "beta", "alpha", "E"), NUMBER),
+    **dict.fromkeys(("V_th", "V_reset", "V_rest", "V_th_inf", "V_th_reset"), NUMBER),
+    **dict.fromkeys(("A1", "A2", "R1", "R2", "a", "b", "k1", "k2"), NUMBER),
+    **dict.fromkeys(("r_min", "r_max", "max_phase", "eps"), NUMBER),
+    "activation": ACTIVATION,
+    "spk_fun": FUNCTION,
+    "spk_reset": one_of("soft", "hard"),
+    **dict.fromkeys(("reset_after", "include_self", "channel_first", "ws_gain"), BOOLEAN),
+    "base_module": FUNCTION.or_else(None),
+    "param_type": Kind("a class of States", lambda v: isinstance(v, type)),
+    "batch_size": BATCH_SIZE,
+}
+"""What the arguments of constructors and of ``init_state`` may be."""
+
+
+def kind_of(name: str) -> Kind | None:
+    """Return what an argument of some name may be; ``None``: anything."""
+    return INITIALIZER if name.endswith("_initializer") else KINDS.get(name)
+
+
+def checked(layer: Layer) -> Layer:
+    """Let a layer check its arguments, and tell in words what brainstate and JAX raise.
+
+    A class decorator: `OptionError` for the constructor, `ShapeError` for a call.
+    """
+    kinds = {"__init__": OptionError, "init_state": OptionError, "update": ShapeError}
+    for name, kind in kinds.items():
+        method = getattr(layer, name)
+        if method is not getattr(brainstate.nn.Module, name):
+            setattr(layer, name, _checked(method, kind))
+    return layer
+
+
+def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        own = f"`{type(self).__name__}`"
+        try:
+            bound = signature.bind(self, *arguments, **options).arguments
+        except TypeError:  # Python says which argument is missing
+            return method(self, *arguments, **options)
+        given = {key: value for key, value in bound.items() if key != "self"}
+        for key, value in given.items():
+            if name == "update":
+                _check_input(self, key, value, f"{own}: ")
+            elif (expected := kind_of(key)) is not None:
+                check_option(key, value, expected, f"{own}: ")
+        with in_words(kind, lambda: f"{own}: `{name}` fails for {_told(given)}{_states(self)}"):
+            return method(self, *arguments, **options)
+
+    return call
+
+
+def _check_input(layer: Any, name: str, value: Any, where: str) -> None:
+    if value is None or isinstance(value, (str, brainstate.State)):
+        raise not_an_array(name, value, where)
+    features = getattr(layer, "num_in", None)
+    if features is not None and np.shape(value)[-1:] != (features,):
+        raise ShapeError(
+            f"{where}expected `{name}` of shape (..., {features}), got {shown(value)}."
+        )
+
+
+def _told(given: dict[str, Any]) -> str:
+    return ", ".join(f"`{name}`={shown(value)}" for name, value in given.items()) or "no argument"
+
+
+def _states(layer: Any) -> str:
+    """Print the States that a layer has of its own."""
+    own = (value for value in vars(layer).items() if isinstance(value[1], brainstate.HiddenState))
+    told = [f"State '{name}' {shown(state.value)}" for name, state in own]
+    return f" with {', '.join(told)}" if told else ""

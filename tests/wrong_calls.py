@@ -1,0 +1,1030 @@
+"""Calls that are wrong, each with what the answer has to name.
+
+A row is ``(words, call)``: `call` gets a `Bench` and is wrong in one thing; every one of `words`
+is in the message. `test_wrong_calls` holds each row against the same promise.
+"""
+
+import dataclasses
+import functools
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit as u
+from drivers import build_learner
+
+import braintrace
+from braintrace import nn
+
+CASE = cases.BY_NAME["leaky"]
+XS, YS = CASE.sequences(2, 4)
+X = XS[0]
+STATE = brainstate.ParamState(jnp.ones((3, 4)))
+OBJECTS = np.array([[object(), 1], [2, 3]], dtype=object)
+RAGGED = [[1.0, 2.0], [3.0]]
+MATRIX = u.sparse.CSR.fromdense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
+
+
+class Frame:
+    """Looks like a table of some data frame library: columns with dtypes, no dtype of its own."""
+
+    shape = (4, 2)
+    dtypes = ("float64", "object")
+
+    def __len__(self):
+        return 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Learners that the rows share, and what is usually given to them."""
+
+    learner: braintrace.Learner
+    mapped: braintrace.Learner
+    windows: braintrace.Learner
+    currents: braintrace.Learner
+
+    def loss(self, x, y):
+        return CASE.loss(self.learner(x), y)
+
+    def grad(self, *sequences, **options):
+        sequences = sequences or (XS, YS)
+        return self.learner.etrace_grad(*sequences, **{"step_fn": self.loss, **options})
+
+    def online(self, *sequences, **options):
+        sequences = sequences or (XS, YS)
+        given = {"step_fn": self.loss, "update_fn": lambda gradients: None, **options}
+        return self.learner.etrace_online(*sequences, **given)
+
+    def stepping(self, *arguments):
+        """A gradient whose step function calls the learner with wrong arguments."""
+        return self.grad(step_fn=lambda x, y: jnp.sum(self.learner(*arguments)))
+
+    def returning(self, result, **options):
+        """A gradient whose step function returns something else than a loss."""
+        return self.grad(step_fn=lambda x, y: result(self.learner(x), y), **options)
+
+
+@functools.cache
+def bench():
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        currents = braintrace.compile(Currents(), "d_rtrl", X * u.mA, batch_size=2)
+    return Bench(
+        learner=build_learner(CASE),
+        mapped=build_learner(CASE, style="mapped"),
+        windows=build_learner(CASE, vjp_method="multi-step"),
+        currents=currents,
+    )
+
+
+class Currents(brainstate.nn.Module):
+    """Integrate-and-fire neurons behind a weight; the input is a current."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+        self.neurons = nn.LIF(4, R=1.0 * u.ohm)
+
+    def update(self, x):
+        return self.neurons(braintrace.matmul(x, self.w.value))
+
+
+class OfBatch(brainstate.nn.Module):
+    """A leaky layer that only has states for a batch; the step can be replaced."""
+
+    def __init__(self, step=None):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+        self.step = step
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        if self.step is not None:
+            return self.step(self, x)
+        self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+
+class OfSample(OfBatch):
+    """The same with states for one sample only."""
+
+    def init_state(self):
+        self.h = brainstate.HiddenState(jnp.zeros(4))
+
+
+def compiled(model=None, algorithm="d_rtrl", *arguments, **options):
+    arguments = arguments or (X,)
+    model = CASE.build() if model is None else model
+    return braintrace.compile(model, algorithm, *arguments, **{"batch_size": 2, **options})
+
+
+def stepping(step, *arguments, **options):
+    return compiled(OfBatch(step), "d_rtrl", *arguments, **options)
+
+
+def algorithm(**options):
+    return braintrace.D_RTRL(CASE.build(), **options)
+
+
+def initialised(*arguments, **options):
+    model = CASE.build()
+    brainstate.nn.init_all_states(model, batch_size=2)
+    braintrace.D_RTRL(model).compile_graph(*arguments, **options)
+
+
+def started(layer, *arguments, dt=1.0 * u.ms, batch=2):
+    layer.init_state(batch)
+    with brainstate.environ.context(dt=dt):
+        return layer(*arguments)
+
+
+def started_compile(model, *arguments, **options):
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        return compiled(model, "d_rtrl", *arguments, **options)
+
+
+def written(state):
+    state.h.value = 0.9 * state.h.value
+    return state.h.value
+
+
+COMPILE = {
+    "no model": ("`model`", lambda b: braintrace.compile(None, "d_rtrl", X)),
+    "a class for a model": ("`model`", lambda b: braintrace.compile(OfBatch, "d_rtrl", X)),
+    "a function for a model": ("`model`", lambda b: braintrace.compile(lambda x: x, "d_rtrl", X)),
+    "a learner for a model": ("`model`", lambda b: braintrace.compile(b.learner, "d_rtrl", X)),
+    "unknown algorithm": ("`algorithm` 'bptt' d_rtrl", lambda b: compiled(None, "bptt")),
+    "no algorithm": ("`algorithm` None", lambda b: compiled(None, None)),
+    "a number for an algorithm": ("`algorithm` 3", lambda b: compiled(None, 3)),
+    "a class of another kind": ("`algorithm` OfBatch", lambda b: compiled(None, OfBatch)),
+    "the base class": ("`algorithm`", lambda b: compiled(None, braintrace.ETraceAlgorithm)),
+    "an algorithm made before": ("`algorithm`", lambda b: compiled(None, algorithm())),
+    "batch_size forgotten, lstm": (
+        "`batch_size=2`",
+        lambda b: compiled(nn.LSTMCell(3, 4), batch_size=None),
+    ),
+    "batch_size forgotten, leaky": ("`batch_size=2`", lambda b: compiled(batch_size=None)),
+    "batch_size forgotten, spikes": (
+        "`batch_size=2`",
+        lambda b: started_compile(nn.LIF(3, R=1.0 * u.ohm), X * u.mA, batch_size=None),
+    ),
+    "batch_size wanted by init_state": (
+        "`batch_size` init_state",
+        lambda b: compiled(OfBatch(), batch_size=None),
+    ),
+    "batch_size unknown to init_state": (
+        "`batch_size` init_state",
+        lambda b: compiled(OfSample(), batch_size=2),
+    ),
+    "another batch_size": ("`batch_size` h", lambda b: compiled(batch_size=3)),
+    **{
+        f"batch_size {value!r}": (
+            f"`batch_size` {value!r}",
+            lambda b, value=value: compiled(batch_size=value),
+        )
+        for value in (0, -1, 2.0, True, "2", (2,))
+    },
+    **{
+        f"vmap {value!r}": (f"`vmap` {value!r}", lambda b, value=value: compiled(vmap=value))
+        for value in ("yes", 1, None)
+    },
+    "vmap, other batch": ("`batch_size` (2, 3) 3", lambda b: compiled(vmap=True, batch_size=3)),
+    "vmap, scalar": ("`vmap=True` ()", lambda b: compiled(None, "d_rtrl", 1.0, vmap=True)),
+    "vmap, no argument": (
+        "example_arguments",
+        lambda b: braintrace.compile(CASE.build(), "d_rtrl", vmap=True),
+    ),
+    "unknown option": ("`decay`", lambda b: compiled(decay=0.9)),
+    "option of another algorithm": ("`decay_or_rank`", lambda b: compiled(decay_or_rank=0.9)),
+    "strict": ("`strict` 'yes'", lambda b: compiled(strict="yes")),
+    "strict, none": ("`strict` None", lambda b: compiled(strict=None)),
+    **{
+        f"unroll_limit {value!r}": (
+            f"`unroll_limit` {value!r}",
+            lambda b, value=value: compiled(unroll_limit=value),
+        )
+        for value in (-1, 1.5, True, "32", None)
+    },
+    **{
+        f"trace_dtype {value!r}": (
+            f"`trace_dtype` {value!r}",
+            lambda b, value=value: compiled(trace_dtype=value),
+        )
+        for value in ("foo", int, 16, [jnp.float16])
+    },
+    "vjp_method": ("`vjp_method` 'no-step'", lambda b: compiled(vjp_method="no-step")),
+    "vjp_method, list": ("`vjp_method`", lambda b: compiled(vjp_method=["single-step"])),
+    **{
+        f"decay_or_rank {value!r}": (
+            f"`decay_or_rank` {value!r}",
+            lambda b, value=value: compiled(None, "es_d_rtrl", decay_or_rank=value),
+        )
+        for value in (1.0, -0.1, 0, "fast", float("nan"), None, True)
+    },
+    "no example": ("update x", lambda b: braintrace.compile(CASE.build(), "d_rtrl", batch_size=2)),
+    "too many examples": ("update x", lambda b: compiled(None, "d_rtrl", X, X)),
+    "example None": ("x", lambda b: compiled(None, "d_rtrl", None)),
+    "example string": ("`x` 'abc'", lambda b: compiled(None, "d_rtrl", "abc")),
+    "example of objects": ("`x` object", lambda b: compiled(None, "d_rtrl", OBJECTS)),
+    "example of strings": ("`x` <U", lambda b: compiled(None, "d_rtrl", np.array(["a", "b"]))),
+    "example data frame": ("`x` Frame", lambda b: compiled(None, "d_rtrl", Frame())),
+    "example set": ("`x` set", lambda b: compiled(None, "d_rtrl", {1.0, 2.0})),
+    "example function": ("`x` function", lambda b: compiled(None, "d_rtrl", lambda: X)),
+    "example State": ("`x` .value", lambda b: compiled(None, "d_rtrl", STATE)),
+    "example with other features": (
+        "x (2, 5)",
+        lambda b: compiled(None, "d_rtrl", jnp.ones((2, 5))),
+    ),
+    "example list": ("x", lambda b: compiled(None, "d_rtrl", RAGGED)),
+    "current without unit": (
+        "x mA",
+        lambda b: started_compile(nn.LIF(3, R=1.0 * u.ohm), X, batch_size=2),
+    ),
+    "current in volt": (
+        "x mV",
+        lambda b: started_compile(nn.LIF(3, R=1.0 * u.ohm), X * u.mV, batch_size=2),
+    ),
+    "no time step": ("dt", lambda b: compiled(nn.LIF(3), "d_rtrl", X * u.mA)),
+    "no update": ("update", lambda b: compiled(brainstate.nn.Module())),
+    "update returns a State": (".value h", lambda b: stepping(lambda m, x: m.h)),
+    "update returns a string": ("update", lambda b: stepping(lambda m, x: (written(m), "a")[1])),
+    "State plus array": (".value", lambda b: stepping(lambda m, x: m.h + x)),
+    "array plus State": (".value", lambda b: stepping(lambda m, x: x @ jnp.ones((3, 4)) + m.h)),
+    "State in jnp": (".value", lambda b: stepping(lambda m, x: jnp.tanh(m.h))),
+    "State in matmul": (
+        "`weight` .value",
+        lambda b: stepping(lambda m, x: braintrace.matmul(x, m.w)),
+    ),
+    "attribute of a State's value": (".value", lambda b: stepping(lambda m, x: m.h.shape)),
+    "State written to a State": (
+        ".value",
+        lambda b: stepping(lambda m, x: setattr(m.h, "value", m.w)),
+    ),
+    "decision on a traced value": (
+        "update x",
+        lambda b: stepping(lambda m, x: m.h.value if x.sum() > 0 else x),
+    ),
+    "number of a traced value": ("update x", lambda b: stepping(lambda m, x: float(x[0, 0]))),
+    "numpy of a traced value": ("update x", lambda b: stepping(lambda m, x: np.tanh(np.array(x)))),
+    "shapes that do not fit": ("update x (2, 3)", lambda b: stepping(lambda m, x: x + jnp.ones(5))),
+    "a product that does not fit": (
+        "update x (2, 3)",
+        lambda b: stepping(lambda m, x: x @ jnp.ones((4, 4))),
+    ),
+    "a scan that does not fit": (
+        "update x",
+        lambda b: stepping(lambda m, x: jax.lax.scan(lambda c, a: (c, a), 0.0, x, length=7)),
+    ),
+    "units that do not fit": ("update mV", lambda b: stepping(lambda m, x: x * u.mV + m.h.value)),
+    "a unit in a plain function": ("update", lambda b: stepping(lambda m, x: jnp.exp(x * u.mV))),
+    "a State made in update": (
+        "update",
+        lambda b: stepping(lambda m, x: setattr(m, "new", brainstate.HiddenState(m.h.value + x))),
+    ),
+}
+
+ALGORITHM = {
+    "D_RTRL of nothing": ("`model` None", lambda b: braintrace.D_RTRL(None)),
+    "D_RTRL of a class": ("`model` OfBatch", lambda b: braintrace.D_RTRL(OfBatch)),
+    "ES_D_RTRL of a State": ("`model`", lambda b: braintrace.ES_D_RTRL(STATE)),
+    "Learner of nothing": ("`algorithm` None", lambda b: braintrace.Learner(None)),
+    "Learner of a model": ("`algorithm`", lambda b: braintrace.Learner(CASE.build())),
+    "Learner of a name": ("`algorithm` 'd_rtrl'", lambda b: braintrace.Learner("d_rtrl")),
+    "call before compile_graph": ("compile_graph", lambda b: algorithm()(X)),
+    "reset before compile_graph": ("compile_graph", lambda b: algorithm().reset_state(2)),
+    "traces before compile_graph": ("compile_graph", lambda b: algorithm().traces),
+    "zero_traces before compile_graph": ("compile_graph", lambda b: algorithm().zero_traces()),
+    **{
+        f"{name} before compile_graph": (
+            "compile_graph",
+            lambda b, name=name, more=more: getattr(braintrace.Learner(algorithm()), name)(
+                XS, **more
+            ),
+        )
+        for name, more in {
+            "etrace_grad": {"step_fn": lambda x: x.sum()},
+            "etrace_online": {"step_fn": lambda x: x.sum(), "update_fn": lambda g: None},
+            "etrace_evolve": {},
+            "predict": {},
+            "reset_state": {},
+        }.items()
+    },
+    "report before compile_graph": (
+        "compile_graph",
+        lambda b: braintrace.Learner(algorithm()).report(),
+    ),
+    "compile_graph before init_state": (
+        "init_all_states h",
+        lambda b: algorithm().compile_graph(X),
+    ),
+    "compile_etrace_graph before init_state": (
+        "init_all_states h",
+        lambda b: braintrace.compile_etrace_graph(OfBatch(), X),
+    ),
+    "compile_etrace_graph of nothing": (
+        "`model` None",
+        lambda b: braintrace.compile_etrace_graph(None, X),
+    ),
+    "compile_etrace_graph, strict": (
+        "`strict`",
+        lambda b: braintrace.compile_etrace_graph(CASE.build(), X, strict=1),
+    ),
+    "compile_etrace_graph, unroll_limit": (
+        "`unroll_limit`",
+        lambda b: braintrace.compile_etrace_graph(CASE.build(), X, unroll_limit=0),
+    ),
+    "compile_graph without arguments": ("update x", lambda b: initialised()),
+    "compile_graph with a sequence": ("update x (4, 2, 3)", lambda b: initialised(XS)),
+    "compile_graph with a string": ("`x` 'abc'", lambda b: initialised("abc")),
+    **{
+        f"compile_graph batch_size {value!r}": (
+            f"`batch_size` {value!r}",
+            lambda b, value=value: initialised(X, batch_size=value),
+        )
+        for value in (0, 2.0, True, "2")
+    },
+    "compile_graph with another batch": (
+        "`batch_size` (2, 3)",
+        lambda b: initialised(X, batch_size=3),
+    ),
+    "a sequence without data": ("x", lambda b: initialised(braintrace.MultiStepData(None))),
+    "a sequence without steps": (
+        "(0, 2, 3)",
+        lambda b: initialised(braintrace.MultiStepData(XS[:0])),
+    ),
+}
+
+
+def sequence_rows(prefix, run):
+    """What no driver takes for a sequence."""
+    return {
+        f"{prefix} {name}": (words, lambda b, values=values: run(b, *values))
+        for name, (words, values) in {
+            "of a string": ("sequence 0", ("abc", YS)),
+            "of strings": ("sequence 0", (np.array(["a"] * 4), YS)),
+            "of objects": ("sequence 0", (OBJECTS, YS)),
+            "of a frame": ("sequence 0 Frame", (Frame(), YS)),
+            "of a function": ("sequence 0 function", (lambda: XS, YS)),
+            "of a State": ("sequence 0 .value", (STATE, YS)),
+            "of a number": ("sequence ()", (3.0, YS)),
+            "of nothing": ("none", (None,)),
+            "of lengths": ("sequence (4, 2, 3) (3, 2, 2)", (XS, YS[:3])),
+            "of no steps": ("sequence (0, 2, 3)", (XS[:0], YS[:0])),
+            "of ragged lists": ("sequence", (RAGGED, YS)),
+        }.items()
+    }
+
+
+def reset_rows(prefix, run):
+    """What no driver takes for `reset`."""
+    return {
+        f"{prefix} reset {name}": (words, lambda b, value=value: run(b, reset=value))
+        for name, (words, value) in {
+            "float": ("`reset` float32", jnp.zeros(4)),
+            "integer": ("`reset` int32", jnp.zeros(4, int)),
+            "length": ("`reset` (3,)", np.zeros(3, bool)),
+            "axes": ("`reset` (4, 2, 1)", np.zeros((4, 2, 1), bool)),
+            "batch": ("`reset` (4, 3)", np.zeros((4, 3), bool)),
+            "number": ("`reset` ()", True),
+            "string": ("`reset` 'yes'", "yes"),
+            "objects": ("`reset` object", np.array([None] * 4)),
+            "State": ("`reset` .value", STATE),
+        }.items()
+    }
+
+
+def step_rows(prefix, run):
+    """What no driver takes for `step_fn`, or for its result."""
+    rows = {
+        "None": ("`step_fn` None", None),
+        "number": ("`step_fn` 3", 3),
+        "name": ("`step_fn` 'loss'", "loss"),
+        "of one argument": ("`step_fn` (x)", lambda x: x),
+        "of three arguments": ("`step_fn` (x, y, z)", lambda x, y, z: x),
+        "without a call": ("`step_fn` once 0", lambda x, y: y.sum()),
+    }
+    results = {
+        "dict": ("`step_fn` dict", lambda out, y: {"loss": out.sum()}),
+        "nothing": ("`step_fn` None", lambda out, y: None),
+        "pair": ("`step_fn` has_aux", lambda out, y: (out.sum(), out)),
+        "list": ("`step_fn` list", lambda out, y: [out.sum()]),
+        "array": ("`step_fn` (2, 2)", lambda out, y: out - y),
+        "string": ("`step_fn` 'loss'", lambda out, y: "loss"),
+        "integer": ("`step_fn` int32", lambda out, y: jnp.sum(out > y)),
+        "boolean": ("`step_fn` bool", lambda out, y: jnp.any(out > y)),
+        "complex": ("`step_fn` complex64", lambda out, y: jnp.sum(out) * 1j),
+        "State": ("`step_fn` .value", lambda out, y: STATE),
+        "unit": ("`step_fn` unit_aware mV", lambda out, y: out.sum() * u.mV),
+        "does not fit": ("`step_fn` (2, 2)", lambda out, y: (out - jnp.ones(5)).sum()),
+        "decides": ("`step_fn`", lambda out, y: 1.0 if out.sum() > 0 else 2.0),
+        "adds a unit": ("`step_fn` mV", lambda out, y: (out * u.mV + out).sum()),
+        "adds a State": ("`step_fn` .value", lambda out, y: (out[0] + STATE).sum()),
+    }
+    calls = {
+        "no argument": ("x (2, 3)", ()),
+        "two arguments": ("x (2, 3)", (X, X)),
+        "other features": ("x (2, 5) (2, 3)", (jnp.ones((2, 5)),)),
+        "other batch": ("x (3, 3) (2, 3) reset_state", (jnp.ones((3, 3)),)),
+        "a string": ("x 'abc'", ("abc",)),
+        "nothing": ("x", (None,)),
+        "a State": ("x .value", (STATE,)),
+        "a unit": ("x mV", (X * u.mV,)),
+        "complex": ("x complex64", (X * 1j,)),
+    }
+    found = {
+        f"{prefix} step_fn {n}": (w, lambda b, f=f: run(b, step_fn=f)) for n, (w, f) in rows.items()
+    }
+    for name, (words, result) in results.items():
+        found[f"{prefix} loss {name}"] = (
+            words,
+            lambda b, f=result: run(b, step_fn=lambda x, y: f(b.learner(x), y)),
+        )
+    for name, (words, given) in calls.items():
+        found[f"{prefix} learner of {name}"] = (
+            words,
+            lambda b, given=given: run(b, step_fn=lambda x, y: jnp.sum(b.learner(*given))),
+        )
+    return found
+
+
+def grad(b, *sequences, **options):
+    return b.grad(*sequences, **options)
+
+
+def online(b, *sequences, **options):
+    return b.online(*sequences, **options)
+
+
+GRADIENT = {
+    **sequence_rows("etrace_grad", grad),
+    **reset_rows("etrace_grad", grad),
+    **step_rows("etrace_grad", grad),
+    **{
+        f"{name} {value!r}": (
+            f"`{name}` {value!r}",
+            lambda b, name=name, value=value: b.grad(**{name: value}),
+        )
+        for name, values in {
+            "chunk_size": (0, -2, 1.5, "large", True, None),
+            "reduction": ("median", 1, None),
+            "has_aux": (None, 1, "no"),
+            "return_value": ("yes", None),
+            "unit_aware": (0, "mV"),
+        }.items()
+        for value in values
+    },
+    "has_aux without a pair": ("`has_aux` pair", lambda b: b.grad(has_aux=True)),
+    "aux that is a State": (
+        "`step_fn` .value",
+        lambda b: b.returning(lambda out, y: (out.sum(), STATE), has_aux=True),
+    ),
+    "aux that is a string": (
+        "`step_fn` aux 'abc'",
+        lambda b: b.returning(lambda out, y: (out.sum(), "abc"), has_aux=True),
+    ),
+    **{
+        f"mask {name}": (f"`mask` {words}", lambda b, value=value: b.grad(mask=value))
+        for name, (words, value) in {
+            "length": ("(3,) (4,)", jnp.ones(3)),
+            "axes": ("(4, 2)", jnp.ones((4, 2))),
+            "number": ("()", 1.0),
+            "complex": ("complex64", jnp.ones(4, jnp.complex64)),
+            "NaN": ("finite", [1.0, np.nan, 1.0, 1.0]),
+            "infinite": ("finite", [1.0, np.inf, 1.0, 1.0]),
+            "too large": ("sum", np.full(4, 3e38, np.float32)),
+            "string": ("'all'", "all"),
+            "strings": ("<U1", np.array(["a"] * 4)),
+            "objects": ("object", np.array([None] * 4)),
+            "State": (".value", STATE),
+            "frame": ("Frame", Frame()),
+        }.items()
+    },
+    "learner called twice": (
+        "once 2",
+        lambda b: b.grad(step_fn=lambda x, y: b.loss(x, y) + b.loss(x, y)),
+    ),
+    "learner called in a jit": (
+        "`step_fn`",
+        lambda b: b.grad(step_fn=brainstate.transform.jit(lambda x, y: b.loss(x, y))),
+    ),
+    "another learner called": (
+        "`step_fn`",
+        lambda b: b.grad(step_fn=lambda x, y: jnp.sum(b.mapped(x))),
+    ),
+    "the learner as step_fn": ("`step_fn`", lambda b: b.grad(XS, step_fn=b.learner)),
+    "step_fn writes a parameter": (
+        "`step_fn` parameter",
+        lambda b: b.grad(step_fn=lambda x, y: (b.loss(x, y), scale(b, "w_in"))[0]),
+    ),
+    "step_fn writes a hidden state": (
+        "`step_fn` 'h'",
+        lambda b: b.grad(step_fn=lambda x, y: (b.loss(x, y), scale(b, "h"))[0]),
+    ),
+    "windows, chunk_size": (
+        "`chunk_size`",
+        lambda b: b.windows.etrace_grad(XS, step_fn=lambda x: b.windows(x).sum(), chunk_size=0),
+    ),
+}
+
+
+def scale(b, name):
+    state = getattr(b.learner.algorithm.model, name)
+    state.value = 2 * state.value
+
+
+ONLINE = {
+    **sequence_rows("etrace_online", online),
+    **reset_rows("etrace_online", online),
+    **step_rows("etrace_online", online),
+    "update_fn None": ("`update_fn` None", lambda b: b.online(update_fn=None)),
+    "update_fn number": ("`update_fn` 3", lambda b: b.online(update_fn=3)),
+    "update_fn of nothing": ("`update_fn` gradients", lambda b: b.online(update_fn=lambda: None)),
+    "update_fn of two": ("`update_fn` gradients", lambda b: b.online(update_fn=lambda g, a: None)),
+    "update_fn of one with has_aux": (
+        "`update_fn` aux",
+        lambda b: b.online(
+            step_fn=lambda x, y: (b.loss(x, y), y), update_fn=lambda g: None, has_aux=True
+        ),
+    ),
+    "update_fn that does not fit": (
+        "`update_fn`",
+        lambda b: b.online(update_fn=lambda g: g[("w_in",)] + jnp.ones(7)),
+    ),
+    "update_fn that changes a dtype": (
+        "'w_in' float16",
+        lambda b: b.online(update_fn=lambda g: narrowed(b)),
+    ),
+    "online has_aux": ("`has_aux` None", lambda b: b.online(has_aux=None)),
+    "online unit_aware": ("`unit_aware` 'yes'", lambda b: b.online(unit_aware="yes")),
+    "online windows": (
+        "vjp_method",
+        lambda b: b.windows.etrace_online(
+            XS, step_fn=lambda x: b.windows(x).sum(), update_fn=lambda g: None
+        ),
+    ),
+    "step_fn writes a parameter online": (
+        "`step_fn` 'w_in'",
+        lambda b: b.online(step_fn=lambda x, y: (b.loss(x, y), scale(b, "w_in"))[0]),
+    ),
+}
+
+
+def narrowed(b):
+    state = b.learner.algorithm.model.w_in
+    state.value = state.value.astype(jnp.float16)
+
+
+def evolve(b, xs=XS, *others, **options):
+    return b.learner.etrace_evolve(xs, *others, **options)
+
+
+def predict(b, xs=XS, *others, **options):
+    return b.learner.predict(xs, *others, **options)
+
+
+ALONE = {
+    **sequence_rows("etrace_evolve", evolve),
+    **reset_rows("etrace_evolve", evolve),
+    **reset_rows("predict", predict),
+    "evolve chunk_size": ("`chunk_size` 0", lambda b: evolve(b, chunk_size=0)),
+    "evolve chunk_size bool": ("`chunk_size` True", lambda b: evolve(b, chunk_size=True)),
+    "evolve two sequences": ("x", lambda b: evolve(b, XS, XS)),
+    "evolve features": ("x (2, 5) (2, 3)", lambda b: evolve(b, jnp.ones((4, 2, 5)))),
+    "evolve batch": ("x (5, 3) (2, 3)", lambda b: evolve(b, jnp.ones((4, 5, 3)))),
+    "predict nothing": ("none", lambda b: b.learner.predict()),
+    "predict strings": ("sequence 0", lambda b: predict(b, np.array(["a"]))),
+    "predict a unit": ("x mV", lambda b: predict(b, XS * u.mV)),
+    "predict a table of samples": ("x (3,) (2, 3)", lambda b: predict(b, XS[0])),
+    "currents without a unit": ("x mA", lambda b: b.currents.predict(XS)),
+    "currents in volt": ("x mA mV", lambda b: b.currents.etrace_evolve(XS * u.mV)),
+    "currents in another scale": ("x mA uA", lambda b: b.currents.predict(XS * u.uA)),
+}
+
+CALL = {
+    "learner of no argument": ("x (2, 3)", lambda b: b.learner()),
+    "learner of two": ("x (2, 3)", lambda b: b.learner(X, X)),
+    "learner of features": ("x (2, 5) (2, 3)", lambda b: b.learner(jnp.ones((2, 5)))),
+    "learner of a batch": ("x (5, 3) (2, 3) reset_state", lambda b: b.learner(jnp.ones((5, 3)))),
+    "learner of a sample": ("x (3,) (2, 3)", lambda b: b.learner(X[0])),
+    "learner of a string": ("x 'abc'", lambda b: b.learner("abc")),
+    "learner of strings": ("x <U1", lambda b: b.learner(np.full((2, 3), "a"))),
+    "learner of objects": ("x object", lambda b: b.learner(np.full((2, 3), None))),
+    "learner of a frame": ("x Frame", lambda b: b.learner(Frame())),
+    "learner of nothing": ("x", lambda b: b.learner(None)),
+    "learner of a State": ("x .value", lambda b: b.learner(STATE)),
+    "learner of a dict": ("x", lambda b: b.learner({"x": X})),
+    "learner of complex numbers": ("x complex64", lambda b: b.learner(X * 1j)),
+    "learner of a unit": ("x mV", lambda b: b.learner(X * u.mV)),
+    "currents without unit": ("x mA", lambda b: b.currents(X)),
+    "mapped learner of a sample": ("x (3,) (2, 3)", lambda b: b.mapped(X[0])),
+    "a sequence and a step": (
+        "MultiStepData",
+        lambda b: b.learner(braintrace.MultiStepData(XS), X),
+    ),
+    "a sequence of a number": (
+        "MultiStepData ()",
+        lambda b: b.learner(braintrace.MultiStepData(1.0)),
+    ),
+    "a sequence of a string": (
+        "MultiStepData 'abc'",
+        lambda b: b.learner(braintrace.MultiStepData("abc")),
+    ),
+    "a sequence of no steps": (
+        "MultiStepData (0, 2, 3)",
+        lambda b: b.learner(braintrace.MultiStepData(XS[:0])),
+    ),
+    "a window of no steps": (
+        "MultiStepData (0, 2, 3)",
+        lambda b: b.windows(braintrace.MultiStepData(XS[:0])),
+    ),
+    "a window of a number": (
+        "MultiStepData ()",
+        lambda b: b.windows(braintrace.MultiStepData(1.0)),
+    ),
+    **{
+        f"reset_state {value!r}": (
+            f"`batch_size` {value!r}",
+            lambda b, value=value: b.learner.reset_state(value),
+        )
+        for value in (0, -1, 1.5, True, "2", (2,))
+    },
+    "record without a transformation": ("call", lambda b: jax.jit(b.learner)(X)),
+    "learner under jax.vmap": ("call", lambda b: jax.vmap(b.learner)(XS)),
+    "learner under jax.grad": ("call", lambda b: jax.grad(lambda x: b.learner(x).sum())(X)),
+}
+
+BAD_ARRAYS = {
+    "None": ("None", None),
+    "string": ("'abc'", "abc"),
+    "State": (".value", STATE),
+    "objects": ("object", OBJECTS),
+    "ragged": ("list", RAGGED),
+    "frame": ("Frame", Frame()),
+    "dict": ("dict", {"weight": X}),
+}
+K = jnp.ones((3, 2, 4))
+SIGNAL = jnp.ones((2, 5, 2))
+NWC = ("NWC", "WIO", "NWC")
+
+
+def conv(x=SIGNAL, kernel=K, **options):
+    return braintrace.conv(x, kernel, **{"dimension_numbers": NWC, **options})
+
+
+def sparse(x=None, weight=MATRIX.data, **options):
+    x = jnp.ones(2) if x is None else x
+    return braintrace.sparse_matmul(x, weight, **{"sparse_mat": MATRIX, **options})
+
+
+def lora(x=X, B=None, A=None, **options):
+    B = jnp.ones((3, 2)) if B is None else B
+    return braintrace.lora_matmul(x, B, jnp.ones((2, 4)) if A is None else A, **options)
+
+
+OPERANDS = {
+    "matmul": {
+        "x": lambda v: braintrace.matmul(v, jnp.ones((3, 4))),
+        "weight": lambda v: braintrace.matmul(X, v),
+        "bias": lambda v: braintrace.matmul(X, jnp.ones((3, 4)), v),
+    },
+    "conv": {
+        "x": lambda v: conv(v),
+        "kernel": lambda v: conv(SIGNAL, v),
+        "bias": lambda v: conv(bias=v),
+    },
+    "sparse_matmul": {
+        "x": lambda v: braintrace.sparse_matmul(v, MATRIX.data, sparse_mat=MATRIX),
+        "weight_data": lambda v: sparse(weight=v),
+        "bias": lambda v: sparse(bias=v),
+    },
+    "lora_matmul": {
+        "x": lambda v: lora(v),
+        "B": lambda v: braintrace.lora_matmul(X, v, jnp.ones((2, 4))),
+        "A": lambda v: braintrace.lora_matmul(X, jnp.ones((3, 2)), v),
+        "bias": lambda v: lora(bias=v),
+    },
+    "element_wise": {"weight": lambda v: braintrace.element_wise(v)},
+}
+OPERATIONS = {
+    **{
+        f"{operation} {operand} {kind}": (
+            f"`{operation}` `{operand}` {words}",
+            lambda b, call=call, value=value: call(value),
+        )
+        for operation, operands in OPERANDS.items()
+        for operand, call in operands.items()
+        for kind, (words, value) in BAD_ARRAYS.items()
+        if not (operand == "bias" and kind == "None")
+        and not (operation == "element_wise" and kind == "dict")
+    },
+    **{
+        f"operation {name}": (words, lambda b, call=call: call())
+        for name, (words, call) in {
+            "matmul vector weight": ("`weight` (3,)", lambda: braintrace.matmul(X, jnp.ones(3))),
+            "matmul weight of three axes": (
+                "`weight`",
+                lambda: braintrace.matmul(X, jnp.ones((1, 3, 4))),
+            ),
+            "matmul features": (
+                "`x` (2, 3) (5, 4)",
+                lambda: braintrace.matmul(X, jnp.ones((5, 4))),
+            ),
+            "matmul number": ("`x` ()", lambda: braintrace.matmul(1.0, jnp.ones((3, 4)))),
+            "matmul bias shape": (
+                "`bias` (5,) (4,)",
+                lambda: braintrace.matmul(X, jnp.ones((3, 4)), jnp.ones(5)),
+            ),
+            "matmul bias unit": (
+                "`bias` mV mA",
+                lambda: braintrace.matmul(X, jnp.ones((3, 4)) * u.mA, jnp.ones(4) * u.mV),
+            ),
+            "conv ranks": ("`x` (2, 3)", lambda: conv(X)),
+            "conv features": ("`x` 5 2", lambda: conv(jnp.ones((2, 4, 5)))),
+            "conv strides": ("strides='a'", lambda: conv(strides="a")),
+            "conv strides zero": ("strides=0", lambda: conv(strides=0)),
+            "conv strides fraction": ("strides=1.5", lambda: conv(strides=1.5)),
+            "conv padding": ("padding='MOST'", lambda: conv(padding="MOST")),
+            "conv padding number": ("padding=3", lambda: conv(padding=3)),
+            "conv dilation": ("rhs_dilation=(1, 2)", lambda: conv(rhs_dilation=(1, 2))),
+            "conv lhs dilation": (
+                "lhs_dilation=-1",
+                lambda: conv(lhs_dilation=-1, padding="VALID"),
+            ),
+            "conv groups": ("`feature_group_count` 'a'", lambda: conv(feature_group_count="a")),
+            "conv groups zero": ("`feature_group_count` 0", lambda: conv(feature_group_count=0)),
+            "conv groups fraction": (
+                "`feature_group_count` 1.0",
+                lambda: conv(feature_group_count=1.0),
+            ),
+            "conv batch groups": ("`batch_group_count` None", lambda: conv(batch_group_count=None)),
+            "conv numbers": ("dimension_numbers=3", lambda: conv(dimension_numbers=3)),
+            "conv numbers of other letters": (
+                "dimension_numbers",
+                lambda: conv(dimension_numbers=("NXC", "WIO", "NWC")),
+            ),
+            "conv bias": ("`bias` (3,)", lambda: conv(bias=jnp.ones(3))),
+            "sparse entries": ("`weight_data` (3,)", lambda: sparse(weight=jnp.ones(3))),
+            "sparse features": ("`x` (5,)", lambda: sparse(jnp.ones(5))),
+            "sparse dense matrix": ("`sparse_mat`", lambda: sparse(sparse_mat=jnp.ones((2, 2)))),
+            "sparse no matrix": ("`sparse_mat` NoneType", lambda: sparse(sparse_mat=None)),
+            "lora ranks": ("B A (3, 2) (3, 4)", lambda: lora(A=jnp.ones((3, 4)))),
+            "lora features": ("`x` (2, 3)", lambda: lora(B=jnp.ones((5, 2)))),
+            "lora alpha": ("`alpha` 'a'", lambda: lora(alpha="a")),
+            "lora alpha None": ("`alpha` None", lambda: lora(alpha=None)),
+            "lora alpha infinite": ("`alpha` inf", lambda: lora(alpha=float("inf"))),
+            "element_wise fn": ("`fn` 3", lambda: braintrace.element_wise(X, 3)),
+            "element_wise fn None": ("`fn` None", lambda: braintrace.element_wise(X, None)),
+            "element_wise fn of nothing": (
+                "`fn` NoneType",
+                lambda: braintrace.element_wise(X, lambda w: None),
+            ),
+            "element_wise fn of a pair": (
+                "`fn` tuple",
+                lambda: braintrace.element_wise(X, lambda w: (w, w)),
+            ),
+            "element_wise fn of a string": (
+                "`fn(weight)` 'a'",
+                lambda: braintrace.element_wise(X, lambda w: "a"),
+            ),
+        }.items()
+    },
+}
+
+SIZES = {
+    "negative": -2,
+    "zero": 0,
+    "string": "3",
+    "float": 3.0,
+    "bool": True,
+    "None": None,
+}
+LAYERS_OF_SIZES = {
+    "Linear": (("in_size", "out_size"), lambda a, b: nn.Linear(a, b)),
+    "SignedWLinear": (("in_size", "out_size"), lambda a, b: nn.SignedWLinear(a, b)),
+    "ScaledWSLinear": (("in_size", "out_size"), lambda a, b: nn.ScaledWSLinear(a, b)),
+    "AllToAll": (("in_size", "out_size"), lambda a, b: nn.AllToAll(a, b)),
+    "LoRA": (("in_features", "out_features"), lambda a, b: nn.LoRA(a, 1, b)),
+    "ValinaRNNCell": (("num_in", "num_out"), lambda a, b: nn.ValinaRNNCell(a, b)),
+    "LeakyRNN": (("num_in", "num_out"), lambda a, b: nn.LeakyRNN(a, b)),
+    "IndRNN": (("num_in", "num_out"), lambda a, b: nn.IndRNN(a, b)),
+    "MinimalRNNCell": (("num_in", "num_out"), lambda a, b: nn.MinimalRNNCell(a, b)),
+    "GRUCell": (("num_in", "num_out"), lambda a, b: nn.GRUCell(a, b)),
+    "MGUCell": (("num_in", "num_out"), lambda a, b: nn.MGUCell(a, b)),
+    "LSTMCell": (("num_in", "num_out"), lambda a, b: nn.LSTMCell(a, b)),
+    "URLSTMCell": (("num_in", "num_out"), lambda a, b: nn.URLSTMCell(a, b)),
+    "LRUCell": (("num_in", "num_out"), lambda a, b: nn.LRUCell(a, b)),
+    "RTUCell": (("num_in", "num_out"), lambda a, b: nn.RTUCell(a, b)),
+    "LeakyRateReadout": (("in_size", "out_size"), lambda a, b: nn.LeakyRateReadout(a, b)),
+    "LeakySpikeReadout": (("in_size", "out_size"), lambda a, b: nn.LeakySpikeReadout(a, b)),
+    "OneToOne": (("in_size",), lambda a, b: nn.OneToOne(a)),
+    "LIF": (("in_size",), lambda a, b: nn.LIF(a)),
+    "ALIF": (("in_size",), lambda a, b: nn.ALIF(a)),
+    "GIF": (("in_size",), lambda a, b: nn.GIF(a)),
+    "Expon": (("in_size",), lambda a, b: nn.Expon(a)),
+    "Alpha": (("in_size",), lambda a, b: nn.Alpha(a)),
+    "DualExpon": (("in_size",), lambda a, b: nn.DualExpon(a)),
+    "Conv2d": (("in_size", "out_channels"), lambda a, b: nn.Conv2d(a, b, 3)),
+}
+
+
+def size_rows():
+    found = {}
+    for layer, (names, make) in LAYERS_OF_SIZES.items():
+        # Each kind of wrong size at one layer or another, two at every layer.
+        kinds = list(SIZES)
+        start = len(found) % len(kinds)
+        for index, name in enumerate(names):
+            kind = kinds[(start + index) % len(kinds)]
+            value = SIZES[kind]
+            good = (8, 8, 3) if layer == "Conv2d" else 4
+            pair = (value, 4) if index == 0 else (good, value)
+            found[f"{layer} {name} {kind}"] = (
+                f"`{layer}` `{name}` {value!r}",
+                lambda b, make=make, pair=pair: make(*pair),
+            )
+    return found
+
+
+LAYERS = {
+    **size_rows(),
+    **{
+        f"layer {name}": (words, lambda b, call=call: call())
+        for name, (words, call) in {
+            "size of strings": ("`Linear` `in_size`", lambda: nn.Linear(("a", 3), 2)),
+            "size of arrays": ("`Linear` `out_size`", lambda: nn.Linear(3, jnp.ones(2))),
+            "initial weight a string": (
+                "`Linear` `w_init` 'normal'",
+                lambda: nn.Linear(3, 2, w_init="normal"),
+            ),
+            "initial weight of another shape": (
+                "`Linear` `w_init` (2, 2)",
+                lambda: nn.Linear(3, 2, w_init=jnp.ones((2, 2))),
+            ),
+            "initial weight None": ("`Linear` `w_init` None", lambda: nn.Linear(3, 2, w_init=None)),
+            "initial bias of another shape": (
+                "`GRUCell` `b_init` (7,)",
+                lambda: nn.GRUCell(3, 4, b_init=jnp.ones(7)),
+            ),
+            "initial weight a dict": ("`IndRNN` `u_init` dict", lambda: nn.IndRNN(3, 4, u_init={})),
+            "initial state a string": (
+                "`LeakyRNN` `state_init` 'zero'",
+                lambda: nn.LeakyRNN(3, 4, state_init="zero"),
+            ),
+            "initial state of another shape": (
+                "`LSTMCell` init_state (7,)",
+                lambda: started(nn.LSTMCell(3, 4, state_init=jnp.ones(7)), X),
+            ),
+            "initial potential a string": (
+                "`LIF` `V_initializer` 'rest'",
+                lambda: nn.LIF(3, V_initializer="rest"),
+            ),
+            "activation": ("`activation` 'tanhh'", lambda: nn.LeakyRNN(3, 4, activation="tanhh")),
+            "activation of brainstate": (
+                "`activation` 'tanhh'",
+                lambda: nn.GRUCell(3, 4, activation="tanhh"),
+            ),
+            "activation number": ("`activation` 3", lambda: nn.LSTMCell(3, 4, activation=3)),
+            "surrogate": ("`spk_fun` 'relu'", lambda: nn.LIF(3, spk_fun="relu")),
+            "kind of reset": ("`spk_reset` 'slow'", lambda: nn.LIF(3, spk_reset="slow")),
+            "reset_after": ("`reset_after` 'no'", lambda: nn.GRUCell(3, 4, reset_after="no")),
+            "include_self": ("`include_self` 1", lambda: nn.AllToAll(3, 3, include_self=1)),
+            "channel_first": (
+                "`channel_first` 'yes'",
+                lambda: nn.Conv1d((8, 3), 4, 3, channel_first="yes"),
+            ),
+            "ws_gain": ("`ws_gain` None", lambda: nn.ScaledWSLinear(3, 2, ws_gain=None)),
+            "kernel size": ("`Conv1d` `kernel_size` -3", lambda: nn.Conv1d((8, 3), 4, -3)),
+            "stride": ("`Conv1d` `stride` 0", lambda: nn.Conv1d((8, 3), 4, 3, stride=0)),
+            "groups": ("`Conv1d` `groups` 0", lambda: nn.Conv1d((8, 3), 4, 3, groups=0)),
+            "groups that do not divide": (
+                "`Conv1d` groups",
+                lambda: nn.Conv1d((8, 3), 4, 3, groups=2),
+            ),
+            "padding of a convolution": (
+                "`Conv1d` padding",
+                lambda: nn.Conv1d((8, 3), 4, 3, padding="MOST"),
+            ),
+            "size of a convolution": ("`Conv2d` in_size (8, 3)", lambda: nn.Conv2d((8, 3), 4, 3)),
+            "mask of another shape": (
+                "`Linear` `w_mask` (2, 2)",
+                lambda: nn.Linear(3, 2, w_mask=jnp.ones((2, 2))),
+            ),
+            "no matrix": ("`SparseLinear` `spar_mat`", lambda: nn.SparseLinear(jnp.ones((2, 2)))),
+            "rank": ("`LoRA` `lora_rank` 0", lambda: nn.LoRA(3, 0, 2)),
+            "base module": ("`LoRA` `base_module` 3", lambda: nn.LoRA(3, 1, 2, base_module=3)),
+            "radii": ("r_min r_max", lambda: nn.LRUCell(3, 4, r_min=0.9, r_max=0.5)),
+            "radius a string": ("`LRUCell` `r_min` 'a'", lambda: nn.LRUCell(3, 4, r_min="a")),
+            "odd outputs": ("`RTUCell` `num_out` 3", lambda: nn.RTUCell(3, 3)),
+            "time constants alike": (
+                "`DualExpon` `tau_decay`",
+                lambda: nn.DualExpon(3, tau_decay=1.0 * u.ms, tau_rise=1.0 * u.ms),
+            ),
+            "time constant of a string": ("`LIF` `tau` 'fast'", lambda: nn.LIF(3, tau="fast")),
+            "time constant in another unit": (
+                "`tau` mV ms",
+                lambda: started(nn.Expon(3, tau=1.0 * u.mV), X * u.mS),
+            ),
+            "parameters of no type": (
+                "`Linear` `param_type`",
+                lambda: nn.Linear(3, 2, param_type="ParamState"),
+            ),
+            "input of other features": ("`x` (2, 5)", lambda: nn.Linear(3, 2)(jnp.ones((2, 5)))),
+            "input None": ("`x` None", lambda: nn.Linear(3, 2)(None)),
+            "input State": ("`x` .value", lambda: nn.Linear(3, 2)(STATE)),
+            "input of a cell": (
+                "`LSTMCell` x (2, 5)",
+                lambda: started(nn.LSTMCell(3, 4), jnp.ones((2, 5))),
+            ),
+            "batch of a cell": (
+                "`LSTMCell` x (5, 3)",
+                lambda: started(nn.LSTMCell(3, 4), jnp.ones((5, 3))),
+            ),
+            "string into a cell": ("`GRUCell` x 'abc'", lambda: started(nn.GRUCell(3, 4), "abc")),
+            "nothing into a cell": ("`LRUCell` `x` None", lambda: started(nn.LRUCell(3, 4), None)),
+            "State into a cell": ("`LeakyRNN` .value", lambda: started(nn.LeakyRNN(3, 4), STATE)),
+            "input of a convolution": (
+                "`Conv1d` (9, 3)",
+                lambda: nn.Conv1d((8, 3), 4, 3)(jnp.ones((9, 3))),
+            ),
+            "nothing into a convolution": (
+                "`Conv1d` `x` None",
+                lambda: nn.Conv1d((8, 3), 4, 3)(None),
+            ),
+            "list into a convolution": ("`Conv1d` `x`", lambda: nn.Conv1d((8, 3), 4, 3)(RAGGED)),
+            "input without unit": ("`Expon` x mS", lambda: started(nn.Expon(3), X)),
+            "current into a neuron": (
+                "`LIF` x mV",
+                lambda: started(nn.LIF(3, R=1.0 * u.ohm), X * u.mV),
+            ),
+            "neurons of other number": (
+                "`LIF` x (2, 5)",
+                lambda: started(nn.LIF(3, R=1.0 * u.ohm), jnp.ones((2, 5)) * u.mA),
+            ),
+            "string into a synapse": ("`Alpha` x 'a'", lambda: started(nn.Alpha(3), "a")),
+            "conductance of a potential": (
+                "`COBA` V",
+                lambda: nn.COBA(E=0.0 * u.mV)(2.0 * u.mS, V=-60.0),
+            ),
+            "cell before init_state": ("`LSTMCell` init_state", lambda: nn.LSTMCell(3, 4)(X)),
+            "neuron before init_state": ("`LIF` init_state", lambda: neuron_alone()),
+            "no time step": ("dt", lambda: started(nn.Expon(3), X * u.mS, dt=None)),
+            "batch of a state": (
+                "`GRUCell` `batch_size` -1",
+                lambda: nn.GRUCell(3, 4).init_state(-1),
+            ),
+            "batch a string": ("`LIF` `batch_size` '2'", lambda: nn.LIF(3).init_state("2")),
+        }.items()
+    },
+}
+
+
+def neuron_alone():
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        return nn.LIF(3)(X[0])
+
+
+def check(loss=lambda out, y: ((out - y) ** 2).mean(), xs=XS, ys=YS, model=None, **options):
+    model = CASE.build() if model is None else model
+    return braintrace.gradient_check(model, "d_rtrl", xs, ys, loss, **{"batch_size": 2, **options})
+
+
+CHECK = {
+    "check loss None": ("`loss` None", lambda b: check(None)),
+    "check loss of one": ("`loss` (out)", lambda b: check(lambda out: out.sum())),
+    "check loss of nothing": ("loss None", lambda b: check(lambda out, y: None)),
+    "check lengths": ("(4, 2, 3) (3, 2, 2)", lambda b: check(ys=YS[:3])),
+    "check strings": ("xs", lambda b: check(xs="abc")),
+    "check nothing": ("xs", lambda b: check(xs=None)),
+    "check objects": ("ys object", lambda b: check(ys=OBJECTS)),
+    "check model": ("`model` 3", lambda b: check(model=3)),
+    "check option": ("`batch_size` 0", lambda b: check(batch_size=0)),
+    "check primitive": ("primitive 'etp_mm'", lambda b: braintrace.check_primitive("etp_mm", X, X)),
+    "inline nothing": ("`inline`", lambda b: braintrace.inline(None)),
+    "register without name": ("name", lambda b: braintrace.register_primitive("", jnp.add)),
+    "register without implementation": (
+        "must be callable",
+        lambda b: braintrace.register_primitive("wrong", None),
+    ),
+    "register, batched": (
+        "`batched` 'yes'",
+        lambda b: braintrace.register_primitive("wrong", jnp.add, batched="yes"),
+    ),
+    "rules of nothing": ("None", lambda b: braintrace.get_primitive_spec(None)),
+    "spec of nothing": ("spec", lambda b: braintrace.register_primitive_spec(None)),
+}
+
+EVERY = {
+    **COMPILE,
+    **ALGORITHM,
+    **GRADIENT,
+    **ONLINE,
+    **ALONE,
+    **CALL,
+    **OPERATIONS,
+    **LAYERS,
+    **CHECK,
+}
