@@ -115,6 +115,7 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
         with in_words(kind, lambda: f"{own}: `{name}` fails for {_told(given)}{_states(self)}"):
             return method(self, *arguments, **options)
 
+    call.__doc__ = method.__doc__ or getattr(brainstate.nn.Module, name).__doc__
     return call
 
 
