@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from brainstate._state import TRACE_CONTEXT
 from jax.extend import source_info_util
 from jax.extend.core import Literal as Literal
@@ -220,6 +221,48 @@ def _transpose_from_impl(
     results = jax.linear_transpose(of_unknown, *(operands[i].aval for i in unknown))(cotangent)
     by_index = dict(zip(unknown, results, strict=True))
     return [by_index.get(i) for i in range(len(operands))]
+
+
+# --- zeros that a map tells apart
+
+
+def _zeros(*operands: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> list[jax.Array]:
+    return [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
+
+
+def _abstract_zeros(*operands: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> list[Any]:
+    return [jax.core.ShapedArray(shape.shape, shape.dtype) for shape in shapes]
+
+
+def _batched_zeros(operands: Any, dims: Any, *, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    batched = tuple(jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for s in shapes)
+    return _zeros_p.bind(*operands, shapes=batched), [0] * len(shapes)
+
+
+def _jvp_of_zeros(operands: Any, _: Any, *, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
+    zeros = _zeros_p.bind(*operands, shapes=shapes)
+    return zeros, [ad.Zero.from_primal_value(zero) for zero in zeros]
+
+
+_zeros_p = Primitive("zeros_mapped_like")
+_zeros_p.multiple_results = True
+_zeros_p.def_impl(_zeros)
+_zeros_p.def_abstract_eval(_abstract_zeros)
+mlir.register_lowering(_zeros_p, mlir.lower_fun(_zeros, multiple_results=True))
+ad.primitive_jvps[_zeros_p] = _jvp_of_zeros
+batching.primitive_batchers[_zeros_p] = _batched_zeros
+
+
+def zeros_mapped_like(tree: Any, operands: Any) -> Any:
+    """Return zeros like the arrays of a tree, one per lane of every map of an operand.
+
+    Zeros that depend on nothing are the same for all lanes, and their cotangent is then the sum
+    over the lanes. To depend on operands in name costs nothing.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    return jax.tree.unflatten(structure, _zeros_p.bind(*jax.tree.leaves(operands), shapes=shapes))
 
 
 # --- rebuilding equations with other bodies

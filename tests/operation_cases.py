@@ -5,6 +5,7 @@ position, so that D-RTRL has to equal backpropagation through time.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ def normal(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32) / 2
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class OperationCase:
     """``marked(x, parameters)`` and ``plain(x, parameters)`` compute the same."""
 
@@ -53,7 +54,9 @@ def conv_case(name, sample, hidden, kernel, bias, numbers, **options):
         return y + p["bias"].reshape(shape) if bias else y
 
     def marked(x, p):
-        return braintrace.conv(x, p["kernel"], p.get("bias"), dimension_numbers=numbers, **options)
+        batch = x if x.ndim > len(sample) else x[None]
+        y = braintrace.conv(batch, p["kernel"], p.get("bias"), dimension_numbers=numbers, **options)
+        return y if batch is x else y[0]
 
     return OperationCase(name, marked, plain, sample, hidden, parameters)
 
@@ -176,7 +179,8 @@ class Diagonal(brainstate.nn.Module):
         self.parameters_of = {k: brainstate.ParamState(v) for k, v in case.parameters.items()}
 
     def init_state(self, batch_size=None, **kwargs):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, *self.case.hidden)))
+        batch = () if batch_size is None else (batch_size,)
+        self.h = brainstate.HiddenState(jnp.zeros((*batch, *self.case.hidden)))
 
     def update(self, x):
         values = {name: state.value for name, state in self.parameters_of.items()}
@@ -193,6 +197,7 @@ def by_name(gradients):
     return {path[-1]: gradient for path, gradient in gradients.items()}
 
 
+@functools.cache
 def bptt(case):
     """The gradient of the summed loss, by backpropagation through the plain recurrence."""
 
@@ -203,22 +208,27 @@ def bptt(case):
             value = value + loss(h)
         return value
 
-    return jax.grad(total)(case.parameters)
+    return jax.jit(jax.grad(total))(case.parameters)
 
 
+@functools.cache
 def es_d_rtrl(case, alpha):
     """The estimate of ES-D-RTRL, term by term from its definition."""
+    return jax.jit(functools.partial(_es_d_rtrl, case, alpha))(case.parameters)
+
+
+def _es_d_rtrl(case, alpha, parameters):
     shape = (BATCH, *case.hidden)
     h, eps_x, eps_f = jnp.zeros(shape), jnp.zeros(case.inputs.shape[1:]), jnp.zeros(shape)
-    total = jax.tree.map(jnp.zeros_like, case.parameters)
+    total = jax.tree.map(jnp.zeros_like, parameters)
     for t, x in enumerate(case.inputs, start=1):
-        y = case.plain(x, case.parameters)
+        y = case.plain(x, parameters)
         h = DECAY * h + jnp.tanh(y)
         eps_x = alpha * eps_x + x
         eps_f = alpha * DECAY * eps_f + (1 - alpha) * (1 - jnp.tanh(y) ** 2)
         factor = jax.grad(loss)(h) * eps_f / (1 - alpha**t)
         # The operation is linear in its trainable operands, so that its derivative at the
         # filtered input is the outer product of the definition.
-        _, pull_back = jax.vjp(lambda p, x=eps_x: case.plain(x, p), case.parameters)
+        _, pull_back = jax.vjp(lambda p, x=eps_x: case.plain(x, p), parameters)
         total = jax.tree.map(jnp.add, total, pull_back(factor)[0])
     return total

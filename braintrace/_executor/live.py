@@ -23,6 +23,7 @@ from .._compiler import ETraceGraph, HiddenGroup, StateLeaf
 from .._jax import Atom, Var
 from .._jaxpr import evaluate
 from .jacobians import Inputs, Weights, with_weights
+from .zero import as_arrays
 
 Probes = dict[str, jax.Array]
 """One array per traced hidden state, by name, in the layout of its new variable; for those that
@@ -34,14 +35,20 @@ def late_probe(state: StateLeaf) -> str:
     return f"{state.name} before"
 
 
-def zero_probes(graph: ETraceGraph) -> Probes:
-    """Return a zero for every traced hidden state, and for every old value that outputs read."""
+def probe_shapes(graph: ETraceGraph) -> Probes:
+    """Return the shapes of the probes, on traced states and on old values that outputs read."""
     probes = {
-        group.states[a].name: jnp.zeros(var.aval.shape, var.aval.dtype)
+        group.states[a].name: jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
         for group, a, var in graph.new_hidden_vars
     }
     late = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
-    return probes | {late_probe(s): jnp.zeros(s.shape, s.dtype) for s in late}
+    return probes | {late_probe(s): jax.ShapeDtypeStruct(s.shape, s.dtype) for s in late}
+
+
+def zero_probes(graph: ETraceGraph) -> Probes:
+    """Return a zero for every probe."""
+    probes: Probes = as_arrays(probe_shapes(graph))
+    return probes
 
 
 def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:

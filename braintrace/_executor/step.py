@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._jax import Var
+from .._jax import Var, zeros_mapped_like
 from .jacobians import Inputs, Jacobians, Weights, jacobians, operands
-from .live import Probes, finish, late_probe, probed_step, zero_probes
+from .live import Probes, finish, hold_old_states, late_probe, probe_shapes, probed_step
 from .restart import restarted, restarted_probes
 
 Traces = Any
@@ -97,12 +97,14 @@ def single_step(
     before = jax.lax.stop_gradient(traces)
     after = method.update(graph, jax.lax.stop_gradient(weights), records, before)
 
+    shapes = probe_shapes(graph)
+
     @jax.custom_vjp
     def probe(weights: Weights, records: Jacobians, before: Traces, after: Traces) -> Probes:
-        return zero_probes(graph)
+        return zeros_mapped_like(shapes, (weights, records, before, after))
 
     def probe_forward(*arguments: Any) -> Any:
-        return zero_probes(graph), arguments
+        return zeros_mapped_like(shapes, arguments), arguments
 
     def probe_backward(residuals: Any, signal: Probes) -> Any:
         weights, records, before, after = residuals
@@ -155,24 +157,24 @@ def as_chunk(tree: Any) -> Any:
 
 
 def enter_window(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces: Traces) -> Inputs:
-    """Return inputs whose old hidden states pass their gradient on to the traces.
+    """Return inputs whose old hidden states pass their gradient on to the traces alone.
 
     The states before a window depend on the weights through everything before it:
     ``∂L/∂w`` gets ``Σ (∂L/∂h⁰) ∘ ε⁰``.
     """
+    inputs = hold_old_states(graph, inputs)
     weights = operands(graph, inputs)
     traces = jax.lax.stop_gradient(traces)
     states = [state for group in graph.traced_groups for state in group.states]
 
-    def zeros() -> dict[str, jax.Array]:
-        return {state.name: jnp.zeros(state.shape, state.dtype) for state in states}
+    shapes = {state.name: jax.ShapeDtypeStruct(state.shape, state.dtype) for state in states}
 
     @jax.custom_vjp
     def probe(weights: Weights, traces: Traces) -> dict[str, jax.Array]:
-        return zeros()
+        return zeros_mapped_like(shapes, (weights, traces))
 
     def probe_forward(weights: Weights, traces: Traces) -> Any:
-        return zeros(), (weights, traces)
+        return zeros_mapped_like(shapes, (weights, traces)), (weights, traces)
 
     def probe_backward(residuals: Any, signal: dict[str, jax.Array]) -> Any:
         weights, traces = residuals
