@@ -1,7 +1,6 @@
 """Every layer, cell, neuron and synapse of `braintrace.nn` learns online as it should."""
 
 import functools
-import warnings
 
 import brainstate
 import jax
@@ -11,14 +10,12 @@ import pytest
 import saiunit as u
 from assertions import assert_gradients_close
 from nn_models import MODELS
-from recorded import RecordedCase, mantissas, sequences
+from recorded import RecordedCase
 from test_zoo import described, named
-from zoo_record import BATCH
+from zoo_runs import CHUNK_SIZES, data, runs_of
 
-import braintrace
-
-LENGTH = 6
 TOLERANCE = 1e-9
+DECAY = 0.7
 
 pytestmark = pytest.mark.usefixtures("float64", "time_step")
 SPIKING = [entry for entry in MODELS if entry.spiking]
@@ -39,13 +36,8 @@ def time_step():
 @functools.cache
 def case_of(entry):
     model = entry.build()
-    xs, _ = data(entry)
-    case = RecordedCase(entry.name, model, xs[0], entry.named_groups())
+    case = RecordedCase(entry.name, model, data(entry)[0][0], entry.named_groups())
     return case, jax.tree.map(np.asarray, (case.params(), case.states()))
-
-
-def data(entry):
-    return sequences(entry.shape, entry.output, LENGTH)
 
 
 @functools.cache
@@ -56,29 +48,8 @@ def expected(entry):
     return oracle(case, params, states, *data(entry))
 
 
-@functools.cache
-def learner_of(entry, **style):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        model, x0 = entry.module(), data(entry)[0][0]
-        return braintrace.compile(model, "d_rtrl", x0, batch_size=BATCH, **style)
-
-
-def learned(entry, **style):
-    xs, targets = data(entry)
-    learner = learner_of(entry, **style)
-    gradients = learner.etrace_grad(
-        xs,
-        targets,
-        step_fn=lambda x, target: RecordedCase.loss(learner(x), target),
-        reduction="sum",
-        chunk_size=3,
-    )
-    return {"/".join(map(str, path)): mantissas(value) for path, value in gradients.items()}
-
-
 def test_relations_groups_and_diagnostics(entry):
-    graph = learner_of(entry).graph
+    graph = runs_of(entry, "d_rtrl").learner.graph
     found = tuple(described(relation) for relation in graph.hidden_param_op_relations)
     groups = tuple(named(group) for group in graph.hidden_groups)
     kinds = {diagnostic.kind for diagnostic in graph.diagnostics}
@@ -86,11 +57,33 @@ def test_relations_groups_and_diagnostics(entry):
 
 
 def test_d_rtrl_with_a_batch_axis(entry):
-    assert_gradients_close(learned(entry), expected(entry), TOLERANCE, entry.name)
+    """A sequence at once."""
+    found = runs_of(entry, "d_rtrl").at_once(4)
+    assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
 
 
 def test_d_rtrl_mapped_over_the_batch(entry):
-    assert_gradients_close(learned(entry, vmap=True), expected(entry), TOLERANCE, entry.name)
+    """Step by step."""
+    found = runs_of(entry, "d_rtrl", vmap=True).by_own_gradient()
+    assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("style", [{}, {"vmap": True}], ids=["batch axis", "mapped"])
+def test_d_rtrl_on_all_paths(entry, style):
+    runs = runs_of(entry, "d_rtrl", **style)
+    for found in (*map(runs.at_once, CHUNK_SIZES), runs.by_own_gradient(), runs.in_a_stream()):
+        assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("style", [{}, {"vmap": True}], ids=["batch axis", "mapped"])
+def test_es_d_rtrl_on_all_paths(entry, style):
+    case, (params, states) = case_of(entry)
+    wanted = oracles.dense_es_d_rtrl(case, params, states, *data(entry), alpha=DECAY)
+    runs = runs_of(entry, "es_d_rtrl", decay_or_rank=DECAY, **style)
+    for found in (*map(runs.at_once, CHUNK_SIZES), runs.by_own_gradient(), runs.in_a_stream()):
+        assert_gradients_close(found, wanted, TOLERANCE, entry.name)
 
 
 def test_every_weight_learns(entry):
@@ -98,7 +91,7 @@ def test_every_weight_learns(entry):
         assert all(np.abs(leaf).max() > 1e-6 for leaf in leaves), name
 
 
-@pytest.mark.parametrize("entry", SPIKING, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", SPIKING, ids=lambda entry: entry.name, scope="module")
 def test_neurons_spike_now_and_then(entry):
     case, (params, states) = case_of(entry)
     rates = case.spikes(params, states, data(entry)[0])

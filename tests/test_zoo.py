@@ -1,54 +1,42 @@
 """Every model of the zoo compiles as described, and learns what the dense oracle says."""
 
 import functools
-import warnings
 
-import brainstate
 import jax
 import numpy as np
 import oracles
 import pytest
-from assertions import assert_gradients_close, assert_gradients_differ
-from recorded import RecordedCase, mantissas, sequences
+from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
+from recorded import RecordedCase
 from zoo import BY_NAME, MODELS
-from zoo_record import BATCH
-
-import braintrace
+from zoo_runs import CHUNK_SIZES, data, runs_of
 
 TOLERANCE = 1e-9
-LENGTH = 6
 DECAY = 0.7
 CORE = {"LSTMPeephole", "LinearRecurrentUnit", "ALIF", "PopulationsAsSlices", "ReshapedStates"}
+METHODS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": DECAY}}
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
 def each(models):
-    return pytest.mark.parametrize(
-        "entry",
-        [
-            pytest.param(m, id=m.name, marks=[pytest.mark.core] if m.name in CORE else [])
-            for m in models
-        ],
-    )
+    return [
+        pytest.param(m, id=m.name, marks=[pytest.mark.core] if m.name in CORE else [])
+        for m in models
+    ]
 
 
-def graph_of(entry):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        return braintrace.compile_etrace_graph(entry.build(), np.zeros(entry.shape))
-
-
-def data(entry):
-    return sequences(entry.shape, entry.output, LENGTH)
+# The scope brings the tests of a model together, so that they share what they compile.
+@pytest.fixture(scope="module", params=each(MODELS))
+def entry(request):
+    return request.param
 
 
 @functools.cache
 def case_of(entry):
     """The recorded model and what it starts from; without a hand-written description."""
     model = entry.build()
-    xs, _ = data(entry)
-    case = RecordedCase(entry.name, model, xs[0], entry.named_groups(), entry.canonical)
+    case = RecordedCase(entry.name, model, data(entry)[0][0], entry.named_groups(), entry.canonical)
     return case, jax.tree.map(np.asarray, (case.params(), case.states()))
 
 
@@ -57,29 +45,16 @@ def bptt(case, params, states, xs, targets):
     return jax.grad(lambda p: oracles.sequence_loss(case, p, states, xs, targets))(params)
 
 
+@functools.cache
 def expected(entry, oracle, **options):
     case, (params, states) = case_of(entry)
     return oracle(case, params, states, *data(entry), **options)
 
 
-def learned(entry, algorithm, **options):
-    """Gradients of the summed loss by a learner, as leaves without units."""
-    algorithm_options = {"decay_or_rank": DECAY} if algorithm == "es_d_rtrl" else {}
-    xs, targets = data(entry)
-    brainstate.random.seed(7)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        learner = braintrace.compile(
-            entry.module(), algorithm, xs[0], batch_size=BATCH, **algorithm_options
-        )
-    gradients = learner.etrace_grad(
-        xs,
-        targets,
-        step_fn=lambda x, target: RecordedCase.loss(learner(x), target),
-        reduction="sum",
-        **options,
-    )
-    return {"/".join(map(str, path)): mantissas(value) for path, value in gradients.items()}
+def expected_of(entry, algorithm):
+    if algorithm == "d_rtrl":
+        return expected(entry, oracles.dense_d_rtrl)
+    return expected(entry, oracles.dense_es_d_rtrl, alpha=DECAY)
 
 
 def named(group):
@@ -92,65 +67,59 @@ def described(relation):
     return f"{','.join(paths)} -> {' | '.join(groups)}"
 
 
-@each(MODELS)
 def test_relations_groups_and_diagnostics(entry):
-    graph = graph_of(entry)
+    graph = runs_of(entry, "d_rtrl").learner.graph
     found = tuple(described(relation) for relation in graph.hidden_param_op_relations)
     groups = tuple(named(group) for group in graph.hidden_groups)
     kinds = {diagnostic.kind for diagnostic in graph.diagnostics}
     assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
 
 
-@each(MODELS)
-def test_d_rtrl_equals_the_dense_oracle(entry):
-    actual = learned(entry, "d_rtrl", chunk_size=3)
-    assert_gradients_close(actual, expected(entry, oracles.dense_d_rtrl), TOLERANCE, entry.name)
+def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
+    found, exact = expected(entry, oracles.dense_d_rtrl), expected(entry, bptt)
+    if entry.diagonal:
+        assert_gradients_close(found, exact, TOLERANCE, entry.name)
+    else:
+        assert_gradients_differ(found, exact, 1e-4, entry.name)
 
 
-@each(MODELS)
-def test_d_rtrl_step_by_step(entry):
-    actual = learned(entry, "d_rtrl", chunk_size=1)
-    assert_gradients_close(actual, expected(entry, oracles.dense_d_rtrl), TOLERANCE, entry.name)
+def test_every_weight_learns(entry):
+    for name, leaves in expected(entry, oracles.dense_d_rtrl).items():
+        assert all(np.abs(leaf).max() > 1e-6 for leaf in leaves), name
 
 
-@each(MODELS)
-def test_es_d_rtrl_equals_the_dense_oracle(entry):
-    actual = learned(entry, "es_d_rtrl", chunk_size=3)
-    wanted = expected(entry, oracles.dense_es_d_rtrl, alpha=DECAY)
-    assert_gradients_close(actual, wanted, TOLERANCE, entry.name)
+def check(entry, algorithm, chunk_sizes):
+    """Every path gives the gradient of the oracle; those of single steps, the same traces."""
+    runs, wanted = runs_of(entry, algorithm, **METHODS[algorithm]), expected_of(entry, algorithm)
+    for chunk_size in chunk_sizes:
+        found = runs.at_once(chunk_size)
+        assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, chunks of {chunk_size}")
+    found, after = runs.by_own_gradient(), runs.after()
+    assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, its own gradient")
+    found = runs.in_a_stream()
+    assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, a stream")
+    assert_states_close(runs.after(), after, entry.name)
 
 
-@each([BY_NAME[name] for name in sorted(CORE)])
-def test_es_d_rtrl_step_by_step(entry):
-    actual = learned(entry, "es_d_rtrl", chunk_size=1)
-    wanted = expected(entry, oracles.dense_es_d_rtrl, alpha=DECAY)
-    assert_gradients_close(actual, wanted, TOLERANCE, entry.name)
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_all_paths_equal_the_dense_oracle(entry, algorithm):
+    """With one chunk size for each model and algorithm."""
+    turn = MODELS.index(entry) + 2 * list(METHODS).index(algorithm)
+    check(entry, algorithm, [CHUNK_SIZES[turn % len(CHUNK_SIZES)]])
 
 
-@each([entry for entry in MODELS if entry.diagonal])
-def test_the_oracle_of_a_diagonal_model_is_bptt(entry):
-    found = expected(entry, oracles.dense_d_rtrl)
-    assert_gradients_close(found, expected(entry, bptt), TOLERANCE, entry.name)
+@pytest.mark.nightly
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_all_paths_and_chunk_sizes_equal_the_dense_oracle(entry, algorithm):
+    check(entry, algorithm, CHUNK_SIZES)
 
 
-@each([entry for entry in MODELS if not entry.diagonal])
-def test_the_oracle_of_any_other_model_is_not_bptt(entry):
-    found = expected(entry, oracles.dense_d_rtrl)
-    assert_gradients_differ(found, expected(entry, bptt), 1e-4, entry.name)
-
-
-@each([entry for entry in MODELS if entry.spiking])
+@pytest.mark.parametrize("entry", each([m for m in MODELS if m.spiking]), scope="module")
 def test_neurons_spike_now_and_then(entry):
     case, (params, states) = case_of(entry)
     rates = case.spikes(params, states, data(entry)[0])
     assert rates
     assert all(0.02 < rate < 0.9 for rate in rates), rates
-
-
-@each(MODELS)
-def test_every_weight_learns(entry):
-    for name, leaves in expected(entry, oracles.dense_d_rtrl).items():
-        assert all(np.abs(leaf).max() > 1e-6 for leaf in leaves), name
 
 
 def test_the_zoo_is_large():

@@ -112,6 +112,20 @@ class GRUResetAfter(Cell):
         return self.h.value @ self.w_out.value
 
 
+@zoo("w -> c, h", groups="c, h", diagonal=True)
+class ReadsAnOldState(Cell):
+    """A state without memory of its own is made of the old value of another, and has no trace."""
+
+    weights = {"w": W_IN, "w_out": W_OUT}
+    states_of = {"c": (H,), "h": (H,)}
+
+    def update(self, x):
+        drive, c = braintrace.matmul(x, self.w.value), self.c.value
+        self.c.value = 0.9 * c + drive
+        self.h.value = jnp.tanh(0.7 * c + drive)
+        return self.h.value @ self.w_out.value
+
+
 @zoo("gates -> c, h", groups="c, h", diagnostics=MIXING)
 class LSTMFused(Cell):
     weights = {
