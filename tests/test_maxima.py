@@ -1,6 +1,7 @@
 """Maxima on the way into a state keep their derivative, however the program is compiled."""
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from drivers import named, weights_of
 import braintrace
 
 INPUTS, HIDDEN, PIECES, STEPS, BATCH = 3, 4, 3, 100, 2
+pytestmark = pytest.mark.optimised
 
 
 class Extremes(brainstate.nn.Module):
@@ -45,8 +47,7 @@ def loss(model):
 
 @pytest.mark.core
 @pytest.mark.parametrize("reduce", [jnp.max, jnp.min, pairwise], ids=["max", "min", "pairwise"])
-@pytest.mark.parametrize("chunk_size", [1, 3, "auto", None])
-def test_equals_backpropagation(reduce, chunk_size):
+def test_equals_backpropagation(reduce):
     model, plain = Extremes(reduce), Extremes(reduce)
     brainstate.nn.init_all_states(plain, batch_size=BATCH)
     # Operation by operation, so that nothing is rounded together.
@@ -54,14 +55,17 @@ def test_equals_backpropagation(reduce, chunk_size):
         lambda: sum(loss(plain)(x) for x in data()), weights_of(plain)
     )()
     learner = braintrace.compile(model, "d_rtrl", data()[0], batch_size=BATCH)
-    if chunk_size is None:
-        found = brainstate.transform.grad(
-            lambda: sum(loss(learner)(x) for x in data()), weights_of(model)
-        )()
-    else:
-        options = {"step_fn": loss(learner), "reduction": "sum", "chunk_size": chunk_size}
+    step = loss(learner)
+    for chunk_size in (1, 3, "auto"):
+        learner.reset_state(BATCH)
+        options = {"step_fn": step, "reduction": "sum", "chunk_size": chunk_size}
         found = learner.etrace_grad(data(), **options)
-    assert_gradients_close(named(found), named(expected), 1e-5)
+        assert_gradients_close(named(found), named(expected), 1e-5, f"chunks of {chunk_size}")
+    learner.reset_state(BATCH)
+    gradient = brainstate.transform.grad(step, weights_of(model))
+    found = brainstate.transform.for_loop(gradient, data())
+    found = jax.tree.map(lambda leaf: leaf.sum(0), found)
+    assert_gradients_close(named(found), named(expected), 1e-5, "step by step")
 
 
 def test_equal_candidates_share_the_derivative():
