@@ -28,6 +28,7 @@ EVERY_OPERATION = [
         "lora_matmul with bias",
     )
 ]
+ALONE = ((0.8,),)
 EACH_OTHER = ((0.8, -0.3), (0.4, 0.6))
 CHAIN = ((0.8, 0.0), (0.4, 0.6))
 APART = ((0.8, 0.0), (0.0, 0.6))
@@ -220,9 +221,11 @@ def test_a_step_copies_no_trace():
     assert program.memory_analysis().temp_size_in_bytes < BYTES_OF_A_TRACE
 
 
-def test_a_loop_over_chunks_copies_no_trace():
+@pytest.mark.optimised
+@pytest.mark.parametrize("mixing", [ALONE, EACH_OTHER], ids=["one state", "each other"])
+def test_a_loop_over_chunks_copies_no_trace(mixing):
     """It would where XLA cannot tell that a chunk's gradient has read the traces before it."""
-    model = Coupled(WIDE, EACH_OTHER)
+    model = Coupled(WIDE, mixing)
     learner = braintrace.compile(model, "d_rtrl", WIDE.inputs[0], batch_size=BATCH)
     options = GradientOptions("sum", has_aux=False, unit_aware=False)
     sequence = (WIDE.inputs,)

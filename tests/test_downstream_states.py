@@ -53,6 +53,19 @@ class Spiking(GatedCell):
         return self.h.value
 
 
+class Filtered(GatedCell):
+    """A state reads another in the same step that no later step reads."""
+
+    def init_state(self, batch_size=None, **_):
+        super().init_state(batch_size)
+        self.slow = brainstate.HiddenState(jnp.zeros((batch_size, H)))
+
+    def update(self, x):
+        output = super().update(x)
+        self.slow.value = 0.5 * self.slow.value + self.c.value * jnp.sin(output)
+        return output
+
+
 def data():
     rng = np.random.default_rng(1)
     xs, targets = rng.normal(size=(STEPS, BATCH, INPUTS)), rng.normal(size=(STEPS, BATCH, H))
@@ -117,6 +130,9 @@ def names_of_downstream(learner):
 def test_which_states_are_downstream():
     assert names_of_downstream(learner_of(GatedCell)) == ["h"]
     assert names_of_downstream(learner_of(Spiking)) == []
+    with pytest.warns(braintrace.ApproximationWarning, match="'slow'"):
+        learner = learner_of(Filtered)
+    assert names_of_downstream(learner) == ["h"]
     # A window's gradient goes back to every state before it.
     with pytest.warns(braintrace.ApproximationWarning):
         learner = learner_of(GatedCell, vjp_method="multi-step")

@@ -89,6 +89,19 @@ def gain_through_a_reverse_rule(cell, x):
     cell.h.value = spike_reverse_only(gain) * cell.h.value + gain * cell.drive(x)
 
 
+@jax.custom_jvp
+def folded(gain):
+    return gain[:2] + gain[2:]
+
+
+folded.defjvp(lambda primals, tangents: (folded(*primals), tangents[0][:2] + tangents[0][2:]))
+
+
+def gain_folded_before_a_broadcast(cell, x):
+    gain = braintrace.element_wise(cell.gain.value)
+    cell.h.value = jnp.repeat(folded(gain), 2) * cell.h.value + gain * cell.drive(x)
+
+
 def written_to_an_unknown_place(cell, x):
     place = cell.count.value % H
     cell.h.value = cell.drive(x) + cell.h.value.at[:, place].set(cell.drive(x)[:, 0])
@@ -130,6 +143,7 @@ def gain_marked_and_plain(cell, x):
         (hidden_in_a_callback, "mixed-positions", ("'w'", "pure_callback"), "jax.pure_callback"),
         (normalised_gain, "mixed-positions", ("'gain'", "'h'"), "linalg"),
         (gain_through_a_reverse_rule, "partly-mixed", ("'gain'", "'h'"), "element_wise"),
+        (gain_folded_before_a_broadcast, "partly-mixed", ("'gain'", "'h'"), "element_wise"),
         (written_to_an_unknown_place, "mixed-positions", ("'w'", "scatter"), ".set("),
     ],
 )

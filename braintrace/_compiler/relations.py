@@ -39,6 +39,9 @@ class HiddenParamOpRelation:
         Path of the (first) ParamState behind every such operand.
     parameter_paths
         Paths of all ParamStates behind the operands.
+    held_paths
+        Paths of the other States behind the operands (masks, scales). The step does not write
+        them.
     reaches
         How ``y`` reaches each hidden group.
     hidden_groups
@@ -57,6 +60,7 @@ class HiddenParamOpRelation:
     trainable_positions: Mapping[str, int]
     trainable_paths: Mapping[str, Path]
     parameter_paths: tuple[Path, ...]
+    held_paths: tuple[Path, ...]
     reaches: tuple[Reach, ...]
     hidden_groups: tuple[HiddenGroup, ...]
     source: str
@@ -76,8 +80,10 @@ class MarkedOperation:
         Trainable operands by name, and where they stand.
     parameters
         The parameter leaves behind each operand.
+    held
+        State leaves that the step does not write (masks, scales) behind the operands.
     foreign
-        Names of inputs other than parameters that operands are computed from.
+        Names of the other inputs that operands are computed from.
     """
 
     equation: int
@@ -86,6 +92,7 @@ class MarkedOperation:
     operands: Mapping[str, Atom]
     positions: Mapping[str, int]
     parameters: Mapping[str, tuple[StateLeaf, ...]]
+    held: tuple[StateLeaf, ...]
     foreign: tuple[str, ...]
 
     @property
@@ -121,18 +128,17 @@ def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
         operands = {name: equation.invars[position] for name, position in positions.items()}
         parameters = {
             name: tuple(
-                by_var[var] for var in inputs_behind(atom, CONSTANT) if not _is_foreign(var, by_var)
+                by_var[var]
+                for var in inputs_behind(atom, CONSTANT)
+                if var in by_var and by_var[var].kind == "parameter"
             )
             for name, atom in operands.items()
         }
         if not any(parameters.values()):
             continue
-        foreign = dict.fromkeys(
-            var
-            for atom in operands.values()
-            for var in inputs_behind(atom)
-            if _is_foreign(var, by_var)
-        )
+        behind = dict.fromkeys(v for atom in operands.values() for v in inputs_behind(atom))
+        foreign = [var for var in behind if _is_foreign(var, by_var)]
+        others = [var for var in behind if var not in foreign]
         found.append(
             MarkedOperation(
                 equation=index,
@@ -141,6 +147,7 @@ def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
                 operands=operands,
                 positions=positions,
                 parameters=parameters,
+                held=tuple(by_var[v] for v in others if by_var[v].kind != "parameter"),
                 foreign=tuple(
                     "an argument of `update`" if var in arguments else by_var[var].name
                     for var in foreign
@@ -151,7 +158,11 @@ def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
 
 
 def _is_foreign(var: Var, by_var: Mapping[Var, StateLeaf]) -> bool:
-    return var not in by_var or by_var[var].kind != "parameter"
+    """Tell whether an input may change within a step, or from sample to sample."""
+    leaf = by_var.get(var)
+    if leaf is None or leaf.kind == "random":
+        return True
+    return leaf.kind != "parameter" and leaf.out_var is not None
 
 
 def find_relations(
@@ -212,6 +223,7 @@ def _relation(
             key: leaves[0].path for key, leaves in operation.parameters.items() if leaves
         },
         parameter_paths=operation.paths,
+        held_paths=tuple(dict.fromkeys(leaf.path for leaf in operation.held)),
         reaches=tuple(reaches),
         hidden_groups=tuple(groups[reach.group] for reach in reaches),
         source=source_line(equation),

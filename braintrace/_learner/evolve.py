@@ -10,7 +10,7 @@ from .._compiler import ETraceGraph
 from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
 from .._jax import Var
 from .chunks import check_sequences, over_chunks
-from .restart import Restarts, initial_inputs, start_anew
+from .restart import Restarts, check_held, initial_inputs, short_term_states, start_anew
 
 Runner = Callable[..., Any]
 """``(values of States, sequences, restarts, traces) -> (written States, outputs, traces)``."""
@@ -39,6 +39,8 @@ def evolving(algorithm: ETraceAlgorithm, chunk: int) -> Runner:
         weights = operands(graph, known)
         probes = zero_probes(graph)
         flags, initial = restarts
+        if flags is not None:
+            check_held(algorithm, short_term_states(algorithm), restarts=True)
         anew = initial_inputs(algorithm, initial)
 
         def step(state: list[Any], now: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._algorithms import read_states
 from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .._executor import as_arrays, is_zero, operands
@@ -20,7 +21,7 @@ from .._typing import Path
 from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import check_sequences, chunk_length, over_chunks
 from .recorder import Recorder, run_in_chunk, run_in_window
-from .restart import Initial, Restarts, restart_states
+from .restart import Initial, Restarts, check_held, restart_states
 from .step_function import (
     call_step_function,
     example_slices,
@@ -102,6 +103,10 @@ class SequenceGradient:
             if self._algorithm.vjp_method == "multi-step"
             else RecordedChunk(*arguments, has_mask)
         )
+        paths = {id(state): path for path, state in self._algorithm.states_of_step.items()}
+        pure = self._chunks.step
+        self._paths = [paths.get(id(state), ()) for state in pure.others]
+        check_held(self._algorithm, pure.written_of(self._paths), flags is not None)
         self._operand_shapes = jax.eval_shape(lambda: weights)
         self._zero_traces = jax.eval_shape(self._algorithm.zero_traces)
         self._run = jax.jit(self._sequence)
@@ -163,15 +168,12 @@ class SequenceGradient:
 
         return step
 
-    def _operands(self, parameters: list[Any]) -> Any:
-        graph = self._algorithm.graph
-        values = dict(zip(self._parameters, map(jax.tree.leaves, parameters), strict=True))
-        inputs = {
-            leaf.in_var: values[leaf.path][leaf.leaf]
-            for leaf in graph.traced.leaves
-            if leaf.kind == "parameter" and leaf.path in values
-        }
-        return operands(graph, inputs)
+    def _operands(self, parameters: list[Any], others: list[Any]) -> Any:
+        """Return the operands: parameters, and States that no step writes, as they are now."""
+        graph, states = self._algorithm.graph, self._algorithm.states_of_step
+        values = dict(zip(self._parameters, parameters, strict=True))
+        values.update(zip(self._paths, others, strict=True))
+        return operands(graph, read_states(graph, states, values))
 
     def _sequence(
         self,
@@ -185,7 +187,7 @@ class SequenceGradient:
         steps, length = self._lengths(sequences)
         scales = self._scales(jnp.ones(steps) if mask is None else mask)
         flags, initial = restarts
-        weights, to_parameters = jax.vjp(self._operands, parameters)
+        weights, to_parameters = jax.vjp(lambda now: self._operands(now, others), parameters)
         zero = self._chunks.start(parameters, weights)
         is_one_chunk = steps <= length
         if traces is None:

@@ -1,5 +1,6 @@
 """Sequences that start anew somewhere inside: which States, from which values."""
 
+from collections.abc import Collection
 from typing import Any
 
 import brainstate
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm, read_states, values_as_now
-from .._errors import ShapeError
+from .._errors import OptionError, ShapeError
 from .._executor import over_first_axis
 from .._jax import Var
 from .._typing import Path, path_name
@@ -49,6 +50,40 @@ def check_reset(algorithm: ETraceAlgorithm, reset: Any, steps: int) -> Restarts:
                     f"batch of {flags.shape[1]}. Give one flag per step, ({steps},)."
                 )
     return flags, [initial[path] for path in states]
+
+
+def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: bool) -> None:
+    """Refuse a sequence within which the weight of a marked operation would be another one.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    written
+        Paths of the States that the steps of the sequence write.
+    restarts
+        Whether short-term States start anew within it.
+
+    Raises
+    ------
+    OptionError
+        If a weight is computed from a State that is written.
+    """
+    for relation in algorithm.graph.hidden_param_op_relations:
+        for path in relation.held_paths:
+            if path not in written:
+                continue
+            is_fresh = restarts and path in short_term_states(algorithm)
+            changes = "`reset` starts anew" if is_fresh else "`step_fn` writes"
+            remedy = (
+                "Make it a `brainstate.LongTermState`, which keeps its value"
+                if is_fresh
+                else "Change it between the calls, or in the `update_fn` of `etrace_online`"
+            )
+            raise OptionError(
+                f"The weight of '{relation.key}' is computed from State '{path_name(path)}', which "
+                f"{changes}. Within a sequence weights are fixed. {remedy}."
+            )
 
 
 def short_term_states(algorithm: ETraceAlgorithm) -> dict[Path, brainstate.State]:

@@ -1,0 +1,191 @@
+"""A weight times a mask or a scale that is a State which the step only reads: current values."""
+
+import warnings
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close, assert_gradients_differ
+
+import braintrace
+
+BATCH, INPUTS, H, STEPS = 2, 3, 4, 5
+XS = np.random.default_rng(1).normal(size=(STEPS, BATCH, INPUTS))
+MASKS = [np.indices((INPUTS, H)).sum(0) % n != 0 for n in (2, 3)]
+WEIGHT = np.random.default_rng(0).normal(size=(INPUTS, H))
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+class Masked(brainstate.nn.Module):
+    """The mask is a State of the model, the scale one that the model does not know of."""
+
+    def __init__(self, kind=brainstate.LongTermState, writes=False):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.asarray(WEIGHT))
+        self.kind, self.writes = kind, writes
+        scale = brainstate.State(jnp.full((H,), 0.5))
+        self.scale = lambda: scale
+        if kind is not brainstate.ShortTermState:
+            self.mask = kind(jnp.asarray(MASKS[0]))
+
+    def init_state(self, batch_size=None, **_):
+        if self.kind is brainstate.ShortTermState:
+            self.mask = self.kind(jnp.asarray(MASKS[0]))
+        lead = () if batch_size is None else (batch_size,)
+        self.h = brainstate.HiddenState(jnp.zeros((*lead, H)))
+
+    def update(self, x):
+        weight = jnp.where(self.mask.value, self.w.value, 0.0) * self.scale().value
+        if self.writes:
+            self.mask.value = ~self.mask.value
+        self.h.value = 0.8 * self.h.value + jnp.tanh(braintrace.matmul(x, weight))
+        return self.h.value
+
+
+def squared(h):
+    return jnp.sum(h**2)
+
+
+def learner_of(model=None, algorithm="d_rtrl", **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = Masked() if model is None else model
+        return braintrace.compile(model, algorithm, XS[0], batch_size=BATCH, **options)
+
+
+def bptt(mask, scale, first=0):
+    """The gradient of the losses from a step on."""
+
+    def total(w):
+        def step(h, x):
+            h = 0.8 * h + jnp.tanh(x @ (jnp.where(mask, w, 0.0) * scale))
+            return h, squared(h)
+
+        return jnp.sum(jax.lax.scan(step, jnp.zeros((BATCH, H)), XS)[1][first:])
+
+    return {"w": jax.grad(total)(jnp.asarray(WEIGHT))}
+
+
+def by_sequence(learner, chunk_size):
+    found = learner.etrace_grad(
+        XS, step_fn=lambda x: squared(learner(x)), reduction="sum", chunk_size=chunk_size
+    )
+    return {"w": found[("w",)]}
+
+
+def by_steps(learner):
+    model = learner.algorithm.model
+
+    def total():
+        return brainstate.transform.for_loop(lambda x: squared(learner.algorithm(x)), XS).sum()
+
+    return brainstate.transform.grad(total, {"w": model.w})()
+
+
+def by_stream(learner):
+    model, found = learner.algorithm.model, brainstate.State(jnp.zeros_like(WEIGHT))
+
+    def add(gradients):
+        found.value = found.value + gradients[("w",)]
+
+    learner.etrace_online(XS, step_fn=lambda x: squared(learner(x)), update_fn=add)
+    assert np.array_equal(model.w.value, WEIGHT)
+    return {"w": found.value}
+
+
+WAYS = {
+    "sequence": lambda learner: by_sequence(learner, STEPS),
+    "chunks": lambda learner: by_sequence(learner, 2),
+    "steps": by_steps,
+    "stream": by_stream,
+}
+VALUES = [(MASKS[0], 0.5), (MASKS[1], 1.5)]
+
+
+def use(learner, mask, scale):
+    learner.reset_state()
+    learner.algorithm.model.mask.value = jnp.asarray(mask)
+    learner.algorithm.model.scale().value = jnp.full((H,), scale)
+
+
+@pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
+def test_every_call_uses_the_mask_as_it_is(vmap):
+    learner = learner_of(vmap=vmap)
+    for mask, scale in VALUES:
+        expected = bptt(mask, scale)
+        for way, learned in WAYS.items():
+            use(learner, mask, scale)
+            assert_gradients_close(learned(learner), expected, 1e-10, way)
+        use(learner, mask, scale)
+        learner.etrace_evolve(XS[:3], chunk_size=2)
+        rest = learner.etrace_grad(XS[3:], step_fn=lambda x: squared(learner(x)), reduction="sum")
+        assert_gradients_close({"w": rest[("w",)]}, bptt(mask, scale, first=3), 1e-10, "evolve")
+    assert_gradients_differ(bptt(*VALUES[0]), bptt(*VALUES[1]), 0.1)
+
+
+def test_windows_and_filters():
+    windows = learner_of(vjp_method="multi-step")
+    filters = learner_of(algorithm="es_d_rtrl", decay_or_rank=0.7)
+    for mask, scale in VALUES:
+        use(windows, mask, scale)
+        assert_gradients_close(by_sequence(windows, 2), bptt(mask, scale), 1e-10)
+        found = []
+        for way in (WAYS["chunks"], by_steps):
+            use(filters, mask, scale)
+            found.append(way(filters))
+        assert_gradients_close(*found, 1e-10)
+        assert not np.any(np.where(mask, 0.0, found[0]["w"]))
+
+
+def test_a_stream_that_prunes_uses_the_new_mask_from_the_next_step_on():
+    learner = learner_of()
+    model, found = learner.algorithm.model, []
+    gradients = brainstate.State(jnp.zeros((STEPS, INPUTS, H)))
+    count = brainstate.State(jnp.zeros((), int))
+
+    def keep_and_prune(gradient):
+        gradients.value = gradients.value.at[count.value].set(gradient[("w",)])
+        model.mask.value = jnp.where(count.value == 1, MASKS[1], model.mask.value)
+        count.value = count.value + 1
+
+    learner.etrace_online(XS, step_fn=lambda x: squared(learner(x)), update_fn=keep_and_prune)
+    h, trace = np.zeros((BATCH, H)), np.zeros((BATCH, INPUTS, H))
+    for t, x in enumerate(XS):
+        mask = 0.5 * MASKS[t > 1]
+        drive = np.tanh(x @ (WEIGHT * mask))
+        h = 0.8 * h + drive
+        trace = 0.8 * trace + x[:, :, None] * (1 - drive**2)[:, None, :]
+        found.append(mask * np.sum(2 * h[:, None, :] * trace, 0))
+    np.testing.assert_allclose(gradients.value, found, rtol=1e-10)
+
+
+def test_a_mask_that_a_reset_starts_anew():
+    """Between sequences it does; within one it would change the weights."""
+    learner = learner_of(Masked(brainstate.ShortTermState))
+    use(learner, *VALUES[1])
+    assert_gradients_close(by_sequence(learner, 2), bptt(*VALUES[1]), 1e-10)
+    learner.reset_state()
+    assert_gradients_close(by_sequence(learner, 2), bptt(MASKS[0], 1.5), 1e-10)
+    flags = np.zeros(STEPS, bool)
+    with pytest.raises(
+        braintrace.OptionError, match=r"'mask', which `reset` starts anew.*LongTerm"
+    ):
+        learner.etrace_grad(XS, step_fn=lambda x: squared(learner(x)), reset=flags)
+    with pytest.raises(braintrace.OptionError, match="'mask', which `reset` starts anew"):
+        learner.etrace_evolve(XS, reset=flags)
+    learner.predict(XS, reset=flags)
+
+
+def test_a_mask_that_changes_within_a_sequence():
+    learner = learner_of()
+
+    def pruning(x):
+        learner.algorithm.model.mask.value = jnp.zeros_like(MASKS[0])
+        return squared(learner(x))
+
+    with pytest.raises(braintrace.OptionError, match="'mask', which `step_fn` writes"):
+        learner.etrace_grad(XS, step_fn=pruning)
+    with pytest.raises(braintrace.CompilationError, match="computed from 'w' and from mask"):
+        learner_of(Masked(writes=True))
