@@ -263,3 +263,101 @@ class OneWeightTwoGroups(Cell):
         self.e.value = 0.8 * self.e.value + drive[:, :H]
         self.i.value = 0.5 * self.i.value + jnp.tanh(drive[:, H:])
         return (self.e.value - self.i.value) @ self.w_out.value
+
+
+# --- states at a part of the positions ------------------------------------------------------
+
+
+def _at(places, size):
+    """Between an array at some places of its last axis and one of all of them."""
+
+    def spread(part):
+        return jnp.zeros((*part.shape[:-1], size)).at[..., places].set(part)
+
+    return spread, lambda whole: whole[..., places]
+
+
+FIRST, REST = np.arange(H), np.arange(H, H + 2)
+
+
+@zoo(
+    "w -> e, i, syn",
+    groups="e, i, syn",
+    diagonal=True,
+    canonical={"e": _at(FIRST, H + 2), "i": _at(REST, H + 2)},
+)
+class SynapsesOfTwoPopulations(Cell):
+    """Slices of one vector of synapses feed two populations, one of which acts back on its own."""
+
+    weights = {"w": (INPUTS, H + 2), "w_out": W_OUT}
+    states_of = {"syn": (H + 2,), "e": (H,), "i": (2,)}
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value)
+        self.syn.value = 0.6 * self.syn.value + drive
+        excited = jnp.tanh(self.syn.value[:, :H])
+        self.e.value = 0.8 * self.e.value + excited
+        self.i.value = 0.5 * self.i.value + self.syn.value[:, H:] - 0.1 * self.i.value**2
+        self.syn.value = self.syn.value - 0.2 * jnp.pad(self.e.value, ((0, 0), (0, 2)))
+        return (self.e.value + self.i.value.sum(-1, keepdims=True)) @ self.w_out.value
+
+
+ODD_BACKWARD, MIDDLE = np.arange(H, -1, -2), np.arange(1, 4)
+
+
+@zoo(
+    "w -> late, syn, tail",
+    groups="late, syn, tail",
+    diagonal=True,
+    canonical={"late": _at(ODD_BACKWARD, H + 1), "tail": _at(MIDDLE, H + 1)},
+)
+class StridedAndOverlappingSlices(Cell):
+    """Every second synapse, backward, as it was before the step; and an overlapping part."""
+
+    weights = {"w": (INPUTS, H + 1), "w_out": (3, OUTPUTS)}
+    states_of = {"syn": (H + 1,), "late": (3,), "tail": (3,)}
+
+    def update(self, x):
+        self.late.value = 0.8 * self.late.value + jnp.tanh(self.syn.value[:, ::-2])
+        self.tail.value = 0.7 * self.tail.value + self.syn.value[:, 1:4]
+        self.syn.value = 0.6 * self.syn.value + braintrace.matmul(x, self.w.value)
+        return (self.late.value - self.tail.value) @ self.w_out.value
+
+
+@zoo(
+    "w_a -> a, b, both",
+    "w_b -> a, b, both",
+    groups="a, b, both",
+    diagonal=True,
+    canonical={"a": _at(np.arange(2), 7), "both": _at(np.arange(1, 5), 7), "b": _at(MIDDLE + 3, 7)},
+)
+class NoStateAtAllPositions(Cell):
+    """A population of the ends of two vectors of synapses, which have other ends as well."""
+
+    weights = {"w_a": (INPUTS, 2), "w_b": (INPUTS, 3), "w_out": W_OUT}
+    states_of = {"a": (2,), "b": (3,), "both": (H,)}
+
+    def update(self, x):
+        self.a.value = 0.6 * self.a.value + braintrace.matmul(x, self.w_a.value)
+        self.b.value = 0.7 * self.b.value + braintrace.matmul(x, self.w_b.value)
+        ends = [self.a.value[:, 1:], jnp.zeros((BATCH, 2)), self.b.value[:, :1]]
+        self.both.value = 0.8 * self.both.value + jnp.tanh(jnp.concatenate(ends, -1))
+        return self.both.value @ self.w_out.value + self.a.value[:, :1] * self.b.value[:, 1:]
+
+
+# --- within a step --------------------------------------------------------------------------
+
+
+@zoo("gates -> c, h, slow", groups="c, h, slow", diagonal=True)
+class FilteredOutput(Cell):
+    """The output of a cell, which no later step reads, is filtered by a third state."""
+
+    weights = {"gates": (INPUTS, 2 * H), "w_out": W_OUT}
+    states_of = {"c": (H,), "h": (H,), "slow": (H,)}
+
+    def update(self, x):
+        enter, out = jnp.split(braintrace.matmul(x, self.gates.value), 2, axis=-1)
+        self.c.value = 0.8 * self.c.value + jnp.tanh(enter)
+        self.h.value = jax.nn.sigmoid(out) * self.c.value**2
+        self.slow.value = 0.6 * self.slow.value + jnp.sin(self.h.value)
+        return (self.h.value + self.slow.value) @ self.w_out.value

@@ -138,7 +138,7 @@ def _cut(
 
 
 def _met(reader: _Upstream, group: HiddenGroup, walks: Sequence[Walk]) -> Iterator[Diagnostic]:
-    """Yield the states of other groups that a group reads without mixing or a marked weight."""
+    """Yield the states of other groups that reach a group without mixing or a marked weight."""
     for index in sorted({index for walk in walks for index, _ in walk.met}):
         variables = [var for walk in walks for i, var in walk.met if i == index]
         states = reader.of_others(variables, group)
@@ -146,10 +146,10 @@ def _met(reader: _Upstream, group: HiddenGroup, walks: Sequence[Walk]) -> Iterat
             yield Diagnostic(
                 "warning",
                 "plain-mixing",
-                f"Hidden state {quoted(states)} reaches {_names(group)}, which has another "
-                "number of positions. The learning signal of a step goes back on this path; what "
-                f"{_names(group)} remembers of earlier steps is left out of the gradient of every "
-                "weight before it. If it must count in full, use BPTT or "
+                f"Hidden state {quoted(states)} reaches {_names(group)}, but not one position "
+                "each: by a broadcast, or by several slices. The learning signal of a step goes "
+                f"back on this path; what {_names(group)} remembers of earlier steps is left out "
+                "of the gradient of every weight before it. If it must count in full, use BPTT or "
                 "`vjp_method='multi-step'`.",
                 (*states, *(state.name for state in group.states)),
                 source_line(reader.traced.program.equations[index]),
@@ -250,7 +250,8 @@ def _without_relation(
             message = (
                 f"The weight of `{equation.primitive.name}` is computed from {weights} and from "
                 f"{', '.join(operation.foreign)}. A trace needs a weight that depends on "
-                "parameters only; it gets the gradient of the current step."
+                "parameters, and on States that `update` does not write; it gets the gradient of "
+                "the current step."
             )
             yield Diagnostic(
                 "warning",

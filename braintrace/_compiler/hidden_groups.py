@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from .._jaxpr import Program
 from .._jaxpr.moves import is_move, moved_operands, source_map
 from .._typing import Path
 from .beyond import where_shaped_alike
+from .common_positions import Candidate, CommonPositions
 from .derivative import Derivatives
 from .home import Constants, home_positions
 from .marked import role
@@ -19,7 +20,7 @@ from .positions import Cut, Walk, walk_back
 from .trace import StateLeaf, TracedModel
 from .transfer import CONSTANT, NONE, Ids, carries_derivative, spread_back
 
-_FOREIGN = -9  # the home of old states that are not counted in the walk's positions
+_FOREIGN = -9  # the home of old states that do not share the walk's positions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,9 +37,9 @@ class HiddenGroup:
         Variable of each state's new value; everything downstream reads it there.
     layouts, old_layouts
         Position of every element of a state's new variable, and of its old value; ``None``
-        where they are in order.
+        where they are all positions in order. A state may be at a part of them only.
     shape
-        Shape of the positions: that of the first state.
+        Shape of the positions: that of the first state that is at all of them, or their number.
     transition
         Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
     cuts
@@ -83,25 +84,6 @@ class HiddenGroup:
         return tuple(sorted({c for _, c in self.transition}))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Candidate:
-    """A hidden state that the step writes: where its new value is, and its positions there.
-
-    ``ids`` are the positions of the new variable's elements, ``old_ids`` of the old value's.
-    """
-
-    leaf: StateLeaf
-    var: Var
-    ids: Ids
-    old_ids: Ids
-
-    @property
-    def new_vars(self) -> tuple[Var, ...]:
-        """The variables that hold the state's new value."""
-        joined = self.leaf.joined_var
-        return (self.var,) if joined is None else (self.var, joined)
-
-
 def find_hidden_groups(
     traced: TracedModel, every_state: bool
 ) -> tuple[list[HiddenGroup], list[list[Walk]]]:
@@ -123,31 +105,26 @@ def find_hidden_groups(
     """
     program = traced.program
     facts = _Facts(program, Constants(program), Derivatives())
-    candidates = _with_common_positions(facts, _candidates(traced, facts.constant))
-    homes = _Homes(facts, candidates)
-
-    def walk(candidate: _Candidate, stops: frozenset[Var]) -> Walk:
-        return _walk(facts, candidate, stops, homes.of_size(candidate.ids.size))
-
-    first = [walk(candidate, frozenset()) for candidate in candidates]
+    candidates = _candidates(traced, facts.constant)
+    placed = _Placed(facts, candidates)
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     every_new = frozenset(new_vars)
     behind_output = program.depends_on(_seen_by_losses(traced), every_new, CONSTANT)
     boundaries = frozenset(e.primitive.name for e in program.equations if role(e) == "boundary")
-    for members in _connected(candidates, first):
-        inside = [candidates[i] for i in members]
+    for members in _connected(placed):
+        inside, home = placed.together(members)
         own = Counter(var for candidate in inside for var in candidate.new_vars)
         stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
-        group_walks = [walk(candidate, stops) for candidate in inside]
+        group_walks = [_walk(facts, candidate, stops, home) for candidate in inside]
         is_read = [c.leaf.in_var in behind_output for c in inside]
         downstream: tuple[int, ...] = ()
         if len(inside) > 1 and not every_state:
             downstream = _downstream(program, inside, group_walks, is_read, every_new, boundaries)
         for a in downstream:
             others = stops | own.keys() - set(inside[a].new_vars)
-            walked = walk(inside[a], others)
+            walked = _walk(facts, inside[a], others, home)
             group_walks[a] = _without_held_cuts(program, walked, others, boundaries)
         groups.append(_group(len(groups), inside, group_walks, is_read, downstream))
         walks.append(group_walks)
@@ -162,7 +139,7 @@ def _seen_by_losses(traced: TracedModel) -> list[Atom]:
 
 def _downstream(
     program: Program,
-    members: Sequence[_Candidate],
+    members: Sequence[Candidate],
     walks: Sequence[Walk],
     is_read: Sequence[bool],
     every_new: frozenset[Var],
@@ -170,7 +147,9 @@ def _downstream(
 ) -> tuple[int, ...]:
     """Return the states that nothing reads any more but the rest of the step.
 
-    The last are looked at first: a state may be read by others that are downstream themselves.
+    Another state of the step may read one: its own derivatives go through that to what the one is
+    computed from. The last are looked at first: a state may be computed from others that are
+    downstream themselves, but not from them alone.
     """
     if any(member.leaf.joined_var is not None for member in members):
         return ()
@@ -179,12 +158,11 @@ def _downstream(
     for a in reversed(range(len(members))):
         own = members[a]
         upstream = {m.var for c, m in enumerate(members) if c != a and c not in found}
-        last = max((program.producer.get(var, -1) for var in upstream), default=-1)
         is_carried = is_read[a] or any(_reaches(walk, own.leaf.in_var) for walk in walks)
-        feeds_upstream = program.dependents_of([own.var], last) & upstream
         stops = every_new - {own.var}
         reads_old = program.depends_on([own.var], stops, CONSTANT | boundaries) & old
-        if upstream and not (is_carried or feeds_upstream or reads_old):
+        reads_new = program.depends_on([own.var], stops) & upstream
+        if reads_new and not (is_carried or reads_old):
             found.append(a)
     return tuple(reversed(found))
 
@@ -218,7 +196,7 @@ class _Facts:
 
 
 def _walk(
-    facts: _Facts, candidate: _Candidate, stops: frozenset[Var], home: Mapping[Var, Ids]
+    facts: _Facts, candidate: Candidate, stops: frozenset[Var], home: Mapping[Var, Ids]
 ) -> Walk:
     return walk_back(
         facts.program,
@@ -231,39 +209,8 @@ def _walk(
     )
 
 
-def _with_common_positions(facts: _Facts, candidates: list[_Candidate]) -> list[_Candidate]:
-    """Give the positions of coupled states the same numbers, also where one is transposed."""
-    found = list(candidates)
-    owner = {candidate.leaf.in_var: c for c, candidate in enumerate(candidates)}
-    placed: set[int] = set()
-    for first in range(len(found)):
-        pending = [] if first in placed else [first]
-        placed.add(first)
-        while pending:
-            a = pending.pop()
-            own = candidates[a]
-            # The walk looks at nothing that is computed after the state.
-            last = facts.program.producer[own.var]
-            home = facts.home({own.leaf.in_var: own.old_ids}, last)
-            walk = _walk(facts, own, frozenset(), home)
-            for var, ids in walk.ids.items():
-                c = owner.get(var, a)
-                if c in placed or not _is_permutation(ids, own.ids.size):
-                    continue
-                old_ids = found[a].old_ids.ravel()[ids]
-                new_ids = old_ids.ravel()[candidates[c].ids]
-                found[c] = dataclasses.replace(candidates[c], ids=new_ids, old_ids=old_ids)
-                placed.add(c)
-                pending.append(c)
-    return found
-
-
-def _is_permutation(ids: Ids, size: int) -> bool:
-    return ids.size == size and bool(np.array_equal(np.sort(ids.ravel()), np.arange(size)))
-
-
-def _candidates(traced: TracedModel, constant: Constants) -> list[_Candidate]:
-    found: list[_Candidate] = []
+def _candidates(traced: TracedModel, constant: Constants) -> list[Candidate]:
+    found: list[Candidate] = []
     taken: set[Var] = set()
     for leaf in traced.leaves:
         if leaf.kind != "hidden" or leaf.out_var is None or not carries_derivative(leaf.out_var):
@@ -272,7 +219,7 @@ def _candidates(traced: TracedModel, constant: Constants) -> list[_Candidate]:
         shape = None if leaf.component is None else leaf.shape
         var, ids = _resolve(traced.program, leaf.out_var, taken, constant, shape)
         in_order = np.arange(ids.size, dtype=np.int32).reshape(leaf.shape)
-        found.append(_Candidate(leaf, var, ids, in_order))
+        found.append(Candidate(leaf, var, ids, in_order, leaf.shape))
         taken.add(var)
     producer = traced.program.producer
     return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
@@ -326,24 +273,32 @@ def _unmove(equation: Any, ids: Ids, size: int, constant: Constants) -> tuple[Va
     return None
 
 
-class _Homes:
-    """Home positions for walks from states of each size: all of them count from old states."""
+class _Placed:
+    """The hidden states with the positions that some of them have in common."""
 
-    def __init__(self, facts: _Facts, candidates: Sequence[_Candidate]) -> None:
-        self._facts = facts
-        self._candidates = candidates
-        self._cache: dict[int, Mapping[Var, Ids]] = {}
+    def __init__(self, facts: _Facts, raw: Sequence[Candidate]) -> None:
+        self.facts, self.raw = facts, raw
+        self.common = CommonPositions(raw, self._reached)
+        self._found: dict[tuple[int, ...], tuple[list[Candidate], Mapping[Var, Ids]]] = {}
 
-    def of_size(self, size: int) -> Mapping[Var, Ids]:
-        if size not in self._cache:
-            same = {c.leaf.in_var: c.old_ids for c in self._candidates if c.ids.size == size}
-            home = self._facts.home(same)
-            for candidate in self._candidates:
-                if candidate.ids.size != size:
-                    foreign = np.full(candidate.leaf.shape, _FOREIGN, np.int32)
+    def _reached(self, state: int) -> Mapping[Var, Ids]:
+        own = self.raw[state]
+        # The walk looks at nothing that is computed after the state.
+        last = self.facts.program.producer[own.var]
+        home = self.facts.home({own.leaf.in_var: own.old_ids}, last)
+        return _walk(self.facts, own, frozenset(), home).ids
+
+    def together(self, members: tuple[int, ...]) -> tuple[list[Candidate], Mapping[Var, Ids]]:
+        """Return some states at their common positions, and the home of what is made of them."""
+        if members not in self._found:
+            inside = self.common.of(members)
+            home = self.facts.home({c.leaf.in_var: c.old_ids for c in inside})
+            for i, candidate in enumerate(self.raw):
+                if i not in members:
+                    foreign = np.broadcast_to(np.int32(_FOREIGN), candidate.leaf.shape)
                     home[candidate.leaf.in_var] = foreign
-            self._cache[size] = home
-        return self._cache[size]
+            self._found[members] = inside, home
+        return self._found[members]
 
 
 def _reaches(walk: Walk, var: Var) -> bool:
@@ -351,37 +306,48 @@ def _reaches(walk: Walk, var: Var) -> bool:
     return ids is not None and bool(np.any(ids >= 0))
 
 
-def _connected(candidates: Sequence[_Candidate], walks: Sequence[Walk]) -> list[list[int]]:
+def _connected(placed: _Placed) -> list[tuple[int, ...]]:
     """Return the connected components of the coupling, in order of their first member.
 
-    A state is coupled to those of its size that it reads, old or new, position by position. The
-    states of one `HiddenGroupState` are one group in any case.
+    A state is coupled to those at its positions that it reads, old or new, position by position.
+    The states of one `HiddenGroupState` are one group in any case.
     """
-    owner = {var: i for i, c in enumerate(candidates) for var in (c.leaf.in_var, c.var)}
-    first_of = {c.leaf.path: i for i, c in reversed([*enumerate(candidates)])}
-    group_of = [first_of[candidate.leaf.path] for candidate in candidates]
-    for a, walk in enumerate(walks):
-        for var in walk.ids:
-            c = owner.get(var, a)
-            same_size = candidates[a].ids.size == candidates[c].ids.size
-            if group_of[a] != group_of[c] and same_size and _reaches(walk, var):
-                old, new = sorted((group_of[a], group_of[c]), reverse=True)
-                group_of = [new if g == old else g for g in group_of]
+    leaves = [candidate.leaf for candidate in placed.raw]
+    names = [i if leaf.component is None else leaf.path for i, leaf in enumerate(leaves)]
+    group_of = [names.index(name) for name in names]
+    for a, c in _coupled(placed):
+        old, new = sorted((group_of[a], group_of[c]), reverse=True)
+        group_of = [new if g == old else g for g in group_of]
     members: dict[int, list[int]] = {}
     for i, group in enumerate(group_of):
         members.setdefault(group, []).append(i)
-    return [members[first] for first in sorted(members)]
+    return [tuple(members[first]) for first in sorted(members)]
+
+
+def _coupled(placed: _Placed) -> Iterator[tuple[int, int]]:
+    """Yield states ``(a, c)`` with positions in common of which ``a`` reads ``c`` there."""
+    for together in placed.common.sets():
+        if len(together) == 1:
+            continue
+        inside, home = placed.together(together)
+        owner = {c.leaf.in_var: i for i, c in zip(together, inside, strict=True)}
+        owner |= {c.var: i for i, c in zip(together, inside, strict=True)}
+        for a, candidate in zip(together, inside, strict=True):
+            walk = _walk(placed.facts, candidate, frozenset(), home)
+            yield from ((a, c) for var, c in owner.items() if c != a and _reaches(walk, var))
 
 
 def _group(
     index: int,
-    members: Sequence[_Candidate],
+    members: Sequence[Candidate],
     walks: Sequence[Walk],
     is_read: Sequence[bool],
     downstream: tuple[int, ...],
 ) -> HiddenGroup:
+    size = int(np.prod(members[0].shape))
+
     def layout(ids: Ids) -> Ids | None:
-        return None if np.array_equal(ids.ravel(), np.arange(ids.size)) else ids
+        return None if np.array_equal(ids.ravel(), np.arange(size)) else ids
 
     return HiddenGroup(
         index=index,
@@ -389,7 +355,7 @@ def _group(
         new_vars=tuple(m.var for m in members),
         layouts=tuple(layout(m.ids) for m in members),
         old_layouts=tuple(layout(m.old_ids) for m in members),
-        shape=members[0].leaf.shape,
+        shape=members[0].shape,
         transition=tuple(
             (a, c)
             for a, walk in enumerate(walks)

@@ -184,7 +184,7 @@ def _rows(link: Link, restart: jax.Array) -> jax.Array:
             f"The input of '{link.relation.key}' is shared by all samples, so that this algorithm "
             "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
         )
-    at_elements = link.table(at_positions(link.group, 0, restart))
+    at_elements = link.table(at_positions(link.group, restart))
     if link.has_fan_out:
         at_elements = at_elements.any(0)
     return at_elements.any(tuple(range(1, at_elements.ndim)))

@@ -147,7 +147,7 @@ def _corrected(
         found = signal[link.group.index].get(a)
         if found is not None:
             wide = widened(found, jnp.float32)
-            tables[key] = link.table(wide / at_positions(link.group, a, seen.astype(wide.dtype)))
+            tables[key] = link.table(wide / at_positions(link.group, seen.astype(wide.dtype)))
     return tables
 
 

@@ -70,21 +70,59 @@ def _sum_of(graph: ETraceGraph, y: Var) -> Var:
 
 
 def new_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
-    """Bring an array in the layout of a state's new variable to the group's positions."""
-    layout = group.layouts[state]
-    lead = value.shape[: value.ndim - len(group.new_vars[state].aval.shape)]
-    if layout is not None:
-        value = value.reshape(*lead, -1)[..., np.argsort(layout.ravel())]
-    return value.reshape(*lead, *group.shape)
+    """Bring an array in the layout of a state's new variable to the group's positions.
+
+    It is zero at the positions that the state is not at.
+    """
+    return _to_positions(group, group.layouts[state], group.new_vars[state].aval.shape, value)
 
 
 def old_state_to_positions(group: HiddenGroup, state: int, value: jax.Array) -> jax.Array:
-    """Bring an array in the layout of a state's old value to the group's positions."""
-    layout = group.old_layouts[state]
-    lead = value.shape[: value.ndim - len(group.states[state].shape)]
-    if layout is not None:
-        value = value.reshape(*lead, -1)[..., np.argsort(layout.ravel())]
-    return value.reshape(*lead, *group.shape)
+    """Bring an array in the layout of a state's old value to the group's positions.
+
+    It is zero at the positions that the state is not at.
+    """
+    return _to_positions(group, group.old_layouts[state], group.states[state].shape, value)
+
+
+def _to_positions(
+    group: HiddenGroup, layout: np.ndarray | None, shape: tuple[int, ...], value: jax.Array
+) -> jax.Array:
+    lead = value.shape[: value.ndim - len(shape)]
+    if layout is None:
+        return value.reshape(*lead, *group.shape)
+    box = _box(layout, group.shape)
+    if box is not None:
+        edges = [*((0, 0, 0) for _ in lead), *box]
+        return jax.lax.pad(value, jnp.zeros((), value.dtype), edges)
+    element = np.full(group.num_positions, -1, np.int32)
+    element[layout.ravel()] = np.arange(layout.size)
+    taken = value.reshape(*lead, -1)[..., np.maximum(element, 0)]
+    if layout.size < group.num_positions:
+        taken = jnp.where(element >= 0, taken, jnp.zeros((), value.dtype))
+    return taken.reshape(*lead, *group.shape)
+
+
+def _box(layout: np.ndarray, shape: tuple[int, ...]) -> list[tuple[int, int, int]] | None:
+    """Return what to pad an array with that is at a slice of the positions; ``None``: it is not.
+
+    ``(before, after, between)`` for every axis.
+    """
+    if layout.ndim != len(shape):
+        return None
+    corner = np.unravel_index(layout.flat[0], shape)
+    box = []
+    places = []
+    for axis, (first, once, size) in enumerate(zip(corner, layout.shape, shape, strict=True)):
+        second = layout.take(1, axis).flat[0] if once > 1 else layout.flat[0]
+        stride = int(np.unravel_index(second, shape)[axis] - first) if once > 1 else 1
+        last = int(first) + stride * (once - 1)
+        if stride < 1 or last >= size:
+            return None
+        box.append((int(first), size - 1 - last, stride - 1))
+        places.append(first + stride * np.arange(once))
+    inside = np.ravel_multi_index(np.ix_(*places), shape)
+    return box if np.array_equal(inside, layout) else None
 
 
 def positions_to_table(reach: Reach, value: jax.Array, group: HiddenGroup) -> jax.Array:

@@ -10,10 +10,10 @@ sequences. ``restart`` is a boolean for all samples, or one per entry of the sta
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._compiler import ETraceGraph, HiddenGroup
 from .jacobians import Jacobians, transition_key
-from .layout import old_state_to_positions
 from .live import Probes, late_probe
 
 
@@ -22,11 +22,19 @@ def over_first_axis(value: jax.Array, ndim: int) -> jax.Array:
     return value.reshape(*value.shape, *(1,) * (ndim - value.ndim))
 
 
-def at_positions(group: HiddenGroup, state: int, per_sample: jax.Array) -> jax.Array:
+def at_positions(group: HiddenGroup, per_sample: jax.Array) -> jax.Array:
     """Bring one value for all samples, or one per sample, to the positions of a group."""
-    shape = group.states[state].shape
-    values = jnp.broadcast_to(over_first_axis(per_sample, len(shape)), shape)
-    return old_state_to_positions(group, state, values)
+    if per_sample.ndim == 0:
+        return jnp.broadcast_to(per_sample, group.shape)
+    for state, layout in zip(group.states, group.old_layouts, strict=True):
+        if layout is None:  # at all positions, in order
+            whole = jnp.broadcast_to(over_first_axis(per_sample, len(state.shape)), state.shape)
+            return whole.reshape(group.shape)
+    sample = np.zeros(group.num_positions, np.int32)
+    for layout in group.old_layouts:
+        assert layout is not None
+        sample[layout] = over_first_axis(np.arange(len(layout)), layout.ndim)
+    return per_sample[sample].reshape(group.shape)
 
 
 def restarted(graph: ETraceGraph, records: Jacobians, restart: jax.Array) -> Jacobians:
@@ -35,7 +43,7 @@ def restarted(graph: ETraceGraph, records: Jacobians, restart: jax.Array) -> Jac
     for group in graph.traced_groups:
         for a, c in group.transition:
             key = transition_key(group, a, c)
-            is_new = at_positions(group, c, restart)
+            is_new = at_positions(group, restart)
             transitions[key] = jnp.where(is_new, 0, transitions[key])
     return {**records, "D": transitions, "restart": {"": restart}}
 

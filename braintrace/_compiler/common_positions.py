@@ -1,0 +1,138 @@
+"""Positions that hidden states share.
+
+An element of one state is at the same position as the element of another that it reaches, or is
+reached by, one to one. A state may be at a part of the positions only: a vector of synapses of
+which one slice feeds one population and another slice the next has the positions of both.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._jax import Var
+from .trace import StateLeaf
+from .transfer import NONE, Ids
+
+Reached = Callable[[int], Mapping[Var, Ids]]
+"""By index of a state: the variables that reach it, and the element that each of theirs does."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A hidden state that the step writes: where its new value is, and its positions there.
+
+    ``ids`` are the positions of the new variable's elements, ``old_ids`` of the old value's;
+    ``shape`` is that of all positions, those of other states among them.
+    """
+
+    leaf: StateLeaf
+    var: Var
+    ids: Ids
+    old_ids: Ids
+    shape: tuple[int, ...]
+
+    @property
+    def new_vars(self) -> tuple[Var, ...]:
+        """The variables that hold the state's new value."""
+        joined = self.leaf.joined_var
+        return (self.var,) if joined is None else (self.var, joined)
+
+
+class CommonPositions:
+    """Numbers for the elements of all states: those that share a position have the same one.
+
+    Parameters
+    ----------
+    candidates
+        The states, the elements of each numbered on their own.
+    reached
+        See `Reached`.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], reached: Reached) -> None:
+        self._candidates = candidates
+        starts = np.cumsum([0, *(c.old_ids.size for c in candidates)])
+        self._total = int(starts[-1])
+        self._numbers = [
+            np.arange(start, start + c.old_ids.size)
+            for start, c in zip(starts, candidates, strict=False)
+        ]
+        self._set_of = list(range(len(candidates)))
+        for a, c, own, other in [*self._shared(reached), *self._parts_of_one_state()]:
+            self._join(a, c, own, other)
+
+    def of(self, members: Iterable[int]) -> list[Candidate]:
+        """Return some states with the positions that they have in common."""
+        members = list(members)
+        numbers = [self._numbers[a] for a in members]
+        every = np.unique(np.concatenate(numbers))
+        whole = next((i for i, found in enumerate(numbers) if found.size == every.size), None)
+        shape: tuple[int, ...] = (every.size,)
+        if whole is not None:
+            every, shape = numbers[whole], self._candidates[members[whole]].leaf.shape
+        table = np.full(self._total, NONE, np.int32)
+        table[every] = np.arange(every.size)
+        found = []
+        for a, own in zip(members, numbers, strict=True):
+            raw = self._candidates[a]
+            places = table[own]
+            found.append(
+                dataclasses.replace(
+                    raw, ids=places[raw.ids], old_ids=places.reshape(raw.leaf.shape), shape=shape
+                )
+            )
+        return found
+
+    def sets(self) -> list[tuple[int, ...]]:
+        """Return the states that have positions in common, those of one set after the other."""
+        members: dict[int, list[int]] = {}
+        for a, own in enumerate(self._set_of):
+            members.setdefault(own, []).append(a)
+        return [tuple(found) for found in members.values()]
+
+    def _shared(self, reached: Reached) -> Iterator[tuple[int, int, Ids, Ids]]:
+        """Yield ``(a, c, elements of a, elements of c)`` that are to share positions.
+
+        States of one size that meet in any other way are taken to be side by side, so that of
+        several uses the one in place is kept.
+        """
+        elements = {c.leaf.in_var: (i, c.old_ids) for i, c in enumerate(self._candidates)}
+        elements |= {c.var: (i, c.ids) for i, c in enumerate(self._candidates)}
+        otherwise = []
+        for a, own in enumerate(self._candidates):
+            for var, ids in reached(a).items():
+                c, numbers = elements.get(var, (a, ids))
+                if c == a:
+                    continue
+                used = ids != NONE
+                if np.all(ids[used] >= 0) and len(np.unique(ids[used])) == np.count_nonzero(used):
+                    yield a, c, ids[used], numbers[used]
+                elif own.ids.size == numbers.size:
+                    otherwise.append((a, c))
+        for a, c in otherwise:
+            yield self._side_by_side(a, c)
+
+    def _parts_of_one_state(self) -> Iterator[tuple[int, int, Ids, Ids]]:
+        """Yield the states of every `HiddenGroupState`: they are one group in any case."""
+        first: dict[Any, int] = {}
+        for c, candidate in enumerate(self._candidates):
+            if candidate.leaf.component is not None:
+                yield self._side_by_side(first.setdefault(candidate.leaf.path, c), c)
+
+    def _side_by_side(self, a: int, c: int) -> tuple[int, int, Ids, Ids]:
+        every = np.arange(self._candidates[a].ids.size)
+        return a, c, every, every
+
+    def _join(self, a: int, c: int, own: Ids, other: Ids) -> None:
+        """Give elements of one state the numbers of another's, unless they share some already."""
+        if self._set_of[a] == self._set_of[c]:
+            return
+        table = np.arange(self._total)
+        table[self._numbers[c][other]] = self._numbers[a][own]
+        moved = self._set_of[c]
+        for k, found in enumerate(self._set_of):
+            if found == moved:
+                self._numbers[k] = table[self._numbers[k]]
+                self._set_of[k] = self._set_of[a]

@@ -1,0 +1,113 @@
+"""States at a part of their group's positions: slices of one vector of synapses, and restarts."""
+
+import warnings
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close, assert_gradients_differ
+
+import braintrace
+
+BATCH, INPUTS, SYNAPSES, STEPS = 2, 3, 5, 6
+SIZES = {"syn": SYNAPSES, "e": 3, "i": 2}
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def step(states, drive):
+    """New states and output of one sample or of a batch; ``i`` is fed backward."""
+    syn = 0.7 * states["syn"] + drive
+    e = 0.8 * states["e"] + jnp.tanh(syn[..., :3])
+    i = 0.6 * states["i"] + syn[..., :2:-1] - 0.2 * states["i"] ** 2
+    syn = syn - 0.3 * jnp.concatenate([jnp.sin(states["e"]), jnp.flip(i, -1)], -1)
+    return {"syn": syn, "e": e, "i": i}, e[..., :2] * i
+
+
+class Populations(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        draw = np.random.default_rng(0).normal
+        self.w = brainstate.ParamState(jnp.asarray(draw(size=(INPUTS, SYNAPSES))))
+
+    def init_state(self, batch_size=None, **_):
+        lead = () if batch_size is None else (batch_size,)
+        for name, size in SIZES.items():
+            setattr(self, name, brainstate.HiddenState(jnp.full((*lead, size), 0.2)))
+
+    def update(self, x):
+        states = {name: getattr(self, name).value for name in SIZES}
+        states, output = step(states, braintrace.matmul(x, self.w.value))
+        for name, value in states.items():
+            getattr(self, name).value = value
+        return output
+
+
+XS = np.random.default_rng(1).normal(size=(STEPS, BATCH, INPUTS))
+RESTARTS = np.zeros((STEPS, BATCH), bool)
+RESTARTS[2, 0] = RESTARTS[4, 1] = True
+
+
+def bptt(restarts):
+    fresh = {name: jnp.full((BATCH, size), 0.2) for name, size in SIZES.items()}
+
+    def one_step(w, states, inputs):
+        x, anew = inputs
+        states = {k: jnp.where(anew[:, None], fresh[k], v) for k, v in states.items()}
+        states, output = step(states, x @ w)
+        return states, jnp.sum(output**2)
+
+    def total(w):
+        return jax.lax.scan(lambda s, now: one_step(w, s, now), fresh, (XS, restarts))[1].sum()
+
+    return {"w": jax.grad(total)(Populations().w.value)}
+
+
+def learned(algorithm, vmap, restarts, chunk_size=4):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no part of the gradient is cut
+        learner = braintrace.compile(Populations(), algorithm, XS[0], batch_size=BATCH, vmap=vmap)
+    (group,) = learner.graph.hidden_groups
+    assert group.num_positions == BATCH * SYNAPSES
+    found = learner.etrace_grad(
+        XS,
+        step_fn=lambda x: jnp.sum(learner(x) ** 2),
+        reduction="sum",
+        chunk_size=chunk_size,
+        reset=restarts,
+    )
+    return {"w": found[("w",)]}, learner
+
+
+@pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
+def test_samples_restart_one_by_one(vmap):
+    expected = bptt(RESTARTS)
+    assert_gradients_differ(expected, bptt(np.zeros_like(RESTARTS)), 1e-2)
+    found, learner = learned("d_rtrl", vmap, RESTARTS)
+    assert_gradients_close(found, expected, 1e-10)
+    other, again = learned("d_rtrl", vmap, RESTARTS, chunk_size=1)
+    assert_gradients_close(other, expected, 1e-10)
+    traces = (each.algorithm.traces.value for each in (learner, again))
+    for one, two in zip(*map(jax.tree.leaves, traces), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-10)
+
+
+@pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
+def test_filters_restart_with_their_samples(vmap):
+    """A sample alone, restarted as a whole, has the gradient of its losses in the batch."""
+    found, _ = learned("es_d_rtrl", vmap, RESTARTS)
+    single = [learned_alone("es_d_rtrl", b) for b in range(BATCH)]
+    assert_gradients_close(found, jax.tree.map(np.add, *single), 1e-10)
+
+
+def learned_alone(algorithm, sample):
+    learner = braintrace.compile(Populations(), algorithm, XS[0, 0])
+    found = learner.etrace_grad(
+        XS[:, sample],
+        step_fn=lambda x: jnp.sum(learner(x) ** 2),
+        reduction="sum",
+        chunk_size=3,
+        reset=RESTARTS[:, sample],
+    )
+    return {"w": found[("w",)]}
