@@ -6,7 +6,7 @@ A check names the argument, says what was found and what is expected. What an op
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import brainstate
@@ -17,8 +17,8 @@ import saiunit
 
 from ._errors import DtypeError, OptionError
 
-LONGEST = 60
-"""Characters of a printed value."""
+LONGEST, MOST_LEAVES = 60, 4
+"""Characters of a printed value, and leaves of a printed container."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def check_option(name: str, value: Any, kind: Kind, where: str = "") -> None:
         raise OptionError(f"{where}`{name}` is {shown(value)}; expected {kind.words}.")
 
 
-def check_takes(name: str, function: Any, arguments: list[str], what: str) -> None:
+def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -> None:
     """Refuse what is no function, or one that does not take some positional arguments.
 
     Raises
@@ -166,7 +166,13 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__}"
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return f"the {type(value).__name__} `{value.__qualname__}`"
-    if value is None or isinstance(value, (bool, int, float, complex, str, tuple, np.generic)):
+    leaves = jax.tree.leaves(value, is_leaf=is_quantity)
+    is_container = isinstance(value, (tuple, list, dict))
+    if is_container and not all(isinstance(leaf, (bool, int, float, str)) for leaf in leaves):
+        rest = ", …" if len(leaves) > MOST_LEAVES else ""
+        return f"a {type(value).__name__} of {', '.join(map(shown, leaves[:MOST_LEAVES]))}{rest}"
+    plain = (bool, int, float, complex, str, np.generic)
+    if value is None or is_container or isinstance(value, plain):
         text = repr(value)
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
@@ -175,39 +181,40 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def names_of_arguments(function: Any, arguments: tuple[Any, ...]) -> list[str]:
-    """Return the name of every leaf of the positional arguments of a function.
+def parameter_names(function: Any, count: int) -> list[str]:
+    """Return the names of the first positional arguments of a function.
 
     Examples
     --------
-    >>> names_of_arguments(lambda x, *rest: x, ({"a": 1.0}, 2.0))
-    ["x['a']", 'rest[0]']
+    >>> parameter_names(lambda x, *rest: x, 3)
+    ['x', 'rest[0]', 'rest[1]']
     """
-    parameters = list(inspect.signature(function).parameters.values())
-    roots = [p.name for p in parameters if p.kind is not inspect.Parameter.VAR_POSITIONAL]
-    rest = next((p for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
-    if rest is not None:
-        first = parameters.index(rest)
-        roots = [*roots[:first], *(f"{rest.name}[{i}]" for i in range(len(arguments)))]
-    found = []
-    for (first_key, *inner), _ in jax.tree_util.tree_leaves_with_path(arguments):
-        index = first_key.idx
-        root = roots[index] if index < len(roots) else f"argument {index}"
-        found.append(f"{root}{jax.tree_util.keystr(tuple(inner))}")
-    return found
+    kinds = inspect.Parameter
+    names: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is kinds.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{index}]" for index in range(count - len(names))]
+        elif parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return names[:count]
 
 
-def listed(names: list[str], values: Any) -> str:
-    """Print the leaves of a pytree by name, with shapes, dtypes and units."""
-    leaves = jax.tree.leaves(values, is_leaf=is_quantity)
-    named = zip(names, leaves, strict=False)
-    return ", ".join(f"`{name}` {_printed(leaf)}" for name, leaf in named) or "nothing"
+def leaf_names(names: Sequence[str], arguments: Any) -> tuple[str, ...]:
+    """Return the name of every leaf of named arguments.
+
+    Examples
+    --------
+    >>> leaf_names(["x", "y"], ({"a": 1.0}, 2.0))
+    ("x['a']", 'y')
+    """
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(arguments))
+    keystr = jax.tree_util.keystr
+    return tuple(f"{names[path[0].idx]}{keystr(path[1:])}" for path in paths)
 
 
-def _printed(leaf: Any) -> str:
-    unit = f" in {saiunit.get_unit(leaf)}" if is_quantity(leaf) else ""
-    array = saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf
-    dtype = getattr(array, "dtype", None)
-    if dtype is None and not isinstance(array, (bool, int, float, complex)):
-        return shown(leaf)
-    return f"{dtype or type(array).__name__} {tuple(np.shape(array))}{unit}"
+def named(names: Sequence[str], values: Sequence[Any]) -> str:
+    """Print arguments by name: what they are, and not their numbers."""
+    count = len(names)
+    every = [*names, *(f"argument {index}" for index in range(count, len(values)))]
+    pairs = zip(every, values, strict=False)
+    return ", ".join(f"`{name}` = {shown(value)}" for name, value in pairs) or "no argument"

@@ -8,12 +8,22 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._arguments import (
+    BATCH_SIZE,
+    BOOLEAN,
+    FLOATING,
+    MODEL,
+    NOT_NEGATIVE,
+    check_arrays,
+    check_option,
+    one_of,
+)
 from .._compiler import ETraceGraph, TracedModel, compile_model, trace_model
-from .._errors import NotCompiledError, OptionError, ShapeError
+from .._errors import NotCompiledError, NotInitializedError, ShapeError
 from .._executor import TraceMethod
 from .._typing import Path
 from .compiled_step import CompiledStep
-from .data import MultiStepData, first_step, is_sequence, unwrap
+from .data import MultiStepData, check_steps, first_step, is_sequence, unwrap
 from .environment import Environment
 from .initial import Shapes, fresh_values, shapes_of, values_as_now
 from .model_states import all_states, find_states
@@ -65,15 +75,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         trace_dtype: Any = None,
     ) -> None:
         super().__init__()
-        if vjp_method not in VJP_METHODS:
-            raise OptionError(
-                f"`vjp_method` is {vjp_method!r}; expected one of {', '.join(VJP_METHODS)}."
-            )
-        if trace_dtype is not None and not jnp.issubdtype(trace_dtype, jnp.floating):
-            raise OptionError(
-                f"`trace_dtype` is {trace_dtype!r}; expected a floating-point dtype such as "
-                "`jnp.bfloat16`."
-            )
+        check_option("model", model, MODEL)
+        check_option("vjp_method", vjp_method, one_of(*VJP_METHODS))
+        check_option("strict", strict, BOOLEAN)
+        check_option("unroll_limit", unroll_limit, NOT_NEGATIVE)
+        check_option("trace_dtype", trace_dtype, FLOATING.or_else(None))
         self.model = model
         self.vjp_method = vjp_method
         self.strict = strict
@@ -102,6 +108,14 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """The States that one step touches, by path, as the model has them now."""
         compiled = self._require()
         return find_states(compiled.graph, self.model, compiled.outside)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "traces":
+            raise NotInitializedError(
+                f"This {type(self).__name__} has no `traces` yet: call `compile_graph` with an "
+                "example input first."
+            )
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     @property
     def compiled(self) -> "CompiledStep":
@@ -198,6 +212,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if is_sequence(arguments):
             return self._sequence(arguments)
         if self.vjp_method == "multi-step":
+            check_arrays("arguments", unwrap(arguments), "`update`: ")
             one_step = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], unwrap(arguments))
             return jax.tree.map(lambda leaf: leaf[0], self._window(one_step))
         return self._step(unwrap(arguments))
@@ -218,6 +233,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
                 "Some arguments are `MultiStepData` and some are not. Wrap all of them: every "
                 "argument needs a leading time axis."
             )
+        check_steps(arguments)
         sequences = unwrap(arguments)
         if self.vjp_method == "multi-step":
             return self._window(sequences)
@@ -250,6 +266,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         ShapeError
             If ``batch_size`` is ``None`` and ``init_state`` does not give the states' shapes.
         """
+        check_option("batch_size", batch_size, BATCH_SIZE)
         mapped = self.graph.traced.batch_size
         if batch_size is None:
             fresh = values_as_now(self.model, self._short_term_states(), mapped, kwargs)

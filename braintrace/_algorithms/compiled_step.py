@@ -7,13 +7,21 @@ import brainstate
 import jax
 
 from .._compiler import ETraceGraph
+from .._errors import OptionError
 from .._executor import TraceMethod, enter_window, operands, single_step, window_step
+from .._foreign import in_words
 from .._jax import Var
 from .._typing import Path
 from .environment import Environment
 from .model_states import Outside, read_arguments, read_states, write_states
 
 States = Mapping[Path, brainstate.State]
+
+
+_RAW = (
+    "A step is called inside a transformation of JAX, which does not carry States from call to "
+    "call. Use that of brainstate, such as `brainstate.transform.jit`, `grad`, `vmap` or `for_loop`"
+)
 
 
 class CompiledStep:
@@ -49,8 +57,15 @@ class CompiledStep:
         return [values[var] for var in self._in_vars]
 
     def write(self, states: States, new: list[Any]) -> None:
-        """Write what a function of this object returned for the States."""
-        write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
+        """Write what a function of this object returned for the States.
+
+        Raises
+        ------
+        OptionError
+            Inside a transformation of JAX's own.
+        """
+        with in_words(OptionError, lambda: _RAW):
+            write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
 
     def _single_step(self, values: list[Any], traces: Any) -> Any:
         inputs = dict(zip(self._in_vars, values, strict=True))

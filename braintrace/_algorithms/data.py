@@ -4,6 +4,10 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
+
+from .._arguments import check_arrays
+from .._errors import ShapeError
 
 
 @jax.tree_util.register_dataclass
@@ -59,8 +63,29 @@ def unwrap(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+def check_steps(arguments: tuple[Any, ...]) -> None:
+    """Refuse sequences without steps, or of different lengths.
+
+    Raises
+    ------
+    ShapeError
+        If there are any.
+    """
+    sequences = [argument.data for argument in arguments if isinstance(argument, MultiStepData)]
+    for index, sequence in enumerate(sequences):
+        check_arrays(f"MultiStepData {index}", sequence)
+    shapes = [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(sequences)]
+    lengths = {shape[0] if shape else 0 for shape in shapes}
+    if len(lengths) > 1 or 0 in lengths:
+        raise ShapeError(
+            "Every `MultiStepData` needs the same leading time axis, of at least one step; the "
+            f"shapes given are {', '.join(map(str, shapes))}."
+        )
+
+
 def first_step(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of one step: wrappers removed, sequences cut to their first step."""
+    check_steps(arguments)
     return tuple(
         jax.tree.map(lambda leaf: leaf[0], argument.data)
         if isinstance(argument, MultiStepData)

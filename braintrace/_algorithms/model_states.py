@@ -10,7 +10,9 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+import saiunit
 
+from .._arguments import array_of, is_quantity, named, shown
 from .._compiler import (
     ETraceGraph,
     StateLeaf,
@@ -73,15 +75,28 @@ def read_states(
         If a State has another shape than when the model was compiled.
     """
     inputs: dict[Var, Any] = {}
-    leaves = iter(graph.traced.leaves)
+    leaves, trees = iter(graph.traced.leaves), graph.traced.state_trees
     for path, state in states.items():
         count = components(state)
-        for value in jax.tree.leaves(state.value if values is None else values[path]):
+        value = state.value if values is None else values[path]
+        found, tree = jax.tree.flatten(value)
+        if tree != trees[path]:
+            raise _other_structure(path, value, trees[path])
+        for value in found:
             for part in split_components(value, count):
                 leaf, part = next(leaves), jnp.asarray(part)
                 _check_leaf(leaf, part, path)
                 inputs[leaf.in_var] = part
     return inputs
+
+
+def _other_structure(path: Path, value: Any, expected: Any) -> ShapeError:
+    was = jax.tree.unflatten(expected, [None] * expected.num_leaves)
+    unit = f" in {saiunit.get_unit(was)}" if is_quantity(was) else f" of structure {expected}"
+    return ShapeError(
+        f"State '{path_name(path)}' is {shown(value)}; the model was compiled for a value{unit}. "
+        "Convert the value (`.to`, `.in_unit`), or compile again."
+    )
 
 
 def _check_leaf(leaf: StateLeaf, value: Any, path: Path) -> None:
@@ -125,31 +140,39 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
     traced = graph.traced
     leaves, tree = jax.tree.flatten(arguments)
     if tree != traced.argument_tree:
-        raise ShapeError(
-            f"The model was compiled for arguments of structure {traced.argument_tree}, and is "
-            f"called with {tree}. Call it with the same structure (and the same units), or "
-            "compile again."
-        )
+        raise _other_arguments(graph, arguments)
     values = {}
-    for index, (var, leaf) in enumerate(zip(traced.argument_vars, leaves, strict=True)):
-        value = jax.numpy.asarray(leaf)
+    expected = zip(traced.argument_names, traced.argument_vars, leaves, strict=True)
+    for name, var, leaf in expected:
+        value = array_of(name, leaf, "`update`: ")
         if value.shape != var.aval.shape:
             raise ShapeError(
-                f"Argument leaf {index} of `update` has shape {value.shape}; the model was "
+                f"Argument `{name}` of `update` has shape {value.shape}; the model was "
                 f"compiled for {tuple(var.aval.shape)}, with hidden states {_hidden(graph)}. If "
                 "the batch size has changed, call `reset_state` with the new one: states and "
                 "traces have a batch axis of their own."
             )
-        _check_kind(index, value.dtype, var.aval.dtype)
+        _check_kind(name, value.dtype, var.aval.dtype)
         values[var] = value.astype(var.aval.dtype)
     return values
 
 
-def _check_kind(index: int, found: Any, expected: Any) -> None:
+def _other_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> ShapeError:
+    traced = graph.traced
+    avals = [var.aval for var in traced.argument_vars]
+    expected = jax.tree.unflatten(traced.argument_tree, avals)
+    return ShapeError(
+        f"`update` was compiled for {named(traced.argument_roots, expected)}, and is called with "
+        f"{named(traced.argument_roots, arguments)}. Call it with arguments of the same structure "
+        "and in the same units, or compile again."
+    )
+
+
+def _check_kind(name: str, found: Any, expected: Any) -> None:
     """Refuse numbers that the dtype of the example argument cannot hold."""
     if not _holds(expected, found):
         raise DtypeError(
-            f"Argument leaf {index} of `update` has dtype {found}; the model was compiled for "
+            f"Argument `{name}` of `update` has dtype {found}; the model was compiled for "
             f"{expected}, which cannot hold it. Compile with an example of dtype {found}."
         )
 

@@ -9,6 +9,7 @@ import brainstate
 import jax
 import numpy as np
 
+from .._arguments import BOOLEAN, MODEL, NOT_NEGATIVE, check_option
 from .._errors import CompilationError, DtypeError
 from .._jax import Var, is_tracer
 from .._typing import Path, path_name
@@ -152,6 +153,9 @@ def compile_model(
 
     With ``every_state``, states that no later step reads position by position have traces as well.
     """
+    check_option("model", model, MODEL)
+    check_option("strict", strict, BOOLEAN)
+    check_option("unroll_limit", unroll_limit, NOT_NEGATIVE)
     _check_parameters(model)
     traced, outside = trace_model(model, arguments, batch_size, unroll_limit)
     _check_hidden_states(traced)

@@ -7,18 +7,21 @@ counts as ``n`` leaves, so that every hidden leaf is one state per position.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._arguments import is_quantity, leaf_names, named, shown
 from .._errors import CompilationError
+from .._foreign import in_words
 from .._jax import Atom, Var, is_tracer, open_jaxpr, trace_to_jaxpr
 from .._jaxpr import Program, evaluate_inlined, program_of
 from .._typing import Path, PyTree, path_name
 from .canonicalize import Rewrite, rewriting, spell_out_broadcasts
+from .example import argument_names, call_of_update, check_example
 
 Kind = Literal["hidden", "parameter", "random", "other"]
 
@@ -69,7 +72,10 @@ class TracedModel:
     program: Program
     leaves: tuple[StateLeaf, ...]
     argument_vars: tuple[Var, ...]
+    argument_roots: tuple[str, ...]
+    argument_names: tuple[str, ...]
     argument_tree: PyTree
+    state_trees: Mapping[Path, PyTree]
     output_atoms: tuple[Atom, ...]
     output_tree: PyTree
     parameter_paths: tuple[Path, ...]
@@ -150,6 +156,8 @@ def trace_model(
         If ``update`` writes a State inside a raw JAX loop or branch, or gives a State another
         shape, dtype or unit.
     """
+    check_example(model, arguments, batch_size)
+    names = argument_names(model, arguments)
     if batch_size is not None:
         model = brainstate.graph.clone(model)
         brainstate.nn.init_all_states(model)
@@ -158,15 +166,17 @@ def trace_model(
     function = brainstate.transform.StatefulFunction(
         model.update, static_argnums=(), return_only_write=True
     )
-    function.make_jaxpr(*arguments)
+    with in_words(CompilationError, lambda: call_of_update(model, arguments)):
+        function.make_jaxpr(*arguments)
     key = function.get_arg_cache_key(*arguments)
     closed = function.get_jaxpr_by_cache(key)
     _refuse_leaked_tracers(closed)
     states = function.get_states_by_cache(key)
     written = function.get_state_trace_by_cache(key).been_writen
     out_shapes, state_shapes = function.get_out_shapes_by_cache(key)
-    slots, outside = _slots(states, written, state_paths(model))
-    _check_written(states, state_shapes, state_paths(model))
+    slots, touched, outside = _slots(states, written, state_paths(model))
+    _check_written(states, state_shapes, state_paths(model), named(names, arguments))
+    trees = {path: jax.tree.structure(state.value) for path, state in touched.items()}
     output_tree = jax.tree.structure(out_shapes)
 
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
@@ -186,7 +196,10 @@ def trace_model(
         program=program,
         leaves=_state_leaves(program, slots, count, outputs),
         argument_vars=program.in_vars[:count],
+        argument_roots=tuple(names),
+        argument_names=leaf_names(names, arguments),
         argument_tree=argument_tree,
+        state_trees=trees,
         output_atoms=program.out_atoms[:outputs],
         output_tree=output_tree,
         parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
@@ -205,7 +218,9 @@ def _make_keys(model: brainstate.nn.Module) -> None:
         state.value  # noqa: B018
 
 
-def _check_written(states: Sequence[Any], shapes: Sequence[Any], paths: dict[int, Path]) -> None:
+def _check_written(
+    states: Sequence[Any], shapes: Sequence[Any], paths: dict[int, Path], arguments: str
+) -> None:
     """Refuse a step that changes what a State is: the next step could not read it."""
     for state, new in zip(states, shapes, strict=True):
         if new is None or _kind(state) == "random":
@@ -214,17 +229,18 @@ def _check_written(states: Sequence[Any], shapes: Sequence[Any], paths: dict[int
             continue
         name = path_name(paths.get(id(state), (type(state).__name__,)))
         raise CompilationError(
-            f"`update` changes State '{name}' from {described(state.value)} to {described(new)}. "
-            "A state keeps its shape, dtype and unit from step to step: convert the new value "
-            "(`.astype`, `.to`), or initialise the state as `update` writes it."
+            f"`update` changes State '{name}' from {described(state.value)} to {described(new)} "
+            f"for {arguments}. A state keeps its shape, dtype and unit from step to step: convert "
+            "the new value (`.astype`, `.to`), or initialise the state as `update` writes it."
         )
 
 
 def described(value: Any) -> str:
-    """Print dtypes, shapes and structure of a value: all that a State keeps from step to step."""
-    leaves, tree = jax.tree.flatten(value)
-    avals = map(jax.typeof, leaves)
-    return f"{', '.join(f'{aval.dtype}{list(aval.shape)}' for aval in avals)} ({tree})"
+    """Print dtypes, shapes, units and structure of a value: all that a State keeps."""
+    avals = jax.tree.map(jax.typeof, value)
+    leaves, tree = jax.tree.flatten(avals, is_leaf=is_quantity)
+    is_array = jax.tree_util.treedef_is_leaf(tree)
+    return ", ".join(map(shown, leaves)) + ("" if is_array else f" ({tree})")
 
 
 def _flatten(step: Callable[..., list[Any]], avals: list[Any], mapped: bool) -> Any:
@@ -249,19 +265,22 @@ def _refuse_leaked_tracers(closed: Any) -> None:
 
 def _slots(
     states: Sequence[Any], written: Sequence[bool], paths: dict[int, Path]
-) -> tuple[list[_Slot], dict[Path, brainstate.State]]:
+) -> tuple[list[_Slot], dict[Path, brainstate.State], dict[Path, brainstate.State]]:
+    """Return the leaves of the States, the States by path, and those outside the model."""
     slots = []
+    touched: dict[Path, brainstate.State] = {}
     outside: dict[Path, brainstate.State] = {}
     for state, is_written in zip(states, written, strict=True):
         path = paths.get(id(state))
         if path is None:
             path = ("<outside>", type(state).__name__, len(outside))
             outside[path] = state
+        touched[path] = state
         kind, count = _kind(state), components(state)
         is_fresh = isinstance(state, brainstate.ShortTermState)
         for leaf in range(len(jax.tree.leaves(state.value))):
             slots.append(_Slot(path, leaf, kind, count, bool(is_written), is_fresh))
-    return slots, outside
+    return slots, touched, outside
 
 
 def _split_states(

@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arguments import array_of
 from . import rules
 from .primitive import ETPPrimitive, get_primitive_spec
 from .validate import validate_rules
@@ -119,7 +120,11 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     True
     """
     get_primitive_spec(primitive)
-    problem = _make_problem(primitive, tuple(jnp.asarray(arg) for arg in example_args), params)
+    operands = [
+        array_of(f"example_args[{index}]", argument, "`check_primitive`: ")
+        for index, argument in enumerate(example_args)
+    ]
+    problem = _make_problem(primitive, tuple(operands), params)
     expected = problem.run(lambda p: [side(p) for _, _, side in p.checks])
     computed = _run_rules(problem)
     checks: list[RuleCheck] = []

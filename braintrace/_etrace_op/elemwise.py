@@ -10,7 +10,7 @@ axis; the trace is the factor itself, shaped like ``w``.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._arguments import FUNCTION, check_arrays, check_option
+from .._arguments import FUNCTION, check_arrays, check_option, shown
 from .._errors import DtypeError
 from . import quantities
 from .dense import init_output_trace
@@ -100,7 +100,7 @@ def element_wise(weight: Any, fn: Callable[[Any], Any] = _identity) -> Any:
     result = fn(weight)
     if isinstance(result, (tuple, list, dict)) or result is None:
         raise DtypeError(
-            f"`element_wise`: `fn` of `weight` is a {type(result).__name__}; expected one array. "
+            f"`element_wise`: `fn` of `weight` is {shown(result)}; expected one array. "
             "Mark each array with a call of its own."
         )
     value, unit = quantities.split("element_wise", "fn(weight)", result)

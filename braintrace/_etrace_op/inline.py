@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from .._arguments import FUNCTION, check_option
 from .._errors import PrimitiveError
 from .._jax import bind, is_var, open_jaxpr, scan_counts, shard_map_axes, sub_jaxprs
 from .registry import ETP_PRIMITIVES
@@ -35,6 +36,8 @@ def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises
     ------
+    OptionError
+        If ``fn`` is no function.
     PrimitiveError
         When called, if a marked operation stands inside a construct that cannot be rebuilt.
 
@@ -48,6 +51,7 @@ def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
     >>> [equation.primitive.name for equation in jaxpr.eqns]
     ['dot_general']
     """
+    check_option("fn", fn, FUNCTION, "`inline`: ")
 
     @functools.wraps(fn)
     def inlined(*args: Any, **kwargs: Any) -> Any:

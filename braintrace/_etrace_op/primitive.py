@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._arguments import BOOLEAN, check_option, shown
 from .._errors import PrimitiveError
 from .._jax import Primitive, define_from_impl
 from . import registry
@@ -262,6 +263,8 @@ def register_primitive(
         raise PrimitiveError(
             f"A marker primitive named `{name}` is registered already; choose another name."
         )
+    for option, value in (("batched", batched), ("gradient_enabled", gradient_enabled)):
+        check_option(option, value, BOOLEAN, f"Primitive `{name}`: ")
     if not callable(impl):
         raise PrimitiveError(f"The implementation of `{name}` must be callable, got {impl!r}.")
     primitive = ETPPrimitive(name, impl, batched=batched, gradient_enabled=gradient_enabled)
@@ -291,6 +294,8 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
         If the name is taken, a rule is missing or not callable, or the layout is invalid.
         Nothing is registered then.
     """
+    if not isinstance(spec, ETPPrimitiveSpec):
+        raise PrimitiveError(f"`spec` is {shown(spec)}; expected an `ETPPrimitiveSpec`.")
     _check_spec(spec)
     primitive = register_primitive(
         spec.name, spec.impl, batched=spec.batched, gradient_enabled=spec.gradient_enabled

@@ -1,5 +1,6 @@
 """From a model to a learner in one call."""
 
+import inspect
 from typing import Any
 
 import brainstate
@@ -13,7 +14,9 @@ from .._algorithms import (
     first_step,
     fresh_values,
 )
-from .._errors import OptionError, ShapeError
+from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option, shown
+from .._errors import CompilationError, OptionError, ShapeError
+from .._foreign import in_words
 from .learner import Learner
 
 ALGORITHMS: dict[str, type[ETraceAlgorithm]] = {
@@ -21,6 +24,12 @@ ALGORITHMS: dict[str, type[ETraceAlgorithm]] = {
     "es_d_rtrl": ES_D_RTRL,
     "pp_prop": ES_D_RTRL,
 }
+
+
+NOT_COMPILED = Kind(
+    MODEL.words,
+    lambda value: MODEL.accepts(value) and not isinstance(value, (Learner, ETraceAlgorithm)),
+)
 
 
 def compile(
@@ -86,18 +95,25 @@ def compile(
     4.25
     """
     chosen = _algorithm(algorithm)
+    check_option("model", model, NOT_COMPILED)
+    check_option("batch_size", batch_size, BATCH_SIZE)
+    check_option("vmap", vmap, BOOLEAN)
     try:
         instance = chosen(model, **algorithm_options)
     except TypeError as error:
-        raise OptionError(
-            f"{chosen.__name__} does not accept the options "
-            f"{', '.join(sorted(algorithm_options))}: {error}."
-        ) from error
+        named = ", ".join(f"`{name}`" for name in sorted(algorithm_options))
+        raise OptionError(f"{chosen.__name__} does not accept {named}: {error}.") from error
     example = first_step(example_arguments)
     mapped = _mapped_size(example, batch_size) if vmap else None
     size = None if vmap else batch_size
-    brainstate.nn.init_all_states(model, **({} if size is None else {"batch_size": size}))
-    instance.compile_graph(*example, batch_size=mapped)
+    initialise(model, size)
+    try:
+        instance.compile_graph(*example, batch_size=mapped)
+    except (CompilationError, ShapeError) as error:
+        hint = None if vmap else _about_batch(example, batch_size)
+        if hint is None:
+            raise
+        raise type(error)(f"{error} {hint}") from error
     if mapped is not None:
         states = all_states(model)
         for path, value in fresh_values(model, mapped, None, {}).items():
@@ -105,24 +121,64 @@ def compile(
     return Learner(instance)
 
 
+def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
+    """Make a model's States anew.
+
+    Raises
+    ------
+    OptionError
+        If its ``init_state`` wants a batch size and there is none, or takes none and there is one,
+        or does not work with it.
+    """
+    given = {} if batch_size is None else {"batch_size": batch_size}
+    try:
+        with in_words(OptionError, lambda: f"`init_state` fails with `batch_size`={batch_size}"):
+            brainstate.nn.init_all_states(model, **given)
+    except TypeError as error:  # Python's own, about the signature
+        if "init_state() " not in str(error):
+            raise
+        raise OptionError(
+            f"`init_state` of a module in `{type(model).__name__}` does not take the arguments of "
+            f"`batch_size`={batch_size}: {error}. Call `compile` with the `batch_size` that it "
+            "needs, or without one for a model that has none."
+        ) from error
+
+
+def _about_batch(example: tuple[Any, ...], batch_size: int | None) -> str | None:
+    """Return what may be wrong with the batch size of a model that cannot be compiled."""
+    shapes = [tuple(jax.numpy.shape(leaf)) for leaf in jax.tree.leaves(example)]
+    sizes = {shape[0] if len(shape) > 1 else None for shape in shapes}
+    size = next(iter(sizes)) if len(sizes) == 1 else None
+    if size is None or size == batch_size:
+        return None
+    return (
+        f"The arguments lead with an axis of {size}, and `batch_size` is {batch_size}: if that is "
+        f"the batch, pass `batch_size={size}`."
+    )
+
+
 def _algorithm(algorithm: str | type[ETraceAlgorithm]) -> type[ETraceAlgorithm]:
     if isinstance(algorithm, str) and algorithm in ALGORITHMS:
         return ALGORITHMS[algorithm]
-    if isinstance(algorithm, type) and issubclass(algorithm, ETraceAlgorithm):
-        return algorithm
+    given: Any = algorithm
+    is_class = isinstance(given, type) and issubclass(given, ETraceAlgorithm)
+    if is_class and not inspect.isabstract(given):
+        return given
     raise OptionError(
-        f"`algorithm` is {algorithm!r}; expected one of {', '.join(map(repr, ALGORITHMS))} or a "
-        "subclass of `braintrace.ETraceAlgorithm`."
+        f"`algorithm` is {shown(algorithm)}; expected one of {', '.join(map(repr, ALGORITHMS))} or "
+        "a class such as `braintrace.D_RTRL`."
     )
 
 
 def _mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:
+    for index, argument in enumerate(example):
+        check_arrays(f"example_arguments[{index}]", argument)
     shapes = [tuple(jax.numpy.shape(leaf)) for leaf in jax.tree.leaves(example)]
     sizes = {shape[0] if shape else None for shape in shapes}
     size = next(iter(sizes)) if len(sizes) == 1 else None
     if size is None or batch_size not in (None, size):
         raise ShapeError(
-            f"With `vmap=True` every argument leads with the batch axis; the example arguments "
-            f"have shapes {', '.join(map(str, shapes))} and `batch_size` is {batch_size}."
+            f"With `vmap=True` every argument leads with the batch axis; `example_arguments` have "
+            f"the shapes {', '.join(map(str, shapes)) or 'none'} and `batch_size` is {batch_size}."
         )
     return size

@@ -13,8 +13,9 @@ import numpy as np
 import saiunit
 
 from .._algorithms import D_RTRL, ETraceAlgorithm
+from .._arguments import MODEL, check_arrays, check_option, check_takes, shown
 from .._compiler import ApproximationWarning
-from .._errors import OptionError
+from .._errors import OptionError, ShapeError
 from .._typing import Path, path_name
 from .build import compile
 from .chunks import check_sequences
@@ -166,6 +167,12 @@ def gradient_check(
     >>> check.rows[0].parameter, check.rows[0].deviation < 1e-6
     ('w', True)
     """
+    check_option("model", model, MODEL)
+    check_takes("loss", loss, ("output", "target"), "the output and the target of a step")
+    for name, sequence in (("xs", xs), ("ys", ys)):
+        check_arrays(name, sequence)
+        if not jax.tree.leaves(sequence):
+            raise ShapeError(f"`{name}` is {shown(sequence)}; expected arrays, time first.")
     steps = check_sequences((xs, ys))
     first = jax.tree.map(lambda leaf: leaf[0], xs)
     exactly = {name: value for name, value in options.items() if name in ("batch_size", "vmap")}

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from .._arguments import POSITIVE, check_arrays, check_option
 from .._compiler import ETraceGraph
-from .._errors import OptionError, ShapeError
+from .._errors import ShapeError
 
 LONGEST_CHUNK = 128
 SHORTEST_CHUNK = 64
@@ -25,7 +25,12 @@ def check_sequences(sequences: tuple[Any, ...]) -> int:
     ShapeError
         If there are none, they have no steps, or they differ in length.
     """
-    shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(sequences)]
+    try:
+        shapes = [jax.typeof(leaf).shape for leaf in jax.tree.leaves(sequences)]
+    except TypeError:
+        for index, sequence in enumerate(sequences):
+            check_arrays(f"sequence {index}", sequence)
+        raise
     lengths = {shape[0] if shape else None for shape in shapes}
     if len(lengths) != 1 or None in lengths:
         raise ShapeError(
@@ -47,9 +52,7 @@ def check_chunk_size(chunk_size: int | str) -> None:
     OptionError
         For anything else.
     """
-    is_integer = isinstance(chunk_size, (int, np.integer)) and not isinstance(chunk_size, bool)
-    if chunk_size != "auto" and not (is_integer and int(chunk_size) >= 1):
-        raise OptionError(f"`chunk_size` is {chunk_size!r}; expected a positive integer or 'auto'.")
+    check_option("chunk_size", chunk_size, POSITIVE.or_else("auto"))
 
 
 def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int, recorded: int) -> int:

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import read_states
+from .._arguments import BOOLEAN, check_option, one_of
 from .._compiler import ETraceGraph
-from .._errors import OptionError
 from .._executor import as_arrays, is_zero, operands
 from .._jaxpr import program_of
 from .._typing import Path
@@ -50,8 +50,9 @@ class GradientOptions:
     unit_aware: bool
 
     def __post_init__(self) -> None:
-        if self.reduction not in ("mean", "sum"):
-            raise OptionError(f"`reduction` is {self.reduction!r}; expected 'mean' or 'sum'.")
+        check_option("reduction", self.reduction, one_of("mean", "sum"))
+        check_option("has_aux", self.has_aux, BOOLEAN)
+        check_option("unit_aware", self.unit_aware, BOOLEAN)
 
 
 class SequenceGradient:

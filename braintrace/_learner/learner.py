@@ -6,14 +6,14 @@ from typing import Any
 
 import brainstate
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._algorithms import ETraceAlgorithm
+from .._arguments import BOOLEAN, check_option
 from .._compiler import ETraceGraph
 from .._compiler.report import Report, report_of
-from .._errors import OptionError, ShapeError
-from .._jax import is_tracer
+from .._errors import OptionError
+from .arguments import ALGORITHM, weights_of
 from .chunks import check_chunk_size, check_sequences, chunk_length, record_bytes
 from .evolve import Driver, Runner, evolving, predicting
 from .gradient import GradientOptions, SequenceGradient
@@ -48,6 +48,7 @@ class Learner(brainstate.nn.Module):
 
     def __init__(self, algorithm: ETraceAlgorithm) -> None:
         super().__init__()
+        check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
         self._recorder: Recorder | None = None
         self._made = _Made()
@@ -137,10 +138,11 @@ class Learner(brainstate.nn.Module):
             learner exactly once, writes a parameter or a hidden state, or returns no scalar.
         """
         options = GradientOptions(reduction, has_aux, unit_aware)
+        check_option("return_value", return_value, BOOLEAN)
         self.algorithm.compiled.environment.check()
         steps = check_sequences(sequences)
         check_chunk_size(chunk_size)
-        weights = None if mask is None else _mask(mask, steps)
+        weights = None if mask is None else weights_of(mask, steps, reduction)
         has_mask = mask is not None
         kind = (has_mask, _kind_of(reset))
         key = (step_fn, options, chunk_size, kind, _signature(sequences), _identity(self))
@@ -310,17 +312,6 @@ def _check_hashable(name: str, function: Callable[..., Any]) -> None:
             "compiled for it would not be found again. Pass a function, or give its class a "
             "`__hash__`."
         ) from error
-
-
-def _mask(mask: Any, steps: int) -> Any:
-    mask = jnp.asarray(mask, jnp.result_type(float))
-    if mask.shape != (steps,):
-        raise ShapeError(
-            f"`mask` has shape {mask.shape}; expected one weight per step, ({steps},)."
-        )
-    if not is_tracer(mask) and not np.all(np.isfinite(np.asarray(mask))):
-        raise OptionError("`mask` has weights that are not finite (NaN or infinity).")
-    return mask
 
 
 def _kind_of(reset: Any) -> int | None:

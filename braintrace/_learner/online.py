@@ -11,6 +11,7 @@ from typing import Any
 import brainstate
 import jax
 
+from .._arguments import BOOLEAN, check_option
 from .._compiler import described
 from .._errors import OptionError
 from .._typing import path_name
@@ -22,6 +23,7 @@ from .step_function import (
     example_slices,
     no_loops_in_step_function,
     parameters_of,
+    update_parameters,
 )
 from .units import split_loss, with_unit, with_units
 
@@ -40,6 +42,10 @@ class OnlineOptions:
 
     has_aux: bool
     unit_aware: bool
+
+    def __post_init__(self) -> None:
+        check_option("has_aux", self.has_aux, BOOLEAN)
+        check_option("unit_aware", self.unit_aware, BOOLEAN)
 
 
 class OnlineLearning:
@@ -128,7 +134,7 @@ class OnlineLearning:
             gradients, loss, (aux, after) = differentiate()
             if options.unit_aware:
                 gradients = with_units(gradients, self._loss_unit)
-            update_fn(gradients, *((aux,) if options.has_aux else ()))
+            update_parameters(update_fn, gradients, *((aux,) if options.has_aux else ()))
             return after, loss, aux
 
         return step

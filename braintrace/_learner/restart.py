@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm, read_states, values_as_now
+from .._arguments import array_of
 from .._errors import OptionError, ShapeError
 from .._executor import over_first_axis
 from .._jax import Var
@@ -31,7 +32,7 @@ def check_reset(algorithm: ETraceAlgorithm, reset: Any, steps: int) -> Restarts:
     """
     if reset is None:
         return None, []
-    flags = jnp.asarray(reset)
+    flags = array_of("reset", reset)
     if flags.dtype != bool or flags.ndim not in (1, 2) or flags.shape[0] != steps:
         raise ShapeError(
             f"`reset` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of "

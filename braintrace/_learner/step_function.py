@@ -7,9 +7,20 @@ from typing import Any
 import brainstate
 import jax
 import jax.numpy as jnp
+import saiunit
 
 from .._algorithms import ETraceAlgorithm
+from .._arguments import (
+    check_arrays,
+    check_takes,
+    is_quantity,
+    is_state,
+    named,
+    parameter_names,
+    shown,
+)
 from .._errors import OptionError
+from .._foreign import in_words
 from .._typing import Path
 from .recorder import Recorder
 
@@ -39,11 +50,14 @@ def call_step_function(
     Raises
     ------
     OptionError
-        If it does not call the learner exactly once, writes a hidden state, or returns no scalar.
+        If it is no function of the slices, does not call the learner exactly once, writes a hidden
+        state, or returns no floating-point number.
     """
+    check_takes("step_fn", step_fn, slices, f"{len(slices)} slices, one of each sequence")
     learner.record_with(recorder)
     try:
-        result = step_fn(*slices)
+        with in_words(OptionError, lambda: f"`step_fn` fails for {_told(step_fn, slices)}"):
+            result = step_fn(*slices)
     finally:
         learner.record_with(None)
     if recorder.calls != 1:
@@ -59,12 +73,43 @@ def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
     loss, aux = result if has_aux else (result, None)
-    shapes = [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(loss)]
-    if shapes != [()]:
+    check_arrays("aux", aux, "`step_fn` returned what cannot be stacked over time: ")
+    if not _is_number(loss):
+        is_pair = isinstance(loss, tuple) and len(loss) == 2
+        hint = " With `has_aux=True` it returns a pair `(loss, aux)`." if is_pair else ""
+        hint = " Return its `.value`." if is_state(loss) else hint
         raise OptionError(
-            f"`step_fn` must return a scalar loss; it returned arrays of shapes {shapes}."
+            "`step_fn` must return a scalar loss, a floating-point number; it returned "
+            f"{shown(loss)}.{hint}"
         )
     return loss, aux
+
+
+def _is_number(loss: Any) -> bool:
+    """Tell whether a loss can be differentiated: one real floating-point number."""
+    try:
+        aval = jax.typeof(saiunit.get_mantissa(loss) if is_quantity(loss) else loss)
+    except TypeError:
+        return False
+    return aval.shape == () and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def _told(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+    return named(parameter_names(function, len(arguments)), arguments)
+
+
+def update_parameters(update_fn: Callable[..., Any], *results: Any) -> None:
+    """Call the user's function of the gradients, and with ``has_aux`` of the auxiliary results.
+
+    Raises
+    ------
+    OptionError
+        If it is no function of them.
+    """
+    what = ("the `gradients`", "the `aux` of the step")[: len(results)]
+    check_takes("update_fn", update_fn, results, " and ".join(what))
+    with in_words(OptionError, lambda: f"`update_fn` fails for {_told(update_fn, results)}"):
+        update_fn(*results)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from .._arguments import (
     POSITIVE,
     Kind,
     check_option,
+    named,
     not_an_array,
     one_of,
     shown,
@@ -112,7 +113,7 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
                 _check_input(self, key, value, f"{own}: ")
             elif (expected := kind_of(key)) is not None:
                 check_option(key, value, expected, f"{own}: ")
-        with in_words(kind, lambda: f"{own}: `{name}` fails for {_told(given)}{_states(self)}"):
+        with in_words(kind, lambda: f"{own}: `{name}` fails for {_told(given, self)}"):
             return method(self, *arguments, **options)
 
     call.__doc__ = method.__doc__ or getattr(brainstate.nn.Module, name).__doc__
@@ -129,12 +130,8 @@ def _check_input(layer: Any, name: str, value: Any, where: str) -> None:
         )
 
 
-def _told(given: dict[str, Any]) -> str:
-    return ", ".join(f"`{name}`={shown(value)}" for name, value in given.items()) or "no argument"
-
-
-def _states(layer: Any) -> str:
-    """Print the States that a layer has of its own."""
+def _told(given: dict[str, Any], layer: Any) -> str:
+    """Print arguments, and the States that a layer has of its own."""
     own = (value for value in vars(layer).items() if isinstance(value[1], brainstate.HiddenState))
-    told = [f"State '{name}' {shown(state.value)}" for name, state in own]
-    return f" with {', '.join(told)}" if told else ""
+    states = [f"State '{name}' = {shown(state.value)}" for name, state in own]
+    return " and ".join([named(list(given), list(given.values())), *states])
