@@ -107,7 +107,7 @@ def _hint(error: BaseException) -> str:
 
 def _first_lines(error: BaseException) -> str:
     """Return an error's message without the pages that some have behind it."""
-    text = str(error).strip() or type(error).__name__
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(error).strip()) or type(error).__name__
     paragraph = " ".join(text.split("\n\n")[0].split())
     paragraph = paragraph if len(paragraph) <= 400 else f"{paragraph[:400]}…"
     return paragraph if paragraph.endswith(".") else f"{paragraph}."
