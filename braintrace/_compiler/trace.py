@@ -13,8 +13,9 @@ from typing import Any, Literal
 import brainstate
 import jax
 import jax.numpy as jnp
+import saiunit
 
-from .._arguments import is_quantity, leaf_names, named, shown
+from .._arguments import is_quantity, leaf_names, named
 from .._errors import CompilationError
 from .._foreign import in_words
 from .._jax import Atom, Var, is_tracer, open_jaxpr, trace_to_jaxpr
@@ -237,10 +238,14 @@ def _check_written(
 
 def described(value: Any) -> str:
     """Print dtypes, shapes, units and structure of a value: all that a State keeps."""
-    avals = jax.tree.map(jax.typeof, value)
-    leaves, tree = jax.tree.flatten(avals, is_leaf=is_quantity)
+    leaves, tree = jax.tree.flatten(value, is_leaf=is_quantity)
+    arrays = []
+    for leaf in leaves:
+        aval = jax.typeof(saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf)
+        unit = f" in {saiunit.get_unit(leaf)}" if is_quantity(leaf) else ""
+        arrays.append(f"{aval.dtype}{list(aval.shape)}{unit}")
     is_array = jax.tree_util.treedef_is_leaf(tree)
-    return ", ".join(map(shown, leaves)) + ("" if is_array else f" ({tree})")
+    return ", ".join(arrays) + ("" if is_array else f" ({tree})")
 
 
 def _flatten(step: Callable[..., list[Any]], avals: list[Any], mapped: bool) -> Any:
