@@ -3,6 +3,7 @@
 from .columns import Columns as Columns
 from .columns import columns_of as columns_of
 from .columns import zero_trace as zero_trace
+from .derivative import Derivatives as Derivatives
 from .diagnostics import ApproximationWarning as ApproximationWarning
 from .diagnostics import Diagnostic as Diagnostic
 from .graph import ETraceGraph as ETraceGraph

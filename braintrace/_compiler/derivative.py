@@ -6,14 +6,16 @@ not. So the vector-Jacobian product of the equation is traced, and every element
 back cotangent is followed to the element of the output's cotangent that it is made from.
 """
 
+import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from .._jax import bind, is_var, trace_to_jaxpr
-from .._jaxpr import Program, evaluate_inlined, program_of
+from .._jax import OWN_BACKWARD, bind, is_var, open_jaxpr, sub_jaxprs, trace_to_jaxpr
+from .._jaxpr import Kind, evaluate_inlined, kinds_of_outputs, program_of
 from .canonicalize import spell_out_broadcasts
 from .home import Constants, pure_origin
 from .transfer import CUT, NONE, Contribution, Ids, carries_derivative, join
@@ -23,7 +25,8 @@ class Derivatives:
     """What the derivatives of equations move where; each is traced once."""
 
     def __init__(self) -> None:
-        self._sources: dict[int, tuple[Any, _Sources | None]] = {}
+        self._pulled: dict[int, tuple[Any, _PullBack]] = {}
+        self._sources: dict[int, _Sources | None] = {}
 
     def back(self, equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
         """Return what every operand receives; see `transfer`."""
@@ -58,24 +61,63 @@ class Derivatives:
             return None
         return origin.reshape(equation.outvars[output].aval.shape)
 
+    def bent(self, equation: Any) -> frozenset[int]:
+        """Return the operands whose cotangent is not proportional to those of the outputs.
+
+        Of a derivative every one is. The backward rule of a ``custom_vjp`` need not be one: it
+        may clip what it is given, or add something to it.
+        """
+        if not _holds_own_backward(equation):
+            return frozenset()
+        pulled = self._pull_back(equation)
+        if pulled.closed is None:
+            return frozenset()
+        kinds = [Kind.FREE] * len(equation.invars) + [Kind.LINEAR] * len(pulled.outputs)
+        found = zip(pulled.inputs, kinds_of_outputs(pulled.closed, kinds), strict=True)
+        return frozenset(i for i, kind in found if kind not in (Kind.ZERO, Kind.LINEAR))
+
     def _of(self, equation: Any) -> "_Sources | None":
+        pulled = self._pull_back(equation)
         if id(equation) not in self._sources:
+            self._sources[id(equation)] = _sources(equation, pulled)
+        return self._sources[id(equation)]
+
+    def _pull_back(self, equation: Any) -> "_PullBack":
+        if id(equation) not in self._pulled:
             # The equation is kept so that its id stays its own.
-            self._sources[id(equation)] = equation, _sources(equation)
-        return self._sources[id(equation)][1]
+            self._pulled[id(equation)] = equation, _pull_back(equation)
+        return self._pulled[id(equation)][1]
+
+
+@dataclasses.dataclass(frozen=True)
+class _PullBack:
+    """The vector-Jacobian product of an equation.
+
+    Attributes
+    ----------
+    inputs, outputs
+        Which operands and which outputs carry a derivative.
+    closed
+        The jaxpr of ``(operands, cotangents of outputs) -> cotangents of inputs``, its calls
+        inlined; ``None`` where there is no derivative rule.
+    """
+
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    closed: Any
 
 
 _Sources = dict[tuple[int, int], Ids | None]
 """By operand and output: the element of the output's cotangent behind each of the operand's."""
 
 
-def _sources(equation: Any) -> _Sources | None:
-    inputs, outputs = _differentiable(equation)
+def _sources(equation: Any, pulled: _PullBack) -> _Sources | None:
+    inputs, outputs = pulled.inputs, pulled.outputs
     if not inputs or not outputs:
         return {}
-    program = _pull_back(equation, inputs, outputs)
-    if program is None:
+    if pulled.closed is None:
         return None
+    program = program_of(pulled.closed)
     constant = Constants(program)
     cotangents = program.in_vars[len(equation.invars) :]
     found: _Sources = {}
@@ -95,17 +137,18 @@ def _received(origin: Ids | None, ids: Ids | None) -> Contribution:
     return np.where(origin == NONE, NONE, taken).astype(np.int32)
 
 
-def _differentiable(equation: Any) -> tuple[list[int], list[int]]:
-    """Return which operands and which outputs of an equation carry a derivative."""
+def _holds_own_backward(equation: Any) -> bool:
+    """Tell whether an equation, or one in a body of it, has a backward pass of the user's."""
+    return equation.primitive.name in OWN_BACKWARD or any(
+        _holds_own_backward(inner)
+        for body in sub_jaxprs(equation)
+        for inner in open_jaxpr(body)[0].eqns
+    )
+
+
+def _pull_back(equation: Any) -> _PullBack:
     inputs = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
-    return inputs, [k for k, var in enumerate(equation.outvars) if carries_derivative(var)]
-
-
-def _pull_back(equation: Any, inputs: Sequence[int], outputs: Sequence[int]) -> Program | None:
-    """Return ``(operands, cotangents of outputs) -> cotangents of inputs`` as a program.
-
-    ``None`` where there is no derivative rule: the path is reported instead of guessed at.
-    """
+    outputs = [k for k, var in enumerate(equation.outvars) if carries_derivative(var)]
     count = len(equation.invars)
 
     def pulled(*values: Any) -> list[Any]:
@@ -121,60 +164,12 @@ def _pull_back(equation: Any, inputs: Sequence[int], outputs: Sequence[int]) -> 
 
     avals = [atom.aval for atom in equation.invars]
     avals += [equation.outvars[k].aval for k in outputs]
-    try:
-        nested = trace_to_jaxpr(pulled, avals)
-        flat = trace_to_jaxpr(lambda *v: evaluate_inlined(nested, v, spell_out_broadcasts), avals)
-    except (NotImplementedError, TypeError, ValueError):  # no derivative rule
-        return None
-    return program_of(flat)
-
-
-NOT_LINEAR = frozenset(
-    {
-        "abs",
-        "clamp",
-        "exp",
-        "floor",
-        "integer_pow",
-        "log",
-        "logistic",
-        "max",
-        "min",
-        "pow",
-        "reduce_max",
-        "reduce_min",
-        "round",
-        "rsqrt",
-        "sign",
-        "sqrt",
-        "square",
-        "tanh",
-    }
-)
-PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
-
-
-def is_linear(equation: Any) -> bool:
-    """Tell whether what an equation pulls back is proportional to the cotangent it is given.
-
-    Every derivative is. The backward rule of a ``custom_vjp`` need not be: one that clips is not.
-    """
-    inputs, outputs = _differentiable(equation)
-    if not equation.primitive.name.startswith("custom_vjp") or not inputs or not outputs:
-        return True
-    program = _pull_back(equation, inputs, outputs)
-    if program is None:
-        return True
-    moving = program.dependents_of(program.in_vars[len(equation.invars) :])
-    return all(_keeps_linear(inner, moving) for inner in program.equations)
-
-
-def _keeps_linear(equation: Any, moving: set[Any]) -> bool:
-    name = equation.primitive.name
-    dependent = [i for i, atom in enumerate(equation.invars) if is_var(atom) and atom in moving]
-    if name in PRODUCTS:
-        return len(dependent) <= 1
-    if name in ("div", "select_n"):
-        constant = 1 if name == "div" else 0
-        return constant not in dependent
-    return not dependent or name not in NOT_LINEAR
+    flat = None
+    if inputs and outputs:
+        # Without a derivative rule the path is reported instead of guessed at.
+        with contextlib.suppress(NotImplementedError, TypeError, ValueError):
+            nested = trace_to_jaxpr(pulled, avals)
+            flat = trace_to_jaxpr(
+                lambda *v: evaluate_inlined(nested, v, spell_out_broadcasts), avals
+            )
+    return _PullBack(inputs, outputs, flat)

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from .._jax import Var, source_line
+from .._jax import Atom, Var, source_line
 from .._typing import path_name
-from .derivative import is_linear
+from .backward import bent_uses
+from .derivative import Derivatives
 from .diagnostics import Diagnostic, quoted
 from .hidden_groups import HiddenGroup
 from .marked import holds_marked
@@ -22,6 +23,7 @@ def diagnose(
     groups: Sequence[HiddenGroup],
     walks: Sequence[Sequence[Walk]],
     relations: Sequence[HiddenParamOpRelation],
+    derivatives: Derivatives,
 ) -> Iterator[Diagnostic]:
     """Yield every diagnostic of a model, in a fixed order."""
     reader = _Upstream(traced, operations, groups)
@@ -33,7 +35,8 @@ def diagnose(
         for equation in sorted({i for walk in group_walks for i in walk.passed}):
             yield from _passed(reader, group, equation)
         yield from _met(reader, group, group_walks)
-        yield from _not_linear(reader, group)
+        yield from _bent_on_the_way(reader, group, derivatives)
+    yield from _bent_before(traced, relations, derivatives)
     yield from _without_relation(traced, operations, walks, relations)
     yield from _hidden_in_rules(traced)
     yield from _partly_mixed(groups, relations)
@@ -156,38 +159,61 @@ def _met(reader: _Upstream, group: HiddenGroup, walks: Sequence[Walk]) -> Iterat
             )
 
 
-def _not_linear(reader: _Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
+def _bent_on_the_way(
+    reader: _Upstream, group: HiddenGroup, derivatives: Derivatives
+) -> Iterator[Diagnostic]:
     """Yield the custom backward rules on the way into a group that bend a gradient."""
-    if not reader.remembered(group):
-        return
     program = reader.traced.program
-    way = program.depends_on(group.new_vars, reader.ends(group), CONSTANT)
-    for index in sorted({program.producer[var] for var in way if var in program.producer}):
-        equation = program.equations[index]
-        if is_linear(equation):
-            continue
-        states, others, marked = _behind_operands(reader, group, equation)
+    for equation, operands in bent_uses(program, derivatives, group.new_vars, reader.ends(group)):
+        states, others, marked = _behind_operands(reader, group, operands)
         names = [*states, *others, *marked]
         if names:
             yield Diagnostic(
                 "warning",
                 "backward-not-linear",
-                f"{quoted(names)} reaches {_names(group)} through a "
-                "`custom_vjp` whose backward rule is not proportional to the gradient that it is "
-                "given (one that clips, for example). A trace goes forward and does not know that "
-                "gradient: it takes the rule's answer to a gradient of one. Change gradients "
-                "after `etrace_grad` has returned them instead.",
+                f"{quoted(names)} reaches {_names(group)} through a {_BENT} A trace goes forward "
+                "and does not know that gradient: it takes the rule's answer to a gradient of one. "
+                f"{_CHANGE_AFTERWARDS}",
                 (*names, *(state.name for state in group.states)),
                 source_line(equation),
             )
 
 
+def _bent_before(
+    traced: TracedModel, relations: Sequence[HiddenParamOpRelation], derivatives: Derivatives
+) -> Iterator[Diagnostic]:
+    """Yield the custom backward rules between parameters and the weights of marked operations."""
+    parameters = {leaf.in_var for leaf in traced.leaves if leaf.kind == "parameter"}
+    for relation in relations:
+        weights = list(relation.trainable_vars.values())
+        for equation, operands in bent_uses(traced.program, derivatives, weights):
+            behind = traced.program.depends_on(operands, frozenset(), CONSTANT, carries_derivative)
+            if not parameters.isdisjoint(behind):
+                names = tuple(path_name(path) for path in relation.parameter_paths)
+                yield Diagnostic(
+                    "warning",
+                    "backward-not-linear",
+                    f"{quoted(names)} enters `{relation.primitive.name}` through a {_BENT} What "
+                    "comes back to the weight is the sum over all steps, and the rule is given "
+                    f"that sum instead of the gradient of every step. {_CHANGE_AFTERWARDS}",
+                    names,
+                    source_line(equation),
+                )
+
+
+_BENT = (
+    "`custom_vjp` whose backward rule is not proportional to the gradient that it is given (one "
+    "that clips, or adds something, for example)."
+)
+_CHANGE_AFTERWARDS = "Change gradients after `etrace_grad` has returned them instead."
+
+
 def _behind_operands(
-    reader: _Upstream, group: HiddenGroup, equation: Any
+    reader: _Upstream, group: HiddenGroup, operands: Iterable[Atom]
 ) -> tuple[list[str], list[str], list[str]]:
-    """Return the names of old states, other groups' new states and weights behind an equation."""
+    """Return the names of old states, other groups' new states and weights behind operands."""
     found: tuple[dict[str, None], ...] = ({}, {}, {})
-    for atom in equation.invars:
+    for atom in operands:
         old, new, operations = reader.behind(atom, group)
         weights = [path for operation in operations for path in operation.printed_paths]
         for names, kept in zip((old, new, weights), found, strict=True):
@@ -198,7 +224,7 @@ def _behind_operands(
 
 def _passed(reader: _Upstream, group: HiddenGroup, index: int) -> Iterator[Diagnostic]:
     equation = reader.traced.program.equations[index]
-    states, others, marked = _behind_operands(reader, group, equation)
+    states, others, marked = _behind_operands(reader, group, equation.invars)
     name = equation.primitive.name
     if states:
         yield Diagnostic(
@@ -275,7 +301,7 @@ def _without_relation(
                 "info",
                 "no-hidden-state",
                 f"Weight {weights} of `{equation.primitive.name}` reaches no hidden state "
-                "position by position; it gets the gradient of the current step.",
+                "with a trace position by position; it gets the gradient of the current step.",
                 operation.printed_paths,
                 source_line(equation),
             )

@@ -18,7 +18,7 @@ class Diagnostic:
     kind
         ``'plain-mixing'``, ``'partly-mixed'``, ``'weight-behind-weight'``,
         ``'mixed-positions'``, ``'operand-not-parameters'``, ``'no-hidden-state'``,
-        ``'inside-custom-rule'``,
+        ``'inside-custom-rule'``, ``'backward-not-linear'``, ``'also-plain'``,
         ``'recurrent-mixing'``, ``'layer-to-layer'``, ``'untraced-state'`` or
         ``'unused-parameter'``.
     message

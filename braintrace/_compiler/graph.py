@@ -13,6 +13,8 @@ from .._arguments import BOOLEAN, MODEL, NOT_NEGATIVE, check_option
 from .._errors import CompilationError, DtypeError
 from .._jax import Var, is_tracer
 from .._typing import Path, path_name
+from .backward import about_outputs, states_as_outputs
+from .derivative import Derivatives
 from .diagnose import diagnose
 from .diagnostics import ApproximationWarning, Diagnostic
 from .hidden_groups import HiddenGroup, find_hidden_groups
@@ -159,22 +161,25 @@ def compile_model(
     _check_parameters(model)
     traced, outside = trace_model(model, arguments, batch_size, unroll_limit)
     _check_hidden_states(traced)
+    derivatives = Derivatives()
     while True:
         operations = marked_operations(traced)
-        groups, walks = find_hidden_groups(traced, every_state)
-        apart = uses_apart(traced, operations, walks)
+        outputs = states_as_outputs(traced, derivatives)
+        groups, walks = find_hidden_groups(traced, every_state, outputs, derivatives)
+        apart = uses_apart(traced, operations, walks, derivatives)
         if apart is None:
             break
         traced = apart
-    if not groups:
+    if not groups and not outputs:
         raise CompilationError(
             f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "
             "floating-point dtype, so that there is nothing to trace. Keep what the model "
             "remembers from step to step in a `brainstate.HiddenState`."
         )
-    relations = find_relations(traced, operations, groups, walks)
-    diagnostics = tuple(diagnose(traced, operations, groups, walks, relations))
-    if not relations:
+    relations = find_relations(traced, operations, groups, walks, derivatives)
+    found = diagnose(traced, operations, groups, walks, relations, derivatives)
+    diagnostics = (*found, *about_outputs(outputs))
+    if not relations and not outputs:
         raise CompilationError(_no_relation(model, groups, diagnostics))
     _publish(diagnostics, strict)
     return ETraceGraph(traced, tuple(groups), tuple(relations), diagnostics), outside

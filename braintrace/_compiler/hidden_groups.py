@@ -85,7 +85,10 @@ class HiddenGroup:
 
 
 def find_hidden_groups(
-    traced: TracedModel, every_state: bool
+    traced: TracedModel,
+    every_state: bool,
+    outputs: Sequence[StateLeaf],
+    derivatives: Derivatives,
 ) -> tuple[list[HiddenGroup], list[list[Walk]]]:
     """Group the hidden states of a model.
 
@@ -95,6 +98,10 @@ def find_hidden_groups(
         The step.
     every_state
         Whether all states are to have traces, also those that no later step reads.
+    outputs
+        States that count as outputs of the step; they are in no group.
+    derivatives
+        See `Derivatives`.
 
     Returns
     -------
@@ -104,14 +111,14 @@ def find_hidden_groups(
         For every group, the walk back from each of its states.
     """
     program = traced.program
-    facts = _Facts(program, Constants(program), Derivatives())
-    candidates = _candidates(traced, facts.constant)
+    facts = _Facts(program, Constants(program), derivatives)
+    candidates = _candidates(traced, outputs, facts.constant)
     placed = _Placed(facts, candidates)
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     every_new = frozenset(new_vars)
-    behind_output = program.depends_on(_seen_by_losses(traced), every_new, CONSTANT)
+    behind_output = program.depends_on(_seen_by_losses(traced, outputs), every_new, CONSTANT)
     boundaries = frozenset(e.primitive.name for e in program.equations if role(e) == "boundary")
     for members in _connected(placed):
         inside, home = placed.together(members)
@@ -131,9 +138,9 @@ def find_hidden_groups(
     return groups, walks
 
 
-def _seen_by_losses(traced: TracedModel) -> list[Atom]:
+def _seen_by_losses(traced: TracedModel, outputs: Sequence[StateLeaf]) -> list[Atom]:
     """Return what a loss can read besides hidden states: outputs, and States that are written."""
-    written = [leaf.out_var for leaf in traced.leaves if leaf.kind == "other"]
+    written = [leaf.out_var for leaf in traced.leaves if leaf.kind == "other" or leaf in outputs]
     return [*traced.output_atoms, *(atom for atom in written if atom is not None)]
 
 
@@ -209,11 +216,15 @@ def _walk(
     )
 
 
-def _candidates(traced: TracedModel, constant: Constants) -> list[Candidate]:
+def _candidates(
+    traced: TracedModel, outputs: Sequence[StateLeaf], constant: Constants
+) -> list[Candidate]:
     found: list[Candidate] = []
     taken: set[Var] = set()
     for leaf in traced.leaves:
         if leaf.kind != "hidden" or leaf.out_var is None or not carries_derivative(leaf.out_var):
+            continue
+        if leaf in outputs:
             continue
         # The states of a `HiddenGroupState` are put together from variables of their own shape.
         shape = None if leaf.component is None else leaf.shape

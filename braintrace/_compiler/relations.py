@@ -170,9 +170,10 @@ def find_relations(
     operations: Sequence[MarkedOperation],
     groups: Sequence[HiddenGroup],
     walks: Sequence[Sequence[Walk]],
+    derivatives: Derivatives,
 ) -> list[HiddenParamOpRelation]:
     """Return the relations of a model, in program order."""
-    facts = Constants(traced.program), Derivatives()
+    facts = Constants(traced.program), derivatives
     reached_by: dict[Var, list[int]] = {operation.y_var: [] for operation in operations}
     for index, group_walks in enumerate(walks):
         for var in dict.fromkeys(var for walk in group_walks for var in walk.ids):

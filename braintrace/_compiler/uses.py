@@ -21,14 +21,17 @@ from .trace import TracedModel
 
 
 def uses_apart(
-    traced: TracedModel, operations: Sequence[MarkedOperation], walks: Iterable[Sequence[Walk]]
+    traced: TracedModel,
+    operations: Sequence[MarkedOperation],
+    walks: Iterable[Sequence[Walk]],
+    derivatives: Derivatives,
 ) -> TracedModel | None:
     """Return the model with copies where marked outputs are shared; ``None``: there is none."""
     shared = {var for group_walks in walks for walk in group_walks for var in walk.shared}
     if not shared:
         return None
     program = traced.program
-    constant, beyond = Constants(program), where_differentiated(Derivatives())
+    constant, beyond = Constants(program), where_differentiated(derivatives)
     last = max(program.producer.get(var, -1) for var in shared)
     split = frozenset(
         var

@@ -6,5 +6,6 @@ from .evaluate import evaluate as evaluate
 from .inline import evaluate_inlined as evaluate_inlined
 from .linear import Kind as Kind
 from .linear import kinds_of as kinds_of
+from .linear import kinds_of_outputs as kinds_of_outputs
 from .program import Program as Program
 from .program import program_of as program_of

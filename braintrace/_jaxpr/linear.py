@@ -1,171 +1,315 @@
-"""Whether a function is linear in an argument, decided from its jaxpr alone.
+"""Whether what a jaxpr computes is proportional to some of its inputs.
 
-Every value is one of four kinds. What an equation makes of them is JAX's to say: an equation is
-linear in some operands if `jax.linear_transpose` accepts it as a function of these. It accepts
-``x + c`` as well; but there it would also accept a function of both, which it does not where the
-other operand is a factor.
+Every variable is of one `Kind`. The kinds of an equation's outputs follow from those of its
+operands, equation by equation and through the bodies of calls, loops and branches. Nothing is
+proportional unless a rule here says so, or JAX can transpose the equation: to add something that
+does not depend on the inputs is not, to add zero is.
+
+What holds where every input is finite is enough: a function that replaces NaN or infinity by
+zero counts as proportional.
 """
 
 import enum
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax import bind, call_body, is_var, open_jaxpr, scan_counts
+from .._jax import bind, call_body, is_tracer, is_var, open_jaxpr, scan_counts
+from .moves import is_move, moved_operands
 
 
 class Kind(enum.Enum):
-    """How a value depends on the argument."""
+    """How a variable depends on the inputs in question."""
 
-    ZERO = "zero"
-    FREE = "does not depend on it"
-    LINEAR = "linear"
+    ZERO = "zero, or False, whatever the inputs"
+    TRUE = "True, or the number 1 made from it"
+    NOT_FINITE = "infinite or NaN, whatever the inputs"
+    FREE = "the same for all inputs"
+    LINEAR = "proportional to the inputs"
+    SIZE = "the absolute value of something proportional"
     OTHER = "anything else"
 
 
-_JOINED = {
-    frozenset({Kind.ZERO, Kind.FREE}): Kind.FREE,
-    frozenset({Kind.ZERO, Kind.LINEAR}): Kind.LINEAR,
-}
+ZERO, TRUE, NOT_FINITE, FREE, LINEAR, SIZE, OTHER = Kind
+_INDEPENDENT = frozenset({ZERO, TRUE, NOT_FINITE, FREE})
+_FINITE = frozenset({LINEAR, SIZE})
 
-Kinds = list[Kind]
+_SUMS = {"add": (0, 1), "add_any": (0, 1), "sub": (0, 1), "complex": (0, 1), "scatter-add": (0, 2)}
+"""Sums, and the operands that are added; the others say where."""
 
-KEEP_INTEGER_ZEROS = frozenset({"convert_element_type", "broadcast_in_dim"})
-"""Equations on the way from a zero that is written as an integer; those have no transpose."""
+_LINEAR = frozenset({"neg", "reduce_sum", "cumsum", "real", "imag", "conj", "reduce_precision"})
+_UNCHANGED = frozenset({"convert_element_type", "copy", "copy_p", "stop_gradient"})
+_PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 
 
-def kinds_of(function: Callable[..., Any], argument: Any, *others: Any) -> Kinds:
+def kinds_of(function: Callable[..., Any], argument: Any, *others: Any) -> list[Kind]:
     """Return how the leaves of a function's result depend on its first argument.
 
-    Arguments are arrays or ``jax.ShapeDtypeStruct``; nothing is computed.
+    Arguments are pytrees of arrays or of ``jax.ShapeDtypeStruct``; nothing is computed.
 
     Examples
     --------
     >>> import jax.numpy as jnp
+    >>> from braintrace._jaxpr import kinds_of
     >>> x = jnp.ones(2)
     >>> [kind.name for kind in kinds_of(lambda x, c: (c * x[0], x + c, x * x), x, x)]
     ['LINEAR', 'OTHER', 'OTHER']
     """
-    jaxpr = jax.make_jaxpr(function)(argument, *others)
+    closed = jax.make_jaxpr(function)(argument, *others)
     count = len(jax.tree.leaves(argument))
-    rest = len(jaxpr.in_avals) - count
-    return _of_jaxpr(jaxpr, [Kind.LINEAR] * count + [Kind.FREE] * rest)
+    free = len(open_jaxpr(closed)[0].invars) - count
+    return kinds_of_outputs(closed, [LINEAR] * count + [FREE] * free)
 
 
-def _of_jaxpr(jaxpr: Any, arguments: Sequence[Kind]) -> Kinds:
-    body, constants = open_jaxpr(jaxpr)
-    variables = [*body.constvars, *body.invars]
-    known = [*map(_of_constant, constants), *arguments]
-    found = dict(zip(variables, known, strict=True))
+def kinds_of_outputs(jaxpr: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    """Return the kinds of a jaxpr's outputs: ``ZERO``, ``FREE``, ``LINEAR`` or ``OTHER``.
 
-    def kind(atom: Any) -> Kind:
-        return found[atom] if is_var(atom) else _of_constant(atom.val)
-
-    for equation in body.eqns:
-        kinds = _of_equation(equation, [kind(atom) for atom in equation.invars])
-        found.update(zip(equation.outvars, kinds, strict=True))
-    return [kind(atom) for atom in body.outvars]
-
-
-def _of_constant(value: Any) -> Kind:
-    is_zero = np.ndim(value) == 0 and value == 0
-    return Kind.ZERO if is_zero else Kind.FREE
+    Parameters
+    ----------
+    jaxpr
+        A closed jaxpr, or an open one without constants.
+    kinds
+        The kinds of its inputs.
+    """
+    found = _of_outputs(jaxpr, kinds)
+    return [kind if kind in (ZERO, LINEAR) else _unknown([kind]) for kind in found]
 
 
-def _of_equation(equation: Any, kinds: Kinds) -> Kinds:
-    outputs = len(equation.outvars)
-    if Kind.OTHER in kinds:
-        return [Kind.OTHER] * outputs
+def _of_outputs(jaxpr: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    opened, constants = open_jaxpr(jaxpr)
+    known = dict(zip(opened.constvars, map(_of_value, constants), strict=True))
+    known.update(zip(opened.invars, kinds, strict=True))
+
+    def read(atom: Any) -> Kind:
+        return known[atom] if is_var(atom) else _of_value(atom.val)
+
+    for equation in opened.eqns:
+        found = _through(equation, [read(atom) for atom in equation.invars])
+        known.update(zip(equation.outvars, found, strict=True))
+    return [read(atom) for atom in opened.outvars]
+
+
+def _of_value(value: Any) -> Kind:
+    dtype = jnp.result_type(value)
+    if is_tracer(value) or jnp.issubdtype(dtype, jax.dtypes.extended):
+        return FREE
+    array = np.asarray(value)
+    if not array.any():
+        return ZERO
+    if array.dtype.kind == "b" and array.all():
+        return TRUE
+    is_number = jnp.issubdtype(dtype, jnp.inexact)
+    return NOT_FINITE if is_number and not np.isfinite(array).any() else FREE
+
+
+def _through(equation: Any, kinds: list[Kind]) -> list[Kind]:
+    name = equation.primitive.name
     body = call_body(equation)
     if body is not None:
-        return _of_jaxpr(body, kinds)
-    if equation.primitive.name in _LOOPS_AND_BRANCHES:
-        return _LOOPS_AND_BRANCHES[equation.primitive.name](equation, kinds)
-    return [_of_results(equation, kinds)] * outputs
+        return _of_outputs(body, kinds)
+    if name in _CONTROL:
+        return _CONTROL[name](equation, kinds)
+    if name == "optimization_barrier":
+        return kinds
+    known = _PREDICATES[name](equation, kinds) if name in _PREDICATES else None
+    return [_of_numbers(equation, kinds) if known is None else known] * len(equation.outvars)
 
 
-def _of_results(equation: Any, kinds: Kinds) -> Kind:
-    numbers = [jnp.issubdtype(atom.aval.dtype, jnp.inexact) for atom in equation.invars]
+def _of_numbers(equation: Any, kinds: list[Kind]) -> Kind:
+    """Return the kind of what a single operation computes from numbers."""
+    name = equation.primitive.name
+    if is_move(equation) or name in _SUMS:
+        parts = moved_operands(equation) if is_move(equation) else _SUMS[name]
+        where = {kinds[i] for i in range(len(kinds)) if i not in parts}
+        found = _mixed(kinds[i] for i in parts) if where <= _INDEPENDENT else OTHER
+        is_kept = is_move(equation) or found in (ZERO, LINEAR)
+        return found if is_kept else _unknown([found])
+    if name in _UNCHANGED:
+        rounds = not _is_inexact(equation.outvars[0]) and kinds[0] not in _INDEPENDENT
+        return OTHER if rounds else kinds[0]
+    if name in _LINEAR:
+        return kinds[0] if kinds[0] in (ZERO, LINEAR) else _unknown(kinds)
+    if name in _PRODUCTS:
+        return _product(kinds)
+    if name == "div":
+        return _product(kinds) if kinds[1] in _INDEPENDENT - {ZERO} else _unknown(kinds)
+    return _asked(equation, kinds)
 
-    def places(wanted: Kind) -> list[int]:
-        pairs = enumerate(zip(kinds, numbers, strict=True))
-        return [i for i, (kind, is_number) in pairs if kind is wanted and is_number]
 
-    linear, zero, free = map(places, (Kind.LINEAR, Kind.ZERO, Kind.FREE))
-
-    def vanishes_with(some: list[int]) -> bool:
-        """Tell whether results are linear in operands, and nothing else is added to them."""
-        is_shifted = bool(free) and _is_linear_in(equation, some + free)
-        return _is_linear_in(equation, some) and not is_shifted
-
-    if kinds[:1] == [Kind.ZERO] and equation.primitive.name in KEEP_INTEGER_ZEROS:
-        return Kind.ZERO
-    if Kind.LINEAR in kinds:
-        return Kind.LINEAR if vanishes_with(linear) else Kind.OTHER
-    return Kind.ZERO if zero and vanishes_with(zero) else Kind.FREE
+def _is_inexact(var: Any) -> bool:
+    return bool(jnp.issubdtype(var.aval.dtype, jnp.inexact))
 
 
-def _is_linear_in(equation: Any, places: Sequence[int]) -> bool:
-    """Tell whether JAX can transpose an equation as a function of some of its operands."""
-    results = [var.aval for var in equation.outvars]
-    if not all(jnp.issubdtype(aval.dtype, jnp.inexact) for aval in results):
+def _unknown(kinds: Iterable[Kind]) -> Kind:
+    return FREE if _INDEPENDENT.issuperset(kinds) else OTHER
+
+
+def _mixed(kinds: Iterable[Kind]) -> Kind:
+    """Return the kind of a sum, or of what is put together from several parts."""
+    found = set(kinds)
+    if len(found) == 1:
+        return found.pop()
+    return LINEAR if found == {ZERO, LINEAR} else _unknown(found)
+
+
+def _product(kinds: list[Kind]) -> Kind:
+    if ZERO in kinds:
+        return ZERO
+    depends = [kind for kind in kinds if kind not in _INDEPENDENT]
+    return LINEAR if depends == [LINEAR] else _unknown(kinds)
+
+
+# --- asking JAX
+
+
+def _asked(equation: Any, kinds: list[Kind]) -> Kind:
+    """Return the kind of the outputs of an operation that no rule is about.
+
+    JAX transposes what is linear in some operands with the others fixed. Where it can transpose
+    one of those others as well, that one is added.
+    """
+    kind = LINEAR if LINEAR in kinds else ZERO
+    operands = [i for i, found in enumerate(kinds) if found is kind]
+    others = [i for i, found in enumerate(kinds) if found not in (kind, ZERO)]
+    if (
+        operands
+        and _INDEPENDENT.issuperset(kinds[i] for i in others)
+        and _transposes(equation, operands)
+        and not any(_transposes(equation, [*operands, i]) for i in others)
+    ):
+        return kind
+    return _unknown(kinds)
+
+
+def _transposes(equation: Any, operands: list[int]) -> bool:
+    """Tell whether JAX can transpose an equation as a function of some operands."""
+    if not all(map(_is_inexact, (*equation.outvars, *(equation.invars[i] for i in operands)))):
         return False
-    structs = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in equation.invars]
 
-    def transposed(operands: list[Any], cotangents: list[Any]) -> Any:
-        def of_some(*some: Any) -> list[Any]:
-            values = list(operands)
-            for place, value in zip(places, some, strict=True):
-                values[place] = value
-            return bind(equation, values)
+    def transposed(*values: Any) -> Any:
+        def function(*moving: Any) -> Any:
+            filled = list(values)
+            for index, value in zip(operands, moving, strict=True):
+                filled[index] = value
+            return bind(equation, filled)
 
-        return jax.linear_transpose(of_some, *(structs[i] for i in places))(cotangents)
+        moving = [values[i] for i in operands]
+        results = jax.eval_shape(function, *moving)
+        ones = jax.tree.map(lambda result: jnp.ones(result.shape, result.dtype), results)
+        return jax.linear_transpose(function, *moving)(ones)
 
+    avals = (atom.aval for atom in equation.invars)
     try:
-        jax.eval_shape(
-            transposed, structs, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results]
-        )
-    except Exception:  # JAX has no one error for what is not linear
+        jax.eval_shape(transposed, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+    except Exception:  # a rule that refuses may raise anything; most of them assert
         return False
     return True
 
 
-def _of_scan(equation: Any, kinds: Kinds) -> Kinds:
-    constants, carried = scan_counts(equation)
-    held, rest = kinds[:constants], kinds[constants + carried :]
-    carry = kinds[constants : constants + carried]
+# --- truth values, and what they choose
+
+
+def _is_finite(equation: Any, kinds: list[Kind]) -> Kind:
+    return TRUE if kinds[0] in _FINITE else _unknown(kinds)
+
+
+def _compared(equation: Any, kinds: list[Kind]) -> Kind:
+    """Return the kind of ``a == b``: a finite number is equal to itself and to no infinite one."""
+    first, second = equation.invars
+    is_equal = equation.primitive.name == "eq"
+    if is_var(first) and first is second and kinds[0] not in _INDEPENDENT:
+        return TRUE if is_equal else ZERO
+    if NOT_FINITE in kinds and not _FINITE.isdisjoint(kinds):
+        return ZERO if is_equal else TRUE
+    return _unknown(kinds)
+
+
+def _combined(equation: Any, kinds: list[Kind]) -> Kind:
+    """Return the kind of a truth value made from others; of bits of numbers nothing is known."""
+    if equation.outvars[0].aval.dtype != bool:
+        return _unknown(kinds)
+    name = equation.primitive.name
+    if name == "not":
+        return {ZERO: TRUE, TRUE: ZERO}.get(kinds[0], _unknown(kinds))
+    decisive, other = (ZERO, TRUE) if name in ("and", "reduce_and") else (TRUE, ZERO)
+    return decisive if decisive in kinds else other if set(kinds) == {other} else _unknown(kinds)
+
+
+def _abs(equation: Any, kinds: list[Kind]) -> Kind:
+    return SIZE if kinds[0] in _FINITE else _unknown(kinds)
+
+
+def _select(equation: Any, kinds: list[Kind]) -> Kind:
+    which, *cases = kinds
+    return _chosen(which, cases)
+
+
+def _chosen(which: Kind, cases: list[Kind]) -> Kind:
+    if which in (ZERO, TRUE):
+        return cases[(ZERO, TRUE).index(which)]
+    return _mixed(cases) if which in _INDEPENDENT else OTHER
+
+
+_PREDICATES: dict[str, Callable[[Any, list[Kind]], Kind]] = {
+    "is_finite": _is_finite,
+    "eq": _compared,
+    "ne": _compared,
+    "not": _combined,
+    "and": _combined,
+    "or": _combined,
+    "reduce_and": _combined,
+    "reduce_or": _combined,
+    "abs": _abs,
+    "select_n": _select,
+}
+
+
+# --- loops and branches
+
+
+def _scan(equation: Any, kinds: list[Kind]) -> list[Kind]:
+    constants, carries = scan_counts(equation)
+    fixed, slices = kinds[:constants], kinds[constants + carries :]
+
+    def step(carried: list[Kind]) -> list[Kind]:
+        return _of_outputs(equation.params["jaxpr"], [*fixed, *carried, *slices])
+
+    return _repeated(step, kinds[constants : constants + carries])
+
+
+def _while(equation: Any, kinds: list[Kind]) -> list[Kind]:
+    conditions, constants = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    fixed = kinds[conditions : conditions + constants]
+
+    def step(carried: list[Kind]) -> list[Kind]:
+        return _of_outputs(equation.params["body_jaxpr"], [*fixed, *carried])
+
+    carried = _repeated(step, kinds[conditions + constants :])
+    (goes_on,) = _of_outputs(equation.params["cond_jaxpr"], [*kinds[:conditions], *carried])
+    return carried if goes_on in _INDEPENDENT else [OTHER] * len(carried)
+
+
+def _repeated(step: Callable[[list[Kind]], list[Kind]], carried: list[Kind]) -> list[Kind]:
+    """Return the kinds of a loop's outputs: what is carried no longer changes its kind."""
     while True:
-        results = _of_jaxpr(equation.params["jaxpr"], [*held, *carry, *rest])
-        after = list(map(_join, carry, results[:carried]))
-        if after == carry:
-            return [*after, *results[carried:]]
-        carry = after
+        outputs = step(carried)
+        after = [_mixed(pair) for pair in zip(carried, outputs, strict=False)]
+        if after == carried:
+            return [*carried, *outputs[len(carried) :]]
+        carried = after
 
 
-def _of_cond(equation: Any, kinds: Kinds) -> Kinds:
-    if kinds[0] is Kind.LINEAR:
-        return [Kind.OTHER] * len(equation.outvars)
-    branches = [_of_jaxpr(branch, kinds[1:]) for branch in equation.params["branches"]]
-    return [functools.reduce(_join, results) for results in zip(*branches, strict=True)]
+def _cond(equation: Any, kinds: list[Kind]) -> list[Kind]:
+    which, *operands = kinds
+    branches = [_of_outputs(branch, operands) for branch in equation.params["branches"]]
+    return [_chosen(which, list(cases)) for cases in zip(*branches, strict=True)]
 
 
-def _of_while(equation: Any, kinds: Kinds) -> Kinds:
-    kind = Kind.OTHER if Kind.LINEAR in kinds else Kind.FREE
-    return [kind] * len(equation.outvars)
-
-
-def _join(left: Kind, right: Kind) -> Kind:
-    if left is right:
-        return left
-    return _JOINED.get(frozenset({left, right}), Kind.OTHER)
-
-
-_LOOPS_AND_BRANCHES: dict[str, Callable[[Any, Kinds], Kinds]] = {
-    "scan": _of_scan,
-    "cond": _of_cond,
-    "while": _of_while,
+_CONTROL: dict[str, Callable[[Any, list[Kind]], list[Kind]]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
 }

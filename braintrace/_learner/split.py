@@ -12,6 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .._compiler import Derivatives
 from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Atom, Var, is_var, open_jaxpr, sub_jaxprs
 from .._jaxpr import Program, equal_values
@@ -88,6 +89,8 @@ def split_step(step: StepProgram) -> Split | None:
     moving = moving_variables(program, step.differentiable)
     if any(_has_moving(e.invars, moving) for e in program.equations if e.effects):
         return None
+    if _bends_sums(step, moving):
+        return None
     in_loop = {*step.carried}
     waiting = [e for e in program.equations if e.effects]
     outputs = list(step.written)
@@ -111,6 +114,19 @@ def split_step(step: StepProgram) -> Split | None:
     recorded = tuple(var for var in dict.fromkeys(source.values()) if var not in elsewhere)
     is_small = sum(map(size_of, recorded)) <= MOST_EXTRA * step.bytes_in_and_out
     return Split(ahead, recorded, source) if is_small else None
+
+
+def _bends_sums(step: StepProgram, moving: set[Var]) -> bool:
+    """Tell whether a backward pass would bend the sum of all steps' gradients, instead of each.
+
+    Of what is the same in every step there is one, whose gradient is the sum over the steps.
+    """
+    derivatives, fixed = Derivatives(), moving - step.varying
+    readers = (e for e in step.program.equations if _has_moving(e.invars, fixed))
+    return any(
+        _has_moving([equation.invars[operand] for operand in derivatives.bent(equation)], fixed)
+        for equation in readers
+    )
 
 
 def _given(

@@ -1,0 +1,71 @@
+"""Backward passes of the user's own on the way to a hidden state.
+
+A trace goes forward in time and does not know the gradient that will come back. It takes the
+answer of a backward pass to a gradient of one, and multiplies it by the learning signal later:
+right where the backward pass is proportional to the gradient that it is given, and only there.
+
+A state that no later step reads needs no trace. If such a backward pass lies on the way to it,
+it counts as an output of the step: the weights before it get the ordinary gradient.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .._jax import Atom, Var
+from .._jaxpr import Program
+from .derivative import Derivatives
+from .diagnostics import Diagnostic
+from .trace import StateLeaf, TracedModel
+from .transfer import CONSTANT, carries_derivative
+
+
+def bent_uses(
+    program: Program,
+    derivatives: Derivatives,
+    targets: Sequence[Atom],
+    stops: frozenset[Var] = frozenset(),
+) -> Iterator[tuple[Any, list[Atom]]]:
+    """Yield the equations behind some targets that bend a gradient, and the operands that get it.
+
+    Variables in ``stops`` are not looked behind.
+    """
+    way = program.depends_on(targets, stops, CONSTANT, carries_derivative)
+    made = {program.producer[var] for var in way - stops if var in program.producer}
+    for index in sorted(made):
+        equation = program.equations[index]
+        operands = derivatives.bent(equation)
+        if operands:
+            yield equation, [equation.invars[operand] for operand in sorted(operands)]
+
+
+def states_as_outputs(traced: TracedModel, derivatives: Derivatives) -> tuple[StateLeaf, ...]:
+    """Return the hidden states that no later step reads, behind a gradient that is bent.
+
+    States that are written as one, side by side, are treated alike.
+    """
+    program = traced.program
+    read = program.depends_on(program.out_atoms, frozenset(), CONSTANT, carries_derivative)
+    written: dict[Var, list[StateLeaf]] = {}
+    for leaf in traced.leaves:
+        if leaf.kind == "hidden" and leaf.out_var is not None:
+            written.setdefault(leaf.joined_var or leaf.in_var, []).append(leaf)
+    return tuple(
+        leaf
+        for leaves in written.values()
+        if read.isdisjoint(leaf.in_var for leaf in leaves)
+        and any(bent_uses(program, derivatives, [leaf.out_var for leaf in leaves]))
+        for leaf in leaves
+    )
+
+
+def about_outputs(states: Sequence[StateLeaf]) -> Iterator[Diagnostic]:
+    """Yield what a user should know of `states_as_outputs`."""
+    for state in states:
+        yield Diagnostic(
+            "info",
+            "backward-not-linear",
+            f"Hidden state '{state.name}' lies behind a `custom_vjp` whose backward rule is not "
+            "proportional to the gradient that it is given. No later step reads the state, so "
+            "that it needs no trace: the weights before it get the gradient of the current step.",
+            (state.name,),
+        )
