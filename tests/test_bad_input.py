@@ -7,9 +7,11 @@ import dataclasses
 
 import brainstate
 import cases
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import saiunit as u
 from assertions import assert_same_bits
 from drivers import build_learner, snapshot
 
@@ -65,18 +67,107 @@ def test_step_function_that_cannot_be_hashed(learner, raises):
 # --- states and weights -------------------------------------------------------------------
 
 
-def test_states_of_another_shape(learner, raises):
-    learner.algorithm.model.h.value = jnp.zeros((5, 4))
+def test_states_of_another_shape_dtype_or_unit(learner, raises):
+    """Whether or not the driver is compiled already, and whatever it is."""
     xs, targets = CASE.sequences(2, 6)
-    raises(lambda: gradient(learner, xs, targets), "'h'", "(5, 4)", "(2, 4)")
-    raises(lambda: learner(xs[0]), "'h'", "(5, 4)", "(2, 4)")
+
+    def step(x, target):
+        return CASE.loss(learner(x), target)
+
+    drivers = (
+        lambda: learner.etrace_grad(xs, targets, step_fn=step),
+        lambda: learner.etrace_grad(xs, targets, step_fn=step, chunk_size=2),
+        lambda: learner.etrace_online(xs, targets, step_fn=step, update_fn=lambda gradients: None),
+        lambda: learner.etrace_evolve(xs),
+        lambda: learner.predict(xs),
+        lambda: learner(xs[0]),
+    )
+    model = learner.algorithm.model
+    wrong = (
+        (model.h, jnp.zeros((5, 4)), ("'h'", "5, 4", "2, 4")),
+        (model.h, jnp.zeros((2, 4), jnp.float16), ("'h'", "float16", "float32")),
+        (model.h, jnp.zeros((2, 4)) * u.mV, ("'h'", "mV")),
+        (model.w_in, jnp.ones((3, 4), jnp.int32), ("'w_in'", "int32", "float32")),
+        (model.w_in, jnp.ones((3, 4), jnp.float16), ("'w_in'", "float16", "float32")),
+        (model.w_in, jnp.ones((3, 5)), ("'w_in'", "3, 5", "3, 4")),
+    )
+    for is_compiled in (False, True):
+        if is_compiled:
+            for driver in drivers:
+                driver()
+        for state, value, words in wrong:
+            good, state.value = state.value, value
+            for driver in drivers:
+                raises(driver, *words)
+            state.value = good
+    for driver in drivers:
+        driver()
 
 
-@pytest.mark.parametrize("value", [np.ones((3, 4), np.int32), np.ones((3, 4), np.float16)])
-def test_weights_that_change_their_dtype(learner, raises, value):
-    learner.algorithm.model.w_in.value = jnp.asarray(value)
+# --- restored traces ----------------------------------------------------------------------
+
+
+def restored(traces, value):
+    traces.value = value
+
+
+def restored_at_once(traces, value):
+    traces.restore_value(value)
+
+
+def restored_with_the_others(traces, value):
+    reference = traces.to_state_ref()
+    traces.update_from_ref(type(reference)(reference.type, value, **reference.get_metadata()))
+
+
+RESTORE = (restored, restored_at_once, restored_with_the_others)
+
+
+def half(traces):
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), traces)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+def test_traces_that_do_not_belong(algorithm):
+    """They are refused with all that differs, and those that are held stay."""
+    learner = build_learner(CASE, algorithm)
     xs, targets = CASE.sequences(2, 6)
-    raises(lambda: gradient(learner, xs, targets), "'w_in'", str(value.dtype), "float32")
+    learner.etrace_evolve(xs[:3])
+    saved = jax.tree.map(np.asarray, learner.algorithm.traces.value)
+    others = {"es_d_rtrl": "d_rtrl", "d_rtrl": "es_d_rtrl"}
+    three = build_learner(CASE, algorithm, batch=3).algorithm.traces.value
+    first = sorted(saved)[0]
+    wrong = [
+        ({}, (f"'{first}", "is missing")),
+        (None, ("None", "dict")),
+        (0, ("0", "dict")),
+        (list(saved.values()), ("list", "dict")),
+        ({key: saved[key] for key in saved if key != first}, (f"'{first}", "is missing")),
+        ({**saved, first: None}, (f"'{first}",)),
+        ({**saved, "extra": jnp.ones(2)}, ("'extra' is unexpected",)),
+        (half(saved), ("bfloat16", "float32")),
+        (three, ("(3, ", "(2, ", "reset_state")),
+        (build_learner(CASE, others[algorithm]).algorithm.traces.value, ("unexpected", "missing")),
+    ]
+    if algorithm == "es_d_rtrl":
+        slower = build_learner(CASE, algorithm, decay_or_rank=0.5).algorithm.traces.value
+        wrong.append((slower, ("made with decay=0.5; this algorithm has decay=0.9",)))
+    before = snapshot(learner)
+    for restore in RESTORE:
+        for value, words in wrong:
+            with pytest.raises(braintrace.ShapeError) as caught:
+                restore(learner.algorithm.traces, value)
+            message = str(caught.value)
+            assert [word for word in words if word not in message] == [], message
+    assert_same_bits(snapshot(learner), before)
+    expected = gradient(learner, xs[3:], targets[3:])
+    hidden = before[0][("h",)]
+    for restore in RESTORE:
+        learner.reset_state()
+        learner.algorithm.model.h.value = hidden
+        restore(learner.algorithm.traces, saved)
+        assert_same_bits(gradient(learner, xs[3:], targets[3:]), expected)
 
 
 def compile_with(name, value):

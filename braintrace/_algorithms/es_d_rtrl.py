@@ -61,7 +61,7 @@ class ES_D_RTRL(ETraceAlgorithm):
     def method(self) -> TraceMethod:
         """The functions that carry input/output-dimension traces."""
         return TraceMethod(
-            init=io_dim.init,
+            init=functools.partial(io_dim.init, self.decay),
             update=functools.partial(io_dim.update, self.decay),
             solve=functools.partial(io_dim.solve, self.decay),
             carried=functools.partial(io_dim.carried, self.decay),

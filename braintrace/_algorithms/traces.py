@@ -1,4 +1,4 @@
-"""The State that holds an algorithm's traces."""
+"""The State that holds an algorithm's traces, and what may be written to it."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,8 +7,11 @@ from typing import Any
 import brainstate
 import jax
 
-from .._errors import LostTracesError
-from .._jax import is_watched
+from .._arguments import shown
+from .._errors import LostTracesError, ShapeError
+from .._jax import is_tracer, is_watched
+
+_STATE_VALUE: Any = brainstate.ShortTermState.value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +43,17 @@ class EligibilityTraces(brainstate.ShortTermState):
     They are large, so that a driver leaves them here to be computed when somebody reads
     ``value``. Traces that nobody has read also have no second owner: their buffers can be
     donated to the computation that replaces them.
+
+    Saved traces are restored by writing to ``value`` (or by ``restore_value``, or with the other
+    States of a learner). They have the keys, shapes and dtypes of those that are held: those of
+    the same model, batch, ``vjp_method`` and ``trace_dtype``. A key of ES_D_RTRL names its decay,
+    ``"steps, decay=0.9"``. Anything else is a `ShapeError`, and what is held stays.
     """
+
+    def __init__(self, value: Any, **options: Any) -> None:
+        super().__init__(value, **options)
+        # A map around the place where it is made gives every trace an axis afterwards.
+        self.is_made_inside = is_watched()
 
     # brainstate reads and writes a State's value through this attribute, also where it does not
     # go through `value` (copies, snapshots of a trace). Tried with brainstate 0.5.0 to 0.6.0.
@@ -68,9 +81,49 @@ class EligibilityTraces(brainstate.ShortTermState):
             Whether they are all zero.
         """
         if is_watched():
-            self.value = compute()
+            self._put(compute())
         else:
             self.__dict__["_value"] = _Unread(compute, zero)
+
+    def _put(self, traces: Any) -> None:
+        """Write traces as they are."""
+        _STATE_VALUE.fset(self, traces)
+
+    def _get(self) -> Any:
+        return _STATE_VALUE.fget(self)
+
+    def _set(self, traces: Any) -> None:
+        self._check(traces)
+        self._put(traces)
+
+    value = property(_get, _set, doc="The traces, by key.")
+
+    def restore_value(self, v: Any) -> None:
+        """Write traces; see `brainstate.State.restore_value`.
+
+        Raises
+        ------
+        ShapeError
+            If they do not belong to the algorithm.
+        """
+        self._check(v)
+        super().restore_value(v)
+
+    def _check(self, new: Any) -> None:
+        """Refuse traces that are not like those that are held.
+
+        Inside a transformation every trace has other axes than outside, and keys stay.
+        """
+        held = self._value
+        if new is held or not isinstance(held, dict):  # brainstate marks a value that has died
+            return
+        is_abstract = self.is_made_inside or is_watched()
+        if not _is_alike(held, new, is_abstract):
+            raise ShapeError(
+                f"These traces do not belong to this algorithm, and are not restored:"
+                f"{''.join(_differences(held, new))}\nRestore those of the same model, batch and "
+                "options; for another batch call `reset_state` with its size first."
+            )
 
     @property
     def is_zero(self) -> bool:
@@ -102,3 +155,49 @@ def _unless_lost(traces: Any) -> Any:
             "failed. Call `reset_state` to start a new sequence."
         )
     return traces
+
+
+def _is_alike(held: Any, new: Any, is_abstract: bool) -> bool:
+    leaves, tree = jax.tree.flatten(new)
+    others, expected = jax.tree.flatten(held)
+    if tree != expected:
+        return False
+    pairs = list(zip(leaves, others, strict=True))
+    if any(getattr(leaf, "dtype", None) != other.dtype for leaf, other in pairs):
+        return False
+    is_abstract = is_abstract or any(map(is_tracer, (*leaves, *others)))
+    return is_abstract or all(leaf.shape == other.shape for leaf, other in pairs)
+
+
+def _differences(held: Any, new: Any) -> list[str]:
+    """Return a line for everything in which traces differ from those that are held."""
+    if not isinstance(new, dict):
+        return [f"\n- found {shown(new)}; expected a dict of traces"]
+    expected, found = _by_key(held), _by_key(new)
+    lines = [
+        f"\n- made with {_option(key)}; this algorithm has {_option(other)}"
+        for key in sorted(found.keys() - expected.keys())
+        for other in sorted(expected.keys() - found.keys())
+        if _option(key) and key.split(", ")[0] == other.split(", ")[0]
+    ]
+    paired = bool(lines)
+    for key in sorted(expected.keys() | found.keys()):
+        if paired and _option(key) and key in expected.keys() ^ found.keys():
+            continue
+        if key not in found:
+            lines.append(f"\n- '{key}' is missing; expected {shown(expected[key])}")
+        elif key not in expected:
+            lines.append(f"\n- '{key}' is unexpected: {shown(found[key])}")
+        elif shown(found[key]) != shown(expected[key]):
+            lines.append(f"\n- '{key}' is {shown(found[key])}; expected {shown(expected[key])}")
+    return lines or [f"\n- found the structure {jax.tree.structure(new)}"]
+
+
+def _by_key(traces: Any) -> dict[str, Any]:
+    paths = jax.tree_util.tree_leaves_with_path(traces, is_leaf=lambda leaf: leaf is None)
+    return {"/".join(str(getattr(k, "key", k)) for k in path): leaf for path, leaf in paths}
+
+
+def _option(key: str) -> str:
+    """Return the option that a key names, as in ``'decay=0.9'``, or nothing."""
+    return key.partition(", ")[2]

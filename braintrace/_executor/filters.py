@@ -77,9 +77,15 @@ def filters_of(graph: ETraceGraph, traces: Traces) -> Filters:
     return {"x": start["x"], "f": whole(graph, start["f"])}
 
 
-def traces_of(graph: ETraceGraph, filters: Filters, steps: jax.Array) -> Traces:
+def steps_key(alpha: float) -> str:
+    """Name the count of steps, and with it the decay of the filters that it corrects."""
+    return f"steps, decay={float(alpha)}"
+
+
+def traces_of(alpha: float, graph: ETraceGraph, filters: Filters, steps: jax.Array) -> Traces:
     """Return the traces of filters, as they are kept from chunk to chunk."""
-    return {"x": filters["x"], "f": of_columns(graph, filters["f"]), "steps": steps}
+    kept = {"x": filters["x"], "f": of_columns(graph, filters["f"])}
+    return {**kept, steps_key(alpha): steps}
 
 
 def recorded_inputs(graph: ETraceGraph, jacobians: Jacobians, signal: Any = None) -> Any:
@@ -149,9 +155,9 @@ def run_filters(
     return scan(step, start)
 
 
-def counts_of(graph: ETraceGraph, jacobians: Jacobians, traces: Traces) -> jax.Array:
+def counts_of(alpha: float, graph: ETraceGraph, jacobians: Jacobians, traces: Traces) -> jax.Array:
     """Return the number of steps that the traces of every step have seen."""
-    before = as_arrays(traces["steps"])
+    before = as_arrays(traces[steps_key(alpha)])
     index = over_first_axis(1 + jnp.arange(num_steps(graph, jacobians)), 1 + before.ndim)
     index = index.astype(before.dtype)
     if "restart" not in jacobians:

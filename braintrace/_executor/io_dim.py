@@ -35,6 +35,7 @@ from .filters import (
     outputs_of,
     recorded_inputs,
     run_filters,
+    steps_key,
     traces_of,
     whole,
 )
@@ -53,11 +54,13 @@ BLOCK_BYTES = 2**23
 SHORTEST_BLOCK = 16
 
 
-def init(graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
+def init(alpha: float, graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
     """Return zero traces and a zero count of steps.
 
     Parameters
     ----------
+    alpha
+        Decay of the filters.
     graph
         The compiled model.
     every_state
@@ -78,7 +81,7 @@ def init(graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
         for a in reach.reached if every_state else reach.stored:
             outputs[shared[link.key(a)]] = jnp.zeros(reach.table_shape, zero.dtype)
     kept = of_columns(graph, outputs)
-    traces = {"x": inputs, "f": kept, "steps": jnp.zeros(_samples(graph), jnp.int32)}
+    traces = {"x": inputs, "f": kept, steps_key(alpha): jnp.zeros(_samples(graph), jnp.int32)}
     return narrowed(traces, dtype)
 
 
@@ -160,7 +163,7 @@ def update(
     )
     start = filters_of(graph, traces)
     after, _ = run_filters(graph, alpha, lambda *_: None, start, over_chunk)
-    return traces_of(graph, after, counts_of(graph, jacobians, traces)[-1])
+    return traces_of(alpha, graph, after, counts_of(alpha, graph, jacobians, traces)[-1])
 
 
 def solve(
@@ -177,7 +180,7 @@ def solve(
     up in blocks of steps: they are then read back before they have left the caches.
     """
     by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
-    counts = counts_of(graph, jacobians, traces)
+    counts = counts_of(alpha, graph, jacobians, traces)
     corrected = jax.vmap(functools.partial(_corrected, alpha, graph))(by_group, counts)
     recorded = recorded_inputs(graph, jacobians, corrected)
 
@@ -195,7 +198,7 @@ def solve(
         after, gradients = run(start, functools.partial(scan_records, steps=steps))
     else:
         after, gradients = _added_up(run, start, weights, steps, length)
-    return like(weights, gradients), traces_of(graph, after, counts[-1])
+    return like(weights, gradients), traces_of(alpha, graph, after, counts[-1])
 
 
 def _block_length(steps: int, filters: Filters) -> int:
@@ -265,7 +268,7 @@ def carried(
         }
         for group in graph.traced_groups
     }
-    factors = _factors(graph, _corrected(alpha, graph, by_group, traces["steps"]), eps_f)
+    factors = _factors(graph, _corrected(alpha, graph, by_group, traces[steps_key(alpha)]), eps_f)
     return _contract(graph, weights, *jax.tree.map(lambda leaf: leaf[None], (eps_x, factors)))
 
 
