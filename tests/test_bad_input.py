@@ -104,6 +104,20 @@ def test_states_of_another_shape_dtype_or_unit(learner, raises):
         driver()
 
 
+def test_a_mask_whose_sum_is_beyond_its_own_dtype(learner):
+    """Only ratios of weights matter, in half precision too."""
+    xs, targets = CASE.sequences(2, 6)
+    states, traces = snapshot(learner)
+    found = []
+    for mask in (np.ones(6), np.full(6, 6e4, np.float16), np.full(6, 1e37, np.float32)):
+        found.append(gradient(learner, xs, targets, mask=mask))
+        learner.algorithm.model.h.value = states[("h",)]
+        learner.algorithm.traces.value = traces
+    for gradients in found[1:]:
+        for path, expected in found[0].items():
+            np.testing.assert_allclose(gradients[path], expected, rtol=1e-5, atol=1e-7)
+
+
 # --- restored traces ----------------------------------------------------------------------
 
 

@@ -224,7 +224,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         inputs = compiled.inputs(states, arguments)
         outputs, new_states, traces = compiled.single_step(inputs, self.traces.value)
         compiled.write(states, new_states)
-        self.traces.value = traces
+        self.traces.write(traces)
         return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)
 
     def _sequence(self, arguments: tuple[Any, ...]) -> Any:
@@ -247,7 +247,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         inputs = compiled.inputs(states, step_arguments)
         outputs, new_states, traces = compiled.window(inputs, self.traces.value, sequences)
         compiled.write(states, new_states)
-        self.traces.value = traces
+        self.traces.write(traces)
         return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)
 
     def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:

@@ -81,12 +81,12 @@ class EligibilityTraces(brainstate.ShortTermState):
             Whether they are all zero.
         """
         if is_watched():
-            self._put(compute())
+            self.write(compute())
         else:
             self.__dict__["_value"] = _Unread(compute, zero)
 
-    def _put(self, traces: Any) -> None:
-        """Write traces as they are."""
+    def write(self, traces: Any) -> None:
+        """Write traces that the algorithm itself has computed, which are not looked at."""
         _STATE_VALUE.fset(self, traces)
 
     def _get(self) -> Any:
@@ -94,7 +94,7 @@ class EligibilityTraces(brainstate.ShortTermState):
 
     def _set(self, traces: Any) -> None:
         self._check(traces)
-        self._put(traces)
+        self.write(traces)
 
     value = property(_get, _set, doc="The traces, by key.")
 
@@ -117,8 +117,7 @@ class EligibilityTraces(brainstate.ShortTermState):
         held = self._value
         if new is held or not isinstance(held, dict):  # brainstate marks a value that has died
             return
-        is_abstract = self.is_made_inside or is_watched()
-        if not _is_alike(held, new, is_abstract):
+        if not _is_alike(held, new, lambda: self.is_made_inside or is_watched()):
             raise ShapeError(
                 f"These traces do not belong to this algorithm, and are not restored:"
                 f"{''.join(_differences(held, new))}\nRestore those of the same model, batch and "
@@ -157,16 +156,18 @@ def _unless_lost(traces: Any) -> Any:
     return traces
 
 
-def _is_alike(held: Any, new: Any, is_abstract: bool) -> bool:
+def _is_alike(held: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:
+    """Tell whether traces have the keys, dtypes and shapes of others; each write asks that."""
     leaves, tree = jax.tree.flatten(new)
     others, expected = jax.tree.flatten(held)
     if tree != expected:
         return False
-    pairs = list(zip(leaves, others, strict=True))
-    if any(getattr(leaf, "dtype", None) != other.dtype for leaf, other in pairs):
-        return False
-    is_abstract = is_abstract or any(map(is_tracer, (*leaves, *others)))
-    return is_abstract or all(leaf.shape == other.shape for leaf, other in pairs)
+    is_like = True
+    for leaf, other in zip(leaves, others, strict=True):
+        if getattr(leaf, "dtype", None) != other.dtype:
+            return False
+        is_like = is_like and leaf.shape == other.shape
+    return is_like or has_other_axes() or any(map(is_tracer, (*leaves, *others)))
 
 
 def _differences(held: Any, new: Any) -> list[str]:

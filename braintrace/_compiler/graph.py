@@ -131,9 +131,17 @@ def compile_etrace_graph(
     ------
     CompilationError
         If the model has no hidden states, complex ones, no marked operation that reaches one,
-        or (with ``strict``) a path that a trace cannot carry.
+        or (with ``strict``) a path that a trace cannot carry; or if ``update`` does something
+        with its arguments and States that JAX or brainstate cannot.
+    OptionError
+        If ``model`` or an option is not what it should be.
+    NotInitializedError
+        If ``init_state`` has not been called.
+    UnitError
+        If units do not fit together in ``update``.
     DtypeError
-        If a parameter of a marked operation is not floating-point, or is not finite.
+        If a parameter of a marked operation is not floating-point, or is not finite, or if an
+        argument is nothing that JAX computes with.
 
     Warns
     -----

@@ -258,6 +258,8 @@ def conv(
     ------
     ShapeError
         If the shapes do not fit.
+    DtypeError
+        If an operand is nothing that JAX computes with.
     OptionError
         If an option has a value that is not accepted.
     UnitError

@@ -116,6 +116,8 @@ def matmul(x: Any, weight: Any, bias: Any = None) -> Any:
     ------
     ShapeError
         If the shapes do not fit.
+    DtypeError
+        If an operand is nothing that JAX computes with.
     UnitError
         If the unit of the bias has another dimension than the product.
 

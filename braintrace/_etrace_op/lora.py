@@ -159,6 +159,8 @@ def lora_matmul(x: Any, B: Any, A: Any, *, alpha: Any = 1.0, bias: Any = None) -
     ------
     ShapeError
         If the shapes do not fit.
+    DtypeError
+        If an operand is nothing that JAX computes with.
     OptionError
         If ``alpha`` is not a finite number that is known when the model is traced.
     UnitError

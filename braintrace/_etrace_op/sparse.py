@@ -218,7 +218,8 @@ def sparse_matmul(x: Any, weight_data: Any, *, sparse_mat: Any, bias: Any = None
     ShapeError
         If the shapes do not fit.
     DtypeError
-        If ``sparse_mat`` is none of these matrices or its structure is traced.
+        If an operand is nothing that JAX computes with, ``sparse_mat`` is none of these matrices,
+        or its structure is traced.
     UnitError
         If the unit of the bias has another dimension than the product.
 

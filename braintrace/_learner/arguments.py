@@ -27,7 +27,7 @@ def weights_of(mask: Any, steps: int, reduction: str) -> jax.Array:
     ShapeError
         If there is not one weight per step.
     OptionError
-        If a weight, or the sum that a mean is divided by, is not finite.
+        If a weight is not finite, or the sum that a mean is divided by is too large.
     """
     given = array_of("mask", mask)
     if jnp.issubdtype(given.dtype, jnp.complexfloating):
@@ -44,9 +44,11 @@ def weights_of(mask: Any, steps: int, reduction: str) -> jax.Array:
         raise OptionError("`mask` has weights that are not finite (NaN or infinity).")
     with np.errstate(over="ignore"):
         total = np.sum(values)
-    if reduction == "mean" and not np.isfinite(total):
+    # XLA multiplies by the reciprocal, and takes one below the smallest normal number as zero.
+    largest = 1 / np.finfo(values.dtype).tiny
+    if reduction == "mean" and not abs(total) < largest:
         raise OptionError(
-            f"`mask` has weights of a sum beyond the largest {values.dtype}, by which the mean is "
-            "divided. Scale them down: only their ratios matter."
+            f"`mask` has weights of sum {total}, by which a mean in {values.dtype} cannot be "
+            f"divided: expected less than {largest:.1e}. Scale them down; only ratios matter."
         )
     return weights

@@ -64,7 +64,7 @@ def compile(
         For an unknown algorithm or option.
     ShapeError
         With ``vmap``, if the arguments have no common leading axis of ``batch_size``.
-    CompilationError, DtypeError
+    CompilationError, DtypeError, UnitError
         See `compile_etrace_graph`.
 
     Notes

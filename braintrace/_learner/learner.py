@@ -133,6 +133,8 @@ class Learner(brainstate.nn.Module):
         ------
         ShapeError
             For sequences that are empty, differ in length or do not fit the states.
+        DtypeError
+            For sequences, a mask or flags that are nothing that JAX computes with.
         OptionError
             For an option value that is not accepted, or a ``step_fn`` that does not call the
             learner exactly once, writes a parameter or a hidden state, or returns no scalar.
