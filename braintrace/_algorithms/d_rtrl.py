@@ -9,6 +9,7 @@ _METHOD = TraceMethod(
     solve=param_dim.solve,
     carried=param_dim.carried,
     solve_step=param_dim.solve_step,
+    restart=param_dim.restart,
 )
 
 

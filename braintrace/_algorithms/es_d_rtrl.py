@@ -66,6 +66,7 @@ class ES_D_RTRL(ETraceAlgorithm):
             solve=functools.partial(io_dim.solve, self.decay),
             carried=functools.partial(io_dim.carried, self.decay),
             solve_step=functools.partial(io_dim.solve_step, self.decay),
+            restart=functools.partial(io_dim.restart, self.decay),
             check=io_dim.check,
         )
 

@@ -133,7 +133,8 @@ def run_filters(
         before_x = {key: widened(eps, dtypes[key]) for key, eps in kept["x"].items()}
         before_f = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
         if restart:
-            before_x = _started_anew(graph, before_x, restart[""])
+            before = started_anew(graph, {"x": before_x, "f": before_f}, restart[""])
+            before_x, before_f = before["x"], before["f"]
         eps_x = {
             key: add_to_filter(
                 inputs[key].primitive, inputs[key].params, alpha * before_x[key], x[names[key]]
@@ -167,18 +168,19 @@ def counts_of(alpha: float, graph: ETraceGraph, jacobians: Jacobians, traces: Tr
     return jnp.where(began == 0, before + index, index - began + 1)
 
 
-def _started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) -> Arrays:
-    """Return traces of the inputs that start anew for some samples.
-
-    Those of the outputs do so by a transition of zero.
-    """
-    inputs = dict(inputs)
+def started_anew(graph: ETraceGraph, filters: Filters, restart: jax.Array) -> Filters:
+    """Return filters that start anew for some samples, or all."""
+    inputs, outputs = dict(filters["x"]), dict(filters["f"])
     for link in links(graph):
         if link.relation.x_var is not None:
             key = filter_key(graph, link.relation)
             rows = over_first_axis(_rows(link, restart), inputs[key].ndim)
             inputs[key] = jnp.where(rows, 0, inputs[key])
-    return inputs
+    for key, (link, _) in outputs_of(graph).items():
+        if key in outputs:
+            is_new = link.table(at_positions(link.group, restart))
+            outputs[key] = jnp.where(is_new, 0, outputs[key])
+    return {"x": inputs, "f": outputs}
 
 
 def _rows(link: Link, restart: jax.Array) -> jax.Array:

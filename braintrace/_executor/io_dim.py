@@ -35,6 +35,7 @@ from .filters import (
     outputs_of,
     recorded_inputs,
     run_filters,
+    started_anew,
     steps_key,
     traces_of,
     whole,
@@ -43,6 +44,7 @@ from .jacobians import Jacobians, Weights
 from .layout import filter_key, links, old_state_to_positions, output_keys
 from .live import Probes
 from .param_dim import Traces, add, like
+from .products import SELECTING, Products, products_of_gradient
 from .recursion import num_steps, scan_block, scan_records, signals
 from .restart import at_positions
 from .zero import as_arrays, narrowed, widened
@@ -134,6 +136,19 @@ def _samples(graph: ETraceGraph) -> tuple[int, ...]:
     return leads.pop() if len(leads) == 1 else ()
 
 
+def restart(alpha: float, graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
+    """Return traces that start anew where flags, of one sample each or of all, are true.
+
+    Raises
+    ------
+    OptionError
+        If samples that share an input are to start anew one by one.
+    """
+    filters = started_anew(graph, filters_of(graph, traces), flags)
+    steps = as_arrays(traces[steps_key(alpha)])
+    return traces_of(alpha, graph, filters, jnp.where(flags, 0, steps))
+
+
 def _corrected(
     alpha: float, graph: ETraceGraph, signal: dict[int, dict[int, Any]], steps: jax.Array
 ) -> Arrays:
@@ -183,14 +198,15 @@ def solve(
     counts = counts_of(alpha, graph, jacobians, traces)
     corrected = jax.vmap(functools.partial(_corrected, alpha, graph))(by_group, counts)
     recorded = recorded_inputs(graph, jacobians, corrected)
+    products = products_of_gradient(jacobians)
 
     def of_step(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
-        return eps_x, _factors(graph, now, eps_f)
+        return eps_x, _factors(graph, now, eps_f, products)
 
     def run(start: Filters, scan: Callable[..., Any]) -> tuple[Filters, Weights]:
         over_records = functools.partial(scan, records=recorded)
         after, (eps_x, factors) = run_filters(graph, alpha, of_step, start, over_records)
-        return after, _contract(graph, weights, eps_x, factors)
+        return after, _contract(graph, weights, eps_x, factors, products)
 
     steps, start = num_steps(graph, jacobians), filters_of(graph, traces)
     length = _block_length(steps, start)
@@ -268,17 +284,20 @@ def carried(
         }
         for group in graph.traced_groups
     }
-    factors = _factors(graph, _corrected(alpha, graph, by_group, traces[steps_key(alpha)]), eps_f)
-    return _contract(graph, weights, *jax.tree.map(lambda leaf: leaf[None], (eps_x, factors)))
+    corrected = _corrected(alpha, graph, by_group, traces[steps_key(alpha)])
+    found = eps_x, _factors(graph, corrected, eps_f, SELECTING)
+    eps_x, factors = jax.tree.map(lambda leaf: leaf[None], found)
+    return _contract(graph, weights, eps_x, factors, SELECTING)
 
 
-def _factors(graph: ETraceGraph, signal: Arrays, eps_f: Arrays) -> Arrays:
+def _factors(graph: ETraceGraph, signal: Arrays, eps_f: Arrays, products: Products) -> Arrays:
     """Return ``Σ_a l̂[a] ε_f[a]`` of one step, by the name of the first state's trace."""
     factors: Arrays = {}
     shared = output_keys(graph)
     for link in links(graph):
         keys = [shared[link.key(a)] for a in link.reach.reached]
-        terms = [signal[key] * eps_f[key] for key in keys if key in signal and key in eps_f]
+        shown = [key for key in keys if key in signal and key in eps_f]
+        terms = [products.times(signal[key], eps_f[key]) for key in shown]
         if terms and keys[0] not in factors:
             total = sum(terms[1:], terms[0])
             total = jnp.sum(total, axis=0) if link.has_fan_out else total
@@ -286,7 +305,9 @@ def _factors(graph: ETraceGraph, signal: Arrays, eps_f: Arrays) -> Arrays:
     return factors
 
 
-def _contract(graph: ETraceGraph, weights: Weights, eps_x: Arrays, factors: Arrays) -> Weights:
+def _contract(
+    graph: ETraceGraph, weights: Weights, eps_x: Arrays, factors: Arrays, products: Products
+) -> Weights:
     """Return the gradients of all relations, over time and batch at once."""
     gradients = jax.tree.map(jnp.zeros_like, weights)
     shared = output_keys(graph)
@@ -294,6 +315,7 @@ def _contract(graph: ETraceGraph, weights: Weights, eps_x: Arrays, factors: Arra
         relation, name = link.relation, shared[link.key(link.reach.reached[0])]
         if name in factors:
             x = None if relation.x_var is None else eps_x[filter_key(graph, relation)]
+            x = products.inputs(link, x, factors[name])
             part = pull_back_filtered(*link.operation, x, factors[name], weights[relation.key])
             gradients = add(gradients, {relation.key: part})
     return like(weights, gradients)

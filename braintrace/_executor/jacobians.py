@@ -30,7 +30,9 @@ Weights = dict[str, dict[str, jax.Array]]
 """Values of the trainable operands, by relation and name."""
 
 Jacobians = dict[str, dict[str, jax.Array]]
-"""``{'x': …, 'D': …, 'Df': …}``, each with stable string keys."""
+"""``{'x': …, 'D': …, 'Df': …}``, each with stable string keys. ``'restart'`` has the flags of
+samples that start anew (see `restart`); ``'mask'`` is there, and empty, where some steps have a
+learning signal of zero because their loss does not count (see `products`)."""
 
 
 def transition_key(group: HiddenGroup, a: int, c: int) -> str:

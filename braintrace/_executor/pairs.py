@@ -89,6 +89,12 @@ def kept_states(link: Link, traces: Traces) -> tuple[int, ...]:
     return tuple(sorted((*alone, *itertools.chain(*_packed_states(link, traces)))))
 
 
+def kept_keys(link: Link, traces: Traces) -> list[str]:
+    """Return the keys of a link's traces, those of pairs among them."""
+    alone = [link.key(a) for a in link.reach.reached if link.key(a) in traces]
+    return alone + [_key(link, *states) for states in _packed_states(link, traces)]
+
+
 def unpack(graph: ETraceGraph, traces: Traces) -> Traces:
     """Return the traces of single states; those known to be zero stay shapes."""
     found = dict(traces)

@@ -30,7 +30,15 @@ from .._etrace_op import accumulate, contract, propagate, pull_back
 from .jacobians import Jacobians, Weights
 from .layout import Link, links, old_state_to_positions, x_key
 from .live import Probes
-from .pairs import factors_and_traces, kept_states, pack, pack_like, unpack
+from .pairs import factors_and_traces, kept_keys, kept_states, pack, pack_like, unpack
+from .products import (
+    PLAIN,
+    SELECTING,
+    Products,
+    products_of_gradient,
+    products_of_update,
+    where_kept,
+)
 from .recursion import (
     Blocks,
     backward,
@@ -39,6 +47,7 @@ from .recursion import (
     suffix_products,
     transition_blocks,
 )
+from .restart import at_positions
 from .zero import is_zero, narrowed, widened
 
 Traces = dict[str, Any]
@@ -77,37 +86,60 @@ def _zero(link: Link, columns: Columns | None) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), zero)
 
 
+def restart(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
+    """Return traces that start anew where flags, of one sample each or of all, are true.
+
+    They are selected, not multiplied by zero: they may be NaN.
+    """
+    found = dict(traces)
+    for link in links(graph):
+        columns, kept = _columns(link, traces), at_positions(link.group, ~flags)
+        for key in kept_keys(link, traces):
+            found[key] = where_kept(link, columns, kept, traces[key])
+    return found
+
+
 def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: Traces) -> Traces:
     """Return the traces after a recorded chunk.
 
     Traces before it that are known to be zero may be given by their shapes (see `zero`), here
     and in `solve`.
     """
+    if "restart" in jacobians:
+        traces = restart(graph, traces, jacobians["restart"][""].any(0))
     before, traces = traces, unpack(graph, traces)
+    products = products_of_update(jacobians)
     new: Traces = {}
     for group in graph.traced_groups:
         members = links(graph, group)
         rows = {a for link in members for a in link.reach.reached if link.key(a) in traces}
         if not rows:
             continue
-        products = suffix_products(
+        suffixes = suffix_products(
             group,
             transition_blocks(group, jacobians),
             tuple(sorted(rows)),
             num_steps(graph, jacobians),
+            products.times,
         )
         for link in members:
             x = _input(graph, link, jacobians)
             own_weights = weights[link.relation.key]
-            new.update(_updated(link, products, x, own_weights, jacobians["Df"], traces))
+            records = x, jacobians["Df"]
+            new.update(_updated(link, suffixes, records, own_weights, traces, products))
     return pack_like(graph, new, before)
 
 
 def _updated(
-    link: Link, products: tuple[Blocks, Blocks], x: Any, weights: Any, Df: Any, traces: Traces
+    link: Link,
+    suffixes: tuple[Blocks, Blocks],
+    records: tuple[Any, Any],
+    weights: Any,
+    traces: Traces,
+    products: Products,
 ) -> Traces:
     """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one link."""
-    each, first = products
+    (each, first), (x, Df) = suffixes, records
     columns = _columns(link, traces)
     pick = (lambda value: value) if columns is None else columns.pick
     if columns is not None:
@@ -125,21 +157,26 @@ def _updated(
             if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
         ]
         entering = [
-            pick(link.table(each[i, m]) * Df[keys[m]])
+            pick(products.times(link.table(each[i, m]), Df[keys[m]]))
             for m in keys
             if (i, m) in each and keys[m] in Df
         ]
         if entering:
-            terms.append(_entered(link, x, sum(entering[1:], entering[0]), weights))
+            factor = sum(entering[1:], entering[0])
+            terms.append(_entered(link, x, factor, weights, products))
         new[keys[i]] = jax.tree.map(_sum_like, traces[keys[i]], *terms)
     return new
 
 
-def _entered(link: Link, x: Any, factor: jax.Array, weights: Any) -> Any:
+def _entered(link: Link, x: Any, factor: jax.Array, weights: Any, products: Products) -> Any:
     """Return the sum over time of the terms ``x ⊗ factor``."""
     if link.has_fan_out:
         factor = jnp.moveaxis(factor, 1, 0)
-    return link.each_layer(lambda f: accumulate(*link.operation, x, f, weights), factor)
+
+    def of_layer(factor: jax.Array) -> Any:
+        return accumulate(*link.operation, products.inputs(link, x, factor), factor, weights)
+
+    return link.each_layer(of_layer, factor)
 
 
 def _sum_like(old: Any, *parts: jax.Array) -> jax.Array:
@@ -172,11 +209,20 @@ def solve(
         Traces before the chunk.
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
+    traces, products = _first_step(graph, jacobians, traces), products_of_gradient(jacobians)
     for group in graph.traced_groups:
-        adjoint, mu = backward(group, transition_blocks(group, jacobians), signals(group, signal))
-        gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint))
-        gradients = add(gradients, _carried(graph, group, weights, mu, traces))
+        blocks = transition_blocks(group, jacobians)
+        adjoint, mu = backward(group, blocks, signals(group, signal), products.times)
+        gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint, products))
+        gradients = add(gradients, _carried(graph, group, weights, mu, traces, products))
     return like(weights, gradients), None
+
+
+def _first_step(graph: ETraceGraph, jacobians: Jacobians, traces: Traces) -> Traces:
+    """Return traces as the first step of a chunk finds them."""
+    if "restart" not in jacobians:
+        return traces
+    return restart(graph, traces, jacobians["restart"][""][0])
 
 
 def solve_step(
@@ -194,6 +240,7 @@ def solve_step(
     in place; reading them as well would make XLA copy them.
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
+    before = _first_step(graph, jacobians, before)
     for group in graph.traced_groups:
         now = signals(group, signal)
         members = [(link, kept_states(link, after)) for link in links(graph, group)]
@@ -206,13 +253,18 @@ def solve_step(
         else:
             adjoint, past = backward(group, transition_blocks(group, jacobians), now)
             traces = before
-        gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint))
-        gradients = add(gradients, _carried(graph, group, weights, past, traces))
+        gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint, PLAIN))
+        gradients = add(gradients, _carried(graph, group, weights, past, traces, PLAIN))
     return like(weights, gradients)
 
 
 def _direct(
-    graph: ETraceGraph, group: HiddenGroup, weights: Weights, jacobians: Jacobians, adjoint: Any
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    weights: Weights,
+    jacobians: Jacobians,
+    adjoint: Any,
+    products: Products,
 ) -> Weights:
     """Return ``Σ_s x^s ⊗ (Df^s · λ^s)`` for the relations of one group and some of its states."""
     gradients = {}
@@ -220,16 +272,17 @@ def _direct(
         Df = jacobians["Df"]
         states = [a for a in link.reach.reached if a in adjoint and link.key(a) in Df]
         if states:
-            terms = [Df[link.key(a)] * link.table(adjoint[a]) for a in states]
+            terms = [products.times(link.table(adjoint[a]), Df[link.key(a)]) for a in states]
+            factor = sum(terms[1:], terms[0])
+            factor = jnp.sum(factor, axis=1) if link.has_fan_out else factor
             columns = columns_of(link.relation, link.reach, states)
             x, key = _input(graph, link, jacobians), link.relation.key
-            gradients[key] = _pulled_back(link, columns, x, sum(terms[1:], terms[0]), weights[key])
+            x = products.inputs(link, x, factor)
+            gradients[key] = _pulled_back(link, columns, x, factor, weights[key])
     return gradients
 
 
 def _pulled_back(link: Link, columns: Columns | None, x: Any, factor: Any, weights: Any) -> Any:
-    if link.has_fan_out:
-        factor = jnp.sum(factor, axis=1)
     if columns is None:
         return pull_back(*link.operation, x, factor, weights)
     select = functools.partial(columns.operands, link.relation)
@@ -238,7 +291,12 @@ def _pulled_back(link: Link, columns: Columns | None, x: Any, factor: Any, weigh
 
 
 def _carried(
-    graph: ETraceGraph, group: HiddenGroup, weights: Weights, mu: Any, traces: Traces
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    weights: Weights,
+    mu: Any,
+    traces: Traces,
+    products: Products,
 ) -> Weights:
     """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the relations of one group."""
     gradients: Weights = {}
@@ -246,6 +304,7 @@ def _carried(
         columns = _columns(link, traces)
         for factor, trace in factors_and_traces(link, mu, traces):
             if not is_zero(trace):
+                trace = products.trace(link, columns, factor, trace)
                 found = _contracted(link, columns, factor, trace, weights[link.relation.key])
                 gradients = add(gradients, {link.relation.key: found})
     return gradients
@@ -287,7 +346,7 @@ def carried(
             for c, state in enumerate(group.states)
             if state.name in signal
         }
-        gradients = add(gradients, _carried(graph, group, weights, mu, traces))
+        gradients = add(gradients, _carried(graph, group, weights, mu, traces, SELECTING))
     return like(weights, gradients)
 
 

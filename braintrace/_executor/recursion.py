@@ -13,6 +13,7 @@ All arrays are per position of a group, with time as their first axis. A ``D`` t
 in every step may have a time axis of length 1.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ from .._compiler import ETraceGraph, HiddenGroup
 from .jacobians import Jacobians, transition_key
 from .layout import new_state_to_positions, old_state_to_positions
 from .live import Probes, late_probe
+
+Times = Callable[[Any, Any], Any]
+"""``(factor, value) -> product``; see `products`."""
 
 Blocks = dict[tuple[int, int], jax.Array]
 """Blocks of an ``n × n`` matrix per position, by ``(row, column)``; missing ones are zero."""
@@ -88,7 +92,7 @@ def scan_block(
 
 
 def backward(
-    group: HiddenGroup, blocks: Blocks, signal: dict[int, jax.Array]
+    group: HiddenGroup, blocks: Blocks, signal: dict[int, jax.Array], times: Times = operator.mul
 ) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:
     """Return ``λ`` of every state, and ``μ`` of the states that are read in the next step."""
     if not blocks:
@@ -98,7 +102,7 @@ def backward(
         signal_now, D = recorded
         adjoint = {a: s + carry[a] if a in carry else s for a, s in signal_now.items()}
         before = {
-            c: _sum([D[a, d] * adjoint[a] for a, d in D if d == c]) for c in group.read_states
+            c: _sum([times(adjoint[a], D[a, d]) for a, d in D if d == c]) for c in group.read_states
         }
         return before, adjoint
 
@@ -112,7 +116,11 @@ def backward(
 
 
 def suffix_products(
-    group: HiddenGroup, blocks: Blocks, rows: tuple[int, ...], steps: int
+    group: HiddenGroup,
+    blocks: Blocks,
+    rows: tuple[int, ...],
+    steps: int,
+    times: Times = operator.mul,
 ) -> tuple[Blocks, Blocks]:
     """Return ``P^s`` for every step (time first), and ``P^0``.
 
@@ -127,6 +135,8 @@ def suffix_products(
         Rows that are wanted.
     steps
         Length ``K`` of the chunk.
+    times
+        How ``P`` and ``D`` are multiplied.
     """
     dtype = jnp.result_type(*blocks.values()) if blocks else group.states[0].dtype
     if steps == 1:
@@ -138,7 +148,7 @@ def suffix_products(
     def step(carry: Blocks, D: Blocks) -> tuple[Blocks, Blocks]:
         before = {
             (i, j): _sum(
-                [carry[i, m] * D[m, d] for m, d in D if d == j and (i, m) in carry]
+                [times(carry[i, m], D[m, d]) for m, d in D if d == j and (i, m) in carry]
                 or [jnp.zeros(group.shape, dtype)]
             )
             for i, j in pairs

@@ -40,6 +40,9 @@ class TraceMethod:
     solve_step
         ``(graph, weights, jacobians, signal, before, after) -> gradients`` of one step, from
         the traces on both sides of it.
+    restart
+        ``(graph, traces, flags) -> traces`` that start anew where the flags, one for all samples
+        or one per sample, are true. A trace that is NaN there leaves nothing behind.
     check
         ``(graph) -> None``; raises where these traces cannot carry a model's operations.
     """
@@ -49,6 +52,7 @@ class TraceMethod:
     solve: Callable[..., tuple[Weights, Traces | None]]
     carried: Callable[..., Weights]
     solve_step: Callable[..., Weights]
+    restart: Callable[..., Traces]
     check: Callable[[ETraceGraph], None] = lambda graph: None
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from .._algorithms import ETraceAlgorithm, add_to_states
 from .._executor import Weights, solve_chunk, zero_probes
 from .chunks import record_bytes
+from .padding import without_loss
 from .pure_step import PureStep
 from .split_gradient import SplitGradient, split_gradient
 from .step_gradient import StepGradient, zero_sum
@@ -135,7 +136,7 @@ class WindowChunk:
 
     Parameters
     ----------
-    algorithm, function, parameters, held, slices
+    algorithm, function, parameters, held, slices, has_mask
         As for `RecordedChunk`; the probes of ``function`` are ``None``.
     """
 
@@ -146,8 +147,10 @@ class WindowChunk:
         parameters: list[brainstate.State],
         held: Held,
         slices: Any,
+        has_mask: bool,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
+        self._has_mask = has_mask
         self.step = PureStep(function, parameters, (None, held, slices))
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
@@ -177,13 +180,22 @@ class WindowChunk:
         def window(parameters: list[Any], probes: Any) -> Any:
             entered = add_to_states(self._graph, self._paths, current, probes)
 
-            def step(written: Any, inputs: Any) -> Any:
-                slices, scale = inputs
+            def step(parameters: list[Any], written: Any, inputs: Any) -> Any:
+                others, held, slices = inputs
                 values = self.step.merge(others, written)
-                written, (loss, aux, records) = self.step(parameters, values, None, held, slices)
-                return written, (loss * scale, loss, aux, records)
+                return self.step(parameters, values, None, held, slices)
 
-            written, results = jax.lax.scan(step, self.step.written_of(entered), chunk)
+            def scaled(written: Any, now: Any) -> Any:
+                slices, scale = now
+                arguments = parameters, written, (others, held, slices)
+                if self._has_mask:
+                    counts = scale != 0
+                    written, results = jax.lax.cond(counts, step, without_loss(step), *arguments)
+                else:
+                    written, results = step(*arguments)
+                return written, (results[0] * scale, *results)
+
+            written, results = jax.lax.scan(scaled, self.step.written_of(entered), chunk)
             return jnp.sum(results[0]), (written, results[1:])
 
         states = [state for group in self._graph.traced_groups for state in group.states]

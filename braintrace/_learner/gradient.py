@@ -98,11 +98,11 @@ class SequenceGradient:
             list(self._parameters.values()),
             (weights, initial),
             slices,
+            has_mask,
         )
+        is_window = self._algorithm.vjp_method == "multi-step"
         self._chunks: RecordedChunk | WindowChunk = (
-            WindowChunk(*arguments)
-            if self._algorithm.vjp_method == "multi-step"
-            else RecordedChunk(*arguments, has_mask)
+            WindowChunk(*arguments) if is_window else RecordedChunk(*arguments)
         )
         paths = {id(state): path for path, state in self._algorithm.states_of_step.items()}
         pure = self._chunks.step

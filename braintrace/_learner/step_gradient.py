@@ -155,6 +155,8 @@ class StepGradient:
         sequences = zip(self._slices, jax.tree.leaves(chunk[0]), strict=True)
         varying = {**dict(sequences), **dict(zip(self._recorded, recorded, strict=True))}
         signal, loss, aux, records = self._over_time(known, varying, len(chunk[1]))
+        if self._has_mask:
+            records = {**records, "mask": {}}
         return StepResult(live, signal, written, loss, aux, records, records)
 
     def records(self, kept: Any) -> Any:

@@ -1,0 +1,95 @@
+r"""Products whose other factor may be anything where one of them is zero.
+
+A sample that starts anew, or a step whose loss does not count, has a factor of zero: a
+:math:`P^s` before the restart, a learning signal :math:`\lambda^s`. What it is multiplied by may be
+NaN or infinite there (a padded input, the state that has read it, its trace), and
+``0 * NaN`` is NaN. Such a factor selects: it is zero whatever the other one is.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._compiler import Columns
+from .._etrace_op import get_primitive_spec, propagate
+from .jacobians import Jacobians
+from .layout import Link
+from .zero import is_zero
+
+
+@dataclasses.dataclass(frozen=True)
+class Products:
+    """How factors are multiplied.
+
+    Attributes
+    ----------
+    times
+        ``(factor, value) -> product``, element by element.
+    inputs
+        ``(link, x, factor) -> x``, for a product of an operation's inputs with factors of the shape
+        of its outputs, time first in both.
+    trace
+        ``(link, columns, factor, trace) -> trace``, for a product of a trace with a factor per
+        position of the group.
+    """
+
+    times: Callable[[Any, Any], Any]
+    inputs: Callable[[Link, Any, Any], Any]
+    trace: Callable[[Link, Columns | None, Any, Any], Any]
+
+
+def where_kept(link: Link, columns: Columns | None, kept: jax.Array, trace: Any) -> Any:
+    """Return a trace with zeros for the positions of the group that are not kept."""
+    if is_zero(trace):
+        return trace
+    table = link.table(kept).astype(link.relation.y_var.aval.dtype)
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, table.dtype), trace)
+
+    def of_layer(factor: jax.Array, layer: Any) -> Any:
+        return propagate(*link.operation, factor, layer)
+
+    # The rules alone know which output an entry of a trace belongs to.
+    entries = link.each_layer(of_layer, table if columns is None else columns.pick(table), ones)
+    return jax.tree.map(lambda entry, leaf: jnp.where(entry != 0, leaf, 0), entries, trace)
+
+
+def _times(factor: Any, value: Any) -> Any:
+    return jnp.where(factor == 0, 0, factor * value)
+
+
+def _inputs(link: Link, x: Any, factor: jax.Array) -> Any:
+    """Return inputs that are finite wherever all factors of a step, or sample, are zero."""
+    if x is None or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    lead = 2 if get_primitive_spec(link.relation.primitive).batched else 1
+    counts = (factor != 0).any(tuple(range(lead, factor.ndim)))
+    counts = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
+    return jnp.where(counts | jnp.isfinite(x), x, 0)
+
+
+def _trace(link: Link, columns: Columns | None, factor: jax.Array, trace: Any) -> Any:
+    return where_kept(link, columns, factor != 0, trace)
+
+
+PLAIN = Products(
+    operator.mul, lambda link, x, factor: x, lambda link, columns, factor, trace: trace
+)
+SELECTING = Products(_times, _inputs, _trace)
+
+
+def products_of_gradient(jacobians: Jacobians) -> Products:
+    """Return how the signals of a recorded chunk are multiplied.
+
+    Without a mask, a step that is not finite has a loss that is not either, and its gradient is
+    right to say so.
+    """
+    return SELECTING if "mask" in jacobians else PLAIN
+
+
+def products_of_update(jacobians: Jacobians) -> Products:
+    """Return how the traces after a recorded chunk are added up."""
+    return SELECTING if "mask" in jacobians or "restart" in jacobians else PLAIN
