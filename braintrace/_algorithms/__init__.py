@@ -18,4 +18,7 @@ from .model_states import find_states as find_states
 from .model_states import read_arguments as read_arguments
 from .model_states import read_states as read_states
 from .model_states import write_states as write_states
+from .restart import check_first_axes as check_first_axes
+from .restart import number_of_samples as number_of_samples
+from .restart import start_anew as start_anew
 from .traces import EligibilityTraces as EligibilityTraces

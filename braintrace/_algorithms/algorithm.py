@@ -19,7 +19,7 @@ from .._arguments import (
     one_of,
 )
 from .._compiler import ETraceGraph, TracedModel, compile_model, trace_model
-from .._errors import NotCompiledError, NotInitializedError, ShapeError
+from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
 from .._executor import TraceMethod
 from .._typing import Path
 from .compiled_step import CompiledStep
@@ -27,6 +27,7 @@ from .data import MultiStepData, check_steps, first_step, is_sequence, unwrap
 from .environment import Environment
 from .initial import Shapes, fresh_values, shapes_of, values_as_now
 from .model_states import all_states, find_states
+from .restart import RequestedRestarts, check_where, number_of_samples, start_anew
 from .traces import EligibilityTraces
 
 VJP_METHODS = ("single-step", "multi-step")
@@ -86,6 +87,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.unroll_limit = unroll_limit
         self.trace_dtype = trace_dtype
         self._compiled: CompiledStep | None = None
+        self.requested_restarts = RequestedRestarts()
 
     @property
     @abc.abstractmethod
@@ -250,24 +252,44 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.traces.write(traces)
         return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)
 
-    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
+    def reset_state(
+        self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
+    ) -> None:
         """Start a new sequence: states as ``init_state`` makes them, traces zero.
+
+        It works in a loop of your own (also inside ``brainstate.transform.jit``, ``for_loop`` and
+        ``cond``), between the calls of a learner, and in the ``update_fn`` of `etrace_online`,
+        where the new sequence starts with the next step.
 
         Parameters
         ----------
         batch_size
             Given to the model's ``init_state``; ``None``: as large as the states are now. The
             first time that it has a new size, the model is compiled for it.
+        where
+            Booleans ``(batch,)``: the samples that start anew; the others go on as they are. The
+            states' first axis is the batch. ``None``: all samples, as with a single true.
         **kwargs
             Given to ``init_state`` as well.
 
         Raises
         ------
         ShapeError
-            If ``batch_size`` is ``None`` and ``init_state`` does not give the states' shapes.
+            If ``batch_size`` is ``None`` and ``init_state`` does not give the states' shapes, or
+            if ``where`` does not fit them.
+        OptionError
+            If ``where`` comes with a ``batch_size``, or samples that share the input of an
+            operation are to start anew one by one with `ES_D_RTRL`; in ``update_fn``, for another
+            batch size, or options of ``init_state``.
         """
         check_option("batch_size", batch_size, BATCH_SIZE)
+        if self.requested_restarts.is_collecting:
+            self._ask_for_restart(batch_size, where, kwargs)
+            return
         mapped = self.graph.traced.batch_size
+        if where is not None:
+            self._restart_samples(batch_size, where, kwargs)
+            return
         if batch_size is None:
             fresh = values_as_now(self.model, self._short_term_states(), mapped, kwargs)
         else:
@@ -277,6 +299,41 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             states[path].value = value
         self._use_shapes(shapes_of(fresh))
         self._reset_traces()
+
+    def _restart_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
+        if batch_size is not None:
+            raise OptionError(
+                f"`reset_state` got both `where` and `batch_size={batch_size}`. Samples start anew "
+                "in the batch that there is: leave out one of the two."
+            )
+        now = self._short_term_states()
+        flags = check_where(where, now)
+        fresh = values_as_now(self.model, now, self.graph.traced.batch_size, options)
+        if not self.traces.is_zero:
+            traces = self._require().restart(self.traces.value, flags)
+            self.traces.leave(lambda: traces)
+        states = all_states(self.model)
+        for path, value in fresh.items():
+            states[path].value = start_anew(now[path], value, flags)
+
+    def _ask_for_restart(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
+        """Leave a restart to the driver that runs the user's code."""
+        now = self._short_term_states()
+        present = (None, self.graph.traced.batch_size or number_of_samples(now))
+        if options or batch_size not in present:
+            given = ", ".join([f"batch_size={batch_size}", *options])
+            raise OptionError(
+                f"`reset_state({given})` in `update_fn`: within a stream, samples start anew with "
+                "the values and the batch that there are. Call `reset_state()` or "
+                "`reset_state(where=...)` there, and this one between the calls of "
+                "`etrace_online`."
+            )
+        flags = jnp.ones((), bool) if where is None else check_where(where, now)
+        self.requested_restarts.ask(flags)
+
+    def prepare_requests(self) -> None:
+        """Prepare for restarts that are asked for in what a driver is about to trace."""
+        self.requested_restarts.prepare(number_of_samples(self._short_term_states()))
 
     def _use_shapes(self, shapes: Shapes) -> None:
         """Compile the model for the shapes that its states have now, once for each."""

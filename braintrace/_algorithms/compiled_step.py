@@ -50,6 +50,7 @@ class CompiledStep:
         self._written = graph.traced.written_vars
         self.single_step = jax.jit(self._single_step)
         self.window = jax.jit(self._window)
+        self.restart = jax.jit(self._restart)
 
     def inputs(self, states: States, arguments: tuple[Any, ...]) -> list[Any]:
         """Return the values of the program's inputs."""
@@ -71,6 +72,9 @@ class CompiledStep:
         inputs = dict(zip(self._in_vars, values, strict=True))
         step = single_step(self.graph, self._method, inputs, traces)
         return step.outputs, [step.new_states[var] for var in self._written], step.traces
+
+    def _restart(self, traces: Any, flags: jax.Array) -> Any:
+        return self._method.restart(self.graph, traces, flags)
 
     def _window(self, values: list[Any], traces: Any, sequences: Any) -> Any:
         inputs = dict(zip(self._in_vars, values, strict=True))

@@ -12,6 +12,7 @@ from .restart import restarted as restarted
 from .restart import restarted_probes as restarted_probes
 from .step import Step as Step
 from .step import TraceMethod as TraceMethod
+from .step import carried_into as carried_into
 from .step import enter_window as enter_window
 from .step import plain_step as plain_step
 from .step import recorded_step as recorded_step

@@ -44,7 +44,7 @@ from .jacobians import Jacobians, Weights
 from .layout import filter_key, links, old_state_to_positions, output_keys
 from .live import Probes
 from .param_dim import Traces, add, like
-from .products import SELECTING, Products, products_of_gradient
+from .products import PLAIN, Products, products_of_gradient
 from .recursion import num_steps, scan_block, scan_records, signals
 from .restart import at_positions
 from .zero import as_arrays, narrowed, widened
@@ -270,6 +270,7 @@ def carried(
     weights: Weights,
     signal: dict[str, jax.Array],
     traces: Traces,
+    products: Products = PLAIN,
 ) -> Weights:
     """Return the gradient that reaches the operands through the states before a window."""
     traces = as_arrays(traces)
@@ -285,9 +286,9 @@ def carried(
         for group in graph.traced_groups
     }
     corrected = _corrected(alpha, graph, by_group, traces[steps_key(alpha)])
-    found = eps_x, _factors(graph, corrected, eps_f, SELECTING)
+    found = eps_x, _factors(graph, corrected, eps_f, products)
     eps_x, factors = jax.tree.map(lambda leaf: leaf[None], found)
-    return _contract(graph, weights, eps_x, factors, SELECTING)
+    return _contract(graph, weights, eps_x, factors, products)
 
 
 def _factors(graph: ETraceGraph, signal: Arrays, eps_f: Arrays, products: Products) -> Arrays:

@@ -33,10 +33,9 @@ from .live import Probes
 from .pairs import factors_and_traces, kept_keys, kept_states, pack, pack_like, unpack
 from .products import (
     PLAIN,
-    SELECTING,
     Products,
     products_of_gradient,
-    products_of_update,
+    products_of_traces,
     where_kept,
 )
 from .recursion import (
@@ -108,7 +107,9 @@ def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: T
     if "restart" in jacobians:
         traces = restart(graph, traces, jacobians["restart"][""].any(0))
     before, traces = traces, unpack(graph, traces)
-    products = products_of_update(jacobians)
+    # What a single step adds to a trace is not multiplied by any transition.
+    products_of = products_of_gradient if num_steps(graph, jacobians) == 1 else products_of_traces
+    products = products_of(jacobians)
     new: Traces = {}
     for group in graph.traced_groups:
         members = links(graph, group)
@@ -327,7 +328,11 @@ def _contracted(
 
 
 def carried(
-    graph: ETraceGraph, weights: Weights, signal: dict[str, jax.Array], traces: Traces
+    graph: ETraceGraph,
+    weights: Weights,
+    signal: dict[str, jax.Array],
+    traces: Traces,
+    products: Products = PLAIN,
 ) -> Weights:
     """Return the gradient that reaches the operands through the states before a window.
 
@@ -338,6 +343,8 @@ def carried(
     signal
         Derivative of the loss with respect to the states before the window, by state name;
         zero for those that are missing.
+    products
+        How they are multiplied.
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
     for group in graph.traced_groups:
@@ -346,7 +353,7 @@ def carried(
             for c, state in enumerate(group.states)
             if state.name in signal
         }
-        gradients = add(gradients, _carried(graph, group, weights, mu, traces, SELECTING))
+        gradients = add(gradients, _carried(graph, group, weights, mu, traces, products))
     return like(weights, gradients)
 
 

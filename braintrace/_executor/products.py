@@ -90,6 +90,6 @@ def products_of_gradient(jacobians: Jacobians) -> Products:
     return SELECTING if "mask" in jacobians else PLAIN
 
 
-def products_of_update(jacobians: Jacobians) -> Products:
-    """Return how the traces after a recorded chunk are added up."""
+def products_of_traces(jacobians: Jacobians) -> Products:
+    """Return how the traces before and after a recorded chunk are multiplied."""
     return SELECTING if "mask" in jacobians or "restart" in jacobians else PLAIN

@@ -16,6 +16,7 @@ from .._compiler import ETraceGraph
 from .._jax import Var, zeros_mapped_like
 from .jacobians import Inputs, Jacobians, Weights, jacobians, operands
 from .live import Probes, finish, hold_old_states, late_probe, probe_shapes, probed_step
+from .products import products_of_traces
 from .restart import restarted, restarted_probes
 
 Traces = Any
@@ -36,7 +37,8 @@ class TraceMethod:
         chunk; gradients are linear in the signal, and the traces are those before the chunk.
         ``after`` are those after it where they come along, equal to those of ``update``, or None.
     carried
-        ``(graph, weights, signal, traces) -> gradients`` through the states before a window.
+        ``(graph, weights, signal, traces, products) -> gradients`` through the states before a
+        window; ``products`` is how signals and traces are multiplied.
     solve_step
         ``(graph, weights, jacobians, signal, before, after) -> gradients`` of one step, from
         the traces on both sides of it.
@@ -114,7 +116,7 @@ def single_step(
         weights, records, before, after = residuals
         chunk = as_chunk(signal)
         gradients = method.solve_step(graph, weights, records, chunk, before, after)
-        gradients = with_late_signal(graph, method, weights, chunk, before, gradients)
+        gradients = with_late_signal(graph, method, weights, records, chunk, before, gradients)
         return gradients, None, None, None
 
     probe.defvjp(probe_forward, probe_backward)
@@ -135,13 +137,15 @@ def solve_chunk(
 ) -> tuple[Weights, Traces | None]:
     """Return the gradient of a recorded chunk, and the traces after it if they come along."""
     gradients, after = method.solve(graph, weights, jacobians, signal, traces)
-    return with_late_signal(graph, method, weights, signal, traces, gradients), after
+    gradients = with_late_signal(graph, method, weights, jacobians, signal, traces, gradients)
+    return gradients, after
 
 
 def with_late_signal(
     graph: ETraceGraph,
     method: TraceMethod,
     weights: Weights,
+    jacobians: Jacobians,
     signal: Probes,
     traces: Traces,
     gradients: Weights,
@@ -151,8 +155,20 @@ def with_late_signal(
     if not states:
         return gradients
     late = {state.name: signal[late_probe(state)][0] for state in states}
-    past = method.carried(graph, weights, late, traces)
+    past = carried_into(graph, method, weights, jacobians, late, traces)
     return jax.tree.map(jnp.add, gradients, past)
+
+
+def carried_into(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    weights: Weights,
+    jacobians: Jacobians,
+    signal: dict[str, jax.Array],
+    traces: Traces,
+) -> Weights:
+    """Return the gradient through the states before a recorded chunk."""
+    return method.carried(graph, weights, signal, traces, products_of_traces(jacobians))
 
 
 def as_chunk(tree: Any) -> Any:

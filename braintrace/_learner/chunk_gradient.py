@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm, add_to_states
-from .._executor import Weights, solve_chunk, zero_probes
+from .._executor import Weights, carried_into, solve_chunk, zero_probes
 from .chunks import record_bytes
 from .padding import without_loss
 from .pure_step import PureStep
@@ -203,7 +203,9 @@ class WindowChunk:
         differentiate = jax.value_and_grad(window, argnums=(0, 1), has_aux=True)
         (_, (written, (losses, aux, records))), (found, signal) = differentiate(parameters, probes)
         inside = jax.tree.map(jnp.add, inside, found)
-        past = self._method.carried(self._graph, weights, signal, traces)
+        if self._has_mask:
+            records = {**records, "mask": {}}
+        past = carried_into(self._graph, self._method, weights, records, signal, traces)
         before = jax.tree.map(jnp.add, before, past)
         return (written, (inside, before), records), (losses, aux)
 

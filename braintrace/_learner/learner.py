@@ -18,7 +18,6 @@ from .chunks import check_chunk_size, check_sequences, chunk_length, record_byte
 from .evolve import Driver, Runner, evolving, predicting
 from .gradient import GradientOptions, SequenceGradient
 from .online import OnlineLearning, OnlineOptions
-from .recorder import Recorder
 from .restart import check_reset
 
 
@@ -50,7 +49,7 @@ class Learner(brainstate.nn.Module):
         super().__init__()
         check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
-        self._recorder: Recorder | None = None
+        self._recorder: Callable[..., Any] | None = None
         self._made = _Made()
 
     @property
@@ -70,13 +69,19 @@ class Learner(brainstate.nn.Module):
             return self._recorder(*arguments)
         return self.algorithm(*arguments)
 
-    def record_with(self, recorder: Recorder | None) -> None:
-        """Let a recorder stand in for the algorithm; ``None`` ends that."""
+    def record_with(self, recorder: Callable[..., Any] | None) -> None:
+        """Let a recorder, or what refuses steps, stand in for the algorithm; None ends that."""
         self._recorder = recorder
 
-    def reset_state(self, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Start a new sequence; see `ETraceAlgorithm.reset_state`."""
-        self.algorithm.reset_state(batch_size, **kwargs)
+    def reset_state(
+        self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
+    ) -> None:
+        """Start a new sequence, for all samples or for some of them.
+
+        Also in the ``update_fn`` of `etrace_online`, and there too inside ``cond``. See
+        `ETraceAlgorithm.reset_state`.
+        """
+        self.algorithm.reset_state(batch_size, where=where, **kwargs)
 
     def etrace_grad(
         self,
@@ -185,6 +190,8 @@ class Learner(brainstate.nn.Module):
             results as well. It writes the parameters, and whatever States it keeps for that (an
             optimizer's ``update``); its result is not used. It is traced once, like ``step_fn``;
             define both outside of loops. Create the States that they use before the first call.
+            `reset_state` in it, of all samples or with ``where`` of some, starts a new sequence
+            with the next step, as ``reset`` does; it does not write hidden states or traces itself.
         has_aux
             Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
         unit_aware
@@ -203,7 +210,8 @@ class Learner(brainstate.nn.Module):
             For sequences that are empty, differ in length or do not fit the states.
         OptionError
             For a ``step_fn`` that does not call the learner exactly once, writes a parameter or a
-            hidden state, or returns no scalar, and with ``vjp_method='multi-step'``.
+            hidden state, or returns no scalar, for an ``update_fn`` that calls the learner or
+            writes hidden states or traces, and with ``vjp_method='multi-step'``.
 
         Notes
         -----

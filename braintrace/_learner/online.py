@@ -17,15 +17,15 @@ from .._errors import OptionError
 from .._typing import path_name
 from .pure_step import PureStep
 from .recorder import Recorder, Values, first_written, run_online, values_of
-from .restart import Initial, Restarts, restart_states
+from .restart import Initial, Restarts, initial_values, restart_states
 from .step_function import (
     call_step_function,
     example_slices,
     no_loops_in_step_function,
     parameters_of,
-    update_parameters,
 )
 from .units import split_loss, with_unit, with_units
+from .update_function import call_update_function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +89,22 @@ class OnlineLearning:
         self._parameters = parameters_of(self._algorithm)
         flags, initial = restarts
         traces = jax.eval_shape(self._algorithm.zero_traces)
-        example = (traces, initial, example_slices((sequences, flags)))
+        slices = example_slices((sequences, flags))
+        self._algorithm.prepare_requests()
+        self._has_initial, self._asks = flags is not None, False
+        step = self._learning(learner, step_fn, update_fn)
         with no_loops_in_step_function():
-            self._step = PureStep(self._learning(learner, step_fn, update_fn), (), example)
+            self._step = PureStep(step, (), (traces, initial, slices))
+            if self._asks and not self._has_initial:  # once more, with what samples start from
+                self._has_initial, initial = True, initial_values(self._algorithm)
+                self._step = PureStep(step, (), (traces, initial, slices))
         self._run = jax.jit(self._stream)
         self._run_and_donate = jax.jit(self._stream, donate_argnums=1)
 
     def __call__(self, sequences: Any, restarts: Restarts) -> tuple[Any, Any]:
         """Return losses and auxiliary results of all steps; States and traces move on."""
+        if self._asks and restarts[0] is None:
+            restarts = None, initial_values(self._algorithm)
         held = self._algorithm.traces
         traces, owned = held.take()
         others = [state.value for state in self._step.others]
@@ -134,7 +142,12 @@ class OnlineLearning:
             gradients, loss, (aux, after) = differentiate()
             if options.unit_aware:
                 gradients = with_units(gradients, self._loss_unit)
-            update_parameters(update_fn, gradients, *((aux,) if options.has_aux else ()))
+            arguments = (gradients, *((aux,) if options.has_aux else ()))
+            flags = call_update_function(learner, update_fn, arguments, after)
+            self._asks = flags is not None
+            if flags is not None and self._has_initial:
+                restart_states(algorithm, initial, flags)
+                after = algorithm.method.restart(algorithm.graph, after, flags)
             return after, loss, aux
 
         return step

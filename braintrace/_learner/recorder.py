@@ -87,6 +87,13 @@ def values_of(states: Mapping[Path, brainstate.State]) -> Values:
     return {path: jax.tree.leaves(state.value) for path, state in states.items()}
 
 
+def traced_values(algorithm: ETraceAlgorithm) -> Values:
+    """Return the values of the hidden states that traces follow."""
+    states, groups = algorithm.states_of_step, algorithm.graph.traced_groups
+    paths = dict.fromkeys(state.path for group in groups for state in group.states)
+    return values_of({path: states[path] for path in paths})
+
+
 def first_written(before: Values, now: Values) -> Path | None:
     """Return the first State that does not hold what it held before, or ``None``."""
     for path, leaves in now.items():
@@ -117,7 +124,7 @@ class Recorder:
     records: Any = None
 
     def __post_init__(self) -> None:
-        self._left = self._traced_values()
+        self._left = traced_values(self.algorithm)
 
     def __call__(self, *arguments: Any) -> Any:
         """Run one step, with the model's States read and written."""
@@ -131,7 +138,7 @@ class Recorder:
         }
         outputs, new_states, self.records = self.run(inputs)
         write_states(graph, states, new_states)
-        self._left = self._traced_values()
+        self._left = traced_values(self.algorithm)
         self.calls += 1
         return jax.tree.unflatten(graph.traced.output_tree, outputs)
 
@@ -143,16 +150,10 @@ class Recorder:
         OptionError
             If something else has written one.
         """
-        path = first_written(self._left, self._traced_values())
+        path = first_written(self._left, traced_values(self.algorithm))
         if path is not None:
             raise OptionError(
                 f"`step_fn` writes the hidden State '{path_name(path)}' itself, which the "
                 "traces would not follow. Change it in the model's `update`; to start a new "
                 "sequence, use `reset`."
             )
-
-    def _traced_values(self) -> Values:
-        states = self.algorithm.states_of_step
-        groups = self.algorithm.graph.traced_groups
-        paths = dict.fromkeys(state.path for group in groups for state in group.states)
-        return values_of({path: states[path] for path in paths})

@@ -5,12 +5,16 @@ from typing import Any
 
 import brainstate
 import jax
-import jax.numpy as jnp
 
-from .._algorithms import ETraceAlgorithm, read_states, values_as_now
+from .._algorithms import (
+    ETraceAlgorithm,
+    check_first_axes,
+    read_states,
+    start_anew,
+    values_as_now,
+)
 from .._arguments import array_of
 from .._errors import OptionError, ShapeError
-from .._executor import over_first_axis
 from .._jax import Var
 from .._typing import Path, path_name
 
@@ -38,19 +42,18 @@ def check_reset(algorithm: ETraceAlgorithm, reset: Any, steps: int) -> Restarts:
             f"`reset` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of "
             f"shape ({steps},), or ({steps}, batch) to restart samples one by one."
         )
-    states = short_term_states(algorithm)
-    graph = algorithm.graph
-    now = {path: state.value for path, state in states.items()}
-    initial = values_as_now(algorithm.model, now, graph.traced.batch_size, {})
-    for path, value in initial.items():
-        for leaf in jax.tree.leaves(value):
-            if flags.ndim == 2 and leaf.shape[:1] != flags.shape[1:]:
-                raise ShapeError(
-                    f"`reset` has shape {flags.shape}, one flag per step and sample, but State "
-                    f"'{path_name(path)}' has shape {leaf.shape}: its first axis is not the "
-                    f"batch of {flags.shape[1]}. Give one flag per step, ({steps},)."
-                )
-    return flags, [initial[path] for path in states]
+    if flags.ndim == 2:
+        given = f"`reset` has shape {flags.shape}, one flag per step and sample"
+        states = short_term_states(algorithm)
+        check_first_axes(given, flags, {path: state.value for path, state in states.items()})
+    return flags, initial_values(algorithm)
+
+
+def initial_values(algorithm: ETraceAlgorithm) -> Initial:
+    """Return the values that States start anew from."""
+    now = {path: state.value for path, state in short_term_states(algorithm).items()}
+    found = values_as_now(algorithm.model, now, algorithm.graph.traced.batch_size, {})
+    return [found[path] for path in now]
 
 
 def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: bool) -> None:
@@ -108,12 +111,3 @@ def initial_inputs(algorithm: ETraceAlgorithm, initial: Initial) -> dict[Var, An
     return {
         leaf.in_var: inputs[leaf.in_var] for leaf in graph.traced.leaves if leaf.path in by_path
     }
-
-
-def start_anew(now: Any, initial: Any, flags: jax.Array) -> Any:
-    """Return values in which some samples, or all, are as at the start of a sequence."""
-
-    def chosen(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jnp.where(over_first_axis(flags, old.ndim), new, old).astype(old.dtype)
-
-    return jax.tree.map(chosen, now, initial)

@@ -1,0 +1,85 @@
+"""The user's function of a stream that changes the parameters: how it is called.
+
+It may ask for a new sequence by ``reset_state``. Whatever else writes hidden states or traces
+there is refused: what the next step finds has to be what this one has left.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import jax
+
+from .._algorithms import EligibilityTraces, ETraceAlgorithm
+from .._errors import OptionError
+from .._typing import path_name
+from .recorder import first_written, traced_values
+from .step_function import update_parameters
+
+
+def call_update_function(
+    learner: Any, update_fn: Callable[..., Any], arguments: tuple[Any, ...], traces: Any
+) -> jax.Array | None:
+    """Run the function, and return which samples it wants to start anew; ``None``: none at all.
+
+    Parameters
+    ----------
+    learner
+        The learner.
+    update_fn, arguments
+        The user's function and what it gets.
+    traces
+        Traces after the step, for it to read.
+
+    Raises
+    ------
+    OptionError
+        If it runs a step, or writes hidden states or traces.
+    """
+    algorithm = learner.algorithm
+    left = traced_values(algorithm)
+    learner.record_with(_refuse_step)
+    try:
+        with _showing(algorithm, traces), algorithm.requested_restarts.collected() as asked:
+            update_parameters(update_fn, *arguments)
+    finally:
+        learner.record_with(None)
+    path = first_written(left, traced_values(algorithm))
+    if path is not None:
+        raise _refusal(f"writes the hidden State '{path_name(path)}' itself")
+    if not asked:
+        return None
+    flags, *more = asked
+    for some in more:
+        flags = flags | some
+    return flags
+
+
+@contextlib.contextmanager
+def _showing(algorithm: ETraceAlgorithm, traces: Any) -> Iterator[None]:
+    """Let the algorithm's traces be those after the step, to be read and not written."""
+    own, shown = algorithm.traces, EligibilityTraces(traces)
+    unread = vars(own)["_value"]
+    algorithm.traces = shown
+    try:
+        yield
+    finally:
+        algorithm.traces = own
+    leaves, now = jax.tree.leaves(traces), jax.tree.leaves(shown.value)
+    is_kept = len(leaves) == len(now) and all(a is b for a, b in zip(leaves, now, strict=True))
+    if not is_kept or vars(own)["_value"] is not unread:
+        raise _refusal(
+            "writes the traces, or reads them otherwise than by `learner.algorithm.traces.value`"
+        )
+
+
+def _refuse_step(*arguments: Any) -> NoReturn:
+    raise _refusal("calls the learner, which runs a step")
+
+
+def _refusal(what: str) -> OptionError:
+    return OptionError(
+        f"`update_fn` {what}. It changes parameters and States of its own; hidden states and "
+        "traces are those that the step has left. Change hidden states in the model's `update`; "
+        "to start a new sequence, call `reset_state` in `update_fn`, or give `reset`."
+    )
