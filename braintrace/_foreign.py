@@ -6,6 +6,8 @@ on purpose or not, is its own and passes through as it is.
 """
 
 import contextlib
+import dis
+import os
 import pathlib
 import re
 import traceback
@@ -70,12 +72,19 @@ def is_foreign(error: BaseException) -> bool:
         return True
     if type(error) not in _RAISED:
         return False
-    frames = traceback.extract_tb(error.__traceback__)
-    if frames and _is_of_dependency(frames[-1].filename):
+    end = error.__traceback__
+    while end is not None and end.tb_next is not None:
+        end = end.tb_next
+    if end is None:
+        return False
+    code = end.tb_frame.f_code
+    if _is_of_dependency(code.co_filename):
         return True
     # JAX takes frames of its own out of a traceback, so that the user's line is the last.
     text = str(error)
-    return bool(_ABOUT_JAX.search(text) or _ABOUT_STATES.search(text))
+    is_raised_there = dis.opname[code.co_code[end.tb_lasti]] == "RAISE_VARARGS"
+    is_told = _ABOUT_JAX.search(text) or _ABOUT_STATES.search(text)
+    return bool(is_told and not is_raised_there)
 
 
 def _of_attribute(error: AttributeError, call: Callable[[], str]) -> NotInitializedError | None:
@@ -125,7 +134,7 @@ def _package_of(module: str) -> str:
 
 
 _FILES = (__file__, *(package.__file__ for package in (jax, jaxlib, brainstate, saiunit, numpy)))
-_HOMES = tuple(str(pathlib.Path(file or "").parent) for file in _FILES)
+_HOMES = tuple(f"{pathlib.Path(file or '').parent}{os.sep}" for file in _FILES)
 
 
 def _is_of_dependency(filename: str) -> bool:

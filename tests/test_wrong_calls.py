@@ -53,6 +53,10 @@ def raising(kind):
     raise kind("mine")
 
 
+def about_states():
+    raise ValueError("JAX knows no such HiddenState")
+
+
 RAISED = (
     OwnError,
     AttributeError,
@@ -69,6 +73,7 @@ SLIPS = (
     (AttributeError, lambda: object().mine),
     (TypeError, lambda: len(3)),
     (ZeroDivisionError, lambda: 1 / 0),
+    (ValueError, about_states),
 )
 
 

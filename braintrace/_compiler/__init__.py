@@ -19,7 +19,6 @@ from .trace import components as components
 from .trace import described as described
 from .trace import join_components as join_components
 from .trace import split_components as split_components
-from .trace import state_paths as state_paths
 from .trace import trace_model as trace_model
 from .traces import TraceShape as TraceShape
 from .traces import trace_shapes as trace_shapes

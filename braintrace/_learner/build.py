@@ -131,17 +131,9 @@ def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
         or does not work with it.
     """
     given = {} if batch_size is None else {"batch_size": batch_size}
-    try:
-        with in_words(OptionError, lambda: f"`init_state` fails with `batch_size`={batch_size}"):
-            brainstate.nn.init_all_states(model, **given)
-    except TypeError as error:  # Python's own, about the signature
-        if "init_state() " not in str(error):
-            raise
-        raise OptionError(
-            f"`init_state` of a module in `{type(model).__name__}` does not take the arguments of "
-            f"`batch_size`={batch_size}: {error}. Call `compile` with the `batch_size` that it "
-            "needs, or without one for a model that has none."
-        ) from error
+    what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {batch_size}"
+    with in_words(OptionError, lambda: what):
+        brainstate.nn.init_all_states(model, **given)
 
 
 def _about_batch(example: tuple[Any, ...], batch_size: int | None) -> str | None:

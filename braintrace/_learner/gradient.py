@@ -185,7 +185,6 @@ class SequenceGradient:
         mask: Any,
         restarts: Restarts,
     ) -> Any:
-        self._chunks.step.check(self._algorithm.model, others)
         steps, length = self._lengths(sequences)
         scales = self._scales(jnp.ones(steps) if mask is None else mask)
         flags, initial = restarts

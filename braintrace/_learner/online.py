@@ -174,7 +174,6 @@ class OnlineLearning:
                 )
 
     def _stream(self, others: list[Any], traces: Any, sequences: Any, restarts: Restarts) -> Any:
-        self._step.check(self._algorithm.model, others)
         flags, initial = restarts
 
         def step(carry: Any, now: Any) -> Any:

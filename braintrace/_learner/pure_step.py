@@ -5,9 +5,7 @@ from typing import Any
 
 import brainstate
 
-from .._compiler import described, state_paths
-from .._errors import OptionError, ShapeError
-from .._typing import path_name
+from .._errors import OptionError
 
 
 class PureStep:
@@ -52,7 +50,6 @@ class PureStep:
             )
         self.others = [state for state, _, parameter in pairs if parameter is None]
         self._is_written = [bool(w) for _, w, parameter in pairs if parameter is None]
-        self._expected = [described(state.value) for state in self.others]
 
     def __call__(
         self, parameters: Sequence[Any], others: Sequence[Any], *arguments: Any
@@ -63,31 +60,6 @@ class PureStep:
         new, result = self._function.jaxpr_call(values, *arguments)
         kept = [value for value, p in zip(new, self._parameter_of, strict=True) if p is None]
         return self.written_of(kept), result
-
-    def check(self, model: brainstate.nn.Module, others: Sequence[Any]) -> None:
-        """Refuse values of States that the step was not traced for.
-
-        Parameters
-        ----------
-        model
-            Names the States.
-        others
-            Values of the States that are no parameters.
-
-        Raises
-        ------
-        ShapeError
-            If one has another shape, dtype or unit.
-        """
-        paths = state_paths(model)
-        for state, value, expected in zip(self.others, others, self._expected, strict=True):
-            if described(value) != expected:
-                name = path_name(paths.get(id(state), (type(state).__name__,)))
-                raise ShapeError(
-                    f"State '{name}' is {described(value)}, and `step_fn` was compiled for "
-                    f"{expected}. Give it such a value again, call `reset_state` with the batch "
-                    "size that you want, or pass another function."
-                )
 
     def written_of(self, others: Sequence[Any]) -> list[Any]:
         """Return those of the other States' values that a step writes."""

@@ -56,7 +56,8 @@ def call_step_function(
     check_takes("step_fn", step_fn, slices, f"{len(slices)} slices, one of each sequence")
     learner.record_with(recorder)
     try:
-        with in_words(OptionError, lambda: f"`step_fn` fails for {_told(step_fn, slices)}"):
+        call = f"`step_fn` fails for {_told(step_fn, slices)}"
+        with in_words(OptionError, lambda: call), no_loops_in_step_function():
             result = step_fn(*slices)
     finally:
         learner.record_with(None)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import brainstate
-import numpy as np
 
 from .._arguments import (
     BATCH_SIZE,
@@ -123,8 +122,8 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
 def _check_input(layer: Any, name: str, value: Any, where: str) -> None:
     if value is None or isinstance(value, (str, brainstate.State)):
         raise not_an_array(name, value, where)
-    features = getattr(layer, "num_in", None)
-    if features is not None and np.shape(value)[-1:] != (features,):
+    features, shape = getattr(layer, "num_in", None), getattr(value, "shape", None)
+    if features is not None and shape is not None and shape[-1:] != (features,):
         raise ShapeError(
             f"{where}expected `{name}` of shape (..., {features}), got {shown(value)}."
         )
