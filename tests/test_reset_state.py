@@ -125,6 +125,7 @@ def test_what_an_update_function_may_not_do():
 
     def zero(state):
         state.value = jax.tree.map(jnp.zeros_like, state.value)
+        return 0
 
     def run(update_fn):
         return learner.etrace_online(
@@ -138,7 +139,7 @@ def test_what_an_update_function_may_not_do():
         (lambda: algorithm(x), "`update_fn` writes"),
         (lambda: zero(state), "`update_fn` writes the hidden State 'h'"),
         (lambda: zero(algorithm.traces), "`update_fn` writes the traces"),
-        (lambda: zero(traces), "`update_fn` writes the traces"),
+        (lambda: zero(traces), "through their State"),
         (lambda: learner.reset_state(BATCH + 1), "the batch that there are"),
         (lambda: learner.reset_state(scale=2.0), "values and the batch"),
         (lambda: learner.reset_state(where=np.zeros(BATCH)), "expected booleans"),
@@ -148,6 +149,9 @@ def test_what_an_update_function_may_not_do():
         with pytest.raises((braintrace.OptionError, braintrace.ShapeError), match=words):
             run(lambda gradients, call=call: call())
         assert_states_close(snapshot(learner), before)
+    with pytest.raises(braintrace.OptionError, match="through their State"):
+        learner.etrace_grad(x[None], step_fn=lambda x: learner(x).sum() + zero(traces))
+    assert_states_close(snapshot(learner), before)
     seen = []
 
     def reading(gradients):

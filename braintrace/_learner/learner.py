@@ -108,7 +108,8 @@ class Learner(brainstate.nn.Module):
             step to the next (nor, with ``vjp_method='multi-step'``, to the next window).
         mask
             Weights ``(T,)`` of the steps' losses; ``None``: all are 1. Where all are 0, the
-            gradient is 0.
+            gradient is 0. A step of weight 0 leaves the gradient alone, whatever its inputs are:
+            padding may be NaN, and so may the states and traces that it leaves behind.
         reduction
             ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
         chunk_size
@@ -127,7 +128,8 @@ class Learner(brainstate.nn.Module):
         reset
             Booleans ``(T,)``, or ``(T, batch)`` where the states' first axis is the batch:
             states and traces start anew before the steps where it is true, as for a sequence of
-            its own. States get the values of ``init_state``.
+            its own. States get the values of ``init_state``; nothing that was NaN before is
+            seen after it.
 
         Returns
         -------

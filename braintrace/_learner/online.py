@@ -98,6 +98,7 @@ class OnlineLearning:
             if self._asks and not self._has_initial:  # once more, with what samples start from
                 self._has_initial, initial = True, initial_values(self._algorithm)
                 self._step = PureStep(step, (), (traces, initial, slices))
+        self._step.check_unused(self._algorithm.traces)
         self._run = jax.jit(self._stream)
         self._run_and_donate = jax.jit(self._stream, donate_argnums=1)
 

@@ -51,6 +51,22 @@ class PureStep:
         self.others = [state for state, _, parameter in pairs if parameter is None]
         self._is_written = [bool(w) for _, w, parameter in pairs if parameter is None]
 
+    def check_unused(self, traces: brainstate.State) -> None:
+        """Refuse a function that has read or written a State which is not there while it runs.
+
+        Raises
+        ------
+        OptionError
+            If it has.
+        """
+        if any(state is traces for state in self.others):
+            raise OptionError(
+                "The function of a step reads or writes the traces through their State. What it "
+                "holds belongs to the driver while steps are run: `update_fn` can read the traces "
+                "after the step as `learner.algorithm.traces.value`; to start a new sequence, use "
+                "`reset`, or `reset_state` in `update_fn`."
+            )
+
     def __call__(
         self, parameters: Sequence[Any], others: Sequence[Any], *arguments: Any
     ) -> tuple[list[Any], Any]:
