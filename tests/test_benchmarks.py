@@ -30,7 +30,7 @@ SMALLEST = {
     "length": length.case((8, 16), hidden=8, batch=2, chunk=4),
     "memory": memory.against_length((32,), 8, 2),
     "first_call": first_call.case("dense", hidden=8, repeats=1, steps=4, batch=2),
-    "compile_time": compile_time.case((1,)),
+    "compile_time": compile_time.case((1,), ((2, 4),)),
     "predict": inference.predict_case("lstm", 4, 2, 8),
     "mask": inference.mask_case(4, 8, 2, 12),
     "trace_bytes": trace_bytes.case("element_wise", "es_d_rtrl", 2, hidden=8),

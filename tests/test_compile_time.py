@@ -3,6 +3,7 @@
 import pathlib
 import sys
 import time
+import tracemalloc
 
 import brainstate
 import jax
@@ -10,6 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 import braintrace
+from braintrace._compiler.derivative import Derivatives
+from braintrace._compiler.hidden_groups import find_hidden_groups
+from braintrace._compiler.trace import trace_model
 
 WIDTH, BATCH = 16, 8
 PACKAGE = str(pathlib.Path(braintrace.__file__).parent)
@@ -35,19 +39,19 @@ class Layer(brainstate.nn.Module):
         return self.h.value
 
 
-def stack_of(layers):
+def stack_of(layers, batch=BATCH):
     model = brainstate.nn.Sequential(*(Layer() for _ in range(layers)))
-    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    brainstate.nn.init_all_states(model, batch_size=batch)
     return model
 
 
-def compiled(model):
-    return braintrace.compile_etrace_graph(model, jnp.ones((BATCH, WIDTH)))
+def compiled(model, batch=BATCH):
+    return braintrace.compile_etrace_graph(model, jnp.ones((batch, WIDTH)))
 
 
-def lines_run(layers):
+def lines_run(layers, batch=BATCH):
     """Lines of the library that an analysis executes: the same in every run."""
-    model, count = stack_of(layers), 0
+    model, count = stack_of(layers, batch), 0
 
     def line(frame, event, _):
         nonlocal count
@@ -60,7 +64,7 @@ def lines_run(layers):
     before = sys.gettrace()
     sys.settrace(enter)
     try:
-        compiled(model)
+        compiled(model, batch)
     finally:
         sys.settrace(before)
     return count
@@ -69,6 +73,38 @@ def lines_run(layers):
 def test_the_work_grows_linearly_with_the_number_of_layers():
     few, more, many = (lines_run(layers) for layers in (4, 8, 16))
     assert many - more == pytest.approx(2 * (more - few), rel=0.03)
+
+
+def test_the_work_does_not_grow_with_the_batch():
+    assert lines_run(1, 64) == lines_run(1, 256)
+
+
+def test_what_is_computed_element_by_element_shares_its_positions():
+    traced, _ = trace_model(stack_of(1), (jnp.ones((BATCH, WIDTH)),), None, 32)
+    _, ((walk,),) = find_hidden_groups(traced, False, (), Derivatives())
+    reached = [ids for ids in walk.ids.values() if ids.shape == (BATCH, WIDTH)]
+    assert len(reached) > 40
+    assert len({id(ids) for ids in reached}) == 1
+
+
+def bytes_of_analysis(units, batch):
+    """What an analysis of an LSTM takes at most, at once."""
+    model = braintrace.nn.LSTMCell(4, units)
+    brainstate.nn.init_all_states(model, batch_size=batch)
+    tracemalloc.start()
+    try:
+        braintrace.compile_etrace_graph(model, jnp.ones((batch, 4)))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_analysis_takes_a_few_copies_of_the_largest_positions():
+    bytes_of_analysis(4, 2)
+    units, batch = 128, 64
+    positions = 4 * (batch * 4 * units)  # of the four gates side by side
+    grown = bytes_of_analysis(units, batch) - bytes_of_analysis(4, 2)
+    assert grown < 20 * positions
 
 
 def test_ten_layers_of_500_equations_take_less_than_two_seconds():

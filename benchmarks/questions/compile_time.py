@@ -1,7 +1,7 @@
 """How long does the analysis of a model take, and does it grow with the number of equations?
 
 Stacked leaky layers with element-wise operations between the weight and the state; one layer
-has 50 equations or so.
+has 50 equations or so. And one LSTM, whose equations stay the same while its arrays grow.
 """
 
 import time
@@ -20,6 +20,8 @@ from ..networks import squared_error
 WIDTH, BATCH, STEPS = 16, 8, 6
 LAYERS = (2, 5, 10, 20, 50, 100)
 QUICK = (2, 10)
+SIZES = ((256, 1024), (256, 2048))
+QUICK_SIZES = ((8, 16), (16, 32))
 
 
 class Layer(brainstate.nn.Module):
@@ -70,6 +72,17 @@ def analysis(layers: int) -> tuple[float, int]:
     return time.perf_counter() - start, equations(model)
 
 
+def analysis_of_lstm(batch: int, units: int) -> float:
+    """Return the seconds that the analysis of one LSTM layer takes."""
+    if not hasattr(braintrace, "compile_etrace_graph"):
+        raise NotOffered("the library does not name its compiler")
+    model = braintrace.nn.LSTMCell(WIDTH, units)
+    brainstate.nn.init_all_states(model, batch_size=batch)
+    start = time.perf_counter()
+    braintrace.compile_etrace_graph(model, jnp.ones((batch, WIDTH)))
+    return time.perf_counter() - start
+
+
 def check() -> tuple[float, float]:
     """Return how far the gradient of one layer is from BPTT, which is exact here."""
     model = stack(1)
@@ -93,8 +106,8 @@ def check() -> tuple[float, float]:
     return oracles.deviation(found, jax.grad(loss)(weights)), 1e-4
 
 
-def prepare(layers: tuple[int, ...]) -> Prepared:
-    """Return the times of all models; a small one goes first and fills the caches."""
+def prepare(layers: tuple[int, ...], sizes: tuple[tuple[int, int], ...]) -> Prepared:
+    """Return the times of all models; small ones go first and fill the caches."""
 
     def derive(_: Any) -> dict[str, float]:
         analysis(1)
@@ -104,22 +117,24 @@ def prepare(layers: tuple[int, ...]) -> Prepared:
             found[f"{count} layers: equations"] = float(size)
             found[f"{count} layers: seconds"] = seconds
             found[f"{count} layers: milliseconds per equation"] = 1e3 * seconds / size
+        analysis_of_lstm(2, 4)
+        found |= {f"LSTM {b} x {n}: seconds": analysis_of_lstm(b, n) for b, n in sizes}
         return found
 
     return Prepared(derive=derive, checks={"D_RTRL of one layer": check})
 
 
-def case(layers: tuple[int, ...]) -> Case:
-    """Return the case of some depths."""
+def case(layers: tuple[int, ...], sizes: tuple[tuple[int, int], ...]) -> Case:
+    """Return the case of some depths, and of some batches and units of an LSTM."""
     return Case(
         name=f"compile_time/to {layers[-1]} layers",
-        parameters={"layers": list(layers)},
-        build=lambda: prepare(layers),
+        parameters={"layers": list(layers), "sizes": [list(size) for size in sizes]},
+        build=lambda: prepare(layers, sizes),
         quick=layers == QUICK,
         full=layers == LAYERS,
     )
 
 
 def cases(platform: str) -> list[Case]:
-    """Return depths of 100 to 5,000 equations, and few."""
-    return [case(LAYERS), case(QUICK)]
+    """Return depths of 100 to 5,000 equations with wide LSTMs, and few with narrow ones."""
+    return [case(LAYERS, SIZES), case(QUICK, QUICK_SIZES)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._jax import Var
 from .trace import StateLeaf
-from .transfer import NONE, Ids
+from .transfer import NONE, Ids, are_distinct, places_of
 
 Reached = Callable[[int], Mapping[Var, Ids]]
 """By index of a state: the variables that reach it, and the element that each of theirs does."""
@@ -67,7 +67,7 @@ class CommonPositions:
         """Return some states with the positions that they have in common."""
         members = list(members)
         numbers = [self._numbers[a] for a in members]
-        every = np.unique(np.concatenate(numbers))
+        every = np.flatnonzero(places_of(np.concatenate(numbers), self._total))
         whole = next((i for i, found in enumerate(numbers) if found.size == every.size), None)
         shape: tuple[int, ...] = (every.size,)
         if whole is not None:
@@ -80,7 +80,10 @@ class CommonPositions:
             places = table[own]
             found.append(
                 dataclasses.replace(
-                    raw, ids=places[raw.ids], old_ids=places.reshape(raw.leaf.shape), shape=shape
+                    raw,
+                    ids=np.asarray(places[raw.ids]),
+                    old_ids=places.reshape(raw.leaf.shape),
+                    shape=shape,
                 )
             )
         return found
@@ -107,7 +110,7 @@ class CommonPositions:
                 if c == a:
                     continue
                 used = ids != NONE
-                if np.all(ids[used] >= 0) and len(np.unique(ids[used])) == np.count_nonzero(used):
+                if np.all(ids[used] >= 0) and are_distinct(ids[used], own.ids.size):
                     yield a, c, ids[used], numbers[used]
                 elif own.ids.size == numbers.size:
                     otherwise.append((a, c))

@@ -205,19 +205,35 @@ def _no_relation(model: Any, groups: list[HiddenGroup], diagnostics: tuple[Diagn
 
 
 def _check_parameters(model: brainstate.nn.Module) -> None:
-    for path, state in model.states(brainstate.ParamState).items():
-        for leaf in map(jax.numpy.asarray, jax.tree.leaves(state.value)):
-            if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
-                raise DtypeError(
-                    f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
-                    f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
-                    "it, or keep it in a State that is not a `ParamState`."
-                )
-            if not is_tracer(leaf) and not np.all(np.isfinite(np.asarray(leaf, np.complex128))):
-                raise DtypeError(
-                    f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has values that "
-                    "are not finite (NaN or infinity). Initialise it again before compiling."
-                )
+    leaves = [
+        (path, jax.numpy.asarray(leaf))
+        for path, state in model.states(brainstate.ParamState).items()
+        for leaf in jax.tree.leaves(state.value)
+    ]
+    for path, leaf in leaves:
+        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+            raise DtypeError(
+                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
+                f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
+                "it, or keep it in a State that is not a `ParamState`."
+            )
+    known = [(path, leaf) for path, leaf in leaves if not is_tracer(leaf)]
+    finite = jax.device_get([_is_finite(leaf) for _, leaf in known])
+    for (path, leaf), is_finite in zip(known, finite, strict=True):
+        if not is_finite:
+            raise DtypeError(
+                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has values that "
+                "are not finite (NaN or infinity). Initialise it again before compiling."
+            )
+
+
+def _is_finite(leaf: jax.Array) -> Any:
+    """Tell whether all of an array is finite, where it lies.
+
+    NumPy reads an array on one CPU in place; JAX would compile a program for every shape.
+    """
+    is_here = [device.platform for device in leaf.devices()] == ["cpu"]
+    return (np.isfinite(np.asarray(leaf)) if is_here else jax.numpy.isfinite(leaf)).all()
 
 
 def _check_hidden_states(traced: TracedModel) -> None:

@@ -18,7 +18,7 @@ from .home import Constants, home_positions
 from .marked import role
 from .positions import Cut, Walk, walk_back
 from .trace import StateLeaf, TracedModel
-from .transfer import CONSTANT, NONE, Ids, carries_derivative, spread_back
+from .transfer import CONSTANT, NONE, Ids, are_distinct, carries_derivative, spread_back
 
 _FOREIGN = -9  # the home of old states that do not share the walk's positions
 
@@ -279,7 +279,7 @@ def _unmove(equation: Any, ids: Ids, size: int, constant: Constants) -> tuple[Va
     received = spread_back(sources[0], ids, sum(sizes))
     for atom, piece in zip(operands, np.split(received, np.cumsum(sizes)[:-1]), strict=True):
         positions = piece[piece >= 0]
-        if is_var(atom) and len(positions) == size and len(np.unique(positions)) == size:
+        if is_var(atom) and len(positions) == size and are_distinct(positions, size):
             return atom, piece.reshape(atom.aval.shape)
     return None
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._jax import Var, is_var
 from .._jaxpr import Program, evaluate
-from .._jaxpr.moves import NOWHERE, is_move, moved_operands, source_map
+from .._jaxpr.moves import NOWHERE, is_move, moved, moved_operands, source_map
 from .transfer import ELEMENTWISE, MIXED, NONE, Ids, merge
 
 
@@ -93,16 +93,20 @@ def _home_of_move(
     home: dict[Var, Ids],
     constant: Callable[[Any], np.ndarray | None],
 ) -> None:
+    carried = [
+        np.full(equation.invars[operand].aval.shape, NONE, np.int32)
+        if known[operand] is None
+        else np.asarray(known[operand])
+        for operand in moved_operands(equation)
+    ]
+    found = moved(equation, carried)
+    if found is not None:
+        home.update(zip(equation.outvars, found, strict=True))
+        return
     sources = source_map(equation, constant)
     if sources is None:
         return
-    flat = [
-        np.full(equation.invars[operand].aval.size, NONE, np.int32)
-        if known[operand] is None
-        else np.asarray(known[operand]).ravel()
-        for operand in moved_operands(equation)
-    ]
-    table = np.concatenate([*flat, np.full(1, NONE, np.int32)])
+    table = np.concatenate([*(ids.ravel() for ids in carried), np.full(1, NONE, np.int32)])
     for out, source in zip(equation.outvars, sources, strict=True):
         home[out] = table[np.where(source == NOWHERE, len(table) - 1, source)]
 

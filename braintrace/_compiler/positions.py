@@ -124,6 +124,8 @@ def walk_back(
         if var in stops:
             met.extend((use.equation, var) for use, _ in kept)
             return
+        if ids[var] is kept[0][1]:  # all uses reach the same positions
+            return
         conflict = (ids[var] == MIXED) & ~np.any([given == MIXED for _, given in kept], axis=0)
         if not np.any(conflict):
             return
@@ -135,7 +137,7 @@ def walk_back(
             shared.append(var)
 
     def walk_body(body: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
-        return _walk_body(body, out_ids, marked)
+        return _walk_body(body, out_ids, marked, derivatives)
 
     for index in _backward(program, start, received):
         equation = program.equations[index]
@@ -216,9 +218,9 @@ def _order(cut: Cut) -> tuple[int, int]:
 
 
 def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids | None]) -> bool:
-    before = any(ids is not None and np.any(ids == MANY) for ids in out_ids)
-    after = any(isinstance(c, np.ndarray) and np.any(c == MANY) for c in contributions)
-    return after and not before
+    made = [c for c in contributions if not any(c is ids for ids in out_ids)]
+    after = any(isinstance(c, np.ndarray) and np.any(c == MANY) for c in made)
+    return after and not any(ids is not None and np.any(ids == MANY) for ids in out_ids)
 
 
 def _in_place(
@@ -233,7 +235,9 @@ def _in_place(
     return kept, rejected
 
 
-def _walk_body(body: Any, out_ids: Sequence[Ids | None], marked: Marked) -> list[Contribution]:
+def _walk_body(
+    body: Any, out_ids: Sequence[Ids | None], marked: Marked, derivatives: Derivatives
+) -> list[Contribution]:
     """Carry ids through a branch or loop body; an input that is mixed anywhere is cut whole."""
     opened, _ = open_jaxpr(body)
     program = program_of(body)
@@ -248,7 +252,7 @@ def _walk_body(body: Any, out_ids: Sequence[Ids | None], marked: Marked) -> list
         home={},
         marked=marked,
         constant=Constants(program),
-        derivatives=Derivatives(),
+        derivatives=derivatives,
     )
     mixed = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
     mixed += [a for i in walk.passed for a in program.equations[i].invars if is_var(a)]

@@ -18,7 +18,7 @@ from .derivative import Derivatives
 from .hidden_groups import HiddenGroup
 from .home import Constants, pure_origin
 from .positions import Walk
-from .transfer import MANY, NONE, Ids
+from .transfer import MANY, NONE, Ids, places_of
 
 NO_SLOT = -1
 
@@ -167,12 +167,16 @@ def _entries(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[
 
 def _covered(ids: Ids, entries: Sequence[_Entry]) -> bool:
     """Tell whether every element that reaches the state has a place in the table."""
-    reached = {int(element) for entry in entries for element in np.unique(entry[3])}
-    return len(reached) == int(np.count_nonzero(ids != NONE))
+    elements = np.concatenate([entry[3] for entry in entries]) if entries else np.zeros(0, int)
+    return np.array_equal(places_of(elements, ids.size), ids.ravel() != NONE)
 
 
 def _table(sources: np.ndarray, targets: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Give every pair (element of y, position) a place in the table ``(fan-out, size)``."""
+    only = np.full(size, -1, np.int32)
+    only[sources] = targets
+    if np.array_equal(only[sources], targets):  # no element has two positions
+        return sources.astype(np.int32), only[None]
     pairs = sources.astype(np.int64) * (int(targets.max()) + 1) + targets
     unique, inverse = np.unique(pairs, return_inverse=True)
     element = unique // (int(targets.max()) + 1)

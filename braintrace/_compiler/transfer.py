@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from .._jax import is_var
-from .._jaxpr.moves import NOWHERE, is_move, moved_operands, source_map
+from .._jaxpr.moves import NOWHERE, is_move, moved_back, moved_operands, source_map
 
 NONE = -1  # no influence on the state
 MIXED = -2  # several positions, not by a broadcast
@@ -94,7 +94,9 @@ def _elementwise(equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribut
     (ids,) = out_ids
     assert ids is not None
     return [
-        ids if atom.aval.shape == ids.shape else _narrowed(ids, atom.aval.shape)
+        (ids if atom.aval.shape == ids.shape else _narrowed(ids, atom.aval.shape))
+        if carries_derivative(atom)
+        else None
         for atom in equation.invars
     ]
 
@@ -109,6 +111,9 @@ def _narrowed(ids: Ids, shape: tuple[int, ...]) -> Ids:
 def _move(
     equation: Any, out_ids: Sequence[Ids | None], constant: Callable[[Any], np.ndarray | None]
 ) -> list[Contribution]:
+    back = moved_back(equation, out_ids, NONE)
+    if back is not None:
+        return list(back)
     sources = source_map(equation, constant)
     if sources is None:
         overwritten = equation.primitive.name in ("dynamic_update_slice", "scatter")
@@ -141,6 +146,18 @@ def spread_back(source: np.ndarray, ids: Ids, size: int) -> Ids:
     received[targets] = values
     received[targets[received[targets] != values]] = MANY
     return received
+
+
+def are_distinct(positions: np.ndarray, size: int) -> bool:
+    """Tell whether no position, of ``size`` that there are, is found twice."""
+    return int(np.count_nonzero(places_of(positions, size))) == positions.size
+
+
+def places_of(positions: np.ndarray, size: int) -> np.ndarray:
+    """Return for each of ``size`` positions whether it is among some."""
+    found = np.zeros(size, bool)
+    found[positions] = True
+    return found
 
 
 def _reduction(equation: Any, ids: Ids | None) -> Contribution:

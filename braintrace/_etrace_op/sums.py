@@ -87,7 +87,8 @@ def _in_blocks(products: Callable[[Any], Any], operands: Any) -> Any:
 
     rest = jax.tree.map(lambda leaf: leaf[full:], operands)
     has_rest = full < jax.tree.leaves(operands)[0].shape[0]
-    shapes = jax.eval_shape(functools.partial(_one_by_one, products), operands)
+    one = jax.tree.map(lambda leaf: leaf[:1], operands)
+    shapes = jax.eval_shape(functools.partial(_one_by_one, products), one)
     zero = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
     start = _one_by_one(products, rest) if has_rest else zero
     return jax.lax.scan(add, start, jax.tree.map(of_block, operands))[0]

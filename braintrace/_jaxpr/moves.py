@@ -18,6 +18,44 @@ NOWHERE = -1
 _Sources = list[np.ndarray]
 
 
+def moved(equation: Any, operands: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """Return the outputs of a move on arrays that stand in for its operands.
+
+    ``None`` for a move whose operands say where elements go.
+    """
+    move = _MOVES.get(equation.primitive.name)
+    return None if move is None else move(equation, *operands)
+
+
+def moved_back(
+    equation: Any, outputs: Sequence[np.ndarray | None], missing: int
+) -> list[np.ndarray] | None:
+    """Return for every operand of a move the values at the places where its elements have gone.
+
+    Parameters
+    ----------
+    equation
+        An equation for which `is_move` holds.
+    outputs
+        One array per output, of its shape; ``None`` where all of it is missing.
+    missing
+        The value of elements that have gone nowhere.
+
+    Returns
+    -------
+    list of arrays or None
+        ``None`` for a move that may copy elements; `source_map` knows of these.
+    """
+    back = _BACK.get(equation.primitive.name)
+    if back is None:
+        return None
+    full = [
+        np.full(var.aval.shape, missing, np.int32) if value is None else value
+        for var, value in zip(equation.outvars, outputs, strict=True)
+    ]
+    return back(equation, full, missing)
+
+
 def _reshape(equation: Any, x: np.ndarray) -> _Sources:
     return [x.reshape(equation.outvars[0].aval.shape)]
 
@@ -80,6 +118,52 @@ _MOVES: dict[str, Callable[..., _Sources]] = {
     "stack": _stack,
     "unstack": _unstack,
     "tile": _tile,
+}
+
+
+def _reshape_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+    return [outputs[0].reshape(equation.invars[0].aval.shape)]
+
+
+def _broadcast_back(equation: Any, outputs: _Sources, missing: int) -> _Sources | None:
+    copies = equation.outvars[0].aval.size != equation.invars[0].aval.size
+    return None if copies else _reshape_back(equation, outputs, missing)
+
+
+def _transpose_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+    return [outputs[0].transpose(np.argsort(equation.params["permutation"]))]
+
+
+def _slice_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+    found = np.full(equation.invars[0].aval.shape, missing, np.int32)
+    _slice(equation, found)[0][...] = outputs[0]
+    return [found]
+
+
+def _rev_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+    return _rev(equation, outputs[0])
+
+
+def _concatenate_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+    axis = equation.params["dimension"]
+    ends = np.cumsum([atom.aval.shape[axis] for atom in equation.invars])[:-1]
+    return list(np.split(outputs[0], ends, axis=axis))
+
+
+def _split_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+    return [np.concatenate(outputs, axis=equation.params["axis"])]
+
+
+_BACK: dict[str, Callable[[Any, _Sources, int], _Sources | None]] = {
+    "reshape": _reshape_back,
+    "squeeze": _reshape_back,
+    "expand_dims": _reshape_back,
+    "broadcast_in_dim": _broadcast_back,
+    "transpose": _transpose_back,
+    "slice": _slice_back,
+    "rev": _rev_back,
+    "concatenate": _concatenate_back,
+    "split": _split_back,
 }
 
 # Operands that carry elements; the others say where the elements go.
