@@ -23,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 def entry_of(program):
     """The cell as a model of the zoo, of which nothing is known."""
-    return ZooModel("random cell", lambda: RandomCell(program), (), (), frozenset(), False, shape=XS)
+    return ZooModel(
+        "random cell", lambda: RandomCell(program), (), (), frozenset(), False, shape=XS
+    )
 
 
 def compiled(program):
