@@ -656,7 +656,28 @@ CALL = {
         )
         for value in (0, -1, 1.5, True, "2", (2,))
     },
-    "record without a transformation": ("call", lambda b: jax.jit(b.learner)(X)),
+    "reset_state with an option of nobody": (
+        "init_state `batch_size` `fancy`",
+        lambda b: compiled(OfBatch()).reset_state(2, fancy=1),
+    ),
+    **{
+        f"reset_state where {name}": (
+            f"`where` {words}",
+            lambda b, value=value: b.learner.reset_state(where=value),
+        )
+        for name, (words, value) in {
+            "float": ("float32", jnp.ones(2)),
+            "length": ("(3,)", np.ones(3, bool)),
+            "axes": ("(2, 1)", np.ones((2, 1), bool)),
+            "string": ("'all'", "all"),
+            "State": (".value", STATE),
+        }.items()
+    },
+    "reset_state where and batch_size": (
+        "`where` batch_size=2",
+        lambda b: b.learner.reset_state(2, where=np.ones(2, bool)),
+    ),
+    "learner under jax.jit": ("call", lambda b: jax.jit(b.learner)(X)),
     "learner under jax.vmap": ("call", lambda b: jax.vmap(b.learner)(XS)),
     "learner under jax.grad": ("call", lambda b: jax.grad(lambda x: b.learner(x).sum())(X)),
 }
@@ -975,6 +996,15 @@ LAYERS = {
             ),
             "cell before init_state": ("`LSTMCell` init_state", lambda: nn.LSTMCell(3, 4)(X)),
             "neuron before init_state": ("`LIF` init_state", lambda: neuron_alone()),
+            "surrogate of a State": ("`x` .value", lambda: nn.surrogate.triangle(STATE)),
+            "surrogate of nothing": ("`x` None", lambda: nn.surrogate.sigmoid(None)),
+            "surrogate of a unit": ("`x` mV", lambda: nn.surrogate.gaussian(X * u.mV)),
+            "surrogate of no width": ("`width` 0.0", lambda: nn.surrogate.rectangle(X, width=0.0)),
+            "surrogate of a string": ("`alpha` 'a'", lambda: nn.surrogate.arctan(X, alpha="a")),
+            "surrogate of a negative": (
+                "`sigma` -1",
+                lambda: nn.surrogate.multi_gaussian(X, sigma=-1),
+            ),
             "no time step": ("dt", lambda: started(nn.Expon(3), X * u.mS, dt=None)),
             "batch of a state": (
                 "`GRUCell` `batch_size` -1",

@@ -16,11 +16,13 @@ from .._arguments import (
     NOT_NEGATIVE,
     check_arrays,
     check_option,
+    named,
     one_of,
 )
 from .._compiler import ETraceGraph, TracedModel, compile_model, trace_model
 from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
 from .._executor import TraceMethod
+from .._foreign import in_words
 from .._typing import Path
 from .compiled_step import CompiledStep
 from .data import MultiStepData, check_steps, first_step, is_sequence, unwrap
@@ -290,10 +292,13 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if where is not None:
             self._restart_samples(batch_size, where, kwargs)
             return
-        if batch_size is None:
-            fresh = values_as_now(self.model, self._short_term_states(), mapped, kwargs)
-        else:
-            fresh = fresh_values(self.model, mapped, batch_size, kwargs)
+        given = named(["batch_size", *kwargs], [batch_size, *kwargs.values()])
+        call = f"`init_state` of `{type(self.model).__name__}` fails for {given}"
+        with in_words(OptionError, lambda: call):
+            if batch_size is None:
+                fresh = values_as_now(self.model, self._short_term_states(), mapped, kwargs)
+            else:
+                fresh = fresh_values(self.model, mapped, batch_size, kwargs)
         states = all_states(self.model)
         for path, value in fresh.items():
             states[path].value = value

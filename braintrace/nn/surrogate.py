@@ -3,7 +3,9 @@ r"""Spikes with a surrogate gradient.
 Every function here returns ``1`` where ``x >= 0`` and else ``0``, and differs from the others only
 in the derivative that JAX takes for it (`jax.custom_jvp`). ``x`` is the distance of the membrane
 potential from the threshold, without a unit. To change an option of a neuron's function, bind it:
-``LIF(10, spk_fun=functools.partial(surrogate.sigmoid, alpha=2.0))``.
+``LIF(10, spk_fun=functools.partial(surrogate.sigmoid, alpha=2.0))``. A potential that is no array
+is a `DtypeError`, one with a unit a `UnitError`, and an option that is no positive number an
+`OptionError`.
 
 References
 ----------
@@ -13,11 +15,17 @@ References
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import saiunit
+
+from .._arguments import Kind, array_of, check_option, is_quantity, shown
+from .._errors import UnitError
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -29,6 +37,28 @@ def _spike(x: Any, derivative: Callable) -> Any:
 def _spike_jvp(derivative: Callable, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
     (x,), (dx,) = primals, tangents
     return _spike(x, derivative), derivative(x) * dx
+
+
+def _potential(x: Any, **shape: Any) -> Any:
+    """Return the potential as an array; its derivative has the shape that some numbers say."""
+    for name, value in shape.items():
+        check_option(name, value, NOT_NEGATIVE if name in ("gamma", "h") else POSITIVE)
+    if is_quantity(x) and not saiunit.get_unit(x).is_unitless:
+        raise UnitError(
+            f"`x` is {shown(x)}; expected a potential relative to the threshold, without a unit. "
+            "Divide it by a potential."
+        )
+    return array_of("x", saiunit.get_mantissa(x) if is_quantity(x) else x)
+
+
+def _is_number(value: Any, least: float) -> bool:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return least <= value < math.inf
+    return isinstance(value, (np.ndarray, np.generic, jax.Array))
+
+
+POSITIVE = Kind("a positive number", lambda value: _is_number(value, sys.float_info.min))
+NOT_NEGATIVE = Kind("a number of at least 0", lambda value: _is_number(value, 0.0))
 
 
 def sigmoid(x: Any, alpha: float = 4.0) -> Any:
@@ -65,7 +95,7 @@ def sigmoid(x: Any, alpha: float = 4.0) -> Any:
         s = jax.nn.sigmoid(alpha * x)
         return alpha * s * (1 - s)
 
-    return _spike(jnp.asarray(x), derivative)
+    return _spike(_potential(x, alpha=alpha), derivative)
 
 
 def super_spike(x: Any, beta: float = 10.0) -> Any:
@@ -97,7 +127,7 @@ def super_spike(x: Any, beta: float = 10.0) -> Any:
     >>> float(jax.grad(surrogate.super_spike)(0.1))
     0.25
     """
-    return _spike(jnp.asarray(x), lambda x: 1 / (1 + beta * jnp.abs(x)) ** 2)
+    return _spike(_potential(x, beta=beta), lambda x: 1 / (1 + beta * jnp.abs(x)) ** 2)
 
 
 def triangle(x: Any, gamma: float = 0.3, width: float = 1.0) -> Any:
@@ -133,7 +163,8 @@ def triangle(x: Any, gamma: float = 0.3, width: float = 1.0) -> Any:
     >>> round(float(jax.grad(surrogate.triangle)(0.0)), 3)
     0.3
     """
-    return _spike(jnp.asarray(x), lambda x: gamma * jax.nn.relu(1 - jnp.abs(x) / width))
+    x = _potential(x, gamma=gamma, width=width)
+    return _spike(x, lambda x: gamma * jax.nn.relu(1 - jnp.abs(x) / width))
 
 
 def rectangle(x: Any, width: float = 1.0) -> Any:
@@ -165,7 +196,8 @@ def rectangle(x: Any, width: float = 1.0) -> Any:
     >>> float(jax.grad(surrogate.rectangle)(0.0))
     1.0
     """
-    return _spike(jnp.asarray(x), lambda x: (jnp.abs(x) < width / 2).astype(x.dtype) / width)
+    x = _potential(x, width=width)
+    return _spike(x, lambda x: (jnp.abs(x) < width / 2).astype(x.dtype) / width)
 
 
 def gaussian(x: Any, sigma: float = 0.5) -> Any:
@@ -197,7 +229,7 @@ def gaussian(x: Any, sigma: float = 0.5) -> Any:
     >>> round(float(jax.grad(surrogate.gaussian)(0.0)), 3)
     0.798
     """
-    return _spike(jnp.asarray(x), lambda x: _normal(x, 0.0, sigma))
+    return _spike(_potential(x, sigma=sigma), lambda x: _normal(x, 0.0, sigma))
 
 
 def multi_gaussian(x: Any, h: float = 0.15, s: float = 6.0, sigma: float = 0.5) -> Any:
@@ -237,7 +269,7 @@ def multi_gaussian(x: Any, h: float = 0.15, s: float = 6.0, sigma: float = 0.5) 
         sides = _normal(x, sigma, s * sigma) + _normal(x, -sigma, s * sigma)
         return (1 + h) * _normal(x, 0.0, sigma) - h * sides
 
-    return _spike(jnp.asarray(x), derivative)
+    return _spike(_potential(x, h=h, s=s, sigma=sigma), derivative)
 
 
 def arctan(x: Any, alpha: float = 2.0) -> Any:
@@ -269,7 +301,8 @@ def arctan(x: Any, alpha: float = 2.0) -> Any:
     >>> float(jax.grad(surrogate.arctan)(0.0))
     1.0
     """
-    return _spike(jnp.asarray(x), lambda x: alpha / 2 / (1 + (math.pi / 2 * alpha * x) ** 2))
+    x = _potential(x, alpha=alpha)
+    return _spike(x, lambda x: alpha / 2 / (1 + (math.pi / 2 * alpha * x) ** 2))
 
 
 def _normal(x: Any, mean: float, sigma: float) -> Any:
