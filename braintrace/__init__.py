@@ -25,6 +25,7 @@ from ._errors import NotCompiledError as NotCompiledError
 from ._errors import NotInitializedError as NotInitializedError
 from ._errors import OptionError as OptionError
 from ._errors import PrimitiveError as PrimitiveError
+from ._errors import RecompilationWarning as RecompilationWarning
 from ._errors import ShapeError as ShapeError
 from ._errors import UnitError as UnitError
 from ._etrace_op import ETPPrimitive as ETPPrimitive

@@ -43,3 +43,7 @@ class LostTracesError(BraintraceError, RuntimeError):
 
 class OptionError(BraintraceError, ValueError):
     """An option has a value that is not one of those it accepts."""
+
+
+class RecompilationWarning(UserWarning):
+    """Compiling takes more time than it should, because something changes from call to call."""

@@ -114,6 +114,17 @@ def scan_counts(equation: Any) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
+def calls_back(jaxpr: Any) -> bool:
+    """Tell whether a program calls Python while it runs, in which anything may be raised."""
+    body, _ = open_jaxpr(jaxpr)
+    if body.effects:
+        return True
+    return any(
+        "callback" in equation.primitive.name or any(map(calls_back, sub_jaxprs(equation)))
+        for equation in body.eqns
+    )
+
+
 # --- running equations
 
 

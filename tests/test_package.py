@@ -23,6 +23,7 @@ ROOMS = [
     "_typing",
     "_arguments",
     "_foreign",
+    "_interrupts",
     "_etrace_op",
     "_jaxpr",
     "_compiler",

@@ -18,7 +18,13 @@ from .model_states import find_states as find_states
 from .model_states import read_arguments as read_arguments
 from .model_states import read_states as read_states
 from .model_states import write_states as write_states
+from .program import Program as Program
+from .program import Take as Take
+from .program import advance as advance
+from .recent import Recent as Recent
 from .restart import check_first_axes as check_first_axes
 from .restart import number_of_samples as number_of_samples
 from .restart import start_anew as start_anew
+from .threads import kept_for_other_threads as kept_for_other_threads
+from .threads import one_thread_at_a_time as one_thread_at_a_time
 from .traces import EligibilityTraces as EligibilityTraces

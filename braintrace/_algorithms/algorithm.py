@@ -23,14 +23,21 @@ from .._compiler import ETraceGraph, TracedModel, compile_model, trace_model
 from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
 from .._executor import TraceMethod
 from .._foreign import in_words
+from .._interrupts import interruptible, uninterrupted
 from .._typing import Path
 from .compiled_step import CompiledStep
 from .data import MultiStepData, check_steps, first_step, is_sequence, unwrap
 from .environment import Environment
 from .initial import Shapes, fresh_values, shapes_of, values_as_now
 from .model_states import all_states, find_states
+from .program import Program, advance
+from .recent import Recent
 from .restart import RequestedRestarts, check_where, number_of_samples, start_anew
+from .threads import kept_for_other_threads, lock_of, one_thread_at_a_time
 from .traces import EligibilityTraces
+
+MOST_SHAPES = 32
+"""For how many shapes of its states a model is kept compiled: batches have a few sizes."""
 
 VJP_METHODS = ("single-step", "multi-step")
 
@@ -108,6 +115,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return self._require().graph
 
     @property
+    def lock(self) -> Any:
+        """What a thread holds while it runs or traces the model."""
+        return lock_of(self.model)
+
+    @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
         """The States that one step touches, by path, as the model has them now."""
         compiled = self._require()
@@ -134,6 +146,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             )
         return self._compiled
 
+    @one_thread_at_a_time
     def compile_graph(self, *arguments: Any, batch_size: int | None = None) -> None:
         """Analyse the model and make zero traces.
 
@@ -161,14 +174,16 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             if batch_size is None
             else fresh_values(self.model, batch_size, None, {})
         )
-        self._by_shapes = {self._shapes: self._compiled}
+        self._by_shapes = Recent(MOST_SHAPES)
+        self._by_shapes[self._shapes] = self._compiled
         self.traces = EligibilityTraces({})
         self._reset_traces()
 
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
-        graph, outside = compile_model(
-            self.model, example, batch_size, self.strict, self.unroll_limit, self._every_state
-        )
+        with kept_for_other_threads(self.model.states().values()):
+            graph, outside = compile_model(
+                self.model, example, batch_size, self.strict, self.unroll_limit, self._every_state
+            )
         self.method.check(graph)
         environment = Environment(lambda: self._trace_again(graph))
         return CompiledStep(graph, outside, self.method, environment)
@@ -179,7 +194,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         states = [*self.model.states().values(), *self._require().outside.values()]
         before = [state.value for state in states]
         try:
-            trace_model(self.model, example, traced.batch_size, self.unroll_limit)
+            with kept_for_other_threads(states):
+                trace_model(self.model, example, traced.batch_size, self.unroll_limit)
         finally:  # a trace that fails leaves tracers in the States
             for state, value in zip(states, before, strict=True):
                 state.value = value
@@ -200,6 +216,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _reset_traces(self) -> None:
         self.traces.leave(self.zero_traces, zero=True)
 
+    @one_thread_at_a_time
     def update(self, *arguments: Any) -> Any:
         """Run one step (or the steps of a `MultiStepData`) and advance the traces.
 
@@ -218,7 +235,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if self.vjp_method == "multi-step":
             check_arrays("arguments", unwrap(arguments), "`update`: ")
             one_step = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], unwrap(arguments))
-            return jax.tree.map(lambda leaf: leaf[0], self._window(one_step))
+            return jax.tree.map(lambda leaf: leaf[0], self._steps(one_step))
         return self._step(unwrap(arguments))
 
     def _step(self, arguments: tuple[Any, ...]) -> Any:
@@ -226,10 +243,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         compiled.environment.check()
         states = self.states_of_step
         inputs = compiled.inputs(states, arguments)
-        outputs, new_states, traces = compiled.single_step(inputs, self.traces.value)
-        compiled.write(states, new_states)
-        self.traces.write(traces)
-        return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)
+        return self._advance(compiled.single_step, states, (inputs, self.traces.value))
 
     def _sequence(self, arguments: tuple[Any, ...]) -> Any:
         if not all(isinstance(argument, MultiStepData) for argument in arguments):
@@ -238,22 +252,32 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
                 "argument needs a leading time axis."
             )
         check_steps(arguments)
-        sequences = unwrap(arguments)
-        if self.vjp_method == "multi-step":
-            return self._window(sequences)
-        return brainstate.transform.for_loop(lambda *step: self._step(step), *sequences)
+        return self._steps(unwrap(arguments))
 
-    def _window(self, sequences: tuple[Any, ...]) -> Any:
+    def _steps(self, sequences: tuple[Any, ...]) -> Any:
         compiled = self._require()
+        program = compiled.window if self.vjp_method == "multi-step" else compiled.steps
         compiled.environment.check()
         states = self.states_of_step
         step_arguments = jax.tree.map(lambda leaf: leaf[0], sequences)
         inputs = compiled.inputs(states, step_arguments)
-        outputs, new_states, traces = compiled.window(inputs, self.traces.value, sequences)
-        compiled.write(states, new_states)
-        self.traces.write(traces)
+        return self._advance(program, states, (inputs, self.traces.value, sequences))
+
+    def _advance(
+        self, program: Program, states: dict[Any, brainstate.State], arguments: tuple[Any, ...]
+    ) -> Any:
+        compiled = self._require()
+
+        def store(results: Any) -> None:
+            _, new_states, traces = results
+            compiled.write(states, new_states)
+            self.traces.write(traces)
+
+        can_fail = program.can_fail(lambda: arguments)
+        outputs, *_ = advance(self.traces, can_fail, lambda _: program(*arguments), store)
         return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)
 
+    @one_thread_at_a_time
     def reset_state(
         self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
     ) -> None:
@@ -300,10 +324,15 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             else:
                 fresh = fresh_values(self.model, mapped, batch_size, kwargs)
         states = all_states(self.model)
-        for path, value in fresh.items():
-            states[path].value = value
-        self._use_shapes(shapes_of(fresh))
-        self._reset_traces()
+        before = {path: states[path].value for path in fresh}
+        with uninterrupted:
+            try:
+                _write(states, fresh)
+                self._use_shapes(shapes_of(fresh))
+            except BaseException:
+                _write(states, before)
+                raise
+            self._reset_traces()
 
     def _restart_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
         if batch_size is not None:
@@ -314,12 +343,14 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         now = self._short_term_states()
         flags = check_where(where, now)
         fresh = values_as_now(self.model, now, self.graph.traced.batch_size, options)
+        anew = {path: start_anew(now[path], value, flags) for path, value in fresh.items()}
+        traces = None
         if not self.traces.is_zero:
             traces = self._require().restart(self.traces.value, flags)
-            self.traces.leave(lambda: traces)
-        states = all_states(self.model)
-        for path, value in fresh.items():
-            states[path].value = start_anew(now[path], value, flags)
+        with uninterrupted:
+            if traces is not None:
+                self.traces.leave(lambda: traces)
+            _write(all_states(self.model), anew)
 
     def _ask_for_restart(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
         """Leave a restart to the driver that runs the user's code."""
@@ -343,7 +374,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _use_shapes(self, shapes: Shapes) -> None:
         """Compile the model for the shapes that its states have now, once for each."""
         if shapes not in self._by_shapes:
-            self._by_shapes[shapes] = self._resized(shapes)
+            self._by_shapes[shapes] = interruptible(self._resized)(shapes)
         self._compiled, self._shapes = self._by_shapes[shapes], shapes
 
     def _resized(self, shapes: Shapes) -> CompiledStep:
@@ -353,6 +384,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         example = _example_arguments(traced, sizes)
         mapped = traced.batch_size
         return self._analysed(example, None if mapped is None else sizes.get(mapped, mapped))
+
+
+def _write(states: Mapping[Path, brainstate.State], values: Mapping[Path, Any]) -> None:
+    for path, value in values.items():
+        states[path].value = value
 
 
 def _example_arguments(traced: TracedModel, sizes: Mapping[int, int]) -> Any:

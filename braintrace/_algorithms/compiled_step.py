@@ -14,6 +14,7 @@ from .._jax import Var
 from .._typing import Path
 from .environment import Environment
 from .model_states import Outside, read_arguments, read_states, write_states
+from .program import Program
 
 States = Mapping[Path, brainstate.State]
 
@@ -48,8 +49,9 @@ class CompiledStep:
         self._method = method
         self._in_vars = graph.traced.program.in_vars
         self._written = graph.traced.written_vars
-        self.single_step = jax.jit(self._single_step)
-        self.window = jax.jit(self._window)
+        self.single_step = Program(self._single_step)
+        self.steps = Program(self._steps)
+        self.window = Program(self._window)
         self.restart = jax.jit(self._restart)
 
     def inputs(self, states: States, arguments: tuple[Any, ...]) -> list[Any]:
@@ -72,6 +74,19 @@ class CompiledStep:
         inputs = dict(zip(self._in_vars, values, strict=True))
         step = single_step(self.graph, self._method, inputs, traces)
         return step.outputs, [step.new_states[var] for var in self._written], step.traces
+
+    def _steps(self, values: list[Any], traces: Any, sequences: Any) -> Any:
+        inputs = dict(zip(self._in_vars, values, strict=True))
+
+        def step(carry: tuple[list[Any], Any], slices: Any) -> Any:
+            current: dict[Var, Any] = {**inputs, **dict(zip(self._written, carry[0], strict=True))}
+            current.update(read_arguments(self.graph, slices))
+            found = single_step(self.graph, self._method, current, carry[1])
+            return ([found.new_states[var] for var in self._written], found.traces), found.outputs
+
+        start = ([inputs[var] for var in self._written], traces)
+        (last, traces), outputs = jax.lax.scan(step, start, sequences)
+        return outputs, last, traces
 
     def _restart(self, traces: Any, flags: jax.Array) -> Any:
         return self._method.restart(self.graph, traces, flags)

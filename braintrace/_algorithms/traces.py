@@ -9,7 +9,9 @@ import jax
 
 from .._arguments import shown
 from .._errors import LostTracesError, ShapeError
+from .._interrupts import uninterrupted
 from .._jax import is_tracer, is_watched
+from .threads import lock_of
 
 _STATE_VALUE: Any = brainstate.ShortTermState.value
 
@@ -61,8 +63,10 @@ class EligibilityTraces(brainstate.ShortTermState):
     def _value(self) -> Any:
         held = self.__dict__["_value"]
         if isinstance(held, _Unread):
-            with jax.ensure_compile_time_eval():
-                held = self.__dict__["_value"] = held.compute()
+            with uninterrupted, self.lock, jax.ensure_compile_time_eval():
+                held = self.__dict__["_value"]
+                if isinstance(held, _Unread):  # no other thread has read them since
+                    held = self.__dict__["_value"] = held.compute()
         return held
 
     @_value.setter
@@ -130,6 +134,11 @@ class EligibilityTraces(brainstate.ShortTermState):
         held = self.__dict__["_value"]
         return isinstance(held, _Unread) and held.zero and not is_watched()
 
+    @property
+    def lock(self) -> Any:
+        """What a thread holds while it takes the traces away and leaves others in their place."""
+        return lock_of(self)
+
     def take(self) -> tuple[Any, bool]:
         """Return the traces, and whether their buffers may be donated."""
         held = self.__dict__["_value"]
@@ -138,6 +147,19 @@ class EligibilityTraces(brainstate.ShortTermState):
         traces = held.compute()
         self.__dict__["_value"] = _Unread(lambda: _unless_lost(traces))
         return traces, True
+
+    def lend(self) -> tuple[Any, bool]:
+        """Return the traces for a computation that leaves them as they are."""
+        with uninterrupted, self.lock:
+            return self.take()[0], False
+
+    def copy(self) -> "EligibilityTraces":
+        """Copy the State; buffers that two of them share are not donated."""
+        self._value  # noqa: B018
+        return super().copy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_value": self._value}
 
 
 def _unless_lost(traces: Any) -> Any:

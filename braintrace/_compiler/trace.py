@@ -18,6 +18,7 @@ import saiunit
 from .._arguments import is_quantity, leaf_names, named
 from .._errors import CompilationError
 from .._foreign import in_words
+from .._interrupts import interruptible, uninterrupted
 from .._jax import Atom, Var, is_tracer, open_jaxpr, trace_to_jaxpr
 from .._jaxpr import Program, evaluate_inlined, program_of
 from .._typing import Path, PyTree, path_name
@@ -165,9 +166,10 @@ def trace_model(
         arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
     _make_keys(model)
     function = brainstate.transform.StatefulFunction(
-        model.update, static_argnums=(), return_only_write=True
+        interruptible(model.update), static_argnums=(), return_only_write=True
     )
-    with in_words(CompilationError, lambda: call_of_update(model, arguments)):
+    call = in_words(CompilationError, lambda: call_of_update(model, arguments))
+    with call, uninterrupted:  # brainstate gives the States back what they held
         function.make_jaxpr(*arguments)
     key = function.get_arg_cache_key(*arguments)
     closed = function.get_jaxpr_by_cache(key)

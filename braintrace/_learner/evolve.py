@@ -5,7 +5,14 @@ from typing import Any
 
 import jax
 
-from .._algorithms import ETraceAlgorithm, read_arguments, read_states
+from .._algorithms import (
+    ETraceAlgorithm,
+    Program,
+    Take,
+    advance,
+    read_arguments,
+    read_states,
+)
 from .._compiler import ETraceGraph
 from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
 from .._jax import Var
@@ -101,29 +108,38 @@ class Driver:
 
     def __init__(self, algorithm: ETraceAlgorithm, function: Runner) -> None:
         self._algorithm = algorithm
-        self._run = jax.jit(function)
-        self._run_and_donate = jax.jit(function, donate_argnums=3)
+        self._program = Program(function, donated=3)
 
     def __call__(self, sequences: Any, restarts: Restarts) -> Any:
         """Run the model alone, and return its outputs."""
-        states = self._states()
-        new, outputs, _ = self._run(states, sequences, restarts, None)
-        return self._finish(new, outputs)
+        return self._advance(sequences, restarts, lambda take: (None, False))
 
     def with_traces(self, sequences: Any, restarts: Restarts) -> Any:
         """Run the model, move the traces on as well, and return its outputs."""
+        return self._advance(sequences, restarts, lambda take: take())
+
+    def _advance(
+        self, sequences: Any, restarts: Restarts, taken: Callable[[Take], tuple[Any, bool]]
+    ) -> Any:
+        algorithm, held = self._algorithm, self._algorithm.traces
         states = self._states()
-        held = self._algorithm.traces
-        traces, owned = held.take()
-        run = self._run_and_donate if owned else self._run
-        new, outputs, traces = run(states, sequences, restarts, traces)
-        held.leave(lambda: traces)
-        return self._finish(new, outputs)
+
+        def run(take: Take) -> Any:
+            traces, in_place = taken(take)
+            return self._program(states, sequences, restarts, traces, in_place=in_place)
+
+        def store(results: Any) -> None:
+            new, _, traces = results
+            if traces is not None:
+                held.leave(lambda: traces)
+            algorithm.compiled.write(algorithm.states_of_step, new)
+
+        can_fail = self._program.can_fail(
+            lambda: (states, sequences, restarts, taken(held.lend)[0])
+        )
+        _, outputs, _ = advance(held, can_fail, run, store)
+        return jax.tree.unflatten(algorithm.graph.traced.output_tree, outputs)
 
     def _states(self) -> list[Any]:
         values = read_states(self._algorithm.graph, self._algorithm.states_of_step)
         return [values[var] for var in _state_vars(self._algorithm.graph)]
-
-    def _finish(self, new: list[Any], outputs: Any) -> Any:
-        self._algorithm.compiled.write(self._algorithm.states_of_step, new)
-        return jax.tree.unflatten(self._algorithm.graph.traced.output_tree, outputs)

@@ -6,13 +6,14 @@ end: what lies between (a mask, a transpose, a product of parameters) is fixed o
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._algorithms import read_states
+from .._algorithms import Program, Take, advance, read_states
 from .._arguments import BOOLEAN, check_option, one_of
 from .._compiler import ETraceGraph
 from .._executor import as_arrays, is_zero, operands
@@ -111,10 +112,8 @@ class SequenceGradient:
         self._chunks.step.check_unused(self._algorithm.traces)
         self._operand_shapes = jax.eval_shape(lambda: weights)
         self._zero_traces = jax.eval_shape(self._algorithm.zero_traces)
-        self._run = jax.jit(self._sequence)
-        self._run_and_donate = jax.jit(self._sequence, donate_argnums=2)
-        self._update = jax.jit(self._updated)
-        self._update_and_donate = jax.jit(self._updated, donate_argnums=2)
+        self._program = Program(self._sequence, donated=2)
+        self._update = Program(self._updated, donated=2)
 
     def __call__(
         self,
@@ -125,24 +124,37 @@ class SequenceGradient:
         """Return gradients, value and auxiliary results; advance states and traces."""
         parameters = [state.value for state in self._parameters.values()]
         others = [state.value for state in self._chunks.step.others]
-        traces = self._algorithm.traces
-        before, owned = (None, True) if traces.is_zero else traces.take()
+        held = self._algorithm.traces
         steps, length = self._lengths(sequences)
         is_one_chunk = steps <= length
-        run = self._run_and_donate if owned and not is_one_chunk else self._run
+
+        def before(take: Take) -> tuple[Any, bool]:
+            return (None, True) if held.is_zero else take()
+
+        def arguments(traces: Any) -> tuple[Any, ...]:
+            return parameters, others, traces, sequences, mask, restarts
+
+        def run(take: Take) -> Any:
+            traces, owned = before(take)
+            in_place = owned and not is_one_chunk
+            *results, last = self._program(*arguments(traces), in_place=in_place)
+            weights, kept, replaced = last
+            if not is_one_chunk:
+                traces, owned = replaced, True
+            after = self._chunks.known_traces(kept)
+            if can_fail and after is None:
+                after = jax.block_until_ready(self._update(weights, kept, traces))
+            update = functools.partial(self._update, weights, kept, traces, in_place=owned)
+            return *results, (lambda: after) if after is not None else update
+
+        def store(results: Any) -> None:
+            *_, written, after = results
+            self._chunks.step.write(written)
+            held.leave(after)
+
         with no_loops_in_step_function():
-            gradients, value, aux, written, (weights, kept, replaced) = run(
-                parameters, others, before, sequences, mask, restarts
-            )
-        if not is_one_chunk:
-            before, owned = replaced, True
-        update = self._update_and_donate if owned else self._update
-        self._chunks.step.write(written)
-        after = self._chunks.known_traces(kept)
-        if after is None:
-            traces.leave(lambda: update(weights, kept, before))
-        else:
-            traces.leave(lambda: after)
+            can_fail = self._program.can_fail(lambda: arguments(before(held.lend)[0]))
+            gradients, value, aux, *_ = advance(held, can_fail, run, store)
         if self._options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
             value = with_unit(value, self._loss_unit)

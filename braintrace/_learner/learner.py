@@ -8,29 +8,17 @@ import brainstate
 import jax
 import numpy as np
 
-from .._algorithms import ETraceAlgorithm
+from .._algorithms import ETraceAlgorithm, kept_for_other_threads, one_thread_at_a_time
 from .._arguments import BOOLEAN, check_option
 from .._compiler import ETraceGraph
 from .._compiler.report import Report, report_of
-from .._errors import OptionError
 from .arguments import ALGORITHM, weights_of
 from .chunks import check_chunk_size, check_sequences, chunk_length, record_bytes
+from .compilations import Compilations
 from .evolve import Driver, Runner, evolving, predicting
 from .gradient import GradientOptions, SequenceGradient
 from .online import OnlineLearning, OnlineOptions
 from .restart import check_reset
-
-
-class _Made:
-    """Functions that are compiled already, in a box that brainstate does not look into.
-
-    A learner and its clones share the box, so that every key names what it was made for.
-    """
-
-    def __init__(self) -> None:
-        self.gradients: dict[Any, SequenceGradient] = {}
-        self.streams: dict[Any, OnlineLearning] = {}
-        self.drivers: dict[Any, Driver] = {}
 
 
 class Learner(brainstate.nn.Module):
@@ -50,7 +38,12 @@ class Learner(brainstate.nn.Module):
         check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
         self._recorder: Callable[..., Any] | None = None
-        self._made = _Made()
+        self._made = Compilations(self)
+
+    @property
+    def lock(self) -> Any:
+        """What a thread holds while it runs or traces the model."""
+        return self.algorithm.lock
 
     @property
     def graph(self) -> ETraceGraph:
@@ -63,6 +56,7 @@ class Learner(brainstate.nn.Module):
         carried = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(traces))
         return dataclasses.replace(report_of(self.graph), carried_bytes=carried)
 
+    @one_thread_at_a_time
     def update(self, *arguments: Any) -> Any:
         """Run one step; see `ETraceAlgorithm.update`."""
         if self._recorder is not None:
@@ -73,6 +67,7 @@ class Learner(brainstate.nn.Module):
         """Let a recorder, or what refuses steps, stand in for the algorithm; None ends that."""
         self._recorder = recorder
 
+    @one_thread_at_a_time
     def reset_state(
         self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
     ) -> None:
@@ -83,6 +78,7 @@ class Learner(brainstate.nn.Module):
         """
         self.algorithm.reset_state(batch_size, where=where, **kwargs)
 
+    @one_thread_at_a_time
     def etrace_grad(
         self,
         *sequences: Any,
@@ -153,19 +149,30 @@ class Learner(brainstate.nn.Module):
         check_chunk_size(chunk_size)
         weights = None if mask is None else weights_of(mask, steps, reduction)
         has_mask = mask is not None
-        kind = (has_mask, _kind_of(reset))
-        key = (step_fn, options, chunk_size, kind, _signature(sequences), _identity(self))
         restarts = check_reset(self.algorithm, reset, steps)
-        made = self._made.gradients
-        _check_hashable("step_fn", step_fn)
-        if key not in made:
-            made[key] = SequenceGradient(
+        made = self._compiled(
+            {"step_fn": step_fn},
+            {
+                "the driver": "etrace_grad",
+                "`reduction`": reduction,
+                "`has_aux`": has_aux,
+                "`unit_aware`": unit_aware,
+                "`chunk_size`": chunk_size,
+                "whether there is a `mask`": has_mask,
+                "the number of axes of `reset`": _kind_of(reset),
+                **_signature(sequences),
+                **self._model(),
+            },
+            steps,
+            lambda: SequenceGradient(
                 self, step_fn, options, chunk_size, sequences, has_mask, restarts
-            )
-        gradients, value, aux = made[key](sequences, weights, restarts)
+            ),
+        )
+        gradients, value, aux = made(sequences, weights, restarts)
         extra = ((value,) if return_value else ()) + ((aux,) if has_aux else ())
         return (gradients, *extra) if extra else gradients
 
+    @one_thread_at_a_time
     def etrace_online(
         self,
         *sequences: Any,
@@ -241,17 +248,24 @@ class Learner(brainstate.nn.Module):
         self.algorithm.compiled.environment.check()
         steps = check_sequences(sequences)
         options = OnlineOptions(has_aux, unit_aware)
-        functions = (step_fn, update_fn)
-        key = (*functions, options, _kind_of(reset), _signature(sequences), _identity(self))
         restarts = check_reset(self.algorithm, reset, steps)
-        for name, function in zip(("step_fn", "update_fn"), functions, strict=True):
-            _check_hashable(name, function)
-        made = self._made.streams
-        if key not in made:
-            made[key] = OnlineLearning(self, *functions, options, sequences, restarts)
-        losses, aux = made[key](sequences, restarts)
+        made = self._compiled(
+            {"step_fn": step_fn, "update_fn": update_fn},
+            {
+                "the driver": "etrace_online",
+                "`has_aux`": has_aux,
+                "`unit_aware`": unit_aware,
+                "the number of axes of `reset`": _kind_of(reset),
+                **_signature(sequences),
+                **self._model(),
+            },
+            steps,
+            lambda: OnlineLearning(self, step_fn, update_fn, options, sequences, restarts),
+        )
+        losses, aux = made(sequences, restarts)
         return (losses, aux) if has_aux else losses
 
+    @one_thread_at_a_time
     def etrace_evolve(
         self, *sequences: Any, chunk_size: int | str = "auto", reset: Any = None
     ) -> Any:
@@ -279,9 +293,10 @@ class Learner(brainstate.nn.Module):
         check_chunk_size(chunk_size)
         chunk = chunk_length(self.graph, chunk_size, steps, record_bytes(self.graph))
         restarts = check_reset(self.algorithm, reset, steps)
-        driver = self._driver(("evolve", chunk), lambda: evolving(self.algorithm, chunk))
+        driver = self._driver("etrace_evolve", chunk, lambda: evolving(self.algorithm, chunk))
         return driver.with_traces(sequences, restarts)
 
+    @one_thread_at_a_time
     def predict(self, *sequences: Any, reset: Any = None) -> Any:
         """Run the model alone over a sequence: states move on, traces do not.
 
@@ -304,39 +319,42 @@ class Learner(brainstate.nn.Module):
         """
         self.algorithm.compiled.environment.check()
         restarts = check_reset(self.algorithm, reset, check_sequences(sequences))
-        driver = self._driver(("predict",), lambda: predicting(self.algorithm))
+        driver = self._driver("predict", None, lambda: predicting(self.algorithm))
         return driver(sequences, restarts)
 
-    def _driver(self, name: Any, make: Callable[[], Runner]) -> Driver:
-        made = self._made.drivers
-        key = (name, self.graph, id(self.algorithm))
-        if key not in made:
-            made[key] = Driver(self.algorithm, make())
-        return made[key]
+    def _driver(self, name: str, chunk: int | None, make: Callable[[], Runner]) -> Driver:
+        features = {"the driver": name, "the chunks": chunk, "the analysed model": self.graph}
+        return self._compiled({}, features, 0, lambda: Driver(self.algorithm, make()))
 
+    def _compiled(
+        self,
+        functions: dict[str, Callable[..., Any]],
+        features: dict[str, Any],
+        length: int,
+        make: Callable[[], Any],
+    ) -> Any:
+        """Return what this learner has compiled, or compile it."""
+        if not self._made.is_of(self):
+            self._made = Compilations(self)
 
-def _check_hashable(name: str, function: Callable[..., Any]) -> None:
-    try:
-        hash(function)
-    except TypeError as error:
-        raise OptionError(
-            f"`{name}` is a {type(function).__name__} that cannot be hashed, so that what is "
-            "compiled for it would not be found again. Pass a function, or give its class a "
-            "`__hash__`."
-        ) from error
+        def make_alone() -> Any:
+            with kept_for_other_threads(self.states().values()):
+                return make()
+
+        return self._made.find(functions, features, length, make_alone)
+
+    def _model(self) -> dict[str, Any]:
+        """Name the graph and the State objects that something is made for."""
+        states = self.algorithm.model.states().values()
+        return {"the analysed model": self.graph, "the model's States": tuple(map(id, states))}
 
 
 def _kind_of(reset: Any) -> int | None:
     return None if reset is None else np.ndim(reset)
 
 
-def _signature(sequences: Any) -> Any:
+def _signature(sequences: Any) -> dict[str, Any]:
     leaves, tree = jax.tree.flatten(sequences)
     avals = map(jax.typeof, leaves)
-    return tree, tuple((aval.shape[1:], aval.dtype) for aval in avals)
-
-
-def _identity(learner: Learner) -> Any:
-    """Name the learner, its graph and the State objects that a gradient is made for."""
-    states = learner.algorithm.model.states()
-    return id(learner), learner.graph, tuple(id(state) for state in states.values())
+    shapes = tuple((aval.shape[1:], aval.dtype) for aval in avals)
+    return {"the structure of the sequences": tree, "the slices of the sequences": shapes}

@@ -11,6 +11,7 @@ from typing import Any
 import brainstate
 import jax
 
+from .._algorithms import Program, Take, advance
 from .._arguments import BOOLEAN, check_option
 from .._compiler import described
 from .._errors import OptionError
@@ -99,20 +100,26 @@ class OnlineLearning:
                 self._has_initial, initial = True, initial_values(self._algorithm)
                 self._step = PureStep(step, (), (traces, initial, slices))
         self._step.check_unused(self._algorithm.traces)
-        self._run = jax.jit(self._stream)
-        self._run_and_donate = jax.jit(self._stream, donate_argnums=1)
+        self._program = Program(self._stream, donated=1)
 
     def __call__(self, sequences: Any, restarts: Restarts) -> tuple[Any, Any]:
         """Return losses and auxiliary results of all steps; States and traces move on."""
         if self._asks and restarts[0] is None:
             restarts = None, initial_values(self._algorithm)
         held = self._algorithm.traces
-        traces, owned = held.take()
         others = [state.value for state in self._step.others]
-        run = self._run_and_donate if owned else self._run
-        written, after, losses, aux = run(others, traces, sequences, restarts)
-        self._step.write(written)
-        held.leave(lambda: after)
+
+        def run(take: Take) -> Any:
+            traces, in_place = take()
+            return self._program(others, traces, sequences, restarts, in_place=in_place)
+
+        def store(results: Any) -> None:
+            written, after, _, _ = results
+            held.leave(lambda: after)
+            self._step.write(written)
+
+        can_fail = self._program.can_fail(lambda: (others, held.lend()[0], sequences, restarts))
+        _, _, losses, aux = advance(held, can_fail, run, store)
         if self._options.unit_aware:
             losses = with_unit(losses, self._loss_unit)
         return losses, aux

@@ -6,6 +6,7 @@ from typing import Any
 import brainstate
 
 from .._errors import OptionError
+from .._interrupts import interruptible, uninterrupted
 
 
 class PureStep:
@@ -33,9 +34,10 @@ class PureStep:
         example: tuple[Any, ...],
     ) -> None:
         self._function = brainstate.transform.StatefulFunction(
-            function, static_argnums=(), return_only_write=True
+            interruptible(function), static_argnums=(), return_only_write=True
         )
-        self._function.make_jaxpr(*example)
+        with uninterrupted:  # brainstate gives the States back what they held
+            self._function.make_jaxpr(*example)
         key = self._function.get_arg_cache_key(*example)
         states = self._function.get_states_by_cache(key)
         written = self._function.get_state_trace_by_cache(key).been_writen

@@ -1,0 +1,27 @@
+"""A dict of bounded size."""
+
+import collections
+from typing import Any
+
+
+class Recent(collections.OrderedDict[Any, Any]):
+    """The entries that were used last, up to a number of them.
+
+    Parameters
+    ----------
+    most
+        How many there are at most.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __getitem__(self, key: Any) -> Any:
+        self.move_to_end(key)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self.most:
+            del self[next(iter(self))]

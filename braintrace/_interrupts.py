@@ -1,0 +1,129 @@
+"""Signals wait while something is done as a whole.
+
+Python runs the handlers of signals between any two bytecodes of the main thread, and most of them
+raise an exception there: Ctrl-C, the alarm of a timeout, the warning of a cluster that is about
+to end the job. Between a computation that was given the only copy of some arrays and the line that
+stores its result, such an exception loses both; between two States that are written, it leaves
+one of them behind. Inside ``with uninterrupted:`` the handlers are called at its end. Other
+threads run no handlers, so that they have nothing to wait for.
+"""
+
+import contextlib
+import functools
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+try:  # The same without a conversion to enums, which takes 5 µs a signal.
+    import _signal as signals
+except ImportError:  # pragma: no cover
+    signals = signal
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
+WAITING = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
+"""Signals that programs turn into exceptions. Handlers that are not Python's do not raise any."""
+
+_MAIN = threading.main_thread()
+
+
+class _Uninterrupted:
+    """A context in which signals wait; contexts may be inside each other."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._handlers: dict[int, Callable[..., Any]] = {}
+        self._arrived: list[tuple[int, Any]] = []
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == _MAIN.ident:
+            if self._depth:
+                self._depth += 1
+            else:
+                self._begin(1)
+
+    def __exit__(self, *_: Any) -> None:
+        if threading.get_ident() == _MAIN.ident:
+            if self._depth > 1:
+                self._depth -= 1
+            else:
+                self._end()
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Let signals interrupt, inside a context in which they wait."""
+        depth = self._depth if threading.get_ident() == _MAIN.ident else 0
+        if not depth:
+            yield
+            return
+        try:
+            self._end()
+            yield
+        finally:
+            self._begin(depth)
+
+    def _begin(self, depth: int) -> None:
+        try:
+            self._install(depth)
+        except BaseException:  # a signal has come before its handler was exchanged
+            if depth == 1:
+                self._end()
+            else:
+                self._install(depth)
+            raise
+
+    def _install(self, depth: int) -> None:
+        for number in WAITING:
+            handler = signals.getsignal(number)
+            if callable(handler) and handler is not _remember:
+                self._handlers[number] = handler
+                signals.signal(number, _remember)
+        self._depth = depth
+
+    def _end(self) -> None:
+        self._depth = 0
+        arrived, self._arrived = self._arrived, []
+        try:
+            for number in list(self._handlers):
+                if signals.getsignal(number) is _remember:
+                    signals.signal(number, self._handlers[number])
+        finally:
+            self._deliver(arrived)
+
+    def _deliver(self, arrived: list[tuple[int, Any]]) -> None:
+        if arrived:
+            try:
+                self.handle(*arrived[0])
+            finally:
+                self._deliver(arrived[1:])
+
+    def handle(self, number: int, frame: Any) -> None:
+        """Do what the program wants done at a signal, now or later."""
+        if self._depth:
+            self._arrived.append((number, frame))
+        else:
+            self._handlers[number](number, frame)
+
+
+uninterrupted = _Uninterrupted()
+"""``with uninterrupted:`` signals wait for its end."""
+
+
+def _remember(number: int, frame: Any) -> None:
+    uninterrupted.handle(number, frame)
+
+
+def interruptible(function: Function) -> Function:
+    """Let signals interrupt a function that is called where they wait.
+
+    JAX and brainstate call what they trace, which takes long and changes nothing.
+    """
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **options: Any) -> Any:
+        with uninterrupted.lifted():
+            return function(*arguments, **options)
+
+    return called  # type: ignore[return-value]

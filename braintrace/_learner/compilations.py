@@ -1,0 +1,159 @@
+"""What a learner has compiled: found again, bounded, and counted."""
+
+import dataclasses
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .._algorithms import Recent
+from .._errors import OptionError, RecompilationWarning
+from .function_key import FunctionKey, FunctionKeys, shown
+
+MOST_KEPT = 32
+"""How many drivers a learner keeps. One is a step function with shapes and options: programs go to
+and fro between a few, while each holds executables of several megabytes, and what the function has
+closed over."""
+
+FOURTH = 4
+"""The first compilation is needed, a second and third may be (training and validation, a shorter
+last batch); from the fourth on it is a habit, and takes more time than all else."""
+
+_HOME = str(Path(__file__).parent.parent)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    driver: Any
+    lengths: set[int]
+
+
+class Compilations:
+    """What one learner has compiled.
+
+    A learner that is cloned or copied shares its attributes with the copy, which begins anew.
+
+    Parameters
+    ----------
+    owner
+        The learner.
+    """
+
+    def __init__(self, owner: Any = None) -> None:
+        self._owner = (lambda: None) if owner is None else weakref.ref(owner)
+        self._kept = Recent(MOST_KEPT)
+        self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn")}
+        self._of_line: Recent = Recent(MOST_KEPT)
+
+    def is_of(self, learner: Any) -> bool:
+        """Tell whether it is this learner that has compiled all this."""
+        return self._owner() is learner
+
+    def __reduce__(self) -> Any:
+        return Compilations, ()
+
+    def find(
+        self,
+        functions: Mapping[str, Callable[..., Any]],
+        features: Mapping[str, Any],
+        length: int,
+        make: Callable[[], Any],
+    ) -> Any:
+        """Return what was compiled for functions and features, or compile it.
+
+        Parameters
+        ----------
+        functions
+            The user's functions, by the names of the arguments.
+        features
+            What else it depends on, by the names that a reader knows.
+        length
+            Number of steps, for which JAX compiles once each.
+        make
+            Compiles.
+
+        Raises
+        ------
+        OptionError
+            If a function cannot be hashed.
+        """
+        keys = {name: self._key(name, function) for name, function in functions.items()}
+        key = (*keys.values(), *features.values())
+        if key not in self._kept:
+            self._kept[key] = _Compiled(make(), set())
+        found = self._kept[key]
+        if length not in found.lengths:
+            found.lengths.add(length)
+            if keys:
+                self._count(keys, {**features, "the number of steps": length})
+        return found.driver
+
+    def _key(self, name: str, function: Callable[..., Any]) -> FunctionKey:
+        try:
+            return self._keys[name](function)
+        except TypeError as error:
+            raise OptionError(
+                f"`{name}` is a {type(function).__name__} that cannot be hashed, so that what is "
+                "compiled for it would not be found again. Pass a function, or give its class a "
+                "`__hash__`."
+            ) from error
+
+    def _count(self, keys: Mapping[str, FunctionKey], features: Mapping[str, Any]) -> None:
+        """Warn where one line of the user's has been compiled often."""
+        line = keys["step_fn"].line
+        if line not in self._of_line:
+            self._of_line[line] = []
+        noted = self._of_line[line]
+        if len(noted) >= FOURTH:
+            return
+        noted.append(_note(keys, features))
+        if len(noted) == FOURTH:
+            warnings.warn(
+                f"`step_fn` of {line} is compiled for the fourth time, which takes as long as "
+                f"the first time. What differs is {_difference(noted)}. Define functions once, "
+                "keep what changes in a State or give it as a sequence, and pad sequences to a "
+                "common length with `mask`.",
+                RecompilationWarning,
+                stacklevel=_level_of_user(),
+            )
+
+
+_Note = dict[str, tuple[tuple[int, str | None], ...]]
+"""By name: hashes, which keep nothing alive, and printed forms of what is short."""
+
+
+def _note(keys: Mapping[str, FunctionKey], features: Mapping[str, Any]) -> _Note:
+    note: _Note = {name: ((hash(value), shown(value)),) for name, value in features.items()}
+    for name, key in keys.items():
+        for label, part in key.parts:
+            where = f"{label} of `{name}`"
+            note[where] = (*note.get(where, ()), (hash(part), shown(part)))
+    return note
+
+
+def _difference(noted: list[_Note]) -> str:
+    """Say what the last compilation does not share with the one before that is most like it."""
+    *earlier, now = noted
+    different = [
+        {name: was.get(name) for name in {**was, **now} if was.get(name) != now.get(name)}
+        for was in reversed(earlier)
+    ]
+    least = min(different, key=len)
+    if not least:
+        return f"nothing: it was given up for others, of which the last {MOST_KEPT} are kept"
+    return ", ".join(name + _change(was, now.get(name)) for name, was in least.items())
+
+
+def _change(was: Any, now: Any) -> str:
+    texts = [None if note is None else note[0][1] for note in (was, now)]
+    return "" if None in texts else f" ({texts[0]} then, {texts[1]} now)"
+
+
+def _level_of_user() -> int:
+    """Return the ``stacklevel`` of the first line that is not of this library, for the caller."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HOME):
+        frame, level = frame.f_back, level + 1
+    return level

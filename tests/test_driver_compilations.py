@@ -1,0 +1,271 @@
+"""What is compiled again: functions that do something else, and no others."""
+
+import functools
+import gc
+import warnings
+import weakref
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from drivers import build_learner, weights_of
+
+import braintrace
+from braintrace._learner import compilations
+from braintrace._learner.function_key import FunctionKeys
+
+CASE = cases.BY_NAME["leaky"]
+XS, TARGETS = CASE.sequences(2, 4)
+
+rate = 1.0
+
+
+def key(function):
+    return FunctionKeys()(function)
+
+
+def by_module(x):
+    return rate * x
+
+
+def through_module(x):
+    return by_module(x)
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+        self.calls = 0
+
+    def method(self, x):
+        self.calls += 1
+        return self.factor * x
+
+    def anew(self):
+        return lambda x: self.factor * x
+
+
+def closed_over(value):
+    return lambda x: value * x
+
+
+def default(value):
+    return lambda x, value=value: value * x
+
+
+def keyword_default(value):
+    def function(x, *, value=value):
+        return value * x
+
+    return function
+
+
+def in_function(value):
+    inner = closed_over(value)
+    return lambda x: inner(x)
+
+
+def in_comprehension(value):
+    return lambda xs: [value * x for x in xs]
+
+
+def partial(value):
+    return functools.partial(lambda factor, x: factor * x, value)
+
+
+WAYS = [closed_over, default, keyword_default, in_function, in_comprehension, partial]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_functions_are_what_they_read(way):
+    array, other = jnp.ones(2), jnp.ones(2)
+    assert key(way(array)) == key(way(array))
+    assert hash(key(way(array))) == hash(key(way(array)))
+    assert key(way(array)) != key(way(other))
+    assert key(way((1.5, "a"))) == key(way((3 / 2, "a")))
+    values = [1, 1.0, True, 0.0, -0.0, "1", None, np.float32(1), (1,), (1.0,), jnp.sin]
+    keys = {key(way(value)) for value in values}
+    assert len(keys) == len(values)
+    assert len({key(w(1.0)) for w in WAYS}) == len(WAYS)
+
+
+def test_methods_are_their_object_and_function():
+    scale, other = Scale(2.0), Scale(2.0)
+    assert key(scale.method) == key(scale.method)
+    assert key(scale.method) != key(other.method)
+    assert key(scale.anew()) == key(scale.anew()) != key(other.anew())
+
+
+@pytest.mark.parametrize("function", [by_module, through_module])
+def test_variables_that_are_bound_anew_make_another_function(function, monkeypatch):
+    keys = FunctionKeys()
+    before = keys(function)
+    assert keys(function) is before
+    monkeypatch.setitem(globals(), "rate", 2.0)
+    assert keys(function) != before
+    monkeypatch.setitem(globals(), "rate", 1.0)
+    assert keys(function) == before
+
+    value = 1.0
+
+    def reading(x):
+        return value * x
+
+    before = keys(reading)
+    value = 2.0
+    assert keys(reading) != before
+
+    scale = Scale(1.0)
+    before = keys(scale.method)
+    scale.factor = 2.0
+    assert keys(scale.method) != before
+
+
+def test_what_a_function_writes_is_no_part_of_it():
+    count, scale = 0, Scale(1.0)
+
+    def counting(x):
+        nonlocal count
+        count += 1
+        return x
+
+    keys = FunctionKeys()
+    for function in (counting, scale.method):
+        before = keys(function)
+        function(1.0)
+        assert keys(function) == before
+    assert (count, scale.calls) == (1, 1)
+
+
+def test_a_function_may_call_itself():
+    def first(x):
+        return second(x)
+
+    def second(x):
+        return first(x)
+
+    assert key(first) == key(first) != key(second)
+
+
+class Calls:
+    """Calls with functions that are made anew, and a count of how often one is traced."""
+
+    def __init__(self, learner=None):
+        self.learner = build_learner(CASE) if learner is None else learner
+        self.weights = weights_of(self.learner.algorithm.model)
+        self.traced = []
+
+    def gradient(self, scale=1.0, length=4, **options):
+        traced, learner = self.traced, self.learner
+
+        def step(x, target):
+            traced.append(scale)
+            return scale * CASE.loss(learner(x), target)
+
+        return learner.etrace_grad(XS[:length], TARGETS[:length], step_fn=step, **options)
+
+    def stream(self, scale=1.0, length=4, **options):
+        traced, learner, weights = self.traced, self.learner, self.weights
+
+        def update(gradients):
+            traced.append(scale)
+            for path, weight in weights.items():
+                change = jax.tree.map(lambda g: scale * g, gradients[path])
+                weight.value = jax.tree.map(jnp.add, weight.value, change)
+
+        return learner.etrace_online(
+            XS[:length],
+            TARGETS[:length],
+            step_fn=lambda x, target: CASE.loss(learner(x), target),
+            update_fn=update,
+            **options,
+        )
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("call", [Calls.gradient, Calls.stream])
+def test_functions_made_anew_compile_once(call):
+    calls = Calls()
+    first = call(calls)
+    count = len(calls.traced)
+    assert count
+    for _ in range(20):
+        calls.learner.reset_state(2)
+        last = call(calls)
+    assert len(calls.traced) == count
+    assert jax.tree.structure(last) == jax.tree.structure(first)
+    calls.learner.reset_state(2)
+    doubled = call(calls, 2.0)
+    assert calls.traced == [1.0] * count + [2.0] * count
+    call(calls, 1.0)
+    assert len(calls.traced) == 2 * count
+    if call is Calls.gradient:
+        calls.learner.reset_state(2)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 2 * b), doubled, call(calls))
+
+
+def test_clones_compile_for_themselves():
+    calls = Calls()
+    calls.gradient()
+    count = len(calls.traced)
+    twin = Calls(brainstate.graph.clone(calls.learner))
+    found, expected = twin.gradient(), calls.gradient()
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert len(calls.traced) == len(twin.traced) == count
+    assert not twin.learner._made.is_of(calls.learner)
+
+
+def test_what_is_compiled_is_bounded(monkeypatch):
+    monkeypatch.setattr(compilations, "MOST_KEPT", 2)
+    calls = Calls()
+    kept = []
+
+    def call(scale):
+        weight = Scale(scale)  # what a function closes over lives as long as its program
+        kept.append(weakref.ref(weight))
+
+        def step(x, target):
+            calls.traced.append(weight.factor)
+            return weight.factor * CASE.loss(calls.learner(x), target)
+
+        calls.learner.etrace_grad(XS, TARGETS, step_fn=step)
+
+    for scale in (1.0, 2.0, 3.0, 4.0):
+        call(scale)
+    gc.collect()
+    assert [reference() is None for reference in kept] == [True, True, False, False]
+
+
+WARNING = braintrace.RecompilationWarning
+
+
+@pytest.mark.parametrize("call", [Calls.gradient, Calls.stream])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([{"scale": float(n)} for n in range(4)], r"variable `scale` of `\w+` \(2.0 then, 3.0 now"),
+        ([{"length": n} for n in (1, 2, 3, 4)], r"the number of steps \(3 then, 4 now\)"),
+        (
+            [
+                {},
+                {"reset": np.zeros(4, bool)},
+                {"unit_aware": True},
+                {"unit_aware": True, "reset": np.zeros(4, bool)},
+            ],
+            r"What differs is the number of axes of `reset` \(None then, 1 now\)\. ",
+        ),
+    ],
+    ids=["variable", "length", "option"],
+)
+def test_the_fourth_compilation_of_a_line_warns(call, options, words):
+    calls = Calls()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WARNING)
+        for some in (*options[:3], *options[:3]):
+            call(calls, **some)
+    with pytest.warns(WARNING, match=words) as found:
+        call(calls, **options[3])
+    assert found[0].filename == __file__
