@@ -5,10 +5,13 @@ import re
 import jax.numpy as jnp
 import pytest
 import wrong_calls
+import wrong_operands
 from assertions import assert_same_bits
 from drivers import snapshot
 
 import braintrace
+
+ROWS = {**wrong_calls.EVERY, **wrong_operands.EVERY}
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +31,9 @@ def run_and_return(bench):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("name", wrong_calls.EVERY)
+@pytest.mark.parametrize("name", ROWS)
 def test_wrong_call(name, expected):
-    words, call = wrong_calls.EVERY[name]
+    words, call = ROWS[name]
     bench = wrong_calls.bench()
     before = snapshot(bench.learner)
     with pytest.raises(braintrace.BraintraceError) as caught:

@@ -1,0 +1,359 @@
+"""Operands and layers that are wrong, each with what the answer has to name; see `wrong_calls`."""
+
+import brainstate
+import jax.numpy as jnp
+import saiunit as u
+from wrong_calls import OBJECTS, RAGGED, STATE, Frame, X
+
+import braintrace
+from braintrace import nn
+
+MATRIX = u.sparse.CSR.fromdense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
+
+
+def started(layer, *arguments, dt=1.0 * u.ms, batch=2):
+    layer.init_state(batch)
+    with brainstate.environ.context(dt=dt):
+        return layer(*arguments)
+
+
+BAD_ARRAYS = {
+    "None": ("None", None),
+    "string": ("'abc'", "abc"),
+    "State": (".value", STATE),
+    "objects": ("object", OBJECTS),
+    "ragged": ("[[1.0,", RAGGED),
+    "frame": ("Frame", Frame()),
+    "dict": ("dict", {"weight": X}),
+}
+K = jnp.ones((3, 2, 4))
+SIGNAL = jnp.ones((2, 5, 2))
+NWC = ("NWC", "WIO", "NWC")
+
+
+def conv(x=SIGNAL, kernel=K, **options):
+    return braintrace.conv(x, kernel, **{"dimension_numbers": NWC, **options})
+
+
+def sparse(x=None, weight=MATRIX.data, **options):
+    x = jnp.ones(2) if x is None else x
+    return braintrace.sparse_matmul(x, weight, **{"sparse_mat": MATRIX, **options})
+
+
+def lora(x=X, B=None, A=None, **options):
+    B = jnp.ones((3, 2)) if B is None else B
+    return braintrace.lora_matmul(x, B, jnp.ones((2, 4)) if A is None else A, **options)
+
+
+OPERANDS = {
+    "matmul": {
+        "x": lambda v: braintrace.matmul(v, jnp.ones((3, 4))),
+        "weight": lambda v: braintrace.matmul(X, v),
+        "bias": lambda v: braintrace.matmul(X, jnp.ones((3, 4)), v),
+    },
+    "conv": {
+        "x": lambda v: conv(v),
+        "kernel": lambda v: conv(SIGNAL, v),
+        "bias": lambda v: conv(bias=v),
+    },
+    "sparse_matmul": {
+        "x": lambda v: braintrace.sparse_matmul(v, MATRIX.data, sparse_mat=MATRIX),
+        "weight_data": lambda v: sparse(weight=v),
+        "bias": lambda v: sparse(bias=v),
+    },
+    "lora_matmul": {
+        "x": lambda v: lora(v),
+        "B": lambda v: braintrace.lora_matmul(X, v, jnp.ones((2, 4))),
+        "A": lambda v: braintrace.lora_matmul(X, jnp.ones((3, 2)), v),
+        "bias": lambda v: lora(bias=v),
+    },
+    "element_wise": {"weight": lambda v: braintrace.element_wise(v)},
+}
+OPERATIONS = {
+    **{
+        f"{operation} {operand} {kind}": (
+            f"`{operation}` `{operand}` {words}",
+            lambda b, call=call, value=value: call(value),
+        )
+        for operation, operands in OPERANDS.items()
+        for operand, call in operands.items()
+        for kind, (words, value) in BAD_ARRAYS.items()
+        if not (operand == "bias" and kind == "None")
+        and not (operation == "element_wise" and kind == "dict")
+    },
+    **{
+        f"operation {name}": (words, lambda b, call=call: call())
+        for name, (words, call) in {
+            "matmul vector weight": ("`weight` (3,)", lambda: braintrace.matmul(X, jnp.ones(3))),
+            "matmul weight of three axes": (
+                "`weight`",
+                lambda: braintrace.matmul(X, jnp.ones((1, 3, 4))),
+            ),
+            "matmul features": (
+                "`x` (2, 3) (5, 4)",
+                lambda: braintrace.matmul(X, jnp.ones((5, 4))),
+            ),
+            "matmul number": ("`x` ()", lambda: braintrace.matmul(1.0, jnp.ones((3, 4)))),
+            "matmul bias shape": (
+                "`bias` (5,) (4,)",
+                lambda: braintrace.matmul(X, jnp.ones((3, 4)), jnp.ones(5)),
+            ),
+            "matmul bias unit": (
+                "`bias` mV mA",
+                lambda: braintrace.matmul(X, jnp.ones((3, 4)) * u.mA, jnp.ones(4) * u.mV),
+            ),
+            "conv ranks": ("`x` (2, 3)", lambda: conv(X)),
+            "conv features": ("`x` 5 2", lambda: conv(jnp.ones((2, 4, 5)))),
+            "conv strides": ("strides='a'", lambda: conv(strides="a")),
+            "conv strides zero": ("strides=0", lambda: conv(strides=0)),
+            "conv strides fraction": ("strides=1.5", lambda: conv(strides=1.5)),
+            "conv padding": ("padding='MOST'", lambda: conv(padding="MOST")),
+            "conv padding number": ("padding=3", lambda: conv(padding=3)),
+            "conv dilation": ("rhs_dilation=(1, 2)", lambda: conv(rhs_dilation=(1, 2))),
+            "conv lhs dilation": (
+                "lhs_dilation=-1",
+                lambda: conv(lhs_dilation=-1, padding="VALID"),
+            ),
+            "conv groups": ("`feature_group_count` 'a'", lambda: conv(feature_group_count="a")),
+            "conv groups zero": ("`feature_group_count` 0", lambda: conv(feature_group_count=0)),
+            "conv groups fraction": (
+                "`feature_group_count` 1.0",
+                lambda: conv(feature_group_count=1.0),
+            ),
+            "conv batch groups": ("`batch_group_count` None", lambda: conv(batch_group_count=None)),
+            "conv numbers": ("dimension_numbers=3", lambda: conv(dimension_numbers=3)),
+            "conv numbers of other letters": (
+                "dimension_numbers",
+                lambda: conv(dimension_numbers=("NXC", "WIO", "NWC")),
+            ),
+            "conv bias": ("`bias` (3,)", lambda: conv(bias=jnp.ones(3))),
+            "sparse entries": ("`weight_data` (3,)", lambda: sparse(weight=jnp.ones(3))),
+            "sparse features": ("`x` (5,)", lambda: sparse(jnp.ones(5))),
+            "sparse dense matrix": ("`sparse_mat`", lambda: sparse(sparse_mat=jnp.ones((2, 2)))),
+            "sparse no matrix": ("`sparse_mat` NoneType", lambda: sparse(sparse_mat=None)),
+            "lora ranks": ("B A (3, 2) (3, 4)", lambda: lora(A=jnp.ones((3, 4)))),
+            "lora features": ("`x` (2, 3)", lambda: lora(B=jnp.ones((5, 2)))),
+            "lora alpha": ("`alpha` 'a'", lambda: lora(alpha="a")),
+            "lora alpha None": ("`alpha` None", lambda: lora(alpha=None)),
+            "lora alpha infinite": ("`alpha` inf", lambda: lora(alpha=float("inf"))),
+            "element_wise fn": ("`fn` 3", lambda: braintrace.element_wise(X, 3)),
+            "element_wise fn None": ("`fn` None", lambda: braintrace.element_wise(X, None)),
+            "element_wise fn of nothing": (
+                "`fn` None",
+                lambda: braintrace.element_wise(X, lambda w: None),
+            ),
+            "element_wise fn of a pair": (
+                "`fn` tuple",
+                lambda: braintrace.element_wise(X, lambda w: (w, w)),
+            ),
+            "element_wise fn of a string": (
+                "`fn(weight)` 'a'",
+                lambda: braintrace.element_wise(X, lambda w: "a"),
+            ),
+        }.items()
+    },
+}
+
+SIZES = {
+    "negative": -2,
+    "zero": 0,
+    "string": "3",
+    "float": 3.0,
+    "bool": True,
+    "None": None,
+}
+LAYERS_OF_SIZES = {
+    "Linear": (("in_size", "out_size"), lambda a, b: nn.Linear(a, b)),
+    "SignedWLinear": (("in_size", "out_size"), lambda a, b: nn.SignedWLinear(a, b)),
+    "ScaledWSLinear": (("in_size", "out_size"), lambda a, b: nn.ScaledWSLinear(a, b)),
+    "AllToAll": (("in_size", "out_size"), lambda a, b: nn.AllToAll(a, b)),
+    "LoRA": (("in_features", "out_features"), lambda a, b: nn.LoRA(a, 1, b)),
+    "ValinaRNNCell": (("num_in", "num_out"), lambda a, b: nn.ValinaRNNCell(a, b)),
+    "LeakyRNN": (("num_in", "num_out"), lambda a, b: nn.LeakyRNN(a, b)),
+    "IndRNN": (("num_in", "num_out"), lambda a, b: nn.IndRNN(a, b)),
+    "MinimalRNNCell": (("num_in", "num_out"), lambda a, b: nn.MinimalRNNCell(a, b)),
+    "GRUCell": (("num_in", "num_out"), lambda a, b: nn.GRUCell(a, b)),
+    "MGUCell": (("num_in", "num_out"), lambda a, b: nn.MGUCell(a, b)),
+    "LSTMCell": (("num_in", "num_out"), lambda a, b: nn.LSTMCell(a, b)),
+    "URLSTMCell": (("num_in", "num_out"), lambda a, b: nn.URLSTMCell(a, b)),
+    "LRUCell": (("num_in", "num_out"), lambda a, b: nn.LRUCell(a, b)),
+    "RTUCell": (("num_in", "num_out"), lambda a, b: nn.RTUCell(a, b)),
+    "LeakyRateReadout": (("in_size", "out_size"), lambda a, b: nn.LeakyRateReadout(a, b)),
+    "LeakySpikeReadout": (("in_size", "out_size"), lambda a, b: nn.LeakySpikeReadout(a, b)),
+    "OneToOne": (("in_size",), lambda a, b: nn.OneToOne(a)),
+    "LIF": (("in_size",), lambda a, b: nn.LIF(a)),
+    "ALIF": (("in_size",), lambda a, b: nn.ALIF(a)),
+    "GIF": (("in_size",), lambda a, b: nn.GIF(a)),
+    "Expon": (("in_size",), lambda a, b: nn.Expon(a)),
+    "Alpha": (("in_size",), lambda a, b: nn.Alpha(a)),
+    "DualExpon": (("in_size",), lambda a, b: nn.DualExpon(a)),
+    "Conv2d": (("in_size", "out_channels"), lambda a, b: nn.Conv2d(a, b, 3)),
+}
+
+
+def size_rows():
+    found = {}
+    for layer, (names, make) in LAYERS_OF_SIZES.items():
+        # Each kind of wrong size at one layer or another, two at every layer.
+        kinds = list(SIZES)
+        start = len(found) % len(kinds)
+        for index, name in enumerate(names):
+            kind = kinds[(start + index) % len(kinds)]
+            value = SIZES[kind]
+            good = (8, 8, 3) if layer == "Conv2d" else 4
+            pair = (value, 4) if index == 0 else (good, value)
+            found[f"{layer} {name} {kind}"] = (
+                f"`{layer}` `{name}` {value!r}",
+                lambda b, make=make, pair=pair: make(*pair),
+            )
+    return found
+
+
+LAYERS = {
+    **size_rows(),
+    **{
+        f"layer {name}": (words, lambda b, call=call: call())
+        for name, (words, call) in {
+            "size of strings": ("`Linear` `in_size`", lambda: nn.Linear(("a", 3), 2)),
+            "size of arrays": ("`Linear` `out_size`", lambda: nn.Linear(3, jnp.ones(2))),
+            "initial weight a string": (
+                "`Linear` `w_init` 'normal'",
+                lambda: nn.Linear(3, 2, w_init="normal"),
+            ),
+            "initial weight of another shape": (
+                "`Linear` `w_init` (2, 2)",
+                lambda: nn.Linear(3, 2, w_init=jnp.ones((2, 2))),
+            ),
+            "initial weight None": ("`Linear` `w_init` None", lambda: nn.Linear(3, 2, w_init=None)),
+            "initial bias of another shape": (
+                "`GRUCell` `b_init` (7,)",
+                lambda: nn.GRUCell(3, 4, b_init=jnp.ones(7)),
+            ),
+            "initial weight a dict": ("`IndRNN` `u_init` {}", lambda: nn.IndRNN(3, 4, u_init={})),
+            "initial state a string": (
+                "`LeakyRNN` `state_init` 'zero'",
+                lambda: nn.LeakyRNN(3, 4, state_init="zero"),
+            ),
+            "initial state of another shape": (
+                "`LSTMCell` init_state (7,)",
+                lambda: started(nn.LSTMCell(3, 4, state_init=jnp.ones(7)), X),
+            ),
+            "initial potential a string": (
+                "`LIF` `V_initializer` 'rest'",
+                lambda: nn.LIF(3, V_initializer="rest"),
+            ),
+            "activation": ("`activation` 'tanhh'", lambda: nn.LeakyRNN(3, 4, activation="tanhh")),
+            "activation of brainstate": (
+                "`activation` 'tanhh'",
+                lambda: nn.GRUCell(3, 4, activation="tanhh"),
+            ),
+            "activation number": ("`activation` 3", lambda: nn.LSTMCell(3, 4, activation=3)),
+            "surrogate": ("`spk_fun` 'relu'", lambda: nn.LIF(3, spk_fun="relu")),
+            "kind of reset": ("`spk_reset` 'slow'", lambda: nn.LIF(3, spk_reset="slow")),
+            "reset_after": ("`reset_after` 'no'", lambda: nn.GRUCell(3, 4, reset_after="no")),
+            "include_self": ("`include_self` 1", lambda: nn.AllToAll(3, 3, include_self=1)),
+            "channel_first": (
+                "`channel_first` 'yes'",
+                lambda: nn.Conv1d((8, 3), 4, 3, channel_first="yes"),
+            ),
+            "ws_gain": ("`ws_gain` None", lambda: nn.ScaledWSLinear(3, 2, ws_gain=None)),
+            "kernel size": ("`Conv1d` `kernel_size` -3", lambda: nn.Conv1d((8, 3), 4, -3)),
+            "stride": ("`Conv1d` `stride` 0", lambda: nn.Conv1d((8, 3), 4, 3, stride=0)),
+            "groups": ("`Conv1d` `groups` 0", lambda: nn.Conv1d((8, 3), 4, 3, groups=0)),
+            "groups that do not divide": (
+                "`Conv1d` groups",
+                lambda: nn.Conv1d((8, 3), 4, 3, groups=2),
+            ),
+            "padding of a convolution": (
+                "`Conv1d` padding",
+                lambda: nn.Conv1d((8, 3), 4, 3, padding="MOST"),
+            ),
+            "size of a convolution": ("`Conv2d` in_size (8, 3)", lambda: nn.Conv2d((8, 3), 4, 3)),
+            "mask of another shape": (
+                "`Linear` `w_mask` (2, 2)",
+                lambda: nn.Linear(3, 2, w_mask=jnp.ones((2, 2))),
+            ),
+            "no matrix": ("`SparseLinear` `spar_mat`", lambda: nn.SparseLinear(jnp.ones((2, 2)))),
+            "rank": ("`LoRA` `lora_rank` 0", lambda: nn.LoRA(3, 0, 2)),
+            "base module": ("`LoRA` `base_module` 3", lambda: nn.LoRA(3, 1, 2, base_module=3)),
+            "radii": ("r_min r_max", lambda: nn.LRUCell(3, 4, r_min=0.9, r_max=0.5)),
+            "radius a string": ("`LRUCell` `r_min` 'a'", lambda: nn.LRUCell(3, 4, r_min="a")),
+            "odd outputs": ("`RTUCell` `num_out` 3", lambda: nn.RTUCell(3, 3)),
+            "time constants alike": (
+                "`DualExpon` `tau_decay`",
+                lambda: nn.DualExpon(3, tau_decay=1.0 * u.ms, tau_rise=1.0 * u.ms),
+            ),
+            "time constant of a string": ("`LIF` `tau` 'fast'", lambda: nn.LIF(3, tau="fast")),
+            "time constant in another unit": (
+                "`tau` mV ms",
+                lambda: started(nn.Expon(3, tau=1.0 * u.mV), X * u.mS),
+            ),
+            "parameters of no type": (
+                "`Linear` `param_type`",
+                lambda: nn.Linear(3, 2, param_type="ParamState"),
+            ),
+            "input of other features": ("`x` (2, 5)", lambda: nn.Linear(3, 2)(jnp.ones((2, 5)))),
+            "input None": ("`x` None", lambda: nn.Linear(3, 2)(None)),
+            "input State": ("`x` .value", lambda: nn.Linear(3, 2)(STATE)),
+            "input of a cell": (
+                "`LSTMCell` x (2, 5)",
+                lambda: started(nn.LSTMCell(3, 4), jnp.ones((2, 5))),
+            ),
+            "batch of a cell": (
+                "`LSTMCell` x (5, 3)",
+                lambda: started(nn.LSTMCell(3, 4), jnp.ones((5, 3))),
+            ),
+            "string into a cell": ("`GRUCell` x 'abc'", lambda: started(nn.GRUCell(3, 4), "abc")),
+            "nothing into a cell": ("`LRUCell` `x` None", lambda: started(nn.LRUCell(3, 4), None)),
+            "State into a cell": ("`LeakyRNN` .value", lambda: started(nn.LeakyRNN(3, 4), STATE)),
+            "input of a convolution": (
+                "`Conv1d` (9, 3)",
+                lambda: nn.Conv1d((8, 3), 4, 3)(jnp.ones((9, 3))),
+            ),
+            "nothing into a convolution": (
+                "`Conv1d` `x` None",
+                lambda: nn.Conv1d((8, 3), 4, 3)(None),
+            ),
+            "list into a convolution": ("`Conv1d` `x`", lambda: nn.Conv1d((8, 3), 4, 3)(RAGGED)),
+            "input without unit": ("`Expon` x mS", lambda: started(nn.Expon(3), X)),
+            "current into a neuron": (
+                "`LIF` x mV",
+                lambda: started(nn.LIF(3, R=1.0 * u.ohm), X * u.mV),
+            ),
+            "neurons of other number": (
+                "`LIF` x (2, 5)",
+                lambda: started(nn.LIF(3, R=1.0 * u.ohm), jnp.ones((2, 5)) * u.mA),
+            ),
+            "string into a synapse": ("`Alpha` x 'a'", lambda: started(nn.Alpha(3), "a")),
+            "conductance of a potential": (
+                "`COBA` V",
+                lambda: nn.COBA(E=0.0 * u.mV)(2.0 * u.mS, V=-60.0),
+            ),
+            "cell before init_state": ("`LSTMCell` init_state", lambda: nn.LSTMCell(3, 4)(X)),
+            "neuron before init_state": ("`LIF` init_state", lambda: neuron_alone()),
+            "surrogate of a State": ("`x` .value", lambda: nn.surrogate.triangle(STATE)),
+            "surrogate of nothing": ("`x` None", lambda: nn.surrogate.sigmoid(None)),
+            "surrogate of a unit": ("`x` mV", lambda: nn.surrogate.gaussian(X * u.mV)),
+            "surrogate of no width": ("`width` 0.0", lambda: nn.surrogate.rectangle(X, width=0.0)),
+            "surrogate of a string": ("`alpha` 'a'", lambda: nn.surrogate.arctan(X, alpha="a")),
+            "surrogate of a negative": (
+                "`sigma` -1",
+                lambda: nn.surrogate.multi_gaussian(X, sigma=-1),
+            ),
+            "no time step": ("dt", lambda: started(nn.Expon(3), X * u.mS, dt=None)),
+            "batch of a state": (
+                "`GRUCell` `batch_size` -1",
+                lambda: nn.GRUCell(3, 4).init_state(-1),
+            ),
+            "batch a string": ("`LIF` `batch_size` '2'", lambda: nn.LIF(3).init_state("2")),
+        }.items()
+    },
+}
+
+
+def neuron_alone():
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        return nn.LIF(3)(X[0])
+
+
+EVERY = {**OPERATIONS, **LAYERS}
