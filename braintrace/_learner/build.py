@@ -111,7 +111,7 @@ def compile(
         instance.compile_graph(*example, batch_size=mapped)
     except (CompilationError, ShapeError) as error:
         hint = None if vmap else _about_batch(example, batch_size)
-        if hint is None:
+        if hint is None or not _is_about_shapes(error):
             raise
         raise type(error)(f"{error} {hint}") from error
     if mapped is not None:
@@ -134,6 +134,12 @@ def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
     what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {batch_size}"
     with in_words(OptionError, lambda: what):
         brainstate.nn.init_all_states(model, **given)
+
+
+def _is_about_shapes(error: Exception) -> bool:
+    """Tell whether a batch axis may be why a step cannot be traced: what JAX says, or a State."""
+    is_told = error.__cause__ is not None or "changes State" in str(error)
+    return isinstance(error, ShapeError) or is_told
 
 
 def _about_batch(example: tuple[Any, ...], batch_size: int | None) -> str | None:
