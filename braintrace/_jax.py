@@ -81,14 +81,13 @@ _BODY_PARAMS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "linear_call": "callee",
 }
 TRANSPARENT_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
 """Calls that mean exactly their body, for values and derivatives alike."""
 
-OWN_BACKWARD = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr", "linear_call"})
-"""Calls whose backward pass is whatever the user has written. A forward rule is linear: without
-that, JAX has no backward pass for it."""
+OWN_BACKWARD = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
+"""Calls whose backward pass is whatever the user has written. JAX makes one from a forward rule
+only where that is linear."""
 
 
 def call_body(equation: Any) -> Any | None:

@@ -11,12 +11,13 @@ it counts as an output of the step: the weights before it get the ordinary gradi
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .._jax import Atom, Var
+from .._jax import Atom, Var, is_var
 from .._jaxpr import Program
 from .derivative import Derivatives
 from .diagnostics import Diagnostic
 from .trace import StateLeaf, TracedModel
 from .transfer import CONSTANT, carries_derivative
+from .untraced import connected_by_gradients
 
 
 def bent_uses(
@@ -44,6 +45,8 @@ def states_as_outputs(traced: TracedModel, derivatives: Derivatives) -> tuple[St
     States that are written as one, side by side, are treated alike.
     """
     program = traced.program
+    bent = [equation for equation in program.equations if derivatives.bent(equation)]
+    behind = connected_by_gradients(program, [var for e in bent for var in e.outvars])
     read = program.depends_on(program.out_atoms, frozenset(), CONSTANT, carries_derivative)
     written: dict[Var, list[StateLeaf]] = {}
     for leaf in traced.leaves:
@@ -53,7 +56,7 @@ def states_as_outputs(traced: TracedModel, derivatives: Derivatives) -> tuple[St
         leaf
         for leaves in written.values()
         if read.isdisjoint(leaf.in_var for leaf in leaves)
-        and any(bent_uses(program, derivatives, [leaf.out_var for leaf in leaves]))
+        and not behind.isdisjoint(leaf.out_var for leaf in leaves if is_var(leaf.out_var))
         for leaf in leaves
     )
 

@@ -27,6 +27,7 @@ class Derivatives:
     def __init__(self) -> None:
         self._pulled: dict[int, tuple[Any, _PullBack]] = {}
         self._sources: dict[int, _Sources | None] = {}
+        self._bent: dict[int, frozenset[int]] = {}
 
     def back(self, equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
         """Return what every operand receives; see `transfer`."""
@@ -70,11 +71,9 @@ class Derivatives:
         if not _holds_own_backward(equation):
             return frozenset()
         pulled = self._pull_back(equation)
-        if pulled.closed is None:
-            return frozenset()
-        kinds = [Kind.FREE] * len(equation.invars) + [Kind.LINEAR] * len(pulled.outputs)
-        found = zip(pulled.inputs, kinds_of_outputs(pulled.closed, kinds), strict=True)
-        return frozenset(i for i, kind in found if kind not in (Kind.ZERO, Kind.LINEAR))
+        if id(equation) not in self._bent:
+            self._bent[id(equation)] = _bent(equation, pulled)
+        return self._bent[id(equation)]
 
     def _of(self, equation: Any) -> "_Sources | None":
         pulled = self._pull_back(equation)
@@ -128,6 +127,14 @@ def _sources(equation: Any, pulled: _PullBack) -> _Sources | None:
             if is_var(atom) and atom in reached:
                 found[operand, output] = origin.get(atom)
     return found
+
+
+def _bent(equation: Any, pulled: _PullBack) -> frozenset[int]:
+    if pulled.closed is None:
+        return frozenset()
+    kinds = [Kind.FREE] * len(equation.invars) + [Kind.LINEAR] * len(pulled.outputs)
+    found = zip(pulled.inputs, kinds_of_outputs(pulled.closed, kinds), strict=True)
+    return frozenset(i for i, kind in found if kind not in (Kind.ZERO, Kind.LINEAR))
 
 
 def _received(origin: Ids | None, ids: Ids | None) -> Contribution:

@@ -21,7 +21,7 @@ def carried_without_a_trace(
     outputs = [atom for atom in traced.output_atoms if is_var(atom)]
     new = [var for group in groups for var in group.new_vars]
     for leaf in _carriers(traced, operations, groups):
-        directly = _differentiable(program, [leaf.in_var], _is_boundary)
+        directly = connected_by_gradients(program, [leaf.in_var], _is_boundary)
         if not directly.isdisjoint([*new, *outputs]):
             reached = [f"'{s.name}'" for g in groups for s, var in new_vars(g) if var in directly]
             yield Diagnostic(
@@ -34,7 +34,7 @@ def carried_without_a_trace(
                 "`jax.lax.stop_gradient` if it should not count.",
                 (leaf.name,),
             )
-        elif not _differentiable(program, [leaf.in_var]).isdisjoint(new):
+        elif not connected_by_gradients(program, [leaf.in_var]).isdisjoint(new):
             yield Diagnostic(
                 "info",
                 "untraced-state",
@@ -64,7 +64,7 @@ def also_plain(
             equation = program.equations[index]
             is_plain = not is_marked(equation) and equation.primitive.name not in CONSTANT
             plain = equation.outvars if is_plain else []
-            reached = _differentiable(program, plain, is_marked)
+            reached = connected_by_gradients(program, plain, is_marked)
             states = [name for var, name in new.items() if var in reached]
             if states:
                 yield Diagnostic(
@@ -88,14 +88,16 @@ def _carriers(
     starts += [operation.y_var for operation in operations]
     found: list[StateLeaf] = []
     while True:
-        reached = _differentiable(traced.program, [*starts, *(leaf.in_var for leaf in found)])
+        reached = connected_by_gradients(
+            traced.program, [*starts, *(leaf.in_var for leaf in found)]
+        )
         later = [leaf for leaf in others if is_var(leaf.out_var) and leaf.out_var in reached]
         if len(later) == len(found):
             return found
         found = later
 
 
-def _differentiable(
+def connected_by_gradients(
     program: Program, starts: Sequence[Var], ends: Callable[[Any], bool] = lambda _: False
 ) -> set[Var]:
     """Return what a gradient connects to ``starts``, short of the equations where it ends."""

@@ -170,5 +170,6 @@ def _reachable(group: HiddenGroup, rows: tuple[int, ...]) -> list[tuple[int, int
 
 
 def num_steps(graph: ETraceGraph, jacobians: Jacobians) -> int:
-    """Return the length of a recorded chunk."""
-    return int(jax.tree.leaves(jacobians["Df"])[0].shape[0])
+    """Return the length of a recorded chunk; 1 where no operation has a trace."""
+    recorded = jax.tree.leaves(jacobians["Df"])
+    return int(recorded[0].shape[0]) if recorded else 1

@@ -107,6 +107,8 @@ def _of_value(value: Any) -> Kind:
 
 def _through(equation: Any, kinds: list[Kind]) -> list[Kind]:
     name = equation.primitive.name
+    if not equation.outvars:  # a print, a check
+        return []
     body = call_body(equation)
     if body is not None:
         return _of_outputs(body, kinds)
@@ -124,7 +126,8 @@ def _of_numbers(equation: Any, kinds: list[Kind]) -> Kind:
     if is_move(equation) or name in _SUMS:
         parts = moved_operands(equation) if is_move(equation) else _SUMS[name]
         where = {kinds[i] for i in range(len(kinds)) if i not in parts}
-        found = _mixed(kinds[i] for i in parts) if where <= _INDEPENDENT else OTHER
+        filled = [FREE] if equation.params.get("fill_value") else []  # a gather out of bounds
+        found = _mixed([*(kinds[i] for i in parts), *filled]) if where <= _INDEPENDENT else OTHER
         is_kept = is_move(equation) or found in (ZERO, LINEAR)
         return found if is_kept else _unknown([found])
     if name in _UNCHANGED:
