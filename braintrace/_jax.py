@@ -59,6 +59,15 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def strongly_typed(value: Any) -> Any:
+    """Return a pytree of arrays without the weak types of Python numbers.
+
+    A program is compiled again for arguments that differ in this alone: a state should begin as a
+    step leaves it.
+    """
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), value)
+
+
 _TOP_LEVEL = get_opaque_trace_state(convention="braintrace")
 
 

@@ -10,8 +10,6 @@ from .data import unwrap as unwrap
 from .es_d_rtrl import ES_D_RTRL as ES_D_RTRL
 from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop
-from .initial import fresh_values as fresh_values
-from .initial import values_as_now as values_as_now
 from .model_states import add_to_states as add_to_states
 from .model_states import all_states as all_states
 from .model_states import find_states as find_states

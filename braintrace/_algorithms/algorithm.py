@@ -19,16 +19,18 @@ from .._arguments import (
     named,
     one_of,
 )
-from .._compiler import ETraceGraph, TracedModel, compile_model, trace_model
+from .._compiler import ETraceGraph, compile_model, trace_model
 from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
 from .._executor import TraceMethod
 from .._foreign import in_words
 from .._interrupts import interruptible, uninterrupted
+from .._jax import strongly_typed
 from .._typing import Path
+from .batch_axes import arguments_for_batch, example_arguments
 from .compiled_step import CompiledStep
 from .data import MultiStepData, check_steps, first_step, is_sequence, unwrap
 from .environment import Environment
-from .initial import Shapes, fresh_values, shapes_of, values_as_now
+from .initial import InitialValues, Shapes, shapes_of
 from .model_states import all_states, find_states
 from .program import Program, advance
 from .recent import Recent
@@ -168,11 +170,14 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         PrimitiveError
             If this algorithm's traces cannot carry one of the model's operations.
         """
+        for state in self.model.states(brainstate.ShortTermState).values():
+            state.value = strongly_typed(state.value)
         self._compiled = self._analysed(first_step(arguments), batch_size)
+        self._initial = InitialValues()
         self._shapes = shapes_of(
             self._short_term_states()
             if batch_size is None
-            else fresh_values(self.model, batch_size, None, {})
+            else self._initial(self.model, True, batch_size, {})
         )
         self._by_shapes = Recent(MOST_SHAPES)
         self._by_shapes[self._shapes] = self._compiled
@@ -190,7 +195,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def _trace_again(self, graph: ETraceGraph) -> None:
         traced = graph.traced
-        example = _example_arguments(traced, {})
+        example = example_arguments(traced)
         states = [*self.model.states().values(), *self._require().outside.values()]
         before = [state.value for state in states]
         try:
@@ -312,23 +317,19 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if self.requested_restarts.is_collecting:
             self._ask_for_restart(batch_size, where, kwargs)
             return
-        mapped = self.graph.traced.batch_size
         if where is not None:
             self._restart_samples(batch_size, where, kwargs)
             return
         given = named(["batch_size", *kwargs], [batch_size, *kwargs.values()])
         call = f"`init_state` of `{type(self.model).__name__}` fails for {given}"
         with in_words(OptionError, lambda: call):
-            if batch_size is None:
-                fresh = values_as_now(self.model, self._short_term_states(), mapped, kwargs)
-            else:
-                fresh = fresh_values(self.model, mapped, batch_size, kwargs)
+            fresh = self.initial_values(batch_size, **kwargs)
         states = all_states(self.model)
         before = {path: states[path].value for path in fresh}
         with uninterrupted:
             try:
                 _write(states, fresh)
-                self._use_shapes(shapes_of(fresh))
+                self._use_shapes(shapes_of(fresh), batch_size)
             except BaseException:
                 _write(states, before)
                 raise
@@ -342,7 +343,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             )
         now = self._short_term_states()
         flags = check_where(where, now)
-        fresh = values_as_now(self.model, now, self.graph.traced.batch_size, options)
+        fresh = self.initial_values(**options)
         anew = {path: start_anew(now[path], value, flags) for path, value in fresh.items()}
         traces = None
         if not self.traces.is_zero:
@@ -371,31 +372,40 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """Prepare for restarts that are asked for in what a driver is about to trace."""
         self.requested_restarts.prepare(number_of_samples(self._short_term_states()))
 
-    def _use_shapes(self, shapes: Shapes) -> None:
+    def initial_values(self, batch_size: int | None = None, **kwargs: Any) -> dict[Path, Any]:
+        """Return the values of the short-term States at the start of a sequence, by path.
+
+        Parameters
+        ----------
+        batch_size, **kwargs
+            See `reset_state`.
+
+        Raises
+        ------
+        ShapeError
+            See `reset_state`.
+        """
+        mapped = self.graph.traced.batch_size is not None
+        if batch_size is None:
+            now = self._short_term_states()
+            fresh = self._initial.of_shapes(self.model, mapped, shapes_of(now), kwargs)
+            return {path: fresh[path] for path in now}
+        return self._initial(self.model, mapped, batch_size, kwargs)
+
+    def _use_shapes(self, shapes: Shapes, batch_size: int | None) -> None:
         """Compile the model for the shapes that its states have now, once for each."""
         if shapes not in self._by_shapes:
-            self._by_shapes[shapes] = interruptible(self._resized)(shapes)
+            self._by_shapes[shapes] = interruptible(self._resized)(shapes, batch_size)
         self._compiled, self._shapes = self._by_shapes[shapes], shapes
 
-    def _resized(self, shapes: Shapes) -> CompiledStep:
-        traced = self.graph.traced
-        pairs = zip(self._shapes, shapes, strict=True)
-        sizes = {old: new for a, b in pairs for old, new in zip(a, b, strict=True) if old != new}
-        example = _example_arguments(traced, sizes)
-        mapped = traced.batch_size
-        return self._analysed(example, None if mapped is None else sizes.get(mapped, mapped))
+    def _resized(self, shapes: Shapes, batch_size: int | None) -> CompiledStep:
+        mapped = self.graph.traced.batch_size is not None
+        example = arguments_for_batch(
+            self.model, self.graph.traced, (self._shapes, shapes), batch_size
+        )
+        return self._analysed(example, batch_size if mapped else None)
 
 
 def _write(states: Mapping[Path, brainstate.State], values: Mapping[Path, Any]) -> None:
     for path, value in values.items():
         states[path].value = value
-
-
-def _example_arguments(traced: TracedModel, sizes: Mapping[int, int]) -> Any:
-    """Return zeros like the arguments of ``update``, with other sizes of their first axes."""
-
-    def zeros(var: Any) -> jax.Array:
-        lead = tuple(sizes.get(size, size) for size in var.aval.shape[:1])
-        return jnp.zeros((*lead, *var.aval.shape[1:]), var.aval.dtype)
-
-    return jax.tree.unflatten(traced.argument_tree, map(zeros, traced.argument_vars))

@@ -1,23 +1,38 @@
-"""The values that a model's states have at the start of a sequence."""
+"""The values that a model's states have at the start of a sequence.
 
-from collections.abc import Mapping
+They are what ``init_state`` gives to a copy of the model: a function of the States that it reads
+(parameters, random keys). It is traced once for a batch size and then compiled, as long as what
+it may read besides is as it was: attributes of modules, and ``brainstate.environ``. An
+``init_state`` that cannot be traced, or that gives something else each time without a random
+State, is run as it is.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import ShapeError
+from .._jax import is_tracer, is_watched, open_jaxpr, strongly_typed
 from .._typing import Path
+from .recent import Recent
 
 Shapes = tuple[tuple[int, ...], ...]
 
+Size = int | None
+"""A batch size; ``None``: that of ``init_state`` itself."""
+
+MOST_REMADE = 3
+"""How often a function is made anew before what it depends on is taken to change all the time."""
+MOST_KEPT = 16
+"""How many functions are kept, one per model and batch size."""
+
 
 def fresh_values(
-    model: brainstate.nn.Module,
-    mapped: int | None,
-    batch_size: int | None,
-    options: dict[str, Any],
+    model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
 ) -> dict[Path, Any]:
     """Return what ``init_state`` gives every short-term State, leaving the model as it is.
 
@@ -26,23 +41,32 @@ def fresh_values(
     model
         The model.
     mapped
-        Size of the batch axis over which a model for one sample is mapped, or ``None``.
-    batch_size
-        Given to ``init_state``; for a mapped model, the new size of the batch axis.
+        Whether it is a model for one sample, mapped over a batch axis of that size.
+    size
+        Given to ``init_state``; for a mapped model, the size of the batch axis.
     options
         Further arguments of ``init_state``.
     """
-    twin = brainstate.graph.clone(model)
-    size = None if mapped is not None else batch_size
-    arguments = {} if size is None else {"batch_size": size}
+    twin = twin_of(model)
+    arguments = {} if mapped or size is None else {"batch_size": size}
     brainstate.nn.init_all_states(twin, **arguments, **options)
     values = {
-        tuple(path): state.value for path, state in twin.states(brainstate.ShortTermState).items()
+        tuple(path): strongly_typed(state.value)
+        for path, state in twin.states(brainstate.ShortTermState).items()
     }
-    if mapped is None:
+    if not mapped:
         return values
-    copies = mapped if batch_size is None else batch_size
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (copies, *leaf.shape)), values)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), values)
+
+
+def twin_of(model: brainstate.nn.Module) -> brainstate.nn.Module:
+    """Return a copy of a model; what it copies of lasting States is seen by transformations."""
+    twin = brainstate.graph.clone(model)
+    states = model.states()
+    for path, state in twin.states().items():
+        if not isinstance(state, brainstate.ShortTermState):
+            state.value = states[path].value
+    return twin
 
 
 def shapes_of(values: Mapping[Path, Any]) -> Shapes:
@@ -51,30 +75,178 @@ def shapes_of(values: Mapping[Path, Any]) -> Shapes:
     return tuple(tuple(jnp.shape(leaf)) for leaf in leaves)
 
 
-def values_as_now(
-    model: brainstate.nn.Module,
-    now: Mapping[Path, Any],
-    mapped: int | None,
-    options: dict[str, Any],
-) -> dict[Path, Any]:
-    """Return fresh values of the shapes that those of the short-term States have now.
+class InitialValues:
+    """Initial values of the short-term States of a model, by functions made once."""
 
-    Raises
-    ------
-    ShapeError
-        If ``init_state`` gives them neither without a batch size nor with that of an axis.
-    """
-    shapes = shapes_of(now)
+    def __init__(self) -> None:
+        self._made = Recent(MOST_KEPT)
+        self._size_of = Recent(MOST_KEPT)
+
+    def __call__(
+        self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
+    ) -> dict[Path, Any]:
+        """Return them; see `fresh_values`."""
+        if options or is_watched():
+            return fresh_values(model, mapped, size, options)
+        return self._initialiser(model, mapped, size)()
+
+    def of_shapes(
+        self, model: brainstate.nn.Module, mapped: bool, shapes: Shapes, options: dict[str, Any]
+    ) -> dict[Path, Any]:
+        """Return those of given shapes.
+
+        Raises
+        ------
+        ShapeError
+            If ``init_state`` gives them neither without a batch size nor with that of an axis.
+        """
+        last = [self._size_of[shapes]] if shapes in self._size_of else []
+        for size in dict.fromkeys([*last, *_sizes_in(shapes, mapped)]):
+            try:
+                values = self._if_of_shapes(model, mapped, size, options, shapes)
+            except TypeError:  # `init_state` wants a batch size
+                continue
+            if values is not None:
+                self._size_of[shapes] = size
+                return values
+        raise ShapeError(
+            f"`{type(model).__name__}.init_state` does not give the states the shapes that they "
+            f"have now, {', '.join(map(str, shapes))}. Call `reset_state` with the batch size (and "
+            "the options) that you initialise with, inside the maps that the model is in."
+        )
+
+    def _if_of_shapes(
+        self,
+        model: brainstate.nn.Module,
+        mapped: bool,
+        size: Size,
+        options: dict[str, Any],
+        shapes: Shapes,
+    ) -> dict[Path, Any] | None:
+        if not options and not is_watched():
+            made = self._initialiser(model, mapped, size)
+            if made.shapes is not None:
+                return made() if made.shapes == shapes else None
+        values = self(model, mapped, size, options)
+        return values if shapes_of(values) == shapes else None
+
+    def _initialiser(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> "_Initialiser":
+        key = (id(model), mapped, size)
+        made: _Initialiser | None = self._made.get(key)
+        if made is None or not made.fits():
+            times = 0 if made is None else made.times + 1
+            made = self._made[key] = _Initialiser(model, mapped, size, times)
+        return made
+
+
+def _sizes_in(shapes: Shapes, mapped: bool) -> list[Size]:
+    """Return the batch sizes that could give certain shapes, the likely ones first."""
     leading = sorted({shape[0] for shape in shapes if shape})
     others = sorted({size for shape in shapes for size in shape[1:]})
-    for size in (None, *dict.fromkeys([*leading, *others])):
+    return list(dict.fromkeys([*([] if mapped else [None]), *leading, *others]))
+
+
+class _Initialiser:
+    """The initial values of one model for one batch size.
+
+    Parameters
+    ----------
+    model, mapped, size
+        See `fresh_values`.
+    times
+        How often it has been made before.
+
+    Attributes
+    ----------
+    shapes
+        Of the values, where they are those of a compiled function.
+    """
+
+    def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size, times: int) -> None:
+        self._fresh = lambda: fresh_values(model, mapped, size, {})
+        self.times = times
+        self.shapes: Shapes | None = None
+        found = self._traced() if times <= MOST_REMADE else None
+        self._surroundings = None if found is None else _Surroundings(model)
+        if found is not None:
+            function, self._states, (values, _) = found
+            self._paths, self.shapes = list(values), shapes_of(values)
+            self._run = jax.jit(lambda states: _as_list(function.jaxpr_call(states)))
+
+    def fits(self) -> bool:
+        """Tell whether the function would be made like this now."""
+        return self._surroundings is None or self._surroundings.are_unchanged()
+
+    def __call__(self) -> dict[Path, Any]:
+        """Return the values; random States move on."""
+        if self._surroundings is None:
+            return self._fresh()
+        written, values = self._run([state.value for state in self._states])
+        for state, value in zip(self._states, written, strict=True):
+            if value is not None:
+                state.value = value
+        return dict(zip(self._paths, values, strict=True))
+
+    def _traced(self) -> Any:
+        """Return the function, its States and its results, or ``None`` if it is not one of them."""
+        brainstate.random.DEFAULT.value  # noqa: B018  made here, not inside a trace
         try:
-            values = fresh_values(model, mapped, size, options)
-        except TypeError:  # `init_state` wants a batch size
-            continue
-        if shapes_of(values) == shapes:
-            return values
-    raise ShapeError(
-        f"`{type(model).__name__}.init_state` does not give the states the shapes that they have "
-        "now. Call `reset_state` with the batch size (and the options) that you initialise with."
+            first, again = (_trace(self._fresh) for _ in range(2))
+        except Exception:  # raised anew, where it is an error, by running it as it is
+            return None
+        return first[:3] if _are_equal(first[3], again[3]) else None
+
+
+def _trace(function: Callable[[], Any]) -> Any:
+    traced = brainstate.transform.StatefulFunction(
+        function, static_argnums=(), return_only_write=True
     )
+    traced.make_jaxpr()
+    key = traced.get_arg_cache_key()
+    states = traced.get_states_by_cache(key)
+    return traced, states, traced.get_out_shapes_by_cache(key), traced.get_jaxpr_by_cache(key)
+
+
+def _as_list(result: tuple[Any, dict[Path, Any]]) -> tuple[Any, list[Any]]:
+    """Return values in a list: paths with names and numbers in them cannot be sorted."""
+    written, values = result
+    return written, list(values.values())
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Tell whether two programs are one, with the same constants in them."""
+    (one, constants), (other, others) = open_jaxpr(first), open_jaxpr(second)
+    return (
+        str(one) == str(other)
+        and len(constants) == len(others)
+        and not any(map(is_tracer, constants))
+        and all(np.array_equal(a, b) for a, b in zip(constants, others, strict=True))
+    )
+
+
+class _Surroundings:
+    """What the ``init_state`` of a model's modules may read besides States."""
+
+    def __init__(self, model: brainstate.nn.Module) -> None:
+        self._attributes = [(vars(node), dict(vars(node))) for node in model.nodes().values()]
+        self._environment = dict(brainstate.environ.all())
+        self._x64 = jax.config.jax_enable_x64
+
+    def are_unchanged(self) -> bool:
+        """Tell whether all is as it was."""
+        return (
+            self._x64 == jax.config.jax_enable_x64
+            and _are_as_before(brainstate.environ.all(), self._environment)
+            and all(_are_as_before(now, before) for now, before in self._attributes)
+        )
+
+
+def _are_as_before(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    return len(now) == len(before) and all(
+        name in before and (value is before[name] or _starts_anew(value, before[name]))
+        for name, value in now.items()
+    )
+
+
+def _starts_anew(*values: Any) -> bool:
+    return all(isinstance(value, brainstate.ShortTermState) for value in values)

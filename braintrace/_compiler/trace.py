@@ -19,7 +19,7 @@ from .._arguments import is_quantity, leaf_names, named
 from .._errors import CompilationError
 from .._foreign import in_words
 from .._interrupts import interruptible, uninterrupted
-from .._jax import Atom, Var, is_tracer, open_jaxpr, trace_to_jaxpr
+from .._jax import Atom, Var, is_tracer, open_jaxpr, strongly_typed, trace_to_jaxpr
 from .._jaxpr import Program, evaluate_inlined, program_of
 from .._typing import Path, PyTree, path_name
 from .canonicalize import Rewrite, rewriting, spell_out_broadcasts
@@ -306,6 +306,7 @@ def _split_states(
         outputs = results[: len(results) - len(writes)]
         taken = {id(value) for value in values}
         for slot, value in zip(writes, results[len(outputs) :], strict=True):
+            value = value if slot.kind == "random" else strongly_typed(value)
             # A hidden state that equals an input, a constant or another state gets a
             # variable of its own: what is done to the one must not touch the other.
             if slot.kind == "hidden" and (id(value) in taken or not is_tracer(value)):

@@ -12,7 +12,6 @@ from .._algorithms import (
     ETraceAlgorithm,
     all_states,
     first_step,
-    fresh_values,
 )
 from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option, shown
 from .._errors import CompilationError, OptionError, ShapeError
@@ -116,7 +115,7 @@ def compile(
         raise type(error)(f"{error} {hint}") from error
     if mapped is not None:
         states = all_states(model)
-        for path, value in fresh_values(model, mapped, None, {}).items():
+        for path, value in instance.initial_values(mapped).items():
             states[path].value = value
     return Learner(instance)
 

@@ -6,13 +6,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import (
-    ETraceAlgorithm,
-    check_first_axes,
-    read_states,
-    start_anew,
-    values_as_now,
-)
+from .._algorithms import ETraceAlgorithm, check_first_axes, read_states, start_anew
 from .._arguments import array_of
 from .._errors import OptionError, ShapeError
 from .._jax import Var
@@ -51,9 +45,7 @@ def check_reset(algorithm: ETraceAlgorithm, reset: Any, steps: int) -> Restarts:
 
 def initial_values(algorithm: ETraceAlgorithm) -> Initial:
     """Return the values that States start anew from."""
-    now = {path: state.value for path, state in short_term_states(algorithm).items()}
-    found = values_as_now(algorithm.model, now, algorithm.graph.traced.batch_size, {})
-    return [found[path] for path in now]
+    return list(algorithm.initial_values().values())
 
 
 def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: bool) -> None:

@@ -7,6 +7,7 @@ import brainstate
 import saiunit
 
 from .._errors import OptionError, UnitError
+from .._jax import strongly_typed
 
 
 class Stateful(brainstate.nn.Module):
@@ -35,7 +36,7 @@ def initial(initializer: Any, shape: tuple[int, ...], batch_size: int | None) ->
     """Return the initial value of a state; a single number counts for every unit."""
     value = brainstate.nn.init.param(initializer, shape, batch_size)
     batch = () if batch_size is None else (batch_size,)
-    return saiunit.math.broadcast_to(value, (*batch, *shape))
+    return strongly_typed(saiunit.math.broadcast_to(value, (*batch, *shape)))
 
 
 def activation_function(activation: str | Callable) -> Callable:

@@ -1,0 +1,157 @@
+"""The values that states start from: of which type, and made how often."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import nn_models
+import numpy as np
+import pytest
+
+import braintrace
+
+X = jnp.ones((2, 3))
+EVERY_STEP = np.ones(1, bool)
+
+
+def is_weak(states):
+    values = [state.value for state in states.values()]
+    return any(jax.typeof(leaf).weak_type for leaf in jax.tree.leaves(values))
+
+
+@pytest.mark.parametrize("entry", nn_models.MODELS, ids=lambda entry: entry.name)
+def test_layers_start_as_their_steps_leave_them(entry):
+    model = entry.module()
+    for start in (brainstate.nn.init_all_states, brainstate.nn.reset_all_states):
+        start(model, batch_size=2)
+        assert not is_weak(model.states())
+
+
+RUNS = []
+
+
+class Started(brainstate.nn.Module):
+    """A model whose initial value is made by a function."""
+
+    def __init__(self, initial=lambda model: jnp.zeros(4)):
+        super().__init__()
+        self.w = brainstate.ParamState(0.3 * jnp.ones((3, 4)))
+        self.gain = 1.0
+        self.initial = initial
+
+    def init_state(self, batch_size=None):
+        RUNS.append(batch_size)
+        start = self.initial(self)
+        self.h = brainstate.HiddenState(jnp.broadcast_to(start, (batch_size, 4)))
+        self.z = brainstate.ShortTermState(jnp.broadcast_to(0.0, (batch_size, 4)))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+        self.z.value = jnp.where(self.h.value > 1, 1.0, 0.0)  # of a weak type
+        return self.z.value + self.h.value
+
+
+def compiled(*initial, **options):
+    return braintrace.compile(Started(*initial), "d_rtrl", X, batch_size=2, **options)
+
+
+def single_steps(learner):
+    """One step by each driver, from the start."""
+
+    def step(x):
+        return learner(x).sum()
+
+    def descend(gradients):
+        weight = learner.algorithm.model.w
+        weight.value = weight.value - 0.1 * gradients["w",]
+
+    def run():
+        learner(X)
+        learner.reset_state()
+        learner.etrace_grad(X[None], step_fn=step, reset=EVERY_STEP)
+        learner.etrace_grad(X[None], step_fn=step)
+        learner.etrace_online(X[None], step_fn=step, update_fn=descend, reset=EVERY_STEP)
+        learner.etrace_evolve(X[None], reset=EVERY_STEP)
+
+    return run
+
+
+TRACES = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: TRACES.append(event) if "trace" in event else None
+)
+
+
+@pytest.mark.core
+def test_nothing_is_traced_or_initialised_again():
+    """Neither for a state of a weak type at the start, nor for one that the step leaves."""
+    learner = compiled(lambda model: jnp.full(4, 0.5))
+    assert not is_weak(learner.states())
+    run = single_steps(learner)
+    run()
+    TRACES.clear()
+    RUNS.clear()
+    run()
+    assert TRACES == RUNS == []
+    assert not is_weak(learner.states())
+
+
+def start_of(learner):
+    learner.reset_state()
+    return np.asarray(learner.algorithm.model.h.value)
+
+
+def test_values_follow_the_parameters_and_attributes_that_they_are_made_of():
+    learner = compiled(lambda model: model.gain * model.w.value.sum(0))
+    model = learner.algorithm.model
+    for weight, gain in ((1.0, 1.0), (2.0, 1.0), (2.0, 3.0), (4.0, 3.0)):
+        model.w.value, model.gain = jnp.full((3, 4), weight), gain
+        np.testing.assert_allclose(start_of(learner), 3 * weight * gain, rtol=1e-6)
+        learner.predict(X[None], reset=EVERY_STEP)
+        model.h.value = jnp.zeros((2, 4))
+
+
+def test_values_follow_the_environment():
+    learner = compiled(lambda model: brainstate.environ.get("start", 1.0) * jnp.ones(4))
+    for start in (2.0, 3.0, 2.0):
+        with brainstate.environ.context(start=start):
+            np.testing.assert_array_equal(start_of(learner), start)
+    np.testing.assert_array_equal(start_of(learner), 1.0)
+
+
+def test_random_values_are_those_of_init_state():
+    learner = compiled(lambda model: brainstate.random.rand(4))
+    model = learner.algorithm.model
+    start_of(learner)
+    with brainstate.random.seed_context(5):
+        found = [start_of(learner) for _ in range(3)]
+    with brainstate.random.seed_context(5):
+        for value in found:
+            brainstate.nn.init_all_states(model, batch_size=2)
+            np.testing.assert_allclose(value, model.h.value, rtol=1e-6)
+    assert not np.array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize(
+    ("initial", "expected"),
+    [
+        (lambda model: jnp.ones(4) * float(np.asarray(model.w.value).sum()), 12.0),  # no tracer
+        (lambda model: jnp.full(4, len(RUNS), float), None),
+    ],
+)
+def test_what_is_no_function_of_states_is_run_as_it_is(initial, expected):
+    learner = compiled(initial)
+    learner.algorithm.model.w.value = jnp.ones((3, 4))
+    first, second = start_of(learner), start_of(learner)
+    if expected is None:
+        assert np.all(second > first)
+    else:
+        np.testing.assert_array_equal(second, expected)
+
+
+def test_a_clone_starts_from_its_own_parameters():
+    learner = compiled(lambda model: model.w.value.sum(0))
+    start_of(learner)
+    twin = brainstate.graph.clone(learner)
+    twin.algorithm.model.w.value = jnp.ones((3, 4))
+    np.testing.assert_array_equal(start_of(twin), 3.0)
+    np.testing.assert_allclose(start_of(learner), 0.9, rtol=1e-6)
