@@ -169,6 +169,46 @@ def test_a_complex_hidden_state_is_refused():
         braintrace.compile(Complex(rotate), "d_rtrl", XS[0], batch_size=BATCH)
 
 
+# --- loops in which positions mix -----------------------------------------------------------
+
+
+def coupled_in_small_steps(cell, x):
+    drive = cell.drive(x)
+
+    def small_step(v, _):
+        return 0.8 * v + 0.1 * jnp.tanh(drive) + 0.1 * jnp.roll(v, 1, -1), None
+
+    cell.h.value, _ = jax.lax.scan(small_step, cell.h.value, None, length=3)
+    cell.o.value = braintrace.matmul(x, cell.w.value[:, :2])
+
+
+def coupled_all_to_all(cell, x):
+    def small_step(v, _):
+        return jnp.tanh(v @ cell.plain.value), None
+
+    mixed, _ = jax.lax.scan(small_step, cell.h.value, None, length=3)
+    cell.h.value = 0.5 * mixed + cell.drive(x)
+
+
+@pytest.mark.parametrize(
+    ("step", "limit", "primitives", "carried"),
+    [
+        (coupled_in_small_steps, 3, {"add", "slice"}, True),
+        (coupled_in_small_steps, 2, {"scan"}, False),
+        (coupled_all_to_all, 3, {"scan"}, False),
+    ],
+)
+def test_only_the_coupling_in_a_short_loop_is_cut(step, limit, primitives, carried):
+    graph = compiled(step, unroll_limit=limit).graph
+    group = graph.hidden_groups[0]
+    assert (group.transition == ((0, 0),)) == carried
+    cuts = {graph.traced.program.equations[cut.equation] for cut in group.cuts[0]}
+    assert {equation.primitive.name for equation in cuts} == primitives
+    mixing = [str(d) for d in graph.diagnostics if d.kind == "plain-mixing"]
+    assert len(mixing) == len(primitives)
+    assert all(any(f"`{name}`" in message for message in mixing) for name in primitives)
+
+
 # --- not reported, and right ----------------------------------------------------------------
 
 

@@ -121,6 +121,26 @@ class LeakInInnerLoops(Cell):
         return h @ self.w_out.value
 
 
+@zoo("w -> v", "leak -> v", groups="v", diagnostics=("plain-mixing", "mixed-positions"))
+class CoupledCompartments(Cell):
+    """Small steps of a cable: each compartment has a way of its own, and one to its neighbours."""
+
+    weights = {"w": W_IN, "leak": (H,), "w_out": W_OUT}
+    states_of = {"v": (H,)}
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value)
+        leak = braintrace.element_wise(self.leak.value, sigmoid)
+
+        def small_step(_):
+            v = self.v.value
+            axial = mixing(jnp.roll(v, 1, -1) + jnp.roll(v, -1, -1))
+            self.v.value = (0.6 - 0.2 * leak) * v + 0.2 * jnp.tanh(drive) + 0.2 * axial
+
+        brainstate.transform.for_loop(small_step, np.arange(3))
+        return self.v.value @ self.w_out.value
+
+
 @zoo("w -> h", groups="h", diagonal=True)
 class RoundedFeedback(Cell):
     """A function outside JAX looks at the state, off the gradient path."""

@@ -59,7 +59,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     strict
         Raise a `CompilationError` wherever a part of the gradient is cut, instead of warning.
     unroll_limit
-        Longest loop inside ``update`` that is unrolled because it holds a marked operation.
+        Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
+        because it mixes positions of a hidden state beside what it does position by position.
     trace_dtype
         Floating-point dtype in which traces are kept between chunks (between steps, for those
         called one by one), ``jnp.bfloat16`` for half the memory; ``None``: that of the model.

@@ -116,6 +116,12 @@ def _unroll(equation: Any, operands: list[Any], rewrite: Rewrite, unroll_limit: 
             f"unrolled up to {unroll_limit} steps. Give a larger `unroll_limit`, or make the "
             f"inner steps steps of the model. [{source_line(equation)}]"
         )
+    return unrolled(equation, operands, rewrite)
+
+
+def unrolled(equation: Any, operands: list[Any], rewrite: Rewrite) -> list[Any]:
+    """Return the outputs of a scan of known length, its steps one after the other."""
+    length = equation.params["length"]
     constants, carries = scan_counts(equation)
     fixed = operands[:constants]
     carried = list(operands[constants : constants + carries])

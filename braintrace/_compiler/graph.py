@@ -13,17 +13,17 @@ from .._arguments import BOOLEAN, MODEL, NOT_NEGATIVE, check_option
 from .._errors import CompilationError, DtypeError
 from .._jax import Var, is_tracer
 from .._typing import Path, path_name
-from .backward import about_outputs, states_as_outputs
+from .analysis import analysed
+from .backward import about_outputs
 from .derivative import Derivatives
 from .diagnose import diagnose
 from .diagnostics import ApproximationWarning, Diagnostic
-from .hidden_groups import HiddenGroup, find_hidden_groups
+from .hidden_groups import HiddenGroup
 from .marked import role
-from .relations import HiddenParamOpRelation, find_relations, marked_operations
+from .relations import HiddenParamOpRelation, find_relations
 from .report import table
 from .trace import TracedModel, trace_model
 from .traces import trace_shapes
-from .uses import uses_apart
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +120,8 @@ def compile_etrace_graph(
     strict
         Raise instead of warning wherever a part of the gradient is cut.
     unroll_limit
-        Longest loop inside ``update`` that is unrolled because it holds a marked operation.
+        Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
+        because it mixes positions of a hidden state beside what it does position by position.
 
     Returns
     -------
@@ -170,27 +171,23 @@ def compile_model(
     traced, outside = trace_model(model, arguments, batch_size, unroll_limit)
     _check_hidden_states(traced)
     derivatives = Derivatives()
-    while True:
-        operations = marked_operations(traced)
-        outputs = states_as_outputs(traced, derivatives)
-        groups, walks = find_hidden_groups(traced, every_state, outputs, derivatives)
-        apart = uses_apart(traced, operations, walks, derivatives)
-        if apart is None:
-            break
-        traced = apart
+    found = analysed(traced, every_state, unroll_limit, derivatives)
+    groups, outputs = found.groups, found.outputs
     if not groups and not outputs:
         raise CompilationError(
             f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "
             "floating-point dtype, so that there is nothing to trace. Keep what the model "
             "remembers from step to step in a `brainstate.HiddenState`."
         )
-    relations = find_relations(traced, operations, groups, walks, derivatives)
-    found = diagnose(traced, operations, groups, walks, relations, derivatives)
-    diagnostics = (*found, *about_outputs(outputs))
+    parts = (found.traced, found.operations, groups, found.walks)
+    relations = find_relations(*parts, derivatives)
+    findings = (*diagnose(*parts, relations, derivatives), *about_outputs(outputs))
+    # The steps of a loop say the same of their line of the model.
+    diagnostics = tuple(dict.fromkeys(findings))
     if not relations and not outputs:
         raise CompilationError(_no_relation(model, groups, diagnostics))
     _publish(diagnostics, strict)
-    return ETraceGraph(traced, tuple(groups), tuple(relations), diagnostics), outside
+    return ETraceGraph(found.traced, tuple(groups), tuple(relations), diagnostics), outside
 
 
 def _no_relation(model: Any, groups: list[HiddenGroup], diagnostics: tuple[Diagnostic, ...]) -> str:

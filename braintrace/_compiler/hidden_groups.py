@@ -1,6 +1,7 @@
 """Hidden groups: the hidden states that are coupled position by position."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from .._typing import Path
 from .beyond import where_shaped_alike
 from .common_positions import Candidate, CommonPositions
 from .derivative import Derivatives
-from .home import Constants, home_positions
+from .home import Constants, home_positions, least_moved_positions
 from .marked import role
 from .positions import Cut, Walk, walk_back
 from .trace import StateLeaf, TracedModel
@@ -198,18 +199,32 @@ class _Facts:
     constant: Constants
     derivatives: Derivatives
 
-    def home(self, starts: Mapping[Var, Ids], last: int | None = None) -> dict[Var, Ids]:
-        return home_positions(self.program, starts, self.constant, last, where_shaped_alike)
+
+class _Home:
+    """Where the elements of variables come from, counted from some old states."""
+
+    def __init__(self, facts: _Facts, states: Sequence[Candidate], last: int | None = None) -> None:
+        starts = {candidate.leaf.in_var: candidate.old_ids for candidate in states}
+        self._arguments = (facts.program, starts, facts.constant, last, where_shaped_alike)
+
+    @functools.cached_property
+    def certain(self) -> dict[Var, Ids]:
+        """Where they come from one place each."""
+        return home_positions(*self._arguments)
+
+    @functools.cached_property
+    def likely(self) -> dict[Var, Ids]:
+        """See `least_moved_positions`."""
+        return least_moved_positions(*self._arguments)
 
 
-def _walk(
-    facts: _Facts, candidate: Candidate, stops: frozenset[Var], home: Mapping[Var, Ids]
-) -> Walk:
+def _walk(facts: _Facts, candidate: Candidate, stops: frozenset[Var], home: _Home) -> Walk:
     return walk_back(
         facts.program,
         {candidate.var: candidate.ids},
         stops=stops,
-        home=home,
+        home=home.certain,
+        likely=lambda: home.likely,
         marked=role,
         constant=facts.constant,
         derivatives=facts.derivatives,
@@ -290,24 +305,23 @@ class _Placed:
     def __init__(self, facts: _Facts, raw: Sequence[Candidate]) -> None:
         self.facts, self.raw = facts, raw
         self.common = CommonPositions(raw, self._reached)
-        self._found: dict[tuple[int, ...], tuple[list[Candidate], Mapping[Var, Ids]]] = {}
+        self._found: dict[tuple[int, ...], tuple[list[Candidate], _Home]] = {}
 
     def _reached(self, state: int) -> Mapping[Var, Ids]:
         own = self.raw[state]
         # The walk looks at nothing that is computed after the state.
-        last = self.facts.program.producer[own.var]
-        home = self.facts.home({own.leaf.in_var: own.old_ids}, last)
+        home = _Home(self.facts, [own], last=self.facts.program.producer[own.var])
         return _walk(self.facts, own, frozenset(), home).ids
 
-    def together(self, members: tuple[int, ...]) -> tuple[list[Candidate], Mapping[Var, Ids]]:
+    def together(self, members: tuple[int, ...]) -> tuple[list[Candidate], _Home]:
         """Return some states at their common positions, and the home of what is made of them."""
         if members not in self._found:
             inside = self.common.of(members)
-            home = self.facts.home({c.leaf.in_var: c.old_ids for c in inside})
+            home = _Home(self.facts, inside)
             for i, candidate in enumerate(self.raw):
                 if i not in members:
                     foreign = np.broadcast_to(np.int32(_FOREIGN), candidate.leaf.shape)
-                    home[candidate.leaf.in_var] = foreign
+                    home.certain[candidate.leaf.in_var] = foreign
             self._found[members] = inside, home
         return self._found[members]
 

@@ -1,5 +1,6 @@
 """Where the elements of a variable come from, carried forward through the program."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,10 +82,13 @@ def _home_of_elementwise(equation: Any, known: list[Ids | None], home: dict[Var,
     (out,) = equation.outvars
     full = [ids for ids in known if ids is not None and ids.shape == out.aval.shape]
     if full:
-        combined = full[0]
-        for ids in full[1:]:
-            combined = merge(combined, ids)
-        home[out] = np.where(combined == MIXED, NONE, combined) if len(full) > 1 else combined
+        home[out] = _agreed(full)
+
+
+def _agreed(found: list[Ids]) -> Ids:
+    """Return the numbers that operands have in common, or that only some of them have."""
+    combined = functools.reduce(merge, found)
+    return np.where(combined == MIXED, NONE, combined) if len(found) > 1 else combined
 
 
 def _home_of_move(
@@ -109,6 +113,43 @@ def _home_of_move(
     table = np.concatenate([*(ids.ravel() for ids in carried), np.full(1, NONE, np.int32)])
     for out, source in zip(equation.outvars, sources, strict=True):
         home[out] = table[np.where(source == NOWHERE, len(table) - 1, source)]
+
+
+def least_moved_positions(
+    program: Program,
+    starts: Mapping[Var, Ids],
+    constant: Callable[[Any], np.ndarray | None],
+    last: int | None,
+    beyond: Beyond,
+) -> dict[Var, Ids]:
+    """Carry numbers of elements forward; of operands that disagree, the least moved one counts.
+
+    In ``v + 0.1 * jnp.roll(v, 1)`` it is ``v``. The arguments are those of `home_positions`.
+    """
+    home: dict[Var, Ids] = dict(starts)
+    moves = dict.fromkeys(starts, 0)
+    for index in program.forward(starts, home, last):
+        equation = program.equations[index]
+        behind = [atom for atom in equation.invars if is_var(atom) and atom in home]
+        count = min((moves[var] for var in behind), default=0)
+        known = [home.get(atom) if is_var(atom) else None for atom in equation.invars]
+        if is_move(equation):
+            _home_of_move(equation, known, home, constant)
+            count += 1
+        elif equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1:
+            (out,) = equation.outvars
+            full = [var for var in behind if home[var].shape == out.aval.shape]
+            levels = [
+                _agreed([home[var] for var in full if moves[var] == level])
+                for level in sorted({moves[var] for var in full})
+            ]
+            if levels:
+                home[out] = functools.reduce(lambda a, b: np.where(a == NONE, b, a), levels)
+        else:
+            found = zip(equation.outvars, beyond(equation, known), strict=True)
+            home.update((var, ids) for var, ids in found if ids is not None)
+        moves.update((var, count) for var in equation.outvars if var in home)
+    return home
 
 
 def pure_origin(

@@ -84,6 +84,7 @@ def walk_back(
     *,
     stops: frozenset[Var],
     home: Mapping[Var, Ids],
+    likely: Callable[[], Mapping[Var, Ids]],
     marked: Marked,
     constant: Callable[[Any], np.ndarray | None],
     derivatives: Derivatives,
@@ -100,6 +101,9 @@ def walk_back(
         Variables behind which it does not look: new values of other groups.
     home
         See `home_positions`.
+    likely
+        Gives the home of variables made from several places of old states as well (see
+        `least_moved_positions`): of uses that disagree, those count that agree with it.
     marked
         See `Marked`. The operands of a boundary are not looked at.
     constant, derivatives
@@ -126,9 +130,17 @@ def walk_back(
             return
         if ids[var] is kept[0][1]:  # all uses reach the same positions
             return
-        conflict = (ids[var] == MIXED) & ~np.any([given == MIXED for _, given in kept], axis=0)
+        conflict = _conflict(ids[var], kept)
         if not np.any(conflict):
             return
+        agreeing, rejected = _in_place(kept, likely().get(var))
+        if agreeing and rejected:
+            cuts.extend(use for use, _ in rejected)
+            kept = agreeing
+            ids[var] = functools.reduce(merge, (given for _, given in kept))
+            conflict = _conflict(ids[var], kept)
+            if not np.any(conflict):
+                return
         readers = [program.equations[use.equation] for use, _ in kept]
         if all(reader.primitive.name in COPIES for reader in readers):
             ids[var] = np.where(conflict, MANY, ids[var])
@@ -235,6 +247,11 @@ def _in_place(
     return kept, rejected
 
 
+def _conflict(merged: Ids, contributions: Sequence[tuple[Cut, Ids]]) -> np.ndarray:
+    """Return where uses of a variable reach different positions, each of them one."""
+    return (merged == MIXED) & ~np.any([given == MIXED for _, given in contributions], axis=0)
+
+
 def _walk_body(
     body: Any, out_ids: Sequence[Ids | None], marked: Marked, derivatives: Derivatives
 ) -> list[Contribution]:
@@ -250,6 +267,7 @@ def _walk_body(
         start,
         stops=frozenset(),
         home={},
+        likely=dict,
         marked=marked,
         constant=Constants(program),
         derivatives=derivatives,

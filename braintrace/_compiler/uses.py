@@ -4,19 +4,18 @@ In ``h = y + y[::-1]`` an element of ``y`` reaches two positions, each by anothe
 a copy per use, each copy reaches one position, as after a broadcast.
 """
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from .._jax import Var, at_source_of, bind, is_var, trace_to_jaxpr
-from .._jaxpr import Program, program_of
+from .._jax import Var, bind, is_var
 from .beyond import where_differentiated
 from .derivative import Derivatives
 from .home import Constants, pure_origin
 from .positions import Walk
 from .relations import MarkedOperation
+from .rewritten import rewritten
 from .trace import TracedModel
 
 
@@ -43,43 +42,11 @@ def uses_apart(
 
 
 def _with_copies(traced: TracedModel, variables: frozenset[Var]) -> TracedModel:
-    old = traced.program
-    new = program_of(
-        trace_to_jaxpr(lambda *v: _copying(old, variables, v), [var.aval for var in old.in_vars])
-    )
-    before, after = ((*program.in_vars, *program.out_atoms, None) for program in (old, new))
-    renamed = {id(atom): other for atom, other in zip(before, after, strict=True)}
-    leaves = tuple(
-        dataclasses.replace(
-            leaf,
-            in_var=renamed[id(leaf.in_var)],
-            out_var=renamed[id(leaf.out_var)],
-            joined_var=renamed[id(leaf.joined_var)],
-        )
-        for leaf in traced.leaves
-    )
-    arguments = len(traced.argument_vars)
-    return dataclasses.replace(
-        traced,
-        program=new,
-        leaves=leaves,
-        argument_vars=new.in_vars[:arguments],
-        output_atoms=new.out_atoms[: len(traced.output_atoms)],
-    )
+    def run(_: int, equation: Any, operands: list[Any]) -> list[Any]:
+        copied = [
+            jnp.copy(value) if is_var(atom) and atom in variables else value
+            for atom, value in zip(equation.invars, operands, strict=True)
+        ]
+        return bind(equation, copied)
 
-
-def _copying(program: Program, variables: frozenset[Var], values: Sequence[Any]) -> list[Any]:
-    known = {**program.constants, **dict(zip(program.in_vars, values, strict=True))}
-
-    def read(atom: Any) -> Any:
-        return known[atom] if is_var(atom) else atom.val
-
-    for equation in program.equations:
-        operands = [read(atom) for atom in equation.invars]
-        with at_source_of(equation):
-            operands = [
-                jnp.copy(value) if is_var(atom) and atom in variables else value
-                for atom, value in zip(equation.invars, operands, strict=True)
-            ]
-        known.update(zip(equation.outvars, bind(equation, operands), strict=True))
-    return [read(atom) for atom in program.out_atoms]
+    return rewritten(traced, run)
