@@ -42,10 +42,10 @@ class Cell(brainstate.nn.Module):
         return braintrace.matmul(x, self.w.value)
 
 
-def compiled(step, **options):
+def compiled(step, model=Cell, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        return braintrace.compile(Cell(step), "d_rtrl", XS[0], batch_size=BATCH, **options)
+        return braintrace.compile(model(step), "d_rtrl", XS[0], batch_size=BATCH, **options)
 
 
 def line_of(step, fragment):
@@ -207,6 +207,71 @@ def test_only_the_coupling_in_a_short_loop_is_cut(step, limit, primitives, carri
     mixing = [str(d) for d in graph.diagnostics if d.kind == "plain-mixing"]
     assert len(mixing) == len(primitives)
     assert all(any(f"`{name}`" in message for message in mixing) for name in primitives)
+
+
+# --- delay lines ----------------------------------------------------------------------------
+
+
+class Line(Cell):
+    """The state ``h`` as a delay line, which ``o`` reads; no output does."""
+
+    def update(self, x):
+        super().update(x)
+        return self.o.value
+
+
+def moved_on(cell, value):
+    cell.h.value = jnp.concatenate([value[:, :1], cell.h.value[:, :-1]], -1)
+
+
+def through_weights(cell, x, line):
+    recurrent = braintrace.matmul(line, cell.plain.value[:, :2])
+    cell.o.value = 0.9 * cell.o.value + jnp.tanh(cell.drive(x)[:, :2] + recurrent)
+
+
+def line_for_a_marked_operation(cell, x):
+    through_weights(cell, x, cell.h.value)
+    moved_on(cell, cell.o.value)
+
+
+def line_read_after_it_has_moved(cell, x):
+    moved_on(cell, cell.o.value)
+    through_weights(cell, x, cell.h.value)
+
+
+def line_read_as_it_is(cell, x):
+    late = cell.h.value[:, -1:]
+    line_for_a_marked_operation(cell, x)
+    cell.o.value = cell.o.value - late
+
+
+def line_of_marked_outputs(cell, x):
+    through_weights(cell, x, cell.h.value)
+    moved_on(cell, cell.drive(x))
+
+
+def line_that_fades(cell, x):
+    line_for_a_marked_operation(cell, x)
+    cell.h.value = 0.5 * cell.h.value
+
+
+@pytest.mark.parametrize(
+    ("model", "step", "options", "is_reported"),
+    [
+        (Line, line_for_a_marked_operation, {}, False),
+        (Line, line_for_a_marked_operation, {"vjp_method": "multi-step"}, True),
+        (Cell, line_for_a_marked_operation, {}, True),
+        (Line, line_read_after_it_has_moved, {}, True),
+        (Line, line_read_as_it_is, {}, True),
+        (Line, line_of_marked_outputs, {}, True),
+        (Line, line_that_fades, {}, True),
+    ],
+)
+def test_a_delay_line_that_only_a_marked_operation_reads(model, step, options, is_reported):
+    graph = compiled(step, model, **options).graph
+    costs = [d for d in graph.diagnostics if d.level == "warning"]
+    assert all(d.kind == "plain-mixing" and "'h'" in str(d) for d in costs)
+    assert bool(costs) == is_reported
 
 
 # --- not reported, and right ----------------------------------------------------------------

@@ -254,3 +254,50 @@ class DataclassAndProduct(Cell):
         drive = drive + braintrace.matmul(x, self.half.value * self.factor.value)
         self.h.value = 0.8 * self.h.value + jnp.tanh(drive)
         return self.h.value @ self.w_out.value
+
+
+@zoo(
+    "w_rec -> h",
+    "w_in -> h",
+    groups=("h", "line"),
+    diagnostics=("recurrent-mixing",),
+)
+class DelayLineForAMarkedOperation(Cell):
+    """A shift register of hidden states that the recurrent weight alone reads: nothing is lost."""
+
+    weights = {"w_in": W_IN, "w_rec": W_REC, "w_out": W_OUT}
+    states_of = {"h": (H,), "line": (3, H)}
+
+    def update(self, x):
+        late = self.line.value
+        recurrent = braintrace.matmul(late[:, -1], self.w_rec.value)
+        drive = braintrace.matmul(x, self.w_in.value)
+        self.h.value = 0.8 * self.h.value + jnp.tanh(drive + recurrent)
+        kept = mixing(self.h.value)[:, None]
+        self.line.value = jnp.concatenate([kept, mixing(late[:, :-1])], 1)
+        return self.h.value @ self.w_out.value
+
+
+@zoo(
+    "w_rec -> h",
+    "w_in -> h",
+    groups=("h", "ring"),
+    diagnostics=("recurrent-mixing",),
+)
+class RingForAMarkedOperation(DelayLineForAMarkedOperation):
+    """The same, written to one place after the other."""
+
+    states_of = {"h": (H,), "ring": (3, H)}
+
+    def init_state(self, batch_size=None, **_):
+        super().init_state(batch_size)
+        self.at = brainstate.ShortTermState(jnp.zeros((), int))
+
+    def update(self, x):
+        recurrent = braintrace.matmul(self.ring.value[:, self.at.value], self.w_rec.value)
+        drive = braintrace.matmul(x, self.w_in.value)
+        self.h.value = 0.8 * self.h.value + jnp.tanh(drive + recurrent)
+        kept = mixing(self.h.value)
+        self.ring.value = self.ring.value.at[:, self.at.value].set(kept)
+        self.at.value = (self.at.value + 1) % 3
+        return self.h.value @ self.w_out.value

@@ -6,7 +6,7 @@ which one slice feeds one population and another slice the next has the position
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,32 +60,27 @@ class CommonPositions:
             for start, c in zip(starts, candidates, strict=False)
         ]
         self._set_of = list(range(len(candidates)))
-        for a, c, own, other in [*self._shared(reached), *self._parts_of_one_state()]:
+        for a, c, own, other in [*self._parts_of_one_state(), *self._shared(reached)]:
             self._join(a, c, own, other)
 
-    def of(self, members: Iterable[int]) -> list[Candidate]:
+    def of(self, members: Sequence[int]) -> list[Candidate]:
         """Return some states with the positions that they have in common."""
-        members = list(members)
         numbers = [self._numbers[a] for a in members]
+        raw = [self._candidates[a] for a in members]
+        if all(_equal(own, numbers[0]) for own in numbers[1:]):
+            shape = raw[0].leaf.shape
+            return [dataclasses.replace(candidate, shape=shape) for candidate in raw]
         every = np.flatnonzero(places_of(np.concatenate(numbers), self._total))
-        whole = next((i for i, found in enumerate(numbers) if found.size == every.size), None)
-        shape: tuple[int, ...] = (every.size,)
-        if whole is not None:
-            every, shape = numbers[whole], self._candidates[members[whole]].leaf.shape
+        whole = next((i for i, own in enumerate(numbers) if own.size == every.size), None)
+        shape = (every.size,) if whole is None else raw[whole].leaf.shape
+        order = every if whole is None else numbers[whole]
         table = np.full(self._total, NONE, np.int32)
-        table[every] = np.arange(every.size)
+        table[order] = np.arange(order.size)
         found = []
-        for a, own in zip(members, numbers, strict=True):
-            raw = self._candidates[a]
-            places = table[own]
-            found.append(
-                dataclasses.replace(
-                    raw,
-                    ids=np.asarray(places[raw.ids]),
-                    old_ids=places.reshape(raw.leaf.shape),
-                    shape=shape,
-                )
-            )
+        for candidate, own in zip(raw, numbers, strict=True):
+            places = table[own].reshape(candidate.leaf.shape)
+            ids = np.asarray(table[own][candidate.ids])  # of a state without axes as well
+            found.append(dataclasses.replace(candidate, ids=ids, old_ids=places, shape=shape))
         return found
 
     def sets(self) -> list[tuple[int, ...]]:
@@ -109,6 +104,9 @@ class CommonPositions:
                 c, numbers = elements.get(var, (a, ids))
                 if c == a:
                     continue
+                if _equal(ids, numbers):
+                    yield self._side_by_side(a, c)
+                    continue
                 used = ids != NONE
                 if np.all(ids[used] >= 0) and are_distinct(ids[used], own.ids.size):
                     yield a, c, ids[used], numbers[used]
@@ -125,17 +123,35 @@ class CommonPositions:
                 yield self._side_by_side(first.setdefault(candidate.leaf.path, c), c)
 
     def _side_by_side(self, a: int, c: int) -> tuple[int, int, Ids, Ids]:
-        every = np.arange(self._candidates[a].ids.size)
+        every = self._candidates[a].old_ids.ravel()
         return a, c, every, every
 
     def _join(self, a: int, c: int, own: Ids, other: Ids) -> None:
         """Give elements of one state the numbers of another's, unless they share some already."""
         if self._set_of[a] == self._set_of[c]:
             return
+        if self._set_of.count(self._set_of[c]) > self._set_of.count(self._set_of[a]):
+            a, c, own, other = c, a, other, own
+        if self._set_of.count(self._set_of[c]) > 1:
+            self._renumber(a, c, own, other)
+        elif own is other and own.size == self._numbers[a].size == self._numbers[c].size:
+            self._numbers[c] = self._numbers[a]
+        else:
+            self._numbers[c] = self._numbers[c].copy()
+            self._numbers[c][other] = self._numbers[a][own]
+        moved = self._set_of[c]
+        self._set_of = [self._set_of[a] if found == moved else found for found in self._set_of]
+
+    def _renumber(self, a: int, c: int, own: Ids, other: Ids) -> None:
+        """Give the elements of all states that share positions with ``c`` their new numbers."""
         table = np.arange(self._total)
         table[self._numbers[c][other]] = self._numbers[a][own]
-        moved = self._set_of[c]
         for k, found in enumerate(self._set_of):
-            if found == moved:
+            if found == self._set_of[c]:
                 self._numbers[k] = table[self._numbers[k]]
-                self._set_of[k] = self._set_of[a]
+
+
+def _equal(first: Ids, second: Ids) -> bool:
+    return first is second or (
+        first.size == second.size and bool(np.array_equal(first.ravel(), second.ravel()))
+    )

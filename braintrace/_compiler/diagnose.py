@@ -28,7 +28,7 @@ def diagnose(
     """Yield every diagnostic of a model, in a fixed order."""
     reader = _Upstream(traced, operations, groups)
     for group, group_walks in zip(groups, walks, strict=True):
-        every_cut = [cut for walk in group_walks for cut in walk.cuts]
+        every_cut = [cut for walk in group_walks for cut in walk.cuts if not group.delay_line]
         for equation in dict.fromkeys(cut.equation for cut in every_cut):
             cuts = [cut for cut in every_cut if cut.equation == equation]
             yield from _cut(reader, group, equation, cuts)
@@ -69,8 +69,8 @@ class _Upstream:
         self._new = {var: state.name for group in groups for state, var in new_vars(group)}
 
     def remembered(self, group: HiddenGroup) -> bool:
-        """Tell whether a later step reads the states of a group."""
-        return is_remembered(self.traced.program, group)
+        """Tell whether a later step reads a group, not by marked operations alone."""
+        return is_remembered(self.traced.program, group) and not group.delay_line
 
     def of_others(self, behind: Iterable[Var], group: HiddenGroup) -> list[str]:
         """Return the states of other groups whose new values are among ``behind``."""

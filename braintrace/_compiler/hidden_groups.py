@@ -14,6 +14,7 @@ from .._jaxpr.moves import is_move, moved_operands, source_map
 from .._typing import Path
 from .beyond import where_shaped_alike
 from .common_positions import Candidate, CommonPositions
+from .delay_lines import find_delay_lines
 from .derivative import Derivatives
 from .home import Constants, home_positions, least_moved_positions
 from .marked import role
@@ -51,6 +52,9 @@ class HiddenGroup:
         States that no later step reads position by position, computed from the new values of the
         others (the ``h`` of an LSTM). Like an output, they see those values perturbed, so that
         the learning signal of the others has their part in it; their own ``D`` is zero.
+    delay_line
+        Whether it is a delay line that only marked operations of later steps read: what is cut in
+        it costs nothing.
     """
 
     index: int
@@ -63,6 +67,7 @@ class HiddenGroup:
     cuts: tuple[tuple[Cut, ...], ...]
     read_by_output: tuple[int, ...]
     downstream: tuple[int, ...]
+    delay_line: bool
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -121,7 +126,8 @@ def find_hidden_groups(
     every_new = frozenset(new_vars)
     behind_output = program.depends_on(_seen_by_losses(traced, outputs), every_new, CONSTANT)
     boundaries = frozenset(e.primitive.name for e in program.equations if role(e) == "boundary")
-    for members in _connected(placed):
+    lines = frozenset() if every_state else find_delay_lines(program, candidates, behind_output)
+    for members in _connected(placed, lines):
         inside, home = placed.together(members)
         own = Counter(var for candidate in inside for var in candidate.new_vars)
         stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
@@ -134,7 +140,8 @@ def find_hidden_groups(
             others = stops | own.keys() - set(inside[a].new_vars)
             walked = _walk(facts, inside[a], others, home)
             group_walks[a] = _without_held_cuts(program, walked, others, boundaries)
-        groups.append(_group(len(groups), inside, group_walks, is_read, downstream))
+        is_line = lines.issuperset(members)
+        groups.append(_group(len(groups), inside, group_walks, is_read, downstream, is_line))
         walks.append(group_walks)
     return groups, walks
 
@@ -331,16 +338,17 @@ def _reaches(walk: Walk, var: Var) -> bool:
     return ids is not None and bool(np.any(ids >= 0))
 
 
-def _connected(placed: _Placed) -> list[tuple[int, ...]]:
+def _connected(placed: _Placed, apart: frozenset[int]) -> list[tuple[int, ...]]:
     """Return the connected components of the coupling, in order of their first member.
 
     A state is coupled to those at its positions that it reads, old or new, position by position.
-    The states of one `HiddenGroupState` are one group in any case.
+    The states of one `HiddenGroupState` are one group in any case. What those ``apart`` read
+    does not couple them.
     """
     leaves = [candidate.leaf for candidate in placed.raw]
     names = [i if leaf.component is None else leaf.path for i, leaf in enumerate(leaves)]
     group_of = [names.index(name) for name in names]
-    for a, c in _coupled(placed):
+    for a, c in (pair for pair in _coupled(placed) if pair[0] not in apart):
         old, new = sorted((group_of[a], group_of[c]), reverse=True)
         group_of = [new if g == old else g for g in group_of]
     members: dict[int, list[int]] = {}
@@ -368,6 +376,7 @@ def _group(
     walks: Sequence[Walk],
     is_read: Sequence[bool],
     downstream: tuple[int, ...],
+    delay_line: bool,
 ) -> HiddenGroup:
     size = int(np.prod(members[0].shape))
 
@@ -390,4 +399,5 @@ def _group(
         cuts=tuple(walk.cuts for walk in walks),
         read_by_output=tuple(a for a, found in enumerate(is_read) if found),
         downstream=downstream,
+        delay_line=delay_line,
     )
