@@ -27,6 +27,11 @@ class Learner(brainstate.nn.Module):
     Calling it runs one step and advances states and traces, like the algorithm itself. The
     methods run whole sequences, in which time is axis 0.
 
+    A call moves parameters, states and traces on as a whole or not at all. A signal (Ctrl-C, an
+    alarm) that arrives while they are written waits for that. What calls Python while it runs
+    (``jax.pure_callback``, ``jax.debug.print``, checks) is waited for, and leaves the values from
+    before if it fails. Threads take turns; others may read the States meanwhile.
+
     Parameters
     ----------
     algorithm
@@ -99,9 +104,10 @@ class Learner(brainstate.nn.Module):
             Pytrees of arrays ``(T, …)``; ``step_fn`` gets the slices of one step.
         step_fn
             Calls this learner once and returns the scalar loss of the step (with ``has_aux``:
-            a pair of it and a pytree). It is traced once; define it outside of loops. States
-            that it reads before the call, and States of its own, carry no gradient from one
-            step to the next (nor, with ``vjp_method='multi-step'``, to the next window).
+            a pair of it and a pytree). It is traced once for what it is: its code, the objects
+            that this reads, and the numbers among them. States that it reads before the call,
+            and States of its own, carry no gradient from one step to the next (nor, with
+            ``vjp_method='multi-step'``, to the next window).
         mask
             Weights ``(T,)`` of the steps' losses; ``None``: all are 1. Where all are 0, the
             gradient is 0. A step of weight 0 leaves the gradient alone, whatever its inputs are:
@@ -197,8 +203,8 @@ class Learner(brainstate.nn.Module):
             Called after every step with the gradient of its loss, keyed like
             ``model.states(brainstate.ParamState)``, and with ``has_aux`` with the auxiliary
             results as well. It writes the parameters, and whatever States it keeps for that (an
-            optimizer's ``update``); its result is not used. It is traced once, like ``step_fn``;
-            define both outside of loops. Create the States that they use before the first call.
+            optimizer's ``update``); its result is not used. It is traced once, like ``step_fn``.
+            Create the States that they use before the first call.
             `reset_state` in it, of all samples or with ``where`` of some, starts a new sequence
             with the next step, as ``reset`` does; it does not write hidden states or traces itself.
         has_aux
