@@ -297,7 +297,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         ----------
         batch_size
             Given to the model's ``init_state``; ``None``: as large as the states are now. The
-            first time that it has a new size, the model is compiled for it.
+            first time that it has a new size, the model is compiled for it. ``init_state`` is
+            traced once for a size, and again when an attribute of a module is another one; what
+            changes inside such an attribute (an entry of a list) is not seen.
         where
             Booleans ``(batch,)``: the samples that start anew; the others go on as they are. The
             states' first axis is the batch. ``None``: all samples, as with a single true.
