@@ -37,6 +37,11 @@ def _convolved(layer: Any, x: Any, kernel: Any) -> Any:
     return y[0] if one_sample else y
 
 
+def _plain_output(layer: Any, x: Any, params: dict) -> Any:
+    """Return the output without its unit: brainstate's layers ask for its shape when made."""
+    return saiunit.get_mantissa(layer.update(x))
+
+
 def _check(layer: Any, x: Any) -> None:
     extra = x.ndim - len(layer.in_size)
     if extra not in (0, 1) or x.shape[extra:] != layer.in_size:
@@ -65,9 +70,9 @@ class Conv1d(brainstate.nn.Conv1d):
     groups : int, optional
         Number of feature groups. Default 1.
     w_init : callable or array, optional
-        Kernel ``(*kernel_size, in / groups, out)``. Default ``XavierNormal()``.
+        Kernel ``(*kernel_size, in / groups, out)``. Default ``XavierNormal()``. May carry a unit.
     b_init : callable, array or None, optional
-        Bias, one number for each output feature. Default None.
+        Bias, one number for each output feature, in the unit of input times kernel. Default None.
     w_mask : array, callable or None, optional
         Factor of the kernel.
     channel_first : bool, optional
@@ -90,6 +95,8 @@ class Conv1d(brainstate.nn.Conv1d):
     (5, 4, 4)
     """
 
+    _conv_op = _plain_output
+
     def update(self, x: Any) -> Any:
         """Return the output for one input or a batch of inputs."""
         return _convolved(self, x, self.weight.value["weight"])
@@ -106,6 +113,8 @@ class Conv2d(brainstate.nn.Conv2d):
     >>> braintrace.nn.Conv2d((8, 8, 3), 4, kernel_size=3)(jnp.ones((8, 8, 3))).shape
     (8, 8, 4)
     """
+
+    _conv_op = _plain_output
 
     def update(self, x: Any) -> Any:
         """Return the output for one input or a batch of inputs."""
@@ -124,6 +133,8 @@ class Conv3d(brainstate.nn.Conv3d):
     >>> layer(jnp.ones((4, 4, 4, 1))).shape
     (3, 3, 3, 2)
     """
+
+    _conv_op = _plain_output
 
     def update(self, x: Any) -> Any:
         """Return the output for one input or a batch of inputs."""
@@ -157,6 +168,8 @@ class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
     (8, 4)
     """
 
+    _conv_op = _plain_output
+
     def update(self, x: Any) -> Any:
         """Return the output for one input or a batch of inputs."""
         return _convolved(self, x, standardized(self.weight.value, self.eps))
@@ -174,6 +187,8 @@ class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
     (8, 8, 4)
     """
 
+    _conv_op = _plain_output
+
     def update(self, x: Any) -> Any:
         """Return the output for one input or a batch of inputs."""
         return _convolved(self, x, standardized(self.weight.value, self.eps))
@@ -190,6 +205,8 @@ class ScaledWSConv3d(brainstate.nn.ScaledWSConv3d):
     >>> braintrace.nn.ScaledWSConv3d((4, 4, 4, 1), 2, kernel_size=2)(jnp.ones((4, 4, 4, 1))).shape
     (4, 4, 4, 2)
     """
+
+    _conv_op = _plain_output
 
     def update(self, x: Any) -> Any:
         """Return the output for one input or a batch of inputs."""

@@ -94,6 +94,7 @@ class ScaledWSLinear(brainstate.nn.ScaledWSLinear):
         Shapes of one input and one output; all axes but the last are equal.
     w_init, b_init : callable, array or None, optional
         Weight ``(in, out)`` and bias ``(out,)``. Default ``KaimingNormal()`` and ``ZeroInit()``.
+        The standardised weight has the unit of the weight.
     w_mask : array, callable or None, optional
         Factor ``(in, 1)`` of the standardised weight.
     ws_gain : bool, optional
@@ -126,5 +127,10 @@ class ScaledWSLinear(brainstate.nn.ScaledWSLinear):
 
 
 def standardized(params: dict, eps: float) -> Any:
-    """Return the weight with zero mean and the norm of its gain, for each output."""
-    return brainstate.nn.weight_standardization(params["weight"], eps, params.get("gain"))
+    """Return the weight with zero mean and the norm of its gain, for each output.
+
+    It is standardized in its own unit, which it keeps.
+    """
+    weight, unit = saiunit.split_mantissa_unit(params["weight"])
+    found = brainstate.nn.weight_standardization(weight, eps, params.get("gain"))
+    return found if unit.is_unitless else saiunit.Quantity(found, unit=unit)
