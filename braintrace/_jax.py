@@ -14,6 +14,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import brainstate
 import jax
 import jax.numpy as jnp
 from brainstate._state import TRACE_CONTEXT
@@ -77,7 +78,24 @@ def is_watched() -> bool:
     Before it maps a function, brainstate runs it as it is, to find out which States it touches.
     """
     is_transforming = get_opaque_trace_state(convention="braintrace") != _TOP_LEVEL
-    return bool(is_transforming or TRACE_CONTEXT.state_stack)
+    watching = (s for s in TRACE_CONTEXT.state_stack if not isinstance(s, StatesAsRead))
+    return is_transforming or any(True for _ in watching)
+
+
+class StatesAsRead(brainstate.StateTraceStack):
+    """While it is entered, States take on a function of their value when they are first read."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        def value_at_once(state: brainstate.State) -> Any:
+            with jax.ensure_compile_time_eval():  # it may be read while a function is traced
+                return function(state._value)
+
+        super().__init__(new_arg=value_at_once)
+
+    def convert(self, function: Callable[[Any], Any]) -> None:
+        """Replace the values of the States that have been read by a function of them."""
+        for state in self.states:
+            state._value = function(state._value)
 
 
 _BODY_PARAMS = {
@@ -287,6 +305,31 @@ def zeros_mapped_like(tree: Any, operands: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     return jax.tree.unflatten(structure, _zeros_p.bind(*jax.tree.leaves(operands), shapes=shapes))
+
+
+# --- what a program runs on
+
+
+def _lower_is_divided(ctx: Any) -> Any:
+    devices = getattr(ctx.module_context.axis_context, "num_devices", None)
+    return mlir.lower_fun(lambda: jnp.asarray((devices or 1) > 1), multiple_results=False)(ctx)
+
+
+_is_divided_p = Primitive("braintrace_is_divided")
+_is_divided_p.def_abstract_eval(lambda: jax.core.ShapedArray((), jnp.dtype(bool)))
+_is_divided_p.def_impl(lambda: jax.jit(_is_divided_p.bind)())
+mlir.register_lowering(_is_divided_p, _lower_is_divided)
+
+
+def divided_dependent(
+    *operands: Any, divided: Callable[..., Any], whole: Callable[..., Any]
+) -> Any:
+    """Run one of two functions: for a program on several devices, or on one.
+
+    It is chosen when the program is lowered, as in ``jax.lax.platform_dependent``; one trace serves
+    both.
+    """
+    return jax.lax.cond(_is_divided_p.bind(), divided, whole, *operands)
 
 
 # --- rebuilding equations with other bodies

@@ -10,6 +10,7 @@ from .data import unwrap as unwrap
 from .es_d_rtrl import ES_D_RTRL as ES_D_RTRL
 from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop
+from .mesh import on_automatic_axes as on_automatic_axes
 from .model_states import add_to_states as add_to_states
 from .model_states import all_states as all_states
 from .model_states import find_states as find_states

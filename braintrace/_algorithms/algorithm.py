@@ -31,6 +31,7 @@ from .compiled_step import CompiledStep
 from .data import MultiStepData, check_steps, first_step, is_sequence, unwrap
 from .environment import Environment
 from .initial import InitialValues, Shapes, shapes_of
+from .mesh import on_automatic_axes
 from .model_states import all_states, find_states
 from .program import Program, advance
 from .recent import Recent
@@ -141,6 +142,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """The compiled step, for those who run it over whole sequences."""
         return self._require()
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `compile_graph` has been called."""
+        return self._compiled is not None
+
     def _require(self) -> "CompiledStep":
         if self._compiled is None:
             raise NotCompiledError(
@@ -171,9 +177,16 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         PrimitiveError
             If this algorithm's traces cannot carry one of the model's operations.
         """
+        # A State belongs to the transformation that it is made in: not to what renames meshes.
+        self._compile(first_step(arguments), batch_size)
+        self.traces = EligibilityTraces({})
+        self._reset_traces()
+
+    @on_automatic_axes
+    def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
         for state in self.model.states(brainstate.ShortTermState).values():
             state.value = strongly_typed(state.value)
-        self._compiled = self._analysed(first_step(arguments), batch_size)
+        self._compiled = self._analysed(example, batch_size)
         self._initial = InitialValues()
         self._shapes = shapes_of(
             self._short_term_states()
@@ -182,8 +195,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         )
         self._by_shapes = Recent(MOST_SHAPES)
         self._by_shapes[self._shapes] = self._compiled
-        self.traces = EligibilityTraces({})
-        self._reset_traces()
 
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         with kept_for_other_threads(self.model.states().values()):
@@ -192,7 +203,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             )
         self.method.check(graph)
         environment = Environment(lambda: self._trace_again(graph))
-        return CompiledStep(graph, outside, self.method, environment)
+        parameters = self.model.states(brainstate.ParamState).values()
+        return CompiledStep(graph, outside, self.method, environment, parameters)
 
     def _trace_again(self, graph: ETraceGraph) -> None:
         traced = graph.traced
@@ -284,6 +296,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)
 
     @one_thread_at_a_time
+    @on_automatic_axes
     def reset_state(
         self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
     ) -> None:

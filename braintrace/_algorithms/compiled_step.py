@@ -1,6 +1,6 @@
 """A compiled model and the functions made for it, each traced once per shape."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import brainstate
@@ -13,6 +13,7 @@ from .._foreign import in_words
 from .._jax import Var
 from .._typing import Path
 from .environment import Environment
+from .mesh import in_automatic_region
 from .model_states import Outside, read_arguments, read_states, write_states
 from .program import Program
 
@@ -38,20 +39,28 @@ class CompiledStep:
         How traces are carried.
     environment
         What the step may have read besides States and arguments.
+    parameters
+        The model's parameters.
     """
 
     def __init__(
-        self, graph: ETraceGraph, outside: Outside, method: TraceMethod, environment: Environment
+        self,
+        graph: ETraceGraph,
+        outside: Outside,
+        method: TraceMethod,
+        environment: Environment,
+        parameters: Iterable[brainstate.State],
     ) -> None:
         self.graph = graph
         self.outside = outside
         self.environment = environment
+        self.parameters = tuple(parameters)
         self._method = method
         self._in_vars = graph.traced.program.in_vars
         self._written = graph.traced.written_vars
-        self.single_step = Program(self._single_step)
-        self.steps = Program(self._steps)
-        self.window = Program(self._window)
+        self.single_step = Program(self._of_any_axes(self._single_step))
+        self.steps = Program(self._of_any_axes(self._steps))
+        self.window = Program(self._of_any_axes(self._window))
         self.restart = jax.jit(self._restart)
 
     def inputs(self, states: States, arguments: tuple[Any, ...]) -> list[Any]:
@@ -69,6 +78,19 @@ class CompiledStep:
         """
         with in_words(OptionError, lambda: _RAW):
             write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
+
+    def _of_any_axes(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of values, traces and sequences for arguments that JAX has typed."""
+        avals = [atom.aval for atom in self.graph.traced.output_atoms]
+
+        def run(values: list[Any], traces: Any, *sequences: Any) -> Any:
+            time = [leaf.shape[0] for leaf in jax.tree.leaves(sequences)[:1]]
+            outputs = [jax.ShapeDtypeStruct((*time, *aval.shape), aval.dtype) for aval in avals]
+            by_var = dict(zip(self._in_vars, values, strict=True))
+            replaced = [by_var[var] for var in self._written], traces
+            return in_automatic_region(function, replaced, outputs, values, traces, *sequences)
+
+        return run
 
     def _single_step(self, values: list[Any], traces: Any) -> Any:
         inputs = dict(zip(self._in_vars, values, strict=True))

@@ -128,6 +128,18 @@ class EligibilityTraces(brainstate.ShortTermState):
                 "options; for another batch call `reset_state` with its size first."
             )
 
+    def convert(self, function: Callable[[Any], Any]) -> None:
+        """Replace the traces by a function of them, unless they are known to be zero.
+
+        They are computed now, and may be donated if they might have been before.
+        """
+        held = self.__dict__["_value"]
+        if not isinstance(held, _Unread):
+            self.__dict__["_value"] = function(held)
+        elif not held.zero:
+            found = function(held.compute())
+            self.__dict__["_value"] = _Unread(lambda: found)
+
     @property
     def is_zero(self) -> bool:
         """Whether the traces are known to be zero, for whatever is compiled now."""

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
+from .._jax import divided_dependent
 from .primitive import ETPPrimitive, ETPPrimitiveSpec, get_primitive_spec
 from .sums import sum_over_samples
 
@@ -179,7 +180,9 @@ def _sum_over_steps(
     weights: Arrays,
 ) -> Arrays:
     if spec.batched:
-        return gradients_of(spec, params, _fold(x), _fold(hidden_dim), weights)
+        return _sum_over_samples_and_steps(
+            lambda *pair: gradients_of(spec, params, *pair, weights), x, hidden_dim
+        )
     if spec.batched_form is not None:  # time takes the place of the batch
         form = get_primitive_spec(spec.batched_form)
         return gradients_of(form, params, x, hidden_dim, weights)
@@ -189,6 +192,26 @@ def _sum_over_steps(
 
     gradients = jax.vmap(of_step)(x, hidden_dim)
     return {name: gradient.sum(0) for name, gradient in gradients.items()}
+
+
+def _sum_over_samples_and_steps(
+    gradients_of: Callable[[Any, Any], Arrays], x: Any, hidden_dim: Any
+) -> Arrays:
+    """Give steps and samples to a rule as one batch.
+
+    Samples on different devices stay where they are only if the steps are folded into their axis,
+    and not the other way round; on one device that would move every number.
+    """
+
+    def steps_first(x: Any, hidden_dim: Any) -> Arrays:
+        return gradients_of(_fold(x), _fold(hidden_dim))
+
+    def samples_first(x: Any, hidden_dim: Any) -> Arrays:
+        return steps_first(jnp.swapaxes(x, 0, 1), jnp.swapaxes(hidden_dim, 0, 1))
+
+    if x.shape[0] == 1:
+        return steps_first(x, hidden_dim)
+    return divided_dependent(x, hidden_dim, divided=samples_first, whole=steps_first)
 
 
 def _operand_gradients(

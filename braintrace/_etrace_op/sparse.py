@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import ShapeError
+from .._jax import divided_dependent
 from . import quantities
 from .dense import init_output_trace
 from .primitive import (
@@ -99,6 +100,9 @@ def _product_sparse(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
     if x.ndim < 2 or x.shape[0] <= MOST_ROWS:
         return _at_once(x, weight, sparse_mat)
 
+    def at_once(x: Any, weight: Any) -> Any:
+        return _at_once(x, weight, sparse_mat)
+
     def in_blocks(rows: int, x: Any, weight: Any) -> Any:
         return jax.lax.map(lambda row: _at_once(row, weight, sparse_mat), x, batch_size=rows)
 
@@ -106,7 +110,9 @@ def _product_sparse(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
     return jax.lax.platform_dependent(
         x,
         weight,
-        cpu=functools.partial(in_blocks, ROWS_AT_ONCE),
+        cpu=functools.partial(
+            divided_dependent, divided=at_once, whole=functools.partial(in_blocks, ROWS_AT_ONCE)
+        ),
         default=functools.partial(in_blocks, most),
     )
 

@@ -6,6 +6,9 @@ Written as one addition per sample, the same sum is a loop over contiguous numbe
 On a GPU it is the other way round: XLA puts a reduction over 32 numbers or more into the very
 kernel that updates a trace, which then is read once; a chain of additions, and a shorter reduction,
 is a kernel of its own, which reads it again. On a TPU a reduction of any length goes there.
+
+Where the program runs on several devices, samples may lie on different ones: the sum is one
+reduction, for each addition of two samples would be a message.
 """
 
 import functools
@@ -16,6 +19,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from .._jax import divided_dependent
 
 UNROLLED = 32
 BLOCK = 16
@@ -40,7 +45,8 @@ def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 
     if 0 in jax.tree.leaves(operands)[0].shape[:axes]:
         return at_once(operands)
     by_addition = functools.partial(added_up, products, axes=axes)
-    return jax.lax.platform_dependent(operands, cpu=by_addition, default=at_once)
+    on_cpu = functools.partial(divided_dependent, divided=at_once, whole=by_addition)
+    return jax.lax.platform_dependent(operands, cpu=on_cpu, default=at_once)
 
 
 def reduced(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:

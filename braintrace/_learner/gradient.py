@@ -279,11 +279,17 @@ def _once_computed(first: Any, arrays: Any) -> Any:
     otherwise it copies them. By the time that it decides, optimization barriers are gone: here
     the arrays would be zero if some number were equal to itself and different from itself.
     """
-    numbers = [leaf.ravel()[0] for leaf in jax.tree.leaves(first) if leaf.size]
+    numbers = [_one_number(leaf) for leaf in jax.tree.leaves(first) if leaf.size]
     if not numbers:
         return arrays
     never = jnp.any(jnp.stack([(number != number) & (number == number) for number in numbers]))
     return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), arrays)
+
+
+def _one_number(array: jax.Array) -> jax.Array:
+    """Return the first element of an array, of which no axis is folded: it may be divided."""
+    corner = jax.lax.slice(array, (0,) * array.ndim, (1,) * array.ndim)
+    return corner.reshape(())
 
 
 def _zero_operands(graph: ETraceGraph) -> Any:

@@ -8,7 +8,12 @@ import brainstate
 import jax
 import numpy as np
 
-from .._algorithms import ETraceAlgorithm, kept_for_other_threads, one_thread_at_a_time
+from .._algorithms import (
+    ETraceAlgorithm,
+    kept_for_other_threads,
+    on_automatic_axes,
+    one_thread_at_a_time,
+)
 from .._arguments import BOOLEAN, check_option
 from .._compiler import ETraceGraph
 from .._compiler.report import Report, report_of
@@ -84,6 +89,7 @@ class Learner(brainstate.nn.Module):
         self.algorithm.reset_state(batch_size, where=where, **kwargs)
 
     @one_thread_at_a_time
+    @on_automatic_axes
     def etrace_grad(
         self,
         *sequences: Any,
@@ -179,6 +185,7 @@ class Learner(brainstate.nn.Module):
         return (gradients, *extra) if extra else gradients
 
     @one_thread_at_a_time
+    @on_automatic_axes
     def etrace_online(
         self,
         *sequences: Any,
@@ -272,6 +279,7 @@ class Learner(brainstate.nn.Module):
         return (losses, aux) if has_aux else losses
 
     @one_thread_at_a_time
+    @on_automatic_axes
     def etrace_evolve(
         self, *sequences: Any, chunk_size: int | str = "auto", reset: Any = None
     ) -> Any:
@@ -303,6 +311,7 @@ class Learner(brainstate.nn.Module):
         return driver.with_traces(sequences, restarts)
 
     @one_thread_at_a_time
+    @on_automatic_axes
     def predict(self, *sequences: Any, reset: Any = None) -> Any:
         """Run the model alone over a sequence: states move on, traces do not.
 

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import Atom, Var, is_var, open_jaxpr
+from .._etrace_op import ETPPrimitive, get_primitive_spec
+from .._jax import Atom, Var, bind, divided_dependent, is_var, open_jaxpr
 from .._jaxpr import evaluate, evaluate_inlined, program_of
 from .pure_step import PureStep
 from .split import MOST_EXTRA, Split, StepProgram, equations_of, is_product, size_of, split_step
@@ -217,10 +218,15 @@ class SplitGradient:
         self, targets: Sequence[Atom], fixed: dict[Var, Any], over_time: OverTime
     ) -> list[Any]:
         """Return variables of every step."""
+        marked = {
+            index: _run_where_samples_lie
+            for index, equation in enumerate(self._parts.program.equations)
+            if isinstance(equation.primitive, ETPPrimitive)
+        }
 
         def of_step(now: list[Any]) -> list[Any]:
             current = {**fixed, **zip_dict(list(over_time), now)}
-            return evaluate(self._parts.program, targets, current)
+            return evaluate(self._parts.program, targets, current, rules=marked)
 
         return jax.vmap(of_step)(list(over_time.values())) if targets else []
 
@@ -270,3 +276,30 @@ def _as_array(atom: Atom, value: Any) -> jax.Array:
 def zip_dict(keys: Sequence[Any], values: Sequence[Any]) -> dict[Any, Any]:
     """Return a dict of keys and as many values."""
     return dict(zip(keys, values, strict=True))
+
+
+def _run_where_samples_lie(equation: Any, values: list[Any]) -> list[Any]:
+    """Run a marked operation that is mapped over time.
+
+    As an operation it folds samples into time. Samples that lie on different devices would have to
+    be brought together for that; there, time is folded into samples.
+    """
+    plain = functools.partial(equation.primitive.implementation, **equation.params)
+    x_index = get_primitive_spec(equation.primitive).x_invar_index
+    divided = jax.custom_batching.custom_vmap(plain)
+
+    def marked(*values: Any) -> Any:
+        return bind(equation, values)[0]
+
+    @divided.def_vmap
+    def over_time(steps: int, is_mapped: list[bool], *values: Any) -> tuple[Any, bool]:
+        is_of_samples = equation.primitive.batched and x_index == 0
+        if not is_of_samples or list(is_mapped) != [True] + [False] * (len(values) - 1):
+            axes = [0 if mapped else None for mapped in is_mapped]
+            return jax.vmap(plain, axes)(*values), True
+        x, *weights = values
+        x = jnp.swapaxes(x, 0, 1)
+        y = plain(x.reshape(-1, *x.shape[2:]), *weights)
+        return jnp.swapaxes(y.reshape(-1, steps, *y.shape[1:]), 0, 1), True
+
+    return [divided_dependent(*values, divided=divided, whole=marked)]

@@ -1,0 +1,179 @@
+"""Meshes whose axes are `Explicit`, as ``jax.make_mesh`` gives them.
+
+On such an axis JAX types every intermediate result with its sharding, and refuses operations that
+leave it open: a reshape of a divided axis, a lookup by indices, a loop whose state changes its
+sharding. A compiled model is full of these. It therefore runs on the same devices with `Auto` axes,
+where XLA divides the work, and its results get `Explicit` axes again: whole sequences by renaming
+the mesh of every array, which keeps its buffers; a step inside a transformation by a region of
+`Auto` axes.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import brainstate
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from .._jax import StatesAsRead, is_tracer
+
+_NO_MESH = Mesh(np.empty((), dtype=object), ())
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def on_automatic_axes(method: Function) -> Function:
+    """Let a method of a learner or an algorithm see `Auto` axes in the place of `Explicit` ones.
+
+    Its arguments, every State that it reads and the mesh of the context are renamed for it, its
+    result and those States back again. The object is an algorithm, or has one.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        if _one_device():
+            return method(self, *arguments, **options)
+        algorithm = getattr(self, "algorithm", self)
+        mesh = _explicit_mesh((arguments, options), algorithm)
+        if mesh is None:
+            return method(self, *arguments, **options)
+        automatic = Mesh(mesh.devices, mesh.axis_names, axis_types=_all(mesh, AxisType.Auto))
+        into = functools.partial(_renamed, mesh, automatic)
+        back = functools.partial(_renamed, automatic, mesh)
+        arguments, options = into((arguments, options))
+        with _without_context(), _states_renamed(algorithm, into, back):
+            result = method(self, *arguments, **options)
+        return back(result)
+
+    return call  # type: ignore[return-value]
+
+
+def in_automatic_region(
+    function: Callable[..., Any],
+    replaced: tuple[list[int], Any],
+    outputs: list[Any],
+    *arguments: Any,
+) -> Any:
+    """Return ``function(values, traces, ...)`` where JAX may have typed the arguments.
+
+    What a step replaces keeps the sharding that it has, so that a loop can carry it. An output
+    is divided over an axis as the first divided value is over its first axis of that size.
+
+    Parameters
+    ----------
+    function
+        Returns outputs, new values and traces.
+    replaced
+        What it replaces: values and traces.
+    outputs
+        Shapes of the outputs.
+    *arguments
+        Of the function.
+    """
+    typed = [found for leaf in jax.tree.leaves(arguments) if (found := _typed(leaf)) is not None]
+    if not typed:
+        return function(*arguments)
+    mesh = typed[0].mesh
+    divided = {
+        size: name
+        for leaf in reversed(jax.tree.leaves(arguments))
+        if (found := _typed(leaf)) is not None
+        for size, name in zip(leaf.shape[:1], found.spec, strict=False)
+        if name is not None
+    }
+
+    def kept(leaf: Any) -> NamedSharding:
+        return _typed(leaf) or NamedSharding(mesh, PartitionSpec())
+
+    def of_output(shape: Any) -> NamedSharding:
+        names = [divided.get(size) for size in shape.shape]
+        first = next((i for i, name in enumerate(names) if name is not None), 0)
+        return NamedSharding(mesh, PartitionSpec(*names[: first + 1]))
+
+    shardings = (jax.tree.map(of_output, outputs), *jax.tree.map(kept, replaced))
+    region = jax.sharding.auto_axes(function, axes=mesh.axis_names, out_sharding=shardings)
+    return region(*arguments)
+
+
+def _typed(leaf: Any) -> NamedSharding | None:
+    """Return the sharding that an array is typed with, if its mesh has `Explicit` axes."""
+    sharding = jax.typeof(leaf).sharding
+    return sharding if _is_explicit(sharding.mesh) else None
+
+
+@functools.cache
+def _one_device() -> bool:
+    return jax.device_count() == 1
+
+
+def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
+    """Return the mesh with `Explicit` axes that arguments, parameters or the context lie on.
+
+    Inside a transformation there is none: JAX has typed what is given already.
+    """
+    leaves = jax.tree.leaves((given, [state.value for state in _parameters(algorithm)]))
+    if any(map(is_tracer, leaves)):
+        return None
+    meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)
+    found = next((mesh for mesh in meshes if mesh is not None and _is_explicit(mesh)), None)
+    if found is None and _is_explicit(jax.sharding.get_abstract_mesh()):
+        found = jax.sharding.get_mesh()
+    return found
+
+
+def _parameters(algorithm: Any) -> Iterable[brainstate.State]:
+    if algorithm.is_compiled:
+        return algorithm.compiled.parameters
+    return algorithm.model.states(brainstate.ParamState).values()
+
+
+def _is_explicit(mesh: Any) -> bool:
+    return AxisType.Explicit in (mesh.axis_types or ())
+
+
+def _all(mesh: Mesh, kind: AxisType) -> tuple[AxisType, ...]:
+    return (kind,) * len(mesh.axis_names)
+
+
+def _renamed(old: Mesh, new: Mesh, tree: Any) -> Any:
+    """Return the arrays of a tree that lie on one mesh on another with the same devices."""
+
+    def rename(leaf: Any) -> Any:
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(leaf, jax.Array) or not isinstance(sharding, NamedSharding):
+            return leaf
+        is_here = not is_tracer(leaf) and sharding.mesh == old
+        return jax.device_put(leaf, NamedSharding(new, sharding.spec)) if is_here else leaf
+
+    return jax.tree.map(rename, tree)
+
+
+@contextlib.contextmanager
+def _without_context() -> Iterator[None]:
+    """Take away the mesh of the context: constants made inside are to fit any other."""
+    if not _is_explicit(jax.sharding.get_abstract_mesh()):
+        yield
+        return
+    with jax.set_mesh(_NO_MESH):
+        yield
+
+
+@contextlib.contextmanager
+def _states_renamed(
+    algorithm: Any, into: Callable[[Any], Any], back: Callable[[Any], Any]
+) -> Iterator[None]:
+    """Rename the value of every State when it is read, and of all of them at the end."""
+    traces = getattr(algorithm, "traces", None)
+    if traces is not None:
+        traces.convert(into)
+    seen = StatesAsRead(into)
+    try:
+        with seen:
+            yield
+    finally:
+        seen.convert(back)
+        if traces is not None:
+            traces.convert(back)

@@ -1,0 +1,178 @@
+"""Train small models on a mesh of four CPU devices; print how far they are from one device.
+
+Run by `test_meshes.py` in a process of its own, for the number of devices is fixed when JAX starts.
+Each line: case, largest deviation of any number relative to the largest one.
+"""
+
+import contextlib
+
+import brainstate
+import compilation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import braintrace
+
+LENGTH, BATCH, INPUTS, UNITS = 5, 8, 3, 4
+RANDOM = np.random.default_rng(0)
+
+
+def random(*shape):
+    return np.float32(RANDOM.normal(size=shape) / 2)
+
+
+MATRIX = saiunit.sparse.CSR.fromdense(jnp.asarray(np.eye(UNITS) + np.eye(UNITS, k=1), jnp.float32))
+
+
+class Cell(brainstate.nn.Module):
+    """A leaky state; what drives it is the subclass's."""
+
+    shape: tuple = (UNITS,)
+
+    def __init__(self, weights):
+        super().__init__()
+        self.params = {name: brainstate.ParamState(value) for name, value in weights.items()}
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, *self.shape)))
+
+    def update(self, x):
+        weights = {name: state.value for name, state in self.params.items()}
+        self.h.value = 0.8 * self.h.value + jnp.tanh(self.drive(x, **weights))
+        return self.h.value
+
+
+class Products(Cell):
+    """Every operation whose output is a vector."""
+
+    def drive(self, x, w, b, r, u, left, right, entries):
+        y = braintrace.matmul(x, w, b) + braintrace.matmul(self.h.value, r)
+        y = y + braintrace.lora_matmul(x, left, right) + braintrace.element_wise(u)
+        return y + braintrace.sparse_matmul(self.h.value, entries, sparse_mat=MATRIX)
+
+
+class Convolution(Cell):
+    shape = (5, UNITS)
+
+    def drive(self, x, w, b):
+        return braintrace.conv(x, w, b, dimension_numbers=("NWC", "WIO", "NWC"))
+
+
+P = PartitionSpec
+COLUMNS = P(None, "model")
+PRODUCTS = {
+    "w": (random(INPUTS, UNITS), COLUMNS),
+    "b": (random(UNITS), P("model")),
+    "r": (random(UNITS, UNITS), COLUMNS),
+    "u": (random(UNITS), P("model")),
+    "left": (random(INPUTS, 2), P()),
+    "right": (random(2, UNITS), COLUMNS),
+    "entries": (random(2 * UNITS - 1), P()),
+}
+CONVOLUTION = {
+    "w": (random(3, 2, UNITS), P(None, None, "model")),
+    "b": (random(UNITS), P("model")),
+}
+MODELS = {
+    "products": (Products, PRODUCTS, random(LENGTH, BATCH, INPUTS)),
+    "convolution": (Convolution, CONVOLUTION, random(LENGTH, BATCH, 5, 2)),
+}
+
+
+def loss_of(learner):
+    return lambda x: jnp.mean(learner(x) ** 2)
+
+
+def chunks(learner, weights, xs):
+    return learner.etrace_grad(xs, step_fn=loss_of(learner), chunk_size=2)
+
+
+def stream(learner, weights, xs):
+    momentum = {path: brainstate.ShortTermState(0 * w.value) for path, w in weights.items()}
+
+    def update(gradients):
+        for path, weight in weights.items():
+            momentum[path].value = 0.5 * momentum[path].value + gradients[path]
+            weight.value = weight.value - 0.1 * momentum[path].value
+
+    losses = learner.etrace_online(xs, step_fn=loss_of(learner), update_fn=update)
+    return losses, [w.value for w in weights.values()]
+
+
+def own_loop(learner, weights, xs):
+    gradient = brainstate.transform.grad(loss_of(learner), weights)
+    step = brainstate.transform.jit(gradient)
+    sharding = xs.sharding
+    of_step = sharding
+    if isinstance(sharding, NamedSharding):
+        of_step = NamedSharding(sharding.mesh, P(*sharding.spec[1:]))
+    return [step(jax.device_put(x, of_step)) for x in np.asarray(xs)]
+
+
+def run(name, algorithm, drive, place):
+    """Return all numbers that a way of learning gives, with arrays placed as ``place`` says."""
+    build, weights, xs = MODELS[name]
+    xs, weights = place(xs, weights)
+    model = build(weights)
+    learner = braintrace.compile(model, algorithm, xs[0], batch_size=BATCH)
+    found = drive(learner, model.states(brainstate.ParamState), xs)
+    return jax.device_get((found, learner.algorithm.traces.value, model.h.value))
+
+
+def one_device(xs, weights):
+    return jnp.asarray(xs), {name: jnp.asarray(value) for name, (value, _) in weights.items()}
+
+
+def on(mesh, divided):
+    def place(xs, weights):
+        def put(value, spec):
+            return jax.device_put(value, NamedSharding(mesh, spec))
+
+        if divided == "batch":
+            return put(xs, P(None, "data")), {k: put(v, P()) for k, (v, _) in weights.items()}
+        return put(xs, P()), {name: put(value, spec) for name, (value, spec) in weights.items()}
+
+    return place
+
+
+CASES = [
+    (
+        "products",
+        "d_rtrl",
+        chunks,
+        [("Auto", "batch"), ("Explicit", "batch"), ("Explicit", "output")],
+    ),
+    ("products", "es_d_rtrl", stream, [("Auto", "output"), ("Explicit", "batch")]),
+    ("products", "d_rtrl", own_loop, [("Explicit", "output")]),
+    ("convolution", "es_d_rtrl", chunks, [("Explicit", "batch")]),
+    ("convolution", "d_rtrl", own_loop, [("Explicit", "batch")]),
+]
+
+
+def deviation(found, expected):
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        worst = max(worst, float(np.abs(a - b).max() / max(1e-3, np.abs(b).max())))
+    return worst
+
+
+def main():
+    compilation.compile_in_a_hurry()
+    devices = np.asarray(jax.devices()).reshape(2, 2)
+    for number, (name, algorithm, drive, places) in enumerate(CASES):
+        expected = run(name, algorithm, drive, one_device)
+        for kind, divided in places:
+            axes = (AxisType[kind],) * 2
+            mesh = Mesh(devices, ("data", "model"), axis_types=axes)
+            # JAX works with and without a mesh in its context.
+            with jax.set_mesh(mesh) if number % 2 else contextlib.nullcontext():
+                found = run(name, algorithm, drive, on(mesh, divided))
+            label = f"{name} {algorithm} {drive.__name__} {kind} {divided}"
+            print(label.replace(" ", ","), deviation(found, expected), flush=True)
+
+
+if __name__ == "__main__":
+    main()
