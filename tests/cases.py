@@ -328,6 +328,8 @@ ALL = DIAGONAL + RECURRENT
 BY_NAME = {case.name: case for case in ALL}
 
 
-def each(catalogue):
-    """Parametrise a test over cases, named in its output."""
-    return pytest.mark.parametrize("case", catalogue, ids=lambda case: case.name)
+def each(catalogue, at_night=()):
+    """Parametrise a test over cases, named in its output; some of them only with `--nightly`."""
+    rows = [pytest.param(case, id=case.name) for case in catalogue]
+    rows += [pytest.param(case, id=case.name, marks=pytest.mark.nightly) for case in at_night]
+    return pytest.mark.parametrize("case", rows)

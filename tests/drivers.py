@@ -1,9 +1,9 @@
 """Ways to run the library over a case, with gradients named as the case names its parameters."""
 
 import contextlib
-import functools
 
 import brainstate
+import compilation
 import numpy as np
 import pytest
 
@@ -55,7 +55,7 @@ def sequence_gradient(learner, case, xs, targets, **options):
     return named(learner.etrace_grad(xs, targets, step_fn=step_loss, **options))
 
 
-@functools.cache
+@compilation.cache
 def catalogue_gradient(case, algorithm="d_rtrl", style="batch axis", batch=2, length=6, **options):
     """`etrace_grad` over the case's own sequence, with a learner of its own; kept for the run."""
     dtype, chunk_size = options.pop("dtype", np.float32), options.pop("chunk_size", "auto")

@@ -1,10 +1,13 @@
 """The compiler finds the hidden groups and relations that each case states, and warns."""
 
+import functools
+
 import cases
 import pytest
 from drivers import build_algorithm
 
 
+@functools.cache
 def compiled(case):
     return build_algorithm(case)[1].graph
 

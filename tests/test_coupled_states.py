@@ -16,6 +16,7 @@ import braintrace
 from braintrace._executor import pairs
 from braintrace._learner.gradient import GradientOptions, SequenceGradient
 
+pytestmark = pytest.mark.optimised
 BY_NAME = {case.name: case for case in CASES}
 MATMUL = BY_NAME["matmul"]
 EVERY_OPERATION = [

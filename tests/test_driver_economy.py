@@ -174,6 +174,7 @@ def test_inside_a_compiled_training_step():
     assert_gradients_close(outside, references.bptt(CASE), 1e-5)
 
 
+@pytest.mark.optimised
 @ALGORITHMS
 def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):
     learner = build_learner(CASE, algorithm)
@@ -215,6 +216,7 @@ def test_traces_lost_in_a_failed_run_are_reported():
 
 
 @pytest.mark.core
+@pytest.mark.optimised
 @pytest.mark.parametrize("chunk_size", [4, 6])
 def test_steps_without_weight_have_no_backward_pass(chunk_size):
     learner = build_learner(CASE)
@@ -247,6 +249,7 @@ def test_steps_without_weight_have_no_backward_pass(chunk_size):
 
 
 @pytest.mark.core
+@pytest.mark.optimised
 @ALGORITHMS
 def test_traces_in_half_precision(algorithm):
     full = build_learner(CASE, algorithm)

@@ -180,6 +180,7 @@ def test_states_that_come_later_learn_with_the_same_step_function(change):
         assert np.max(np.abs(found["w",] - first["w",])) > 1
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("vjp_method", ["single-step", "multi-step"])
 def test_gradients_in_half_precision_add_up(vjp_method):
     model, xs = Leaky(0.0, jnp.bfloat16), jnp.ones((600, 1, 2), jnp.bfloat16)
@@ -210,6 +211,7 @@ class Scaled(brainstate.nn.Module):
         return (self.h.value @ self.readout.value + self.bias.value) * self.gain.value
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("chunk_size", ["auto", 2000])
 def test_sums_over_many_steps_are_not_in_half_precision(chunk_size):
     xs = jnp.ones((2000, 4, 2), jnp.bfloat16)

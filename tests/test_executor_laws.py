@@ -98,6 +98,7 @@ def test_batch_is_the_mean_of_its_samples(case, algorithm):
 
 
 @pytest.mark.core
+@pytest.mark.optimised
 @each_once
 def test_chunk_size_changes_nothing(case, algorithm):
     learner, (xs, targets) = build_learner(case, algorithm), data(case)
@@ -111,7 +112,7 @@ def test_chunk_size_changes_nothing(case, algorithm):
 
 
 @pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
-@cases.each(FEW)
+@cases.each([FEW[1], FEW[3]], [FEW[0], FEW[2]])
 def test_blocks_within_a_chunk_change_nothing(case, per_sample, monkeypatch):
     """ES_D_RTRL adds up the gradient of a chunk in blocks where its arrays are large."""
     xs, targets = (leaf[:5] for leaf in data(case))
@@ -172,6 +173,7 @@ def smoothed_gradient(leak, dtype, xs, decay, scale=1.0):
     return np.float64(found[("w",)]) / scale
 
 
+@pytest.mark.optimised
 def test_blocks_in_half_precision_add_up(monkeypatch):
     lengths = blocks_of(1, monkeypatch)
     found = smoothed_gradient(0.0, jnp.bfloat16, jnp.ones((600, 1, 2)), decay=0.0)
@@ -179,6 +181,7 @@ def test_blocks_in_half_precision_add_up(monkeypatch):
     np.testing.assert_array_equal(found, 600)
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize(
     ("decay", "dtype"), [(0.9999, jnp.float16), (0.99999999, jnp.float32)], ids=["half", "single"]
 )

@@ -16,13 +16,21 @@ from zoo_runs import CHUNK_SIZES, data, runs_of
 
 TOLERANCE = 1e-9
 DECAY = 0.7
+OPTIMISED = {"Conv2d", "LSTMCell", "ALIF, recurrent", "LoRA"}
 
 pytestmark = pytest.mark.usefixtures("float64", "time_step")
 SPIKING = [entry for entry in MODELS if entry.spiking]
 
 
 # The scope brings the tests of a model together, so that they share what they compile.
-@pytest.fixture(scope="module", params=MODELS, ids=lambda entry: entry.name)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(m, marks=[pytest.mark.optimised] if m.name in OPTIMISED else [])
+        for m in MODELS
+    ],
+    ids=lambda entry: entry.name,
+)
 def entry(request):
     return request.param
 

@@ -79,8 +79,15 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     assert_gradients_differ(found, by_fixed, 1e-3, case.name)
 
 
-@cases.each(SOME[:2])
-@pytest.mark.parametrize("style", ["mapped", "batch axis"])
+@pytest.mark.parametrize(
+    ("case", "style"),
+    [
+        pytest.param(SOME[0], "mapped", id="mapped"),
+        pytest.param(SOME[1], "batch axis", id="batch axis"),
+        pytest.param(SOME[0], "batch axis", marks=pytest.mark.nightly),
+        pytest.param(SOME[1], "mapped", marks=pytest.mark.nightly),
+    ],
+)
 @METHODS
 def test_step_by_step_and_all_at_once_are_the_same(case, style, options):
     at_once, by_step = (build_learner(case, style=style, **options) for _ in range(2))
@@ -94,32 +101,34 @@ def test_step_by_step_and_all_at_once_are_the_same(case, style, options):
 
 
 @pytest.mark.core
-@cases.each(SOME[:3])
+@cases.each(SOME[:2], SOME[2:3])
 @METHODS
 def test_samples_restart_one_by_one(case, options):
     """A sample that starts anew learns as in a stream of its own."""
     flags = np.isin(np.arange(LENGTH)[:, None], [[3]]) & np.array([[True, False]])
     xs, targets = case.sequences(BATCH, LENGTH)
 
+    learner = build_learner(case, batch=BATCH, **options)
+    weights = weights_of(learner.algorithm.model)
+    last = brainstate.State({path: state.value for path, state in weights.items()})
+
+    def step_fn(x, target, sample):
+        return jnp.sum((learner(x) - target)[sample] ** 2)
+
+    def update_fn(gradients):
+        last.value = gradients
+
     def gradients(reset, steps, sample):
         """Gradients of the steps, at fixed parameters, of the loss of one sample."""
-        learner = build_learner(case, batch=BATCH, **options)
-        weights = weights_of(learner.algorithm.model)
-        found = brainstate.State({path: state.value for path, state in weights.items()})
-
-        def step_fn(x, target):
-            return jnp.sum((learner(x) - target)[sample] ** 2)
-
-        def update_fn(gradients):
-            found.value = gradients
-
         kept = []
+        learner.reset_state(BATCH)
         for t in steps:
             now = slice(t, t + 1)
             restart = None if reset is None else reset[now]
             functions = {"step_fn": step_fn, "update_fn": update_fn}
-            learner.etrace_online(xs[now], targets[now], **functions, reset=restart)
-            kept.append(named(found.value))
+            sequences = xs[now], targets[now], np.asarray([sample])
+            learner.etrace_online(*sequences, **functions, reset=restart)
+            kept.append(named(last.value))
         return kept
 
     restarted = gradients(flags, range(LENGTH), 0)
@@ -208,6 +217,7 @@ def test_gradients_with_units():
 
 
 @pytest.mark.core
+@pytest.mark.optimised
 @METHODS
 def test_hundred_calls_trace_once_and_update_in_place(options):
     case = cases.BY_NAME["independent_rnn"]

@@ -13,7 +13,7 @@ from braintrace._executor import param_dim
 each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def gradients(case, algorithm, chunks, **options):
+def gradients(case, algorithm, chunks=(), **options):
     learner = braintrace.compile(
         Diagonal(case), algorithm, case.inputs[0], batch_size=BATCH, **options
     )
@@ -30,11 +30,18 @@ def gradients(case, algorithm, chunks, **options):
     return learner, found
 
 
+def chunk_sizes(some):
+    """Some lengths of chunks, and all at night."""
+    every = pytest.param(range(1, STEPS + 1), id="every", marks=pytest.mark.nightly)
+    return pytest.mark.parametrize("chunks", [pytest.param(some, id="some"), every])
+
+
 @pytest.mark.core
 @each_operation
-def test_d_rtrl_equals_bptt_for_every_chunk_size(case):
+@chunk_sizes([1, 3])
+def test_d_rtrl_equals_bptt_for_chunks(case, chunks):
     expected = bptt(case)
-    _, found = gradients(case, "d_rtrl", range(1, STEPS + 1))
+    _, found = gradients(case, "d_rtrl", chunks)
     for chunk, gradient in found.items():
         assert_gradients_close(gradient, expected, 1e-5, f"{case.name}, chunks of {chunk}")
 
@@ -58,9 +65,10 @@ def test_d_rtrl_equals_bptt_step_by_step(case):
 
 
 @each_operation
-def test_es_d_rtrl_equals_its_definition(case):
+@chunk_sizes([3])
+def test_es_d_rtrl_equals_its_definition(case, chunks):
     expected = es_d_rtrl(case, alpha=0.7)
-    _, found = gradients(case, "es_d_rtrl", [1, 2, STEPS], decay_or_rank=0.7)
+    _, found = gradients(case, "es_d_rtrl", chunks, decay_or_rank=0.7)
     for chunk, gradient in found.items():
         assert_gradients_close(gradient, expected, 1e-5, f"{case.name}, chunks of {chunk}")
 
@@ -82,7 +90,7 @@ def largest_array(function, *arguments):
 @pytest.mark.parametrize("name", ["strided 1-D conv with bias", "lora_matmul with bias"])
 def test_a_chunk_builds_no_trace_per_position(name):
     case = next(case for case in CASES if case.name == name)
-    learner, _ = gradients(case, "d_rtrl", [])
+    learner, _ = gradients(case, "d_rtrl")
     graph = learner.graph
     (relation,) = graph.hidden_param_op_relations
     weights = {

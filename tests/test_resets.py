@@ -12,7 +12,6 @@ import braintrace
 
 LENGTH, BATCH = 7, 2
 NAMES = ("independent_rnn", "alif_late_threshold", "lstm_fused", "rotation")
-CASES = [cases.BY_NAME[name] for name in NAMES]
 METHODS = [
     ("d_rtrl", "batch axis", {}),
     ("d_rtrl", "mapped", {}),
@@ -20,8 +19,28 @@ METHODS = [
     ("es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
     ("d_rtrl", "batch axis", {"vjp_method": "multi-step"}),
 ]
-EVERY_METHOD = pytest.mark.parametrize(
-    ("algorithm", "style", "options"), METHODS, ids=lambda value: str(value)
+PAIRS = {
+    ("independent_rnn", 0),
+    ("independent_rnn", 3),
+    ("alif_late_threshold", 1),
+    ("alif_late_threshold", 2),
+    ("lstm_fused", 2),
+    ("lstm_fused", 4),
+    ("rotation", 0),
+    ("rotation", 3),
+}
+MODELS_AND_METHODS = pytest.mark.parametrize(
+    ("case", "algorithm", "style", "options"),
+    [
+        pytest.param(
+            cases.BY_NAME[name],
+            *method,
+            id="-".join([name, *map(str, method)]),
+            marks=[] if (name, index) in PAIRS else pytest.mark.nightly,
+        )
+        for name in NAMES
+        for index, method in enumerate(METHODS)
+    ],
 )
 
 
@@ -35,8 +54,7 @@ def flags(*steps):
 
 
 @pytest.mark.core
-@cases.each(CASES)
-@EVERY_METHOD
+@MODELS_AND_METHODS
 def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, options):
     learner = build_learner(case, algorithm, style, BATCH, **options)
     xs, targets = data(case)
@@ -52,9 +70,8 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
     assert_states_close(snapshot(learner), states, case.name)
 
 
-@cases.each(CASES)
-@EVERY_METHOD
-@pytest.mark.parametrize("chunk_size", [3, LENGTH])
+@MODELS_AND_METHODS
+@pytest.mark.parametrize("chunk_size", [3, pytest.param(LENGTH, marks=pytest.mark.nightly)])
 def test_samples_restart_one_by_one(case, algorithm, style, options, chunk_size):
     learner = build_learner(case, algorithm, style, BATCH, **options)
     xs, targets = data(case)

@@ -231,11 +231,20 @@ def name_of(case):
     return "-".join(part.__name__ for part in case)
 
 
-@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+@pytest.mark.parametrize(
+    ("algorithm", "chunk_sizes"),
+    [
+        ("d_rtrl", [3]),
+        ("es_d_rtrl", [STEPS]),
+        pytest.param("d_rtrl", [1, STEPS], marks=pytest.mark.nightly),
+        pytest.param("es_d_rtrl", [1, 3], marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("case", SPLIT + STEP_BY_STEP, ids=name_of)
-def test_the_same_gradient_states_and_traces(case, algorithm):
+def test_the_same_gradient_states_and_traces(case, algorithm, chunk_sizes):
     expected, (states, traces) = step_by_step(*case, algorithm)
-    for chunk_size in (STEPS, 3):
+    for chunk_size in chunk_sizes:
         found, (states_now, traces_now) = at_once(*case, algorithm, chunk_size)
         assert_gradients_close(found, expected, 1e-10)
         for now, before in ((states_now, states), (traces_now, traces)):

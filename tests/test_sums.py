@@ -10,6 +10,7 @@ from benchmarks.questions import streaming
 from benchmarks.subjects import Task
 from braintrace._etrace_op.sums import added_up, reduced, sum_over_samples
 
+pytestmark = pytest.mark.optimised
 SIZES = {
     "conv": {"size": 4, "channels": 3, "inputs": 2},
     "sparse": {"inputs": 3, "hidden": 6, "density": 0.5},

@@ -14,14 +14,16 @@ from zoo_runs import CHUNK_SIZES, data, runs_of
 TOLERANCE = 1e-9
 DECAY = 0.7
 CORE = {"LSTMPeephole", "LinearRecurrentUnit", "ALIF", "PopulationsAsSlices", "ReshapedStates"}
+OPTIMISED = {"ALIF", "LSTMFused", "PooledConvolution", "ConvolutionalLIF", "SparseLIF", "Stacked"}
 METHODS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": DECAY}}
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
 def each(models):
+    marks = [(CORE, pytest.mark.core), (OPTIMISED, pytest.mark.optimised)]
     return [
-        pytest.param(m, id=m.name, marks=[pytest.mark.core] if m.name in CORE else [])
+        pytest.param(m, id=m.name, marks=[mark for names, mark in marks if m.name in names])
         for m in models
     ]
 
