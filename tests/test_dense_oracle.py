@@ -24,7 +24,10 @@ def test_d_rtrl(case):
 
 
 @pytest.mark.core
-@cases.each([*cases.RECURRENT, *cases.DIAGONAL[4:9]])
+@cases.each(
+    [*cases.RECURRENT[::2], *cases.DIAGONAL[4:9:2]],
+    [*cases.RECURRENT[1::2], *cases.DIAGONAL[5:9:2]],
+)
 def test_es_d_rtrl(case):
     expected = references.dense_es_d_rtrl(case, alpha=ALPHA)
     check(catalogue_gradient(case, **ES_OPTIONS), expected, case)

@@ -277,7 +277,8 @@ def test_trace_dtype_must_be_floating():
 
 
 SECOND_PROCESS = """
-import cases, drivers
+import cases, compilation, drivers
+compilation.compile_in_a_hurry()
 case = cases.BY_NAME["independent_rnn"]
 for algorithm in ("d_rtrl", "es_d_rtrl"):
     learner = drivers.build_learner(case, algorithm)

@@ -4,6 +4,7 @@ import json
 
 import brainstate
 import cases
+import compilation
 import drivers
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,7 @@ import braintrace
 DIAGONAL, RECURRENT = cases.BY_NAME["alif"], cases.BY_NAME["leaky_rnn"]
 
 
+@compilation.cache
 def checked(case, algorithm, length=6, **options):
     xs, targets = case.sequences(2, length)
     with drivers.expected_warnings(case):

@@ -109,9 +109,16 @@ def outputs(layer, xs, batch):
     return u.math.stack([layer(x) for x in xs])
 
 
+def in_turn():
+    """One dtype for each layer, in turn; the other at night."""
+    for index, row in enumerate(SWAPS):
+        for turn, dtype in enumerate((np.float32, np.float64)):
+            marks = [] if index % 2 == turn else [pytest.mark.nightly]
+            yield pytest.param(*row.values, dtype, id=f"{row.id}-{dtype.__name__}", marks=marks)
+
+
 @pytest.mark.core
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize(("name", "args", "options", "ours", "shape", "unit"), SWAPS)
+@pytest.mark.parametrize(("name", "args", "options", "ours", "shape", "unit", "dtype"), in_turn())
 def test_same_numbers(name, args, options, ours, shape, unit, dtype):
     with jax.enable_x64(dtype is np.float64):
         layers = pair(name, args, options, ours, dtype)

@@ -66,8 +66,10 @@ def test_operation_under_transformation(operation, transformation):
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, PartitionSpec as P
+import compilation
 import ops_catalogue as catalogue
 
+compilation.compile_in_a_hurry()
 assert jax.device_count() == 8
 mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
 for operation in catalogue.OPERATIONS:

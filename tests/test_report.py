@@ -1,5 +1,6 @@
 """The report of a compiled model: what it says, printed, as data and as HTML."""
 
+import functools
 import html
 import json
 import warnings
@@ -14,6 +15,7 @@ import braintrace
 FLOAT = 4
 
 
+@functools.cache
 def learner_of(name):
     entry = BY_NAME[name]
     with warnings.catch_warnings():

@@ -112,36 +112,6 @@ def test_mixing_warns_once_with_path_and_line_and_strict_refuses_it(step):
 # --- followed -----------------------------------------------------------------------------
 
 
-def sub_steps(cell, x):
-    brainstate.transform.for_loop(lambda _: leak(cell, x), jnp.arange(3))
-
-
-def branches(cell, x):
-    def driven(scale):
-        return lambda: braintrace.matmul(scale * x, cell.w.value)
-
-    drive = brainstate.transform.cond(x.sum() > 0, driven(1.0), driven(-0.5))
-    cell.h.value = 0.9 * cell.h.value + jnp.tanh(drive)
-
-
-def rolled_integrator(cell, x):
-    drive = braintrace.matmul(x, cell.w.value)
-
-    def euler(v, _):
-        return v + 0.1 * (jnp.tanh(drive) - v), None
-
-    cell.h.value, _ = jax.lax.scan(euler, cell.h.value, None, length=50)
-
-
-@pytest.mark.parametrize("step", [sub_steps, branches, rolled_integrator])
-def test_loops_and_branches_are_followed(step):
-    learner = compiled(step)
-    assert learner.graph.diagnostics == () or all(
-        diagnostic.level == "info" for diagnostic in learner.graph.diagnostics
-    )
-    np.testing.assert_allclose(gradient(learner), backpropagated(step), rtol=1e-5, atol=1e-6)
-
-
 def integrator_of_unknown_length(cell, x):
     drive = jnp.tanh(braintrace.matmul(x, cell.w.value))
 

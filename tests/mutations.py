@@ -1,0 +1,560 @@
+"""Faults put into important lines of the library, each of which some test must notice.
+
+    python tests/mutations.py            all of them
+    python tests/mutations.py NAME...    some
+
+Each is put into a copy of the repository, in which the tests named for it then run. One that they
+do not notice survives, and the script fails; so it does where a line is no longer as it is
+written here, or a test fails or is missing without any fault.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COPIED = ("braintrace", "tests", "benchmarks", "docs/examples", "pyproject.toml", "README.md")
+PASSED, FAILED = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """One fault.
+
+    file: in `braintrace/`.
+    old, new: a text that is there once, and what stands there instead.
+    tests: those of which at least one must fail, as pytest takes them.
+    why: what goes wrong with it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    why: str
+
+
+def zoo(*rows):
+    return tuple(f"tests/test_zoo.py::test_all_paths_equal_the_dense_oracle[{row}]" for row in rows)
+
+
+def operations(test, *names):
+    return tuple(f"tests/test_operations_online.py::{test}[some-{name}]" for name in names)
+
+
+CHUNKS = "test_d_rtrl_equals_bptt_for_chunks"
+DEFINITION = "test_es_d_rtrl_equals_its_definition"
+LATE = ("tests/test_online.py::test_equals_the_dense_recursion_with_changing_parameters",)
+COUPLED = "tests/test_coupled_states.py"
+LAWS = "tests/test_executor_laws.py"
+RESETS = "tests/test_resets.py::test_one_flag_per_step_is_as_separate_sequences"
+ECONOMY = "tests/test_driver_economy.py"
+
+MUTATIONS = [
+    # the recursions of a chunk
+    Mutation(
+        "D of a single step, diagonal only",
+        "_executor/recursion.py",
+        "return now, {(i, j): D[0].astype(dtype) for (i, j), D in blocks.items() if i in rows}",
+        "return now, {(i, j): D[0].astype(dtype) for (i, j), D in blocks.items() if i == j}",
+        zoo("ReshapedStates-d_rtrl"),
+        "one state of a group forgets what it reads of another",
+    ),
+    Mutation(
+        "suffix products, one step too late",
+        "_executor/recursion.py",
+        "        return before, carry\n\n    first, each",
+        "        return before, before\n\n    first, each",
+        operations(CHUNKS, "matmul"),
+        "what enters in a chunk decays once too often",
+    ),
+    Mutation(
+        "adjoint without the steps after it",
+        "_executor/recursion.py",
+        "adjoint = {a: s + carry[a] if a in carry else s for a, s in signal_now.items()}",
+        "adjoint = dict(signal_now)",
+        operations(CHUNKS, "matmul"),
+        "no signal goes back within a chunk",
+    ),
+    Mutation(
+        "D transposed in the adjoint",
+        "_executor/recursion.py",
+        "c: _sum([D[a, d] * adjoint[a] for a, d in D if d == c]) for c in group.read_states",
+        "c: _sum([D[a, d] * adjoint[d] for a, d in D if a == c]) for c in group.read_states",
+        zoo("TwoCompartments-d_rtrl"),
+        "coupled states exchange what they pass back",
+    ),
+    Mutation(
+        "signals of old values, in the step that reads them",
+        "_executor/recursion.py",
+        "found[a] = found[a] + jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])",
+        "found[a] = found[a] + late",
+        ("tests/test_d_rtrl_exact.py::test_float32[alif_late_threshold]",),
+        "an output that reads a state as it was teaches the state as it is",
+    ),
+    Mutation(
+        "late probe of the last step",
+        "_executor/step.py",
+        "late = {state.name: signal[late_probe(state)][0] for state in states}",
+        "late = {state.name: signal[late_probe(state)][-1] for state in states}",
+        ("tests/test_d_rtrl_exact.py::test_float32[alif_late_threshold]",),
+        "what the first step of a chunk reads of the states before it is taken of another",
+    ),
+    # one step
+    Mutation(
+        "solve_step reads the new trace whenever any state has one",
+        "_executor/param_dim.py",
+        "if {a for a, _ in group.transition} <= stored:",
+        "if {a for a, _ in group.transition} & stored:",
+        zoo("ReadsAnOldState-d_rtrl"),
+        "what a state without a trace has from the step before is lost",
+    ),
+    Mutation(
+        "solve_step without the states that have no trace",
+        "_executor/param_dim.py",
+        "adjoint = {a: value for a, value in now.items() if a not in stored}",
+        "adjoint = {}",
+        zoo("LSTMSeparate-d_rtrl"),
+        "an output gate learns nothing",
+    ),
+    Mutation(
+        "probes on all states of the own group",
+        "_executor/live.py",
+        "outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}",
+        "outside = {v: value for v, (g, value) in probed.items()}",
+        zoo("ReshapedStates-d_rtrl"),
+        "a signal counts by way of the other states of its group as well, twice",
+    ),
+    Mutation(
+        "old states in the gradient of a step",
+        "_executor/live.py",
+        "jax.lax.stop_gradient(value) if var in old else value",
+        "value",
+        ("tests/test_d_rtrl_exact.py::test_one_gradient_around_a_loop_of_calls",),
+        "one gradient around several calls counts the past twice",
+    ),
+    Mutation(
+        "outputs without a trace, held like those with one",
+        "_executor/jacobians.py",
+        "return [jnp.where(traced, y, live)]",
+        "return [y]",
+        ("tests/test_plain_parameters.py::test_outputs_without_a_trace_next_to_others_with_one",),
+        "a reset gate beside an update gate gets no gradient",
+    ),
+    Mutation(
+        "cuts that are not made",
+        "_executor/jacobians.py",
+        "stopped = [jax.lax.stop_gradient(v) if i in held else v for i, v in enumerate(values)]",
+        "stopped = list(values)",
+        zoo("LateralInhibition-d_rtrl", "LayerNormRNN-d_rtrl"),
+        "a derivative to several positions is taken for one to the own position",
+    ),
+    # fan-outs and layouts
+    Mutation(
+        "first of several positions in a chunk",
+        "_executor/param_dim.py",
+        "factor = jnp.sum(factor, axis=1)",
+        "factor = factor[:, 0]",
+        zoo("SharedDrive-d_rtrl"),
+        "an output that drives several units learns for one of them",
+    ),
+    Mutation(
+        "first of several positions of a trace",
+        "_executor/param_dim.py",
+        "found = jax.tree.map(lambda product: jnp.sum(product, axis=0), found)",
+        "found = jax.tree.map(lambda product: product[0], found)",
+        zoo("SharedDrive-d_rtrl"),
+        "an output that drives several units learns for one of them",
+    ),
+    Mutation(
+        "input of the first operation for all",
+        "_executor/layout.py",
+        "return next(r.key for r in relations if r.x_var is relation.x_var)",
+        "return next(r.key for r in relations if r.x_var is not None)",
+        zoo("OneWeightTwice-d_rtrl"),
+        "a weight in two operations has the traces of one",
+    ),
+    Mutation(
+        "outputs that reach no position, at the first",
+        "_executor/layout.py",
+        "value = jnp.where(reach.positions.ravel() >= 0, taken, jnp.zeros((), taken.dtype))",
+        "value = taken",
+        zoo("OneWeightTwoGroups-es_d_rtrl", "OneWeightTwoGroups-d_rtrl"),
+        "an output learns for a state that it does not reach",
+    ),
+    Mutation(
+        "shared output traces across a state",
+        "_executor/layout.py",
+        "while y not in states and len(program.readers.get(y, ())) == 1:",
+        "while len(program.readers.get(y, ())) == 1:",
+        ("tests/test_driver_surroundings.py::test_output_traces_are_not_shared_across_a_state",),
+        "an operation that enters behind a state has the trace of one before it",
+    ),
+    Mutation(
+        "groups in reverse",
+        "_compiler/hidden_groups.py",
+        "return [tuple(members[first]) for first in sorted(members)]",
+        "return [tuple(members[first]) for first in sorted(members, reverse=True)]",
+        (
+            "tests/test_zoo.py::test_relations_groups_and_diagnostics[Stacked]",
+            *zoo("Stacked-d_rtrl"),
+        ),
+        "layers are not taken in the order of the step",
+    ),
+    # ES_D_RTRL
+    Mutation(
+        "no correction of the first steps",
+        "_executor/io_dim.py",
+        "seen = -jnp.expm1(log_alpha * jnp.maximum(steps, 1))",
+        "seen = jnp.ones(steps.shape)",
+        operations(DEFINITION, "matmul"),
+        "filters that start at zero are too small",
+    ),
+    Mutation(
+        "counts that start anew with every chunk",
+        "_executor/filters.py",
+        '    if "restart" not in jacobians:\n        return before + index',
+        '    if "restart" not in jacobians:\n        return index',
+        operations(DEFINITION, "matmul"),
+        "later chunks are corrected like the first",
+    ),
+    Mutation(
+        "counts that a restart leaves alone",
+        "_executor/filters.py",
+        "return jnp.where(began == 0, before + index, index - began + 1)",
+        "return before + index",
+        (f"{RESETS}[alif_late_threshold-es_d_rtrl-batch axis-{{'decay_or_rank': 0.8}}]",),
+        "a sequence that starts anew is corrected as the one before",
+    ),
+    Mutation(
+        "filtered sensitivity without its weight",
+        "_executor/filters.py",
+        "terms += [(1 - alpha) * Df[key]] if key in Df else []",
+        "terms += [Df[key]] if key in Df else []",
+        operations(DEFINITION, "matmul"),
+        "gradients are too large by 1 / (1 - alpha)",
+    ),
+    Mutation(
+        "filtered sensitivity that does not decay",
+        "_executor/filters.py",
+        "terms = [alpha * D[key][c] * before_f[c] for c in D[key] if c in before_f]",
+        "terms = [D[key][c] * before_f[c] for c in D[key] if c in before_f]",
+        operations(DEFINITION, "matmul"),
+        "the filter of the sensitivity is another",
+    ),
+    Mutation(
+        "filtered inputs that a restart leaves alone",
+        "_executor/filters.py",
+        "inputs[key] = jnp.where(rows, 0, inputs[key])",
+        "inputs[key] = jnp.where(rows, inputs[key], inputs[key])",
+        (f"{RESETS}[alif_late_threshold-es_d_rtrl-batch axis-{{'decay_or_rank': 0.8}}]",),
+        "inputs of the sequence before go on",
+    ),
+    Mutation(
+        "rest of the blocks, from the start",
+        "_executor/io_dim.py",
+        "return add_block(carry, steps - rest, rest) if rest else carry",
+        "return add_block(carry, 0, rest) if rest else carry",
+        (f"{LAWS}::test_blocks_within_a_chunk_change_nothing[alif-reset all]",),
+        "the last steps of a chunk are those of its beginning",
+    ),
+    # restarts
+    Mutation(
+        "transitions that a restart leaves alone",
+        "_executor/restart.py",
+        "transitions[key] = jnp.where(is_new, 0, transitions[key])",
+        "transitions[key] = jnp.where(is_new, transitions[key], transitions[key])",
+        (f"{RESETS}[rotation-d_rtrl-batch axis-{{}}]",),
+        "traces of the sequence before go on",
+    ),
+    Mutation(
+        "probes on old values that a restart leaves alone",
+        "_executor/restart.py",
+        "late[late_probe(state)] = jnp.where(over_first_axis(restart, probe.ndim), 0, probe)",
+        "late[late_probe(state)] = probe",
+        ("tests/test_online.py::test_samples_restart_one_by_one[d_rtrl-alif_late_threshold]",),
+        "an output that reads initial values teaches the sequence before",
+    ),
+    Mutation(
+        "reset_state without the traces",
+        "_algorithms/algorithm.py",
+        "        self._use_shapes(shapes_of(fresh))\n        self._reset_traces()",
+        "        self._use_shapes(shapes_of(fresh))",
+        (f"{LAWS}::test_reset_starts_over",),
+        "a new sequence has the traces of the last",
+    ),
+    # chunks, masks, sums
+    Mutation(
+        "chunks that overlap",
+        "_learner/chunks.py",
+        "starts = jnp.arange(full) * chunk",
+        "starts = jnp.arange(full) * (chunk - 1)",
+        operations(CHUNKS, "matmul"),
+        "some steps are run twice",
+    ),
+    Mutation(
+        "mean over all steps, whatever the mask",
+        "_learner/gradient.py",
+        "return mask / jnp.where(total == 0, 1, total)",
+        "return mask / mask.size",
+        (f"{LAWS}::test_reductions_and_mask",),
+        "padded steps make gradients smaller",
+    ),
+    Mutation(
+        "backward passes of steps without weight",
+        "_learner/step_gradient.py",
+        "differentiate = self._where_it_counts if self._has_mask else self._everywhere",
+        "differentiate = self._everywhere",
+        (f"{ECONOMY}::test_steps_without_weight_have_no_backward_pass",),
+        "a mask saves no time",
+    ),
+    Mutation(
+        "sums in half precision",
+        "_learner/step_gradient.py",
+        "return jnp.zeros(value.shape, jnp.float32 if is_half(value.dtype) else value.dtype)",
+        "return jnp.zeros(value.shape, value.dtype)",
+        ("tests/test_driver_surroundings.py::test_gradients_in_half_precision_add_up",),
+        "a sum of ones stops at 256",
+    ),
+    Mutation(
+        "sums over samples without the rest of the blocks",
+        "_etrace_op/sums.py",
+        "has_rest = full < jax.tree.leaves(operands)[0].shape[0]",
+        "has_rest = False",
+        (
+            "tests/test_sums.py::test_all_forms_give_the_sum[float32-lead1]",
+            "tests/test_sums.py::test_all_forms_give_the_sum[float32-lead2]",
+        ),
+        "some samples of a large batch do not count",
+    ),
+    Mutation(
+        "branches mapped over time",
+        "_learner/split.py",
+        'STEP_BY_STEP = frozenset({"cond", "while"',
+        'STEP_BY_STEP = frozenset({"while"',
+        ("tests/test_split_steps.py::test_what_cannot_be_mapped_over_time_stays_in_the_loop",),
+        "both branches run at every step",
+    ),
+    # buffers
+    Mutation(
+        "traces given away while somebody holds them",
+        "_algorithms/traces.py",
+        "            return self.value, False",
+        "            return self.value, True",
+        (f"{ECONOMY}::test_buffers_are_donated_unless_somebody_reads_the_traces",),
+        "arrays that a user has read are deleted",
+    ),
+    Mutation(
+        "traces given away that are needed afterwards",
+        "_learner/gradient.py",
+        "run = self._run_and_donate if owned and not is_one_chunk else self._run",
+        "run = self._run_and_donate if owned else self._run",
+        (f"{COUPLED}::test_a_sequence_goes_on_from_packed_traces[4]",),
+        "the traces after a sequence are computed from deleted ones",
+    ),
+    Mutation(
+        "traces taken for zero",
+        "_algorithms/traces.py",
+        "return isinstance(held, _Unread) and held.zero and not is_watched()",
+        "return isinstance(held, _Unread) and not is_watched()",
+        ("tests/test_d_rtrl_exact.py::test_traces_carry_on_from_call_to_call",),
+        "every call starts a new sequence",
+    ),
+    Mutation(
+        "known traces of no use",
+        "_learner/chunk_gradient.py",
+        "        return kept[0]",
+        "        return None",
+        (f"{ECONOMY}::test_traces_that_a_gradient_computes_anyway_are_not_computed_again",),
+        "traces are computed twice",
+    ),
+    Mutation(
+        "traces overwritten while they are read",
+        "_learner/gradient.py",
+        "return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), arrays)",
+        "return arrays",
+        (f"{COUPLED}::test_a_loop_over_chunks_copies_no_trace",),
+        "XLA copies the traces at every chunk",
+    ),
+    # packed traces
+    Mutation(
+        "conjugated factor of a pair",
+        "_executor/pairs.py",
+        "yield jax.lax.complex(real, -imaginary), trace",
+        "yield jax.lax.complex(real, imaginary), trace",
+        (f"{COUPLED}::test_the_gradient_equals_bptt_for_every_operation[matmul with bias]",),
+        "the second of two coupled states learns with the wrong sign",
+    ),
+    Mutation(
+        "pairs for rules that do not take complex numbers",
+        "_executor/pairs.py",
+        "if not get_primitive_spec(link.relation.primitive).holomorphic:",
+        "if False:",
+        (f"{COUPLED}::test_only_rules_that_compute_with_complex_numbers_see_them[False]",),
+        "a rule of a user's own is given numbers that it does not know",
+    ),
+    # operations
+    Mutation(
+        "groups of a convolution in the wrong order",
+        "_etrace_op/conv.py",
+        'product = jnp.swapaxes(summed["weight"], 0, 1).reshape(kernel.shape)',
+        'product = summed["weight"].reshape(kernel.shape)',
+        operations(CHUNKS, "grouped 1-D conv"),
+        "a grouped kernel has its gradient in other places",
+    ),
+    Mutation(
+        "low-rank factors without their scale",
+        "_etrace_op/lora.py",
+        'effective = alpha * summed["effective"]',
+        'effective = summed["effective"]',
+        operations(CHUNKS, "lora_matmul with bias"),
+        "what traces carry of a low-rank weight has another size",
+    ),
+    Mutation(
+        "sparse traces by row",
+        "_etrace_op/sparse.py",
+        'trace["weight"] * _at(hidden_dim, sparse_mat.columns)}',
+        'trace["weight"] * _at(hidden_dim, sparse_mat.rows)}',
+        operations(CHUNKS, "sparse_matmul with bias"),
+        "an entry follows the unit of its row",
+    ),
+    # windows, maxima, units, maps
+    Mutation(
+        "windows without a past",
+        "_executor/step.py",
+        "inputs[state.in_var] + probes[state.name]",
+        "inputs[state.in_var]",
+        ("tests/test_multi_step.py::test_shorter_windows[gru]",),
+        "the gradient of a window ends at its start",
+    ),
+    Mutation(
+        "windows with the traces that single steps keep",
+        "_executor/param_dim.py",
+        "states = link.reach.reached if every_state else link.reach.stored",
+        "states = link.reach.stored",
+        ("tests/test_multi_step.py::test_shorter_windows[lstm_fused]",),
+        "a window gets nothing by way of states that only mixing reads",
+    ),
+    Mutation(
+        "maxima as JAX differentiates them",
+        "_executor/maxima.py",
+        "if equation.primitive.name in DIFFERENTIABLE\n    }",
+        "if False\n    }",
+        ("tests/test_maxima.py::test_equals_backpropagation[max]",),
+        "where XLA rounds an operand twice, a maximum has no derivative",
+    ),
+    Mutation(
+        "units of gradients upside down",
+        "_learner/units.py",
+        "return with_unit(mantissa, loss_unit / unit)",
+        "return with_unit(mantissa, loss_unit * unit)",
+        ("tests/test_learning_units.py::test_gradients_have_the_units_of_backpropagation",),
+        "a gradient has the unit of loss times parameter",
+    ),
+    Mutation(
+        "probes that a map around the algorithm does not see",
+        "_jax.py",
+        "_zeros_p.bind(*jax.tree.leaves(operands), shapes=shapes))",
+        "_zeros(shapes=shapes))",
+        ("tests/test_foreign_maps.py::test_every_operation[matmul-d_rtrl]",),
+        "the lanes of a map learn from each other's signals",
+    ),
+    Mutation(
+        "a derivative that uses an element several times",
+        "_compiler/derivative.py",
+        "if np.any(origin[source[used]] != np.flatnonzero(used)):",
+        "if False:",
+        ("tests/test_reported_paths.py::test_reported_with_names_and_line_and_refused_by_strict",),
+        "the last of several uses stands for all of them",
+    ),
+]
+
+
+class NotKilledError(Exception):
+    """A mutation that no test noticed, or that could not be tried out."""
+
+
+def copy_repository(folder):
+    for name in COPIED:
+        source, target = ROOT / name, folder / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+
+
+def run_tests(folder, tests):
+    """Return pytest's exit status and the end of what it printed."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "-q", "-x", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.setdefault("JAX_PLATFORMS", "cpu")
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, (done.stdout + done.stderr)[-2000:]
+
+
+def try_out(mutation, folder):
+    """Put one fault into the copy, run its tests, and take it out again.
+
+    Raises
+    ------
+    NotKilledError
+        If the text is not there once, or no test notices.
+    """
+    path = folder / "braintrace" / mutation.file
+    text = path.read_text()
+    if text.count(mutation.old) != 1:
+        raise NotKilledError(f"{mutation.file} has its text {text.count(mutation.old)} times")
+    path.write_text(text.replace(mutation.old, mutation.new))
+    try:
+        status, printed = run_tests(folder, mutation.tests)
+    finally:
+        path.write_text(text)
+    if status == PASSED:
+        raise NotKilledError("SURVIVED")
+    if status != FAILED:
+        raise NotKilledError(f"its tests did not run:\n{printed}")
+
+
+def chosen(names):
+    known = {mutation.name: mutation for mutation in MUTATIONS}
+    unknown = [name for name in names if name not in known]
+    if unknown or len(known) < len(MUTATIONS):
+        sys.exit(f"Not a mutation, or not one alone: {', '.join(unknown)}")
+    return [known[name] for name in names] or MUTATIONS
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutations; all without any")
+    mutations = chosen(parser.parse_args().names)
+    failures = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = pathlib.Path(scratch)
+        copy_repository(folder)
+        tests = dict.fromkeys(test for mutation in mutations for test in mutation.tests)
+        status, printed = run_tests(folder, tests)
+        if status != PASSED:
+            sys.exit(f"The tests do not pass without a fault:\n{printed}")
+        for mutation in mutations:
+            start = time.perf_counter()
+            try:
+                try_out(mutation, folder)
+                found = "killed"
+            except NotKilledError as error:
+                found = str(error)
+                failures.append(mutation.name)
+            print(f"{found:9} {time.perf_counter() - start:4.0f} s  {mutation.name}", flush=True)
+    print(f"{len(mutations) - len(failures)} of {len(mutations)} killed")
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
