@@ -467,6 +467,43 @@ MUTATIONS = [
         "the lanes of a map learn from each other's signals",
     ),
     Mutation(
+        "a gradient plus a number taken for linear",
+        "_jaxpr/linear.py",
+        "return LINEAR if found == {ZERO, LINEAR} else _unknown(found)",
+        "return LINEAR if LINEAR in found else _unknown(found)",
+        (
+            "tests/test_backward_rules.py::test_every_bent_gradient_is_reported_wherever_the_rule_stands",
+        ),
+        "a backward rule that adds something is multiplied by the learning signal without a word",
+    ),
+    Mutation(
+        "sums of gradients that a backward rule bends",
+        "_learner/split.py",
+        "if _bends_sums(step, moving):",
+        "if False:",
+        (
+            "tests/test_backward_rules.py"
+            "::test_a_rule_on_a_plain_parameter_bends_the_gradient_of_every_step",
+        ),
+        "a clipped gradient of a sequence is clipped once, and not at every step",
+    ),
+    Mutation(
+        "filtered inputs that do not decay",
+        "_executor/filters.py",
+        "alpha * before_x[key], x[names[key]]",
+        "before_x[key], x[names[key]]",
+        operations(DEFINITION, "matmul"),
+        "the filter of the inputs is another",
+    ),
+    Mutation(
+        "masks in States as they were at the first call",
+        "_learner/gradient.py",
+        "        values.update(zip(self._paths, others, strict=True))\n",
+        "",
+        ("tests/test_masked_weights.py::test_every_call_uses_the_mask_as_it_is",),
+        "a weight that has been pruned learns as before",
+    ),
+    Mutation(
         "a derivative that uses an element several times",
         "_compiler/derivative.py",
         "if np.any(origin[source[used]] != np.flatnonzero(used)):",
