@@ -20,9 +20,8 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Leave out the rows of the night, and bring the optimised tests together, at the end."""
     if not config.getoption("--nightly"):
-        left_out = [item for item in items if item.get_closest_marker("nightly")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("nightly")])
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     items.sort(key=lambda item: item.get_closest_marker("optimised") is not None)
 
 

@@ -86,8 +86,8 @@ MUTATIONS = [
     Mutation(
         "D transposed in the adjoint",
         "_executor/recursion.py",
-        "c: _sum([D[a, d] * adjoint[a] for a, d in D if d == c]) for c in group.read_states",
-        "c: _sum([D[a, d] * adjoint[d] for a, d in D if a == c]) for c in group.read_states",
+        "_sum([times(adjoint[a], D[a, d]) for a, d in D if d == c])",
+        "_sum([times(adjoint[d], D[a, d]) for a, d in D if a == c])",
         zoo("TwoCompartments-d_rtrl"),
         "coupled states exchange what they pass back",
     ),
@@ -281,6 +281,22 @@ MUTATIONS = [
         "late[late_probe(state)] = probe",
         ("tests/test_online.py::test_samples_restart_one_by_one[d_rtrl-alif_late_threshold]",),
         "an output that reads initial values teaches the sequence before",
+    ),
+    Mutation(
+        "traces of a sample multiplied by zero",
+        "_executor/param_dim.py",
+        'traces = restart(graph, traces, jacobians["restart"][""].any(0))',
+        "traces = dict(traces)",
+        ("tests/test_not_finite.py::test_parameters_of_a_stream",),
+        "one NaN stays in the traces, and then in the parameters, for ever",
+    ),
+    Mutation(
+        "steps that do not count multiplied by zero",
+        "_executor/products.py",
+        'return SELECTING if "mask" in jacobians else PLAIN',
+        "return PLAIN",
+        ("tests/test_not_finite.py::test_gradients_of_a_sequence",),
+        "a padded input that is NaN makes the whole gradient NaN",
     ),
     Mutation(
         "reset_state without the traces",
