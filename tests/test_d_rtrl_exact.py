@@ -19,6 +19,7 @@ from drivers import (
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
 ONE_STATE, TWO_STATES = cases.BY_NAME["independent_rnn"], cases.BY_NAME["alif"]
 FEW = [ONE_STATE, TWO_STATES, cases.BY_NAME["synapse_read_out"], cases.BY_NAME["rotation"]]
+IN_CHUNKS = [*FEW, cases.BY_NAME["alif_late_threshold"]]
 
 
 def check(actual, case, dtype=np.float32, **reference):
@@ -33,7 +34,7 @@ def test_float32(case):
 
 
 @pytest.mark.usefixtures("float64")
-@cases.each(FEW, [case for case in cases.DIAGONAL if case not in FEW])
+@cases.each(IN_CHUNKS, [case for case in cases.DIAGONAL if case not in IN_CHUNKS])
 def test_float64_in_several_chunks_and_a_remainder(case):
     check(catalogue_gradient(case, dtype=np.float64, chunk_size=4), case, np.float64)
 
