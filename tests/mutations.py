@@ -132,7 +132,7 @@ MUTATIONS = [
         "_executor/live.py",
         "outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}",
         "outside = {v: value for v, (g, value) in probed.items()}",
-        zoo("ReshapedStates-d_rtrl"),
+        ("tests/test_d_rtrl_exact.py::test_float32[synapse_read_out]",),
         "a signal counts by way of the other states of its group as well, twice",
     ),
     Mutation(
