@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from .._algorithms import ETraceAlgorithm, add_to_states
 from .._executor import Weights, carried_into, solve_chunk, zero_probes
 from .chunks import record_bytes
-from .padding import without_loss
+from .padding import leaving_gradients_alone
 from .pure_step import PureStep
 from .split_gradient import SplitGradient, split_gradient
 from .step_gradient import StepGradient, zero_sum
@@ -189,8 +189,8 @@ class WindowChunk:
                 slices, scale = now
                 arguments = parameters, written, (others, held, slices)
                 if self._has_mask:
-                    counts = scale != 0
-                    written, results = jax.lax.cond(counts, step, without_loss(step), *arguments)
+                    run = leaving_gradients_alone(step)
+                    written, results = run(scale != 0, *arguments)
                 else:
                     written, results = step(*arguments)
                 return written, (results[0] * scale, *results)

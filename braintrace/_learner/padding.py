@@ -11,51 +11,74 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Step = Callable[[Any, Any, Any], tuple[Any, Any]]
-"""``(parameters, states, inputs) -> (new states, results)``."""
+Step = Callable[[Any, Any, Any], tuple[Any, tuple[Any, ...]]]
+"""``(parameters, states, inputs) -> (new states, (loss, *results))``."""
 
 
-def without_loss(step: Step) -> Step:
-    """Return the same step, through which the derivative of the new states alone goes back.
+def leaving_gradients_alone(step: Step) -> Callable[..., Any]:
+    """Return a function of ``(counts, parameters, states, inputs)`` that runs the same step.
 
-    It goes back through finite numbers: what is not finite counts as zero there. Where no later
-    step reads the states, nothing goes back at all.
+    Where the step does not count, the derivative of the new states alone goes back. It goes back
+    through finite numbers: what is not finite counts as zero there. Where no later step reads the
+    states, nothing goes back at all. Results besides the loss have no derivative.
     """
 
     @jax.custom_vjp
-    def run(parameters: Any, states: Any, inputs: Any) -> Any:
+    def run(counts: Any, parameters: Any, states: Any, inputs: Any) -> Any:
         return step(parameters, states, inputs)
 
-    def forward(*arguments: Any) -> Any:
-        return step(*arguments), arguments
-
-    def backward(arguments: Any, cotangents: tuple[Any, Any]) -> Any:
-        (parameters, states, inputs), (new, _) = arguments, cotangents
-        read = [cotangent for cotangent in jax.tree.leaves(new) if _is_inexact(cotangent)]
+    def forward(counts: Any, parameters: Any, states: Any, inputs: Any) -> Any:
         leaves, tree = jax.tree.flatten((parameters, states))
-        moving = [leaf for leaf in leaves if _is_inexact(leaf)]
+
+        def differentiable(moving: list[Any]) -> Any:
+            now, before = jax.tree.unflatten(tree, _merged(leaves, moving))
+            new, (loss, *results) = step(now, before, inputs)
+            return (_inexact(new), loss), (new, results)
+
+        (_, loss), pull_back, (new, results) = jax.vjp(
+            differentiable, _inexact(leaves), has_aux=True
+        )
+        kept = (pull_back, counts, parameters, states, inputs)
+        return (new, (loss, *results)), kept
+
+    def backward(kept: Any, cotangents: Any) -> Any:
+        pull_back, counts, parameters, states, inputs = kept
+        leaves, tree = jax.tree.flatten((parameters, states))
+        new, loss = _inexact(cotangents[0]), cotangents[1][0]
 
         def new_states(moving: list[Any]) -> list[Any]:
-            rest = iter(moving)
-            merged = [next(rest) if _is_inexact(leaf) else leaf for leaf in leaves]
-            now, before = jax.tree.unflatten(tree, merged)
-            found, _ = step(now, before, jax.tree.map(_finite, inputs))
-            return [leaf for leaf in jax.tree.leaves(found) if _is_inexact(leaf)]
+            now, before = jax.tree.unflatten(tree, _merged(leaves, moving))
+            return _inexact(step(now, before, jax.tree.map(_finite, inputs))[0])
 
-        def pulled_back() -> list[Any]:
-            _, pull_back = jax.vjp(new_states, jax.tree.map(_finite, moving))
-            return pull_back(read)[0]
+        def ordinary() -> list[Any]:
+            return pull_back((new, loss))[0]
+
+        def through_finite_numbers() -> list[Any]:
+            _, of_states = jax.vjp(new_states, list(map(_finite, _inexact(leaves))))
+            return of_states(new)[0]
 
         def nothing() -> list[Any]:
-            return [jnp.zeros_like(leaf) for leaf in moving]
+            return [jnp.zeros_like(leaf) for leaf in _inexact(leaves)]
 
-        is_read = jnp.any(jnp.stack([jnp.any(cotangent != 0) for cotangent in read]))
-        found = iter(jax.lax.cond(is_read, pulled_back, nothing))
-        gradients = [next(found) if _is_inexact(leaf) else None for leaf in leaves]
-        return *jax.tree.unflatten(tree, gradients), None
+        is_read = jnp.any(jnp.stack([jnp.any(cotangent != 0) for cotangent in new]))
+        kind = jnp.where(counts, 0, jnp.where(is_read, 1, 2))
+        found = jax.lax.switch(kind, [ordinary, through_finite_numbers, nothing])
+        rest = iter(found)
+        gradients = [next(rest) if _is_inexact(leaf) else None for leaf in leaves]
+        return None, *jax.tree.unflatten(tree, gradients), None
 
     run.defvjp(forward, backward)
     return run
+
+
+def _inexact(tree: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(tree) if _is_inexact(leaf)]
+
+
+def _merged(leaves: list[Any], inexact: list[Any]) -> list[Any]:
+    """Return leaves with others in the place of those that have a derivative."""
+    rest = iter(inexact)
+    return [next(rest) if _is_inexact(leaf) else leaf for leaf in leaves]
 
 
 def _is_inexact(leaf: Any) -> bool:
