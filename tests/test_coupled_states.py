@@ -235,7 +235,8 @@ def test_a_loop_over_chunks_copies_no_trace(mixing):
     parameters = [state.value for state in program._parameters.values()]
     others = [state.value for state in program._chunks.step.others]
     traces = learner.algorithm.traces.value
-    lowered = program._run_and_donate.lower(parameters, others, traces, sequence, None, (None, []))
+    donating = jax.jit(program._sequence, donate_argnums=2)
+    lowered = donating.lower(parameters, others, traces, sequence, None, (None, []))
     assert lowered.compile().memory_analysis().temp_size_in_bytes < BYTES_OF_A_TRACE
 
 
