@@ -185,12 +185,12 @@ MUTATIONS = [
         "a weight in two operations has the traces of one",
     ),
     Mutation(
-        "outputs that reach no position, at the first",
+        "layouts taken for their inverse",
         "_executor/layout.py",
-        "value = jnp.where(reach.positions.ravel() >= 0, taken, jnp.zeros((), taken.dtype))",
-        "value = taken",
-        zoo("OneWeightTwoGroups-es_d_rtrl", "OneWeightTwoGroups-d_rtrl"),
-        "an output learns for a state that it does not reach",
+        "element[layout.ravel()] = np.arange(layout.size)",
+        "element[: layout.size] = layout.ravel()",
+        zoo("ReshapedStates-d_rtrl"),
+        "a state that is kept transposed gives its signals to other units",
     ),
     Mutation(
         "shared output traces across a state",
@@ -304,8 +304,8 @@ MUTATIONS = [
     Mutation(
         "reset_state without the traces",
         "_algorithms/algorithm.py",
-        "        self._use_shapes(shapes_of(fresh))\n        self._reset_traces()",
-        "        self._use_shapes(shapes_of(fresh))",
+        "                raise\n            self._reset_traces()",
+        "                raise",
         (f"{LAWS}::test_reset_starts_over",),
         "a new sequence has the traces of the last",
     ),
@@ -369,14 +369,6 @@ MUTATIONS = [
         "            return self.value, True",
         (f"{ECONOMY}::test_buffers_are_donated_unless_somebody_reads_the_traces",),
         "arrays that a user has read are deleted",
-    ),
-    Mutation(
-        "traces given away that are needed afterwards",
-        "_learner/gradient.py",
-        "run = self._run_and_donate if owned and not is_one_chunk else self._run",
-        "run = self._run_and_donate if owned else self._run",
-        (f"{COUPLED}::test_a_sequence_goes_on_from_packed_traces[4]",),
-        "the traces after a sequence are computed from deleted ones",
     ),
     Mutation(
         "traces taken for zero",

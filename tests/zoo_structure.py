@@ -216,8 +216,9 @@ class ReshapedStates(Cell):
         drive = braintrace.matmul(x, self.w.value).reshape(BATCH, 2, 2)
         slow = self.trace.value.T.reshape(BATCH, 2, 2)
         self.grid.value = 0.7 * self.grid.value + jnp.tanh(drive) - 0.2 * slow
-        self.trace.value = 0.9 * self.trace.value + 0.3 * self.grid.value.reshape(BATCH, H).T
-        return self.grid.value.reshape(BATCH, H) @ self.w_out.value
+        grid = self.grid.value.reshape(BATCH, H)
+        self.trace.value = 0.9 * self.trace.value + 0.3 * jnp.sin(grid.T)
+        return (grid + jnp.tanh(self.trace.value).T) @ self.w_out.value
 
 
 @zoo("w -> h", groups="h", diagonal=True)
