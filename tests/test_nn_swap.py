@@ -118,7 +118,9 @@ def in_turn():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("name", "args", "options", "ours", "shape", "unit", "dtype"), in_turn())
+@pytest.mark.parametrize(
+    ("name", "args", "options", "ours", "shape", "unit", "dtype"), [*in_turn()]
+)
 def test_same_numbers(name, args, options, ours, shape, unit, dtype):
     with jax.enable_x64(dtype is np.float64):
         layers = pair(name, args, options, ours, dtype)
