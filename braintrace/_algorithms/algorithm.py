@@ -32,7 +32,7 @@ from .data import MultiStepData, check_steps, first_step, is_sequence, unwrap
 from .environment import Environment
 from .initial import InitialValues, Shapes, shapes_of
 from .mesh import on_automatic_axes
-from .model_states import all_states, find_states
+from .model_states import States, all_states, short_term
 from .program import Program, advance
 from .recent import Recent
 from .restart import RequestedRestarts, check_where, number_of_samples, start_anew
@@ -126,8 +126,12 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
         """The States that one step touches, by path, as the model has them now."""
-        compiled = self._require()
-        return find_states(compiled.graph, self.model, compiled.outside)
+        return self._require().find_states(all_states(self.model))
+
+    @property
+    def short_term_states(self) -> dict[Path, brainstate.State]:
+        """The States that start anew with a sequence, by path."""
+        return short_term(all_states(self.model))
 
     def __getattr__(self, name: str) -> Any:
         if name == "traces":
@@ -184,12 +188,12 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @on_automatic_axes
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
-        for state in self.model.states(brainstate.ShortTermState).values():
+        for state in self.short_term_states.values():
             state.value = strongly_typed(state.value)
         self._compiled = self._analysed(example, batch_size)
         self._initial = InitialValues()
         self._shapes = shapes_of(
-            self._short_term_states()
+            _values(self.short_term_states)
             if batch_size is None
             else self._initial(self.model, True, batch_size, {})
         )
@@ -217,10 +221,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         finally:  # a trace that fails leaves tracers in the States
             for state, value in zip(states, before, strict=True):
                 state.value = value
-
-    def _short_term_states(self) -> dict[Path, Any]:
-        found = self.model.states(brainstate.ShortTermState).items()
-        return {tuple(path): state.value for path, state in found}
 
     @property
     def _every_state(self) -> bool:
@@ -338,9 +338,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             return
         given = named(["batch_size", *kwargs], [batch_size, *kwargs.values()])
         call = f"`init_state` of `{type(self.model).__name__}` fails for {given}"
-        with in_words(OptionError, lambda: call):
-            fresh = self.initial_values(batch_size, **kwargs)
         states = all_states(self.model)
+        with in_words(OptionError, lambda: call):
+            fresh = self.initial_values(states, batch_size, **kwargs)
         before = {path: states[path].value for path in fresh}
         with uninterrupted:
             try:
@@ -357,9 +357,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
                 f"`reset_state` got both `where` and `batch_size={batch_size}`. Samples start anew "
                 "in the batch that there is: leave out one of the two."
             )
-        now = self._short_term_states()
+        states = all_states(self.model)
+        now = _values(short_term(states))
         flags = check_where(where, now)
-        fresh = self.initial_values(**options)
+        fresh = self.initial_values(states, **options)
         anew = {path: start_anew(now[path], value, flags) for path, value in fresh.items()}
         traces = None
         if not self.traces.is_zero:
@@ -367,11 +368,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         with uninterrupted:
             if traces is not None:
                 self.traces.leave(lambda: traces)
-            _write(all_states(self.model), anew)
+            _write(states, anew)
 
     def _ask_for_restart(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
         """Leave a restart to the driver that runs the user's code."""
-        now = self._short_term_states()
+        now = _values(self.short_term_states)
         present = (None, self.graph.traced.batch_size or number_of_samples(now))
         if options or batch_size not in present:
             given = ", ".join([f"batch_size={batch_size}", *options])
@@ -386,13 +387,17 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def prepare_requests(self) -> None:
         """Prepare for restarts that are asked for in what a driver is about to trace."""
-        self.requested_restarts.prepare(number_of_samples(self._short_term_states()))
+        self.requested_restarts.prepare(number_of_samples(_values(self.short_term_states)))
 
-    def initial_values(self, batch_size: int | None = None, **kwargs: Any) -> dict[Path, Any]:
+    def initial_values(
+        self, states: States, batch_size: int | None = None, /, **kwargs: Any
+    ) -> dict[Path, Any]:
         """Return the values of the short-term States at the start of a sequence, by path.
 
         Parameters
         ----------
+        states
+            All States of the model.
         batch_size, **kwargs
             See `reset_state`.
 
@@ -403,7 +408,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """
         mapped = self.graph.traced.batch_size is not None
         if batch_size is None:
-            now = self._short_term_states()
+            now = _values(short_term(states))
             fresh = self._initial.of_shapes(self.model, mapped, shapes_of(now), kwargs)
             return {path: fresh[path] for path in now}
         return self._initial(self.model, mapped, batch_size, kwargs)
@@ -422,6 +427,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return self._analysed(example, batch_size if mapped else None)
 
 
-def _write(states: Mapping[Path, brainstate.State], values: Mapping[Path, Any]) -> None:
+def _values(states: States) -> dict[Path, Any]:
+    return {path: state.value for path, state in states.items()}
+
+
+def _write(states: States, values: Mapping[Path, Any]) -> None:
     for path, value in values.items():
         states[path].value = value

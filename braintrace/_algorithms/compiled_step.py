@@ -1,6 +1,6 @@
 """A compiled model and the functions made for it, each traced once per shape."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import brainstate
@@ -14,11 +14,8 @@ from .._jax import Var
 from .._typing import Path
 from .environment import Environment
 from .mesh import in_automatic_region
-from .model_states import Outside, read_arguments, read_states, write_states
+from .model_states import States, find_states, read_arguments, read_states, write_states
 from .program import Program
-
-States = Mapping[Path, brainstate.State]
-
 
 _RAW = (
     "A step is called inside a transformation of JAX, which does not carry States from call to "
@@ -46,7 +43,7 @@ class CompiledStep:
     def __init__(
         self,
         graph: ETraceGraph,
-        outside: Outside,
+        outside: States,
         method: TraceMethod,
         environment: Environment,
         parameters: Iterable[brainstate.State],
@@ -62,6 +59,10 @@ class CompiledStep:
         self.steps = Program(self._of_any_axes(self._steps))
         self.window = Program(self._of_any_axes(self._window))
         self.restart = jax.jit(self._restart)
+
+    def find_states(self, states: States) -> dict[Path, brainstate.State]:
+        """Return those of a model's States, and of those outside it, that the step touches."""
+        return find_states(self.graph, states, self.outside)
 
     def inputs(self, states: States, arguments: tuple[Any, ...]) -> list[Any]:
         """Return the values of the program's inputs."""

@@ -5,7 +5,7 @@ objects, and those are the ones that a model reads from then on.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -24,20 +24,26 @@ from .._errors import DtypeError, NotCompiledError, ShapeError
 from .._jax import Var
 from .._typing import Path, path_name
 
-Outside = Mapping[Path, brainstate.State]
+States: TypeAlias = Mapping[Path, brainstate.State]
 
 
 def find_states(
-    graph: ETraceGraph, model: brainstate.nn.Module, outside: Outside
+    graph: ETraceGraph, inside: States, outside: States
 ) -> dict[Path, brainstate.State]:
     """Return the States that the compiled step touches, by path, in its order.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    inside, outside
+        All States of the model, and the States besides that a step touches.
 
     Raises
     ------
     NotCompiledError
         If the model no longer has one of them.
     """
-    inside = all_states(model)
     found: dict[Path, brainstate.State] = {}
     for leaf in graph.traced.leaves:
         state = inside.get(leaf.path, outside.get(leaf.path))
@@ -55,9 +61,14 @@ def all_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
     return {tuple(path): state for path, state in model.states().items()}
 
 
+def short_term(states: States) -> dict[Path, brainstate.State]:
+    """Return the States that start anew with a sequence."""
+    return {p: state for p, state in states.items() if isinstance(state, brainstate.ShortTermState)}
+
+
 def read_states(
     graph: ETraceGraph,
-    states: Mapping[Path, brainstate.State],
+    states: States,
     values: Mapping[Path, Any] | None = None,
 ) -> dict[Var, Any]:
     """Return the value of every State leaf, by input variable.
@@ -108,9 +119,7 @@ def _check_leaf(leaf: StateLeaf, value: Any, path: Path) -> None:
         )
 
 
-def write_states(
-    graph: ETraceGraph, states: Mapping[Path, brainstate.State], new: Mapping[Var, Any]
-) -> None:
+def write_states(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> None:
     """Write new leaf values to the States that the step writes."""
     by_path: dict[Path, list[Any]] = {}
     for leaf in graph.traced.leaves:

@@ -95,6 +95,20 @@ class ETraceGraph:
         """Size of the traces of every state, whether a later step reads them or not."""
         return sum(shape.full_nbytes for shape in trace_shapes(self))
 
+    @functools.cached_property
+    def record_bytes(self) -> int:
+        """Size of one step's input, ``Df``, ``D`` and signal of every relation."""
+        relations = self.hidden_param_op_relations
+        inputs = {r.x_var: r.x_var.aval for r in relations if r.x_var is not None}
+        total = sum(aval.size * aval.dtype.itemsize for aval in inputs.values())
+        for relation in relations:
+            size = relation.y_var.aval.dtype.itemsize
+            total += sum(r.positions.size * len(r.states) * size for r in relation.reaches)
+        for group in self.traced_groups:
+            blocks = len(group.transition) + group.num_states
+            total += group.num_positions * blocks * group.states[0].dtype.itemsize
+        return int(total)
+
     def __str__(self) -> str:
         return table(self)
 

@@ -115,7 +115,7 @@ def compile(
         raise type(error)(f"{error} {hint}") from error
     if mapped is not None:
         states = all_states(model)
-        for path, value in instance.initial_values(mapped).items():
+        for path, value in instance.initial_values(states, mapped).items():
             states[path].value = value
     return Learner(instance)
 

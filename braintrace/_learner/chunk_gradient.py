@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm, add_to_states
 from .._executor import Weights, carried_into, solve_chunk, zero_probes
-from .chunks import record_bytes
 from .padding import leaving_gradients_alone
 from .pure_step import PureStep
 from .split_gradient import SplitGradient, split_gradient
@@ -158,7 +157,7 @@ class WindowChunk:
     @property
     def bytes_per_step(self) -> int:
         """What one step of a window records for the traces."""
-        return record_bytes(self._graph)
+        return self._graph.record_bytes
 
     def start(self, parameters: list[Any], weights: Weights) -> Any:
         """Return zero gradients: through the window, and of the operands."""

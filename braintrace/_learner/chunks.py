@@ -79,19 +79,6 @@ def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int, recorded
     return math.ceil(steps / math.ceil(steps / longest))
 
 
-def record_bytes(graph: ETraceGraph) -> int:
-    """Return the bytes of one step's input, ``Df``, ``D`` and signal of every relation."""
-    inputs = {r.x_var: r.x_var.aval for r in graph.hidden_param_op_relations if r.x_var is not None}
-    total = sum(aval.size * aval.dtype.itemsize for aval in inputs.values())
-    for relation in graph.hidden_param_op_relations:
-        size = relation.y_var.aval.dtype.itemsize
-        total += sum(r.positions.size * len(r.states) * size for r in relation.reaches)
-    for group in graph.traced_groups:
-        blocks = len(group.transition) + group.num_states
-        total += group.num_positions * blocks * group.states[0].dtype.itemsize
-    return int(total)
-
-
 def over_chunks(
     run: Callable[[Any, Any], tuple[Any, Any]],
     run_last: Callable[[Any, Any], tuple[Any, Any]],

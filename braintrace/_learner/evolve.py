@@ -8,6 +8,7 @@ import jax
 from .._algorithms import (
     ETraceAlgorithm,
     Program,
+    States,
     Take,
     advance,
     read_arguments,
@@ -17,7 +18,7 @@ from .._compiler import ETraceGraph
 from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
 from .._jax import Var
 from .chunks import check_sequences, over_chunks
-from .restart import Restarts, check_held, initial_inputs, short_term_states, start_anew
+from .restart import Restarts, check_held, initial_inputs, start_anew
 
 Runner = Callable[..., Any]
 """``(values of States, sequences, restarts, traces) -> (written States, outputs, traces)``."""
@@ -47,7 +48,7 @@ def evolving(algorithm: ETraceAlgorithm, chunk: int) -> Runner:
         probes = zero_probes(graph)
         flags, initial = restarts
         if flags is not None:
-            check_held(algorithm, short_term_states(algorithm), restarts=True)
+            check_held(algorithm, algorithm.short_term_states, restarts=True)
         anew = initial_inputs(algorithm, initial)
 
         def step(state: list[Any], now: Any) -> Any:
@@ -110,36 +111,39 @@ class Driver:
         self._algorithm = algorithm
         self._program = Program(function, donated=3)
 
-    def __call__(self, sequences: Any, restarts: Restarts) -> Any:
-        """Run the model alone, and return its outputs."""
-        return self._advance(sequences, restarts, lambda take: (None, False))
+    def __call__(self, states: States, sequences: Any, restarts: Restarts) -> Any:
+        """Run the model, whose States are given by path, alone, and return its outputs."""
+        return self._advance(states, sequences, restarts, lambda take: (None, False))
 
-    def with_traces(self, sequences: Any, restarts: Restarts) -> Any:
+    def with_traces(self, states: States, sequences: Any, restarts: Restarts) -> Any:
         """Run the model, move the traces on as well, and return its outputs."""
-        return self._advance(sequences, restarts, lambda take: take())
+        return self._advance(states, sequences, restarts, lambda take: take())
 
     def _advance(
-        self, sequences: Any, restarts: Restarts, taken: Callable[[Take], tuple[Any, bool]]
+        self,
+        states: States,
+        sequences: Any,
+        restarts: Restarts,
+        taken: Callable[[Take], tuple[Any, bool]],
     ) -> Any:
         algorithm, held = self._algorithm, self._algorithm.traces
-        states = self._states()
+        compiled = algorithm.compiled
+        of_step = compiled.find_states(states)
+        inputs = read_states(compiled.graph, of_step)
+        values = [inputs[var] for var in _state_vars(compiled.graph)]
 
         def run(take: Take) -> Any:
             traces, in_place = taken(take)
-            return self._program(states, sequences, restarts, traces, in_place=in_place)
+            return self._program(values, sequences, restarts, traces, in_place=in_place)
 
         def store(results: Any) -> None:
             new, _, traces = results
             if traces is not None:
                 held.leave(lambda: traces)
-            algorithm.compiled.write(algorithm.states_of_step, new)
+            compiled.write(of_step, new)
 
         can_fail = self._program.can_fail(
-            lambda: (states, sequences, restarts, taken(held.lend)[0])
+            lambda: (values, sequences, restarts, taken(held.lend)[0])
         )
         _, outputs, _ = advance(held, can_fail, run, store)
-        return jax.tree.unflatten(algorithm.graph.traced.output_tree, outputs)
-
-    def _states(self) -> list[Any]:
-        values = read_states(self._algorithm.graph, self._algorithm.states_of_step)
-        return [values[var] for var in _state_vars(self._algorithm.graph)]
+        return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)

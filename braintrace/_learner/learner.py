@@ -1,7 +1,7 @@
 """The learner: one step, and whole sequences."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import brainstate
@@ -10,6 +10,7 @@ import numpy as np
 
 from .._algorithms import (
     ETraceAlgorithm,
+    all_states,
     kept_for_other_threads,
     on_automatic_axes,
     one_thread_at_a_time,
@@ -17,8 +18,9 @@ from .._algorithms import (
 from .._arguments import BOOLEAN, check_option
 from .._compiler import ETraceGraph
 from .._compiler.report import Report, report_of
+from .._typing import Path
 from .arguments import ALGORITHM, weights_of
-from .chunks import check_chunk_size, check_sequences, chunk_length, record_bytes
+from .chunks import check_chunk_size, check_sequences, chunk_length
 from .compilations import Compilations
 from .evolve import Driver, Runner, evolving, predicting
 from .gradient import GradientOptions, SequenceGradient
@@ -161,7 +163,8 @@ class Learner(brainstate.nn.Module):
         check_chunk_size(chunk_size)
         weights = None if mask is None else weights_of(mask, steps, reduction)
         has_mask = mask is not None
-        restarts = check_reset(self.algorithm, reset, steps)
+        states = all_states(self.algorithm.model)
+        restarts = check_reset(self.algorithm, states, reset, steps)
         made = self._compiled(
             {"step_fn": step_fn},
             {
@@ -173,7 +176,7 @@ class Learner(brainstate.nn.Module):
                 "whether there is a `mask`": has_mask,
                 "the number of axes of `reset`": _kind_of(reset),
                 **_signature(sequences),
-                **self._model(),
+                **self._model(states),
             },
             steps,
             lambda: SequenceGradient(
@@ -261,7 +264,8 @@ class Learner(brainstate.nn.Module):
         self.algorithm.compiled.environment.check()
         steps = check_sequences(sequences)
         options = OnlineOptions(has_aux, unit_aware)
-        restarts = check_reset(self.algorithm, reset, steps)
+        states = all_states(self.algorithm.model)
+        restarts = check_reset(self.algorithm, states, reset, steps)
         made = self._compiled(
             {"step_fn": step_fn, "update_fn": update_fn},
             {
@@ -270,7 +274,7 @@ class Learner(brainstate.nn.Module):
                 "`unit_aware`": unit_aware,
                 "the number of axes of `reset`": _kind_of(reset),
                 **_signature(sequences),
-                **self._model(),
+                **self._model(states),
             },
             steps,
             lambda: OnlineLearning(self, step_fn, update_fn, options, sequences, restarts),
@@ -305,10 +309,11 @@ class Learner(brainstate.nn.Module):
         self.algorithm.compiled.environment.check()
         steps = check_sequences(sequences)
         check_chunk_size(chunk_size)
-        chunk = chunk_length(self.graph, chunk_size, steps, record_bytes(self.graph))
-        restarts = check_reset(self.algorithm, reset, steps)
+        chunk = chunk_length(self.graph, chunk_size, steps, self.graph.record_bytes)
+        states = all_states(self.algorithm.model)
+        restarts = check_reset(self.algorithm, states, reset, steps)
         driver = self._driver("etrace_evolve", chunk, lambda: evolving(self.algorithm, chunk))
-        return driver.with_traces(sequences, restarts)
+        return driver.with_traces(states, sequences, restarts)
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -333,9 +338,10 @@ class Learner(brainstate.nn.Module):
             For sequences that are empty, differ in length or do not fit the states.
         """
         self.algorithm.compiled.environment.check()
-        restarts = check_reset(self.algorithm, reset, check_sequences(sequences))
+        states = all_states(self.algorithm.model)
+        restarts = check_reset(self.algorithm, states, reset, check_sequences(sequences))
         driver = self._driver("predict", None, lambda: predicting(self.algorithm))
-        return driver(sequences, restarts)
+        return driver(states, sequences, restarts)
 
     def _driver(self, name: str, chunk: int | None, make: Callable[[], Runner]) -> Driver:
         features = {"the driver": name, "the chunks": chunk, "the analysed model": self.graph}
@@ -358,10 +364,10 @@ class Learner(brainstate.nn.Module):
 
         return self._made.find(functions, features, length, make_alone)
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, states: Mapping[Path, brainstate.State]) -> dict[str, Any]:
         """Name the graph and the State objects that something is made for."""
-        states = self.algorithm.model.states().values()
-        return {"the analysed model": self.graph, "the model's States": tuple(map(id, states))}
+        objects = tuple(map(id, states.values()))
+        return {"the analysed model": self.graph, "the model's States": objects}
 
 
 def _kind_of(reset: Any) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import Program, Take, advance
+from .._algorithms import Program, Take, advance, all_states
 from .._arguments import BOOLEAN, check_option
 from .._compiler import described
 from .._errors import OptionError
@@ -97,7 +97,7 @@ class OnlineLearning:
         with no_loops_in_step_function():
             self._step = PureStep(step, (), (traces, initial, slices))
             if self._asks and not self._has_initial:  # once more, with what samples start from
-                self._has_initial, initial = True, initial_values(self._algorithm)
+                self._has_initial, initial = True, self._initial_values()
                 self._step = PureStep(step, (), (traces, initial, slices))
         self._step.check_unused(self._algorithm.traces)
         self._program = Program(self._stream, donated=1)
@@ -105,7 +105,7 @@ class OnlineLearning:
     def __call__(self, sequences: Any, restarts: Restarts) -> tuple[Any, Any]:
         """Return losses and auxiliary results of all steps; States and traces move on."""
         if self._asks and restarts[0] is None:
-            restarts = None, initial_values(self._algorithm)
+            restarts = None, self._initial_values()
         held = self._algorithm.traces
         others = [state.value for state in self._step.others]
 
@@ -123,6 +123,9 @@ class OnlineLearning:
         if self._options.unit_aware:
             losses = with_unit(losses, self._loss_unit)
         return losses, aux
+
+    def _initial_values(self) -> Initial:
+        return initial_values(self._algorithm, all_states(self._algorithm.model))
 
     def _learning(
         self, learner: Any, step_fn: Callable[..., Any], update_fn: Callable[..., Any]
@@ -171,7 +174,7 @@ class OnlineLearning:
     def _check_kept(self, before: list[Any], after: list[Any]) -> None:
         """Refuse States whose type the next step could not read."""
         states = self._step.written_of(self._step.others)
-        paths = {id(state): path for path, state in self._algorithm.model.states().items()}
+        paths = {id(state): path for path, state in all_states(self._algorithm.model).items()}
         for state, old, new in zip(states, before, after, strict=True):
             if described(old) != described(new):
                 name = path_name(paths.get(id(state), (type(state).__name__,)))

@@ -3,10 +3,16 @@
 from collections.abc import Collection
 from typing import Any
 
-import brainstate
 import jax
 
-from .._algorithms import ETraceAlgorithm, check_first_axes, read_states, start_anew
+from .._algorithms import (
+    ETraceAlgorithm,
+    States,
+    check_first_axes,
+    read_states,
+    short_term,
+    start_anew,
+)
 from .._arguments import array_of
 from .._errors import OptionError, ShapeError
 from .._jax import Var
@@ -19,8 +25,17 @@ Restarts = tuple[jax.Array | None, Initial]
 """Flags of every step, ``(T,)`` or ``(T, batch)``, and the values that States start anew from."""
 
 
-def check_reset(algorithm: ETraceAlgorithm, reset: Any, steps: int) -> Restarts:
+def check_reset(algorithm: ETraceAlgorithm, states: States, reset: Any, steps: int) -> Restarts:
     """Return the flags of every step, and the values that States start anew from.
+
+    Parameters
+    ----------
+    algorithm, states
+        The algorithm, and all States of its model.
+    reset
+        What the user gives.
+    steps
+        Length of the sequence.
 
     Raises
     ------
@@ -38,14 +53,13 @@ def check_reset(algorithm: ETraceAlgorithm, reset: Any, steps: int) -> Restarts:
         )
     if flags.ndim == 2:
         given = f"`reset` has shape {flags.shape}, one flag per step and sample"
-        states = short_term_states(algorithm)
-        check_first_axes(given, flags, {path: state.value for path, state in states.items()})
-    return flags, initial_values(algorithm)
+        check_first_axes(given, flags, {p: state.value for p, state in short_term(states).items()})
+    return flags, initial_values(algorithm, states)
 
 
-def initial_values(algorithm: ETraceAlgorithm) -> Initial:
-    """Return the values that States start anew from."""
-    return list(algorithm.initial_values().values())
+def initial_values(algorithm: ETraceAlgorithm, states: States) -> Initial:
+    """Return the values that States, all of the model's, start anew from."""
+    return list(algorithm.initial_values(states).values())
 
 
 def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: bool) -> None:
@@ -69,7 +83,7 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
         for path in relation.held_paths:
             if path not in written:
                 continue
-            is_fresh = restarts and path in short_term_states(algorithm)
+            is_fresh = restarts and path in algorithm.short_term_states
             changes = "`reset` starts anew" if is_fresh else "`step_fn` writes"
             remedy = (
                 "Make it a `brainstate.LongTermState`, which keeps its value"
@@ -82,21 +96,15 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
             )
 
 
-def short_term_states(algorithm: ETraceAlgorithm) -> dict[Path, brainstate.State]:
-    """Return the States that start anew with a sequence, by path."""
-    found = algorithm.model.states(brainstate.ShortTermState)
-    return {tuple(path): state for path, state in found.items()}
-
-
 def restart_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Array) -> None:
     """Start some samples of the model's States anew, or all."""
-    for state, value in zip(short_term_states(algorithm).values(), initial, strict=True):
+    for state, value in zip(algorithm.short_term_states.values(), initial, strict=True):
         state.value = start_anew(state.value, value, flags)
 
 
 def initial_inputs(algorithm: ETraceAlgorithm, initial: Initial) -> dict[Var, Any]:
     """Return the inputs of the step's program that start anew, with their values."""
-    by_path = dict(zip(short_term_states(algorithm), initial, strict=True)) if initial else {}
+    by_path = dict(zip(algorithm.short_term_states, initial, strict=True)) if initial else {}
     graph, states = algorithm.graph, algorithm.states_of_step
     values = {path: by_path.get(path, state.value) for path, state in states.items()}
     inputs = read_states(graph, states, values)
