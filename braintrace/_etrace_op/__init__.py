@@ -15,7 +15,6 @@ from .lora import etp_lora_mm_p as etp_lora_mm_p
 from .lora import etp_lora_mv_p as etp_lora_mv_p
 from .lora import lora_matmul as lora_matmul
 from .primitive import ETPPrimitive as ETPPrimitive
-from .primitive import ETPPrimitiveSpec as ETPPrimitiveSpec
 from .primitive import get_primitive_spec as get_primitive_spec
 from .primitive import register_primitive as register_primitive
 from .primitive import register_primitive_spec as register_primitive_spec
@@ -39,4 +38,5 @@ from .rules import zero_filter as zero_filter
 from .sparse import etp_sp_mm_p as etp_sp_mm_p
 from .sparse import etp_sp_mv_p as etp_sp_mv_p
 from .sparse import sparse_matmul as sparse_matmul
+from .spec import ETPPrimitiveSpec as ETPPrimitiveSpec
 from .validate import validate_rules as validate_rules

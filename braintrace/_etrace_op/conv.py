@@ -26,12 +26,9 @@ from .._errors import PrimitiveError
 from . import quantities
 from .conv_layout import canonical_dimension_numbers, dilated, to_canonical_call
 from .dense import init_output_trace
-from .primitive import (
-    ETPPrimitiveSpec,
-    conventional_trainable_invars,
-    register_primitive_spec,
-)
+from .primitive import register_primitive_spec
 from .rules import like_operand
+from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 from .sums import sum_over_samples
 
 

@@ -15,12 +15,9 @@ import jax.numpy as jnp
 
 from .._errors import ShapeError
 from . import quantities
-from .primitive import (
-    ETPPrimitiveSpec,
-    conventional_trainable_invars,
-    register_primitive_spec,
-)
+from .primitive import register_primitive_spec
 from .rules import like_operand
+from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 
 
 def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:

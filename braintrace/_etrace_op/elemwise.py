@@ -14,8 +14,9 @@ from .._arguments import FUNCTION, check_arrays, check_option, shown
 from .._errors import DtypeError
 from . import quantities
 from .dense import init_output_trace
-from .primitive import ETPPrimitive, ETPPrimitiveSpec, register_primitive_spec
+from .primitive import ETPPrimitive, register_primitive_spec
 from .rules import like_operand
+from .spec import ETPPrimitiveSpec
 
 
 def _impl(weight: Any) -> Any:

@@ -20,8 +20,9 @@ from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from . import quantities
 from .dense import init_output_trace
-from .primitive import ETPPrimitiveSpec, register_primitive_spec
+from .primitive import register_primitive_spec
 from .rules import like_operand
+from .spec import ETPPrimitiveSpec
 from .sums import sum_over_samples
 
 

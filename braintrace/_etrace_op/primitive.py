@@ -1,4 +1,4 @@
-"""Marker primitives: how one is defined, and what the compiler may know about it.
+"""Marker primitives: how one is defined.
 
 A marker primitive computes what its implementation computes; its only purpose is to be
 found in a jaxpr. Registering one derives all JAX rules from the implementation, so that
@@ -9,7 +9,6 @@ by hand (see ``registry``).
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -21,120 +20,13 @@ from .._errors import PrimitiveError
 from .._jax import Primitive, define_from_impl
 from . import registry
 from .input_filter import InputFilter
-
-Rule = Callable[..., Any]
-
-_RULE_REGISTRIES: dict[str, dict] = {
-    "yw_to_w": registry.ETP_RULES_YW_TO_W,
-    "xy_to_dw": registry.ETP_RULES_XY_TO_DW,
-    "init_drtrl": registry.ETP_RULES_INIT_DRTRL,
-    "init_pp": registry.ETP_RULES_INIT_PP,
-}
-
-
-def conventional_trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
-    """Return the layout ``(x, weight[, bias])``, the bias present if ``has_bias`` is set."""
-    return {"weight": 1, "bias": 2} if params.get("has_bias", False) else {"weight": 1}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ETPPrimitiveSpec:
-    """Everything that the compiler and the executor know about one marker primitive.
-
-    Parameters
-    ----------
-    name : str
-        Name of the primitive in a jaxpr; must be new.
-    impl : callable
-        ``impl(*operands, **static_params) -> array``, plain JAX.
-    yw_to_w, xy_to_dw, init_drtrl, init_pp : callable
-        The four rules; signatures, shapes and meaning in ``_etrace_op/registry.py``.
-    trainable_invars_fn : callable
-        ``static_params -> {trainable name: operand index}``.
-    x_invar_index : int or None
-        Operand that is the (not trainable) input; None for identity-like operations.
-    y_outvar_index : int
-        Result that is the output; marker primitives have one result, so always 0.
-    batched : bool
-        Whether input and output carry a batch axis in front, samples independent.
-    gradient_enabled : bool
-        Whether the compiler passes through this primitive on its way from an output to
-        a hidden state. Only for identity-like operations.
-    holomorphic : bool
-        Whether ``contract`` (by default ``yw_to_w``, summed over samples) multiplies complex
-        signals and traces as it does real ones: no conjugate, no absolute value, nothing made
-        real before the end. D_RTRL then keeps the traces of two coupled states as one complex
-        array, which a step updates in place. The real part is taken afterwards.
-    linear_in_input : bool
-        Declares that ``xy_to_dw`` is linear in ``x`` for every operand, or does not depend on it.
-        Without it, ES_D_RTRL asks JAX whether it is (a kernel without transpose is not).
-    input_filter : InputFilter, optional
-        What ES_D_RTRL filters of an input that ``xy_to_dw`` is not linear in. Without it, that
-        algorithm refuses such an operation.
-    accumulate : callable, optional
-        ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
-        terms in trace space, summed over a leading time axis, not over the batch. For
-        primitives whose parameters' shape cannot hold the exact trace.
-    contract : callable, optional
-        ``contract(signal, trace, weights, **static_params) -> gradients``: the output-shaped
-        signal times a trace, summed over the batch. Goes with ``accumulate``.
-    select_outputs : callable, optional
-        ``select_outputs(weights, pick, **static_params) -> weights``: the operands of the same
-        operation with fewer outputs, where ``pick`` takes these entries of an array's last
-        axis; None where the parameters do not allow that.
-    batched_form : ETPPrimitive, optional
-        The primitive that computes the same for a batch, with the same static parameters.
-    batching : callable, optional
-        ``batching(primitive, operands, dims, static_params) -> (result, axis)``, the
-        ``jax.vmap`` rule; by default a mapped input is folded into the batch axis.
-
-    Examples
-    --------
-    >>> import braintrace
-    >>> spec = braintrace.get_primitive_spec(braintrace.etp_mm_p)
-    >>> spec.resolve_trainable_invars({'has_bias': True})
-    {'weight': 1, 'bias': 2}
-    """
-
-    name: str
-    impl: Rule
-    yw_to_w: Rule
-    xy_to_dw: Rule
-    init_drtrl: Rule
-    init_pp: Rule
-    trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]]
-    x_invar_index: int | None = 0
-    y_outvar_index: int = 0
-    batched: bool = False
-    gradient_enabled: bool = False
-    holomorphic: bool = False
-    linear_in_input: bool = False
-    input_filter: InputFilter | None = None
-    accumulate: Rule | None = None
-    contract: Rule | None = None
-    select_outputs: Rule | None = None
-    batched_form: "ETPPrimitive | None" = None
-    batching: Rule | None = None
-
-    def resolve_trainable_invars(self, params: Mapping[str, Any]) -> dict[str, int]:
-        """Return ``{trainable name: operand index}`` for an equation's static parameters.
-
-        Raises
-        ------
-        PrimitiveError
-            If ``trainable_invars_fn`` returns anything but distinct operand indices other
-            than the input's.
-        """
-        layout = dict(self.trainable_invars_fn(params))
-        indices = list(layout.values())
-        valid = all(isinstance(i, int) and i >= 0 for i in indices)
-        if not layout or not valid or len({*indices, self.x_invar_index}) <= len(indices):
-            raise PrimitiveError(
-                f"`trainable_invars_fn` of `{self.name}` returned {layout} for the parameters "
-                f"{sorted(params)}; expected distinct operand indices, none of them the input's "
-                f"(x_invar_index={self.x_invar_index})."
-            )
-        return layout
+from .spec import (
+    ETPPrimitiveSpec,
+    Rule,
+    check_input_filter,
+    check_spec,
+    conventional_trainable_invars,
+)
 
 
 class ETPPrimitive(Primitive):
@@ -209,7 +101,7 @@ class ETPPrimitive(Primitive):
         PrimitiveError
             If a rule is not callable or one of that kind is registered already.
         """
-        _check_input_filter(self.name, input_filter)
+        check_input_filter(self.name, input_filter)
         self._declared = {
             "trainable_invars_fn": trainable_invars_fn or conventional_trainable_invars,
             "x_invar_index": x_invar_index,
@@ -296,12 +188,18 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     """
     if not isinstance(spec, ETPPrimitiveSpec):
         raise PrimitiveError(f"`spec` is {shown(spec)}; expected an `ETPPrimitiveSpec`.")
-    _check_spec(spec)
+    check_spec(spec)
+    form = spec.batched_form
+    if form and spec.input_filter and get_primitive_spec(form).input_filter is None:
+        raise PrimitiveError(
+            f"`{spec.name}` has an `input_filter`, but its `batched_form` `{form}` has none. Give "
+            "it one as well: time takes the place of the batch there."
+        )
     primitive = register_primitive(
         spec.name, spec.impl, batched=spec.batched, gradient_enabled=spec.gradient_enabled
     )
     registry.ETP_PRIMITIVE_SPECS[primitive] = spec
-    for kind in _RULE_REGISTRIES:
+    for kind in registry.RULES:
         _register_rule(primitive, kind, getattr(spec, kind))
     return primitive
 
@@ -319,7 +217,7 @@ def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
         return spec
     if primitive not in registry.ETP_PRIMITIVES:
         raise PrimitiveError(f"`{primitive}` is not a marker primitive of this library.")
-    missing = [kind for kind, rules in _RULE_REGISTRIES.items() if primitive not in rules]
+    missing = [kind for kind, rules in registry.RULES.items() if primitive not in rules]
     raise PrimitiveError(
         f"Primitive `{primitive}` has no rule {', '.join(f'`{kind}`' for kind in missing)}; "
         "register all four with `primitive.register_etp_rules(...)` before it is compiled."
@@ -343,11 +241,11 @@ def _one_result(name: str, impl: Rule) -> Rule:
 def _register_rule(primitive: ETPPrimitive, kind: str, rule: Rule) -> Rule:
     if not callable(rule):
         raise PrimitiveError(f"Rule `{kind}` of `{primitive}` must be callable, got {rule!r}.")
-    rules = _RULE_REGISTRIES[kind]
+    rules = registry.RULES[kind]
     if primitive in rules:
         raise PrimitiveError(f"Rule `{kind}` of `{primitive}` is registered already.")
     rules[primitive] = rule
-    complete = all(primitive in registered for registered in _RULE_REGISTRIES.values())
+    complete = all(primitive in registered for registered in registry.RULES.values())
     if complete and primitive not in registry.ETP_PRIMITIVE_SPECS:
         registry.ETP_PRIMITIVE_SPECS[primitive] = _spec_from_rules(primitive)
     return rule
@@ -357,50 +255,11 @@ def _spec_from_rules(primitive: ETPPrimitive) -> ETPPrimitiveSpec:
     return ETPPrimitiveSpec(
         name=primitive.name,
         impl=primitive.implementation,
-        **{kind: rules[primitive] for kind, rules in _RULE_REGISTRIES.items()},
+        **{kind: rules[primitive] for kind, rules in registry.RULES.items()},
         **primitive._declared,
         batched=primitive.batched,
         gradient_enabled=primitive.gradient_enabled,
     )
-
-
-def _check_spec(spec: ETPPrimitiveSpec) -> None:
-    required = ("impl", "trainable_invars_fn", *_RULE_REGISTRIES)
-    for field in required:
-        if not callable(getattr(spec, field)):
-            raise PrimitiveError(
-                f"`{field}` of `{spec.name}` must be callable, got {getattr(spec, field)!r}."
-            )
-    for field in ("accumulate", "contract", "select_outputs", "batching"):
-        if getattr(spec, field) is not None and not callable(getattr(spec, field)):
-            raise PrimitiveError(
-                f"`{field}` of `{spec.name}` must be callable or None, "
-                f"got {getattr(spec, field)!r}."
-            )
-    _check_input_filter(spec.name, spec.input_filter)
-    form = spec.batched_form
-    if form and spec.input_filter and get_primitive_spec(form).input_filter is None:
-        raise PrimitiveError(
-            f"`{spec.name}` has an `input_filter`, but its `batched_form` `{form}` has none. Give "
-            "it one as well: time takes the place of the batch there."
-        )
-    index = spec.x_invar_index
-    if index is not None and (not isinstance(index, int) or index < 0):
-        raise PrimitiveError(
-            f"`x_invar_index` of `{spec.name}` must be an operand index or None, got {index!r}."
-        )
-    if spec.y_outvar_index != 0:
-        raise PrimitiveError(
-            f"`y_outvar_index` of `{spec.name}` must be 0, got {spec.y_outvar_index!r}: marker "
-            "primitives have one result."
-        )
-
-
-def _check_input_filter(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, InputFilter):
-        raise PrimitiveError(
-            f"`input_filter` of `{name}` must be an `InputFilter` or None, got {value!r}."
-        )
 
 
 # --- jax.vmap

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .primitive import ETPPrimitive, ETPPrimitiveSpec
+    from .primitive import ETPPrimitive
+    from .spec import ETPPrimitiveSpec
 
 ETP_PRIMITIVES: "set[ETPPrimitive]" = set()
 """Every marker primitive."""
@@ -46,6 +47,14 @@ ETP_RULES_INIT_PP: "dict[ETPPrimitive, Callable[..., Any]]" = {}
 
 Zeros for the output-dimension trace: one array shaped like the output, state axis last.
 """
+
+RULES: "dict[str, dict[ETPPrimitive, Any]]" = {
+    "yw_to_w": ETP_RULES_YW_TO_W,
+    "xy_to_dw": ETP_RULES_XY_TO_DW,
+    "init_drtrl": ETP_RULES_INIT_DRTRL,
+    "init_pp": ETP_RULES_INIT_PP,
+}
+"""The four rules that a primitive needs, by name."""
 
 ETP_PRIMITIVE_SPECS: "dict[ETPPrimitive, ETPPrimitiveSpec]" = {}
 """The complete description of each primitive that the compiler may use."""

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from .._errors import PrimitiveError
 from .._jax import divided_dependent
-from .primitive import ETPPrimitive, ETPPrimitiveSpec, get_primitive_spec
+from .primitive import ETPPrimitive, get_primitive_spec
+from .spec import ETPPrimitiveSpec
 from .sums import sum_over_samples
 
 Arrays = dict[str, Any]

@@ -25,13 +25,10 @@ from .._errors import ShapeError
 from .._jax import divided_dependent
 from . import quantities
 from .dense import init_output_trace
-from .primitive import (
-    ETPPrimitiveSpec,
-    conventional_trainable_invars,
-    register_primitive_spec,
-)
+from .primitive import register_primitive_spec
 from .rules import like_operand
 from .sparse_pattern import SparsePattern, sparse_pattern
+from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 from .sums import sum_over_samples
 
 BLOCK_CELLS = 2**22

@@ -1,0 +1,162 @@
+"""What the compiler and the executor know about one marker primitive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .._errors import PrimitiveError
+from .input_filter import InputFilter
+from .registry import RULES
+
+if TYPE_CHECKING:
+    from .primitive import ETPPrimitive
+
+Rule = Callable[..., Any]
+
+
+def conventional_trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
+    """Return the layout ``(x, weight[, bias])``, the bias present if ``has_bias`` is set."""
+    return {"weight": 1, "bias": 2} if params.get("has_bias", False) else {"weight": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ETPPrimitiveSpec:
+    """Everything that the compiler and the executor know about one marker primitive.
+
+    Parameters
+    ----------
+    name : str
+        Name of the primitive in a jaxpr; must be new.
+    impl : callable
+        ``impl(*operands, **static_params) -> array``, plain JAX.
+    yw_to_w, xy_to_dw, init_drtrl, init_pp : callable
+        The four rules; signatures, shapes and meaning in ``_etrace_op/registry.py``.
+    trainable_invars_fn : callable
+        ``static_params -> {trainable name: operand index}``.
+    x_invar_index : int or None
+        Operand that is the (not trainable) input; None for identity-like operations.
+    y_outvar_index : int
+        Result that is the output; marker primitives have one result, so always 0.
+    batched : bool
+        Whether input and output carry a batch axis in front, samples independent.
+    gradient_enabled : bool
+        Whether the compiler passes through this primitive on its way from an output to
+        a hidden state. Only for identity-like operations.
+    holomorphic : bool
+        Whether ``contract`` (by default ``yw_to_w``, summed over samples) multiplies complex
+        signals and traces as it does real ones: no conjugate, no absolute value, nothing made
+        real before the end. D_RTRL then keeps the traces of two coupled states as one complex
+        array, which a step updates in place. The real part is taken afterwards.
+    linear_in_input : bool
+        Declares that ``xy_to_dw`` is linear in ``x`` for every operand, or does not depend on it.
+        Without it, ES_D_RTRL asks JAX whether it is (a kernel without transpose is not).
+    input_filter : InputFilter, optional
+        What ES_D_RTRL filters of an input that ``xy_to_dw`` is not linear in. Without it, that
+        algorithm refuses such an operation.
+    accumulate : callable, optional
+        ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
+        terms in trace space, summed over a leading time axis, not over the batch. For
+        primitives whose parameters' shape cannot hold the exact trace.
+    contract : callable, optional
+        ``contract(signal, trace, weights, **static_params) -> gradients``: the output-shaped
+        signal times a trace, summed over the batch. Goes with ``accumulate``.
+    select_outputs : callable, optional
+        ``select_outputs(weights, pick, **static_params) -> weights``: the operands of the same
+        operation with fewer outputs, where ``pick`` takes these entries of an array's last
+        axis; None where the parameters do not allow that.
+    batched_form : ETPPrimitive, optional
+        The primitive that computes the same for a batch, with the same static parameters.
+    batching : callable, optional
+        ``batching(primitive, operands, dims, static_params) -> (result, axis)``, the
+        ``jax.vmap`` rule; by default a mapped input is folded into the batch axis.
+
+    Examples
+    --------
+    >>> import braintrace
+    >>> spec = braintrace.get_primitive_spec(braintrace.etp_mm_p)
+    >>> spec.resolve_trainable_invars({'has_bias': True})
+    {'weight': 1, 'bias': 2}
+    """
+
+    name: str
+    impl: Rule
+    yw_to_w: Rule
+    xy_to_dw: Rule
+    init_drtrl: Rule
+    init_pp: Rule
+    trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]]
+    x_invar_index: int | None = 0
+    y_outvar_index: int = 0
+    batched: bool = False
+    gradient_enabled: bool = False
+    holomorphic: bool = False
+    linear_in_input: bool = False
+    input_filter: InputFilter | None = None
+    accumulate: Rule | None = None
+    contract: Rule | None = None
+    select_outputs: Rule | None = None
+    batched_form: ETPPrimitive | None = None
+    batching: Rule | None = None
+
+    def resolve_trainable_invars(self, params: Mapping[str, Any]) -> dict[str, int]:
+        """Return ``{trainable name: operand index}`` for an equation's static parameters.
+
+        Raises
+        ------
+        PrimitiveError
+            If ``trainable_invars_fn`` returns anything but distinct operand indices other
+            than the input's.
+        """
+        layout = dict(self.trainable_invars_fn(params))
+        indices = list(layout.values())
+        valid = all(isinstance(i, int) and i >= 0 for i in indices)
+        if not layout or not valid or len({*indices, self.x_invar_index}) <= len(indices):
+            raise PrimitiveError(
+                f"`trainable_invars_fn` of `{self.name}` returned {layout} for the parameters "
+                f"{sorted(params)}; expected distinct operand indices, none of them the input's "
+                f"(x_invar_index={self.x_invar_index})."
+            )
+        return layout
+
+
+def check_spec(spec: ETPPrimitiveSpec) -> None:
+    """Refuse a description with a part that is not what it has to be.
+
+    Raises
+    ------
+    PrimitiveError
+        Naming the part.
+    """
+    required = ("impl", "trainable_invars_fn", *RULES)
+    for field in required:
+        if not callable(getattr(spec, field)):
+            raise PrimitiveError(
+                f"`{field}` of `{spec.name}` must be callable, got {getattr(spec, field)!r}."
+            )
+    for field in ("accumulate", "contract", "select_outputs", "batching"):
+        if getattr(spec, field) is not None and not callable(getattr(spec, field)):
+            raise PrimitiveError(
+                f"`{field}` of `{spec.name}` must be callable or None, "
+                f"got {getattr(spec, field)!r}."
+            )
+    check_input_filter(spec.name, spec.input_filter)
+    index = spec.x_invar_index
+    if index is not None and (not isinstance(index, int) or index < 0):
+        raise PrimitiveError(
+            f"`x_invar_index` of `{spec.name}` must be an operand index or None, got {index!r}."
+        )
+    if spec.y_outvar_index != 0:
+        raise PrimitiveError(
+            f"`y_outvar_index` of `{spec.name}` must be 0, got {spec.y_outvar_index!r}: marker "
+            "primitives have one result."
+        )
+
+
+def check_input_filter(name: str, value: Any) -> None:
+    """Refuse what is neither an `InputFilter` nor None."""
+    if value is not None and not isinstance(value, InputFilter):
+        raise PrimitiveError(
+            f"`input_filter` of `{name}` must be an `InputFilter` or None, got {value!r}."
+        )
