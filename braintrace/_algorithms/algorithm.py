@@ -19,24 +19,25 @@ from .._arguments import (
     named,
     one_of,
 )
-from .._compiler import ETraceGraph, compile_model, trace_model
+from .._compiler import ETraceGraph
 from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
 from .._executor import TraceMethod
 from .._foreign import in_words
 from .._interrupts import interruptible, uninterrupted
 from .._jax import strongly_typed
 from .._typing import Path
-from .batch_axes import arguments_for_batch, example_arguments
+from .batch_axes import arguments_for_batch
 from .compiled_step import CompiledStep
+from .compiling import compile_step
 from .data import MultiStepData, check_steps, first_step, is_sequence, unwrap
-from .environment import Environment
 from .initial import InitialValues, Shapes, shapes_of
 from .mesh import on_automatic_axes
 from .model_states import States, all_states, short_term
 from .program import Program, advance
 from .recent import Recent
-from .restart import RequestedRestarts, check_where, number_of_samples, start_anew
-from .threads import kept_for_other_threads, lock_of, one_thread_at_a_time
+from .requests import RequestedRestarts
+from .restart import check_where, start_anew
+from .threads import lock_of, one_thread_at_a_time
 from .traces import EligibilityTraces
 
 MOST_SHAPES = 32
@@ -116,7 +117,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         NotCompiledError
             Before `compile_graph`.
         """
-        return self._require().graph
+        return self.compiled.graph
 
     @property
     def lock(self) -> Any:
@@ -126,7 +127,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
         """The States that one step touches, by path, as the model has them now."""
-        return self._require().find_states(all_states(self.model))
+        return self.compiled.find_states(all_states(self.model))
 
     @property
     def short_term_states(self) -> dict[Path, brainstate.State]:
@@ -142,22 +143,19 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     @property
-    def compiled(self) -> "CompiledStep":
-        """The compiled step, for those who run it over whole sequences."""
-        return self._require()
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether `compile_graph` has been called."""
-        return self._compiled is not None
-
-    def _require(self) -> "CompiledStep":
+    def compiled(self) -> CompiledStep:
+        """What `compile_graph` has made."""
         if self._compiled is None:
             raise NotCompiledError(
                 f"Call `compile_graph` with an example input before using this "
                 f"{type(self).__name__}."
             )
         return self._compiled
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `compile_graph` has been called."""
+        return self._compiled is not None
 
     @one_thread_at_a_time
     def compile_graph(self, *arguments: Any, batch_size: int | None = None) -> None:
@@ -201,26 +199,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self._by_shapes[self._shapes] = self._compiled
 
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
-        with kept_for_other_threads(self.model.states().values()):
-            graph, outside = compile_model(
-                self.model, example, batch_size, self.strict, self.unroll_limit, self._every_state
-            )
-        self.method.check(graph)
-        environment = Environment(lambda: self._trace_again(graph))
-        parameters = self.model.states(brainstate.ParamState).values()
-        return CompiledStep(graph, outside, self.method, environment, parameters)
-
-    def _trace_again(self, graph: ETraceGraph) -> None:
-        traced = graph.traced
-        example = example_arguments(traced)
-        states = [*self.model.states().values(), *self._require().outside.values()]
-        before = [state.value for state in states]
-        try:
-            with kept_for_other_threads(states):
-                trace_model(self.model, example, traced.batch_size, self.unroll_limit)
-        finally:  # a trace that fails leaves tracers in the States
-            for state, value in zip(states, before, strict=True):
-                state.value = value
+        options = (self.strict, self.unroll_limit, self._every_state)
+        return compile_step(self.model, self.method, example, batch_size, options)
 
     @property
     def _every_state(self) -> bool:
@@ -257,7 +237,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return self._step(unwrap(arguments))
 
     def _step(self, arguments: tuple[Any, ...]) -> Any:
-        compiled = self._require()
+        compiled = self.compiled
         compiled.environment.check()
         states = self.states_of_step
         inputs = compiled.inputs(states, arguments)
@@ -273,7 +253,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return self._steps(unwrap(arguments))
 
     def _steps(self, sequences: tuple[Any, ...]) -> Any:
-        compiled = self._require()
+        compiled = self.compiled
         program = compiled.window if self.vjp_method == "multi-step" else compiled.steps
         compiled.environment.check()
         states = self.states_of_step
@@ -284,7 +264,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _advance(
         self, program: Program, states: dict[Any, brainstate.State], arguments: tuple[Any, ...]
     ) -> Any:
-        compiled = self._require()
+        compiled = self.compiled
 
         def store(results: Any) -> None:
             _, new_states, traces = results
@@ -331,7 +311,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """
         check_option("batch_size", batch_size, BATCH_SIZE)
         if self.requested_restarts.is_collecting:
-            self._ask_for_restart(batch_size, where, kwargs)
+            now = _values(self.short_term_states)
+            self.requested_restarts.ask(now, self.graph.traced, batch_size, where, kwargs)
             return
         if where is not None:
             self._restart_samples(batch_size, where, kwargs)
@@ -364,30 +345,15 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         anew = {path: start_anew(now[path], value, flags) for path, value in fresh.items()}
         traces = None
         if not self.traces.is_zero:
-            traces = self._require().restart(self.traces.value, flags)
+            traces = self.compiled.restart(self.traces.value, flags)
         with uninterrupted:
             if traces is not None:
                 self.traces.leave(lambda: traces)
             _write(states, anew)
 
-    def _ask_for_restart(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
-        """Leave a restart to the driver that runs the user's code."""
-        now = _values(self.short_term_states)
-        present = (None, self.graph.traced.batch_size or number_of_samples(now))
-        if options or batch_size not in present:
-            given = ", ".join([f"batch_size={batch_size}", *options])
-            raise OptionError(
-                f"`reset_state({given})` in `update_fn`: within a stream, samples start anew with "
-                "the values and the batch that there are. Call `reset_state()` or "
-                "`reset_state(where=...)` there, and this one between the calls of "
-                "`etrace_online`."
-            )
-        flags = jnp.ones((), bool) if where is None else check_where(where, now)
-        self.requested_restarts.ask(flags)
-
     def prepare_requests(self) -> None:
         """Prepare for restarts that are asked for in what a driver is about to trace."""
-        self.requested_restarts.prepare(number_of_samples(_values(self.short_term_states)))
+        self.requested_restarts.prepare(_values(self.short_term_states))
 
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any

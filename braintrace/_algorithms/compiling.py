@@ -1,0 +1,54 @@
+"""From a model to the step that an algorithm runs."""
+
+from typing import Any
+
+import brainstate
+
+from .._compiler import ETraceGraph, compile_model, trace_model
+from .._executor import TraceMethod
+from .batch_axes import example_arguments
+from .compiled_step import CompiledStep
+from .environment import Environment
+from .model_states import States
+from .threads import kept_for_other_threads
+
+Options = tuple[bool, int, bool]
+"""``(strict, unroll_limit, every_state)``; see `compile_model`."""
+
+
+def compile_step(
+    model: brainstate.nn.Module,
+    method: TraceMethod,
+    example: tuple[Any, ...],
+    batch_size: int | None,
+    options: Options,
+) -> CompiledStep:
+    """Analyse a model, and return what an algorithm runs.
+
+    Raises
+    ------
+    CompilationError, DtypeError
+        See `compile_etrace_graph`.
+    PrimitiveError
+        If the traces of ``method`` cannot carry one of the model's operations.
+    """
+    with kept_for_other_threads(model.states().values()):
+        graph, outside = compile_model(model, example, batch_size, *options)
+    method.check(graph)
+    environment = Environment(lambda: _trace_again(model, graph, outside, options))
+    parameters = model.states(brainstate.ParamState).values()
+    return CompiledStep(graph, outside, method, environment, parameters)
+
+
+def _trace_again(
+    model: brainstate.nn.Module, graph: ETraceGraph, outside: States, options: Options
+) -> None:
+    traced, (_, unroll_limit, _) = graph.traced, options
+    states = [*model.states().values(), *outside.values()]
+    before = [state.value for state in states]
+    try:
+        with kept_for_other_threads(states):
+            trace_model(model, example_arguments(traced), traced.batch_size, unroll_limit)
+    finally:  # a trace that fails leaves tracers in the States
+        for state, value in zip(states, before, strict=True):
+            state.value = value
