@@ -13,12 +13,11 @@ from .hidden_groups import HiddenGroup as HiddenGroup
 from .reach import Branch as Branch
 from .reach import Reach as Reach
 from .relations import HiddenParamOpRelation as HiddenParamOpRelation
+from .slots import components as components
+from .slots import join_components as join_components
+from .slots import split_components as split_components
 from .trace import StateLeaf as StateLeaf
 from .trace import TracedModel as TracedModel
-from .trace import components as components
 from .trace import described as described
-from .trace import join_components as join_components
-from .trace import split_components as split_components
+from .trace import state_paths as state_paths
 from .trace import trace_model as trace_model
-from .traces import TraceShape as TraceShape
-from .traces import trace_shapes as trace_shapes

@@ -8,24 +8,23 @@ counts as ``n`` leaves, so that every hidden leaf is one state per position.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import brainstate
 import jax
-import jax.numpy as jnp
 import saiunit
 
 from .._arguments import is_quantity, leaf_names, named
 from .._errors import CompilationError
 from .._foreign import in_words
 from .._interrupts import interruptible, uninterrupted
-from .._jax import Atom, Var, is_tracer, open_jaxpr, strongly_typed, trace_to_jaxpr
+from .._jax import Atom, Var, is_tracer, open_jaxpr, trace_to_jaxpr
 from .._jaxpr import Program, evaluate_inlined, program_of
 from .._typing import Path, PyTree, path_name
-from .canonicalize import Rewrite, rewriting, spell_out_broadcasts
+from .canonicalize import rewriting, spell_out_broadcasts
 from .example import argument_names, call_of_update, check_example
-
-Kind = Literal["hidden", "parameter", "random", "other"]
+from .mapped import map_over_batch, mapped_axes
+from .slots import Kind, Slot, kind_of, slots_of, split_avals, split_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,41 +93,6 @@ def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
     return {id(state): tuple(path) for path, state in model.states().items()}
 
 
-def _kind(state: brainstate.State) -> Kind:
-    if isinstance(state, brainstate.HiddenState):
-        return "hidden"
-    if isinstance(state, brainstate.ParamState):
-        return "parameter"
-    return "random" if isinstance(state, brainstate.random.RandomState) else "other"
-
-
-def components(state: brainstate.State) -> int | None:
-    """Return how many states share the last axis of a State's value; ``None``: no such axis."""
-    return state.num_state if isinstance(state, brainstate.HiddenGroupState) else None
-
-
-def split_components(value: jax.Array, count: int | None) -> list[jax.Array]:
-    """Split the last axis of a `HiddenGroupState` value into its states."""
-    return [value] if count is None else [value[..., index] for index in range(count)]
-
-
-def join_components(values: Sequence[jax.Array], count: int | None) -> jax.Array:
-    """Undo `split_components`."""
-    return values[0] if count is None else jnp.stack(values, axis=-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Slot:
-    """A State leaf as it stands among the inputs and outputs of the traced function."""
-
-    path: Path
-    leaf: int
-    kind: Kind
-    count: int | None
-    written: bool
-    per_sample: bool
-
-
 def trace_model(
     model: brainstate.nn.Module,
     arguments: tuple[Any, ...],
@@ -177,18 +141,18 @@ def trace_model(
     states = function.get_states_by_cache(key)
     written = function.get_state_trace_by_cache(key).been_writen
     out_shapes, state_shapes = function.get_out_shapes_by_cache(key)
-    slots, touched, outside = _slots(states, written, state_paths(model))
+    slots, touched, outside = slots_of(states, written, state_paths(model))
     _check_written(states, state_shapes, state_paths(model), named(names, arguments))
     trees = {path: jax.tree.structure(state.value) for path, state in touched.items()}
     output_tree = jax.tree.structure(out_shapes)
 
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
     count = len(argument_leaves)
-    flat = _split_states(closed, slots, count, rewriting(unroll_limit))
-    avals = _split_avals(closed, slots, count)
+    flat = split_states(closed, slots, count, rewriting(unroll_limit))
+    avals = split_avals(closed, slots, count)
     if batch_size is not None:
-        axes = _axes(slots, count)
-        flat = _map_over_batch(flat, axes, _key_outputs(slots), batch_size)
+        axes = mapped_axes(slots, count)
+        flat = map_over_batch(flat, slots, axes, batch_size)
         avals = [
             jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype) if axis == "mapped" else a
             for a, axis in zip(avals, axes, strict=True)
@@ -226,7 +190,7 @@ def _check_written(
 ) -> None:
     """Refuse a step that changes what a State is: the next step could not read it."""
     for state, new in zip(states, shapes, strict=True):
-        if new is None or _kind(state) == "random":
+        if new is None or kind_of(state) == "random":
             continue
         if described(state.value) == described(new):
             continue
@@ -270,119 +234,8 @@ def _refuse_leaked_tracers(closed: Any) -> None:
         )
 
 
-def _slots(
-    states: Sequence[Any], written: Sequence[bool], paths: dict[int, Path]
-) -> tuple[list[_Slot], dict[Path, brainstate.State], dict[Path, brainstate.State]]:
-    """Return the leaves of the States, the States by path, and those outside the model."""
-    slots = []
-    touched: dict[Path, brainstate.State] = {}
-    outside: dict[Path, brainstate.State] = {}
-    for state, is_written in zip(states, written, strict=True):
-        path = paths.get(id(state))
-        if path is None:
-            path = ("<outside>", type(state).__name__, len(outside))
-            outside[path] = state
-        touched[path] = state
-        kind, count = _kind(state), components(state)
-        is_fresh = isinstance(state, brainstate.ShortTermState)
-        for leaf in range(len(jax.tree.leaves(state.value))):
-            slots.append(_Slot(path, leaf, kind, count, bool(is_written), is_fresh))
-    return slots, touched, outside
-
-
-def _split_states(
-    closed: Any, slots: list[_Slot], arguments: int, rewrite: Rewrite
-) -> Callable[..., list[Any]]:
-    """Return the step as a function of leaves in which every component is one."""
-
-    def step(*values: Any) -> list[Any]:
-        rest = iter(values[arguments:])
-        joined = [
-            join_components([next(rest) for _ in range(slot.count or 1)], slot.count)
-            for slot in slots
-        ]
-        results = evaluate_inlined(closed, [*values[:arguments], *joined], rewrite)
-        writes = [slot for slot in slots if slot.written]
-        outputs = results[: len(results) - len(writes)]
-        taken = {id(value) for value in values}
-        for slot, value in zip(writes, results[len(outputs) :], strict=True):
-            value = value if slot.kind == "random" else strongly_typed(value)
-            # A hidden state that equals an input, a constant or another state gets a
-            # variable of its own: what is done to the one must not touch the other.
-            if slot.kind == "hidden" and (id(value) in taken or not is_tracer(value)):
-                value = jnp.copy(value)
-            taken.add(id(value))
-            outputs += split_components(value, slot.count)
-            if slot.count is not None:
-                outputs.append(value)
-        return outputs
-
-    return step
-
-
-def _split_avals(closed: Any, slots: list[_Slot], arguments: int) -> list[Any]:
-    avals = [var.aval for var in open_jaxpr(closed)[0].invars]
-    split = list(avals[:arguments])
-    for slot, aval in zip(slots, avals[arguments:], strict=True):
-        if slot.count is None:
-            split.append(aval)
-        else:
-            split += [jax.ShapeDtypeStruct(aval.shape[:-1], aval.dtype)] * slot.count
-    return split
-
-
-def _axes(slots: list[_Slot], arguments: int) -> list[str]:
-    """Say of every input how it is mapped: over its batch axis, not at all, or as a key."""
-    mapped = [_axis(slot) for slot in slots for _ in range(slot.count or 1)]
-    return ["mapped"] * arguments + mapped
-
-
-def _axis(slot: _Slot) -> str:
-    if slot.kind == "random":
-        return "key"
-    if slot.per_sample:
-        return "mapped"
-    if slot.written and slot.kind != "parameter":
-        raise CompilationError(
-            f"`update` writes State '{path_name(slot.path)}', of which there is one, while the "
-            "model is mapped over the samples of a batch: every sample would write another value. "
-            "Make it a `brainstate.ShortTermState`, one per sample, or write the model for a "
-            "batch (`batch_size` without `vmap`)."
-        )
-    return "shared"
-
-
-def _key_outputs(slots: list[_Slot]) -> list[int]:
-    """Return the positions, counted from the end, at which random keys come out."""
-    ends = [
-        slot
-        for slot in slots
-        if slot.written
-        for _ in range(1 if slot.count is None else slot.count + 1)
-    ]
-    return [i - len(ends) for i, slot in enumerate(ends) if slot.kind == "random"]
-
-
-def _map_over_batch(
-    step: Callable[..., list[Any]], axes: list[str], key_outputs: list[int], batch_size: int
-) -> Callable[..., list[Any]]:
-    in_axes = [None if axis == "shared" else 0 for axis in axes]
-
-    def mapped_step(*values: Any) -> list[Any]:
-        inputs = [
-            jax.random.split(value, batch_size) if axis == "key" else value
-            for value, axis in zip(values, axes, strict=True)
-        ]
-        results = list(jax.vmap(step, in_axes=in_axes, out_axes=0)(*inputs))
-        for index in key_outputs:
-            results[index] = results[index][0]
-        return results
-
-    return mapped_step
-
-
 def _state_leaves(
-    program: Program, slots: list[_Slot], arguments: int, outputs: int
+    program: Program, slots: list[Slot], arguments: int, outputs: int
 ) -> tuple[StateLeaf, ...]:
     in_vars = iter(program.in_vars[arguments:])
     out_atoms = iter(program.out_atoms[outputs:])

@@ -13,7 +13,7 @@ import jax
 
 from .._algorithms import Program, Take, advance, all_states
 from .._arguments import BOOLEAN, check_option
-from .._compiler import described
+from .._compiler import described, state_paths
 from .._errors import OptionError
 from .._typing import path_name
 from .pure_step import PureStep
@@ -174,7 +174,7 @@ class OnlineLearning:
     def _check_kept(self, before: list[Any], after: list[Any]) -> None:
         """Refuse States whose type the next step could not read."""
         states = self._step.written_of(self._step.others)
-        paths = {id(state): path for path, state in all_states(self._algorithm.model).items()}
+        paths = state_paths(self._algorithm.model)
         for state, old, new in zip(states, before, after, strict=True):
             if described(old) != described(new):
                 name = path_name(paths.get(id(state), (type(state).__name__,)))
