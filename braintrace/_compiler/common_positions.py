@@ -12,32 +12,11 @@ from typing import Any
 import numpy as np
 
 from .._jax import Var
-from .trace import StateLeaf
+from .candidates import Candidate
 from .transfer import NONE, Ids, are_distinct, places_of
 
 Reached = Callable[[int], Mapping[Var, Ids]]
 """By index of a state: the variables that reach it, and the element that each of theirs does."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Candidate:
-    """A hidden state that the step writes: where its new value is, and its positions there.
-
-    ``ids`` are the positions of the new variable's elements, ``old_ids`` of the old value's;
-    ``shape`` is that of all positions, those of other states among them.
-    """
-
-    leaf: StateLeaf
-    var: Var
-    ids: Ids
-    old_ids: Ids
-    shape: tuple[int, ...]
-
-    @property
-    def new_vars(self) -> tuple[Var, ...]:
-        """The variables that hold the state's new value."""
-        joined = self.leaf.joined_var
-        return (self.var,) if joined is None else (self.var, joined)
 
 
 class CommonPositions:

@@ -11,7 +11,7 @@ from typing import Any
 from .._jax import Var
 from .._jaxpr import Program
 from .._jaxpr.moves import is_move
-from .common_positions import Candidate
+from .candidates import Candidate
 from .marked import is_marked
 from .transfer import CONSTANT, COPIES
 

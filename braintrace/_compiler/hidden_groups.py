@@ -4,23 +4,22 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from .._jax import Atom, Var, is_var
+from .._jax import Atom, Var
 from .._jaxpr import Program
-from .._jaxpr.moves import is_move, moved_operands, source_map
 from .._typing import Path
 from .beyond import where_shaped_alike
-from .common_positions import Candidate, CommonPositions
+from .candidates import Candidate, candidates_of
+from .common_positions import CommonPositions
 from .delay_lines import find_delay_lines
 from .derivative import Derivatives
 from .home import Constants, home_positions, least_moved_positions
 from .marked import role
 from .positions import Cut, Walk, walk_back
 from .trace import StateLeaf, TracedModel
-from .transfer import CONSTANT, NONE, Ids, are_distinct, carries_derivative, spread_back
+from .transfer import CONSTANT, Ids
 
 _FOREIGN = -9  # the home of old states that do not share the walk's positions
 
@@ -118,7 +117,7 @@ def find_hidden_groups(
     """
     program = traced.program
     facts = _Facts(program, Constants(program), derivatives)
-    candidates = _candidates(traced, outputs, facts.constant)
+    candidates = candidates_of(traced, outputs, facts.constant)
     placed = _Placed(facts, candidates)
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
@@ -236,74 +235,6 @@ def _walk(facts: _Facts, candidate: Candidate, stops: frozenset[Var], home: _Hom
         constant=facts.constant,
         derivatives=facts.derivatives,
     )
-
-
-def _candidates(
-    traced: TracedModel, outputs: Sequence[StateLeaf], constant: Constants
-) -> list[Candidate]:
-    found: list[Candidate] = []
-    taken: set[Var] = set()
-    for leaf in traced.leaves:
-        if leaf.kind != "hidden" or leaf.out_var is None or not carries_derivative(leaf.out_var):
-            continue
-        if leaf in outputs:
-            continue
-        # The states of a `HiddenGroupState` are put together from variables of their own shape.
-        shape = None if leaf.component is None else leaf.shape
-        var, ids = _resolve(traced.program, leaf.out_var, taken, constant, shape)
-        in_order = np.arange(ids.size, dtype=np.int32).reshape(leaf.shape)
-        found.append(Candidate(leaf, var, ids, in_order, leaf.shape))
-        taken.add(var)
-    producer = traced.program.producer
-    return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
-
-
-def _resolve(
-    program: Program,
-    var: Var,
-    taken: set[Var],
-    constant: Constants,
-    shape: tuple[int, ...] | None,
-) -> tuple[Var, Ids]:
-    """Look behind reshapes and the like for the variable that the model itself reads.
-
-    A model that writes ``h.reshape(...)`` to a State and goes on with ``h`` reads the new
-    state at ``h``. With a ``shape``, it is one of that shape, its elements in order.
-    """
-    size = var.aval.size
-    current, ids = var, np.arange(size, dtype=np.int32).reshape(var.aval.shape)
-    resolved = current, ids
-    while True:
-        equation = (
-            program.equations[program.producer[current]] if current in program.producer else None
-        )
-        step = None if equation is None else _unmove(equation, ids, size, constant)
-        if step is None:
-            return resolved
-        current, ids = step
-        complete = ids.size == size and not np.any(ids == NONE)
-        if shape is not None:
-            in_order = np.array_equal(ids.ravel(), np.arange(size))
-            complete = complete and in_order and current.aval.shape == shape
-        if complete and current not in taken and current in program.producer:
-            resolved = current, ids
-
-
-def _unmove(equation: Any, ids: Ids, size: int, constant: Constants) -> tuple[Var, Ids] | None:
-    """Follow a move to the one operand that holds all positions."""
-    if not is_move(equation) or len(equation.outvars) != 1:
-        return None
-    sources = source_map(equation, constant)
-    if sources is None:
-        return None
-    operands = [equation.invars[operand] for operand in moved_operands(equation)]
-    sizes = [atom.aval.size for atom in operands]
-    received = spread_back(sources[0], ids, sum(sizes))
-    for atom, piece in zip(operands, np.split(received, np.cumsum(sizes)[:-1]), strict=True):
-        positions = piece[piece >= 0]
-        if is_var(atom) and len(positions) == size and are_distinct(positions, size):
-            return atom, piece.reshape(atom.aval.shape)
-    return None
 
 
 class _Placed:
