@@ -129,18 +129,7 @@ def trace_model(
         brainstate.nn.init_all_states(model)
         arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
     _make_keys(model)
-    function = brainstate.transform.StatefulFunction(
-        interruptible(model.update), static_argnums=(), return_only_write=True
-    )
-    call = in_words(CompilationError, lambda: call_of_update(model, arguments))
-    with call, uninterrupted:  # brainstate gives the States back what they held
-        function.make_jaxpr(*arguments)
-    key = function.get_arg_cache_key(*arguments)
-    closed = function.get_jaxpr_by_cache(key)
-    _refuse_leaked_tracers(closed)
-    states = function.get_states_by_cache(key)
-    written = function.get_state_trace_by_cache(key).been_writen
-    out_shapes, state_shapes = function.get_out_shapes_by_cache(key)
+    closed, states, written, (out_shapes, state_shapes) = _traced_update(model, arguments)
     slots, touched, outside = slots_of(states, written, state_paths(model))
     _check_written(states, state_shapes, state_paths(model), named(names, arguments))
     trees = {path: jax.tree.structure(state.value) for path, state in touched.items()}
@@ -173,6 +162,22 @@ def trace_model(
         batch_size=batch_size,
     )
     return traced, outside
+
+
+def _traced_update(model: brainstate.nn.Module, arguments: tuple[Any, ...]) -> Any:
+    """Return a jaxpr, the States that it reads, which of them it writes, and result shapes."""
+    function = brainstate.transform.StatefulFunction(
+        interruptible(model.update), static_argnums=(), return_only_write=True
+    )
+    call = in_words(CompilationError, lambda: call_of_update(model, arguments))
+    with call, uninterrupted:  # brainstate gives the States back what they held
+        function.make_jaxpr(*arguments)
+    key = function.get_arg_cache_key(*arguments)
+    closed = function.get_jaxpr_by_cache(key)
+    _refuse_leaked_tracers(closed)
+    states = function.get_states_by_cache(key)
+    written = function.get_state_trace_by_cache(key).been_writen
+    return closed, states, written, function.get_out_shapes_by_cache(key)
 
 
 def _make_keys(model: brainstate.nn.Module) -> None:

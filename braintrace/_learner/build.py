@@ -1,6 +1,7 @@
 """From a model to a learner in one call."""
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import brainstate
@@ -143,15 +144,23 @@ def _is_about_shapes(error: Exception) -> bool:
 
 def _about_batch(example: tuple[Any, ...], batch_size: int | None) -> str | None:
     """Return what may be wrong with the batch size of a model that cannot be compiled."""
-    shapes = [tuple(jax.numpy.shape(leaf)) for leaf in jax.tree.leaves(example)]
-    sizes = {shape[0] if len(shape) > 1 else None for shape in shapes}
-    size = next(iter(sizes)) if len(sizes) == 1 else None
+    size = _common_size([shape[:-1] for shape in _shapes(example)])
     if size is None or size == batch_size:
         return None
     return (
         f"The arguments lead with an axis of {size}, and `batch_size` is {batch_size}: if that is "
         f"the batch, pass `batch_size={size}`."
     )
+
+
+def _shapes(example: tuple[Any, ...]) -> list[tuple[int, ...]]:
+    return [tuple(jax.numpy.shape(leaf)) for leaf in jax.tree.leaves(example)]
+
+
+def _common_size(shapes: Iterable[tuple[int, ...]]) -> int | None:
+    """Return the size of the first axis that all arrays have, or ``None``."""
+    sizes = {shape[0] if shape else None for shape in shapes}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _algorithm(algorithm: str | type[ETraceAlgorithm]) -> type[ETraceAlgorithm]:
@@ -170,9 +179,8 @@ def _algorithm(algorithm: str | type[ETraceAlgorithm]) -> type[ETraceAlgorithm]:
 def _mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:
     for index, argument in enumerate(example):
         check_arrays(f"example_arguments[{index}]", argument)
-    shapes = [tuple(jax.numpy.shape(leaf)) for leaf in jax.tree.leaves(example)]
-    sizes = {shape[0] if shape else None for shape in shapes}
-    size = next(iter(sizes)) if len(sizes) == 1 else None
+    shapes = _shapes(example)
+    size = _common_size(shapes)
     if size is None or batch_size not in (None, size):
         raise ShapeError(
             f"With `vmap=True` every argument leads with the batch axis; `example_arguments` have "

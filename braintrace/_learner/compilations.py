@@ -10,7 +10,7 @@ from typing import Any
 
 from .._algorithms import Recent
 from .._errors import OptionError, RecompilationWarning
-from .function_key import FunctionKey, FunctionKeys, shown
+from .function_key import FunctionKey, FunctionKeys, printed
 
 MOST_KEPT = 32
 """How many drivers a learner keeps. One is a step function with shapes and options: programs go to
@@ -125,11 +125,11 @@ _Note = dict[str, tuple[tuple[int, str | None], ...]]
 
 
 def _note(keys: Mapping[str, FunctionKey], features: Mapping[str, Any]) -> _Note:
-    note: _Note = {name: ((hash(value), shown(value)),) for name, value in features.items()}
+    note: _Note = {name: ((hash(value), printed(value)),) for name, value in features.items()}
     for name, key in keys.items():
         for label, part in key.parts:
             where = f"{label} of `{name}`"
-            note[where] = (*note.get(where, ()), (hash(part), shown(part)))
+            note[where] = (*note.get(where, ()), (hash(part), printed(part)))
     return note
 
 

@@ -102,7 +102,7 @@ def _part(label: str, value: Any) -> Hashable:
     return Same(value)
 
 
-def shown(part: Any) -> str | None:
+def printed(part: Any) -> str | None:
     """Print a number, a string, or shapes and dtypes; ``None`` for anything else."""
     match part:
         case (type(), str()):
@@ -271,14 +271,14 @@ def _found(code: types.CodeType) -> Iterator[_Variable]:
         chain, is_written = tuple(rest), name in variables
         if not attributes.isdisjoint(chain) or (is_written and (is_global or chain)):
             continue
-        printed = f"variable `{'.'.join((name, *chain))}`"
+        words = f"variable `{'.'.join((name, *chain))}`"
         if is_global:
-            yield _Variable(f"the global {printed}", name, chain, is_global=True)
+            yield _Variable(f"the global {words}", name, chain, is_global=True)
         elif name in code.co_freevars:
             cell = code.co_freevars.index(name)
-            yield _Variable(f"the closed-over {printed}", name, chain, cell, False, is_written)
+            yield _Variable(f"the closed-over {words}", name, chain, cell, False, is_written)
         elif chain and name in code.co_varnames[:1]:
-            yield _Variable(f"the {printed}", name, chain)
+            yield _Variable(f"the {words}", name, chain)
 
 
 def _reads(code: types.CodeType) -> dict[tuple[str, ...], bool]:

@@ -6,7 +6,6 @@ from typing import Any
 
 import brainstate
 import jax
-import numpy as np
 
 from .._algorithms import (
     ETraceAlgorithm,
@@ -174,9 +173,7 @@ class Learner(brainstate.nn.Module):
                 "`unit_aware`": unit_aware,
                 "`chunk_size`": chunk_size,
                 "whether there is a `mask`": has_mask,
-                "the number of axes of `reset`": _kind_of(reset),
-                **_signature(sequences),
-                **self._model(states),
+                **self._features(states, sequences, restarts[0]),
             },
             steps,
             lambda: SequenceGradient(
@@ -272,9 +269,7 @@ class Learner(brainstate.nn.Module):
                 "the driver": "etrace_online",
                 "`has_aux`": has_aux,
                 "`unit_aware`": unit_aware,
-                "the number of axes of `reset`": _kind_of(reset),
-                **_signature(sequences),
-                **self._model(states),
+                **self._features(states, sequences, restarts[0]),
             },
             steps,
             lambda: OnlineLearning(self, step_fn, update_fn, options, sequences, restarts),
@@ -364,18 +359,16 @@ class Learner(brainstate.nn.Module):
 
         return self._made.find(functions, features, length, make_alone)
 
-    def _model(self, states: Mapping[Path, brainstate.State]) -> dict[str, Any]:
-        """Name the graph and the State objects that something is made for."""
-        objects = tuple(map(id, states.values()))
-        return {"the analysed model": self.graph, "the model's States": objects}
-
-
-def _kind_of(reset: Any) -> int | None:
-    return None if reset is None else np.ndim(reset)
-
-
-def _signature(sequences: Any) -> dict[str, Any]:
-    leaves, tree = jax.tree.flatten(sequences)
-    avals = map(jax.typeof, leaves)
-    shapes = tuple((aval.shape[1:], aval.dtype) for aval in avals)
-    return {"the structure of the sequences": tree, "the slices of the sequences": shapes}
+    def _features(
+        self, states: Mapping[Path, brainstate.State], sequences: Any, flags: jax.Array | None
+    ) -> dict[str, Any]:
+        """Name what a driver is made for besides the user's functions and options."""
+        leaves, tree = jax.tree.flatten(sequences)
+        slices = tuple((aval.shape[1:], aval.dtype) for aval in map(jax.typeof, leaves))
+        return {
+            "the number of axes of `reset`": None if flags is None else flags.ndim,
+            "the structure of the sequences": tree,
+            "the slices of the sequences": slices,
+            "the analysed model": self.graph,
+            "the model's States": tuple(map(id, states.values())),
+        }
