@@ -128,8 +128,7 @@ def array_of(name: str, value: Any, where: str = "") -> jax.Array:
 
 def not_an_array(name: str, value: Any, where: str = "") -> DtypeError:
     """Return the error about a value that is nothing that JAX computes with."""
-    is_state = isinstance(value, brainstate.State)
-    hint = ". Give its `.value`" if is_state else ""
+    hint = ". Give its `.value`" if is_state(value) else ""
     return DtypeError(f"{where}`{name}` is {shown(value)}; expected an array of numbers{hint}.")
 
 
@@ -162,7 +161,7 @@ def shown(value: Any) -> str:
     """Print a value for an error: what it is, and not its numbers."""
     if is_quantity(value):
         return f"{shown(saiunit.get_mantissa(value))} in {saiunit.get_unit(value)}"
-    if isinstance(value, brainstate.State):
+    if is_state(value):
         return f"a {type(value).__name__}"
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return f"the {type(value).__name__} `{value.__qualname__}`"

@@ -190,6 +190,11 @@ def source_line(equation: Any) -> str:
     return str(source_info_util.summarize(equation.source_info))
 
 
+def struct_of(array: Any) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array or of the type of a variable, and nothing else."""
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
 def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
     """Return the closed jaxpr of ``fun`` on arguments described by ``avals``."""
     structs = [
@@ -303,7 +308,7 @@ def zeros_mapped_like(tree: Any, operands: Any) -> Any:
     over the lanes. To depend on operands in name costs nothing.
     """
     leaves, structure = jax.tree.flatten(tree)
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    shapes = tuple(map(struct_of, leaves))
     return jax.tree.unflatten(structure, _zeros_p.bind(*jax.tree.leaves(operands), shapes=shapes))
 
 

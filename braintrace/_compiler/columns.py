@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._etrace_op import init_trace, select_outputs
+from .._jax import struct_of
 from .reach import Reach
 
 MOST_RUNS = 16
@@ -71,10 +72,7 @@ def _used(reach: Reach, states: Sequence[int]) -> np.ndarray | None:
 
 
 def _operand_shapes(relation: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    return {
-        name: jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
-        for name, var in relation.trainable_vars.items()
-    }
+    return {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
 
 
 def zero_trace(relation: Any, columns: Columns | None) -> dict[str, Any]:
@@ -82,8 +80,7 @@ def zero_trace(relation: Any, columns: Columns | None) -> dict[str, Any]:
     y = relation.y_var
     weights: dict[str, Any] = dict(relation.trainable_vars)
     if columns is not None:
-        aval = jax.ShapeDtypeStruct(y.aval.shape, y.aval.dtype)
-        y = types.SimpleNamespace(aval=jax.eval_shape(columns.pick, aval))
+        y = types.SimpleNamespace(aval=jax.eval_shape(columns.pick, struct_of(y.aval)))
         shapes = jax.eval_shape(
             lambda operands: columns.operands(relation, operands), _operand_shapes(relation)
         )

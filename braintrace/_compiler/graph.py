@@ -22,7 +22,7 @@ from .hidden_groups import HiddenGroup
 from .marked import role
 from .relations import HiddenParamOpRelation, find_relations
 from .report import table
-from .trace import TracedModel, trace_model
+from .trace import StateLeaf, TracedModel, trace_model
 from .traces import trace_shapes
 
 
@@ -74,6 +74,11 @@ class ETraceGraph:
             reach.group for relation in self.hidden_param_op_relations for reach in relation.reaches
         }
         return tuple(group for group in self.hidden_groups if group.index in reached)
+
+    @property
+    def traced_states(self) -> tuple[StateLeaf, ...]:
+        """The hidden states of these groups."""
+        return tuple(state for group in self.traced_groups for state in group.states)
 
     @property
     def new_hidden_vars(self) -> tuple[tuple[HiddenGroup, int, Var], ...]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
+from .._jax import struct_of
 from . import rules
 from .primitive import ETPPrimitive, get_primitive_spec
 
@@ -32,10 +33,10 @@ def validate_rules(
     PrimitiveError
         Naming the primitive, the rule, the key and the shapes.
     """
-    weights = {name: _struct(var.aval) for name, var in weight_vars.items()}
-    y = _struct(y_var.aval)
+    weights = {name: struct_of(var.aval) for name, var in weight_vars.items()}
+    y = struct_of(y_var.aval)
     step = jax.ShapeDtypeStruct((1, *y.shape), y.dtype)
-    x = None if x_var is None else _struct(x_var.aval)
+    x = None if x_var is None else struct_of(x_var.aval)
     steps = None if x is None else jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
     call = _Caller(primitive, params)
 
@@ -114,7 +115,7 @@ def _check_input_filter(call: _Caller, x_var: Any, y_var: Any, weights: dict) ->
     def init() -> Any:
         return rules.zero_filter(call.primitive, call.params, x_var, y_var)
 
-    spec, x, y = get_primitive_spec(call.primitive), _struct(x_var.aval), _struct(y_var.aval)
+    spec, x, y = get_primitive_spec(call.primitive), struct_of(x_var.aval), struct_of(y_var.aval)
     kept = call.run("input_filter.init", init)
     is_array = isinstance(kept, jax.ShapeDtypeStruct) and jnp.issubdtype(kept.dtype, jnp.inexact)
     if not is_array or (spec.batched and kept.shape[:1] != x.shape[:1]):
@@ -128,7 +129,3 @@ def _check_input_filter(call: _Caller, x_var: Any, y_var: Any, weights: dict) ->
     steps, factors = (jax.ShapeDtypeStruct((1, *a.shape), a.dtype) for a in (kept, y))
     found = call.run("input_filter.pull_back", rules.pull_back_filtered, steps, factors, weights)
     call.expect("input_filter.pull_back", found, weights)
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

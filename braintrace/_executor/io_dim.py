@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from .._compiler import ETraceGraph, HiddenParamOpRelation
 from .._errors import PrimitiveError
 from .._etrace_op import ETP_RULES_INIT_PP, get_primitive_spec, pull_back_filtered, zero_filter
+from .._jax import struct_of
 from .._jaxpr import Kind, kinds_of
 from .filters import (
     Filters,
@@ -111,20 +112,16 @@ def check(graph: ETraceGraph) -> None:
 def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
     operation = relation.primitive, relation.params
     filtered = jax.eval_shape(lambda: zero_filter(*operation, relation.x_var, relation.y_var))
-    weights = {name: _struct(var) for name, var in relation.trainable_vars.items()}
+    weights = {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
 
     def pulled_back(x: jax.Array, factor: jax.Array, weights: Arrays) -> Arrays:
         return pull_back_filtered(*operation, x[None], factor[None], weights)
 
     try:
-        kinds = kinds_of(pulled_back, filtered, _struct(relation.y_var), weights)
+        kinds = kinds_of(pulled_back, filtered, struct_of(relation.y_var.aval), weights)
     except Exception:  # a rule for integers, such as an index, may fail for anything else
         return False
     return Kind.OTHER not in kinds
-
-
-def _struct(var: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
 
 
 def _samples(graph: ETraceGraph) -> tuple[int, ...]:

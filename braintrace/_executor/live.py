@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph, HiddenGroup, StateLeaf
-from .._jax import Atom, Var
+from .._jax import Atom, Var, struct_of
 from .._jaxpr import evaluate
 from .jacobians import Inputs, Weights, with_weights
 from .zero import as_arrays
@@ -37,12 +37,9 @@ def late_probe(state: StateLeaf) -> str:
 
 def probe_shapes(graph: ETraceGraph) -> Probes:
     """Return the shapes of the probes, on traced states and on old values that outputs read."""
-    probes = {
-        group.states[a].name: jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
-        for group, a, var in graph.new_hidden_vars
-    }
+    probes = {group.states[a].name: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
     late = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
-    return probes | {late_probe(s): jax.ShapeDtypeStruct(s.shape, s.dtype) for s in late}
+    return probes | {late_probe(s): struct_of(s) for s in late}
 
 
 def zero_probes(graph: ETraceGraph) -> Probes:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .._compiler import ETraceGraph
-from .._jax import Var, zeros_mapped_like
+from .._jax import Var, struct_of, zeros_mapped_like
 from .jacobians import Inputs, Jacobians, Weights, jacobians, operands
 from .live import Probes, finish, hold_old_states, late_probe, probe_shapes, probed_step
 from .products import products_of_traces
@@ -185,9 +185,8 @@ def enter_window(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces
     inputs = hold_old_states(graph, inputs)
     weights = operands(graph, inputs)
     traces = jax.lax.stop_gradient(traces)
-    states = [state for group in graph.traced_groups for state in group.states]
-
-    shapes = {state.name: jax.ShapeDtypeStruct(state.shape, state.dtype) for state in states}
+    states = graph.traced_states
+    shapes = {state.name: struct_of(state) for state in states}
 
     @jax.custom_vjp
     def probe(weights: Weights, traces: Traces) -> dict[str, jax.Array]:

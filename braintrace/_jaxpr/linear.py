@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax import bind, call_body, is_tracer, is_var, open_jaxpr, scan_counts
+from .._jax import bind, call_body, is_tracer, is_var, open_jaxpr, scan_counts, struct_of
 from .moves import is_move, moved_operands
 
 
@@ -206,7 +206,7 @@ def _transposes(equation: Any, operands: list[int]) -> bool:
 
     avals = (atom.aval for atom in equation.invars)
     try:
-        jax.eval_shape(transposed, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+        jax.eval_shape(transposed, *map(struct_of, avals))
     except Exception:  # a rule that refuses may raise anything; most of them assert
         return False
     return True

@@ -197,8 +197,7 @@ class WindowChunk:
             written, results = jax.lax.scan(scaled, self.step.written_of(entered), chunk)
             return jnp.sum(results[0]), (written, results[1:])
 
-        states = [state for group in self._graph.traced_groups for state in group.states]
-        probes = {state.name: jnp.zeros(state.shape, state.dtype) for state in states}
+        probes = {s.name: jnp.zeros(s.shape, s.dtype) for s in self._graph.traced_states}
         differentiate = jax.value_and_grad(window, argnums=(0, 1), has_aux=True)
         (_, (written, (losses, aux, records))), (found, signal) = differentiate(parameters, probes)
         inside = jax.tree.map(jnp.add, inside, found)

@@ -89,8 +89,8 @@ def values_of(states: Mapping[Path, brainstate.State]) -> Values:
 
 def traced_values(algorithm: ETraceAlgorithm) -> Values:
     """Return the values of the hidden states that traces follow."""
-    states, groups = algorithm.states_of_step, algorithm.graph.traced_groups
-    paths = dict.fromkeys(state.path for group in groups for state in group.states)
+    states = algorithm.states_of_step
+    paths = dict.fromkeys(state.path for state in algorithm.graph.traced_states)
     return values_of({path: states[path] for path in paths})
 
 

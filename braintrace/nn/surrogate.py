@@ -42,7 +42,7 @@ def _spike_jvp(derivative: Callable, primals: tuple, tangents: tuple) -> tuple[A
 def _potential(x: Any, **shape: Any) -> Any:
     """Return the potential as an array; its derivative has the shape that some numbers say."""
     for name, value in shape.items():
-        check_option(name, value, NOT_NEGATIVE if name in ("gamma", "h") else POSITIVE)
+        check_option(name, value, _NOT_NEGATIVE if name in ("gamma", "h") else _POSITIVE)
     if is_quantity(x) and not saiunit.get_unit(x).is_unitless:
         raise UnitError(
             f"`x` is {shown(x)}; expected a potential relative to the threshold, without a unit. "
@@ -57,8 +57,8 @@ def _is_number(value: Any, least: float) -> bool:
     return isinstance(value, (np.ndarray, np.generic, jax.Array))
 
 
-POSITIVE = Kind("a positive number", lambda value: _is_number(value, sys.float_info.min))
-NOT_NEGATIVE = Kind("a number of at least 0", lambda value: _is_number(value, 0.0))
+_POSITIVE = Kind("a positive number", lambda value: _is_number(value, sys.float_info.min))
+_NOT_NEGATIVE = Kind("a number of at least 0", lambda value: _is_number(value, 0.0))
 
 
 def sigmoid(x: Any, alpha: float = 4.0) -> Any:
