@@ -47,6 +47,9 @@ class Scale:
     def anew(self):
         return lambda x: self.factor * x
 
+    def in_one_line(self, x):
+        return [self.factor * part for part in x]
+
 
 def closed_over(value):
     return lambda x: value * x
@@ -118,10 +121,12 @@ def test_variables_that_are_bound_anew_make_another_function(function, monkeypat
     value = 2.0
     assert keys(reading) != before
 
-    scale = Scale(1.0)
-    before = keys(scale.method)
-    scale.factor = 2.0
-    assert keys(scale.method) != before
+    for method in (Scale.method, Scale.in_one_line):
+        scale = Scale(1.0)
+        bound = method.__get__(scale)
+        before = keys(bound)
+        scale.factor = 2.0
+        assert keys(bound) != before
 
 
 def test_what_a_function_writes_is_no_part_of_it():

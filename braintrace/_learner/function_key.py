@@ -288,7 +288,8 @@ def _reads(code: types.CodeType) -> dict[tuple[str, ...], bool]:
         chain: tuple[str, ...] = ()
         for instruction in dis.get_instructions(part):
             name, value = instruction.opname, instruction.argval
-            is_argument = name.startswith("LOAD_FAST") and part is code
+            # Python 3.13 joins an assignment and the load after it: STORE_FAST_LOAD_FAST.
+            is_argument = "LOAD_FAST" in name and part is code
             if name in ("LOAD_DEREF", "LOAD_GLOBAL") or is_argument:
                 chain = (value[-1] if isinstance(value, tuple) else value,)
                 read[chain] = name == "LOAD_GLOBAL"

@@ -112,9 +112,11 @@ class Learner(brainstate.nn.Module):
         step_fn
             Calls this learner once and returns the scalar loss of the step (with ``has_aux``:
             a pair of it and a pytree). It is traced once for what it is: its code, the objects
-            that this reads, and the numbers among them. States that it reads before the call,
-            and States of its own, carry no gradient from one step to the next (nor, with
-            ``vjp_method='multi-step'``, to the next window).
+            that this reads, and the numbers among them. What changes inside those objects (an
+            entry of a list, an attribute that only their own methods read) is not seen: keep it
+            in a State. States that it reads before the call, and States of its own, carry no
+            gradient from one step to the next (nor, with ``vjp_method='multi-step'``, to the next
+            window).
         mask
             Weights ``(T,)`` of the steps' losses; ``None``: all are 1. Where all are 0, the
             gradient is 0. A step of weight 0 leaves the gradient alone, whatever its inputs are:
