@@ -2,7 +2,9 @@
 
 import re
 
+import brainstate
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import wrong_calls
 import wrong_operands
@@ -115,3 +117,9 @@ def test_a_model_that_could_not_be_compiled_can_be_mended():
     model.step = None
     learner = wrong_calls.compiled(model)
     assert learner(wrong_calls.X).shape == (2, 4)
+
+
+def test_numbers_of_numpy_are_numbers():
+    model = brainstate.nn.Module()
+    for number, decay in ((np.float32(0.5), 0.5), (np.int64(3), 0.5), (np.float64(0.9), 0.9)):
+        assert braintrace.ES_D_RTRL(model, decay_or_rank=number).decay == decay

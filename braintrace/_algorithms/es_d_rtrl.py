@@ -4,7 +4,9 @@ import functools
 from typing import Any
 
 import brainstate
+import numpy as np
 
+from .._arguments import is_integer
 from .._errors import OptionError
 from .._executor import TraceMethod, io_dim
 from .algorithm import ETraceAlgorithm
@@ -46,11 +48,11 @@ class ES_D_RTRL(ETraceAlgorithm):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        is_number = isinstance(decay_or_rank, (int, float)) and not isinstance(decay_or_rank, bool)
-        if is_number and isinstance(decay_or_rank, int) and decay_or_rank >= 1:
-            self.decay = io_dim.decay_of(decay_or_rank)
-        elif is_number and isinstance(decay_or_rank, float) and 0.0 <= decay_or_rank < 1.0:
-            self.decay = decay_or_rank
+        is_decay = isinstance(decay_or_rank, (float, np.floating))
+        if is_integer(decay_or_rank) and decay_or_rank >= 1:
+            self.decay = io_dim.decay_of(int(decay_or_rank))
+        elif is_decay and 0.0 <= decay_or_rank < 1.0:
+            self.decay = float(decay_or_rank)
         else:
             raise OptionError(
                 f"`decay_or_rank` is {decay_or_rank!r}; expected a decay (a float in [0, 1)) or "
