@@ -122,7 +122,7 @@ def array_of(name: str, value: Any, where: str = "") -> jax.Array:
     """
     try:
         return jnp.asarray(value)
-    except Exception as error:
+    except (TypeError, ValueError, OverflowError, Warning) as error:  # not that of a signal
         raise not_an_array(name, value, where) from error
 
 

@@ -231,6 +231,30 @@ def test_a_computation_that_is_refused_for_nans_keeps_the_last_good_values():
         assert_equal(runs.values(), reference.values())
 
 
+class AlarmError(Exception):
+    """What a handler raises."""
+
+
+class Alarming:
+    """An array whose conversion a signal interrupts."""
+
+    def __array__(self, *_, **__):
+        signal.raise_signal(signal.SIGALRM)
+
+
+def test_what_a_handler_raises_is_no_fault_of_an_argument():
+    def raising(*_):
+        raise AlarmError
+
+    learner = build_learner(CASE)
+    before = signal.signal(signal.SIGALRM, raising)
+    try:
+        with pytest.raises(AlarmError):
+            learner(Alarming())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_call_that_ends_during_its_trace_leaves_no_tracers():
     runs, reference = (Runs(build_learner(CASE)) for _ in range(2))
     for number in (100, 400, 800):
@@ -283,6 +307,36 @@ def test_two_threads_and_a_reader(driver):
     for _ in range(40):
         driver(reference)
     assert_equal(runs.values(), reference.values())
+
+
+def test_other_threads_read_what_is_held_while_a_function_is_traced():
+    runs, found = Runs(build_learner(CASE)), []
+    runs.evolution()
+    before = [jax.tree.map(np.asarray, state.value) for state in runs.learner.states().values()]
+    step, descend = runs.step, runs.descend
+
+    def read():
+        found.append([state.value for state in runs.learner.states().values()])
+
+    def read_by_another_thread():
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        reader.join(60)
+
+    def reading_step(x, target):
+        loss = step(x, target)
+        read_by_another_thread()
+        return loss
+
+    def reading_descend(gradients):
+        descend(gradients)
+        read_by_another_thread()
+
+    runs.step, runs.descend = reading_step, reading_descend
+    runs.stream()
+    assert len(found) >= 2
+    for values in found:
+        assert_equal(values, before)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, brainstate.graph.clone])

@@ -5,6 +5,7 @@ there is refused: what the next step finds has to be what this one has left.
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -55,11 +56,28 @@ def call_update_function(
     return flags
 
 
+class _Shown(EligibilityTraces):
+    """Traces after the step, for the thread that traces; other threads read those that are held."""
+
+    def __init__(self, traces: Any, held: EligibilityTraces) -> None:
+        super().__init__(traces)
+        self.held, self.reader = held, threading.get_ident()
+
+    @property
+    def _value(self) -> Any:
+        is_held = "reader" in self.__dict__ and self.reader != threading.get_ident()
+        return self.held._value if is_held else self.__dict__["_value"]
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        self.__dict__["_value"] = value
+
+
 @contextlib.contextmanager
 def _showing(algorithm: ETraceAlgorithm, traces: Any) -> Iterator[None]:
     """Let the algorithm's traces be those after the step, to be read and not written."""
-    own, shown = algorithm.traces, EligibilityTraces(traces)
-    algorithm.traces = shown
+    own = algorithm.traces
+    algorithm.traces = shown = _Shown(traces, own)
     try:
         yield
     finally:
