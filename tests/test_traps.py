@@ -139,6 +139,23 @@ def test_a_longer_loop_is_unrolled_on_request():
     assert len(learner.graph.hidden_param_op_relations) == 40
 
 
+def leak_beside_loops_of_no_steps(cell, x):
+    def coupled(h, _):
+        return h + jnp.roll(h, 1, -1), h
+
+    def driven(h, k):
+        return 0.5 * h + braintrace.matmul(x, cell.w.value), k * h
+
+    cell.h.value, _ = jax.lax.scan(coupled, cell.h.value, None, length=0)
+    cell.h.value, empty = jax.lax.scan(driven, cell.h.value, jnp.zeros(0))
+    leak(cell, x + empty.sum())
+
+
+def test_a_loop_of_no_steps_changes_nothing():
+    learner = compiled(leak_beside_loops_of_no_steps)
+    np.testing.assert_allclose(gradient(learner), backpropagated(leak), rtol=1e-5, atol=1e-6)
+
+
 def test_new_state_objects_are_followed():
     learner = compiled(leak)
     expected = gradient(learner)

@@ -133,5 +133,8 @@ def unrolled(equation: Any, operands: list[Any], rewrite: Rewrite) -> list[Any]:
         outputs = evaluate_inlined(equation.params["jaxpr"], [*fixed, *carried, *slices], rewrite)
         carried = outputs[:carries]
         results.append(outputs[carries:])
+    if not results:
+        avals = (var.aval for var in equation.outvars[carries:])
+        return [*carried, *(jnp.zeros(aval.shape, aval.dtype) for aval in avals)]
     in_order = results[::-1] if equation.params["reverse"] else results
     return [*carried, *(jnp.stack(column) for column in zip(*in_order, strict=True))]

@@ -66,6 +66,8 @@ def through_scan(
         if all(ids is None for ids in stacked) and _same(before, carried):
             break
         carried = before
+    if not slices:  # a loop of no steps: what is carried passes through
+        return [*fixed, *carried, *[None] * (len(equation.invars) - constants - carries)]
     slices += [slices[-1]] * (length - len(slices))
     in_order = slices if equation.params["reverse"] else slices[::-1]
     return [*fixed, *carried, *(_stack(list(column)) for column in zip(*in_order, strict=True))]
