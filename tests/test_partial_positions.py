@@ -111,3 +111,65 @@ def learned_alone(algorithm, sample):
         reset=RESTARTS[:, sample],
     )
     return {"w": found[("w",)]}
+
+
+def joined(states, drive):
+    """Two states that a larger one puts side by side."""
+    a = 0.7 * states["a"] + drive[:2]
+    b = 0.6 * states["b"] + jnp.tanh(drive[2:])
+    return {"a": a, "b": b, "p": 0.8 * states["p"] + jnp.sin(jnp.concatenate([a, b]))}
+
+
+def two_vectors(states, drive):
+    """Two vectors of synapses, one of them backward, that feed the same two populations."""
+    p = 0.7 * states["p"] + drive
+    q = 0.5 * states["q"] + jnp.sin(drive)
+    backward = jnp.flip(q)
+    a = 0.8 * states["a"] + p[:2] * (1 - states["a"]) + backward[:2]
+    b = 0.6 * states["b"] + p[2:] - backward[2:] * states["b"]
+    return {"p": p, "q": q, "a": a, "b": b}
+
+
+class OneSample(brainstate.nn.Module):
+    def __init__(self, step, sizes):
+        super().__init__()
+        self.step, self.sizes = step, sizes
+        draw = np.random.default_rng(0).normal
+        self.w = brainstate.ParamState(jnp.asarray(draw(size=(INPUTS, SYNAPSES))))
+
+    def init_state(self):
+        for name, size in self.sizes.items():
+            setattr(self, name, brainstate.HiddenState(jnp.full(size, 0.2)))
+
+    def update(self, x):
+        states = {name: getattr(self, name).value for name in self.sizes}
+        states = self.step(states, braintrace.matmul(x, self.w.value))
+        for name, value in states.items():
+            getattr(self, name).value = value
+        return jnp.concatenate([states["a"], states["b"], states["p"]])
+
+
+@pytest.mark.parametrize(
+    ("step", "sizes"),
+    [(joined, {"a": 2, "b": 3, "p": 5}), (two_vectors, {"p": 5, "q": 5, "a": 2, "b": 3})],
+    ids=["a state at the first positions", "vectors that meet twice"],
+)
+def test_states_that_meet_in_parts(step, sizes):
+    model, xs = OneSample(step, sizes), XS[:, 0]
+
+    def total(w):
+        states, loss = {name: jnp.full(size, 0.2) for name, size in sizes.items()}, 0.0
+        for x in xs:
+            states = step(states, x @ w)
+            loss += sum(jnp.sum(states[name] ** 2) for name in "abp")
+        return loss
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no part of the gradient is cut
+        learner = braintrace.compile(model, "d_rtrl", xs[0])
+    (group,) = learner.graph.hidden_groups
+    assert group.num_positions == SYNAPSES
+    found = learner.etrace_grad(
+        xs, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum", chunk_size=4
+    )
+    assert_gradients_close({"w": found[("w",)]}, {"w": jax.grad(total)(model.w.value)}, 1e-10)

@@ -83,7 +83,7 @@ class CommonPositions:
                 c, numbers = elements.get(var, (a, ids))
                 if c == a:
                     continue
-                if _equal(ids, numbers):
+                if own.ids.size == numbers.size and _equal(ids, numbers):
                     yield self._side_by_side(a, c)
                     continue
                 used = ids != NONE
@@ -106,8 +106,9 @@ class CommonPositions:
         return a, c, every, every
 
     def _join(self, a: int, c: int, own: Ids, other: Ids) -> None:
-        """Give elements of one state the numbers of another's, unless they share some already."""
+        """Give elements of one state the numbers of another's."""
         if self._set_of[a] == self._set_of[c]:
+            self._join_within(a, c, own, other)
             return
         if self._set_of.count(self._set_of[c]) > self._set_of.count(self._set_of[a]):
             a, c, own, other = c, a, other, own
@@ -120,6 +121,22 @@ class CommonPositions:
             self._numbers[c][other] = self._numbers[a][own]
         moved = self._set_of[c]
         self._set_of = [self._set_of[a] if found == moved else found for found in self._set_of]
+
+    def _join_within(self, a: int, c: int, own: Ids, other: Ids) -> None:
+        """Join states of one set further, unless two elements of one state came to one position.
+
+        Two vectors of synapses that feed the same populations meet in each of these.
+        """
+        first, second = self._numbers[a][own.ravel()], self._numbers[c][other.ravel()]
+        if np.array_equal(first, second):
+            return
+        table = np.arange(self._total)
+        table[second] = first
+        inside = [k for k, found in enumerate(self._set_of) if found == self._set_of[a]]
+        renumbered = {k: table[self._numbers[k]] for k in inside}
+        if all(np.unique(own).size == own.size for own in renumbered.values()):
+            for k, numbers in renumbered.items():
+                self._numbers[k] = numbers
 
     def _renumber(self, a: int, c: int, own: Ids, other: Ids) -> None:
         """Give the elements of all states that share positions with ``c`` their new numbers."""
