@@ -110,6 +110,24 @@ def test_values_follow_the_parameters_and_attributes_that_they_are_made_of():
         model.h.value = jnp.zeros((2, 4))
 
 
+def test_values_follow_what_is_changed_inside_attributes():
+    class Settings:
+        def __init__(self):
+            self.start, self.scale = {"by layer": [1.0]}, np.ones(4)
+
+    model = Started(lambda m: m.settings.start["by layer"][0] * m.settings.scale * m.factors)
+    model.settings, model.factors = Settings(), np.ones(4)
+    learner = braintrace.compile(model, "d_rtrl", X, batch_size=2)
+    np.testing.assert_array_equal(start_of(learner), 1.0)
+    model.settings.start["by layer"][0] = 3.0
+    np.testing.assert_array_equal(start_of(learner), 3.0)
+    model.factors[:] = 2.0
+    learner.predict(X[None], reset=EVERY_STEP)
+    np.testing.assert_array_equal(start_of(learner), 6.0)
+    model.settings.scale[1:] = 5.0
+    np.testing.assert_array_equal(start_of(learner)[0], [6.0, 30.0, 30.0, 30.0])
+
+
 def test_values_follow_the_environment():
     learner = compiled(lambda model: brainstate.environ.get("start", 1.0) * jnp.ones(4))
     for start in (2.0, 3.0, 2.0):
