@@ -16,6 +16,7 @@ import numpy as np
 import saiunit
 
 from ._errors import DtypeError, OptionError
+from ._jax import to_array
 
 LONGEST, MOST_LEAVES = 60, 4
 """Characters of a printed value, and leaves of a printed container."""
@@ -121,7 +122,7 @@ def array_of(name: str, value: Any, where: str = "") -> jax.Array:
         If it is nothing that JAX computes with.
     """
     try:
-        return jnp.asarray(value)
+        return to_array(value)
     except (TypeError, ValueError, OverflowError, Warning) as error:  # not that of a signal
         raise not_an_array(name, value, where) from error
 

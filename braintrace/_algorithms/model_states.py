@@ -21,7 +21,7 @@ from .._compiler import (
     split_components,
 )
 from .._errors import DtypeError, NotCompiledError, ShapeError
-from .._jax import Var
+from .._jax import Var, to_array
 from .._typing import Path, path_name
 
 States: TypeAlias = Mapping[Path, brainstate.State]
@@ -95,7 +95,7 @@ def read_states(
             raise _other_structure(path, value, trees[path])
         for value in found:
             for part in split_components(value, count):
-                leaf, part = next(leaves), jnp.asarray(part)
+                leaf, part = next(leaves), to_array(part)
                 _check_leaf(leaf, part, path)
                 inputs[leaf.in_var] = part
     return inputs
