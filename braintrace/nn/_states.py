@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import brainstate
+import jax
+import jax.numpy as jnp
 import saiunit
 
 from .._errors import OptionError, UnitError
@@ -33,10 +35,14 @@ class Stateful(brainstate.nn.Module):
 
 
 def initial(initializer: Any, shape: tuple[int, ...], batch_size: int | None) -> Any:
-    """Return the initial value of a state; a single number counts for every unit."""
+    """Return the initial value of a state; a single number counts for every unit.
+
+    Whole numbers begin as floating-point ones, which is what a step leaves.
+    """
     value = brainstate.nn.init.param(initializer, shape, batch_size)
     batch = () if batch_size is None else (batch_size,)
-    return strongly_typed(saiunit.math.broadcast_to(value, (*batch, *shape)))
+    value = strongly_typed(saiunit.math.broadcast_to(value, (*batch, *shape)))
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.result_type(leaf, float)), value)
 
 
 def activation_function(activation: str | Callable) -> Callable:
