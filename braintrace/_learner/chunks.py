@@ -17,6 +17,9 @@ SHORTEST_CHUNK = 64
 of a small convolution took 4 times as long as BPTT in chunks of 16, and as long in one chunk."""
 
 
+_CHUNK_SIZE = POSITIVE.or_else("auto")
+
+
 def check_sequences(sequences: tuple[Any, ...]) -> int:
     """Return the number of steps of the sequences.
 
@@ -52,7 +55,7 @@ def check_chunk_size(chunk_size: int | str) -> None:
     OptionError
         For anything else.
     """
-    check_option("chunk_size", chunk_size, POSITIVE.or_else("auto"))
+    check_option("chunk_size", chunk_size, _CHUNK_SIZE)
 
 
 def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int, recorded: int) -> int:

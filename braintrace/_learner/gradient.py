@@ -31,6 +31,8 @@ from .step_function import (
 )
 from .units import split_loss, with_unit, with_units
 
+_REDUCTION = one_of("mean", "sum")
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientOptions:
@@ -51,7 +53,7 @@ class GradientOptions:
     unit_aware: bool
 
     def __post_init__(self) -> None:
-        check_option("reduction", self.reduction, one_of("mean", "sum"))
+        check_option("reduction", self.reduction, _REDUCTION)
         check_option("has_aux", self.has_aux, BOOLEAN)
         check_option("unit_aware", self.unit_aware, BOOLEAN)
 
