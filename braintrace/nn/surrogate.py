@@ -30,7 +30,7 @@ from .._errors import UnitError
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _spike(x: Any, derivative: Callable) -> Any:
-    return (x >= 0).astype(x.dtype)
+    return jnp.asarray(x >= 0, jnp.result_type(x))
 
 
 @_spike.defjvp
