@@ -38,8 +38,6 @@ SMALLEST = {
     "matrix_rate": matrix_rate.case("float32", 8, 16, steps=4, batch=2),
 }
 
-EVERY_TIME = {"sequence", "streaming", "mask", "trace_bytes"}
-
 FOR_A_GPU = {
     "step": gpu_program.step_case("dense", 8, 2),
     "sequence": gpu_program.sequence_case("dense", 8, 2, 3),
@@ -54,13 +52,7 @@ def agreeing(case):
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in EVERY_TIME else pytest.mark.nightly)
-        for name in SMALLEST
-    ],
-)
+@pytest.mark.parametrize("name", SMALLEST)
 def test_smallest_case_agrees_with_its_oracle(name):
     found = agreeing(SMALLEST[name])
     assert found["missing"] == {}

@@ -46,14 +46,7 @@ def loss(model):
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(
-    "reduce",
-    [
-        pytest.param(jnp.max, id="max", marks=pytest.mark.nightly),
-        pytest.param(jnp.min, id="min", marks=pytest.mark.nightly),
-        pytest.param(pairwise, id="pairwise"),
-    ],
-)
+@pytest.mark.parametrize("reduce", [jnp.max, jnp.min, pairwise], ids=["max", "min", "pairwise"])
 def test_equals_backpropagation(reduce):
     model, plain = Extremes(reduce), Extremes(reduce)
     brainstate.nn.init_all_states(plain, batch_size=BATCH)

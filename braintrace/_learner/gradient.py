@@ -111,7 +111,7 @@ class SequenceGradient:
         pure = self._chunks.step
         self._paths = [paths.get(id(state), ()) for state in pure.others]
         check_held(self._algorithm, pure.written_of(self._paths), flags is not None)
-        self._chunks.step.check_unused(self._algorithm.traces)
+        pure.check_unused(self._algorithm.traces)
         self._operand_shapes = jax.eval_shape(lambda: weights)
         self._zero_traces = jax.eval_shape(self._algorithm.zero_traces)
         self._program = Program(self._sequence, donated=2)
