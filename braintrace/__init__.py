@@ -3,20 +3,11 @@
 from . import nn as nn
 from ._algorithms import D_RTRL as D_RTRL
 from ._algorithms import ES_D_RTRL as ES_D_RTRL
-from ._algorithms import EligibilityTraces as EligibilityTraces
 from ._algorithms import ETraceAlgorithm as ETraceAlgorithm
 from ._algorithms import IODimVjpAlgorithm as IODimVjpAlgorithm
-from ._algorithms import MultiStepData as MultiStepData
 from ._algorithms import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
-from ._algorithms import SingleStepData as SingleStepData
 from ._algorithms import pp_prop as pp_prop
-from ._compiler import ApproximationWarning as ApproximationWarning
-from ._compiler import Diagnostic as Diagnostic
-from ._compiler import ETraceGraph as ETraceGraph
-from ._compiler import HiddenGroup as HiddenGroup
-from ._compiler import HiddenParamOpRelation as HiddenParamOpRelation
 from ._compiler import compile_etrace_graph as compile_etrace_graph
-from ._compiler.report import Report as Report
 from ._errors import BraintraceError as BraintraceError
 from ._errors import CompilationError as CompilationError
 from ._errors import DtypeError as DtypeError
@@ -50,9 +41,18 @@ from ._etrace_op import matmul as matmul
 from ._etrace_op import register_primitive as register_primitive
 from ._etrace_op import register_primitive_spec as register_primitive_spec
 from ._etrace_op import sparse_matmul as sparse_matmul
+from ._graph import ApproximationWarning as ApproximationWarning
+from ._graph import Diagnostic as Diagnostic
+from ._graph import ETraceGraph as ETraceGraph
+from ._graph import HiddenGroup as HiddenGroup
+from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
+from ._graph.report import Report as Report
 from ._learner import GradientCheck as GradientCheck
 from ._learner import Learner as Learner
 from ._learner import compile as compile
 from ._learner import gradient_check as gradient_check
+from ._runtime import EligibilityTraces as EligibilityTraces
+from ._runtime import MultiStepData as MultiStepData
+from ._runtime import SingleStepData as SingleStepData
 
 __version__ = "0.1.0"

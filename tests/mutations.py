@@ -94,16 +94,16 @@ MUTATIONS = [
     Mutation(
         "signals of old values, in the step that reads them",
         "_executor/recursion.py",
-        "found[a] = found[a] + jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])",
-        "found[a] = found[a] + late",
+        "found[a] = found[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])",
+        "found[a] = found[a] + pre_step",
         ("tests/test_d_rtrl_exact.py::test_float32[alif_late_threshold]",),
         "an output that reads a state as it was teaches the state as it is",
     ),
     Mutation(
         "late probe of the last step",
         "_executor/step.py",
-        "late = {state.name: signal[late_probe(state)][0] for state in states}",
-        "late = {state.name: signal[late_probe(state)][-1] for state in states}",
+        "pre_step = {state.name: signal[pre_step_probe(state)][0] for state in states}",
+        "pre_step = {state.name: signal[pre_step_probe(state)][-1] for state in states}",
         (
             "tests/test_d_rtrl_exact.py"
             "::test_float64_in_several_chunks_and_a_remainder[alif_late_threshold]",
@@ -129,7 +129,7 @@ MUTATIONS = [
     ),
     Mutation(
         "probes on all states of the own group",
-        "_executor/live.py",
+        "_executor/probed_step.py",
         "outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}",
         "outside = {v: value for v, (g, value) in probed.items()}",
         ("tests/test_d_rtrl_exact.py::test_float32[synapse_read_out]",),
@@ -137,7 +137,7 @@ MUTATIONS = [
     ),
     Mutation(
         "old states in the gradient of a step",
-        "_executor/live.py",
+        "_executor/probed_step.py",
         "jax.lax.stop_gradient(value) if var in old else value",
         "value",
         ("tests/test_d_rtrl_exact.py::test_one_gradient_around_a_loop_of_calls",),
@@ -280,8 +280,8 @@ MUTATIONS = [
     Mutation(
         "probes on old values that a restart leaves alone",
         "_executor/restart.py",
-        "late[late_probe(state)] = jnp.where(over_first_axis(restart, probe.ndim), 0, probe)",
-        "late[late_probe(state)] = probe",
+        "= jnp.where(over_first_axis(restart, probe.ndim), 0, probe)",
+        "= probe",
         ("tests/test_online.py::test_samples_restart_one_by_one[d_rtrl-alif_late_threshold]",),
         "an output that reads initial values teaches the sequence before",
     ),
@@ -364,7 +364,7 @@ MUTATIONS = [
     # buffers
     Mutation(
         "traces given away while somebody holds them",
-        "_algorithms/traces.py",
+        "_runtime/traces.py",
         "            return self.value, False",
         "            return self.value, True",
         (f"{ECONOMY}::test_buffers_are_donated_unless_somebody_reads_the_traces",),
@@ -372,9 +372,9 @@ MUTATIONS = [
     ),
     Mutation(
         "traces taken for zero",
-        "_algorithms/traces.py",
-        "return isinstance(held, _Unread) and held.zero and not is_watched()",
-        "return isinstance(held, _Unread) and not is_watched()",
+        "_runtime/traces.py",
+        "return isinstance(held, LazyTraces) and held.zero and not is_watched()",
+        "return isinstance(held, LazyTraces) and not is_watched()",
         ("tests/test_d_rtrl_exact.py::test_traces_carry_on_from_call_to_call",),
         "every call starts a new sequence",
     ),
@@ -397,7 +397,7 @@ MUTATIONS = [
     # packed traces
     Mutation(
         "conjugated factor of a pair",
-        "_executor/pairs.py",
+        "_executor/complex_packing.py",
         "yield jax.lax.complex(real, -imaginary), trace",
         "yield jax.lax.complex(real, imaginary), trace",
         (f"{COUPLED}::test_the_gradient_equals_bptt_for_every_operation[matmul with bias]",),
@@ -405,8 +405,8 @@ MUTATIONS = [
     ),
     Mutation(
         "pairs for rules that do not take complex numbers",
-        "_executor/pairs.py",
-        "if not get_primitive_spec(link.relation.primitive).holomorphic:",
+        "_executor/complex_packing.py",
+        "if not get_primitive_spec(site.relation.primitive).holomorphic:",
         "if False:",
         (f"{COUPLED}::test_only_rules_that_compute_with_complex_numbers_see_them[False]",),
         "a rule of a user's own is given numbers that it does not know",
@@ -448,8 +448,8 @@ MUTATIONS = [
     Mutation(
         "windows with the traces that single steps keep",
         "_executor/param_dim.py",
-        "states = link.reach.reached if every_state else link.reach.stored",
-        "states = link.reach.stored",
+        "states = site.influence.reached if every_state else site.influence.stored",
+        "states = site.influence.stored",
         ("tests/test_multi_step.py::test_shorter_windows[lstm_fused]",),
         "a window gets nothing by way of states that only mixing reads",
     ),

@@ -13,7 +13,7 @@ from operation_cases import BATCH, CASES, STEPS, by_name, loss, normal
 from ops_catalogue import restored_registries
 
 import braintrace
-from braintrace._executor import pairs
+from braintrace._executor import complex_packing
 from braintrace._learner.gradient import GradientOptions, SequenceGradient
 
 pytestmark = pytest.mark.optimised
@@ -188,7 +188,7 @@ def test_double_precision(float64):
 
 
 def test_separate_on_other_backends(monkeypatch):
-    monkeypatch.setattr(pairs, "BACKENDS", ())
+    monkeypatch.setattr(complex_packing, "BACKENDS", ())
     algorithm = compiled(MATMUL)
     assert dtypes_of_traces(algorithm) == ["float32"] * 2
     assert_gradients_close(of_stream(algorithm), bptt("matmul", EACH_OTHER), 1e-5)

@@ -19,26 +19,26 @@ from .._arguments import (
     named,
     one_of,
 )
-from .._compiler import ETraceGraph
 from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
 from .._executor import TraceMethod
 from .._foreign import in_words
+from .._graph import ETraceGraph
 from .._interrupts import interruptible, uninterrupted
 from .._jax import strongly_typed
+from .._runtime.batch_axes import arguments_for_batch
+from .._runtime.compiled_step import CompiledStep
+from .._runtime.compiling import compile_step
+from .._runtime.data import MultiStepData, check_steps, first_step, is_sequence, unwrap
+from .._runtime.initial import InitialValues, Shapes, shapes_of
+from .._runtime.mesh import on_automatic_axes
+from .._runtime.model_states import States, all_states, short_term
+from .._runtime.program import Program, advance
+from .._runtime.recent import Recent
+from .._runtime.requests import RequestedRestarts
+from .._runtime.restart import check_where, start_anew
+from .._runtime.threads import lock_of, one_thread_at_a_time
+from .._runtime.traces import EligibilityTraces
 from .._typing import Path
-from .batch_axes import arguments_for_batch
-from .compiled_step import CompiledStep
-from .compiling import compile_step
-from .data import MultiStepData, check_steps, first_step, is_sequence, unwrap
-from .initial import InitialValues, Shapes, shapes_of
-from .mesh import on_automatic_axes
-from .model_states import States, all_states, short_term
-from .program import Program, advance
-from .recent import Recent
-from .requests import RequestedRestarts
-from .restart import check_where, start_anew
-from .threads import lock_of, one_thread_at_a_time
-from .traces import EligibilityTraces
 
 MOST_SHAPES = 32
 """For how many shapes of its states a model is kept compiled: batches have a few sizes."""

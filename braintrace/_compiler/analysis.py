@@ -2,14 +2,15 @@
 
 import dataclasses
 
+from .._graph.hidden_group import HiddenGroup
+from .._graph.traced_model import StateLeaf, TracedModel
 from .backward import states_as_outputs
 from .derivative import Derivatives
-from .hidden_groups import HiddenGroup, find_hidden_groups
-from .loops_apart import loops_apart, num_traced
+from .hidden_groups import find_hidden_groups
 from .positions import Walk
 from .relations import MarkedOperation, marked_operations
-from .trace import StateLeaf, TracedModel
-from .uses import uses_apart
+from .split_loops import num_traced, split_loops
+from .split_shared_uses import split_shared_uses
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,21 +45,23 @@ def analysed(
     traced: TracedModel, every_state: bool, unroll_limit: int, derivatives: Derivatives
 ) -> Analysis:
     """Return the step in a form that keeps what positions do on their own, and what is in it."""
-    found = _with_uses_apart(traced, every_state, derivatives)
-    while (apart := loops_apart(found.traced, found.walks, unroll_limit)) is not None:
-        again = _with_uses_apart(apart, every_state, derivatives)
+    found = _with_shared_uses_split(traced, every_state, derivatives)
+    while (apart := split_loops(found.traced, found.walks, unroll_limit)) is not None:
+        again = _with_shared_uses_split(apart, every_state, derivatives)
         if again.num_traced <= found.num_traced:
             break  # everything in the loop mixes: it may as well stay a loop
         found = again
     return found
 
 
-def _with_uses_apart(traced: TracedModel, every_state: bool, derivatives: Derivatives) -> Analysis:
+def _with_shared_uses_split(
+    traced: TracedModel, every_state: bool, derivatives: Derivatives
+) -> Analysis:
     while True:
         operations = marked_operations(traced)
         outputs = states_as_outputs(traced, derivatives)
         groups, walks = find_hidden_groups(traced, every_state, outputs, derivatives)
-        apart = uses_apart(traced, operations, walks, derivatives)
+        apart = split_shared_uses(traced, operations, walks, derivatives)
         if apart is None:
             return Analysis(traced, operations, outputs, groups, walks)
         traced = apart

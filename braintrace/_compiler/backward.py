@@ -11,11 +11,11 @@ it counts as an output of the step: the weights before it get the ordinary gradi
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .._graph.diagnostics import Diagnostic
+from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var, is_var
 from .._jaxpr import Program
 from .derivative import Derivatives
-from .diagnostics import Diagnostic
-from .trace import StateLeaf, TracedModel
 from .transfer import CONSTANT, carries_derivative
 from .untraced import connected_by_gradients
 

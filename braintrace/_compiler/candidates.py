@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Var, is_var
 from .._jaxpr import Program
-from .._jaxpr.moves import is_move, moved_operands, source_map
-from .home import Constants
-from .trace import StateLeaf, TracedModel
+from .._jaxpr.data_movement import is_data_movement, moved_operands, source_map
+from .origin_position import Constants
 from .transfer import NONE, Ids, are_distinct, carries_derivative, spread_back
 
 
@@ -99,7 +99,7 @@ def _resolve(
 
 def _unmove(equation: Any, ids: Ids, size: int, constant: Constants) -> tuple[Var, Ids] | None:
     """Follow a move to the one operand that holds all positions."""
-    if not is_move(equation) or len(equation.outvars) != 1:
+    if not is_data_movement(equation) or len(equation.outvars) != 1:
         return None
     sources = source_map(equation, constant)
     if sources is None:

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import CompilationError
+from .._graph.marked import holds_marked
 from .._jax import bind, is_tracer, scan_counts, source_line
 from .._jaxpr import evaluate_inlined
 from .invariants import without_invariants
-from .marked import holds_marked
 from .transfer import ELEMENTWISE
 
 Rewrite = Callable[[Any, list[Any]], list[Any] | None]

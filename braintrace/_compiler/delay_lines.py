@@ -8,11 +8,11 @@ what goes on from it through a marked operation is what D-RTRL leaves out.
 from collections.abc import Sequence
 from typing import Any
 
+from .._graph.marked import is_marked
 from .._jax import Var
 from .._jaxpr import Program
-from .._jaxpr.moves import is_move
+from .._jaxpr.data_movement import is_data_movement
 from .candidates import Candidate
-from .marked import is_marked
 from .transfer import CONSTANT, COPIES
 
 
@@ -56,7 +56,9 @@ def _is_moved_only(program: Program, candidates: Sequence[Candidate], a: int) ->
 
 
 def _moves(equation: Any) -> bool:
-    return is_move(equation) or equation.primitive.name in COPIES | {"convert_element_type"}
+    return is_data_movement(equation) or equation.primitive.name in COPIES | {
+        "convert_element_type"
+    }
 
 
 def _is_read_by_others(program: Program, candidates: Sequence[Candidate], a: int) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from .._jax import OWN_BACKWARD, bind, is_var, open_jaxpr, sub_jaxprs, trace_to_jaxpr
 from .._jaxpr import Kind, evaluate_inlined, kinds_of_outputs, program_of
 from .canonicalize import spell_out_broadcasts
-from .home import Constants, pure_origin
+from .origin_position import Constants, pure_origin
 from .transfer import CUT, NONE, Contribution, Ids, carries_derivative, join
 
 

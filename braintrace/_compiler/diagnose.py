@@ -3,16 +3,17 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from .._graph.diagnostics import Diagnostic, quoted
+from .._graph.hidden_group import Cut, HiddenGroup
+from .._graph.marked import holds_marked
+from .._graph.relation import HiddenParamOpRelation
+from .._graph.traced_model import TracedModel
 from .._jax import Atom, Var, source_line
 from .._typing import path_name
 from .backward import bent_uses
 from .derivative import Derivatives
-from .diagnostics import Diagnostic, quoted
-from .hidden_groups import HiddenGroup
-from .marked import holds_marked
-from .positions import Cut, Walk
-from .relations import HiddenParamOpRelation, MarkedOperation
-from .trace import TracedModel
+from .positions import Walk
+from .relations import MarkedOperation
 from .transfer import CONSTANT, carries_derivative
 from .untraced import also_plain, carried_without_a_trace, is_remembered, new_vars
 
@@ -32,7 +33,7 @@ def diagnose(
         for equation in dict.fromkeys(cut.equation for cut in every_cut):
             cuts = [cut for cut in every_cut if cut.equation == equation]
             yield from _cut(reader, group, equation, cuts)
-        for equation in sorted({i for walk in group_walks for i in walk.passed}):
+        for equation in sorted({i for walk in group_walks for i in walk.weights_met}):
             yield from _passed(reader, group, equation)
         yield from _met(reader, group, group_walks)
         yield from _bent_on_the_way(reader, group, derivatives)
@@ -142,8 +143,8 @@ def _cut(
 
 def _met(reader: _Upstream, group: HiddenGroup, walks: Sequence[Walk]) -> Iterator[Diagnostic]:
     """Yield the states of other groups that reach a group without mixing or a marked weight."""
-    for index in sorted({index for walk in walks for index, _ in walk.met}):
-        variables = [var for walk in walks for i, var in walk.met if i == index]
+    for index in sorted({index for walk in walks for index, _ in walk.states_met}):
+        variables = [var for walk in walks for i, var in walk.states_met if i == index]
         states = reader.of_others(variables, group)
         if states:
             yield Diagnostic(
@@ -272,10 +273,10 @@ def _without_relation(
             continue
         equation = traced.program.equations[operation.equation]
         weights = quoted(operation.printed_paths)
-        if operation.foreign:
+        if operation.non_parameters:
             message = (
                 f"The weight of `{equation.primitive.name}` is computed from {weights} and from "
-                f"{', '.join(operation.foreign)}. A trace needs a weight that depends on "
+                f"{', '.join(operation.non_parameters)}. A trace needs a weight that depends on "
                 "parameters, and on States that `update` does not write; it gets the gradient of "
                 "the current step."
             )
@@ -326,14 +327,14 @@ def _partly_mixed(
     groups: Sequence[HiddenGroup], relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
     for relation in relations:
-        for reach in relation.reaches:
-            if reach.mixed:
+        for influence in relation.influences:
+            if influence.mixed:
                 yield Diagnostic(
                     "warning",
                     "partly-mixed",
                     f"Some outputs of the operation of "
                     f"{quoted([path_name(p) for p in relation.parameter_paths])} reach several "
-                    f"positions of {_names(groups[reach.group])} at once, other than by a "
+                    f"positions of {_names(groups[influence.group])} at once, other than by a "
                     "broadcast; their influence is held constant.",
                     tuple(path_name(path) for path in relation.parameter_paths),
                     relation.source,

@@ -7,86 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from .._graph import HiddenGroup
+from .._graph.hidden_group import Cut
+from .._graph.marked import role
+from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var
 from .._jaxpr import Program
-from .._typing import Path
-from .beyond import where_shaped_alike
 from .candidates import Candidate, candidates_of
 from .common_positions import CommonPositions
 from .delay_lines import find_delay_lines
 from .derivative import Derivatives
-from .home import Constants, home_positions, least_moved_positions
-from .marked import role
-from .positions import Cut, Walk, walk_back
-from .trace import StateLeaf, TracedModel
+from .opaque_calls import opaque_where_shaped_alike
+from .origin_position import Constants, least_moved_positions, origin_positions
+from .positions import Walk, walk_back
 from .transfer import CONSTANT, Ids
 
-_FOREIGN = -9  # the home of old states that do not share the walk's positions
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class HiddenGroup:
-    """Hidden states that share positions and influence each other position by position.
-
-    Attributes
-    ----------
-    index
-        Place of the group in the graph.
-    states
-        The states ``a = 0 .. n-1``.
-    new_vars
-        Variable of each state's new value; everything downstream reads it there.
-    layouts, old_layouts
-        Position of every element of a state's new variable, and of its old value; ``None``
-        where they are all positions in order. A state may be at a part of them only.
-    shape
-        Shape of the positions: that of the first state that is at all of them, or their number.
-    transition
-        Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
-    cuts
-        For each state the uses of variables that mix positions and are held constant.
-    read_by_output
-        States whose value before the step the outputs of the step read.
-    downstream
-        States that no later step reads position by position, computed from the new values of the
-        others (the ``h`` of an LSTM). Like an output, they see those values perturbed, so that
-        the learning signal of the others has their part in it; their own ``D`` is zero.
-    delay_line
-        Whether it is a delay line that only marked operations of later steps read: what is cut in
-        it costs nothing.
-    """
-
-    index: int
-    states: tuple[StateLeaf, ...]
-    new_vars: tuple[Var, ...]
-    layouts: tuple[Ids | None, ...]
-    old_layouts: tuple[Ids | None, ...]
-    shape: tuple[int, ...]
-    transition: tuple[tuple[int, int], ...]
-    cuts: tuple[tuple[Cut, ...], ...]
-    read_by_output: tuple[int, ...]
-    downstream: tuple[int, ...]
-    delay_line: bool
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Paths of the group's states."""
-        return tuple(state.path for state in self.states)
-
-    @property
-    def num_states(self) -> int:
-        """Number ``n`` of states in the group."""
-        return len(self.states)
-
-    @property
-    def num_positions(self) -> int:
-        """Number of positions, batch included."""
-        return int(np.prod(self.shape))
-
-    @property
-    def read_states(self) -> tuple[int, ...]:
-        """States that some state of the group reads, position by position, in the next step."""
-        return tuple(sorted({c for _, c in self.transition}))
+_ELSEWHERE = -9  # the origin of old states that do not share the walk's positions
 
 
 def find_hidden_groups(
@@ -124,21 +60,21 @@ def find_hidden_groups(
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     every_new = frozenset(new_vars)
     behind_output = program.depends_on(_seen_by_losses(traced, outputs), every_new, CONSTANT)
-    boundaries = frozenset(e.primitive.name for e in program.equations if role(e) == "boundary")
+    opaque = frozenset(e.primitive.name for e in program.equations if role(e) == "opaque")
     lines = frozenset() if every_state else find_delay_lines(program, candidates, behind_output)
     for members in _connected(placed, lines):
-        inside, home = placed.together(members)
+        inside, origin = placed.together(members)
         own = Counter(var for candidate in inside for var in candidate.new_vars)
         stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
-        group_walks = [_walk(facts, candidate, stops, home) for candidate in inside]
+        group_walks = [_walk(facts, candidate, stops, origin) for candidate in inside]
         is_read = [c.leaf.in_var in behind_output for c in inside]
         downstream: tuple[int, ...] = ()
         if len(inside) > 1 and not every_state:
-            downstream = _downstream(program, inside, group_walks, is_read, every_new, boundaries)
+            downstream = _downstream(program, inside, group_walks, is_read, every_new, opaque)
         for a in downstream:
             others = stops | own.keys() - set(inside[a].new_vars)
-            walked = _walk(facts, inside[a], others, home)
-            group_walks[a] = _without_held_cuts(program, walked, others, boundaries)
+            walked = _walk(facts, inside[a], others, origin)
+            group_walks[a] = _without_held_cuts(program, walked, others, opaque)
         is_line = lines.issuperset(members)
         groups.append(_group(len(groups), inside, group_walks, is_read, downstream, is_line))
         walks.append(group_walks)
@@ -157,7 +93,7 @@ def _downstream(
     walks: Sequence[Walk],
     is_read: Sequence[bool],
     every_new: frozenset[Var],
-    boundaries: frozenset[str],
+    opaque: frozenset[str],
 ) -> tuple[int, ...]:
     """Return the states that nothing reads any more but the rest of the step.
 
@@ -174,7 +110,7 @@ def _downstream(
         upstream = {m.var for c, m in enumerate(members) if c != a and c not in found}
         is_carried = is_read[a] or any(_reaches(walk, own.leaf.in_var) for walk in walks)
         stops = every_new - {own.var}
-        reads_old = program.depends_on([own.var], stops, CONSTANT | boundaries) & old
+        reads_old = program.depends_on([own.var], stops, CONSTANT | opaque) & old
         reads_new = program.depends_on([own.var], stops) & upstream
         if reads_new and not (is_carried or reads_old):
             found.append(a)
@@ -182,15 +118,15 @@ def _downstream(
 
 
 def _without_held_cuts(
-    program: Program, walk: Walk, held: frozenset[Var], boundaries: frozenset[str]
+    program: Program, walk: Walk, held: frozenset[Var], opaque: frozenset[str]
 ) -> Walk:
     """Leave out cuts of values that do not change with the held ones: they cost nothing."""
 
     def costs(cut: Cut) -> bool:
         operand = program.equations[cut.equation].invars[cut.operand]
-        behind = program.depends_on([operand], held, boundaries)
+        behind = program.depends_on([operand], held, opaque)
         made = (program.equations[program.producer[v]] for v in behind if v in program.producer)
-        return any(role(e) == "boundary" for e in made) or any(
+        return any(role(e) == "opaque" for e in made) or any(
             v not in held and v not in program.producer for v in behind
         )
 
@@ -206,17 +142,17 @@ class _Facts:
     derivatives: Derivatives
 
 
-class _Home:
+class _Origin:
     """Where the elements of variables come from, counted from some old states."""
 
     def __init__(self, facts: _Facts, states: Sequence[Candidate], last: int | None = None) -> None:
         starts = {candidate.leaf.in_var: candidate.old_ids for candidate in states}
-        self._arguments = (facts.program, starts, facts.constant, last, where_shaped_alike)
+        self._arguments = (facts.program, starts, facts.constant, last, opaque_where_shaped_alike)
 
     @functools.cached_property
     def certain(self) -> dict[Var, Ids]:
         """Where they come from one place each."""
-        return home_positions(*self._arguments)
+        return origin_positions(*self._arguments)
 
     @functools.cached_property
     def likely(self) -> dict[Var, Ids]:
@@ -224,13 +160,13 @@ class _Home:
         return least_moved_positions(*self._arguments)
 
 
-def _walk(facts: _Facts, candidate: Candidate, stops: frozenset[Var], home: _Home) -> Walk:
+def _walk(facts: _Facts, candidate: Candidate, stops: frozenset[Var], origin: _Origin) -> Walk:
     return walk_back(
         facts.program,
         {candidate.var: candidate.ids},
         stops=stops,
-        home=home.certain,
-        likely=lambda: home.likely,
+        origin=origin.certain,
+        likely=lambda: origin.likely,
         marked=role,
         constant=facts.constant,
         derivatives=facts.derivatives,
@@ -243,24 +179,24 @@ class _Placed:
     def __init__(self, facts: _Facts, raw: Sequence[Candidate]) -> None:
         self.facts, self.raw = facts, raw
         self.common = CommonPositions(raw, self._reached)
-        self._found: dict[tuple[int, ...], tuple[list[Candidate], _Home]] = {}
+        self._found: dict[tuple[int, ...], tuple[list[Candidate], _Origin]] = {}
 
     def _reached(self, state: int) -> Mapping[Var, Ids]:
         own = self.raw[state]
         # The walk looks at nothing that is computed after the state.
-        home = _Home(self.facts, [own], last=self.facts.program.producer[own.var])
-        return _walk(self.facts, own, frozenset(), home).ids
+        origin = _Origin(self.facts, [own], last=self.facts.program.producer[own.var])
+        return _walk(self.facts, own, frozenset(), origin).ids
 
-    def together(self, members: tuple[int, ...]) -> tuple[list[Candidate], _Home]:
-        """Return some states at their common positions, and the home of what is made of them."""
+    def together(self, members: tuple[int, ...]) -> tuple[list[Candidate], _Origin]:
+        """Return some states at their common positions, and the origin of what is made of them."""
         if members not in self._found:
             inside = self.common.of(members)
-            home = _Home(self.facts, inside)
+            origin = _Origin(self.facts, inside)
             for i, candidate in enumerate(self.raw):
                 if i not in members:
-                    foreign = np.broadcast_to(np.int32(_FOREIGN), candidate.leaf.shape)
-                    home.certain[candidate.leaf.in_var] = foreign
-            self._found[members] = inside, home
+                    elsewhere = np.broadcast_to(np.int32(_ELSEWHERE), candidate.leaf.shape)
+                    origin.certain[candidate.leaf.in_var] = elsewhere
+            self._found[members] = inside, origin
         return self._found[members]
 
 
@@ -293,11 +229,11 @@ def _coupled(placed: _Placed) -> Iterator[tuple[int, int]]:
     for together in placed.common.sets():
         if len(together) == 1:
             continue
-        inside, home = placed.together(together)
+        inside, origin = placed.together(together)
         owner = {c.leaf.in_var: i for i, c in zip(together, inside, strict=True)}
         owner |= {c.var: i for i, c in zip(together, inside, strict=True)}
         for a, candidate in zip(together, inside, strict=True):
-            walk = _walk(placed.facts, candidate, frozenset(), home)
+            walk = _walk(placed.facts, candidate, frozenset(), origin)
             yield from ((a, c) for var, c in owner.items() if c != a and _reaches(walk, var))
 
 

@@ -7,7 +7,7 @@ mixing of positions, that one use of it is *cut*: in the transition ``D`` and in
 value is held constant.
 
 An element that an old state's element has moved to another position is mixing as well. It
-is recognised with the *home* of a variable's elements: the position of the old hidden state
+is recognised by the *origin* of a variable's elements: the position of the old hidden state
 that they come from, carried forward.
 """
 
@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from .._graph import Cut
 from .._jax import Var, is_var, open_jaxpr
 from .._jaxpr import Program, program_of
 from .derivative import Derivatives
-from .home import Constants
 from .loops import through_cond, through_scan, through_while
+from .origin_position import Constants
 from .transfer import (
     COPIES,
     CUT,
@@ -38,16 +39,8 @@ from .transfer import (
 )
 
 Marked = Callable[[Any], str | None]
-"""Tells what a marked operation is to the walk: a ``'boundary'``, or an ``'identity'`` on its
+"""Tells what a marked operation is to the walk: a ``'opaque'``, or an ``'transparent'`` on its
 first operand; ``None`` for any other equation."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """One use of a variable that mixes positions: an equation and its operand."""
-
-    equation: int
-    operand: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,9 +57,9 @@ class Walk:
         Variables at which a broadcast from fewer elements begins.
     shared
         Variables of which two uses reach different positions.
-    passed
+    weights_met
         Marked equations that the walk met and did not pass.
-    met
+    states_met
         Variables behind which it did not look, and an equation that reads each.
     """
 
@@ -74,8 +67,8 @@ class Walk:
     cuts: tuple[Cut, ...]
     roots: tuple[Var, ...]
     shared: tuple[Var, ...]
-    passed: tuple[int, ...]
-    met: tuple[tuple[int, Var], ...]
+    weights_met: tuple[int, ...]
+    states_met: tuple[tuple[int, Var], ...]
 
 
 def walk_back(
@@ -83,7 +76,7 @@ def walk_back(
     start: Mapping[Var, Ids],
     *,
     stops: frozenset[Var],
-    home: Mapping[Var, Ids],
+    origin: Mapping[Var, Ids],
     likely: Callable[[], Mapping[Var, Ids]],
     marked: Marked,
     constant: Callable[[Any], np.ndarray | None],
@@ -99,13 +92,13 @@ def walk_back(
         Ids of the variables at which the walk starts.
     stops
         Variables behind which it does not look: new values of other groups.
-    home
-        See `home_positions`.
+    origin
+        See `origin_positions`.
     likely
-        Gives the home of variables made from several places of old states as well (see
+        Gives the origin of variables made from several places of old states as well (see
         `least_moved_positions`): of uses that disagree, those count that agree with it.
     marked
-        See `Marked`. The operands of a boundary are not looked at.
+        See `Marked`. The operands of an opaque operation are not looked at.
     constant, derivatives
         See `Constants` and `Derivatives`.
     """
@@ -114,19 +107,19 @@ def walk_back(
     cuts: list[Cut] = []
     roots: list[Var] = []
     shared: list[Var] = []
-    passed: list[int] = []
-    met: list[tuple[int, Var]] = []
+    weights_met: list[int] = []
+    states_met: list[tuple[int, Var]] = []
 
     def settle(var: Var) -> None:
         if var in ids or var not in received:
             return
-        kept, rejected = _in_place(received.pop(var), home.get(var))
+        kept, rejected = _in_place(received.pop(var), origin.get(var))
         cuts.extend(use for use, _ in rejected)
         if not kept:
             return
         ids[var] = functools.reduce(merge, (given for _, given in kept))
         if var in stops:
-            met.extend((use.equation, var) for use, _ in kept)
+            states_met.extend((use.equation, var) for use, _ in kept)
             return
         if ids[var] is kept[0][1]:  # all uses reach the same positions
             return
@@ -160,10 +153,10 @@ def walk_back(
             continue
         role = marked(equation)
         contributions: list[Contribution]
-        if role == "boundary":
-            passed.append(index)
+        if role == "opaque":
+            weights_met.append(index)
             continue
-        if role == "identity":
+        if role == "transparent":
             contributions = [out_ids[0], *[None] * (len(equation.invars) - 1)]
         else:
             contributions = _through(equation, out_ids, constant, derivatives, walk_body)
@@ -184,7 +177,9 @@ def walk_back(
         settle(var)
     reached = {var: found for var, found in ids.items() if var not in stops}
     in_order = tuple(sorted(set(cuts), key=_order))
-    return Walk(reached, in_order, tuple(roots), tuple(shared), tuple(passed), tuple(met))
+    return Walk(
+        reached, in_order, tuple(roots), tuple(shared), tuple(weights_met), tuple(states_met)
+    )
 
 
 def _backward(
@@ -236,13 +231,15 @@ def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids
 
 
 def _in_place(
-    contributions: Sequence[tuple[Cut, Ids]], home: Ids | None
+    contributions: Sequence[tuple[Cut, Ids]], origin: Ids | None
 ) -> tuple[list[tuple[Cut, Ids]], list[tuple[Cut, Ids]]]:
     """Set apart the uses of a variable that move an old state to another position."""
     kept: list[tuple[Cut, Ids]] = []
     rejected: list[tuple[Cut, Ids]] = []
     for use, given in contributions:
-        moved = home is not None and np.any((home != NONE) & (given != NONE) & (home != given))
+        moved = origin is not None and np.any(
+            (origin != NONE) & (given != NONE) & (origin != given)
+        )
         (rejected if moved else kept).append((use, given))
     return kept, rejected
 
@@ -266,13 +263,13 @@ def _walk_body(
         program,
         start,
         stops=frozenset(),
-        home={},
+        origin={},
         likely=dict,
         marked=marked,
         constant=Constants(program),
         derivatives=derivatives,
     )
     mixed = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
-    mixed += [a for i in walk.passed for a in program.equations[i].invars if is_var(a)]
+    mixed += [a for i in walk.weights_met for a in program.equations[i].invars if is_var(a)]
     tainted = program.depends_on(mixed)
     return [CUT if var in tainted else walk.ids.get(var) for var in opened.invars]

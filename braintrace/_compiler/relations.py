@@ -2,68 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from .._etrace_op import ETP_PRIMITIVE_SPECS, ETPPrimitive, validate_rules
+from .._etrace_op import ETP_PRIMITIVE_SPECS, validate_rules
+from .._graph import HiddenParamOpRelation
+from .._graph.hidden_group import HiddenGroup
+from .._graph.influence import InfluenceMap
+from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var, source_line
 from .._typing import Path, path_name
 from .derivative import Derivatives
-from .hidden_groups import HiddenGroup
-from .home import Constants
+from .influence import find_influence
+from .origin_position import Constants
 from .positions import Walk
-from .reach import Reach, find_reach
-from .trace import StateLeaf, TracedModel
 from .transfer import CONSTANT
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class HiddenParamOpRelation:
-    """One marked operation that reaches hidden states, and how.
-
-    Attributes
-    ----------
-    key
-        Name of the relation: parameter paths, operation and its number in the step. The same
-        in every process.
-    primitive, params
-        The operation.
-    equation
-        Index of its equation in the program.
-    x_var, y_var
-        Its input (``None`` for an operation without one) and its output.
-    trainable_vars
-        Operands that learn, by the name that the operation's rules give them.
-    trainable_positions
-        Where those operands stand among the operation's operands.
-    trainable_paths
-        Path of the (first) ParamState behind every such operand.
-    parameter_paths
-        Paths of all ParamStates behind the operands.
-    held_paths
-        Paths of the other States behind the operands (masks, scales). The step does not write
-        them.
-    reaches
-        How ``y`` reaches each hidden group.
-    hidden_groups
-        Those groups.
-    source
-        ``file:line (function)`` of the user's call.
-    """
-
-    key: str
-    primitive: ETPPrimitive
-    params: Mapping[str, Any]
-    equation: int
-    x_var: Atom | None
-    y_var: Var
-    trainable_vars: Mapping[str, Atom]
-    trainable_positions: Mapping[str, int]
-    trainable_paths: Mapping[str, Path]
-    parameter_paths: tuple[Path, ...]
-    held_paths: tuple[Path, ...]
-    reaches: tuple[Reach, ...]
-    hidden_groups: tuple[HiddenGroup, ...]
-    source: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +33,7 @@ class MarkedOperation:
         The parameter leaves behind each operand.
     held
         State leaves that the step does not write (masks, scales) behind the operands.
-    foreign
+    non_parameters
         Names of the other inputs that operands are computed from.
     """
 
@@ -93,7 +44,7 @@ class MarkedOperation:
     positions: Mapping[str, int]
     parameters: Mapping[str, tuple[StateLeaf, ...]]
     held: tuple[StateLeaf, ...]
-    foreign: tuple[str, ...]
+    non_parameters: tuple[str, ...]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -137,8 +88,8 @@ def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
         if not any(parameters.values()):
             continue
         behind = dict.fromkeys(v for atom in operands.values() for v in inputs_behind(atom))
-        foreign = [var for var in behind if _is_foreign(var, by_var)]
-        others = [var for var in behind if var not in foreign]
+        non_parameters = [var for var in behind if _is_no_parameter(var, by_var)]
+        others = [var for var in behind if var not in non_parameters]
         found.append(
             MarkedOperation(
                 equation=index,
@@ -148,16 +99,16 @@ def marked_operations(traced: TracedModel) -> list[MarkedOperation]:
                 positions=positions,
                 parameters=parameters,
                 held=tuple(by_var[v] for v in others if by_var[v].kind != "parameter"),
-                foreign=tuple(
+                non_parameters=tuple(
                     "an argument of `update`" if var in arguments else by_var[var].name
-                    for var in foreign
+                    for var in non_parameters
                 ),
             )
         )
     return found
 
 
-def _is_foreign(var: Var, by_var: Mapping[Var, StateLeaf]) -> bool:
+def _is_no_parameter(var: Var, by_var: Mapping[Var, StateLeaf]) -> bool:
     """Tell whether an input may change within a step, or from sample to sample."""
     leaf = by_var.get(var)
     if leaf is None or leaf.kind == "random":
@@ -181,15 +132,15 @@ def find_relations(
                 reached_by[var].append(index)
     relations = []
     for number, operation in enumerate(operations):
-        if operation.foreign:
+        if operation.non_parameters:
             continue
         y = operation.y_var
-        reaches = [
-            reach
+        influences = [
+            influence
             for index in reached_by[y]
-            if (reach := find_reach(traced.program, y, groups[index], walks[index], *facts))
+            if (influence := find_influence(traced.program, y, groups[index], walks[index], *facts))
         ]
-        if reaches:
+        if influences:
             equation = traced.program.equations[operation.equation]
             validate_rules(
                 equation.primitive,
@@ -198,7 +149,7 @@ def find_relations(
                 operation.y_var,
                 dict(operation.operands),
             )
-            relations.append(_relation(traced, operation, number, reaches, groups))
+            relations.append(_relation(traced, operation, number, influences, groups))
     return relations
 
 
@@ -206,7 +157,7 @@ def _relation(
     traced: TracedModel,
     operation: MarkedOperation,
     number: int,
-    reaches: Sequence[Reach],
+    influences: Sequence[InfluenceMap],
     groups: Sequence[HiddenGroup],
 ) -> HiddenParamOpRelation:
     equation = traced.program.equations[operation.equation]
@@ -225,7 +176,7 @@ def _relation(
         },
         parameter_paths=operation.paths,
         held_paths=tuple(dict.fromkeys(leaf.path for leaf in operation.held)),
-        reaches=tuple(reaches),
-        hidden_groups=tuple(groups[reach.group] for reach in reaches),
+        influences=tuple(influences),
+        hidden_groups=tuple(groups[influence.group] for influence in influences),
         source=source_line(equation),
     )

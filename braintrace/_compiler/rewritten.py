@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._graph.traced_model import TracedModel
 from .._jax import at_source_of, is_var, trace_to_jaxpr
 from .._jaxpr import Program, program_of
-from .trace import TracedModel
 
 Run = Callable[[int, Any, list[Any]], list[Any]]
 """``(index, equation, operand values) -> output values``."""

@@ -6,21 +6,20 @@ that brainstate traces, and ``n`` of the step.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._graph import StateKind
 from .._jax import is_tracer, open_jaxpr, strongly_typed
 from .._jaxpr import evaluate_inlined
 from .._typing import Path
 from .canonicalize import Rewrite
 
-Kind = Literal["hidden", "parameter", "random", "other"]
 
-
-def kind_of(state: brainstate.State) -> Kind:
+def kind_of(state: brainstate.State) -> StateKind:
     """Return what a State is to a step."""
     if isinstance(state, brainstate.HiddenState):
         return "hidden"
@@ -50,7 +49,7 @@ class Slot:
 
     path: Path
     leaf: int
-    kind: Kind
+    kind: StateKind
     count: int | None
     written: bool
     per_sample: bool

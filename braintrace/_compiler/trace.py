@@ -6,8 +6,7 @@ State that it writes. A State that holds ``n`` states in its last axis (`HiddenG
 counts as ``n`` leaves, so that every hidden leaf is one state per position.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import brainstate
@@ -17,75 +16,15 @@ import saiunit
 from .._arguments import is_quantity, leaf_names, named
 from .._errors import CompilationError
 from .._foreign import in_words
+from .._graph import StateLeaf, TracedModel
 from .._interrupts import interruptible, uninterrupted
-from .._jax import Atom, Var, is_tracer, open_jaxpr, trace_to_jaxpr
+from .._jax import is_tracer, open_jaxpr, trace_to_jaxpr
 from .._jaxpr import Program, evaluate_inlined, program_of
-from .._typing import Path, PyTree, path_name
+from .._typing import Path, path_name
 from .canonicalize import rewriting, spell_out_broadcasts
 from .example import argument_names, call_of_update, check_example
 from .mapped import map_over_batch, mapped_axes
-from .slots import Kind, Slot, kind_of, slots_of, split_avals, split_states
-
-
-@dataclasses.dataclass(frozen=True)
-class StateLeaf:
-    """One array of one State.
-
-    Attributes
-    ----------
-    path
-        Path of the State in the model; States outside it are under ``'<outside>'``.
-    leaf
-        Index of the leaf within the State's value.
-    component
-        Index along the last axis for a `HiddenGroupState`, else ``None``.
-    kind
-        What the State is to the compiler.
-    shape, dtype
-        Of the leaf, batch axis included.
-    in_var, out_var
-        Value before the step, and after it (``None`` where the step does not write).
-    joined_var
-        For a component, the whole value of its State after the step.
-    """
-
-    path: Path
-    leaf: int
-    component: int | None
-    kind: Kind
-    shape: tuple[int, ...]
-    dtype: Any
-    in_var: Var
-    out_var: Atom | None
-    joined_var: Atom | None
-
-    @property
-    def name(self) -> str:
-        """Printed form: the path, and the leaf or component where there are several."""
-        suffix = "" if self.component is None else f"[{self.component}]"
-        return path_name(self.path) + (f"#{self.leaf}" if self.leaf else "") + suffix
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TracedModel:
-    """One step of a model as plain data."""
-
-    program: Program
-    leaves: tuple[StateLeaf, ...]
-    argument_vars: tuple[Var, ...]
-    argument_roots: tuple[str, ...]
-    argument_names: tuple[str, ...]
-    argument_tree: PyTree
-    state_trees: Mapping[Path, PyTree]
-    output_atoms: tuple[Atom, ...]
-    output_tree: PyTree
-    parameter_paths: tuple[Path, ...]
-    batch_size: int | None
-
-    @property
-    def written_vars(self) -> list[Var]:
-        """Input variables of the State leaves that the step writes."""
-        return [leaf.in_var for leaf in self.leaves if leaf.out_var is not None]
+from .slots import Slot, kind_of, slots_of, split_avals, split_states
 
 
 def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:

@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._graph.hidden_group import Ids as Ids
 from .._jax import is_var
-from .._jaxpr.moves import NOWHERE, is_move, moved_back, moved_operands, source_map
+from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved_back, moved_operands, source_map
 
 NONE = -1  # no influence on the state
 MIXED = -2  # several positions, not by a broadcast
@@ -30,7 +31,6 @@ class _Cut:
 
 CUT = _Cut()
 
-Ids = np.ndarray
 Contribution = Ids | _Cut | None
 
 
@@ -75,7 +75,7 @@ def transfer(
         return [None] * len(equation.invars)
     if name in ELEMENTWISE:
         return _elementwise(equation, out_ids)
-    if is_move(equation):
+    if is_data_movement(equation):
         return _move(equation, out_ids, constant)
     if name in REDUCTIONS:
         return [_reduction(equation, out_ids[0])]

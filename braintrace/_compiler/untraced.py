@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .._graph.diagnostics import Diagnostic, quoted
+from .._graph.hidden_group import HiddenGroup
+from .._graph.marked import is_marked, role
+from .._graph.relation import HiddenParamOpRelation
+from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Var, is_var, source_line
 from .._jaxpr import Program
-from .diagnostics import Diagnostic, quoted
-from .hidden_groups import HiddenGroup
-from .marked import is_marked, role
-from .relations import HiddenParamOpRelation, MarkedOperation
-from .trace import StateLeaf, TracedModel
+from .relations import MarkedOperation
 from .transfer import CONSTANT, carries_derivative
 
 
@@ -21,7 +22,7 @@ def carried_without_a_trace(
     outputs = [atom for atom in traced.output_atoms if is_var(atom)]
     new = [var for group in groups for var in group.new_vars]
     for leaf in _carriers(traced, operations, groups):
-        directly = connected_by_gradients(program, [leaf.in_var], _is_boundary)
+        directly = connected_by_gradients(program, [leaf.in_var], _is_opaque)
         if not directly.isdisjoint([*new, *outputs]):
             reached = [f"'{s.name}'" for g in groups for s, var in new_vars(g) if var in directly]
             yield Diagnostic(
@@ -110,8 +111,8 @@ def connected_by_gradients(
     return reached
 
 
-def _is_boundary(equation: Any) -> bool:
-    return role(equation) == "boundary"
+def _is_opaque(equation: Any) -> bool:
+    return role(equation) == "opaque"
 
 
 def is_remembered(program: Program, group: HiddenGroup) -> bool:

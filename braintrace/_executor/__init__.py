@@ -5,8 +5,8 @@ from . import param_dim as param_dim
 from .jacobians import Jacobians as Jacobians
 from .jacobians import Weights as Weights
 from .jacobians import operands as operands
-from .live import Probes as Probes
-from .live import zero_probes as zero_probes
+from .probed_step import Probes as Probes
+from .probed_step import zero_probes as zero_probes
 from .restart import over_first_axis as over_first_axis
 from .restart import restarted as restarted
 from .restart import restarted_probes as restarted_probes

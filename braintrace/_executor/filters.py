@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Columns, ETraceGraph, HiddenParamOpRelation, columns_of
 from .._errors import OptionError
 from .._etrace_op import add_to_filter, get_primitive_spec
+from .._graph import ActiveOutputs, ETraceGraph, HiddenParamOpRelation, active_outputs_of
 from .jacobians import Jacobians, transition_key
-from .layout import Link, filter_key, links, output_keys, x_key
+from .layout import TraceSite, filter_key, output_keys, trace_sites, x_key
 from .param_dim import Traces
 from .recursion import num_steps
 from .restart import at_positions, over_first_axis
@@ -34,22 +34,22 @@ def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
     return {r.key: r for r in relations if r.x_var is not None and filter_key(graph, r) == r.key}
 
 
-def outputs_of(graph: ETraceGraph) -> dict[str, tuple[Link, int]]:
-    """Return the link and state that each output-shaped trace is computed for, by its name.
+def outputs_of(graph: ETraceGraph) -> dict[str, tuple[TraceSite, int]]:
+    """Return the site and state that each output-shaped trace is computed for, by its name.
 
     Operations that share a trace are represented by the first of them.
     """
     shared = output_keys(graph)
-    every = [(link, a) for link in links(graph) for a in link.reach.reached]
-    return {link.key(a): (link, a) for link, a in every if shared[link.key(a)] == link.key(a)}
+    every = [(site, a) for site in trace_sites(graph) for a in site.influence.reached]
+    return {site.key(a): (site, a) for site, a in every if shared[site.key(a)] == site.key(a)}
 
 
-def _columns(graph: ETraceGraph, outputs: Arrays) -> dict[str, Columns]:
+def _columns(graph: ETraceGraph, outputs: Arrays) -> dict[str, ActiveOutputs]:
     """Return the columns that are kept of the output-shaped traces with others that stay zero."""
     found = {}
-    for key, (link, _) in outputs_of(graph).items():
-        kept = [a for a in link.reach.reached if link.key(a) in outputs]
-        columns = columns_of(link.relation, link.reach, kept) if key in outputs else None
+    for key, (site, _) in outputs_of(graph).items():
+        kept = [a for a in site.influence.reached if site.key(a) in outputs]
+        columns = active_outputs_of(site.relation, site.influence, kept) if key in outputs else None
         if columns is not None:
             found[key] = columns
     return found
@@ -65,8 +65,8 @@ def whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
     """Return kept output-shaped traces with zeros in the columns that are not kept."""
     found, by_key = dict(outputs), outputs_of(graph)
     for key, columns in _columns(graph, outputs).items():
-        link, _ = by_key[key]
-        example = jnp.zeros(link.reach.table_shape, outputs[key].dtype)
+        site, _ = by_key[key]
+        example = jnp.zeros(site.influence.slot_shape, outputs[key].dtype)
         (found[key],) = jax.linear_transpose(columns.pick, example)(outputs[key])
     return found
 
@@ -97,10 +97,10 @@ def recorded_inputs(graph: ETraceGraph, jacobians: Jacobians, signal: Any = None
 def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax.Array]]:
     """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
     tables: dict[str, dict[str, jax.Array]] = {}
-    for key, (link, a) in outputs_of(graph).items():
-        group, reached = link.group, link.reach.reached
+    for key, (site, a) in outputs_of(graph).items():
+        group, reached = site.group, site.influence.reached
         tables[key] = {
-            link.key(c): link.table(jacobians["D"][transition_key(group, a, c)])
+            site.key(c): site.table(jacobians["D"][transition_key(group, a, c)])
             for b, c in group.transition
             if b == a and c in reached
         }
@@ -124,7 +124,7 @@ def run_filters(
         key: relation.y_var.aval.dtype
         for key, relation in [
             *inputs.items(),
-            *((k, link.relation) for k, (link, _) in by_key.items()),
+            *((k, site.relation) for k, (site, _) in by_key.items()),
         ]
     }
 
@@ -142,10 +142,10 @@ def run_filters(
             for key in before_x
         }
         eps_f = {}
-        for key, (link, _) in by_key.items():
+        for key, (site, _) in by_key.items():
             terms = [alpha * D[key][c] * before_f[c] for c in D[key] if c in before_f]
             terms += [(1 - alpha) * Df[key]] if key in Df else []
-            shape = link.reach.table_shape
+            shape = site.influence.slot_shape
             eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtypes[key])
         after = {
             "x": {key: eps_x[key].astype(old.dtype) for key, old in kept["x"].items()},
@@ -171,28 +171,28 @@ def counts_of(alpha: float, graph: ETraceGraph, jacobians: Jacobians, traces: Tr
 def started_anew(graph: ETraceGraph, filters: Filters, restart: jax.Array) -> Filters:
     """Return filters that start anew for some samples, or all."""
     inputs, outputs = dict(filters["x"]), dict(filters["f"])
-    for link in links(graph):
-        if link.relation.x_var is not None:
-            key = filter_key(graph, link.relation)
-            rows = over_first_axis(_rows(link, restart), inputs[key].ndim)
+    for site in trace_sites(graph):
+        if site.relation.x_var is not None:
+            key = filter_key(graph, site.relation)
+            rows = over_first_axis(_rows(site, restart), inputs[key].ndim)
             inputs[key] = jnp.where(rows, 0, inputs[key])
-    for key, (link, _) in outputs_of(graph).items():
+    for key, (site, _) in outputs_of(graph).items():
         if key in outputs:
-            is_new = link.table(at_positions(link.group, restart))
+            is_new = site.table(at_positions(site.group, restart))
             outputs[key] = jnp.where(is_new, 0, outputs[key])
     return {"x": inputs, "f": outputs}
 
 
-def _rows(link: Link, restart: jax.Array) -> jax.Array:
+def _rows(site: TraceSite, restart: jax.Array) -> jax.Array:
     """Return which rows of an operation's input belong to samples that start anew."""
     if restart.ndim == 0:
         return restart
-    if not get_primitive_spec(link.relation.primitive).batched:
+    if not get_primitive_spec(site.relation.primitive).batched:
         raise OptionError(
-            f"The input of '{link.relation.key}' is shared by all samples, so that this algorithm "
+            f"The input of '{site.relation.key}' is shared by all samples, so that this algorithm "
             "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
         )
-    at_elements = link.table(at_positions(link.group, restart))
-    if link.has_fan_out:
+    at_elements = site.table(at_positions(site.group, restart))
+    if site.has_fan_out:
         at_elements = at_elements.any(0)
     return at_elements.any(tuple(range(1, at_elements.ndim)))

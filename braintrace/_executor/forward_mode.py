@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, HiddenGroup
+from .._graph import ETraceGraph, HiddenGroup
 from .._jax import Var, open_jaxpr, sub_jaxprs
 from .._jaxpr import Program
 from .layout import new_state_to_positions
@@ -70,12 +70,12 @@ def _positions(graph: ETraceGraph, group: HiddenGroup, state: int, var: Var) -> 
         if var is old.in_var:
             return np.arange(var.aval.size) if layout is None else layout.ravel()
     for relation in graph.hidden_param_op_relations:
-        for reach in relation.reaches:
-            for branch in reach.branches:
-                if reach.group == group.index and branch.state == state and branch.var is var:
-                    table = np.append(reach.positions.ravel(), -1)
-                    size = reach.positions.size
-                    slots = np.arange(size) if branch.slots is None else branch.slots
+        for influence in relation.influences:
+            for point in influence.injection_points:
+                if influence.group == group.index and point.state == state and point.var is var:
+                    table = np.append(influence.positions.ravel(), -1)
+                    size = influence.positions.size
+                    slots = np.arange(size) if point.slots is None else point.slots
                     return table[slots]
     raise AssertionError("a leaf is an old state or a branch of a relation")
 

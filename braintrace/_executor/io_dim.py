@@ -23,9 +23,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, HiddenParamOpRelation
 from .._errors import PrimitiveError
 from .._etrace_op import ETP_RULES_INIT_PP, get_primitive_spec, pull_back_filtered, zero_filter
+from .._graph import ETraceGraph, HiddenParamOpRelation
 from .._jax import struct_of
 from .._jaxpr import Kind, kinds_of
 from .filters import (
@@ -42,9 +42,9 @@ from .filters import (
     whole,
 )
 from .jacobians import Jacobians, Weights
-from .layout import filter_key, links, old_state_to_positions, output_keys
-from .live import Probes
+from .layout import filter_key, old_state_to_positions, output_keys, trace_sites
 from .param_dim import Traces, add, like
+from .probed_step import Probes
 from .products import PLAIN, Products, products_of_gradient
 from .recursion import num_steps, scan_block, scan_records, signals
 from .restart import at_positions
@@ -74,15 +74,15 @@ def init(alpha: float, graph: ETraceGraph, every_state: bool, dtype: Any = None)
     inputs: dict[str, Any] = {}
     outputs: dict[str, Any] = {}
     shared = output_keys(graph)
-    for link in links(graph):
-        relation, reach = link.relation, link.reach
+    for site in trace_sites(graph):
+        relation, influence = site.relation, site.influence
         if relation.x_var is not None:
             key = filter_key(graph, relation)
-            inputs[key] = zero_filter(*link.operation, relation.x_var, relation.y_var)
+            inputs[key] = zero_filter(*site.operation, relation.x_var, relation.y_var)
         rule = ETP_RULES_INIT_PP[relation.primitive]
         zero = rule(relation.x_var, relation.y_var, dict(relation.trainable_vars), 1)[..., 0]
-        for a in reach.reached if every_state else reach.stored:
-            outputs[shared[link.key(a)]] = jnp.zeros(reach.table_shape, zero.dtype)
+        for a in influence.reached if every_state else influence.stored:
+            outputs[shared[site.key(a)]] = jnp.zeros(influence.slot_shape, zero.dtype)
     kept = of_columns(graph, outputs)
     traces = {"x": inputs, "f": kept, steps_key(alpha): jnp.zeros(_samples(graph), jnp.int32)}
     return narrowed(traces, dtype)
@@ -158,11 +158,11 @@ def _corrected(
     log_alpha = math.log(alpha) if alpha else -math.inf
     seen = -jnp.expm1(log_alpha * jnp.maximum(steps, 1))
     tables = {}
-    for key, (link, a) in outputs_of(graph).items():
-        found = signal[link.group.index].get(a)
+    for key, (site, a) in outputs_of(graph).items():
+        found = signal[site.group.index].get(a)
         if found is not None:
             wide = widened(found, jnp.float32)
-            tables[key] = link.table(wide / at_positions(link.group, seen.astype(wide.dtype)))
+            tables[key] = site.table(wide / at_positions(site.group, seen.astype(wide.dtype)))
     return tables
 
 
@@ -292,14 +292,14 @@ def _factors(graph: ETraceGraph, signal: Arrays, eps_f: Arrays, products: Produc
     """Return ``Σ_a l̂[a] ε_f[a]`` of one step, by the name of the first state's trace."""
     factors: Arrays = {}
     shared = output_keys(graph)
-    for link in links(graph):
-        keys = [shared[link.key(a)] for a in link.reach.reached]
+    for site in trace_sites(graph):
+        keys = [shared[site.key(a)] for a in site.influence.reached]
         shown = [key for key in keys if key in signal and key in eps_f]
         terms = [products.times(signal[key], eps_f[key]) for key in shown]
         if terms and keys[0] not in factors:
             total = sum(terms[1:], terms[0])
-            total = jnp.sum(total, axis=0) if link.has_fan_out else total
-            factors[keys[0]] = total.astype(link.relation.y_var.aval.dtype)
+            total = jnp.sum(total, axis=0) if site.has_fan_out else total
+            factors[keys[0]] = total.astype(site.relation.y_var.aval.dtype)
     return factors
 
 
@@ -309,12 +309,12 @@ def _contract(
     """Return the gradients of all relations, over time and batch at once."""
     gradients = jax.tree.map(jnp.zeros_like, weights)
     shared = output_keys(graph)
-    for link in links(graph):
-        relation, name = link.relation, shared[link.key(link.reach.reached[0])]
+    for site in trace_sites(graph):
+        relation, name = site.relation, shared[site.key(site.influence.reached[0])]
         if name in factors:
             x = None if relation.x_var is None else eps_x[filter_key(graph, relation)]
-            x = products.inputs(link, x, factors[name])
-            part = pull_back_filtered(*link.operation, x, factors[name], weights[relation.key])
+            x = products.inputs(site, x, factors[name])
+            part = pull_back_filtered(*site.operation, x, factors[name], weights[relation.key])
             gradients = add(gradients, {relation.key: part})
     return like(weights, gradients)
 

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, HiddenGroup
+from .._graph import ETraceGraph, HiddenGroup
 from .._jax import Var, bind
 from .._jaxpr import evaluate
 from .forward_mode import has_while, pushed_forward
-from .layout import branch_to_table, links, old_state_to_positions, x_key
+from .layout import injection_to_slots, old_state_to_positions, trace_sites, x_key
 from .maxima import Rules, bind_differentiable, maxima_of
 
 Inputs = Mapping[Var, Any]
@@ -84,13 +84,13 @@ def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None)
     return {
         relation.equation: rule_for(relation)
         for relation in graph.hidden_param_op_relations
-        if group is None or any(reach.group == group for reach in relation.reaches)
+        if group is None or any(influence.group == group for influence in relation.influences)
     }
 
 
 def _traced_elements(relation: Any, group: int | None) -> np.ndarray | None:
     """Return which elements of the output reach a group by a trace; ``None``: all of them."""
-    reached = [reach for reach in relation.reaches if reach.group == group]
+    reached = [influence for influence in relation.influences if influence.group == group]
     if not reached:
         return None
     traced = (reached[0].positions >= 0).any(0)
@@ -136,9 +136,11 @@ class _Values:
 def _values(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> _Values:
     wanted: dict[Var, None] = {}
     for relation in graph.hidden_param_op_relations:
-        branches = [b.var for reach in relation.reaches for b in reach.branches]
-        wanted.update(dict.fromkeys([relation.x_var, relation.y_var, *branches]))
-    wanted.update(dict.fromkeys(_boundaries(graph)))
+        injection_points = [
+            b.var for influence in relation.influences for b in influence.injection_points
+        ]
+        wanted.update(dict.fromkeys([relation.x_var, relation.y_var, *injection_points]))
+    wanted.update(dict.fromkeys(_opaque_outputs(graph)))
     for group in graph.hidden_groups:
         wanted.update(dict.fromkeys(group.new_vars))
         wanted.update(dict.fromkeys(s.joined_var for s in group.states))
@@ -147,10 +149,10 @@ def _values(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> _Values:
     return _Values(dict(zip(targets, found, strict=True)))
 
 
-def _boundaries(graph: ETraceGraph) -> list[Var]:
+def _opaque_outputs(graph: ETraceGraph) -> list[Var]:
     """Return the outputs of the operations that a walk does not pass."""
     program = graph.traced.program
-    return [var for index in graph.boundaries for var in program.equations[index].outvars]
+    return [var for index in graph.opaque_equations for var in program.equations[index].outvars]
 
 
 def _rows(
@@ -164,14 +166,14 @@ def _rows(
 ) -> None:
     """Add the row ``a = state`` of ``D`` and of ``Df``."""
     old = [c for a, c in group.transition if a == state]
-    reaches = [
-        (link, branch)
-        for link in links(graph, group)
-        for branch in link.reach.branches
-        if branch.state == state
+    influences = [
+        (site, point)
+        for site in trace_sites(graph, group)
+        for point in site.influence.injection_points
+        if point.state == state
     ]
     leaves: dict[Var, Any] = {group.states[c].in_var: inputs[group.states[c].in_var] for c in old}
-    leaves.update({branch.var: values(branch.var) for _, branch in reaches})
+    leaves.update({point.var: values(point.var) for _, point in influences})
     if not leaves:
         return
     held = _held(graph, group, state, values)
@@ -188,12 +190,12 @@ def _rows(
         key = transition_key(group, state, c)
         row = rows[group.states[c].in_var]
         result["D"][key] = old_state_to_positions(group, c, row)
-    for link, branch in reaches:
-        row = rows[branch.var]
-        if branch.var is not link.relation.y_var:
-            row = row * _from_output(graph, link.relation.y_var, branch.var, inputs, values)
-        key = link.key(state)
-        table = branch_to_table(link.reach, branch, row)
+    for site, point in influences:
+        row = rows[point.var]
+        if point.var is not site.relation.y_var:
+            row = row * _from_output(graph, site.relation.y_var, point.var, inputs, values)
+        key = site.key(state)
+        table = injection_to_slots(site.influence, point, row)
         result["Df"][key] = result["Df"][key] + table if key in result["Df"] else table
 
 
@@ -207,7 +209,7 @@ def _pulled_back(
 
 def _held(graph: ETraceGraph, group: HiddenGroup, state: int, values: _Values) -> dict[Var, Any]:
     """Return what is held constant: other groups, marked outputs, what a state is downstream of."""
-    held = {var: values(var) for var in _boundaries(graph)}
+    held = {var: values(var) for var in _opaque_outputs(graph)}
     for other in graph.hidden_groups:
         if other.index != group.index:
             held.update({var: values(var) for var in other.new_vars})

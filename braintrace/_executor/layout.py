@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import Branch, ETraceGraph, HiddenGroup, HiddenParamOpRelation, Reach
 from .._etrace_op import get_primitive_spec
+from .._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation, InfluenceMap, InjectionPoint
 from .._jax import Var
 
 
@@ -39,16 +39,16 @@ def _input_filter(relation: HiddenParamOpRelation) -> Any:
 
 
 def output_keys(graph: ETraceGraph) -> dict[str, str]:
-    """Name what an output-shaped trace of each link and state is shared with.
+    """Name what an output-shaped trace of each site and state is shared with.
 
     Operations whose outputs are added up before anything else happens to them, such as the input
     and the recurrent weight of a cell, have the same ``Df``: the first of them names the trace.
     """
-    first: dict[Any, Link] = {}
+    first: dict[Any, TraceSite] = {}
     names = {}
-    for link in links(graph):
-        shared = first.setdefault((link.group.index, _sum_of(graph, link.relation.y_var)), link)
-        names.update({link.key(a): shared.key(a) for a in link.reach.reached})
+    for site in trace_sites(graph):
+        shared = first.setdefault((site.group.index, _sum_of(graph, site.relation.y_var)), site)
+        names.update({site.key(a): shared.key(a) for a in site.influence.reached})
     return names
 
 
@@ -125,18 +125,18 @@ def _box(layout: np.ndarray, shape: tuple[int, ...]) -> list[tuple[int, int, int
     return box if np.array_equal(inside, layout) else None
 
 
-def positions_to_table(reach: Reach, value: jax.Array, group: HiddenGroup) -> jax.Array:
+def positions_to_slots(influence: InfluenceMap, value: jax.Array, group: HiddenGroup) -> jax.Array:
     """Give every element of ``y`` the value at the position that it reaches."""
     lead = value.shape[: value.ndim - len(group.shape)]
-    if reach.kind == "tiled":
-        assert reach.tile is not None
-        once, split = reach.tile
+    if influence.kind == "tiled":
+        assert influence.tile is not None
+        once, split = influence.tile
         value = _repeated(value.reshape(*lead, *once), (*lead, *split))
-    elif reach.kind == "gather":
+    elif influence.kind == "gather":
         flat = value.reshape(*lead, -1)
-        taken = jnp.take(flat, np.maximum(reach.positions, 0).ravel(), axis=-1)
-        value = jnp.where(reach.positions.ravel() >= 0, taken, jnp.zeros((), taken.dtype))
-    return value.reshape(*lead, *reach.table_shape)
+        taken = jnp.take(flat, np.maximum(influence.positions, 0).ravel(), axis=-1)
+        value = jnp.where(influence.positions.ravel() >= 0, taken, jnp.zeros((), taken.dtype))
+    return value.reshape(*lead, *influence.slot_shape)
 
 
 MOST_COPIES = 8
@@ -160,32 +160,34 @@ def _repeated(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(value, shape)
 
 
-def branch_to_table(reach: Reach, branch: Branch, value: jax.Array) -> jax.Array:
-    """Put the elements of a branch's variable at their places in the table."""
-    if branch.slots is None:
-        return value.reshape(reach.table_shape)
-    size = reach.positions.size
-    used = branch.slots >= 0
-    if branch.slots.size == size and (~used | (branch.slots == np.arange(size))).all():
+def injection_to_slots(
+    influence: InfluenceMap, point: InjectionPoint, value: jax.Array
+) -> jax.Array:
+    """Put the elements of an injection point's variable at their slots."""
+    if point.slots is None:
+        return value.reshape(influence.slot_shape)
+    size = influence.positions.size
+    used = point.slots >= 0
+    if point.slots.size == size and (~used | (point.slots == np.arange(size))).all():
         # The elements that do not reach this state have a derivative of zero.
-        return value.reshape(reach.table_shape)
-    slots = np.where(used, branch.slots, size)
+        return value.reshape(influence.slot_shape)
+    slots = np.where(used, point.slots, size)
     table = jnp.zeros(size, value.dtype).at[slots].add(value.ravel(), mode="drop")
-    return table.reshape(reach.table_shape)
+    return table.reshape(influence.slot_shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Link:
+class TraceSite:
     """A relation and one hidden group that it reaches.
 
     Attributes
     ----------
-    relation, reach, group
+    relation, influence, group
         The marked operation, how its output reaches the group, and the group.
     """
 
     relation: HiddenParamOpRelation
-    reach: Reach
+    influence: InfluenceMap
     group: HiddenGroup
 
     def key(self, state: int) -> str:
@@ -200,11 +202,11 @@ class Link:
     @property
     def has_fan_out(self) -> bool:
         """Whether one element of ``y`` reaches several positions."""
-        return self.reach.fan_out > 1
+        return self.influence.fan_out > 1
 
     def table(self, value: jax.Array) -> jax.Array:
         """Bring a value per position to the layout of ``y``."""
-        return positions_to_table(self.reach, value, self.group)
+        return positions_to_slots(self.influence, value, self.group)
 
     def each_layer(self, function: Callable[..., Any], *arrays: Any) -> Any:
         """Apply a function of y-shaped arrays to each layer of a fan-out.
@@ -215,11 +217,11 @@ class Link:
         return jax.vmap(function)(*arrays) if self.has_fan_out else function(*arrays)
 
 
-def links(graph: ETraceGraph, group: HiddenGroup | None = None) -> list[Link]:
+def trace_sites(graph: ETraceGraph, group: HiddenGroup | None = None) -> list[TraceSite]:
     """Return every pair of a relation and a group that it reaches, or those of one group."""
     return [
-        Link(relation, reach, reached)
+        TraceSite(relation, influence, reached)
         for relation in graph.hidden_param_op_relations
-        for reach, reached in zip(relation.reaches, relation.hidden_groups, strict=True)
+        for influence, reached in zip(relation.influences, relation.hidden_groups, strict=True)
         if group is None or reached is group
     ]

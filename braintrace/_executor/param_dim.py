@@ -25,27 +25,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Columns, ETraceGraph, HiddenGroup, columns_of, zero_trace
 from .._etrace_op import accumulate, contract, propagate, pull_back
+from .._graph import ActiveOutputs, ETraceGraph, HiddenGroup, active_outputs_of, zero_trace
+from .complex_packing import factors_and_traces, kept_keys, kept_states, pack, pack_like, unpack
 from .jacobians import Jacobians, Weights
-from .layout import Link, links, old_state_to_positions, x_key
-from .live import Probes
-from .pairs import factors_and_traces, kept_keys, kept_states, pack, pack_like, unpack
-from .products import (
-    PLAIN,
-    Products,
-    products_of_gradient,
-    products_of_traces,
-    where_kept,
-)
-from .recursion import (
-    Blocks,
-    backward,
-    num_steps,
-    signals,
-    suffix_products,
-    transition_blocks,
-)
+from .layout import TraceSite, old_state_to_positions, trace_sites, x_key
+from .probed_step import Probes
+from .products import PLAIN, Products, products_of_gradient, products_of_traces, where_kept
+from .recursion import Blocks, backward, num_steps, signals, suffix_products, transition_blocks
 from .restart import at_positions
 from .zero import is_zero, narrowed, widened
 
@@ -66,22 +53,22 @@ def init(graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
         Floating-point dtype that they are kept in; ``None``: that of the model.
     """
     traces: Traces = {}
-    for link in links(graph):
-        states = link.reach.reached if every_state else link.reach.stored
-        columns = columns_of(link.relation, link.reach, states)
+    for site in trace_sites(graph):
+        states = site.influence.reached if every_state else site.influence.stored
+        columns = active_outputs_of(site.relation, site.influence, states)
         for a in states:
-            traces[link.key(a)] = _zero(link, columns)
+            traces[site.key(a)] = _zero(site, columns)
     return pack(graph, narrowed(traces, dtype))
 
 
-def _columns(link: Link, traces: Traces) -> Columns | None:
-    """Return the outputs that the traces of a link are kept for; ``None``: all."""
-    return columns_of(link.relation, link.reach, kept_states(link, traces))
+def _columns(site: TraceSite, traces: Traces) -> ActiveOutputs | None:
+    """Return the outputs that the traces of a site are kept for; ``None``: all."""
+    return active_outputs_of(site.relation, site.influence, kept_states(site, traces))
 
 
-def _zero(link: Link, columns: Columns | None) -> Any:
-    zero = zero_trace(link.relation, columns)
-    lead = (link.reach.fan_out,) if link.has_fan_out else ()
+def _zero(site: TraceSite, columns: ActiveOutputs | None) -> Any:
+    zero = zero_trace(site.relation, columns)
+    lead = (site.influence.fan_out,) if site.has_fan_out else ()
     return jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), zero)
 
 
@@ -91,10 +78,10 @@ def restart(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
     They are selected, not multiplied by zero: they may be NaN.
     """
     found = dict(traces)
-    for link in links(graph):
-        columns, kept = _columns(link, traces), at_positions(link.group, ~flags)
-        for key in kept_keys(link, traces):
-            found[key] = where_kept(link, columns, kept, traces[key])
+    for site in trace_sites(graph):
+        columns, kept = _columns(site, traces), at_positions(site.group, ~flags)
+        for key in kept_keys(site, traces):
+            found[key] = where_kept(site, columns, kept, traces[key])
     return found
 
 
@@ -112,8 +99,8 @@ def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: T
     products = products_of(jacobians)
     new: Traces = {}
     for group in graph.traced_groups:
-        members = links(graph, group)
-        rows = {a for link in members for a in link.reach.reached if link.key(a) in traces}
+        members = trace_sites(graph, group)
+        rows = {a for site in members for a in site.influence.reached if site.key(a) in traces}
         if not rows:
             continue
         suffixes = suffix_products(
@@ -123,61 +110,61 @@ def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: T
             num_steps(graph, jacobians),
             products.times,
         )
-        for link in members:
-            x = _input(graph, link, jacobians)
-            own_weights = weights[link.relation.key]
+        for site in members:
+            x = _input(graph, site, jacobians)
+            own_weights = weights[site.relation.key]
             records = x, jacobians["Df"]
-            new.update(_updated(link, suffixes, records, own_weights, traces, products))
+            new.update(_updated(site, suffixes, records, own_weights, traces, products))
     return pack_like(graph, new, before)
 
 
 def _updated(
-    link: Link,
+    site: TraceSite,
     suffixes: tuple[Blocks, Blocks],
     records: tuple[Any, Any],
     weights: Any,
     traces: Traces,
     products: Products,
 ) -> Traces:
-    """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one link."""
+    """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one site."""
     (each, first), (x, Df) = suffixes, records
-    columns = _columns(link, traces)
+    columns = _columns(site, traces)
     pick = (lambda value: value) if columns is None else columns.pick
     if columns is not None:
-        weights = columns.operands(link.relation, weights)
-    keys = {a: link.key(a) for a in link.reach.reached}
+        weights = columns.operands(site.relation, weights)
+    keys = {a: site.key(a) for a in site.influence.reached}
     new = {}
     for i in [a for a, key in keys.items() if key in traces]:
         terms = [
-            link.each_layer(
-                functools.partial(propagate, *link.operation),
-                pick(link.table(first[i, j])),
+            site.each_layer(
+                functools.partial(propagate, *site.operation),
+                pick(site.table(first[i, j])),
                 widened(traces[keys[j]], first[i, j].dtype),
             )
             for j in keys
             if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
         ]
         entering = [
-            pick(products.times(link.table(each[i, m]), Df[keys[m]]))
+            pick(products.times(site.table(each[i, m]), Df[keys[m]]))
             for m in keys
             if (i, m) in each and keys[m] in Df
         ]
         if entering:
             factor = sum(entering[1:], entering[0])
-            terms.append(_entered(link, x, factor, weights, products))
+            terms.append(_entered(site, x, factor, weights, products))
         new[keys[i]] = jax.tree.map(_sum_like, traces[keys[i]], *terms)
     return new
 
 
-def _entered(link: Link, x: Any, factor: jax.Array, weights: Any, products: Products) -> Any:
+def _entered(site: TraceSite, x: Any, factor: jax.Array, weights: Any, products: Products) -> Any:
     """Return the sum over time of the terms ``x ⊗ factor``."""
-    if link.has_fan_out:
+    if site.has_fan_out:
         factor = jnp.moveaxis(factor, 1, 0)
 
     def of_layer(factor: jax.Array) -> Any:
-        return accumulate(*link.operation, products.inputs(link, x, factor), factor, weights)
+        return accumulate(*site.operation, products.inputs(site, x, factor), factor, weights)
 
-    return link.each_layer(of_layer, factor)
+    return site.each_layer(of_layer, factor)
 
 
 def _sum_like(old: Any, *parts: jax.Array) -> jax.Array:
@@ -186,9 +173,9 @@ def _sum_like(old: Any, *parts: jax.Array) -> jax.Array:
     return sum(parts[1:], parts[0]).astype(old.dtype)
 
 
-def _input(graph: ETraceGraph, link: Link, jacobians: Jacobians) -> Any:
-    has_input = link.relation.x_var is not None
-    return jacobians["x"][x_key(graph, link.relation)] if has_input else None
+def _input(graph: ETraceGraph, site: TraceSite, jacobians: Jacobians) -> Any:
+    has_input = site.relation.x_var is not None
+    return jacobians["x"][x_key(graph, site.relation)] if has_input else None
 
 
 def solve(
@@ -244,9 +231,11 @@ def solve_step(
     before = _first_step(graph, jacobians, before)
     for group in graph.traced_groups:
         now = signals(group, signal)
-        members = [(link, kept_states(link, after)) for link in links(graph, group)]
+        members = [(site, kept_states(site, after)) for site in trace_sites(graph, group)]
         stored = {
-            a for a in now if all(a in kept for link, kept in members if a in link.reach.reached)
+            a
+            for a in now
+            if all(a in kept for site, kept in members if a in site.influence.reached)
         }
         if {a for a, _ in group.transition} <= stored:
             adjoint = {a: value for a, value in now.items() if a not in stored}
@@ -269,25 +258,27 @@ def _direct(
 ) -> Weights:
     """Return ``Σ_s x^s ⊗ (Df^s · λ^s)`` for the relations of one group and some of its states."""
     gradients = {}
-    for link in links(graph, group):
+    for site in trace_sites(graph, group):
         Df = jacobians["Df"]
-        states = [a for a in link.reach.reached if a in adjoint and link.key(a) in Df]
+        states = [a for a in site.influence.reached if a in adjoint and site.key(a) in Df]
         if states:
-            terms = [products.times(link.table(adjoint[a]), Df[link.key(a)]) for a in states]
+            terms = [products.times(site.table(adjoint[a]), Df[site.key(a)]) for a in states]
             factor = sum(terms[1:], terms[0])
-            factor = jnp.sum(factor, axis=1) if link.has_fan_out else factor
-            columns = columns_of(link.relation, link.reach, states)
-            x, key = _input(graph, link, jacobians), link.relation.key
-            x = products.inputs(link, x, factor)
-            gradients[key] = _pulled_back(link, columns, x, factor, weights[key])
+            factor = jnp.sum(factor, axis=1) if site.has_fan_out else factor
+            columns = active_outputs_of(site.relation, site.influence, states)
+            x, key = _input(graph, site, jacobians), site.relation.key
+            x = products.inputs(site, x, factor)
+            gradients[key] = _pulled_back(site, columns, x, factor, weights[key])
     return gradients
 
 
-def _pulled_back(link: Link, columns: Columns | None, x: Any, factor: Any, weights: Any) -> Any:
+def _pulled_back(
+    site: TraceSite, columns: ActiveOutputs | None, x: Any, factor: Any, weights: Any
+) -> Any:
     if columns is None:
-        return pull_back(*link.operation, x, factor, weights)
-    select = functools.partial(columns.operands, link.relation)
-    found = pull_back(*link.operation, x, columns.pick(factor), select(weights))
+        return pull_back(*site.operation, x, factor, weights)
+    select = functools.partial(columns.operands, site.relation)
+    found = pull_back(*site.operation, x, columns.pick(factor), select(weights))
     return jax.linear_transpose(select, weights)(found)[0]
 
 
@@ -301,28 +292,28 @@ def _carried(
 ) -> Weights:
     """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the relations of one group."""
     gradients: Weights = {}
-    for link in links(graph, group):
-        columns = _columns(link, traces)
-        for factor, trace in factors_and_traces(link, mu, traces):
+    for site in trace_sites(graph, group):
+        columns = _columns(site, traces)
+        for factor, trace in factors_and_traces(site, mu, traces):
             if not is_zero(trace):
-                trace = products.trace(link, columns, factor, trace)
-                found = _contracted(link, columns, factor, trace, weights[link.relation.key])
-                gradients = add(gradients, {link.relation.key: found})
+                trace = products.trace(site, columns, factor, trace)
+                found = _contracted(site, columns, factor, trace, weights[site.relation.key])
+                gradients = add(gradients, {site.relation.key: found})
     return gradients
 
 
 def _contracted(
-    link: Link, columns: Columns | None, signal: jax.Array, trace: Any, weights: Any
+    site: TraceSite, columns: ActiveOutputs | None, signal: jax.Array, trace: Any, weights: Any
 ) -> Any:
     def select(operands: Any) -> Any:
-        return operands if columns is None else columns.operands(link.relation, operands)
+        return operands if columns is None else columns.operands(site.relation, operands)
 
     def of_layer(factor: jax.Array, layer: Any) -> Any:
         factor = factor if columns is None else columns.pick(factor)
-        return contract(*link.operation, factor, layer, select(weights))
+        return contract(*site.operation, factor, layer, select(weights))
 
-    found = link.each_layer(of_layer, link.table(signal), widened(trace, signal.dtype))
-    if link.has_fan_out:
+    found = site.each_layer(of_layer, site.table(signal), widened(trace, signal.dtype))
+    if site.has_fan_out:
         found = jax.tree.map(lambda product: jnp.sum(product, axis=0), found)
     return jax.linear_transpose(select, weights)(found)[0]
 

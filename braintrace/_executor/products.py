@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import Columns
 from .._etrace_op import get_primitive_spec, propagate
+from .._graph import ActiveOutputs
 from .jacobians import Jacobians
-from .layout import Link
+from .layout import TraceSite
 from .zero import is_zero
 
 
@@ -30,30 +30,30 @@ class Products:
     times
         ``(factor, value) -> product``, element by element.
     inputs
-        ``(link, x, factor) -> x``, for a product of an operation's inputs with factors of the shape
+        ``(site, x, factor) -> x``, for a product of an operation's inputs with factors of the shape
         of its outputs, time first in both.
     trace
-        ``(link, columns, factor, trace) -> trace``, for a product of a trace with a factor per
+        ``(site, columns, factor, trace) -> trace``, for a product of a trace with a factor per
         position of the group.
     """
 
     times: Callable[[Any, Any], Any]
-    inputs: Callable[[Link, Any, Any], Any]
-    trace: Callable[[Link, Columns | None, Any, Any], Any]
+    inputs: Callable[[TraceSite, Any, Any], Any]
+    trace: Callable[[TraceSite, ActiveOutputs | None, Any, Any], Any]
 
 
-def where_kept(link: Link, columns: Columns | None, kept: jax.Array, trace: Any) -> Any:
+def where_kept(site: TraceSite, columns: ActiveOutputs | None, kept: jax.Array, trace: Any) -> Any:
     """Return a trace with zeros for the positions of the group that are not kept."""
     if is_zero(trace):
         return trace
-    table = link.table(kept).astype(link.relation.y_var.aval.dtype)
+    table = site.table(kept).astype(site.relation.y_var.aval.dtype)
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, table.dtype), trace)
 
     def of_layer(factor: jax.Array, layer: Any) -> Any:
-        return propagate(*link.operation, factor, layer)
+        return propagate(*site.operation, factor, layer)
 
     # The rules alone know which output an entry of a trace belongs to.
-    entries = link.each_layer(of_layer, table if columns is None else columns.pick(table), ones)
+    entries = site.each_layer(of_layer, table if columns is None else columns.pick(table), ones)
     return jax.tree.map(lambda entry, leaf: jnp.where(entry != 0, leaf, 0), entries, trace)
 
 
@@ -61,22 +61,22 @@ def _times(factor: Any, value: Any) -> Any:
     return jnp.where(factor == 0, 0, factor * value)
 
 
-def _inputs(link: Link, x: Any, factor: jax.Array) -> Any:
+def _inputs(site: TraceSite, x: Any, factor: jax.Array) -> Any:
     """Return inputs that are finite wherever all factors of a step, or sample, are zero."""
     if x is None or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
-    lead = 2 if get_primitive_spec(link.relation.primitive).batched else 1
+    lead = 2 if get_primitive_spec(site.relation.primitive).batched else 1
     counts = (factor != 0).any(tuple(range(lead, factor.ndim)))
     counts = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
     return jnp.where(counts | jnp.isfinite(x), x, 0)
 
 
-def _trace(link: Link, columns: Columns | None, factor: jax.Array, trace: Any) -> Any:
-    return where_kept(link, columns, factor != 0, trace)
+def _trace(site: TraceSite, columns: ActiveOutputs | None, factor: jax.Array, trace: Any) -> Any:
+    return where_kept(site, columns, factor != 0, trace)
 
 
 PLAIN = Products(
-    operator.mul, lambda link, x, factor: x, lambda link, columns, factor, trace: trace
+    operator.mul, lambda site, x, factor: x, lambda site, columns, factor, trace: trace
 )
 SELECTING = Products(_times, _inputs, _trace)
 

@@ -20,10 +20,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, HiddenGroup
+from .._graph import ETraceGraph, HiddenGroup
 from .jacobians import Jacobians, transition_key
 from .layout import new_state_to_positions, old_state_to_positions
-from .live import Probes, late_probe
+from .probed_step import Probes, pre_step_probe
 
 Times = Callable[[Any, Any], Any]
 """``(factor, value) -> product``; see `products`."""
@@ -47,8 +47,8 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
         for a, state in enumerate(group.states)
     }
     for a in group.read_by_output:
-        late = old_state_to_positions(group, a, signal[late_probe(group.states[a])])
-        found[a] = found[a] + jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
+        pre_step = old_state_to_positions(group, a, signal[pre_step_probe(group.states[a])])
+        found[a] = found[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
     return found
 
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler import ETraceGraph, HiddenGroup
+from .._graph import ETraceGraph, HiddenGroup
 from .jacobians import Jacobians, transition_key
-from .live import Probes, late_probe
+from .probed_step import Probes, pre_step_probe
 
 
 def over_first_axis(value: jax.Array, ndim: int) -> jax.Array:
@@ -51,8 +51,8 @@ def restarted(graph: ETraceGraph, records: Jacobians, restart: jax.Array) -> Jac
 def restarted_probes(graph: ETraceGraph, probes: Probes, restart: jax.Array) -> Probes:
     """Return probes without those on old values that are not there any more."""
     states = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
-    late = {}
+    pre_step = {}
     for state in states:
-        probe = probes[late_probe(state)]
-        late[late_probe(state)] = jnp.where(over_first_axis(restart, probe.ndim), 0, probe)
-    return {**probes, **late}
+        probe = probes[pre_step_probe(state)]
+        pre_step[pre_step_probe(state)] = jnp.where(over_first_axis(restart, probe.ndim), 0, probe)
+    return {**probes, **pre_step}

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph
+from .._graph import ETraceGraph
 from .._jax import Var, struct_of, zeros_mapped_like
 from .jacobians import Inputs, Jacobians, Weights, jacobians, operands
-from .live import Probes, finish, hold_old_states, late_probe, probe_shapes, probed_step
+from .probed_step import Probes, finish, hold_old_states, pre_step_probe, probe_shapes, probed_step
 from .products import products_of_traces
 from .restart import restarted, restarted_probes
 
@@ -116,7 +116,7 @@ def single_step(
         weights, records, before, after = residuals
         chunk = as_chunk(signal)
         gradients = method.solve_step(graph, weights, records, chunk, before, after)
-        gradients = with_late_signal(graph, method, weights, records, chunk, before, gradients)
+        gradients = with_pre_step_signal(graph, method, weights, records, chunk, before, gradients)
         return gradients, None, None, None
 
     probe.defvjp(probe_forward, probe_backward)
@@ -137,11 +137,11 @@ def solve_chunk(
 ) -> tuple[Weights, Traces | None]:
     """Return the gradient of a recorded chunk, and the traces after it if they come along."""
     gradients, after = method.solve(graph, weights, jacobians, signal, traces)
-    gradients = with_late_signal(graph, method, weights, jacobians, signal, traces, gradients)
+    gradients = with_pre_step_signal(graph, method, weights, jacobians, signal, traces, gradients)
     return gradients, after
 
 
-def with_late_signal(
+def with_pre_step_signal(
     graph: ETraceGraph,
     method: TraceMethod,
     weights: Weights,
@@ -154,8 +154,8 @@ def with_late_signal(
     states = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
     if not states:
         return gradients
-    late = {state.name: signal[late_probe(state)][0] for state in states}
-    past = carried_into(graph, method, weights, jacobians, late, traces)
+    pre_step = {state.name: signal[pre_step_probe(state)][0] for state in states}
+    past = carried_into(graph, method, weights, jacobians, pre_step, traces)
     return jax.tree.map(jnp.add, gradients, past)
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import bind, call_body, is_tracer, is_var, open_jaxpr, scan_counts, struct_of
-from .moves import is_move, moved_operands
+from .data_movement import is_data_movement, moved_operands
 
 
 class Kind(enum.Enum):
@@ -123,12 +123,12 @@ def _through(equation: Any, kinds: list[Kind]) -> list[Kind]:
 def _of_numbers(equation: Any, kinds: list[Kind]) -> Kind:
     """Return the kind of what a single operation computes from numbers."""
     name = equation.primitive.name
-    if is_move(equation) or name in _SUMS:
-        parts = moved_operands(equation) if is_move(equation) else _SUMS[name]
+    if is_data_movement(equation) or name in _SUMS:
+        parts = moved_operands(equation) if is_data_movement(equation) else _SUMS[name]
         where = {kinds[i] for i in range(len(kinds)) if i not in parts}
         filled = [FREE] if equation.params.get("fill_value") else []  # a gather out of bounds
         found = _mixed([*(kinds[i] for i in parts), *filled]) if where <= _INDEPENDENT else OTHER
-        is_kept = is_move(equation) or found in (ZERO, LINEAR)
+        is_kept = is_data_movement(equation) or found in (ZERO, LINEAR)
         return found if is_kept else _unknown([found])
     if name in _UNCHANGED:
         rounds = not _is_inexact(equation.outvars[0]) and kinds[0] not in _INDEPENDENT

@@ -7,16 +7,11 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import (
-    D_RTRL,
-    ES_D_RTRL,
-    ETraceAlgorithm,
-    all_states,
-    first_step,
-)
+from .._algorithms import D_RTRL, ES_D_RTRL, ETraceAlgorithm
 from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option, shown
 from .._errors import CompilationError, OptionError, ShapeError
 from .._foreign import in_words
+from .._runtime import all_states, first_step
 from .learner import Learner
 
 ALGORITHMS: dict[str, type[ETraceAlgorithm]] = {

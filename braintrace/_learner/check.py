@@ -14,8 +14,8 @@ import saiunit
 
 from .._algorithms import D_RTRL, ETraceAlgorithm
 from .._arguments import MODEL, check_arrays, check_option, check_takes, shown
-from .._compiler import ApproximationWarning
 from .._errors import OptionError, ShapeError
+from .._graph import ApproximationWarning
 from .._typing import Path, path_name
 from .build import compile
 from .chunks import check_sequences

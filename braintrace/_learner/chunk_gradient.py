@@ -13,8 +13,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._algorithms import ETraceAlgorithm, add_to_states
+from .._algorithms import ETraceAlgorithm
 from .._executor import Weights, carried_into, solve_chunk, zero_probes
+from .._runtime import add_to_states
 from .padding import leaving_gradients_alone
 from .pure_step import PureStep
 from .split_gradient import SplitGradient, split_gradient

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .._arguments import POSITIVE, check_arrays, check_option
-from .._compiler import ETraceGraph
 from .._errors import ShapeError
+from .._graph import ETraceGraph
 
 LONGEST_CHUNK = 128
 SHORTEST_CHUNK = 64

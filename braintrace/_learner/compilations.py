@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .._algorithms import Recent
 from .._errors import OptionError, RecompilationWarning
+from .._runtime import Recent
 from .function_key import FunctionKey, FunctionKeys, printed
 
 MOST_KEPT = 32

@@ -5,18 +5,11 @@ from typing import Any
 
 import jax
 
-from .._algorithms import (
-    ETraceAlgorithm,
-    Program,
-    States,
-    Take,
-    advance,
-    read_arguments,
-    read_states,
-)
-from .._compiler import ETraceGraph
+from .._algorithms import ETraceAlgorithm
 from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
+from .._graph import ETraceGraph
 from .._jax import Var
+from .._runtime import Program, States, Take, advance, read_arguments, read_states
 from .chunks import check_sequences, over_chunks
 from .restart import Restarts, check_held, initial_inputs, start_anew
 

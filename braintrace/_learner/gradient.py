@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._algorithms import Program, Take, advance, read_states
 from .._arguments import BOOLEAN, check_option, one_of
-from .._compiler import ETraceGraph
 from .._executor import as_arrays, is_zero, operands
+from .._graph import ETraceGraph
 from .._jaxpr import program_of
+from .._runtime import Program, Take, advance, read_states
 from .._typing import Path
 from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import check_sequences, chunk_length, over_chunks

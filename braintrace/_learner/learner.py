@@ -7,16 +7,11 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import (
-    ETraceAlgorithm,
-    all_states,
-    kept_for_other_threads,
-    on_automatic_axes,
-    one_thread_at_a_time,
-)
+from .._algorithms import ETraceAlgorithm
 from .._arguments import BOOLEAN, check_option
-from .._compiler import ETraceGraph
-from .._compiler.report import Report, report_of
+from .._graph import ETraceGraph
+from .._graph.report import Report, report_of
+from .._runtime import all_states, kept_for_other_threads, on_automatic_axes, one_thread_at_a_time
 from .._typing import Path
 from .arguments import ALGORITHM, weights_of
 from .chunks import check_chunk_size, check_sequences, chunk_length

@@ -11,10 +11,10 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import Program, Take, advance, all_states
 from .._arguments import BOOLEAN, check_option
 from .._compiler import described, state_paths
 from .._errors import OptionError
+from .._runtime import Program, Take, advance, all_states
 from .._typing import path_name
 from .pure_step import PureStep
 from .recorder import Recorder, Values, first_written, run_online, values_of

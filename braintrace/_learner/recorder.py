@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 import brainstate
 import jax
 
-from .._algorithms import ETraceAlgorithm, read_arguments, read_states, unwrap, write_states
-from .._compiler import ETraceGraph
+from .._algorithms import ETraceAlgorithm
 from .._errors import OptionError
 from .._executor import (
     Probes,
@@ -20,7 +19,9 @@ from .._executor import (
     single_step,
     window_step,
 )
+from .._graph import ETraceGraph
 from .._jax import Var
+from .._runtime import read_arguments, read_states, unwrap, write_states
 from .._typing import Path, path_name
 
 Inputs = dict[Var, Any]

@@ -5,17 +5,11 @@ from typing import Any
 
 import jax
 
-from .._algorithms import (
-    ETraceAlgorithm,
-    States,
-    check_first_axes,
-    read_states,
-    short_term,
-    start_anew,
-)
+from .._algorithms import ETraceAlgorithm
 from .._arguments import array_of
 from .._errors import OptionError, ShapeError
 from .._jax import Var
+from .._runtime import States, check_first_axes, read_states, short_term, start_anew
 from .._typing import Path, path_name
 
 Initial = list[Any]

@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 import jax
 
-from .._algorithms import EligibilityTraces, ETraceAlgorithm
+from .._algorithms import ETraceAlgorithm
 from .._errors import OptionError
+from .._runtime import EligibilityTraces
 from .._typing import path_name
 from .recorder import first_written, traced_values
 from .step_function import update_parameters

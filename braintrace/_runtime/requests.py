@@ -8,8 +8,8 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._compiler import TracedModel
 from .._errors import OptionError
+from .._graph import TracedModel
 from .._typing import Path
 from .restart import check_where
 

@@ -6,10 +6,10 @@ from typing import Any
 import brainstate
 import jax
 
-from .._compiler import ETraceGraph
 from .._errors import OptionError
 from .._executor import TraceMethod, enter_window, operands, single_step, window_step
 from .._foreign import in_words
+from .._graph import ETraceGraph
 from .._jax import Var
 from .._typing import Path
 from .environment import Environment

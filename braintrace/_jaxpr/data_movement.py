@@ -35,7 +35,7 @@ def moved_back(
     Parameters
     ----------
     equation
-        An equation for which `is_move` holds.
+        An equation for which `is_data_movement` holds.
     outputs
         One array per output, of its shape; ``None`` where all of it is missing.
     missing
@@ -176,7 +176,7 @@ _INDEXED_MOVES = {
 }
 
 
-def is_move(equation: Any) -> bool:
+def is_data_movement(equation: Any) -> bool:
     """Tell whether an equation only moves elements."""
     name = equation.primitive.name
     return name in _MOVES or name in _INDEXED_MOVES
@@ -196,7 +196,7 @@ def source_map(
     Parameters
     ----------
     equation
-        An equation for which `is_move` holds.
+        An equation for which `is_data_movement` holds.
     constant
         Returns the value of an operand that depends on no input of the program, else
         ``None``.

@@ -28,9 +28,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph
 from .._etrace_op import PARTS_OF_COMPLEX, get_primitive_spec
-from .layout import Link, links
+from .._graph import ETraceGraph
+from .layout import TraceSite, trace_sites
 from .zero import is_zero
 
 Traces = dict[str, Any]
@@ -43,22 +43,22 @@ def pack(graph: ETraceGraph, traces: Traces) -> Traces:
     """Return the traces of single states with those of coupled states as pairs."""
     found = dict(traces)
     if jax.default_backend() in BACKENDS:
-        for link in links(graph):
-            for states in _states_to_pack(link, traces):
-                _pack_two(found, link, states)
+        for site in trace_sites(graph):
+            for states in _states_to_pack(site, traces):
+                _pack_two(found, site, states)
     return found
 
 
-def _states_to_pack(link: Link, traces: Traces) -> Iterator[tuple[int, int]]:
+def _states_to_pack(site: TraceSite, traces: Traces) -> Iterator[tuple[int, int]]:
     """Yield coupled states whose traces can share an array."""
-    if not get_primitive_spec(link.relation.primitive).holomorphic:
+    if not get_primitive_spec(site.relation.primitive).holomorphic:
         return
-    left = [a for a in link.reach.reached if link.key(a) in traces]
+    left = [a for a in site.influence.reached if site.key(a) in traces]
     while left:
         a, *left = left
         for c in left:
-            is_coupled = not {(a, c), (c, a)}.isdisjoint(link.group.transition)
-            if is_coupled and _can_share(traces[link.key(a)], traces[link.key(c)]):
+            is_coupled = not {(a, c), (c, a)}.isdisjoint(site.group.transition)
+            if is_coupled and _can_share(traces[site.key(a)], traces[site.key(c)]):
                 left.remove(c)
                 yield a, c
                 break
@@ -69,40 +69,40 @@ def _can_share(*traces: Any) -> bool:
     return len(dtypes) == 1 and dtypes <= PARTS_OF_COMPLEX
 
 
-def _key(link: Link, a: int, c: int) -> str:
-    return f"{link.key(a)}+{link.group.states[c].name}"
+def _key(site: TraceSite, a: int, c: int) -> str:
+    return f"{site.key(a)}+{site.group.states[c].name}"
 
 
-def _pack_two(traces: Traces, link: Link, states: tuple[int, int]) -> None:
-    real, imaginary = (traces.pop(link.key(a)) for a in states)
-    traces[_key(link, *states)] = jax.tree.map(jax.lax.complex, real, imaginary)
+def _pack_two(traces: Traces, site: TraceSite, states: tuple[int, int]) -> None:
+    real, imaginary = (traces.pop(site.key(a)) for a in states)
+    traces[_key(site, *states)] = jax.tree.map(jax.lax.complex, real, imaginary)
 
 
-def _packed_states(link: Link, traces: Traces) -> list[tuple[int, int]]:
-    every = itertools.combinations(link.reach.reached, 2)
-    return [(a, c) for a, c in every if _key(link, a, c) in traces]
+def _packed_states(site: TraceSite, traces: Traces) -> list[tuple[int, int]]:
+    every = itertools.combinations(site.influence.reached, 2)
+    return [(a, c) for a, c in every if _key(site, a, c) in traces]
 
 
-def kept_states(link: Link, traces: Traces) -> tuple[int, ...]:
-    """Return the states of a link whose traces are kept, alone or in a pair."""
-    alone = (a for a in link.reach.reached if link.key(a) in traces)
-    return tuple(sorted((*alone, *itertools.chain(*_packed_states(link, traces)))))
+def kept_states(site: TraceSite, traces: Traces) -> tuple[int, ...]:
+    """Return the states of a site whose traces are kept, alone or in a pair."""
+    alone = (a for a in site.influence.reached if site.key(a) in traces)
+    return tuple(sorted((*alone, *itertools.chain(*_packed_states(site, traces)))))
 
 
-def kept_keys(link: Link, traces: Traces) -> list[str]:
-    """Return the keys of a link's traces, those of pairs among them."""
-    alone = [link.key(a) for a in link.reach.reached if link.key(a) in traces]
-    return alone + [_key(link, *states) for states in _packed_states(link, traces)]
+def kept_keys(site: TraceSite, traces: Traces) -> list[str]:
+    """Return the keys of a site's traces, those of pairs among them."""
+    alone = [site.key(a) for a in site.influence.reached if site.key(a) in traces]
+    return alone + [_key(site, *states) for states in _packed_states(site, traces)]
 
 
 def unpack(graph: ETraceGraph, traces: Traces) -> Traces:
     """Return the traces of single states; those known to be zero stay shapes."""
     found = dict(traces)
-    for link in links(graph):
-        for states in _packed_states(link, traces):
-            pair = found.pop(_key(link, *states))
+    for site in trace_sites(graph):
+        for states in _packed_states(site, traces):
+            pair = found.pop(_key(site, *states))
             for a, part in zip(states, (jnp.real, jnp.imag), strict=True):
-                found[link.key(a)] = _part(part, pair)
+                found[site.key(a)] = _part(part, pair)
     return found
 
 
@@ -115,35 +115,35 @@ def _part(part: Callable[[Any], Any], pair: Any) -> Any:
 def pack_like(graph: ETraceGraph, traces: Traces, like: Traces) -> Traces:
     """Return the traces of single states, packed where other traces are."""
     found = dict(traces)
-    for link in links(graph):
-        for states in _packed_states(link, like):
-            _pack_two(found, link, states)
+    for site in trace_sites(graph):
+        for states in _packed_states(site, like):
+            _pack_two(found, site, states)
     return {key: found[key] for key in like}
 
 
 def factors_and_traces(
-    link: Link, signals: dict[int, jax.Array], traces: Traces
+    site: TraceSite, signals: dict[int, jax.Array], traces: Traces
 ) -> Iterator[tuple[jax.Array, Any]]:
-    """Yield every trace of a link with the factor that gives its part of the gradient.
+    """Yield every trace of a site with the factor that gives its part of the gradient.
 
     The factor of a pair is ``l_a - i l_c``; the real part of the product counts.
 
     Parameters
     ----------
-    link
+    site
         A relation and a group.
     signals
         By state, in positions of the group; zero for those that are missing.
     traces
         Traces, pairs among them.
     """
-    for a in link.reach.reached:
-        if a in signals and link.key(a) in traces:
-            yield signals[a], traces[link.key(a)]
-    for states in _packed_states(link, traces):
+    for a in site.influence.reached:
+        if a in signals and site.key(a) in traces:
+            yield signals[a], traces[site.key(a)]
+    for states in _packed_states(site, traces):
         present = [signals[a] for a in states if a in signals]
         if present:
-            trace = traces[_key(link, *states)]
+            trace = traces[_key(site, *states)]
             part = jnp.finfo(jax.tree.leaves(trace)[0].dtype).dtype
             dtype = jnp.result_type(*present, part)
             zero = jnp.zeros_like(present[0])

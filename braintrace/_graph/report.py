@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._typing import path_name
-from .traces import TraceShape, trace_shapes
+from .trace_shapes import TraceShape, trace_shapes
 
 _HEADS = {
     "relations": ["relation", "x", "y", "hidden states", "map", "traces", "bytes"],
@@ -216,7 +216,7 @@ def _relation_row(relation: Any, shapes: Sequence[TraceShape]) -> RelationRow:
         states=tuple(
             tuple(state.name for state in group.states) for group in relation.hidden_groups
         ),
-        maps=tuple(reach.kind for reach in relation.reaches),
+        maps=tuple(influence.kind for influence in relation.influences),
         traces=tuple((shape.state, shape.operand, shape.shape) for shape in stored),
         stored_bytes=sum(shape.nbytes for shape in stored),
         possible_bytes=sum(shape.full_nbytes for shape in shapes),

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .columns import Columns, columns_of, zero_trace
+from .active_outputs import ActiveOutputs, active_outputs_of, zero_trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TraceShape:
 
 
 def operation_trace(
-    relation: Any, columns: Columns | None = None
+    relation: Any, columns: ActiveOutputs | None = None
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the arrays that an operation's own rule makes for one hidden state."""
     return jax.eval_shape(lambda: zero_trace(relation, columns))
@@ -60,19 +60,21 @@ def trace_shapes(graph: Any) -> list[TraceShape]:
     shapes = []
     for relation in graph.hidden_param_op_relations:
         arrays = operation_trace(relation)
-        for reach, group in zip(relation.reaches, relation.hidden_groups, strict=True):
-            lead = (reach.fan_out,) if reach.fan_out > 1 else ()
-            narrow = operation_trace(relation, columns_of(relation, reach, reach.stored))
+        for influence, group in zip(relation.influences, relation.hidden_groups, strict=True):
+            lead = (influence.fan_out,) if influence.fan_out > 1 else ()
+            narrow = operation_trace(
+                relation, active_outputs_of(relation, influence, influence.stored)
+            )
             for a, state in enumerate(group.states):
                 shapes += [
                     TraceShape(
                         relation.key,
                         state.name,
                         name,
-                        (*lead, *(narrow if a in reach.stored else arrays)[name].shape),
+                        (*lead, *(narrow if a in influence.stored else arrays)[name].shape),
                         (*lead, *array.shape),
                         array.dtype,
-                        a in reach.stored,
+                        a in influence.stored,
                     )
                     for name, array in arrays.items()
                 ]

@@ -14,8 +14,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._compiler import TracedModel, described
+from .._compiler import described
 from .._errors import ShapeError
+from .._graph import TracedModel
 from .initial import Shapes, twin_of
 
 MOST_TRIALS = 256

@@ -16,13 +16,13 @@ import numpy as np
 
 from .._etrace_op import init_trace, select_outputs
 from .._jax import struct_of
-from .reach import Reach
+from .influence import InfluenceMap
 
 MOST_RUNS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class ActiveOutputs:
     """Some entries of the last axis of an operation's output.
 
     Attributes
@@ -43,31 +43,33 @@ class Columns:
         return select_outputs(relation.primitive, dict(relation.params), weights, self.pick)
 
 
-def columns_of(relation: Any, reach: Reach, states: Sequence[int]) -> Columns | None:
+def active_outputs_of(
+    relation: Any, influence: InfluenceMap, states: Sequence[int]
+) -> ActiveOutputs | None:
     """Return the outputs that reach one of some states within a step; ``None``: all of them.
 
     Other outputs never enter the traces of these states: what a trace takes over from the step
     before has entered the same way.
     """
-    found = _used(reach, states)
+    found = _used(influence, states)
     if found is None or found.all() or not found.any():
         return None
     edges = np.flatnonzero(np.diff(np.concatenate([[0], found.astype(np.int8), [0]])))
-    columns = Columns(tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2)))
+    columns = ActiveOutputs(tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2)))
     shapes = jax.eval_shape(lambda w: columns.operands(relation, w), _operand_shapes(relation))
     return None if shapes is None or len(columns.runs) > MOST_RUNS else columns
 
 
-def _used(reach: Reach, states: Sequence[int]) -> np.ndarray | None:
-    if reach.positions.ndim < 2:
+def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
+    if influence.positions.ndim < 2:
         return None
-    width = reach.positions.shape[-1]
+    width = influence.positions.shape[-1]
     used = np.zeros(width, bool)
-    for branch in reach.branches:
-        if branch.state in states:
-            if branch.slots is None:
+    for point in influence.injection_points:
+        if point.state in states:
+            if point.slots is None:
                 return None
-            used[branch.slots[branch.slots >= 0] % width] = True
+            used[point.slots[point.slots >= 0] % width] = True
     return used
 
 
@@ -75,7 +77,7 @@ def _operand_shapes(relation: Any) -> dict[str, jax.ShapeDtypeStruct]:
     return {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
 
 
-def zero_trace(relation: Any, columns: Columns | None) -> dict[str, Any]:
+def zero_trace(relation: Any, columns: ActiveOutputs | None) -> dict[str, Any]:
     """Return the zero trace of one hidden state, for all outputs or for some columns."""
     y = relation.y_var
     weights: dict[str, Any] = dict(relation.trainable_vars)

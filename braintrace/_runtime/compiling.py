@@ -4,8 +4,9 @@ from typing import Any
 
 import brainstate
 
-from .._compiler import ETraceGraph, compile_model, trace_model
+from .._compiler import compile_model, trace_model
 from .._executor import TraceMethod
+from .._graph import ETraceGraph
 from .batch_axes import example_arguments
 from .compiled_step import CompiledStep
 from .environment import Environment

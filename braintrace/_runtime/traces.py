@@ -17,7 +17,7 @@ _STATE_VALUE: Any = brainstate.ShortTermState.value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Unread:
+class LazyTraces:
     """Traces that nobody has read since they were left.
 
     Attributes
@@ -62,10 +62,10 @@ class EligibilityTraces(brainstate.ShortTermState):
     @property
     def _value(self) -> Any:
         held = self.__dict__["_value"]
-        if isinstance(held, _Unread):
+        if isinstance(held, LazyTraces):
             with uninterrupted, self.lock, jax.ensure_compile_time_eval():
                 held = self.__dict__["_value"]
-                if isinstance(held, _Unread):  # no other thread has read them since
+                if isinstance(held, LazyTraces):  # no other thread has read them since
                     held = self.__dict__["_value"] = held.compute()
         return held
 
@@ -87,7 +87,7 @@ class EligibilityTraces(brainstate.ShortTermState):
         if is_watched():
             self.write(compute())
         else:
-            self.__dict__["_value"] = _Unread(compute, zero)
+            self.__dict__["_value"] = LazyTraces(compute, zero)
 
     def write(self, traces: Any) -> None:
         """Write traces that the algorithm itself has computed, which are not looked at."""
@@ -134,17 +134,17 @@ class EligibilityTraces(brainstate.ShortTermState):
         They are computed now, and may be donated if they might have been before.
         """
         held = self.__dict__["_value"]
-        if not isinstance(held, _Unread):
+        if not isinstance(held, LazyTraces):
             self.__dict__["_value"] = function(held)
         elif not held.zero:
             found = function(held.compute())
-            self.__dict__["_value"] = _Unread(lambda: found)
+            self.__dict__["_value"] = LazyTraces(lambda: found)
 
     @property
     def is_zero(self) -> bool:
         """Whether the traces are known to be zero, for whatever is compiled now."""
         held = self.__dict__["_value"]
-        return isinstance(held, _Unread) and held.zero and not is_watched()
+        return isinstance(held, LazyTraces) and held.zero and not is_watched()
 
     @property
     def lock(self) -> Any:
@@ -154,10 +154,10 @@ class EligibilityTraces(brainstate.ShortTermState):
     def take(self) -> tuple[Any, bool]:
         """Return the traces, and whether their buffers may be donated."""
         held = self.__dict__["_value"]
-        if not isinstance(held, _Unread) or is_watched():
+        if not isinstance(held, LazyTraces) or is_watched():
             return self.value, False
         traces = held.compute()
-        self.__dict__["_value"] = _Unread(lambda: _unless_lost(traces))
+        self.__dict__["_value"] = LazyTraces(lambda: _unless_lost(traces))
         return traces, True
 
     def lend(self) -> tuple[Any, bool]:

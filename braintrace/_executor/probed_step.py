@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._compiler import ETraceGraph, HiddenGroup, StateLeaf
+from .._graph import ETraceGraph, HiddenGroup, StateLeaf
 from .._jax import Atom, Var, struct_of
 from .._jaxpr import evaluate
 from .jacobians import Inputs, Weights, with_weights
@@ -27,10 +27,10 @@ from .zero import as_arrays
 
 Probes = dict[str, jax.Array]
 """One array per traced hidden state, by name, in the layout of its new variable; for those that
-the outputs read as they were, another one (see `late_probe`) in the layout of the old value."""
+the outputs read as they were, another one (see `pre_step_probe`) in the layout of the old value."""
 
 
-def late_probe(state: StateLeaf) -> str:
+def pre_step_probe(state: StateLeaf) -> str:
     """Name the probe on a state's value before the step."""
     return f"{state.name} before"
 
@@ -38,8 +38,8 @@ def late_probe(state: StateLeaf) -> str:
 def probe_shapes(graph: ETraceGraph) -> Probes:
     """Return the shapes of the probes, on traced states and on old values that outputs read."""
     probes = {group.states[a].name: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
-    late = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
-    return probes | {late_probe(s): struct_of(s) for s in late}
+    pre_step = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
+    return probes | {pre_step_probe(s): struct_of(s) for s in pre_step}
 
 
 def zero_probes(graph: ETraceGraph) -> Probes:
@@ -90,12 +90,13 @@ def probed_step(
         (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)
         probed[var] = (group, value + probes[group.states[a].name])
     seen = {v: value for v, (_, value) in probed.items()}
-    late = {
-        group.states[a].in_var: inputs[group.states[a].in_var] + probes[late_probe(group.states[a])]
+    pre_step = {
+        group.states[a].in_var: inputs[group.states[a].in_var]
+        + probes[pre_step_probe(group.states[a])]
         for group in graph.traced_groups
         for a in group.read_by_output
     }
-    return finish(graph, {**inputs, **late}, {**seen, **_joined(graph, seen)})
+    return finish(graph, {**inputs, **pre_step}, {**seen, **_joined(graph, seen)})
 
 
 def finish(

@@ -13,14 +13,9 @@ import jax.numpy as jnp
 import saiunit
 
 from .._arguments import array_of, is_quantity, named, shown
-from .._compiler import (
-    ETraceGraph,
-    StateLeaf,
-    components,
-    join_components,
-    split_components,
-)
+from .._compiler import components, join_components, split_components
 from .._errors import DtypeError, NotCompiledError, ShapeError
+from .._graph import ETraceGraph, StateLeaf
 from .._jax import Var, to_array
 from .._typing import Path, path_name
 

@@ -6,21 +6,21 @@ from typing import Any
 import numpy as np
 
 from .derivative import Derivatives
-from .home import Beyond
+from .origin_position import Beyond
 from .transfer import MIXED, NONE, Ids, merge
 
 _OPAQUE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "scan", "while")
 
 
-def where_differentiated(derivatives: Derivatives) -> Beyond:
+def opaque_where_differentiated(derivatives: Derivatives) -> Beyond:
     """Follow elements through functions with a custom forward derivative."""
 
-    def beyond(equation: Any, known: list[Ids | None]) -> list[Ids | None]:
+    def opaque_rule(equation: Any, known: list[Ids | None]) -> list[Ids | None]:
         if equation.primitive.name != "custom_jvp_call":
             return [None] * len(equation.outvars)
         return [_origin(derivatives, equation, known, k) for k in range(len(equation.outvars))]
 
-    return beyond
+    return opaque_rule
 
 
 def _origin(
@@ -36,7 +36,7 @@ def _origin(
     return _combined(found)
 
 
-def where_shaped_alike(equation: Any, known: list[Ids | None]) -> list[Ids | None]:
+def opaque_where_shaped_alike(equation: Any, known: list[Ids | None]) -> list[Ids | None]:
     """Take an output to be at the positions of the operands of its shape.
 
     A guess, good enough to tell which of two uses of a variable moves an old state: what is

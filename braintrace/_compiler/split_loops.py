@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from .._graph.hidden_group import HiddenGroup
+from .._graph.traced_model import TracedModel
 from .._jax import bind
 from .canonicalize import spell_out_broadcasts, unrolled
-from .hidden_groups import HiddenGroup
 from .positions import Walk
 from .relations import MarkedOperation
 from .rewritten import rewritten
-from .trace import TracedModel
 from .transfer import MANY
 
 
-def loops_apart(
+def split_loops(
     traced: TracedModel, walks: Sequence[Sequence[Walk]], longest: int
 ) -> TracedModel | None:
     """Return the model with its mixing loops unrolled; ``None``: there is none.

@@ -5,102 +5,30 @@ positions of all elements form a table of shape ``(fan-out, *y.shape)``. ``Df`` 
 else that has "the shape of y" in the executor has the shape of that table.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
+from .._graph.hidden_group import HiddenGroup
+from .._graph.influence import NO_SLOT, InfluenceMap, InjectionPoint
 from .._jax import Var
 from .._jaxpr import Program
-from .beyond import where_differentiated
 from .derivative import Derivatives
-from .hidden_groups import HiddenGroup
-from .home import Constants, pure_origin
+from .opaque_calls import opaque_where_differentiated
+from .origin_position import Constants, pure_origin
 from .positions import Walk
 from .transfer import MANY, NONE, Ids, places_of
 
-NO_SLOT = -1
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Branch:
-    """One variable at which ``Df`` of one state is taken.
-
-    Attributes
-    ----------
-    state
-        Index ``a`` of the state in its group.
-    var
-        ``y`` itself, or the variable that it has been broadcast to.
-    slots
-        For every element of ``var`` its place in the flat table, or `NO_SLOT`;
-        ``None`` where they are in order.
-    """
-
-    state: int
-    var: Var
-    slots: np.ndarray | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Reach:
-    """How one ``y`` reaches one hidden group.
-
-    Attributes
-    ----------
-    group
-        Index of the group in the graph.
-    branches
-        Where ``Df`` is taken.
-    positions
-        Position of every entry of the table, or ``-1``.
-    kind
-        ``'identity'``, ``'tiled'`` or ``'gather'``.
-    tile
-        For a tiled map: the shape, with ones, to which positions are reshaped before they
-        are broadcast to the table.
-    reached
-        States that ``y`` reaches, in this step or a later one.
-    stored
-        Those of them whose trace some later step, or its output, reads.
-    mixed
-        Whether some elements of ``y`` reach the group only by mixing of positions.
-    """
-
-    group: int
-    branches: tuple[Branch, ...]
-    positions: np.ndarray
-    kind: Literal["identity", "tiled", "gather"]
-    tile: tuple[tuple[int, ...], tuple[int, ...]] | None
-    reached: tuple[int, ...]
-    stored: tuple[int, ...]
-    mixed: bool
-
-    @property
-    def fan_out(self) -> int:
-        """Number of positions that one element of ``y`` reaches at most."""
-        return int(self.positions.shape[0])
-
-    @property
-    def table_shape(self) -> tuple[int, ...]:
-        """Shape of an array in the layout of ``y``; the fan-out leads where there is one."""
-        return self.positions.shape if self.fan_out > 1 else self.positions.shape[1:]
-
-    @property
-    def states(self) -> tuple[int, ...]:
-        """States of the group that ``y`` reaches within the step."""
-        return tuple(sorted({branch.state for branch in self.branches}))
-
-
-def find_reach(
+def find_influence(
     program: Program,
     y: Var,
     group: HiddenGroup,
     walks: Sequence[Walk],
     constant: Constants,
     derivatives: Derivatives,
-) -> Reach | None:
+) -> InfluenceMap | None:
     """Return how ``y`` reaches ``group``, or ``None`` where no element of it does."""
     entries = []
     mixed = False
@@ -115,20 +43,22 @@ def find_reach(
     sources = np.concatenate([source for _, _, _, source, _ in entries])
     targets = np.concatenate([target for _, _, _, _, target in entries])
     places, positions = _table(sources, targets, y.aval.size)
-    branches = []
+    injection_points = []
     start = 0
     for state, var, elements, source, _ in entries:
         slots = np.full(var.aval.size, NO_SLOT, np.int32)
         slots[elements] = places[start : start + len(source)]
         start += len(source)
         in_order = np.array_equal(slots, np.arange(positions.size))
-        branches.append(Branch(state, var, None if in_order else slots))
+        injection_points.append(InjectionPoint(state, var, None if in_order else slots))
     table = positions.reshape(-1, *y.aval.shape)
     kind, tile = _recognise(table, group.shape)
-    reached = _reached({branch.state for branch in branches}, group)
+    reached = _reached({point.state for point in injection_points}, group)
     read = {*group.read_states, *group.read_by_output}
     stored = tuple(a for a in reached if a in read)
-    return Reach(group.index, tuple(branches), table, kind, tile, reached, stored, mixed)
+    return InfluenceMap(
+        group.index, tuple(injection_points), table, kind, tile, reached, stored, mixed
+    )
 
 
 _Entry = tuple[int, Var, np.ndarray, np.ndarray, np.ndarray]
@@ -141,7 +71,7 @@ def _roots_behind(
     if not np.any(walk.ids[y] == MANY):
         return {}, False
     last = max((program.producer[root] for root in walk.roots), default=-1)
-    origin = pure_origin(program, y, constant, last, where_differentiated(derivatives))
+    origin = pure_origin(program, y, constant, last, opaque_where_differentiated(derivatives))
     made = program.dependents_of([y], last)
     roots = [root for root in walk.roots if root in made and root in walk.ids]
     return (

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._jax import Var, is_var
 from .._jaxpr import Program, evaluate
-from .._jaxpr.moves import NOWHERE, is_move, moved, moved_operands, source_map
+from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved, moved_operands, source_map
 from .transfer import ELEMENTWISE, MIXED, NONE, Ids, merge
 
 
@@ -36,12 +36,12 @@ Beyond = Callable[[Any, list[Ids | None]], list[Ids | None]]
 """``(equation, numbers of its operands) -> numbers of its outputs``, ``None`` where unknown."""
 
 
-def home_positions(
+def origin_positions(
     program: Program,
     starts: Mapping[Var, Ids],
     constant: Callable[[Any], np.ndarray | None],
     last: int | None = None,
-    beyond: Beyond | None = None,
+    opaque_rule: Beyond | None = None,
 ) -> dict[Var, Ids]:
     """Carry numbers of elements forward through element-wise equations and moves.
 
@@ -55,7 +55,7 @@ def home_positions(
         See `Constants`.
     last
         Index of the last equation that is looked at; ``None``: all are.
-    beyond
+    opaque_rule
         Says it for equations of other kinds.
 
     Returns
@@ -64,25 +64,25 @@ def home_positions(
         For every variable with elements that come from one number each: those numbers,
         ``NONE`` for the other elements.
     """
-    home: dict[Var, Ids] = dict(starts)
-    for index in program.forward(starts, home, last):
+    origin: dict[Var, Ids] = dict(starts)
+    for index in program.forward(starts, origin, last):
         equation = program.equations[index]
-        known = [home.get(atom) if is_var(atom) else None for atom in equation.invars]
+        known = [origin.get(atom) if is_var(atom) else None for atom in equation.invars]
         if equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1:
-            _home_of_elementwise(equation, known, home)
-        elif is_move(equation):
-            _home_of_move(equation, known, home, constant)
-        elif beyond is not None:
-            found = zip(equation.outvars, beyond(equation, known), strict=True)
-            home.update((var, ids) for var, ids in found if ids is not None)
-    return home
+            _origin_of_elementwise(equation, known, origin)
+        elif is_data_movement(equation):
+            _origin_of_movement(equation, known, origin, constant)
+        elif opaque_rule is not None:
+            found = zip(equation.outvars, opaque_rule(equation, known), strict=True)
+            origin.update((var, ids) for var, ids in found if ids is not None)
+    return origin
 
 
-def _home_of_elementwise(equation: Any, known: list[Ids | None], home: dict[Var, Ids]) -> None:
+def _origin_of_elementwise(equation: Any, known: list[Ids | None], origin: dict[Var, Ids]) -> None:
     (out,) = equation.outvars
     full = [ids for ids in known if ids is not None and ids.shape == out.aval.shape]
     if full:
-        home[out] = _agreed(full)
+        origin[out] = _agreed(full)
 
 
 def _agreed(found: list[Ids]) -> Ids:
@@ -91,10 +91,10 @@ def _agreed(found: list[Ids]) -> Ids:
     return np.where(combined == MIXED, NONE, combined) if len(found) > 1 else combined
 
 
-def _home_of_move(
+def _origin_of_movement(
     equation: Any,
     known: list[Ids | None],
-    home: dict[Var, Ids],
+    origin: dict[Var, Ids],
     constant: Callable[[Any], np.ndarray | None],
 ) -> None:
     carried = [
@@ -105,14 +105,14 @@ def _home_of_move(
     ]
     found = moved(equation, carried)
     if found is not None:
-        home.update(zip(equation.outvars, found, strict=True))
+        origin.update(zip(equation.outvars, found, strict=True))
         return
     sources = source_map(equation, constant)
     if sources is None:
         return
     table = np.concatenate([*(ids.ravel() for ids in carried), np.full(1, NONE, np.int32)])
     for out, source in zip(equation.outvars, sources, strict=True):
-        home[out] = table[np.where(source == NOWHERE, len(table) - 1, source)]
+        origin[out] = table[np.where(source == NOWHERE, len(table) - 1, source)]
 
 
 def least_moved_positions(
@@ -120,36 +120,36 @@ def least_moved_positions(
     starts: Mapping[Var, Ids],
     constant: Callable[[Any], np.ndarray | None],
     last: int | None,
-    beyond: Beyond,
+    opaque_rule: Beyond,
 ) -> dict[Var, Ids]:
     """Carry numbers of elements forward; of operands that disagree, the least moved one counts.
 
-    In ``v + 0.1 * jnp.roll(v, 1)`` it is ``v``. The arguments are those of `home_positions`.
+    In ``v + 0.1 * jnp.roll(v, 1)`` it is ``v``. The arguments are those of `origin_positions`.
     """
-    home: dict[Var, Ids] = dict(starts)
+    origin: dict[Var, Ids] = dict(starts)
     moves = dict.fromkeys(starts, 0)
-    for index in program.forward(starts, home, last):
+    for index in program.forward(starts, origin, last):
         equation = program.equations[index]
-        behind = [atom for atom in equation.invars if is_var(atom) and atom in home]
+        behind = [atom for atom in equation.invars if is_var(atom) and atom in origin]
         count = min((moves[var] for var in behind), default=0)
-        known = [home.get(atom) if is_var(atom) else None for atom in equation.invars]
-        if is_move(equation):
-            _home_of_move(equation, known, home, constant)
+        known = [origin.get(atom) if is_var(atom) else None for atom in equation.invars]
+        if is_data_movement(equation):
+            _origin_of_movement(equation, known, origin, constant)
             count += 1
         elif equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1:
             (out,) = equation.outvars
-            full = [var for var in behind if home[var].shape == out.aval.shape]
+            full = [var for var in behind if origin[var].shape == out.aval.shape]
             levels = [
-                _agreed([home[var] for var in full if moves[var] == level])
+                _agreed([origin[var] for var in full if moves[var] == level])
                 for level in sorted({moves[var] for var in full})
             ]
             if levels:
-                home[out] = functools.reduce(lambda a, b: np.where(a == NONE, b, a), levels)
+                origin[out] = functools.reduce(lambda a, b: np.where(a == NONE, b, a), levels)
         else:
-            found = zip(equation.outvars, beyond(equation, known), strict=True)
-            home.update((var, ids) for var, ids in found if ids is not None)
-        moves.update((var, count) for var in equation.outvars if var in home)
-    return home
+            found = zip(equation.outvars, opaque_rule(equation, known), strict=True)
+            origin.update((var, ids) for var, ids in found if ids is not None)
+        moves.update((var, count) for var in equation.outvars if var in origin)
+    return origin
 
 
 def pure_origin(
@@ -157,16 +157,16 @@ def pure_origin(
     start: Var,
     constant: Callable[[Any], np.ndarray | None],
     last: int | None = None,
-    beyond: Beyond | None = None,
+    opaque_rule: Beyond | None = None,
 ) -> dict[Var, Ids]:
     """Return the element of ``start`` behind the elements of what is made from it.
 
     Only variables that are made from it by element-wise operations and moves (and what
-    ``beyond`` allows) are in the result; one that depends on it in any other way as well is
+    ``opaque_rule`` allows) are in the result; one that depends on it in any other way as well is
     left out.
     """
     numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
-    origin = home_positions(program, {start: numbers}, constant, last, beyond)
+    origin = origin_positions(program, {start: numbers}, constant, last, opaque_rule)
     impure: set[Var] = set()
     reached = {start}
     for index in program.forward([start], reached, last):

@@ -9,17 +9,17 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from .._graph.traced_model import TracedModel
 from .._jax import Var, bind, is_var
-from .beyond import where_differentiated
 from .derivative import Derivatives
-from .home import Constants, pure_origin
+from .opaque_calls import opaque_where_differentiated
+from .origin_position import Constants, pure_origin
 from .positions import Walk
 from .relations import MarkedOperation
 from .rewritten import rewritten
-from .trace import TracedModel
 
 
-def uses_apart(
+def split_shared_uses(
     traced: TracedModel,
     operations: Sequence[MarkedOperation],
     walks: Iterable[Sequence[Walk]],
@@ -30,12 +30,12 @@ def uses_apart(
     if not shared:
         return None
     program = traced.program
-    constant, beyond = Constants(program), where_differentiated(derivatives)
+    constant, opaque_rule = Constants(program), opaque_where_differentiated(derivatives)
     last = max(program.producer.get(var, -1) for var in shared)
     split = frozenset(
         var
         for operation in operations
-        for var in pure_origin(program, operation.y_var, constant, last, beyond)
+        for var in pure_origin(program, operation.y_var, constant, last, opaque_rule)
         if var in shared
     )
     return _with_copies(traced, split) if split else None

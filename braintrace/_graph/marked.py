@@ -21,11 +21,11 @@ def holds_marked(equation: Any) -> bool:
 
 
 def role(equation: Any) -> str | None:
-    """Return ``'identity'`` or ``'boundary'`` for a marked operation, else ``None``.
+    """Return ``'transparent'`` or ``'opaque'`` for a marked operation, else ``None``.
 
-    A walk back from a hidden state passes an identity, and ends at a boundary: the rules of
+    A walk back from a hidden state passes what is transparent, and ends at the opaque: the rules of
     an operation cannot express a weight behind another weight.
     """
     if not is_marked(equation):
         return None
-    return "identity" if equation.primitive.gradient_enabled else "boundary"
+    return "transparent" if equation.primitive.gradient_enabled else "opaque"

@@ -1,0 +1,18 @@
+"""What the compiler finds, as frozen data that every later room reads."""
+
+from .active_outputs import ActiveOutputs as ActiveOutputs
+from .active_outputs import active_outputs_of as active_outputs_of
+from .active_outputs import zero_trace as zero_trace
+from .diagnostics import ApproximationWarning as ApproximationWarning
+from .diagnostics import Diagnostic as Diagnostic
+from .graph import ETraceGraph as ETraceGraph
+from .hidden_group import Cut as Cut
+from .hidden_group import HiddenGroup as HiddenGroup
+from .influence import InfluenceMap as InfluenceMap
+from .influence import InjectionPoint as InjectionPoint
+from .relation import HiddenParamOpRelation as HiddenParamOpRelation
+from .report import Report as Report
+from .report import report_of as report_of
+from .traced_model import StateKind as StateKind
+from .traced_model import StateLeaf as StateLeaf
+from .traced_model import TracedModel as TracedModel

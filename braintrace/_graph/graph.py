@@ -1,0 +1,107 @@
+"""The compiled model: a frozen description of what learns online, and how."""
+
+import dataclasses
+import functools
+
+from .._jax import Var
+from .diagnostics import Diagnostic
+from .hidden_group import HiddenGroup
+from .marked import role
+from .relation import HiddenParamOpRelation
+from .report import table
+from .trace_shapes import trace_shapes
+from .traced_model import StateLeaf, TracedModel
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ETraceGraph:
+    """What the compiler found in one step of a model.
+
+    Attributes
+    ----------
+    traced
+        The step as a flat program with named inputs and outputs.
+    hidden_groups
+        Hidden states that are coupled position by position.
+    hidden_param_op_relations
+        Marked operations that reach hidden groups, and their parameters.
+    diagnostics
+        What a user should know about the approximations made.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+    ...         return self.h.value
+    >>> model = Leaky()
+    >>> model.init_state()
+    >>> graph = braintrace.compile_etrace_graph(model, jnp.ones((1, 2)))
+    >>> [relation.key for relation in graph.hidden_param_op_relations]
+    ['w@mm0']
+    """
+
+    traced: TracedModel
+    hidden_groups: tuple[HiddenGroup, ...]
+    hidden_param_op_relations: tuple[HiddenParamOpRelation, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def traced_groups(self) -> tuple[HiddenGroup, ...]:
+        """Groups that some relation reaches."""
+        reached = {
+            influence.group
+            for relation in self.hidden_param_op_relations
+            for influence in relation.influences
+        }
+        return tuple(group for group in self.hidden_groups if group.index in reached)
+
+    @property
+    def traced_states(self) -> tuple[StateLeaf, ...]:
+        """The hidden states of these groups."""
+        return tuple(state for group in self.traced_groups for state in group.states)
+
+    @property
+    def new_hidden_vars(self) -> tuple[tuple[HiddenGroup, int, Var], ...]:
+        """``(group, state, variable)`` of the traced groups, in the order of computation."""
+        producer = self.traced.program.producer
+        found = [
+            (group, a, var) for group in self.traced_groups for a, var in enumerate(group.new_vars)
+        ]
+        return tuple(sorted(found, key=lambda entry: producer[entry[2]]))
+
+    @property
+    def opaque_equations(self) -> tuple[int, ...]:
+        """Equations of the marked operations behind which no gradient is traced."""
+        equations = self.traced.program.equations
+        return tuple(i for i, equation in enumerate(equations) if role(equation) == "opaque")
+
+    @functools.cached_property
+    def possible_trace_bytes(self) -> int:
+        """Size of the traces of every state, whether a later step reads them or not."""
+        return sum(shape.full_nbytes for shape in trace_shapes(self))
+
+    @functools.cached_property
+    def record_bytes(self) -> int:
+        """Size of one step's input, ``Df``, ``D`` and signal of every relation."""
+        relations = self.hidden_param_op_relations
+        inputs = {r.x_var: r.x_var.aval for r in relations if r.x_var is not None}
+        total = sum(aval.size * aval.dtype.itemsize for aval in inputs.values())
+        for relation in relations:
+            size = relation.y_var.aval.dtype.itemsize
+            total += sum(r.positions.size * len(r.states) * size for r in relation.influences)
+        for group in self.traced_groups:
+            blocks = len(group.transition) + group.num_states
+            total += group.num_positions * blocks * group.states[0].dtype.itemsize
+        return int(total)
+
+    def __str__(self) -> str:
+        return table(self)

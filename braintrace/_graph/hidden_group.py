@@ -1,0 +1,86 @@
+"""Hidden states that are coupled position by position."""
+
+import dataclasses
+from typing import TypeAlias
+
+import numpy as np
+
+from .._jax import Var
+from .._typing import Path
+from .traced_model import StateLeaf
+
+Ids: TypeAlias = np.ndarray
+"""Which hidden position each element of an array reaches, of the array's shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """One use of a variable that mixes positions: an equation and its operand."""
+
+    equation: int
+    operand: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HiddenGroup:
+    """Hidden states that share positions and influence each other position by position.
+
+    Attributes
+    ----------
+    index
+        Place of the group in the graph.
+    states
+        The states ``a = 0 .. n-1``.
+    new_vars
+        Variable of each state's new value; everything downstream reads it there.
+    layouts, old_layouts
+        Position of every element of a state's new variable, and of its old value; ``None``
+        where they are all positions in order. A state may be at a part of them only.
+    shape
+        Shape of the positions: that of the first state that is at all of them, or their number.
+    transition
+        Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
+    cuts
+        For each state the uses of variables that mix positions and are held constant.
+    read_by_output
+        States whose value before the step the outputs of the step read.
+    downstream
+        States that no later step reads position by position, computed from the new values of the
+        others (the ``h`` of an LSTM). Like an output, they see those values perturbed, so that
+        the learning signal of the others has their part in it; their own ``D`` is zero.
+    delay_line
+        Whether it is a delay line that only marked operations of later steps read: what is cut in
+        it costs nothing.
+    """
+
+    index: int
+    states: tuple[StateLeaf, ...]
+    new_vars: tuple[Var, ...]
+    layouts: tuple[Ids | None, ...]
+    old_layouts: tuple[Ids | None, ...]
+    shape: tuple[int, ...]
+    transition: tuple[tuple[int, int], ...]
+    cuts: tuple[tuple[Cut, ...], ...]
+    read_by_output: tuple[int, ...]
+    downstream: tuple[int, ...]
+    delay_line: bool
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Paths of the group's states."""
+        return tuple(state.path for state in self.states)
+
+    @property
+    def num_states(self) -> int:
+        """Number ``n`` of states in the group."""
+        return len(self.states)
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions, batch included."""
+        return int(np.prod(self.shape))
+
+    @property
+    def read_states(self) -> tuple[int, ...]:
+        """States that some state of the group reads, position by position, in the next step."""
+        return tuple(sorted({c for _, c in self.transition}))

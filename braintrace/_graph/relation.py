@@ -1,0 +1,61 @@
+"""A marked operation that reaches hidden states, and its parameters."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .._etrace_op import ETPPrimitive
+from .._jax import Atom, Var
+from .._typing import Path
+from .hidden_group import HiddenGroup
+from .influence import InfluenceMap
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HiddenParamOpRelation:
+    """One marked operation that reaches hidden states, and how.
+
+    Attributes
+    ----------
+    key
+        Name of the relation: parameter paths, operation and its number in the step. The same
+        in every process.
+    primitive, params
+        The operation.
+    equation
+        Index of its equation in the program.
+    x_var, y_var
+        Its input (``None`` for an operation without one) and its output.
+    trainable_vars
+        Operands that learn, by the name that the operation's rules give them.
+    trainable_positions
+        Where those operands stand among the operation's operands.
+    trainable_paths
+        Path of the (first) ParamState behind every such operand.
+    parameter_paths
+        Paths of all ParamStates behind the operands.
+    held_paths
+        Paths of the other States behind the operands (masks, scales). The step does not write
+        them.
+    reaches
+        How ``y`` reaches each hidden group.
+    hidden_groups
+        Those groups.
+    source
+        ``file:line (function)`` of the user's call.
+    """
+
+    key: str
+    primitive: ETPPrimitive
+    params: Mapping[str, Any]
+    equation: int
+    x_var: Atom | None
+    y_var: Var
+    trainable_vars: Mapping[str, Atom]
+    trainable_positions: Mapping[str, int]
+    trainable_paths: Mapping[str, Path]
+    parameter_paths: tuple[Path, ...]
+    held_paths: tuple[Path, ...]
+    influences: tuple[InfluenceMap, ...]
+    hidden_groups: tuple[HiddenGroup, ...]
+    source: str

@@ -1,0 +1,23 @@
+"""A model at work: its States, its traces, and programs that move both on."""
+
+from .data import MultiStepData as MultiStepData
+from .data import SingleStepData as SingleStepData
+from .data import first_step as first_step
+from .data import unwrap as unwrap
+from .mesh import on_automatic_axes as on_automatic_axes
+from .model_states import States as States
+from .model_states import add_to_states as add_to_states
+from .model_states import all_states as all_states
+from .model_states import read_arguments as read_arguments
+from .model_states import read_states as read_states
+from .model_states import short_term as short_term
+from .model_states import write_states as write_states
+from .program import Program as Program
+from .program import Take as Take
+from .program import advance as advance
+from .recent import Recent as Recent
+from .restart import check_first_axes as check_first_axes
+from .restart import start_anew as start_anew
+from .threads import kept_for_other_threads as kept_for_other_threads
+from .threads import one_thread_at_a_time as one_thread_at_a_time
+from .traces import EligibilityTraces as EligibilityTraces
