@@ -42,7 +42,7 @@ Atom = Any
 # --- reading jaxprs
 
 
-def open_jaxpr(jaxpr: Any) -> tuple[Any, tuple]:
+def open_jaxpr(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return the equations' jaxpr and its constants, whether ``jaxpr`` is open or closed.
 
     From jax 0.11 on both kinds are one class; before, a closed jaxpr wraps an open one.
@@ -229,7 +229,8 @@ def define_from_impl(primitive: Any, impl: Callable[..., Any], batching_rule: An
         return impl(*operands, **params)
 
     def batched(operands: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[Any, int]:
-        return batching_rule(primitive, operands, dims, params)
+        result, axis = batching_rule(primitive, operands, dims, params)
+        return result, axis
 
     primitive.def_impl(plain)
     primitive.def_abstract_eval(functools.partial(_abstract_result, impl))
@@ -354,4 +355,6 @@ def divided_dependent(
 def shard_map_axes(equation: Any) -> frozenset[str]:
     """Return the mesh axes that a ``shard_map`` equation makes manual."""
     params = equation.params
-    return params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]
+    name = "newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"
+    axes: frozenset[str] = params[name]
+    return axes

@@ -29,6 +29,7 @@ import numpy as np
 from .._arguments import array_of
 from . import rules
 from .primitive import ETPPrimitive, get_primitive_spec
+from .registry import Arrays
 from .validate import validate_rules
 
 
@@ -164,10 +165,10 @@ class _Problem:
     def run(self, method: Callable[["_Problem"], Any]) -> Any:
         return jax.jit(lambda draws: method(replace(self, draws=draws)))(self.draws)
 
-    def autodiff(self, x: str, cotangent: Any) -> dict:
+    def autodiff(self, x: str, cotangent: Any) -> Arrays:
         x_index = get_primitive_spec(self.primitive).x_invar_index
 
-        def forward(weights: dict) -> Any:
+        def forward(weights: Arrays) -> Any:
             values = list(self.draws["operands"])
             if x_index is not None:
                 values[x_index] = self.draws[x]
@@ -175,9 +176,11 @@ class _Problem:
                 values[index] = weights[name]
             return self.primitive.implementation(*values, **self.params)
 
-        return jax.vjp(forward, self.weights)[1](cotangent)[0]
+        (gradients,) = jax.vjp(forward, self.weights)[1](cotangent)
+        found: Arrays = gradients
+        return found
 
-    def validate(self) -> dict:
+    def validate(self) -> Arrays:
         x = self.draws["x1"]
         x_var = None if x is None else _Variable(x)
         weight_vars = {name: _Variable(weight) for name, weight in self.weights.items()}
@@ -185,45 +188,45 @@ class _Problem:
         validate_rules(self.primitive, self.params, x_var, y_var, weight_vars)
         return self.zero_gradients()
 
-    def zero_gradients(self) -> dict:
+    def zero_gradients(self) -> Arrays:
         return {name: jnp.zeros_like(weight) for name, weight in self.weights.items()}
 
-    def pulled_back(self) -> dict:
+    def pulled_back(self) -> Arrays:
         draws = self.draws
         xs = None if draws["x1"] is None else jnp.stack([draws["x1"], draws["x2"]])
         factors = jnp.stack([draws["f1"], draws["f2"]])
         return rules.pull_back(self.primitive, self.params, xs, factors, self.weights)
 
-    def expected_pull_back(self) -> dict:
+    def expected_pull_back(self) -> Arrays:
         first = self.autodiff("x1", self.draws["f1"])
         return _add(first, self.autodiff("x2", self.draws["f2"]))
 
-    def term(self, x: str, factor: str) -> dict:
+    def term(self, x: str, factor: str) -> Arrays:
         steps = None if self.draws[x] is None else self.draws[x][None]
         factors = self.draws[factor][None]
         return rules.accumulate(self.primitive, self.params, steps, factors, self.weights)
 
-    def contracted(self, signal: Any, trace: dict) -> dict:
+    def contracted(self, signal: Any, trace: Arrays) -> Arrays:
         return rules.contract(self.primitive, self.params, signal, trace, self.weights)
 
-    def one_step(self) -> dict:
+    def one_step(self) -> Arrays:
         return self.contracted(self.draws["signal"], self.term("x1", "f1"))
 
-    def expected_one_step(self) -> dict:
+    def expected_one_step(self) -> Arrays:
         return self.autodiff("x1", self.draws["signal"] * self.draws["f1"])
 
-    def two_steps(self) -> dict:
+    def two_steps(self) -> Arrays:
         first = self.term("x1", "f1")
         decayed = rules.propagate(self.primitive, self.params, self.draws["d"], first)
         trace = _add(decayed, self.term("x2", "f2"))
         return self.contracted(self.draws["signal"], trace)
 
-    def expected_two_steps(self) -> dict:
+    def expected_two_steps(self) -> Arrays:
         draws = self.draws
         through_first = self.autodiff("x1", draws["signal"] * draws["d"] * draws["f1"])
         return _add(through_first, self.autodiff("x2", draws["signal"] * draws["f2"]))
 
-    def filtered(self) -> dict:
+    def filtered(self) -> Arrays:
         x1, x2 = self.draws["x1"], self.draws["x2"]
         taken_in = functools.partial(rules.add_to_filter, self.primitive, self.params)
         zero = rules.zero_filter(
@@ -235,7 +238,7 @@ class _Problem:
             self.primitive, self.params, kept[None], factors, self.weights
         )
 
-    def expected_filtered(self) -> dict:
+    def expected_filtered(self) -> Arrays:
         first, second, third = (self.autodiff(x, self.draws["f1"]) for x in ("x1", "x2", "x3"))
 
         def expected(name: str) -> Any:
@@ -245,17 +248,17 @@ class _Problem:
 
         return {name: expected(name) for name in first}
 
-    def pair(self) -> dict:
+    def pair(self) -> Arrays:
         traces = self.term("x1", "f1"), self.term("x2", "f2")
         signal = jax.lax.complex(self.draws["signal"], -self.draws["d"])
         return self.contracted(signal, jax.tree.map(jax.lax.complex, *traces))
 
-    def expected_pair(self) -> dict:
+    def expected_pair(self) -> Arrays:
         second = self.autodiff("x2", self.draws["d"] * self.draws["f2"])
         return _add(self.expected_one_step(), second)
 
 
-_Check = tuple[str, Callable[[_Problem], dict], Callable[[_Problem], dict]]
+_Check = tuple[str, Callable[[_Problem], Arrays], Callable[[_Problem], Arrays]]
 """Name of a check, what the rules give, what automatic differentiation gives."""
 
 _CHECKS: tuple[_Check, ...] = (
@@ -269,7 +272,9 @@ _FILTER_CHECK: _Check = ("filter of x", _Problem.filtered, _Problem.expected_fil
 GROWTH = 100
 
 
-def _make_problem(primitive: ETPPrimitive, operands: tuple, params: Mapping[str, Any]) -> _Problem:
+def _make_problem(
+    primitive: ETPPrimitive, operands: tuple[Any, ...], params: Mapping[str, Any]
+) -> _Problem:
     y = jax.eval_shape(lambda *values: primitive.implementation(*values, **params), *operands)
     x_index = get_primitive_spec(primitive).x_invar_index
     x = None if x_index is None else operands[x_index]
@@ -294,26 +299,27 @@ def _random(generator: np.random.Generator, like: Any) -> Any:
     return jnp.asarray(values[0], like.dtype)
 
 
-def _add(left: dict, right: dict) -> dict:
+def _add(left: Arrays, right: Arrays) -> Arrays:
     return {name: left[name] + right[name] for name in left}
 
 
 def _run_rules(problem: _Problem) -> list[Any]:
     """Return each check's gradients, or the error of the rule that failed."""
     try:
-        return problem.run(lambda p: [side(p) for _, side, _ in p.checks])
+        found: list[Any] = problem.run(lambda p: [side(p) for _, side, _ in p.checks])
+        return found
     except Exception:  # which rule it was shows when each runs alone
         return [_run_or_error(problem, side) for _, side, _ in problem.checks]
 
 
-def _run_or_error(problem: _Problem, side: Callable[[_Problem], dict]) -> Any:
+def _run_or_error(problem: _Problem, side: Callable[[_Problem], Arrays]) -> Any:
     try:
         return problem.run(side)
     except Exception as error:
         return error
 
 
-def _compare(rule: str, result: Any, expected: dict) -> list[RuleCheck]:
+def _compare(rule: str, result: Any, expected: Arrays) -> list[RuleCheck]:
     if isinstance(result, Exception):
         return [RuleCheck(rule, name, np.inf, False, str(result)) for name in expected]
     return [_compare_arrays(rule, k, result.get(k), expected[k]) for k in expected]

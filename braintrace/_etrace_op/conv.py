@@ -16,6 +16,7 @@ fast everywhere.
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from . import quantities
 from .conv_layout import canonical_dimension_numbers, dilated, to_canonical_call
 from .dense import init_output_trace
 from .primitive import register_primitive_spec
+from .registry import Arrays, Pick
 from .rules import like_operand
 from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 from .sums import sum_over_samples
@@ -57,7 +59,9 @@ def _check_canonical(x: Any, dimension_numbers: Any, batch_group_count: int) -> 
         )
 
 
-def _yw_to_w(hidden_dim: Any, trace: dict, *, has_bias: bool = False, **convolution: Any) -> dict:
+def _yw_to_w(
+    hidden_dim: jax.Array, trace: Arrays, *, has_bias: bool = False, **convolution: Any
+) -> Arrays:
     factor = _groups(hidden_dim, convolution["feature_group_count"])
     result = {"weight": trace["weight"] * factor[..., None, :]}
     if has_bias:
@@ -66,8 +70,13 @@ def _yw_to_w(hidden_dim: Any, trace: dict, *, has_bias: bool = False, **convolut
 
 
 def _xy_to_dw(
-    x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = False, **convolution: Any
-) -> dict:
+    x: jax.Array,
+    hidden_dim: jax.Array,
+    weights: Arrays,
+    *,
+    has_bias: bool = False,
+    **convolution: Any,
+) -> Arrays:
     _check_canonical(x, convolution["dimension_numbers"], convolution["batch_group_count"])
     kernel = weights["weight"]
     result = {"weight": like_operand(_kernel_gradient(x, hidden_dim, kernel, convolution), kernel)}
@@ -77,7 +86,7 @@ def _xy_to_dw(
     return result
 
 
-def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict) -> Any:
+def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict[str, Any]) -> Any:
     """Return the sum over samples and positions of patch times cotangent.
 
     It is the convolution of ``x`` by ``hidden_dim`` with samples in the place of features, and
@@ -108,7 +117,7 @@ def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict) ->
     return jnp.moveaxis(product, 0, -2)
 
 
-def _patches(x: Any, y_shape: tuple, kernel: Any, convolution: dict) -> Any:
+def _patches(x: Any, y_shape: tuple[int, ...], kernel: Any, convolution: dict[str, Any]) -> Any:
     """Return the patches ``(batch, *positions, groups, patch, steps)`` of several steps.
 
     They are picked by their indices: exact on every device, and several times faster on a CPU
@@ -142,8 +151,13 @@ def _patches(x: Any, y_shape: tuple, kernel: Any, convolution: dict) -> Any:
 
 
 def _accumulate(
-    x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = False, **convolution: Any
-) -> dict:
+    x: jax.Array,
+    hidden_dim: jax.Array,
+    weights: Arrays,
+    *,
+    has_bias: bool = False,
+    **convolution: Any,
+) -> Arrays:
     _check_canonical(x[0], convolution["dimension_numbers"], convolution["batch_group_count"])
     patches = _patches(x.astype(hidden_dim.dtype), hidden_dim.shape, weights["weight"], convolution)
     factor = _groups(hidden_dim, convolution["feature_group_count"])
@@ -157,12 +171,12 @@ def _accumulate(
 
 
 def _contract(
-    signal: Any, trace: dict, weights: dict, *, has_bias: bool = False, **convolution: Any
-) -> dict:
+    signal: jax.Array, trace: Arrays, weights: Arrays, *, has_bias: bool = False, **convolution: Any
+) -> Arrays:
     kernel = weights["weight"]
     groups = convolution["feature_group_count"]
 
-    def products(operands: Any) -> dict:
+    def products(operands: Any) -> Arrays:
         factor, trace = operands
         return _yw_to_w(factor, trace, has_bias=has_bias, feature_group_count=groups)
 
@@ -173,14 +187,16 @@ def _contract(
 
 
 def _select_outputs(
-    weights: dict, pick: Any, *, has_bias: bool = False, **convolution: Any
-) -> dict | None:
+    weights: Arrays, pick: Pick, *, has_bias: bool = False, **convolution: Any
+) -> Arrays | None:
     if convolution["feature_group_count"] != 1:  # a group computes neighbouring outputs
         return None
     return {name: pick(operand) for name, operand in weights.items()}
 
 
-def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+def _init_drtrl(
+    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
+) -> Arrays:
     y, kernel = y_var.aval, weight_vars["weight"].aval
     groups = x_var.aval.shape[-1] // kernel.shape[-2]
     patch = math.prod(kernel.shape[:-1])

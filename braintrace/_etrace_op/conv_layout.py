@@ -122,7 +122,9 @@ def _per_axis(name: str, value: Any, space: int) -> tuple[int, ...]:
     return tuple(map(int, values))
 
 
-def _explicit_padding(padding: Any, x: Any, kernel: Any, params: dict) -> tuple:
+def _explicit_padding(
+    padding: Any, x: Any, kernel: Any, params: dict[str, Any]
+) -> tuple[tuple[int, int], ...]:
     space = x.ndim - 2
     if not isinstance(padding, str):
         try:

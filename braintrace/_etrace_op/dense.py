@@ -9,13 +9,16 @@ the same ``o`` only, the exact trace has the weight's shape, one per sample:
 """
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .._errors import ShapeError
 from . import quantities
 from .primitive import register_primitive_spec
+from .registry import Arrays, Pick
 from .rules import like_operand
 from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 
@@ -25,14 +28,16 @@ def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:
     return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
 
 
-def _yw_to_w(hidden_dim: Any, trace: dict, *, has_bias: bool = False) -> dict:
+def _yw_to_w(hidden_dim: jax.Array, trace: Arrays, *, has_bias: bool = False) -> Arrays:
     result = {"weight": trace["weight"] * hidden_dim[..., None, :]}
     if has_bias:
         result["bias"] = trace["bias"] * hidden_dim
     return result
 
 
-def _xy_to_dw(x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = False) -> dict:
+def _xy_to_dw(
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
+) -> Arrays:
     x = x.astype(hidden_dim.dtype)
     # dw_io = sum_b x_bi f_bo, without the sum for one sample
     product = x.T @ hidden_dim if x.ndim == 2 else x[:, None] * hidden_dim[None, :]
@@ -43,7 +48,9 @@ def _xy_to_dw(x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = False)
     return result
 
 
-def _accumulate(x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = False) -> dict:
+def _accumulate(
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
+) -> Arrays:
     x = x.astype(hidden_dim.dtype)
     if x.shape[0] == 1:
         # A product that XLA fuses into the update of the trace, where a dot of inner
@@ -56,11 +63,13 @@ def _accumulate(x: Any, hidden_dim: Any, weights: dict, *, has_bias: bool = Fals
     return result
 
 
-def _select_outputs(weights: dict, pick: Any, *, has_bias: bool = False) -> dict:
+def _select_outputs(weights: Arrays, pick: Pick, *, has_bias: bool = False) -> Arrays:
     return {name: pick(operand) for name, operand in weights.items()}
 
 
-def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+def _init_drtrl(
+    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
+) -> Arrays:
     y = y_var.aval
     weight = (*y.shape[:-1], *weight_vars["weight"].aval.shape, num_hidden_state)
     result = {"weight": jnp.zeros(weight, y.dtype)}
@@ -69,7 +78,9 @@ def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int
     return result
 
 
-def init_output_trace(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> Any:
+def init_output_trace(
+    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
+) -> Any:
     """Return zeros shaped like the output, with a state axis last."""
     return jnp.zeros((*y_var.aval.shape, num_hidden_state), y_var.aval.dtype)
 

@@ -7,14 +7,17 @@ by position, after whatever function of the parameter alone. There is no input a
 axis; the trace is the factor itself, shaped like ``w``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import jax
 
 from .._arguments import FUNCTION, check_arrays, check_option, shown
 from .._errors import DtypeError
 from . import quantities
 from .dense import init_output_trace
 from .primitive import ETPPrimitive, register_primitive_spec
+from .registry import Arrays
 from .rules import like_operand
 from .spec import ETPPrimitiveSpec
 
@@ -23,15 +26,17 @@ def _impl(weight: Any) -> Any:
     return weight
 
 
-def _yw_to_w(hidden_dim: Any, trace: dict) -> dict:
+def _yw_to_w(hidden_dim: jax.Array, trace: Arrays) -> Arrays:
     return {"weight": trace["weight"] * hidden_dim}
 
 
-def _xy_to_dw(x: Any, hidden_dim: Any, weights: dict) -> dict:
+def _xy_to_dw(x: jax.Array, hidden_dim: jax.Array, weights: Arrays) -> Arrays:
     return {"weight": like_operand(hidden_dim, weights["weight"])}
 
 
-def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+def _init_drtrl(
+    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
+) -> Arrays:
     return {"weight": init_output_trace(x_var, y_var, weight_vars, num_hidden_state)}
 
 
@@ -40,7 +45,7 @@ def _trainable_invars(params: Any) -> dict[str, int]:
 
 
 def _batching(
-    primitive: ETPPrimitive, operands: Sequence[Any], dims: Sequence[Any], params: dict
+    primitive: ETPPrimitive, operands: Sequence[Any], dims: Sequence[Any], params: dict[str, Any]
 ) -> tuple[Any, Any]:
     return primitive.bind(*operands, **params), dims[0]
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .._arguments import shown
@@ -21,6 +22,7 @@ from .._errors import OptionError, ShapeError
 from . import quantities
 from .dense import init_output_trace
 from .primitive import register_primitive_spec
+from .registry import Arrays, Pick
 from .rules import like_operand
 from .spec import ETPPrimitiveSpec
 from .sums import sum_over_samples
@@ -34,7 +36,9 @@ def _impl(
     return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
 
 
-def _yw_to_w(hidden_dim: Any, trace: dict, *, alpha: float = 1.0, has_bias: bool = False) -> dict:
+def _yw_to_w(
+    hidden_dim: jax.Array, trace: Arrays, *, alpha: float = 1.0, has_bias: bool = False
+) -> Arrays:
     result = {"effective": trace["effective"] * hidden_dim[..., None, :]}
     if has_bias:
         result["bias"] = trace["bias"] * hidden_dim
@@ -42,8 +46,13 @@ def _yw_to_w(hidden_dim: Any, trace: dict, *, alpha: float = 1.0, has_bias: bool
 
 
 def _xy_to_dw(
-    x: Any, hidden_dim: Any, weights: dict, *, alpha: float = 1.0, has_bias: bool = False
-) -> dict:
+    x: jax.Array,
+    hidden_dim: jax.Array,
+    weights: Arrays,
+    *,
+    alpha: float = 1.0,
+    has_bias: bool = False,
+) -> Arrays:
     lora_b, lora_a = weights["lora_b"], weights["lora_a"]
     dtype = hidden_dim.dtype
     inputs = jnp.atleast_2d(x).astype(dtype)
@@ -59,8 +68,13 @@ def _xy_to_dw(
 
 
 def _accumulate(
-    x: Any, hidden_dim: Any, weights: dict, *, alpha: float = 1.0, has_bias: bool = False
-) -> dict:
+    x: jax.Array,
+    hidden_dim: jax.Array,
+    weights: Arrays,
+    *,
+    alpha: float = 1.0,
+    has_bias: bool = False,
+) -> Arrays:
     x = x.astype(hidden_dim.dtype)
     if x.shape[0] == 1:
         result = {"effective": x[0][..., :, None] * hidden_dim[0][..., None, :]}
@@ -72,8 +86,8 @@ def _accumulate(
 
 
 def _contract(
-    signal: Any, trace: dict, weights: dict, *, alpha: float = 1.0, has_bias: bool = False
-) -> dict:
+    signal: jax.Array, trace: Arrays, weights: Arrays, *, alpha: float = 1.0, has_bias: bool = False
+) -> Arrays:
     lora_b, lora_a = weights["lora_b"], weights["lora_a"]
     products = functools.partial(_product, has_bias=has_bias)
     summed = sum_over_samples(products, (signal, trace), axes=signal.ndim - 1)
@@ -90,18 +104,20 @@ def _contract(
     return result
 
 
-def _product(operands: Any, has_bias: bool) -> dict:
+def _product(operands: Any, has_bias: bool) -> Arrays:
     signal, trace = operands
     return _yw_to_w(signal, trace, has_bias=has_bias)
 
 
 def _select_outputs(
-    weights: dict, pick: Any, *, alpha: float = 1.0, has_bias: bool = False
-) -> dict:
+    weights: Arrays, pick: Pick, *, alpha: float = 1.0, has_bias: bool = False
+) -> Arrays:
     return {name: w if name == "lora_b" else pick(w) for name, w in weights.items()}
 
 
-def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+def _init_drtrl(
+    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
+) -> Arrays:
     y = y_var.aval
     effective = (*y.shape[:-1], x_var.aval.shape[-1], y.shape[-1], num_hidden_state)
     result = {"effective": jnp.zeros(effective, y.dtype)}

@@ -266,12 +266,13 @@ def _spec_from_rules(primitive: ETPPrimitive) -> ETPPrimitiveSpec:
 
 
 def _batch(
-    primitive: ETPPrimitive, operands: Sequence[Any], dims: Sequence[Any], params: dict
+    primitive: ETPPrimitive, operands: Sequence[Any], dims: Sequence[Any], params: dict[str, Any]
 ) -> tuple[Any, int]:
     """Keep the primitive (or its batched form) where only the input is mapped."""
     spec = registry.ETP_PRIMITIVE_SPECS.get(primitive)
     if spec is not None and spec.batching is not None:
-        return spec.batching(primitive, operands, dims, params)
+        result, axis = spec.batching(primitive, operands, dims, params)
+        return result, axis
     if spec is not None:
         target = primitive if spec.batched else spec.batched_form
         mapped = [i for i, dim in enumerate(dims) if dim is not None]
@@ -289,7 +290,7 @@ def _fold_into_batch(
     target: ETPPrimitive,
     operands: Sequence[Any],
     dims: Sequence[Any],
-    params: dict,
+    params: dict[str, Any],
 ) -> Any:
     values = list(operands)
     index = next(i for i, dim in enumerate(dims) if dim is not None)

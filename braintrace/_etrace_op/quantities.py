@@ -61,7 +61,9 @@ def check_features(operation: str, x: Any, in_features: int, weight: str) -> Non
         )
 
 
-def bind_folded(bind_vector: Callable, bind_batch: Callable, x: Any, *operands: Any) -> Any:
+def bind_folded(
+    bind_vector: Callable[..., Any], bind_batch: Callable[..., Any], x: Any, *operands: Any
+) -> Any:
     """Bind the vector form for 1-D ``x``, else the batched form with all axes but one folded."""
     if x.ndim == 1:
         return bind_vector(x, *operands)

@@ -7,11 +7,19 @@ and dictionaries are keyed by the names that ``trainable_invars_fn`` gives the o
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
 
 if TYPE_CHECKING:
     from .primitive import ETPPrimitive
     from .spec import ETPPrimitiveSpec
+
+Arrays: TypeAlias = dict[str, jax.Array]
+"""Weights, their gradients or their traces, by the name of a trainable operand."""
+
+Pick: TypeAlias = Callable[[jax.Array], jax.Array]
+"""Keeps some entries of the last axis of an array."""
 
 ETP_PRIMITIVES: "set[ETPPrimitive]" = set()
 """Every marker primitive."""

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from .._errors import PrimitiveError
 from .._jax import divided_dependent
 from .primitive import ETPPrimitive, get_primitive_spec
+from .registry import Arrays
 from .spec import ETPPrimitiveSpec
 from .sums import sum_over_samples
 
-Arrays = dict[str, Any]
 Params = Mapping[str, Any]
 
 PARTS_OF_COMPLEX = frozenset({jnp.dtype("float32"), jnp.dtype("float64")})
@@ -140,7 +140,8 @@ def accumulate(
     def of_sample(x_of_sample: Any, hidden_of_sample: Any) -> Arrays:
         return _operand_gradients(spec, params, x_of_sample, hidden_of_sample, weights)
 
-    return jax.vmap(of_sample, in_axes=1)(x, hidden_dim)
+    terms: Arrays = jax.vmap(of_sample, in_axes=1)(x, hidden_dim)
+    return terms
 
 
 def contract(
@@ -212,7 +213,8 @@ def _sum_over_samples_and_steps(
 
     if x.shape[0] == 1:
         return steps_first(x, hidden_dim)
-    return divided_dependent(x, hidden_dim, divided=samples_first, whole=steps_first)
+    found: Arrays = divided_dependent(x, hidden_dim, divided=samples_first, whole=steps_first)
+    return found
 
 
 def _operand_gradients(

@@ -14,7 +14,7 @@ times slower.
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from .._jax import divided_dependent
 from . import quantities
 from .dense import init_output_trace
 from .primitive import register_primitive_spec
+from .registry import Arrays
 from .rules import like_operand
 from .sparse_pattern import SparsePattern, sparse_pattern
 from .spec import ETPPrimitiveSpec, conventional_trainable_invars
@@ -51,7 +52,9 @@ def _pays(sparse_mat: SparsePattern, x: Any, cells_per_entry: int) -> bool:
     return is_dense and math.prod(x.shape[:-1]) >= FEWEST_ROWS
 
 
-def _blocks(sparse_mat: SparsePattern) -> Iterator[tuple[slice, np.ndarray, tuple]]:
+def _blocks(
+    sparse_mat: SparsePattern,
+) -> Iterator[tuple[slice, np.ndarray, tuple[np.ndarray, np.ndarray]]]:
     """Yield the columns of every dense block, its entries, and their places in it."""
     outputs = sparse_mat.shape[1]
     count = min(outputs, max(2, math.ceil(math.prod(sparse_mat.shape) / BLOCK_CELLS)))
@@ -128,8 +131,8 @@ def _at_once(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
 
 
 def _yw_to_w(
-    hidden_dim: Any, trace: dict, *, sparse_mat: SparsePattern, has_bias: bool = False
-) -> dict:
+    hidden_dim: jax.Array, trace: Arrays, *, sparse_mat: SparsePattern, has_bias: bool = False
+) -> Arrays:
     result = {"weight": trace["weight"] * _at(hidden_dim, sparse_mat.columns)}
     if has_bias:
         result["bias"] = trace["bias"] * hidden_dim
@@ -137,8 +140,13 @@ def _yw_to_w(
 
 
 def _xy_to_dw(
-    x: Any, hidden_dim: Any, weights: dict, *, sparse_mat: SparsePattern, has_bias: bool = False
-) -> dict:
+    x: jax.Array,
+    hidden_dim: jax.Array,
+    weights: Arrays,
+    *,
+    sparse_mat: SparsePattern,
+    has_bias: bool = False,
+) -> Arrays:
     leading = tuple(range(hidden_dim.ndim - 1))
     if _pays(sparse_mat, hidden_dim, CELLS_PER_ENTRY_BACKWARD):
         product = _entry_gradients(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
@@ -157,15 +165,22 @@ def _terms(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
 
 
 def _accumulate(
-    x: Any, hidden_dim: Any, weights: dict, *, sparse_mat: SparsePattern, has_bias: bool = False
-) -> dict:
+    x: jax.Array,
+    hidden_dim: jax.Array,
+    weights: Arrays,
+    *,
+    sparse_mat: SparsePattern,
+    has_bias: bool = False,
+) -> Arrays:
     result = {"weight": _terms(x, hidden_dim, sparse_mat).sum(0)}
     if has_bias:
         result["bias"] = hidden_dim.sum(0)
     return result
 
 
-def _init_drtrl(x_var: Any, y_var: Any, weight_vars: dict, num_hidden_state: int) -> dict:
+def _init_drtrl(
+    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
+) -> Arrays:
     y = y_var.aval
     weight = (*y.shape[:-1], *weight_vars["weight"].aval.shape, num_hidden_state)
     result = {"weight": jnp.zeros(weight, y.dtype)}

@@ -75,7 +75,14 @@ class _Caller:
                 f"{error}"
             ) from error
 
-    def expect(self, rule: str, result: dict, expected: dict, *, dtypes: bool = True) -> None:
+    def expect(
+        self,
+        rule: str,
+        result: Mapping[str, Any],
+        expected: Mapping[str, Any],
+        *,
+        dtypes: bool = True,
+    ) -> None:
         if set(result) != set(expected):
             raise PrimitiveError(
                 f"Rule `{rule}` of `{self.primitive}` returned the keys {sorted(result)}; "
@@ -111,7 +118,7 @@ def _check_output_trace(call: _Caller, x_var: Any, y_var: Any, weight_vars: Any)
         )
 
 
-def _check_input_filter(call: _Caller, x_var: Any, y_var: Any, weights: dict) -> None:
+def _check_input_filter(call: _Caller, x_var: Any, y_var: Any, weights: Mapping[str, Any]) -> None:
     def init() -> Any:
         return rules.zero_filter(call.primitive, call.params, x_var, y_var)
 

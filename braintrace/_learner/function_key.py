@@ -94,7 +94,8 @@ def _part(label: str, value: Any) -> Hashable:
         return value
     if label == "code":  # an object that says itself what equals it
         hash(value)
-        return value
+        hashable: Hashable = value
+        return hashable
     if type(value) is tuple:
         return tuple(_part(label, item) for item in value)
     if isinstance(value, BY_VALUE):

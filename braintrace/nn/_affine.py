@@ -8,7 +8,7 @@ import saiunit
 from .. import _etrace_op
 
 
-def affine(x: Any, weight: Any, params: dict) -> Any:
+def affine(x: Any, weight: Any, params: dict[str, Any]) -> Any:
     """Return ``x @ weight``, marked, plus the bias in ``params`` if there is one."""
     return _etrace_op.matmul(x, weight, row(params.get("bias"), weight.shape[-1]))
 

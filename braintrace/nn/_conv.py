@@ -37,7 +37,7 @@ def _convolved(layer: Any, x: Any, kernel: Any) -> Any:
     return y[0] if one_sample else y
 
 
-def _plain_output(layer: Any, x: Any, params: dict) -> Any:
+def _plain_output(layer: Any, x: Any, params: dict[str, Any]) -> Any:
     """Return the output without its unit: brainstate's layers ask for its shape when made."""
     return saiunit.get_mantissa(layer.update(x))
 

@@ -24,7 +24,7 @@ from .. import _etrace_op
 from .._errors import OptionError
 from ._affine import joined
 from ._checked import checked
-from ._states import Stateful, activation_function
+from ._states import Initializers, Stateful, activation_function
 
 
 def _rotation(nu: Any, theta: Any) -> tuple[Any, Any]:
@@ -127,7 +127,7 @@ class LRUCell(Stateful):
         self.C = brainstate.ParamState(_normal((parts, num_out), self.num_hidden))
         self.D = brainstate.ParamState(_normal((num_in, num_out), num_in))
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return dict.fromkeys(("re", "im"), (self.state_init, (self.num_hidden,)))
 
     def update(self, x: Any) -> Any:
@@ -204,7 +204,7 @@ class RTUCell(Stateful):
         max_phase: float = 2 * math.pi,
         w_init: Any = init.XavierNormal(),  # noqa: B008
         state_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable = "tanh",
+        activation: str | Callable[[Any], Any] = "tanh",
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
@@ -218,7 +218,7 @@ class RTUCell(Stateful):
         self.recurrence = brainstate.ParamState({"nu": nu, "theta": theta})
         self.W = brainstate.ParamState(init.param(w_init, (num_in, num_out), allow_none=False))
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return dict.fromkeys(("a", "b"), (self.state_init, (self.num_out // 2,)))
 
     def update(self, x: Any) -> Any:

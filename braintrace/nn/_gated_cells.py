@@ -27,11 +27,11 @@ from ._affine import affine, joined
 from ._checked import checked
 
 
-def _gate_before_product(x: Any, h: Any, gate: Any, params: dict) -> Any:
+def _gate_before_product(x: Any, h: Any, gate: Any, params: dict[str, Any]) -> Any:
     return affine(joined(x, gate * h), params["weight"], params)
 
 
-def _gate_after_product(x: Any, h: Any, gate: Any, params: dict) -> Any:
+def _gate_after_product(x: Any, h: Any, gate: Any, params: dict[str, Any]) -> Any:
     weight, inputs = params["weight"], x.shape[-1]
     recurrent = _etrace_op.matmul(h, weight[inputs:])
     return affine(x, weight[:inputs], params) + gate * recurrent
@@ -89,7 +89,7 @@ class GRUCell(brainstate.nn.GRUCell):
         w_init: Any = init.Orthogonal(),  # noqa: B008
         b_init: Any = init.ZeroInit(),  # noqa: B008
         state_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable = "tanh",
+        activation: str | Callable[[Any], Any] = "tanh",
         name: str | None = None,
         reset_after: bool = True,
     ) -> None:
@@ -157,7 +157,7 @@ class MGUCell(brainstate.nn.MGUCell):
         w_init: Any = init.Orthogonal(),  # noqa: B008
         b_init: Any = init.ZeroInit(),  # noqa: B008
         state_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable = "tanh",
+        activation: str | Callable[[Any], Any] = "tanh",
         name: str | None = None,
         reset_after: bool = True,
     ) -> None:

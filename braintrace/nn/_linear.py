@@ -126,7 +126,7 @@ class ScaledWSLinear(brainstate.nn.ScaledWSLinear):
         return affine(x, weight if self.w_mask is None else weight * self.w_mask, params)
 
 
-def standardized(params: dict, eps: float) -> Any:
+def standardized(params: dict[str, Any], eps: float) -> Any:
     """Return the weight with zero mean and the norm of its gain, for each output.
 
     It is standardized in its own unit, which it keeps.

@@ -18,7 +18,7 @@ import saiunit as u
 
 from . import surrogate
 from ._checked import checked
-from ._states import Stateful, decay
+from ._states import Initializers, Stateful, decay
 
 
 def _soft_reset(V: Any, spike: Any, V_th: Any, V_reset: Any) -> Any:
@@ -35,7 +35,9 @@ _RESETS = {"soft": _soft_reset, "hard": _hard_reset}
 class Spiking(Stateful):
     """A population of neurons with a way to spike and a way to be reset."""
 
-    def __init__(self, in_size: Any, spk_fun: Callable, spk_reset: str, name: str | None) -> None:
+    def __init__(
+        self, in_size: Any, spk_fun: Callable[[Any], Any], spk_reset: str, name: str | None
+    ) -> None:
         super().__init__(name=name)
         self.in_size = in_size
         self.out_size = in_size
@@ -104,7 +106,7 @@ class LIF(Spiking):
         V_reset: Any = 0.0 * u.mV,
         V_rest: Any = 0.0 * u.mV,
         V_initializer: Any = 0.0 * u.mV,
-        spk_fun: Callable = surrogate.triangle,
+        spk_fun: Callable[[Any], Any] = surrogate.triangle,
         spk_reset: str = "soft",
         name: str | None = None,
     ) -> None:
@@ -113,7 +115,7 @@ class LIF(Spiking):
         self.V_th, self.V_reset, self.V_rest = V_th, V_reset, V_rest
         self.V_initializer = V_initializer
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return {"V": (self.V_initializer, self.in_size)}
 
     def get_spike(self) -> Any:
@@ -179,7 +181,7 @@ class ALIF(Spiking):
         beta: Any = 0.1 * u.mV,
         V_initializer: Any = 0.0 * u.mV,
         a_initializer: Any = 0.0,
-        spk_fun: Callable = surrogate.triangle,
+        spk_fun: Callable[[Any], Any] = surrogate.triangle,
         spk_reset: str = "soft",
         name: str | None = None,
     ) -> None:
@@ -188,7 +190,7 @@ class ALIF(Spiking):
         self.V_th, self.V_reset, self.V_rest = V_th, V_reset, V_rest
         self.V_initializer, self.a_initializer = V_initializer, a_initializer
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return {
             "V": (self.V_initializer, self.in_size),
             "a": (self.a_initializer, self.in_size),
@@ -280,7 +282,7 @@ class GIF(Spiking):
         V_th_initializer: Any = -50.0 * u.mV,
         I1_initializer: Any = 0.0 * u.mA,
         I2_initializer: Any = 0.0 * u.mA,
-        spk_fun: Callable = surrogate.triangle,
+        spk_fun: Callable[[Any], Any] = surrogate.triangle,
         spk_reset: str = "soft",
         name: str | None = None,
     ) -> None:
@@ -293,7 +295,7 @@ class GIF(Spiking):
         self.V_initializer, self.V_th_initializer = V_initializer, V_th_initializer
         self.I1_initializer, self.I2_initializer = I1_initializer, I2_initializer
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return {
             "V": (self.V_initializer, self.in_size),
             "V_th": (self.V_th_initializer, self.in_size),

@@ -14,7 +14,7 @@ from .. import _etrace_op
 from ._affine import affine, joined
 from ._checked import checked
 from ._linear import Linear
-from ._states import Stateful, activation_function
+from ._states import Initializers, Stateful, activation_function
 
 
 @checked
@@ -69,7 +69,7 @@ class _Cell(Stateful):
         num_in: int,
         num_out: int,
         state_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable = "tanh",
+        activation: str | Callable[[Any], Any] = "tanh",
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
@@ -78,7 +78,7 @@ class _Cell(Stateful):
         self.state_init = state_init
         self.activation = activation_function(activation)
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return {"h": (self.state_init, self.out_size)}
 
 
@@ -126,7 +126,7 @@ class LeakyRNN(_Cell):
         state_init: Any = init.ZeroInit(),  # noqa: B008
         w_init: Any = init.XavierNormal(),  # noqa: B008
         b_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable = "relu",
+        activation: str | Callable[[Any], Any] = "relu",
         name: str | None = None,
     ) -> None:
         super().__init__(num_in, num_out, state_init, activation, name)
@@ -187,7 +187,7 @@ class IndRNN(_Cell):
         w_init: Any = init.XavierNormal(),  # noqa: B008
         b_init: Any = init.ZeroInit(),  # noqa: B008
         u_init: Any = init.Uniform(0.0, 1.0),  # noqa: B008
-        activation: str | Callable = "relu",
+        activation: str | Callable[[Any], Any] = "relu",
         name: str | None = None,
     ) -> None:
         super().__init__(num_in, num_out, state_init, activation, name)
@@ -249,7 +249,7 @@ class MinimalRNNCell(_Cell):
         state_init: Any = init.ZeroInit(),  # noqa: B008
         w_init: Any = init.Orthogonal(),  # noqa: B008
         b_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable = "tanh",
+        activation: str | Callable[[Any], Any] = "tanh",
         name: str | None = None,
     ) -> None:
         super().__init__(num_in, num_out, state_init, activation, name)

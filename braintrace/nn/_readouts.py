@@ -15,7 +15,7 @@ from . import surrogate
 from ._checked import checked
 from ._linear import Linear
 from ._neurons import Spiking
-from ._states import Stateful, decay
+from ._states import Initializers, Stateful, decay
 
 
 @checked
@@ -73,7 +73,7 @@ class LeakyRateReadout(Stateful):
         self.tau = tau
         self.r_initializer = r_initializer
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return {"r": (self.r_initializer, self.out_size)}
 
     def update(self, x: Any) -> Any:
@@ -142,7 +142,7 @@ class LeakySpikeReadout(Spiking):
         w_init: Any = init.KaimingNormal(),  # noqa: B008
         b_init: Any = None,
         V_initializer: Any = 0.0,
-        spk_fun: Callable = surrogate.triangle,
+        spk_fun: Callable[[Any], Any] = surrogate.triangle,
         spk_reset: str = "soft",
         name: str | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ class LeakySpikeReadout(Spiking):
         self.tau, self.V_th, self.V_reset = tau, V_th, V_reset
         self.V_initializer = V_initializer
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return {"V": (self.V_initializer, self.out_size)}
 
     def get_spike(self) -> Any:

@@ -1,7 +1,7 @@
 """What the modules with hidden states share."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -11,6 +11,9 @@ import saiunit
 from .._errors import OptionError, UnitError
 from .._jax import strongly_typed
 
+Initializers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]
+"""For every hidden state, by name: its initialiser, and the shape of one sample."""
+
 
 class Stateful(brainstate.nn.Module):
     """A module whose hidden states all start from an initialiser each.
@@ -18,7 +21,7 @@ class Stateful(brainstate.nn.Module):
     A subclass says which in `_initializers`.
     """
 
-    def _initializers(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    def _initializers(self) -> Initializers:
         """Return the initialiser and the shape of one sample of each state, by name."""
         raise NotImplementedError
 
@@ -45,12 +48,12 @@ def initial(initializer: Any, shape: tuple[int, ...], batch_size: int | None) ->
     return jax.tree.map(lambda leaf: leaf.astype(jnp.result_type(leaf, float)), value)
 
 
-def activation_function(activation: str | Callable) -> Callable:
+def activation_function(activation: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function, looked up in `brainstate.nn` if it is given by name."""
     if callable(activation):
         return activation
-    found = getattr(brainstate.nn, activation, None)
-    if not callable(found):
+    found: Callable[[Any], Any] | None = getattr(brainstate.nn, activation, None)
+    if found is None or not callable(found):
         raise OptionError(
             f"`activation`: `brainstate.nn` has no function {activation!r}. Give the name of one, "
             "such as 'tanh', or a function."

@@ -13,7 +13,7 @@ import saiunit as u
 
 from .._errors import OptionError
 from ._checked import checked
-from ._states import Stateful, decay, time_step
+from ._states import Initializers, Stateful, decay, time_step
 
 
 class Synapse(Stateful):
@@ -71,7 +71,7 @@ class Expon(Synapse):
         super().__init__(in_size, g_initializer, name)
         self.tau = tau
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return {"g": (self.g_initializer, self.in_size)}
 
     def update(self, x: Any) -> Any:
@@ -125,7 +125,7 @@ class Alpha(Synapse):
         super().__init__(in_size, g_initializer, name)
         self.tau = tau
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return dict.fromkeys(("g", "h"), (self.g_initializer, self.in_size))
 
     def update(self, x: Any) -> Any:
@@ -196,7 +196,7 @@ class DualExpon(Synapse):
         self.tau_decay, self.tau_rise = tau_decay, tau_rise
         self.amplitude = 1 / (ratio ** (ratio / (1 - ratio)) - ratio ** (1 / (1 - ratio)))
 
-    def _initializers(self) -> dict:
+    def _initializers(self) -> Initializers:
         return dict.fromkeys(("g_rise", "g_decay"), (self.g_initializer, self.in_size))
 
     def update(self, x: Any) -> Any:

@@ -29,12 +29,14 @@ from .._errors import UnitError
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _spike(x: Any, derivative: Callable) -> Any:
+def _spike(x: Any, derivative: Callable[[Any], Any]) -> Any:
     return jnp.asarray(x >= 0, jnp.result_type(x))
 
 
 @_spike.defjvp
-def _spike_jvp(derivative: Callable, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+def _spike_jvp(
+    derivative: Callable[[Any], Any], primals: tuple[Any], tangents: tuple[Any]
+) -> tuple[Any, Any]:
     (x,), (dx,) = primals, tangents
     return _spike(x, derivative), derivative(x) * dx
 
