@@ -10,6 +10,16 @@ from .hidden_group import Cut as Cut
 from .hidden_group import HiddenGroup as HiddenGroup
 from .influence import InfluenceMap as InfluenceMap
 from .influence import InjectionPoint as InjectionPoint
+from .method import Boundary as Boundary
+from .method import Record as Record
+from .method import Records as Records
+from .method import Role as Role
+from .method import Signal as Signal
+from .method import TraceMethod as TraceMethod
+from .method import Traces as Traces
+from .method import TraceSpec as TraceSpec
+from .method import TraceSpecs as TraceSpecs
+from .method import Weights as Weights
 from .relation import HiddenParamOpRelation as HiddenParamOpRelation
 from .report import Report as Report
 from .report import report_of as report_of

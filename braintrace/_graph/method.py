@@ -1,0 +1,233 @@
+r"""The seam between the executor and an online learning rule.
+
+Everything in which two rules differ is one `TraceMethod`. The executor runs steps, records of
+them what the rule needs, and asks the rule for gradients and for the traces afterwards:
+
+.. math::
+
+    \epsilon^K = \mathrm{update}(\text{records}, \epsilon^0), \qquad
+    \nabla w = \mathrm{gradient}(\text{records}, l, \epsilon^0).
+
+Whatever makes, reports, resets, saves or checks traces reads their `TraceSpec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    from .graph import ETraceGraph
+
+Weights: TypeAlias = dict[str, dict[str, jax.Array]]
+"""Values of the trainable operands, by relation and name."""
+
+Signal: TypeAlias = dict[str, jax.Array]
+"""Derivatives of the loss by the name of a state (see `probed_step`), time first."""
+
+Traces: TypeAlias = dict[str, Any]
+"""Arrays in dicts with stable string keys, nested or not."""
+
+TraceSpecs: TypeAlias = Mapping[str, Any]
+"""The structure of traces, with a `TraceSpec` in the place of each array."""
+
+Record = Literal["x", "D", "Df"]
+"""What can be recorded of a step; see `Records`."""
+
+Boundary = Literal["cut", "diagonal", "passed"]
+"""What a marked weight is on the way back from a state to the states before the step."""
+
+Role = Literal[
+    "batch", "fan_out", "input", "output", "gate", "spatial", "entry", "neighbour", "state"
+]
+"""What an axis of a trace runs over."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """What steps have left for the traces: time first, except for `has_mask`.
+
+    A transition that is the same in every step may have a time axis of length 1.
+
+    Attributes
+    ----------
+    x
+        Inputs of the operations, by the first relation that has this input.
+    D
+        Blocks of the transition of each group, by position; see `transition_key`.
+    Df
+        Derivatives of a state's new value with respect to an operation's output, in its layout, by
+        relation and state.
+    restart
+        Which samples have started anew before each step; ``None``: none.
+    has_mask
+        Whether there are steps whose loss does not count, so that their signal is zero.
+    """
+
+    x: dict[str, jax.Array]
+    D: dict[str, jax.Array]
+    Df: dict[str, jax.Array]
+    restart: jax.Array | None = None
+    has_mask: bool = False
+
+
+jax.tree_util.register_dataclass(
+    Records, data_fields=["D", "Df", "restart", "x"], meta_fields=["has_mask"]
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceSpec:
+    """One array of the traces.
+
+    Attributes
+    ----------
+    shape, dtype
+        Of the array, in the dtype of the model.
+    axes
+        What each axis runs over.
+    relation
+        Key of the relation that it belongs to; ``None``: none.
+    state, operand
+        Names of the state that it follows (``None``: no single one) and of the array, for reports.
+    initial
+        Value at the start of a sequence: a number, or an array of this shape.
+    is_stored
+        Whether it is carried. What is not is listed for the size that it would have.
+    takes_trace_dtype
+        Whether it is kept in the dtype that a user gives as ``trace_dtype``.
+    full_shape
+        The shape if structural zeros were stored as well; ``None``: there are none.
+    samples
+        ``flags -> array``: tells of every entry whether the flag of its sample is set, given one
+        flag for all samples or one for each. ``None``: its axis ``'batch'`` has the samples.
+    packed_with
+        Key of another trace that this one may be kept together with, as real and imaginary part of
+        one complex array; see `complex_packing`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[Role, ...]
+    relation: str | None = None
+    state: str | None = None
+    operand: str = ""
+    initial: Any = 0
+    is_stored: bool = True
+    takes_trace_dtype: bool = True
+    full_shape: tuple[int, ...] | None = None
+    samples: Callable[[jax.Array], jax.Array] | None = None
+    packed_with: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+    @property
+    def full_nbytes(self) -> int:
+        """Size in bytes if structural zeros were stored as well."""
+        shape = self.shape if self.full_shape is None else self.full_shape
+        return int(np.prod(shape)) * np.dtype(self.dtype).itemsize
+
+
+class TraceMethod(Protocol):
+    """An online learning rule: pure functions of a compiled model and arrays."""
+
+    @property
+    def needs(self) -> frozenset[Record]:
+        """What is to be recorded of every step."""
+
+    @property
+    def boundary(self) -> Boundary:
+        """What a marked weight is on the way back from a state.
+
+        ``'cut'``: the end. ``'diagonal'``: passed from each position to itself. ``'passed'``: a
+        plain weight; the gradient of a chunk is then reverse mode through the chunk and
+        `entry_gradient` of what arrives before it.
+        """
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Raise a `PrimitiveError` where these traces cannot carry a model's operations."""
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return what is carried from step to step.
+
+        Parameters
+        ----------
+        graph
+            The compiled model.
+        every_state
+            Also for the states that no later step reads position by position: a gradient that
+            goes back through mixing reads those too.
+        """
+
+    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
+        """Return what the rule makes of the learning signals of a recorded chunk."""
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after a recorded chunk of one step or more.
+
+        Traces before it that are known to be zero may be given by their shapes (see
+        `braintrace._executor.zero`), here and in `gradient`.
+        """
+
+    def gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        before: Traces,
+        after: Traces | None = None,
+    ) -> tuple[Weights, Traces | None]:
+        """Return the gradient of a recorded chunk, linear in the signal.
+
+        Parameters
+        ----------
+        graph, weights
+            The compiled model, and the operands of its relations.
+        records, signal
+            Of the chunk; the signals as `signal` has returned them.
+        before
+            Traces before the chunk.
+        after
+            Those after it, if they are known already, as they are for a single step.
+
+        Returns
+        -------
+        gradients
+            Of the operands.
+        after
+            The traces after the chunk where they come along, equal to those of `update`, else None.
+        """
+
+    def entry_gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        mu: Signal,
+        traces: Traces,
+        records: Records | None = None,
+    ) -> Weights:
+        """Return the gradient that reaches the operands through the states before a window.
+
+        Parameters
+        ----------
+        graph, weights
+            The compiled model, and the operands of its relations.
+        mu
+            Derivative of the loss with respect to those states, by name and without a time axis;
+            zero for the ones that are missing.
+        traces
+            Traces before the window, of every state in ``mu``.
+        records
+            Of the window, where there are any: samples that start anew in it have a ``mu`` of
+            zero, and traces that may be anything.
+        """
