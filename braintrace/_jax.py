@@ -12,13 +12,14 @@ import functools
 import importlib.util
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
 import jax.numpy as jnp
 from brainstate._state import TRACE_CONTEXT
 from jax.extend import source_info_util
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
@@ -36,13 +37,19 @@ for _package in ("braintrace", "brainstate", "saiunit"):
     if _found is not None and _found.origin is not None:
         source_info_util.register_exclusion(str(pathlib.Path(_found.origin).parent))
 
-Atom = Any
-"""A ``Var`` or a ``Literal``: what an equation reads."""
+Equation: TypeAlias = JaxprEqn
+"""One operation of a jaxpr."""
+
+Atom: TypeAlias = Var | Literal
+"""What an equation reads."""
+
+AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
+"""Open or closed. From jax 0.11 on both are one class; before, a closed one wraps an open one."""
 
 # --- reading jaxprs
 
 
-def open_jaxpr(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Any, tuple[Any, ...]]:
     """Return the equations' jaxpr and its constants, whether ``jaxpr`` is open or closed.
 
     From jax 0.11 on both kinds are one class; before, a closed jaxpr wraps an open one.
