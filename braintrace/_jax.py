@@ -3,8 +3,7 @@
 JAX keeps its jaxpr classes, its interpreters and a few helpers in modules whose contents
 move between releases. Everything that the library takes from there passes through this
 file, so that a new release of JAX is met here and nowhere else. Tried with jax 0.8.0,
-0.10.2 and 0.12.0.1, and with brainstate 0.5.0, 0.5.4 and 0.6.0, of which one private name is
-used: the States that are being watched.
+0.10.2 and 0.12.0.1.
 """
 
 import contextlib
@@ -14,10 +13,8 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-import brainstate
 import jax
 import jax.numpy as jnp
-from brainstate._state import TRACE_CONTEXT
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.extend.core import Literal as Literal
@@ -90,30 +87,9 @@ def strongly_typed(value: Any) -> Any:
 _TOP_LEVEL = get_opaque_trace_state(convention="braintrace")
 
 
-def is_watched() -> bool:
-    """Tell whether a transformation, of JAX or brainstate, has to see what is read and written.
-
-    Before it maps a function, brainstate runs it as it is, to find out which States it touches.
-    """
-    is_transforming = get_opaque_trace_state(convention="braintrace") != _TOP_LEVEL
-    watching = (s for s in TRACE_CONTEXT.state_stack if not isinstance(s, StatesAsRead))
-    return is_transforming or any(True for _ in watching)
-
-
-class StatesAsRead(brainstate.StateTraceStack):
-    """While it is entered, States take on a function of their value when they are first read."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        def value_at_once(state: brainstate.State) -> Any:
-            with jax.ensure_compile_time_eval():  # it may be read while a function is traced
-                return function(state._value)
-
-        super().__init__(new_arg=value_at_once)
-
-    def convert(self, function: Callable[[Any], Any]) -> None:
-        """Replace the values of the States that have been read by a function of them."""
-        for state in self.states:
-            state._value = function(state._value)
+def is_transforming() -> bool:
+    """Tell whether what runs now runs inside a transformation of JAX."""
+    return bool(get_opaque_trace_state(convention="braintrace") != _TOP_LEVEL)
 
 
 _BODY_PARAMS = {

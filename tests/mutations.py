@@ -373,8 +373,8 @@ MUTATIONS = [
     Mutation(
         "traces taken for zero",
         "_runtime/traces.py",
-        "return isinstance(held, LazyTraces) and held.zero and not is_watched()",
-        "return isinstance(held, LazyTraces) and not is_watched()",
+        "return isinstance(own, LazyTraces) and own.zero and not is_watched()",
+        "return isinstance(own, LazyTraces) and not is_watched()",
         ("tests/test_d_rtrl_exact.py::test_traces_carry_on_from_call_to_call",),
         "every call starts a new sequence",
     ),

@@ -13,6 +13,7 @@ import sys
 import pytest
 
 import braintrace
+from braintrace import _brainstate, _jax
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "braintrace").rglob("*.py"))
@@ -24,6 +25,7 @@ ROOMS = [
     "_arguments",
     "_foreign",
     "_interrupts",
+    "_brainstate",
     "_etrace_op",
     "_jaxpr",
     "_graph",
@@ -34,9 +36,14 @@ ROOMS = [
     "_learner",
     "nn",
 ]
-PRIVATE = re.compile(
-    r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|brainstate|saiunit)(\.\w+)*\._"
-)
+PRIVATE = {
+    "_jax.py": r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|saiunit)(\.\w+)*\._",
+    "_brainstate.py": (
+        r"brainstate(\.\w+)*\.(_|StateTraceStack\b|transform\.StatefulFunction\b)"
+        r"|(.*\.)?(_value|_been_writen|been_writen|state_stack|get_\w+_by_cache)$"
+    ),
+}
+"""What only one file may name: by that file."""
 
 
 def public_names(package):
@@ -68,10 +75,14 @@ def imports(source, module):
 
 
 def dotted_names(source):
-    """Yield ``(line, a.b.c)`` of every attribute that is written out."""
+    """Yield ``(line, a.b.c)`` of every attribute that is written out, or named by a string."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
             yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        elif isinstance(node, ast.FunctionDef):
+            yield node.lineno, node.name
 
 
 def upward_imports(source, module):
@@ -85,8 +96,9 @@ def upward_imports(source, module):
 
 def private_names(source, module):
     """Return the private names of dependencies that a module imports or spells out."""
+    private = [re.compile(names) for file, names in PRIVATE.items() if file != f"{module[-1]}.py"]
     named = [*imports(source, module), *dotted_names(source)]
-    return [(line, name) for line, name in named if PRIVATE.match(name)]
+    return [(line, name) for line, name in named if any(p.match(name) for p in private)]
 
 
 def violations(check, paths):
@@ -134,9 +146,23 @@ def test_rooms_import_downwards():
     assert not violations(upward_imports, [p for p in SOURCES if module_of(p)[1] in ROOMS])
 
 
-def test_only_one_file_names_private_modules():
-    others = [path for path in SOURCES if path.name != "_jax.py"]
-    assert not violations(private_names, others)
+def test_only_one_file_names_the_internals_of_a_dependency():
+    assert not violations(private_names, SOURCES)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("module", [_jax, _brainstate], ids=["jax", "brainstate"])
+def test_internals_are_tried_with_the_versions_that_are_tested(module):
+    """The first version is the oldest that is allowed, the last as new as any that a test runs."""
+    name = module.__name__.rpartition("_")[2]
+    (versions,) = re.findall(rf"Tried with {name} ([\d., and\n]+)", module.__doc__)
+    tried = [tuple(map(int, v.split("."))) for v in re.findall(r"\d[\d.]*\d", versions)]
+    requirements = importlib.metadata.requires("braintrace")
+    (oldest,) = [r.partition(">=")[2] for r in requirements if r.startswith(f"{name}>=")]
+    installed = importlib.metadata.version(name).split(".")
+    assert tried == sorted(tried)
+    assert tried[0] == tuple(map(int, oldest.split(".")))
+    assert tried[-1][:2] >= tuple(map(int, installed[:2]))
 
 
 @pytest.mark.parametrize(
@@ -169,11 +195,19 @@ def test_the_check_of_directions_sees(source, module):
         "from saiunit import _base",
         "import jax\nx = jax.interpreters.ad",
         "import jax\nx = jax.numpy._private",
+        "x = state._value",
+        "x = vars(state)['_value']",
+        "x = getattr(state, '_value')",
+        "class Own(State):\n    def _value(self):\n        return 1",
+        "x = function.get_states_by_cache(key)",
+        "x = stack.been_writen",
+        "import brainstate\nx = brainstate.transform.StatefulFunction(f)",
+        "from brainstate import StateTraceStack",
     ],
 )
 def test_the_check_of_private_names_sees(source):
     module = ("braintrace", "_compiler", "trace")
-    public = "import jax\nfrom ._x import y\njax.numpy.ones(1)\nself._core.jax"
+    public = "import jax\nfrom ._x import y\njax.numpy.ones(1)\nself._core.jax\nstate.value"
     assert private_names(source, module)
     assert not private_names(public, module)
 

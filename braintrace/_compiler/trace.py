@@ -14,10 +14,10 @@ import jax
 import saiunit
 
 from .._arguments import is_quantity, leaf_names, named
+from .._brainstate import StatefulTrace, trace_stateful
 from .._errors import CompilationError
 from .._foreign import in_words
 from .._graph import StateLeaf, TracedModel
-from .._interrupts import interruptible, uninterrupted
 from .._jax import is_tracer, open_jaxpr, trace_to_jaxpr
 from .._jaxpr import Program, evaluate_inlined, program_of
 from .._typing import Path, path_name
@@ -68,9 +68,10 @@ def trace_model(
         brainstate.nn.init_all_states(model)
         arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
     _make_keys(model)
-    closed, states, written, (out_shapes, state_shapes) = _traced_update(model, arguments)
-    slots, touched, outside = slots_of(states, written, state_paths(model))
-    _check_written(states, state_shapes, state_paths(model), named(names, arguments))
+    step = _traced_update(model, arguments)
+    closed, (out_shapes, state_shapes) = step.jaxpr, step.result_shapes
+    slots, touched, outside = slots_of(step.states, step.is_written, state_paths(model))
+    _check_written(step.states, state_shapes, state_paths(model), named(names, arguments))
     trees = {path: jax.tree.structure(state.value) for path, state in touched.items()}
     output_tree = jax.tree.structure(out_shapes)
 
@@ -103,20 +104,11 @@ def trace_model(
     return traced, outside
 
 
-def _traced_update(model: brainstate.nn.Module, arguments: tuple[Any, ...]) -> Any:
-    """Return a jaxpr, the States that it reads, which of them it writes, and result shapes."""
-    function = brainstate.transform.StatefulFunction(
-        interruptible(model.update), static_argnums=(), return_only_write=True
-    )
-    call = in_words(CompilationError, lambda: call_of_update(model, arguments))
-    with call, uninterrupted:  # brainstate gives the States back what they held
-        function.make_jaxpr(*arguments)
-    key = function.get_arg_cache_key(*arguments)
-    closed = function.get_jaxpr_by_cache(key)
-    _refuse_leaked_tracers(closed)
-    states = function.get_states_by_cache(key)
-    written = function.get_state_trace_by_cache(key).been_writen
-    return closed, states, written, function.get_out_shapes_by_cache(key)
+def _traced_update(model: brainstate.nn.Module, arguments: tuple[Any, ...]) -> StatefulTrace:
+    with in_words(CompilationError, lambda: call_of_update(model, arguments)):
+        step = trace_stateful(model.update, *arguments)
+    _refuse_leaked_tracers(step.jaxpr)
+    return step
 
 
 def _make_keys(model: brainstate.nn.Module) -> None:

@@ -178,7 +178,7 @@ class _Dependencies:
             self.add(f"the default `{name}` of `{function.__name__}`", value)
         self._attributes += [(named, *item) for item in named.items()]
         for variable in _variables(code):
-            value = self._value(variable, function, owner)
+            value = self._value_of(variable, function, owner)
             for attribute in variable.attributes:
                 value = self._attribute(value, attribute)
             if value is _MISSING:
@@ -188,7 +188,7 @@ class _Dependencies:
             else:
                 self.add(variable.label, value)
 
-    def _value(self, variable: "_Variable", function: types.FunctionType, owner: Any) -> Any:
+    def _value_of(self, variable: "_Variable", function: types.FunctionType, owner: Any) -> Any:
         if variable.is_global:
             return self._from(function.__globals__, variable.name)
         if variable.cell is None:

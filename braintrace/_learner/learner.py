@@ -9,9 +9,10 @@ import jax
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import BOOLEAN, check_option
+from .._brainstate import kept_for_other_threads
 from .._graph import ETraceGraph
 from .._graph.report import Report, report_of
-from .._runtime import all_states, kept_for_other_threads, on_automatic_axes, one_thread_at_a_time
+from .._runtime import all_states, on_automatic_axes, one_thread_at_a_time
 from .._typing import Path
 from .arguments import ALGORITHM, weights_of
 from .chunks import check_chunk_size, check_sequences, chunk_length

@@ -5,8 +5,8 @@ from typing import Any
 
 import brainstate
 
+from .._brainstate import trace_stateful
 from .._errors import OptionError
-from .._interrupts import interruptible, uninterrupted
 
 
 class PureStep:
@@ -33,25 +33,19 @@ class PureStep:
         parameters: Sequence[brainstate.State],
         example: tuple[Any, ...],
     ) -> None:
-        self._function = brainstate.transform.StatefulFunction(
-            interruptible(function), static_argnums=(), return_only_write=True
-        )
-        with uninterrupted:  # brainstate gives the States back what they held
-            self._function.make_jaxpr(*example)
-        key = self._function.get_arg_cache_key(*example)
-        states = self._function.get_states_by_cache(key)
-        written = self._function.get_state_trace_by_cache(key).been_writen
+        traced = trace_stateful(function, *example)
+        self._call = traced.call
         order = {id(state): index for index, state in enumerate(parameters)}
         # Index of the parameter behind each State of the step; None for the others.
-        self._parameter_of = [order.get(id(state)) for state in states]
-        pairs = list(zip(states, written, self._parameter_of, strict=True))
+        self._parameter_of = [order.get(id(state)) for state in traced.states]
+        pairs = list(zip(traced.states, traced.is_written, self._parameter_of, strict=True))
         if any(is_written and parameter is not None for _, is_written, parameter in pairs):
             raise OptionError(
                 "`step_fn` writes a parameter. Parameters are fixed during a sequence gradient: "
                 "update them with its result."
             )
         self.others = [state for state, _, parameter in pairs if parameter is None]
-        self._is_written = [bool(w) for _, w, parameter in pairs if parameter is None]
+        self._is_written = [w for _, w, parameter in pairs if parameter is None]
 
     def check_unused(self, traces: brainstate.State) -> None:
         """Refuse a function that has read or written a State which is not there while it runs.
@@ -75,7 +69,7 @@ class PureStep:
         """Return the new values of the States that are written, and the function's result."""
         rest = iter(others)
         values = [next(rest) if p is None else parameters[p] for p in self._parameter_of]
-        new, result = self._function.jaxpr_call(values, *arguments)
+        new, result = self._call(values, *arguments)
         kept = [value for value, p in zip(new, self._parameter_of, strict=True) if p is None]
         return self.written_of(kept), result
 

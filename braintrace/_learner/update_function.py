@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import jax
 
 from .._algorithms import ETraceAlgorithm
+from .._brainstate import held, peek, seen_through
 from .._errors import OptionError
 from .._runtime import EligibilityTraces
 from .._typing import path_name
@@ -57,21 +58,18 @@ def call_update_function(
     return flags
 
 
+def _read_by_thread(shown: Any) -> Any:
+    is_other = "reader" in vars(shown) and shown.reader != threading.get_ident()
+    return peek(shown.own) if is_other else held(shown)
+
+
+@seen_through(_read_by_thread)
 class _Shown(EligibilityTraces):
-    """Traces after the step, for the thread that traces; other threads read those that are held."""
+    """Traces after the step, for the thread that traces; other threads read the algorithm's own."""
 
-    def __init__(self, traces: Any, held: EligibilityTraces) -> None:
+    def __init__(self, traces: Any, own: EligibilityTraces) -> None:
         super().__init__(traces)
-        self.held, self.reader = held, threading.get_ident()
-
-    @property
-    def _value(self) -> Any:
-        is_held = "reader" in self.__dict__ and self.reader != threading.get_ident()
-        return self.held._value if is_held else self.__dict__["_value"]
-
-    @_value.setter
-    def _value(self, value: Any) -> None:
-        self.__dict__["_value"] = value
+        self.own, self.reader = own, threading.get_ident()
 
 
 @contextlib.contextmanager

@@ -18,6 +18,5 @@ from .program import advance as advance
 from .recent import Recent as Recent
 from .restart import check_first_axes as check_first_axes
 from .restart import start_anew as start_anew
-from .threads import kept_for_other_threads as kept_for_other_threads
 from .threads import one_thread_at_a_time as one_thread_at_a_time
 from .traces import EligibilityTraces as EligibilityTraces

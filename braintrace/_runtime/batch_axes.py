@@ -14,6 +14,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._brainstate import trace_stateful
 from .._compiler import described
 from .._errors import ShapeError
 from .._graph import TracedModel
@@ -117,9 +118,8 @@ def _can_be_traced(
         if before != [described(state.value) for state in states]:
             raise ValueError("a state has changed its shape")
 
-    function = brainstate.transform.StatefulFunction(step, static_argnums=())
     try:
-        function.make_jaxpr(*leaves)
+        trace_stateful(step, *leaves)
     except Exception:  # whatever the model makes of other shapes
         return False
     return True

@@ -4,6 +4,7 @@ from typing import Any
 
 import brainstate
 
+from .._brainstate import kept_for_other_threads
 from .._compiler import compile_model, trace_model
 from .._executor import TraceMethod
 from .._graph import ETraceGraph
@@ -11,7 +12,6 @@ from .batch_axes import example_arguments
 from .compiled_step import CompiledStep
 from .environment import Environment
 from .model_states import States
-from .threads import kept_for_other_threads
 
 Options = tuple[bool, int, bool]
 """``(strict, unroll_limit, every_state)``; see `compile_model`."""

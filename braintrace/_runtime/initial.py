@@ -8,7 +8,7 @@ cannot be traced, or that gives something else each time without a random State,
 """
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._brainstate import StatefulTrace, is_watched, trace_stateful
 from .._errors import ShapeError
-from .._jax import is_tracer, is_watched, open_jaxpr, strongly_typed
+from .._jax import is_tracer, open_jaxpr, strongly_typed
 from .._typing import Path
 from .recent import Recent
 
@@ -172,9 +173,10 @@ class _Initialiser:
         found = self._traced() if times <= MOST_REMADE else None
         self._surroundings = None if found is None else _Surroundings(model)
         if found is not None:
-            function, self._states, (values, _) = found
+            values, _ = found.result_shapes
+            self._states = found.states
             self._paths, self.shapes = list(values), shapes_of(values)
-            self._run = jax.jit(lambda states: _as_list(function.jaxpr_call(states)))
+            self._run = jax.jit(lambda states: _as_list(found.call(states)))
 
     def fits(self) -> bool:
         """Tell whether the function would be made like this now."""
@@ -190,24 +192,14 @@ class _Initialiser:
                 state.value = value
         return dict(zip(self._paths, values, strict=True))
 
-    def _traced(self) -> Any:
-        """Return the function, its States and its results, or ``None`` if it is not one of them."""
+    def _traced(self) -> StatefulTrace | None:
+        """Return the function, or ``None`` if it is not one of States alone."""
         brainstate.random.DEFAULT.value  # noqa: B018  made here, not inside a trace
         try:
-            first, again = (_trace(self._fresh) for _ in range(2))
+            first, again = (trace_stateful(self._fresh) for _ in range(2))
         except Exception:  # raised anew, where it is an error, by running it as it is
             return None
-        return first[:3] if _are_equal(first[3], again[3]) else None
-
-
-def _trace(function: Callable[[], Any]) -> Any:
-    traced = brainstate.transform.StatefulFunction(
-        function, static_argnums=(), return_only_write=True
-    )
-    traced.make_jaxpr()
-    key = traced.get_arg_cache_key()
-    states = traced.get_states_by_cache(key)
-    return traced, states, traced.get_out_shapes_by_cache(key), traced.get_jaxpr_by_cache(key)
+        return first if _are_equal(first.jaxpr, again.jaxpr) else None
 
 
 def _as_list(result: tuple[Any, dict[Path, Any]]) -> tuple[Any, list[Any]]:

@@ -18,7 +18,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .._jax import StatesAsRead, is_tracer
+from .._brainstate import StatesAsRead
+from .._jax import is_tracer
 
 _NO_MESH = Mesh(np.empty((), dtype=object), ())
 

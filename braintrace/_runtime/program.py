@@ -10,8 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 
+from .._brainstate import is_watched
 from .._interrupts import interruptible, uninterrupted
-from .._jax import calls_back, is_watched
+from .._jax import calls_back
 from .traces import EligibilityTraces
 
 Result = TypeVar("Result")

@@ -8,6 +8,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._brainstate import peek
 from .._errors import OptionError
 from .._graph import TracedModel
 from .._typing import Path
@@ -84,7 +85,7 @@ class RequestedRestarts:
     def collected(self) -> Iterator[list[jax.Array]]:
         """Collect what is asked for inside, as flags that are there when it has ended."""
         # `value` would record that the State is read: a step without requests has none of them.
-        before = {shape: state._value for shape, state in self._flags.items()}
+        before = {shape: peek(state) for shape, state in self._flags.items()}
         asked: list[jax.Array] = []
         self.is_collecting = True
         try:
@@ -92,7 +93,7 @@ class RequestedRestarts:
         finally:
             self.is_collecting = False
         for shape, state in self._flags.items():
-            if state._value is not before[shape]:
+            if peek(state) is not before[shape]:
                 asked.append(state.value)
                 state.value = jnp.zeros(shape, bool)
 

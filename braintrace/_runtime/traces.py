@@ -8,9 +8,10 @@ import brainstate
 import jax
 
 from .._arguments import shown
+from .._brainstate import held, hold, is_watched, peek, seen_through
 from .._errors import LostTracesError, ShapeError
 from .._interrupts import uninterrupted
-from .._jax import is_tracer, is_watched
+from .._jax import is_tracer
 from .threads import lock_of
 
 _STATE_VALUE: Any = brainstate.ShortTermState.value
@@ -32,6 +33,17 @@ class LazyTraces:
     zero: bool = False
 
 
+def _computed(state: "EligibilityTraces") -> Any:
+    """Return traces, which are computed now if nobody has read them."""
+    if isinstance(held(state), LazyTraces):
+        with uninterrupted, state.lock, jax.ensure_compile_time_eval():
+            left = held(state)
+            if isinstance(left, LazyTraces):  # no other thread has read them since
+                hold(state, left.compute())
+    return held(state)
+
+
+@seen_through(_computed)
 class EligibilityTraces(brainstate.ShortTermState):
     """The State that holds an algorithm's traces: a dict with stable string keys.
 
@@ -57,22 +69,6 @@ class EligibilityTraces(brainstate.ShortTermState):
         # A map around the place where it is made gives every trace an axis afterwards.
         self.is_made_inside = is_watched()
 
-    # brainstate reads and writes a State's value through this attribute, also where it does not
-    # go through `value` (copies, snapshots of a trace). Tried with brainstate 0.5.0 to 0.6.0.
-    @property
-    def _value(self) -> Any:
-        held = self.__dict__["_value"]
-        if isinstance(held, LazyTraces):
-            with uninterrupted, self.lock, jax.ensure_compile_time_eval():
-                held = self.__dict__["_value"]
-                if isinstance(held, LazyTraces):  # no other thread has read them since
-                    held = self.__dict__["_value"] = held.compute()
-        return held
-
-    @_value.setter
-    def _value(self, value: Any) -> None:
-        self.__dict__["_value"] = value
-
     def leave(self, compute: Callable[[], Any], zero: bool = False) -> None:
         """Let whoever reads the traces next compute them.
 
@@ -87,7 +83,7 @@ class EligibilityTraces(brainstate.ShortTermState):
         if is_watched():
             self.write(compute())
         else:
-            self.__dict__["_value"] = LazyTraces(compute, zero)
+            hold(self, LazyTraces(compute, zero))
 
     def write(self, traces: Any) -> None:
         """Write traces that the algorithm itself has computed, which are not looked at."""
@@ -118,13 +114,13 @@ class EligibilityTraces(brainstate.ShortTermState):
 
         Inside a transformation every trace has other axes than outside, and keys stay.
         """
-        held = self._value
-        if new is held or not isinstance(held, dict):  # brainstate marks a value that has died
+        own = peek(self)
+        if new is own or not isinstance(own, dict):  # brainstate marks a value that has died
             return
-        if not _is_alike(held, new, lambda: self.is_made_inside or is_watched()):
+        if not _is_alike(own, new, lambda: self.is_made_inside or is_watched()):
             raise ShapeError(
                 f"These traces do not belong to this algorithm, and are not restored:"
-                f"{''.join(_differences(held, new))}\nRestore those of the same model, batch and "
+                f"{''.join(_differences(own, new))}\nRestore those of the same model, batch and "
                 "options; for another batch call `reset_state` with its size first."
             )
 
@@ -133,18 +129,18 @@ class EligibilityTraces(brainstate.ShortTermState):
 
         They are computed now, and may be donated if they might have been before.
         """
-        held = self.__dict__["_value"]
-        if not isinstance(held, LazyTraces):
-            self.__dict__["_value"] = function(held)
-        elif not held.zero:
-            found = function(held.compute())
-            self.__dict__["_value"] = LazyTraces(lambda: found)
+        own = held(self)
+        if not isinstance(own, LazyTraces):
+            hold(self, function(own))
+        elif not own.zero:
+            found = function(own.compute())
+            hold(self, LazyTraces(lambda: found))
 
     @property
     def is_zero(self) -> bool:
         """Whether the traces are known to be zero, for whatever is compiled now."""
-        held = self.__dict__["_value"]
-        return isinstance(held, LazyTraces) and held.zero and not is_watched()
+        own = held(self)
+        return isinstance(own, LazyTraces) and own.zero and not is_watched()
 
     @property
     def lock(self) -> Any:
@@ -153,11 +149,11 @@ class EligibilityTraces(brainstate.ShortTermState):
 
     def take(self) -> tuple[Any, bool]:
         """Return the traces, and whether their buffers may be donated."""
-        held = self.__dict__["_value"]
-        if not isinstance(held, LazyTraces) or is_watched():
+        own = held(self)
+        if not isinstance(own, LazyTraces) or is_watched():
             return self.value, False
-        traces = held.compute()
-        self.__dict__["_value"] = LazyTraces(lambda: _unless_lost(traces))
+        traces = own.compute()
+        hold(self, LazyTraces(lambda: _unless_lost(traces)))
         return traces, True
 
     def lend(self) -> tuple[Any, bool]:
@@ -167,11 +163,8 @@ class EligibilityTraces(brainstate.ShortTermState):
 
     def copy(self) -> "EligibilityTraces":
         """Copy the State; buffers that two of them share are not donated."""
-        self._value  # noqa: B018
+        peek(self)
         return super().copy()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_value": self._value}
 
 
 def _unless_lost(traces: Any) -> Any:

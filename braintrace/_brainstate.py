@@ -1,0 +1,181 @@
+"""The one file that names brainstate's internals.
+
+A State, to a user, is its ``value``; a stateful function is what ``brainstate.transform`` makes of
+it. What the library needs besides (what a trace has read and written, what a State holds where
+nobody is told of a read, what other threads see meanwhile) passes through this file, so that a new
+release of brainstate is met here and nowhere else. Tried with brainstate 0.5.0, 0.5.4 and 0.6.0.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import brainstate
+import jax
+from brainstate._state import TRACE_CONTEXT
+
+from ._interrupts import interruptible, uninterrupted
+from ._jax import is_transforming
+
+Kind = TypeVar("Kind", bound=type[brainstate.State])
+
+# --- functions of States
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StatefulTrace:
+    """A function that reads and writes States, traced for arguments of certain shapes.
+
+    Attributes
+    ----------
+    jaxpr
+        The closed jaxpr: of the arguments and then of every State's value.
+    states
+        The States that it reads or writes.
+    is_written
+        Which of them it writes.
+    result_shapes
+        Shapes of its result, and of the States' new values; ``None`` for those that it reads only.
+    call
+        The function, made pure: ``call(values, *arguments)`` returns ``(new values, result)``.
+    """
+
+    jaxpr: Any
+    states: tuple[brainstate.State, ...]
+    is_written: tuple[bool, ...]
+    result_shapes: tuple[Any, tuple[Any, ...]]
+    call: Callable[..., tuple[tuple[Any, ...], Any]]
+
+
+def trace_stateful(function: Callable[..., Any], *arguments: Any) -> StatefulTrace:
+    """Trace a function that reads and writes States, which keep what they hold."""
+    traced = brainstate.transform.StatefulFunction(
+        interruptible(function), static_argnums=(), return_only_write=True
+    )
+    with uninterrupted:  # brainstate gives the States back what they held
+        traced.make_jaxpr(*arguments)
+    key = traced.get_arg_cache_key(*arguments)
+    stack = traced.get_state_trace_by_cache(key)
+    return StatefulTrace(
+        jaxpr=traced.get_jaxpr_by_cache(key),
+        states=tuple(stack.states),
+        is_written=tuple(map(bool, stack.been_writen)),
+        result_shapes=traced.get_out_shapes_by_cache(key),
+        call=traced.jaxpr_call,
+    )
+
+
+# --- who sees what is read and written
+
+
+def is_watched() -> bool:
+    """Tell whether a transformation, of JAX or brainstate, has to see what is read and written.
+
+    Before it maps a function, brainstate runs it as it is, to find out which States it touches.
+    """
+    watching = (s for s in TRACE_CONTEXT.state_stack if not isinstance(s, StatesAsRead))
+    return is_transforming() or any(True for _ in watching)
+
+
+class StatesAsRead(brainstate.StateTraceStack):
+    """While it is entered, States take on a function of their value when they are first read."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        def value_at_once(state: brainstate.State) -> Any:
+            with jax.ensure_compile_time_eval():  # it may be read while a function is traced
+                return function(state._value)
+
+        super().__init__(new_arg=value_at_once)
+
+    def convert(self, function: Callable[[Any], Any]) -> None:
+        """Replace the values of the States that have been read by a function of them."""
+        for state in self.states:
+            state._value = function(state._value)
+
+
+# --- what a State holds
+
+
+def peek(state: brainstate.State) -> Any:
+    """Return the value of a State; no transformation is told that it has been read."""
+    return state._value
+
+
+def held(state: brainstate.State) -> Any:
+    """Return what a State holds, which a class `seen_through` a function shows as another value."""
+    return vars(state)["_value"]
+
+
+def hold(state: brainstate.State, value: Any) -> None:
+    """Replace what a State holds; no transformation is told that it has been written."""
+    vars(state)["_value"] = value
+
+
+def seen_through(read: Callable[[Any], Any]) -> Callable[[Kind], Kind]:
+    """Let States of a class have the value that a function makes of what they hold.
+
+    Whatever brainstate does with a State (copies, snapshots before a trace, pickles) sees that
+    value, not only who asks for ``value``.
+    """
+
+    def to_pickle(state: Any) -> dict[str, Any]:
+        return {**vars(state), "_value": read(state)}
+
+    def decorate(kind: Kind) -> Kind:
+        kind._value = property(read, hold)
+        kind.__getstate__ = to_pickle  # type: ignore[assignment]
+        return kind
+
+    return decorate
+
+
+# --- States that one thread traces and others read
+
+
+@contextlib.contextmanager
+def kept_for_other_threads(states: Iterable[brainstate.State]) -> Iterator[None]:
+    """Let other threads read what States hold, while this one traces a function of them.
+
+    A trace puts tracers into the States, of which other threads can make nothing. Here the States
+    are of a class, meanwhile, that gives other threads the values from before.
+
+    Parameters
+    ----------
+    states
+        The States. Those that are `seen_through` a function are left as they are.
+    """
+    plain = [state for state in states if not hasattr(type(state), "_value")]
+    before = [(state, type(state), held(state)) for state in plain]
+    reader = threading.get_ident()
+    with uninterrupted:
+        try:
+            for state, kind, value in before:
+                _kept[id(state)] = (reader, value)
+                state.__class__ = _keeping(kind)  # type: ignore[arg-type]
+            with uninterrupted.lifted():
+                yield
+        finally:
+            for state, kind, _ in before:
+                state.__class__ = kind
+                _kept.pop(id(state), None)
+
+
+_kept: dict[int, tuple[int, Any]] = {}
+"""For States that are being traced: by which thread, and what they held before."""
+
+
+@functools.cache
+def _keeping(kind: type) -> type:
+    """Return a class of States that gives threads other than the one that traces what was kept."""
+
+    def read(state: Any) -> Any:
+        if id(state) not in _kept:  # a copy of a State, or the trace has just ended
+            state.__class__ = kind
+        reader, value = _kept.get(id(state), (threading.get_ident(), None))
+        return held(state) if reader == threading.get_ident() else value
+
+    named = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(kind.__name__, (kind,), {**named, "_value": property(read, hold)})
