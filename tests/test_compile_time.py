@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 import braintrace
-from braintrace._compiler.derivative import Derivatives
+from braintrace._compiler.analysis import Analysis
+from braintrace._compiler.candidates import candidates_of
 from braintrace._compiler.hidden_groups import find_hidden_groups
+from braintrace._compiler.placement import Placement
 from braintrace._compiler.trace import trace_model
 
 WIDTH, BATCH = 16, 8
@@ -81,7 +83,9 @@ def test_the_work_does_not_grow_with_the_batch():
 
 def test_what_is_computed_element_by_element_shares_its_positions():
     traced, _ = trace_model(stack_of(1), (jnp.ones((BATCH, WIDTH)),), None, 32)
-    _, ((walk,),) = find_hidden_groups(traced, False, (), Derivatives())
+    analysis = Analysis(traced.program)
+    placement = Placement(analysis, candidates_of(traced, analysis, ()))
+    _, ((walk,),) = find_hidden_groups(traced, placement, (), every_state=False)
     reached = [ids for ids in walk.ids.values() if ids.shape == (BATCH, WIDTH)]
     assert len(reached) > 40
     assert len({id(ids) for ids in reached}) == 1

@@ -19,6 +19,7 @@ from .._arguments import (
     named,
     one_of,
 )
+from .._compiler import CompilerOptions
 from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
 from .._executor import TraceMethod
 from .._foreign import in_words
@@ -199,7 +200,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self._by_shapes[self._shapes] = self._compiled
 
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
-        options = (self.strict, self.unroll_limit, self._every_state)
+        options = CompilerOptions(self.strict, self.unroll_limit, self._every_state)
         return compile_step(self.model, self.method, example, batch_size, options)
 
     @property

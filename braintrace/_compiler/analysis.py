@@ -1,67 +1,171 @@
-"""Hidden groups of a step, and the rewriting of the step that shows more of them."""
+"""What the passes ask of one program, each fact found once.
 
-import dataclasses
+There is one `Analysis` of a step, another of every rewriting of it, and one of every body of a loop
+or branch in it.
+"""
 
-from .._graph.hidden_group import HiddenGroup
-from .._graph.traced_model import StateLeaf, TracedModel
-from .backward import states_as_outputs
+import functools
+from collections.abc import Container, Iterable, Mapping
+from types import MappingProxyType
+
+from .._graph.marked import MarkedRole, role
+from .._jax import AnyJaxpr, Atom, Var
+from .._jaxpr import Program, program_of
+from .constants import Constants
 from .derivative import Derivatives
-from .hidden_groups import find_hidden_groups
-from .positions import Walk
-from .relations import MarkedOperation, marked_operations
-from .split_loops import num_traced, split_loops
-from .split_shared_uses import split_shared_uses
+from .opaque_calls import opaque_where_differentiated, opaque_where_shaped_alike
+from .origin_position import least_moved_positions, origin_positions, pure_origin
+from .transfer import CONSTANT, Ids, carries_derivative
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Analysis:
-    """A step, and what is in it.
+    """What is known of one program.
+
+    Parameters
+    ----------
+    program
+        The program.
+    derivatives
+        Those that are known already; ``None``: none are.
 
     Attributes
     ----------
-    traced
-        The step, rewritten so that what positions do on their own is seen.
-    operations
-        Its marked operations.
-    outputs
-        Hidden states that count as outputs.
-    groups, walks
-        Hidden groups, and for each of them the walk back from every state.
+    program
+        The program, with the equations that make and read each variable.
+    constants
+        Values that depend on no input.
+    derivatives
+        What the derivatives of its equations move where.
     """
 
-    traced: TracedModel
-    operations: list[MarkedOperation]
-    outputs: tuple[StateLeaf, ...]
-    groups: list[HiddenGroup]
-    walks: list[list[Walk]]
+    def __init__(self, program: Program, derivatives: Derivatives | None = None) -> None:
+        self.program = program
+        self.constants = Constants(program)
+        self.derivatives = Derivatives() if derivatives is None else derivatives
+        self._bodies: dict[int, Analysis] = {}
+        self._origins: dict[tuple[object, ...], Origin] = {}
+        self._elements: dict[Var, tuple[int, Mapping[Var, Ids]]] = {}
 
-    @property
-    def num_traced(self) -> int:
-        """See `num_traced`."""
-        return num_traced(self.operations, self.groups, self.walks)
+    def body(self, jaxpr: AnyJaxpr) -> "Analysis":
+        """Return what is known of the body of a loop or branch of the program."""
+        if id(jaxpr) not in self._bodies:
+            self._bodies[id(jaxpr)] = Analysis(program_of(jaxpr), self.derivatives)
+        return self._bodies[id(jaxpr)]
+
+    # --- marked operations
+
+    @functools.cached_property
+    def roles(self) -> Mapping[int, MarkedRole]:
+        """What the marked operations are to a walk, by the index of their equation."""
+        found = ((index, role(equation)) for index, equation in enumerate(self.program.equations))
+        return MappingProxyType({index: what for index, what in found if what is not None})
+
+    @functools.cached_property
+    def opaque(self) -> frozenset[int]:
+        """Equations of the marked operations that end a walk."""
+        return frozenset(index for index, what in self.roles.items() if what == "opaque")
+
+    @functools.cached_property
+    def marked_primitives(self) -> frozenset[str]:
+        """Names of the primitives of the marked operations."""
+        return self._primitives(self.roles)
+
+    @functools.cached_property
+    def opaque_primitives(self) -> frozenset[str]:
+        """Names of the primitives of those that end a walk."""
+        return self._primitives(self.opaque)
+
+    def _primitives(self, equations: Iterable[int]) -> frozenset[str]:
+        return frozenset(self.program.equations[index].primitive.name for index in equations)
+
+    # --- what a value is computed from, and where a gradient goes
+
+    @functools.cached_property
+    def _places(self) -> Mapping[Var, int]:
+        return {var: place for place, var in enumerate(self.program.in_vars)}
+
+    def inputs_among(self, variables: Iterable[Var]) -> list[Var]:
+        """Return the inputs of the program among some variables, in order."""
+        return sorted((v for v in variables if v in self._places), key=self._places.__getitem__)
+
+    def values_behind(
+        self,
+        targets: Iterable[Atom],
+        stops: frozenset[Var] = frozenset(),
+        ends: frozenset[str] = frozenset(),
+    ) -> set[Var]:
+        """Return what some targets are computed from, other than as a constant.
+
+        Variables in ``stops``, and those made by a primitive named in ``ends``, are not looked
+        behind.
+        """
+        return self.program.depends_on(targets, stops, CONSTANT | ends)
+
+    def gradients_behind(
+        self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
+    ) -> set[Var]:
+        """Return what a gradient goes back to from some targets, not looking behind ``stops``."""
+        return self.program.depends_on(targets, stops, CONSTANT, carries_derivative)
+
+    def gradients_ahead(self, starts: Iterable[Var], ends: Container[int] = ()) -> set[Var]:
+        """Return what a gradient connects to ``starts``, short of the equations in ``ends``."""
+        reached = {var for var in starts if carries_derivative(var)}
+        for index in self.program.forward(reached.copy(), reached):
+            equation = self.program.equations[index]
+            if equation.primitive.name not in CONSTANT and index not in ends:
+                reached.update(var for var in equation.outvars if carries_derivative(var))
+        return reached
+
+    def makers(self, variables: Iterable[Var]) -> list[int]:
+        """Return the equations that make some variables, in execution order."""
+        producer = self.program.producer
+        return sorted({producer[var] for var in variables if var in producer})
+
+    # --- where elements come from
+
+    def origin(self, starts: Mapping[Var, Ids], last: int) -> "Origin":
+        """Return where elements come from, counted from old states up to one equation."""
+        key = (last, *((var, id(ids)) for var, ids in starts.items()))
+        if key not in self._origins:
+            self._origins[key] = Origin(self, starts, last)
+        return self._origins[key]
+
+    def elements_of(self, start: Var, last: int) -> Mapping[Var, Ids]:
+        """Return the element of ``start`` behind those of what is made from it; see `pure_origin`.
+
+        It is known of what the equations up to ``last`` make, and may be known of more.
+        """
+        known, found = self._elements.get(start, (-1, {}))
+        if known < last or start not in self._elements:
+            opaque_rule = opaque_where_differentiated(self.derivatives)
+            found = pure_origin(self.program, start, self.constants, last, opaque_rule)
+            self._elements[start] = last, found
+        return found
 
 
-def analysed(
-    traced: TracedModel, every_state: bool, unroll_limit: int, derivatives: Derivatives
-) -> Analysis:
-    """Return the step in a form that keeps what positions do on their own, and what is in it."""
-    found = _with_shared_uses_split(traced, every_state, derivatives)
-    while (apart := split_loops(found.traced, found.walks, unroll_limit)) is not None:
-        again = _with_shared_uses_split(apart, every_state, derivatives)
-        if again.num_traced <= found.num_traced:
-            break  # everything in the loop mixes: it may as well stay a loop
-        found = again
-    return found
+class Origin:
+    """Where the elements of variables come from, counted from some old states.
 
+    Parameters
+    ----------
+    analysis
+        Of the program.
+    starts
+        Those states, with the numbers of their elements.
+    last
+        Index of the last equation that is looked at.
+    """
 
-def _with_shared_uses_split(
-    traced: TracedModel, every_state: bool, derivatives: Derivatives
-) -> Analysis:
-    while True:
-        operations = marked_operations(traced)
-        outputs = states_as_outputs(traced, derivatives)
-        groups, walks = find_hidden_groups(traced, every_state, outputs, derivatives)
-        apart = split_shared_uses(traced, operations, walks, derivatives)
-        if apart is None:
-            return Analysis(traced, operations, outputs, groups, walks)
-        traced = apart
+    def __init__(self, analysis: Analysis, starts: Mapping[Var, Ids], last: int) -> None:
+        constants = analysis.constants
+        self._question = (analysis.program, starts, constants, last, opaque_where_shaped_alike)
+
+    @functools.cached_property
+    def certain(self) -> Mapping[Var, Ids]:
+        """Where they come from one place each."""
+        return origin_positions(*self._question)
+
+    @functools.cached_property
+    def likely(self) -> Mapping[Var, Ids]:
+        """See `least_moved_positions`."""
+        return least_moved_positions(*self._question)

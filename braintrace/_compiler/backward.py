@@ -9,45 +9,36 @@ it counts as an output of the step: the weights before it get the ordinary gradi
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from .._graph.diagnostics import Diagnostic
 from .._graph.traced_model import StateLeaf, TracedModel
-from .._jax import Atom, Var, is_var
-from .._jaxpr import Program
-from .derivative import Derivatives
-from .transfer import CONSTANT, carries_derivative
-from .untraced import connected_by_gradients
+from .._jax import Atom, Equation, Var, is_var
+from .analysis import Analysis
 
 
 def bent_uses(
-    program: Program,
-    derivatives: Derivatives,
-    targets: Sequence[Atom],
-    stops: frozenset[Var] = frozenset(),
-) -> Iterator[tuple[Any, list[Atom]]]:
+    analysis: Analysis, targets: Sequence[Atom], stops: frozenset[Var] = frozenset()
+) -> Iterator[tuple[Equation, list[Atom]]]:
     """Yield the equations behind some targets that bend a gradient, and the operands that get it.
 
     Variables in ``stops`` are not looked behind.
     """
-    way = program.depends_on(targets, stops, CONSTANT, carries_derivative)
-    made = {program.producer[var] for var in way - stops if var in program.producer}
-    for index in sorted(made):
-        equation = program.equations[index]
-        operands = derivatives.bent(equation)
+    for index in analysis.makers(analysis.gradients_behind(targets, stops) - stops):
+        equation = analysis.program.equations[index]
+        operands = analysis.derivatives.bent(equation)
         if operands:
             yield equation, [equation.invars[operand] for operand in sorted(operands)]
 
 
-def states_as_outputs(traced: TracedModel, derivatives: Derivatives) -> tuple[StateLeaf, ...]:
+def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLeaf, ...]:
     """Return the hidden states that no later step reads, behind a gradient that is bent.
 
     States that are written as one, side by side, are treated alike.
     """
-    program = traced.program
-    bent = [equation for equation in program.equations if derivatives.bent(equation)]
-    behind = connected_by_gradients(program, [var for e in bent for var in e.outvars])
-    read = program.depends_on(program.out_atoms, frozenset(), CONSTANT, carries_derivative)
+    program = analysis.program
+    bent = [equation for equation in program.equations if analysis.derivatives.bent(equation)]
+    behind = analysis.gradients_ahead(var for equation in bent for var in equation.outvars)
+    read = analysis.gradients_behind(program.out_atoms)
     written: dict[Var, list[StateLeaf]] = {}
     for leaf in traced.leaves:
         if leaf.kind == "hidden" and leaf.out_var is not None:

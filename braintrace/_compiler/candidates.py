@@ -2,15 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from .._graph.traced_model import StateLeaf, TracedModel
-from .._jax import Var, is_var
-from .._jaxpr import Program
-from .._jaxpr.data_movement import is_data_movement, moved_operands, source_map
-from .origin_position import Constants
+from .._jax import Equation, Var, is_var
+from .._jaxpr.data_movement import is_data_movement, moved_operands
+from .analysis import Analysis
+from .constants import Constants
 from .transfer import NONE, Ids, are_distinct, carries_derivative, spread_back
 
 
@@ -36,18 +35,16 @@ class Candidate:
 
 
 def candidates_of(
-    traced: TracedModel, outputs: Sequence[StateLeaf], constant: Constants
+    traced: TracedModel, analysis: Analysis, outputs: Sequence[StateLeaf]
 ) -> list[Candidate]:
     """Return the hidden states that the step writes, in the order in which it computes them.
 
     Parameters
     ----------
-    traced
+    traced, analysis
         The step.
     outputs
         Hidden states that count as its outputs instead.
-    constant
-        See `source_map`.
     """
     found: list[Candidate] = []
     taken: set[Var] = set()
@@ -58,7 +55,7 @@ def candidates_of(
             continue
         # The states of a `HiddenGroupState` are put together from variables of their own shape.
         shape = None if leaf.component is None else leaf.shape
-        var, ids = _resolve(traced.program, leaf.out_var, taken, constant, shape)
+        var, ids = _resolve(analysis, leaf.out_var, taken, shape)
         in_order = np.arange(ids.size, dtype=np.int32).reshape(leaf.shape)
         found.append(Candidate(leaf, var, ids, in_order, leaf.shape))
         taken.add(var)
@@ -67,28 +64,24 @@ def candidates_of(
 
 
 def _resolve(
-    program: Program,
-    var: Var,
-    taken: set[Var],
-    constant: Constants,
-    shape: tuple[int, ...] | None,
+    analysis: Analysis, var: Var, taken: set[Var], shape: tuple[int, ...] | None
 ) -> tuple[Var, Ids]:
     """Look behind reshapes and the like for the variable that the model itself reads.
 
     A model that writes ``h.reshape(...)`` to a State and goes on with ``h`` reads the new
     state at ``h``. With a ``shape``, it is one of that shape, its elements in order.
     """
-    size = var.aval.size
+    program, size = analysis.program, var.aval.size
     current, ids = var, np.arange(size, dtype=np.int32).reshape(var.aval.shape)
     resolved = current, ids
     while True:
-        equation = (
-            program.equations[program.producer[current]] if current in program.producer else None
-        )
-        step = None if equation is None else _unmove(equation, ids, size, constant)
-        if step is None:
+        if current not in program.producer:
             return resolved
-        current, ids = step
+        equation = program.equations[program.producer[current]]
+        moved = _unmove(equation, ids, size, analysis.constants)
+        if moved is None:
+            return resolved
+        current, ids = moved
         complete = ids.size == size and not np.any(ids == NONE)
         if shape is not None:
             in_order = np.array_equal(ids.ravel(), np.arange(size))
@@ -97,11 +90,13 @@ def _resolve(
             resolved = current, ids
 
 
-def _unmove(equation: Any, ids: Ids, size: int, constant: Constants) -> tuple[Var, Ids] | None:
-    """Follow a move to the one operand that holds all positions."""
+def _unmove(
+    equation: Equation, ids: Ids, size: int, constants: Constants
+) -> tuple[Var, Ids] | None:
+    """Follow data movement to the one operand that holds all positions."""
     if not is_data_movement(equation) or len(equation.outvars) != 1:
         return None
-    sources = source_map(equation, constant)
+    sources = constants.sources(equation)
     if sources is None:
         return None
     operands = [equation.invars[operand] for operand in moved_operands(equation)]

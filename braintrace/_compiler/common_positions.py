@@ -7,11 +7,11 @@ which one slice feeds one population and another slice the next has the position
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from .._jax import Var
+from .._typing import Path
 from .candidates import Candidate
 from .transfer import NONE, Ids, are_distinct, places_of
 
@@ -53,12 +53,12 @@ class CommonPositions:
         whole = next((i for i, own in enumerate(numbers) if own.size == every.size), None)
         shape = (every.size,) if whole is None else raw[whole].leaf.shape
         order = every if whole is None else numbers[whole]
-        table = np.full(self._total, NONE, np.int32)
-        table[order] = np.arange(order.size)
+        place = np.full(self._total, NONE, np.int32)
+        place[order] = np.arange(order.size)
         found = []
         for candidate, own in zip(raw, numbers, strict=True):
-            places = table[own].reshape(candidate.leaf.shape)
-            ids = np.asarray(table[own][candidate.ids])  # of a state without axes as well
+            places = place[own].reshape(candidate.leaf.shape)
+            ids = np.asarray(place[own][candidate.ids])  # of a state without axes as well
             found.append(dataclasses.replace(candidate, ids=ids, old_ids=places, shape=shape))
         return found
 
@@ -96,7 +96,7 @@ class CommonPositions:
 
     def _parts_of_one_state(self) -> Iterator[tuple[int, int, Ids, Ids]]:
         """Yield the states of every `HiddenGroupState`: they are one group in any case."""
-        first: dict[Any, int] = {}
+        first: dict[Path, int] = {}
         for c, candidate in enumerate(self._candidates):
             if candidate.leaf.component is not None:
                 yield self._side_by_side(first.setdefault(candidate.leaf.path, c), c)
@@ -130,21 +130,21 @@ class CommonPositions:
         first, second = self._numbers[a][own.ravel()], self._numbers[c][other.ravel()]
         if np.array_equal(first, second):
             return
-        table = np.arange(self._total)
-        table[second] = first
+        renumbering = np.arange(self._total)
+        renumbering[second] = first
         inside = [k for k, found in enumerate(self._set_of) if found == self._set_of[a]]
-        renumbered = {k: table[self._numbers[k]] for k in inside}
+        renumbered = {k: renumbering[self._numbers[k]] for k in inside}
         if all(np.unique(own).size == own.size for own in renumbered.values()):
             for k, numbers in renumbered.items():
                 self._numbers[k] = numbers
 
     def _renumber(self, a: int, c: int, own: Ids, other: Ids) -> None:
         """Give the elements of all states that share positions with ``c`` their new numbers."""
-        table = np.arange(self._total)
-        table[self._numbers[c][other]] = self._numbers[a][own]
+        renumbering = np.arange(self._total)
+        renumbering[self._numbers[c][other]] = self._numbers[a][own]
         for k, found in enumerate(self._set_of):
             if found == self._set_of[c]:
-                self._numbers[k] = table[self._numbers[k]]
+                self._numbers[k] = renumbering[self._numbers[k]]
 
 
 def _equal(first: Ids, second: Ids) -> bool:

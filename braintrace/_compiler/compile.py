@@ -1,176 +1,129 @@
-"""The compiled model: a frozen description of what learns online, and how."""
+"""The compiler, pass by pass: from a model to an `ETraceGraph`.
 
-import warnings
+One step of the model is a flat program whose inputs and outputs are States. A trace exists where
+the output of a marked operation reaches hidden states *position by position*: element ``u`` of the
+output, position ``p(u)`` of a state, and no other. So the heart of the compiler is a walk
+(`positions`) that starts at the new value of a state with its positions ``0 .. V-1``, and carries
+them back through the equations to the states before the step and to the marked operations. What
+mixes positions on the way is cut, and reported.
+
+Below are all passes in their order. Each is a function of a file of its own, and changes nothing
+that it is given.
+"""
+
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
-import jax
-import numpy as np
 
 from .._arguments import BOOLEAN, MODEL, NOT_NEGATIVE, check_option
-from .._errors import CompilationError, DtypeError
-from .._graph import ETraceGraph
-from .._graph.diagnostics import ApproximationWarning, Diagnostic
-from .._graph.hidden_group import HiddenGroup
-from .._graph.traced_model import TracedModel
-from .._jax import is_tracer
-from .._typing import Path, path_name
-from .analysis import analysed
-from .backward import about_outputs
-from .derivative import Derivatives
+from .._graph import Boundary, ETraceGraph, TracedModel
+from .._typing import Path
+from .analysis import Analysis
+from .backward import states_as_outputs
+from .candidates import candidates_of
+from .check_model import check_has_states, check_hidden_states, check_learns, check_parameters
 from .diagnose import diagnose
+from .grouped_step import GroupedStep
+from .hidden_groups import find_hidden_groups
+from .marked_operations import marked_operations
+from .placement import Placement
 from .relations import find_relations
+from .reporting import publish, reported
+from .split_loops import split_loops
+from .split_shared_uses import split_shared_uses
 from .trace import trace_model
 
 
-def compile_etrace_graph(
-    model: brainstate.nn.Module,
-    *arguments: Any,
-    batch_size: int | None = None,
-    strict: bool = False,
-    unroll_limit: int = 32,
-) -> ETraceGraph:
-    """Analyse one step of a model.
+@dataclasses.dataclass(frozen=True)
+class CompilerOptions:
+    """How a model is compiled.
 
-    Parameters
+    Attributes
     ----------
-    model
-        A brainstate module whose states are initialised and whose ``update`` is one step.
-    *arguments
-        Example arguments of ``update``; their values do not matter.
-    batch_size
-        ``None``: the model is analysed as it is. A number: the model is written for one
-        sample, and is analysed mapped over a leading batch axis of that size.
-    strict
-        Raise instead of warning wherever a part of the gradient is cut.
-    unroll_limit
-        Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
-        because it mixes positions of a hidden state beside what it does position by position.
-
-    Returns
-    -------
-    ETraceGraph
-        Frozen and printable.
-
-    Raises
-    ------
-    CompilationError
-        If the model has no hidden states, complex ones, no marked operation that reaches one,
-        or (with ``strict``) a path that a trace cannot carry; or if ``update`` does something
-        with its arguments and States that JAX or brainstate cannot.
-    OptionError
-        If ``model`` or an option is not what it should be.
-    NotInitializedError
-        If ``init_state`` has not been called.
-    UnitError
-        If units do not fit together in ``update``.
-    DtypeError
-        If a parameter of a marked operation is not floating-point, or is not finite, or if an
-        argument is nothing that JAX computes with.
-
-    Warns
-    -----
-    ApproximationWarning
-        Once for every diagnostic of level ``'warning'``.
+    strict, unroll_limit
+        See `compile_etrace_graph`.
+    every_state
+        Whether states that no later step reads position by position have traces as well.
     """
-    return compile_model(model, arguments, batch_size, strict, unroll_limit, False)[0]
+
+    strict: bool = False
+    unroll_limit: int = 32
+    every_state: bool = False
 
 
 def compile_model(
     model: brainstate.nn.Module,
     arguments: tuple[Any, ...],
     batch_size: int | None,
-    strict: bool,
-    unroll_limit: int,
-    every_state: bool,
-) -> tuple[ETraceGraph, dict[Path, brainstate.State]]:
+    options: CompilerOptions,
+    boundary: Boundary,
+) -> tuple[ETraceGraph, Mapping[Path, brainstate.State]]:
     """Return the graph, and the States outside the model that a step touches (random keys).
 
-    With ``every_state``, states that no later step reads position by position have traces as well.
+    The ``boundary`` is that of the rule by which the model is to learn; see `TraceMethod`.
     """
     check_option("model", model, MODEL)
-    check_option("strict", strict, BOOLEAN)
-    check_option("unroll_limit", unroll_limit, NOT_NEGATIVE)
-    _check_parameters(model)
-    traced, outside = trace_model(model, arguments, batch_size, unroll_limit)
-    _check_hidden_states(traced)
-    derivatives = Derivatives()
-    found = analysed(traced, every_state, unroll_limit, derivatives)
-    groups, outputs = found.groups, found.outputs
-    if not groups and not outputs:
-        raise CompilationError(
-            f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "
-            "floating-point dtype, so that there is nothing to trace. Keep what the model "
-            "remembers from step to step in a `brainstate.HiddenState`."
-        )
-    parts = (found.traced, found.operations, groups, found.walks)
-    relations = find_relations(*parts, derivatives)
-    findings = (*diagnose(*parts, relations, derivatives), *about_outputs(outputs))
-    # The steps of a loop say the same of their line of the model.
-    diagnostics = tuple(dict.fromkeys(findings))
-    if not relations and not outputs:
-        raise CompilationError(_no_relation(model, groups, diagnostics))
-    _publish(diagnostics, strict)
-    return ETraceGraph(found.traced, tuple(groups), tuple(relations), diagnostics), outside
+    check_option("strict", options.strict, BOOLEAN)
+    check_option("unroll_limit", options.unroll_limit, NOT_NEGATIVE)
+    check_parameters(model)
+
+    # `update` becomes a flat program: calls are inlined, branches and loops with marks spelled out.
+    traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit)
+    check_hidden_states(traced)
+
+    # Hidden states that are coupled position by position become groups.
+    step = _with_loops_split(traced, options)
+    check_has_states(model, step)
+
+    # A marked operation that reaches a group position by position has a trace: its weight learns.
+    relations = find_relations(step)
+
+    # What is left out of the gradient is told, as far as this rule leaves it out.
+    diagnostics = reported(diagnose(step, relations, boundary), boundary)
+    check_learns(model, step, relations, diagnostics, boundary)
+    publish(diagnostics, options.strict)
+    return ETraceGraph(step.traced, tuple(step.groups), tuple(relations), diagnostics), outside
 
 
-def _no_relation(model: Any, groups: list[HiddenGroup], diagnostics: tuple[Diagnostic, ...]) -> str:
-    names = ", ".join(state.name for group in groups for state in group.states)
-    reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
-    return (
-        f"No marked operation with a parameter reaches a hidden state ({names}) of "
-        f"`{type(model).__name__}`, so that no weight would learn online. Use "
-        "`braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) for "
-        f"the weights on the way into the hidden state.{reasons}"
-    )
+def _with_loops_split(traced: TracedModel, options: CompilerOptions) -> GroupedStep:
+    """Return the step, its loops unrolled where that keeps what positions do on their own."""
+    step = _with_shared_uses_split(traced, options.every_state)
+    while (unrolled := split_loops(step, options.unroll_limit)) is not None:
+        again = _with_shared_uses_split(unrolled, options.every_state)
+        if again.num_traced <= step.num_traced:
+            break  # everything in the loop mixes: it may as well stay a loop
+        step = again
+    return step
 
 
-def _check_parameters(model: brainstate.nn.Module) -> None:
-    leaves = [
-        (path, jax.numpy.asarray(leaf))
-        for path, state in model.states(brainstate.ParamState).items()
-        for leaf in jax.tree.leaves(state.value)
-    ]
-    for path, leaf in leaves:
-        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
-            raise DtypeError(
-                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
-                f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
-                "it, or keep it in a State that is not a `ParamState`."
-            )
-    known = [(path, leaf) for path, leaf in leaves if not is_tracer(leaf)]
-    finite = jax.device_get([_is_finite(leaf) for _, leaf in known])
-    for (path, leaf), is_finite in zip(known, finite, strict=True):
-        if not is_finite:
-            raise DtypeError(
-                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has values that "
-                "are not finite (NaN or infinity). Initialise it again before compiling."
-            )
+def _with_shared_uses_split(traced: TracedModel, every_state: bool) -> GroupedStep:
+    """Return the step, with a copy of a marked output for each use that reaches other positions."""
+    step = _grouped(traced, every_state)
+    while (copied := split_shared_uses(step)) is not None:
+        step = _grouped(copied, every_state)
+    return step
 
 
-def _is_finite(leaf: jax.Array) -> Any:
-    """Tell whether all of an array is finite, where it lies.
+def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
+    # What all passes ask of the program is found out once.
+    analysis = Analysis(traced.program)
 
-    NumPy reads an array on one CPU in place; JAX would compile a program for every shape.
-    """
-    is_here = [device.platform for device in leaf.devices()] == ["cpu"]
-    return (np.isfinite(np.asarray(leaf)) if is_here else jax.numpy.isfinite(leaf)).all()
+    # Weights that may learn: marked operations whose operands are computed from parameters.
+    operations = marked_operations(traced, analysis)
 
+    # No trace can follow a backward pass that bends gradients: if no later step reads a state
+    # behind one, it is an output, and needs none.
+    outputs = states_as_outputs(traced, analysis)
 
-def _check_hidden_states(traced: TracedModel) -> None:
-    for leaf in traced.leaves:
-        if leaf.kind == "hidden" and jax.numpy.issubdtype(leaf.dtype, jax.numpy.complexfloating):
-            raise CompilationError(
-                f"Hidden state '{leaf.name}' of shape {leaf.shape} has dtype {leaf.dtype}; a trace "
-                "follows real numbers. Keep the real and the imaginary part as two hidden states; "
-                "weights and inputs may stay complex."
-            )
+    # The other hidden states, each at the variable that the model itself goes on with.
+    candidates = candidates_of(traced, analysis, outputs)
 
+    # Elements of two states that reach each other one to one are at the same position.
+    placement = Placement(analysis, candidates)
 
-def _publish(diagnostics: tuple[Diagnostic, ...], strict: bool) -> None:
-    costly = [diagnostic for diagnostic in diagnostics if diagnostic.level == "warning"]
-    if strict and costly:
-        listed = "".join(f"\n- {diagnostic}" for diagnostic in costly)
-        raise CompilationError(f"Parts of the gradient cannot be carried by traces:{listed}")
-    for diagnostic in costly:
-        warnings.warn(str(diagnostic), ApproximationWarning, stacklevel=3)
+    # States that read each other at common positions are a group; the walks back from them say
+    # what reaches them, and what is cut.
+    groups, walks = find_hidden_groups(traced, placement, outputs, every_state)
+    return GroupedStep(traced, analysis, operations, outputs, groups, walks)

@@ -14,10 +14,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._jax import OWN_BACKWARD, bind, is_var, open_jaxpr, sub_jaxprs, trace_to_jaxpr
+from .._jax import (
+    OWN_BACKWARD,
+    AnyJaxpr,
+    Equation,
+    bind,
+    is_var,
+    open_jaxpr,
+    sub_jaxprs,
+    trace_to_jaxpr,
+)
 from .._jaxpr import Kind, evaluate_inlined, kinds_of_outputs, program_of
 from .canonicalize import spell_out_broadcasts
-from .origin_position import Constants, pure_origin
+from .constants import Constants
+from .origin_position import pure_origin
 from .transfer import CUT, NONE, Contribution, Ids, carries_derivative, join
 
 
@@ -25,11 +35,11 @@ class Derivatives:
     """What the derivatives of equations move where; each is traced once."""
 
     def __init__(self) -> None:
-        self._pulled: dict[int, tuple[Any, _PullBack]] = {}
+        self._pulled: dict[int, tuple[Equation, _PullBack]] = {}
         self._sources: dict[int, _Sources | None] = {}
         self._bent: dict[int, frozenset[int]] = {}
 
-    def back(self, equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
+    def back(self, equation: Equation, out_ids: Sequence[Ids | None]) -> list[Contribution]:
         """Return what every operand receives; see `transfer`."""
         outputs = [k for k, ids in enumerate(out_ids) if ids is not None]
         sources = self._of(equation)
@@ -42,11 +52,11 @@ class Derivatives:
                 contributions[operand] = join(contributions[operand], found)
         return contributions
 
-    def connects(self, equation: Any, operand: int, output: int) -> bool:
+    def connects(self, equation: Equation, operand: int, output: int) -> bool:
         """Tell whether a derivative leads from an output to an operand."""
         return (operand, output) in (self._of(equation) or {})
 
-    def origin(self, equation: Any, operand: int, output: int) -> Ids | None:
+    def origin(self, equation: Equation, operand: int, output: int) -> Ids | None:
         """Return which element of an operand each element of an output depends on.
 
         ``None`` where one depends on several, or an operand's element has several uses.
@@ -62,7 +72,7 @@ class Derivatives:
             return None
         return origin.reshape(equation.outvars[output].aval.shape)
 
-    def bent(self, equation: Any) -> frozenset[int]:
+    def bent(self, equation: Equation) -> frozenset[int]:
         """Return the operands whose cotangent is not proportional to those of the outputs.
 
         Of a derivative every one is. The backward rule of a ``custom_vjp`` need not be one: it
@@ -75,13 +85,13 @@ class Derivatives:
             self._bent[id(equation)] = _bent(equation, pulled)
         return self._bent[id(equation)]
 
-    def _of(self, equation: Any) -> "_Sources | None":
+    def _of(self, equation: Equation) -> "_Sources | None":
         pulled = self._pull_back(equation)
         if id(equation) not in self._sources:
             self._sources[id(equation)] = _sources(equation, pulled)
         return self._sources[id(equation)]
 
-    def _pull_back(self, equation: Any) -> "_PullBack":
+    def _pull_back(self, equation: Equation) -> "_PullBack":
         if id(equation) not in self._pulled:
             # The equation is kept so that its id stays its own.
             self._pulled[id(equation)] = equation, _pull_back(equation)
@@ -103,25 +113,25 @@ class _PullBack:
 
     inputs: Sequence[int]
     outputs: Sequence[int]
-    closed: Any
+    closed: AnyJaxpr | None
 
 
 _Sources = dict[tuple[int, int], Ids | None]
 """By operand and output: the element of the output's cotangent behind each of the operand's."""
 
 
-def _sources(equation: Any, pulled: _PullBack) -> _Sources | None:
+def _sources(equation: Equation, pulled: _PullBack) -> _Sources | None:
     inputs, outputs = pulled.inputs, pulled.outputs
     if not inputs or not outputs:
         return {}
     if pulled.closed is None:
         return None
     program = program_of(pulled.closed)
-    constant = Constants(program)
+    constants = Constants(program)
     cotangents = program.in_vars[len(equation.invars) :]
     found: _Sources = {}
     for cotangent, output in zip(cotangents, outputs, strict=True):
-        origin = pure_origin(program, cotangent, constant)
+        origin = pure_origin(program, cotangent, constants)
         reached = program.dependents_of([cotangent])
         for operand, atom in zip(inputs, program.out_atoms, strict=True):
             if is_var(atom) and atom in reached:
@@ -129,7 +139,7 @@ def _sources(equation: Any, pulled: _PullBack) -> _Sources | None:
     return found
 
 
-def _bent(equation: Any, pulled: _PullBack) -> frozenset[int]:
+def _bent(equation: Equation, pulled: _PullBack) -> frozenset[int]:
     if pulled.closed is None:
         return frozenset()
     kinds = [Kind.FREE] * len(equation.invars) + [Kind.LINEAR] * len(pulled.outputs)
@@ -144,7 +154,7 @@ def _received(origin: Ids | None, ids: Ids | None) -> Contribution:
     return np.where(origin == NONE, NONE, taken).astype(np.int32)
 
 
-def _holds_own_backward(equation: Any) -> bool:
+def _holds_own_backward(equation: Equation) -> bool:
     """Tell whether an equation, or one in a body of it, has a backward pass of the user's."""
     return equation.primitive.name in OWN_BACKWARD or any(
         _holds_own_backward(inner)
@@ -153,7 +163,7 @@ def _holds_own_backward(equation: Any) -> bool:
     )
 
 
-def _pull_back(equation: Any) -> _PullBack:
+def _pull_back(equation: Equation) -> _PullBack:
     inputs = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
     outputs = [k for k, var in enumerate(equation.outvars) if carries_derivative(var)]
     count = len(equation.invars)

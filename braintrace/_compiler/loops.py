@@ -4,36 +4,40 @@ Such equations stay whole. Their bodies are walked: every branch of a ``cond``, 
 a ``scan`` or ``while`` step by step, until the ids of what is carried no longer change.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
-from .._jax import is_var, open_jaxpr, scan_counts
-from .._jaxpr import program_of
-from .transfer import CUT, NONE, Contribution, Ids, Walk, join
+from .._jax import Equation, is_var, scan_counts
+from .analysis import Analysis
+from .transfer import CUT, NONE, Contribution, Ids, join
+
+WalkBody: TypeAlias = Callable[[Analysis, Sequence[Ids | None]], list[Contribution]]
+"""Carries ids back through a body: ``(what is known of it, output ids) -> input contributions``."""
 
 # A scan whose stacked results reach other positions at every step is walked step by step.
 LONGEST_WALK = 256
 
 
 def through_cond(
-    equation: Any, out_ids: Sequence[Ids | None], walk_body: Walk
+    analysis: Analysis, equation: Equation, out_ids: Sequence[Ids | None], walk_body: WalkBody
 ) -> list[Contribution]:
     """Merge what the operands receive in each branch."""
     found: list[Contribution] = [None] * (len(equation.invars) - 1)
     for branch in equation.params["branches"]:
-        found = [join(a, b) for a, b in zip(found, walk_body(branch, out_ids), strict=True)]
+        received = walk_body(analysis.body(branch), out_ids)
+        found = [join(a, b) for a, b in zip(found, received, strict=True)]
     return [None, *found]
 
 
 def through_while(
-    equation: Any, out_ids: Sequence[Ids | None], walk_body: Walk
+    analysis: Analysis, equation: Equation, out_ids: Sequence[Ids | None], walk_body: WalkBody
 ) -> list[Contribution]:
     """Carry ids around the loop until they no longer change."""
     conditions = equation.params["cond_nconsts"]
     constants = equation.params["body_nconsts"]
-    body = _Body(equation.params["body_jaxpr"], walk_body)
+    body = _Body(analysis.body(equation.params["body_jaxpr"]), walk_body)
     carried: list[Contribution] = list(out_ids)
     while True:
         received = body.walk(carried)
@@ -44,12 +48,12 @@ def through_while(
 
 
 def through_scan(
-    equation: Any, out_ids: Sequence[Ids | None], walk_body: Walk
+    analysis: Analysis, equation: Equation, out_ids: Sequence[Ids | None], walk_body: WalkBody
 ) -> list[Contribution]:
     """Carry ids back over the steps of a scan."""
     constants, carries = scan_counts(equation)
     length = equation.params["length"]
-    body = _Body(equation.params["jaxpr"], walk_body)
+    body = _Body(analysis.body(equation.params["jaxpr"]), walk_body)
     carried: list[Contribution] = list(out_ids[:carries])
     stacked = out_ids[carries:]
     fixed: list[Contribution] = [None] * constants
@@ -76,24 +80,23 @@ def through_scan(
 class _Body:
     """A loop body; an output that is cut makes everything that it depends on cut."""
 
-    def __init__(self, jaxpr: Any, walk_body: Walk) -> None:
-        self._jaxpr = jaxpr
+    def __init__(self, analysis: Analysis, walk_body: WalkBody) -> None:
+        self._analysis = analysis
         self._walk_body = walk_body
-        self._opened, _ = open_jaxpr(jaxpr)
-        self._program = program_of(jaxpr)
 
     def walk(self, outputs: Sequence[Contribution]) -> list[Contribution]:
+        program = self._analysis.program
         ids = [value if isinstance(value, np.ndarray) else None for value in outputs]
         cut = [
             atom
-            for atom, value in zip(self._opened.outvars, outputs, strict=True)
+            for atom, value in zip(program.out_atoms, outputs, strict=True)
             if value is CUT and is_var(atom)
         ]
-        tainted = self._program.depends_on(cut)
-        received = self._walk_body(self._jaxpr, ids)
+        tainted = program.depends_on(cut)
+        received = self._walk_body(self._analysis, ids)
         return [
             CUT if var in tainted else value
-            for var, value in zip(self._opened.invars, received, strict=True)
+            for var, value in zip(program.in_vars, received, strict=True)
         ]
 
 

@@ -1,21 +1,22 @@
 """Positions of what comes out of a function with a derivative of its own, a loop or a branch."""
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
+from .._jax import Equation
 from .derivative import Derivatives
-from .origin_position import Beyond
+from .origin_position import OpaqueRule
 from .transfer import MIXED, NONE, Ids, merge
 
 _OPAQUE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "scan", "while")
 
 
-def opaque_where_differentiated(derivatives: Derivatives) -> Beyond:
+def opaque_where_differentiated(derivatives: Derivatives) -> OpaqueRule:
     """Follow elements through functions with a custom forward derivative."""
 
-    def opaque_rule(equation: Any, known: list[Ids | None]) -> list[Ids | None]:
+    def opaque_rule(equation: Equation, known: Sequence[Ids | None]) -> list[Ids | None]:
         if equation.primitive.name != "custom_jvp_call":
             return [None] * len(equation.outvars)
         return [_origin(derivatives, equation, known, k) for k in range(len(equation.outvars))]
@@ -24,7 +25,7 @@ def opaque_where_differentiated(derivatives: Derivatives) -> Beyond:
 
 
 def _origin(
-    derivatives: Derivatives, equation: Any, known: list[Ids | None], output: int
+    derivatives: Derivatives, equation: Equation, known: Sequence[Ids | None], output: int
 ) -> Ids | None:
     found = []
     for operand, ids in enumerate(known):
@@ -36,7 +37,7 @@ def _origin(
     return _combined(found)
 
 
-def opaque_where_shaped_alike(equation: Any, known: list[Ids | None]) -> list[Ids | None]:
+def opaque_where_shaped_alike(equation: Equation, known: Sequence[Ids | None]) -> list[Ids | None]:
     """Take an output to be at the positions of the operands of its shape.
 
     A guess, good enough to tell which of two uses of a variable moves an old state: what is
@@ -50,7 +51,7 @@ def opaque_where_shaped_alike(equation: Any, known: list[Ids | None]) -> list[Id
     ]
 
 
-def _combined(found: list[Ids]) -> Ids | None:
+def _combined(found: Sequence[Ids]) -> Ids | None:
     if not found:
         return None
     combined = functools.reduce(merge, found)

@@ -1,49 +1,29 @@
 """Where the elements of a variable come from, carried forward through the program."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
-import jax
 import numpy as np
 
-from .._jax import Var, is_var
-from .._jaxpr import Program, evaluate
-from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved, moved_operands, source_map
+from .._jax import Equation, Var, is_var
+from .._jaxpr import Program
+from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved, moved_operands
+from .constants import Constants
 from .transfer import ELEMENTWISE, MIXED, NONE, Ids, merge
 
-
-class Constants:
-    """Values of the variables that depend on no input, computed when asked for."""
-
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._varying: set[Var] | None = None
-
-    def __call__(self, atom: Any) -> np.ndarray | None:
-        """Return the value of ``atom``, or ``None`` where it depends on an input."""
-        if not is_var(atom):
-            return np.asarray(atom.val)
-        if self._varying is None:
-            self._varying = self._program.dependents_of(self._program.in_vars)
-        if atom in self._varying:
-            return None
-        with jax.ensure_compile_time_eval():
-            return np.asarray(evaluate(self._program, [atom], {})[0])
-
-
-Beyond = Callable[[Any, list[Ids | None]], list[Ids | None]]
+OpaqueRule: TypeAlias = Callable[[Equation, Sequence[Ids | None]], Sequence[Ids | None]]
 """``(equation, numbers of its operands) -> numbers of its outputs``, ``None`` where unknown."""
 
 
 def origin_positions(
     program: Program,
     starts: Mapping[Var, Ids],
-    constant: Callable[[Any], np.ndarray | None],
+    constants: Constants,
     last: int | None = None,
-    opaque_rule: Beyond | None = None,
+    opaque_rule: OpaqueRule | None = None,
 ) -> dict[Var, Ids]:
-    """Carry numbers of elements forward through element-wise equations and moves.
+    """Carry numbers of elements forward through element-wise equations and data movement.
 
     Parameters
     ----------
@@ -51,8 +31,8 @@ def origin_positions(
         The program.
     starts
         Variables, and the numbers of their elements.
-    constant
-        See `Constants`.
+    constants
+        Those of the program.
     last
         Index of the last equation that is looked at; ``None``: all are.
     opaque_rule
@@ -71,31 +51,33 @@ def origin_positions(
         if equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1:
             _origin_of_elementwise(equation, known, origin)
         elif is_data_movement(equation):
-            _origin_of_movement(equation, known, origin, constant)
+            _origin_of_movement(equation, known, origin, constants)
         elif opaque_rule is not None:
             found = zip(equation.outvars, opaque_rule(equation, known), strict=True)
             origin.update((var, ids) for var, ids in found if ids is not None)
     return origin
 
 
-def _origin_of_elementwise(equation: Any, known: list[Ids | None], origin: dict[Var, Ids]) -> None:
+def _origin_of_elementwise(
+    equation: Equation, known: Sequence[Ids | None], origin: dict[Var, Ids]
+) -> None:
     (out,) = equation.outvars
     full = [ids for ids in known if ids is not None and ids.shape == out.aval.shape]
     if full:
         origin[out] = _agreed(full)
 
 
-def _agreed(found: list[Ids]) -> Ids:
+def _agreed(found: Sequence[Ids]) -> Ids:
     """Return the numbers that operands have in common, or that only some of them have."""
     combined = functools.reduce(merge, found)
     return np.where(combined == MIXED, NONE, combined) if len(found) > 1 else combined
 
 
 def _origin_of_movement(
-    equation: Any,
-    known: list[Ids | None],
+    equation: Equation,
+    known: Sequence[Ids | None],
     origin: dict[Var, Ids],
-    constant: Callable[[Any], np.ndarray | None],
+    constants: Constants,
 ) -> None:
     carried = [
         np.full(equation.invars[operand].aval.shape, NONE, np.int32)
@@ -107,20 +89,20 @@ def _origin_of_movement(
     if found is not None:
         origin.update(zip(equation.outvars, found, strict=True))
         return
-    sources = source_map(equation, constant)
+    sources = constants.sources(equation)
     if sources is None:
         return
-    table = np.concatenate([*(ids.ravel() for ids in carried), np.full(1, NONE, np.int32)])
+    elements = np.concatenate([*(ids.ravel() for ids in carried), np.full(1, NONE, np.int32)])
     for out, source in zip(equation.outvars, sources, strict=True):
-        origin[out] = table[np.where(source == NOWHERE, len(table) - 1, source)]
+        origin[out] = elements[np.where(source == NOWHERE, len(elements) - 1, source)]
 
 
 def least_moved_positions(
     program: Program,
     starts: Mapping[Var, Ids],
-    constant: Callable[[Any], np.ndarray | None],
+    constants: Constants,
     last: int | None,
-    opaque_rule: Beyond,
+    opaque_rule: OpaqueRule,
 ) -> dict[Var, Ids]:
     """Carry numbers of elements forward; of operands that disagree, the least moved one counts.
 
@@ -134,7 +116,7 @@ def least_moved_positions(
         count = min((moves[var] for var in behind), default=0)
         known = [origin.get(atom) if is_var(atom) else None for atom in equation.invars]
         if is_data_movement(equation):
-            _origin_of_movement(equation, known, origin, constant)
+            _origin_of_movement(equation, known, origin, constants)
             count += 1
         elif equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1:
             (out,) = equation.outvars
@@ -155,18 +137,18 @@ def least_moved_positions(
 def pure_origin(
     program: Program,
     start: Var,
-    constant: Callable[[Any], np.ndarray | None],
+    constants: Constants,
     last: int | None = None,
-    opaque_rule: Beyond | None = None,
+    opaque_rule: OpaqueRule | None = None,
 ) -> dict[Var, Ids]:
     """Return the element of ``start`` behind the elements of what is made from it.
 
-    Only variables that are made from it by element-wise operations and moves (and what
+    Only variables that are made from it by element-wise operations and data movement (and what
     ``opaque_rule`` allows) are in the result; one that depends on it in any other way as well is
     left out.
     """
     numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
-    origin = origin_positions(program, {start: numbers}, constant, last, opaque_rule)
+    origin = origin_positions(program, {start: numbers}, constants, last, opaque_rule)
     impure: set[Var] = set()
     reached = {start}
     for index in program.forward([start], reached, last):

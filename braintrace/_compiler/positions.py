@@ -14,17 +14,16 @@ that they come from, carried forward.
 import dataclasses
 import functools
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from .._graph import Cut
-from .._jax import Var, is_var, open_jaxpr
-from .._jaxpr import Program, program_of
-from .derivative import Derivatives
+from .._jax import Equation, Var, is_var
+from .._jaxpr import Program
+from .analysis import Analysis, Origin
 from .loops import through_cond, through_scan, through_while
-from .origin_position import Constants
 from .transfer import (
     COPIES,
     CUT,
@@ -38,9 +37,11 @@ from .transfer import (
     transfer,
 )
 
-Marked = Callable[[Any], str | None]
-"""Tells what a marked operation is to the walk: a ``'opaque'``, or an ``'transparent'`` on its
-first operand; ``None`` for any other equation."""
+_ELSEWHERE: Ids = np.full((), -9, np.int32)
+"""The origin of old states that are at none of the walk's positions."""
+
+_Use: TypeAlias = tuple[Cut, Ids]
+"""A use of a variable, and the ids that the variable receives through it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +59,7 @@ class Walk:
     shared
         Variables of which two uses reach different positions.
     weights_met
-        Marked equations that the walk met and did not pass.
+        Equations of the opaque operations at which the walk ended.
     states_met
         Variables behind which it did not look, and an equation that reads each.
     """
@@ -72,118 +73,35 @@ class Walk:
 
 
 def walk_back(
-    program: Program,
+    analysis: Analysis,
     start: Mapping[Var, Ids],
-    *,
-    stops: frozenset[Var],
-    origin: Mapping[Var, Ids],
-    likely: Callable[[], Mapping[Var, Ids]],
-    marked: Marked,
-    constant: Callable[[Any], np.ndarray | None],
-    derivatives: Derivatives,
+    stops: frozenset[Var] = frozenset(),
+    origin: Origin | None = None,
+    elsewhere: frozenset[Var] = frozenset(),
 ) -> Walk:
     """Carry position ids from new hidden states to everything that they depend on.
 
     Parameters
     ----------
-    program
-        The program.
+    analysis
+        Of the program.
     start
         Ids of the variables at which the walk starts.
     stops
         Variables behind which it does not look: new values of other groups.
     origin
-        See `origin_positions`.
-    likely
-        Gives the origin of variables made from several places of old states as well (see
-        `least_moved_positions`): of uses that disagree, those count that agree with it.
-    marked
-        See `Marked`. The operands of an opaque operation are not looked at.
-    constant, derivatives
-        See `Constants` and `Derivatives`.
+        Where elements come from, in the same positions; ``None``: there are no old states.
+    elsewhere
+        Old states that are at none of these positions.
     """
-    received: dict[Var, list[tuple[Cut, Ids]]] = {}
-    ids: dict[Var, Ids] = dict(start)
-    cuts: list[Cut] = []
-    roots: list[Var] = []
-    shared: list[Var] = []
-    weights_met: list[int] = []
-    states_met: list[tuple[int, Var]] = []
-
-    def settle(var: Var) -> None:
-        if var in ids or var not in received:
-            return
-        kept, rejected = _in_place(received.pop(var), origin.get(var))
-        cuts.extend(use for use, _ in rejected)
-        if not kept:
-            return
-        ids[var] = functools.reduce(merge, (given for _, given in kept))
-        if var in stops:
-            states_met.extend((use.equation, var) for use, _ in kept)
-            return
-        if ids[var] is kept[0][1]:  # all uses reach the same positions
-            return
-        conflict = _conflict(ids[var], kept)
-        if not np.any(conflict):
-            return
-        agreeing, rejected = _in_place(kept, likely().get(var))
-        if agreeing and rejected:
-            cuts.extend(use for use, _ in rejected)
-            kept = agreeing
-            ids[var] = functools.reduce(merge, (given for _, given in kept))
-            conflict = _conflict(ids[var], kept)
-            if not np.any(conflict):
-                return
-        readers = [program.equations[use.equation] for use, _ in kept]
-        if all(reader.primitive.name in COPIES for reader in readers):
-            ids[var] = np.where(conflict, MANY, ids[var])
-            roots.extend(out for reader in readers for out in reader.outvars)
-        else:
-            shared.append(var)
-
-    def walk_body(body: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
-        return _walk_body(body, out_ids, marked, derivatives)
-
-    for index in _backward(program, start, received):
-        equation = program.equations[index]
-        for var in equation.outvars:
-            settle(var)
-        out_ids = [None if var in stops else ids.get(var) for var in equation.outvars]
-        if all(i is None for i in out_ids):
-            continue
-        role = marked(equation)
-        contributions: list[Contribution]
-        if role == "opaque":
-            weights_met.append(index)
-            continue
-        if role == "transparent":
-            contributions = [out_ids[0], *[None] * (len(equation.invars) - 1)]
-        else:
-            contributions = _through(equation, out_ids, constant, derivatives, walk_body)
-        contributions = [
-            given if carries_derivative(atom) else None
-            for atom, given in zip(equation.invars, contributions, strict=True)
-        ]
-        if _begins_fan_out(contributions, out_ids):
-            roots.extend(equation.outvars)
-        for operand, (atom, given) in enumerate(zip(equation.invars, contributions, strict=True)):
-            if given is None:
-                continue
-            if not isinstance(given, np.ndarray):
-                cuts.append(Cut(index, operand))
-            elif np.any(given != NONE):
-                received.setdefault(atom, []).append((Cut(index, operand), given))
-    for var in list(received):
-        settle(var)
-    reached = {var: found for var, found in ids.items() if var not in stops}
-    in_order = tuple(sorted(set(cuts), key=_order))
-    return Walk(
-        reached, in_order, tuple(roots), tuple(shared), tuple(weights_met), tuple(states_met)
-    )
+    walk = _WalkUnderWay(analysis, start, stops, origin, elsewhere)
+    for index in _backward(analysis.program, start, walk.received):
+        walk.go_through(index)
+    return walk.at_its_end()
 
 
 def _backward(
-    program: Program, start: Mapping[Var, Ids], received: Mapping[Var, Any]
+    program: Program, start: Iterable[Var], received: Mapping[Var, Sequence[_Use]]
 ) -> Iterator[int]:
     """Yield the equations that make what the walk has reached, the last of them first."""
     queued: set[int] = set()
@@ -203,25 +121,146 @@ def _backward(
         queue(a for a in program.equations[index].invars if is_var(a) and a in received)
 
 
+class _WalkUnderWay:
+    """A walk, and what it has found so far; the parameters are those of `walk_back`.
+
+    Attributes
+    ----------
+    received
+        The uses through which a variable has received ids, until all of its readers are passed.
+    """
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        start: Mapping[Var, Ids],
+        stops: frozenset[Var],
+        origin: Origin | None,
+        elsewhere: frozenset[Var],
+    ) -> None:
+        self._analysis, self._stops = analysis, stops
+        self._origin, self._elsewhere = origin, elsewhere
+        self.received: dict[Var, list[_Use]] = {}
+        self._ids: dict[Var, Ids] = dict(start)
+        self._cuts: set[Cut] = set()
+        self._roots: list[Var] = []
+        self._shared: list[Var] = []
+        self._weights_met: list[int] = []
+        self._states_met: list[tuple[int, Var]] = []
+
+    def go_through(self, index: int) -> None:
+        """Give the operands of an equation the ids that they receive through it."""
+        equation = self._analysis.program.equations[index]
+        for var in equation.outvars:
+            self._settle(var)
+        out_ids = [None if v in self._stops else self._ids.get(v) for v in equation.outvars]
+        if all(ids is None for ids in out_ids):
+            return
+        role = self._analysis.roles.get(index)
+        if role == "opaque":
+            self._weights_met.append(index)
+            return
+        received: Sequence[Contribution]
+        if role == "transparent":
+            received = [out_ids[0], *[None] * (len(equation.invars) - 1)]
+        else:
+            received = _back(self._analysis, equation, out_ids)
+        contributions = [
+            given if carries_derivative(atom) else None
+            for atom, given in zip(equation.invars, received, strict=True)
+        ]
+        if _begins_fan_out(contributions, out_ids):
+            self._roots.extend(equation.outvars)
+        for operand, (atom, given) in enumerate(zip(equation.invars, contributions, strict=True)):
+            if given is CUT:
+                self._cuts.add(Cut(index, operand))
+            elif isinstance(given, np.ndarray) and np.any(given != NONE):
+                self.received.setdefault(atom, []).append((Cut(index, operand), given))
+
+    def _settle(self, var: Var) -> None:
+        """Find the ids of a variable when all of its uses are known."""
+        if var in self._ids or var not in self.received:
+            return
+        kept, moved = _in_place(self.received.pop(var), self._origin_of(var))
+        self._cuts.update(use for use, _ in moved)
+        if not kept:
+            return
+        self._ids[var] = _merged(kept)
+        if var in self._stops:
+            self._states_met.extend((use.equation, var) for use, _ in kept)
+        elif self._ids[var] is not kept[0][1]:  # else all uses reach the same positions
+            self._settle_conflict(var, kept)
+
+    def _origin_of(self, var: Var) -> Ids | None:
+        if var in self._elsewhere:
+            return _ELSEWHERE
+        return None if self._origin is None else self._origin.certain.get(var)
+
+    def _settle_conflict(self, var: Var, uses: list[_Use]) -> None:
+        """Of uses that reach different positions, keep those that move old states least.
+
+        Where all of them count, they are a fan-out, or the value is to be split; see
+        `split_shared_uses`.
+        """
+        if not np.any(_conflict(self._ids[var], uses)):
+            return
+        likely = None if self._origin is None else self._origin.likely.get(var)
+        kept, moved = _in_place(uses, likely)
+        if kept and moved:
+            self._cuts.update(use for use, _ in moved)
+            self._ids[var] = _merged(kept)
+        else:
+            kept = uses
+        conflict = _conflict(self._ids[var], kept)
+        if not np.any(conflict):
+            return
+        readers = [self._analysis.program.equations[use.equation] for use, _ in kept]
+        if all(reader.primitive.name in COPIES for reader in readers):
+            self._ids[var] = np.where(conflict, MANY, self._ids[var])
+            self._roots.extend(out for reader in readers for out in reader.outvars)
+        else:
+            self._shared.append(var)
+
+    def at_its_end(self) -> Walk:
+        """Return what has been found when no equation is left."""
+        for var in list(self.received):
+            self._settle(var)
+        return Walk(
+            ids={var: found for var, found in self._ids.items() if var not in self._stops},
+            cuts=tuple(sorted(self._cuts)),
+            roots=tuple(self._roots),
+            shared=tuple(self._shared),
+            weights_met=tuple(self._weights_met),
+            states_met=tuple(self._states_met),
+        )
+
+
 _LOOPS = {"cond": through_cond, "scan": through_scan, "while": through_while}
 
 
-def _through(
-    equation: Any,
-    out_ids: Sequence[Ids | None],
-    constant: Callable[[Any], np.ndarray | None],
-    derivatives: Derivatives,
-    walk_body: Any,
-) -> list[Contribution]:
+def _back(
+    analysis: Analysis, equation: Equation, out_ids: Sequence[Ids | None]
+) -> Sequence[Contribution]:
+    """Return what every operand of an equation that is no marked operation receives."""
     loop = _LOOPS.get(equation.primitive.name)
     if loop is not None:
-        return loop(equation, out_ids, walk_body)
-    known = transfer(equation, out_ids, constant)
-    return derivatives.back(equation, out_ids) if known is None else known
+        return loop(analysis, equation, out_ids, _walk_body)
+    known = transfer(equation, out_ids, analysis.constants)
+    return analysis.derivatives.back(equation, out_ids) if known is None else known
 
 
-def _order(cut: Cut) -> tuple[int, int]:
-    return cut.equation, cut.operand
+def _walk_body(body: Analysis, out_ids: Sequence[Ids | None]) -> list[Contribution]:
+    """Carry ids through a branch or loop body; an input that is mixed anywhere is cut whole."""
+    program = body.program
+    start: dict[Var, Ids] = {}
+    for atom, ids in zip(program.out_atoms, out_ids, strict=True):
+        if is_var(atom) and ids is not None:
+            start[atom] = merge(start[atom], ids) if atom in start else ids
+    walk = walk_back(body, start)
+    mixed = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
+    mixed += [a for i in walk.weights_met for a in program.equations[i].invars if is_var(a)]
+    tainted = program.depends_on(mixed)
+    return [CUT if var in tainted else walk.ids.get(var) for var in program.in_vars]
 
 
 def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids | None]) -> bool:
@@ -230,13 +269,11 @@ def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids
     return after and not any(ids is not None and np.any(ids == MANY) for ids in out_ids)
 
 
-def _in_place(
-    contributions: Sequence[tuple[Cut, Ids]], origin: Ids | None
-) -> tuple[list[tuple[Cut, Ids]], list[tuple[Cut, Ids]]]:
+def _in_place(uses: Sequence[_Use], origin: Ids | None) -> tuple[list[_Use], list[_Use]]:
     """Set apart the uses of a variable that move an old state to another position."""
-    kept: list[tuple[Cut, Ids]] = []
-    rejected: list[tuple[Cut, Ids]] = []
-    for use, given in contributions:
+    kept: list[_Use] = []
+    rejected: list[_Use] = []
+    for use, given in uses:
         moved = origin is not None and np.any(
             (origin != NONE) & (given != NONE) & (origin != given)
         )
@@ -244,32 +281,11 @@ def _in_place(
     return kept, rejected
 
 
-def _conflict(merged: Ids, contributions: Sequence[tuple[Cut, Ids]]) -> np.ndarray:
+def _merged(uses: Sequence[_Use]) -> Ids:
+    return functools.reduce(merge, (given for _, given in uses))
+
+
+def _conflict(merged: Ids, uses: Sequence[_Use]) -> np.ndarray:
     """Return where uses of a variable reach different positions, each of them one."""
-    return (merged == MIXED) & ~np.any([given == MIXED for _, given in contributions], axis=0)
-
-
-def _walk_body(
-    body: Any, out_ids: Sequence[Ids | None], marked: Marked, derivatives: Derivatives
-) -> list[Contribution]:
-    """Carry ids through a branch or loop body; an input that is mixed anywhere is cut whole."""
-    opened, _ = open_jaxpr(body)
-    program = program_of(body)
-    start: dict[Var, Ids] = {}
-    for atom, ids in zip(opened.outvars, out_ids, strict=True):
-        if is_var(atom) and ids is not None:
-            start[atom] = merge(start[atom], ids) if atom in start else ids
-    walk = walk_back(
-        program,
-        start,
-        stops=frozenset(),
-        origin={},
-        likely=dict,
-        marked=marked,
-        constant=Constants(program),
-        derivatives=derivatives,
-    )
-    mixed = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
-    mixed += [a for i in walk.weights_met for a in program.equations[i].invars if is_var(a)]
-    tainted = program.depends_on(mixed)
-    return [CUT if var in tainted else walk.ids.get(var) for var in opened.invars]
+    mixed = [given == MIXED for _, given in uses]
+    return np.asarray((merged == MIXED) & ~np.any(mixed, axis=0))

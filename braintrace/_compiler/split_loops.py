@@ -5,57 +5,37 @@ program (small time steps of a cable whose compartments are coupled) are cut lik
 coupling is held constant, and the way of each position to itself is kept.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from .._graph.hidden_group import HiddenGroup
 from .._graph.traced_model import TracedModel
-from .._jax import bind
+from .._jax import Equation, bind
 from .canonicalize import spell_out_broadcasts, unrolled
-from .positions import Walk
-from .relations import MarkedOperation
+from .grouped_step import GroupedStep
 from .rewritten import rewritten
-from .transfer import MANY
 
 
-def split_loops(
-    traced: TracedModel, walks: Sequence[Sequence[Walk]], longest: int
-) -> TracedModel | None:
-    """Return the model with its mixing loops unrolled; ``None``: there is none.
+def split_loops(step: GroupedStep, longest: int) -> TracedModel | None:
+    """Return the step with its mixing loops unrolled; ``None``: there is none.
 
     Parameters
     ----------
-    traced, walks
-        The model, and the walks back from its hidden states.
+    step
+        The step, and the walks back from its hidden states.
     longest
         Number of steps up to which a loop is unrolled.
     """
-    cuts = {cut.equation for group_walks in walks for walk in group_walks for cut in walk.cuts}
-    loops = {index for index in cuts if _is_short(traced.program.equations[index], longest)}
+    cuts = {cut.equation for walks in step.walks for walk in walks for cut in walk.cuts}
+    loops = {i for i in cuts if _is_short(step.analysis.program.equations[i], longest)}
     if not loops:
         return None
 
-    def run(index: int, equation: Any, operands: list[Any]) -> list[Any]:
+    def run(index: int, equation: Equation, operands: list[Any]) -> list[Any]:
         if index in loops:
             return unrolled(equation, operands, spell_out_broadcasts)
         return bind(equation, operands)
 
-    return rewritten(traced, run)
+    return rewritten(step.traced, run)
 
 
-def _is_short(equation: Any, longest: int) -> bool:
-    return equation.primitive.name == "scan" and equation.params["length"] <= longest
-
-
-def num_traced(
-    operations: Sequence[MarkedOperation],
-    groups: Sequence[HiddenGroup],
-    walks: Sequence[Sequence[Walk]],
-) -> int:
-    """Count the elements of old states and marked outputs that reach states without mixing."""
-    ends = [operation.y_var for operation in operations]
-    ends += [state.in_var for group in groups for state in group.states]
-    found = [walk.ids[var] for each in walks for walk in each for var in ends if var in walk.ids]
-    return sum(int(np.count_nonzero((ids >= 0) | (ids == MANY))) for ids in found)
+def _is_short(equation: Equation, longest: int) -> bool:
+    return equation.primitive.name == "scan" and bool(equation.params["length"] <= longest)

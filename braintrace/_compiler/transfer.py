@@ -7,15 +7,16 @@ or to `CUT` where it mixes positions.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from .._graph.hidden_group import Ids as Ids
-from .._jax import is_var
-from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved_back, moved_operands, source_map
+from .._jax import Atom, Equation, is_var
+from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved_back, moved_operands
+from .constants import Constants
 
 NONE = -1  # no influence on the state
 MIXED = -2  # several positions, not by a broadcast
@@ -60,14 +61,9 @@ MIXING = _names(
     """
 )
 
-Walk = Callable[[Any, Sequence[Ids | None]], list[Contribution]]
-"""Carries ids through a loop body: ``(jaxpr, output ids) -> input contributions``."""
-
 
 def transfer(
-    equation: Any,
-    out_ids: Sequence[Ids | None],
-    constant: Callable[[Any], np.ndarray | None],
+    equation: Equation, out_ids: Sequence[Ids | None], constants: Constants
 ) -> list[Contribution] | None:
     """Return what every operand of ``equation`` receives; ``None``: its kind is not known."""
     name = equation.primitive.name
@@ -76,7 +72,7 @@ def transfer(
     if name in ELEMENTWISE:
         return _elementwise(equation, out_ids)
     if is_data_movement(equation):
-        return _move(equation, out_ids, constant)
+        return _move(equation, out_ids, constants)
     if name in REDUCTIONS:
         return [_reduction(equation, out_ids[0])]
     if name in WINDOWS:
@@ -84,11 +80,11 @@ def transfer(
     if name == "dot_general":
         return _dot(equation, out_ids[0])
     if name == "scatter-add":
-        return _scatter_add(equation, out_ids[0], constant)
+        return _scatter_add(equation, out_ids[0], constants)
     return [CUT] * len(equation.invars) if name in MIXING else None
 
 
-def _elementwise(equation: Any, out_ids: Sequence[Ids | None]) -> list[Contribution]:
+def _elementwise(equation: Equation, out_ids: Sequence[Ids | None]) -> list[Contribution]:
     if len(equation.outvars) > 1:  # optimization_barrier: operand by operand
         return list(out_ids)
     (ids,) = out_ids
@@ -109,12 +105,12 @@ def _narrowed(ids: Ids, shape: tuple[int, ...]) -> Ids:
 
 
 def _move(
-    equation: Any, out_ids: Sequence[Ids | None], constant: Callable[[Any], np.ndarray | None]
+    equation: Equation, out_ids: Sequence[Ids | None], constants: Constants
 ) -> list[Contribution]:
     back = moved_back(equation, out_ids, NONE)
     if back is not None:
         return list(back)
-    sources = source_map(equation, constant)
+    sources = constants.sources(equation)
     if sources is None:
         overwritten = equation.primitive.name in ("dynamic_update_slice", "scatter")
         # What is written over comes from no known place; what it is written into stays in place.
@@ -160,7 +156,7 @@ def places_of(positions: np.ndarray, size: int) -> np.ndarray:
     return found
 
 
-def _reduction(equation: Any, ids: Ids | None) -> Contribution:
+def _reduction(equation: Equation, ids: Ids | None) -> Contribution:
     assert ids is not None
     if np.any(ids == MANY):  # a reduction that is broadcast back
         return CUT
@@ -168,7 +164,7 @@ def _reduction(equation: Any, ids: Ids | None) -> Contribution:
     return np.broadcast_to(np.expand_dims(ids, tuple(equation.params["axes"])), shape)
 
 
-def _window(equation: Any, ids: Ids | None) -> Contribution:
+def _window(equation: Equation, ids: Ids | None) -> Contribution:
     """Give the elements of each window its id; an element of several windows is mixed."""
     assert ids is not None
     params = equation.params
@@ -194,7 +190,7 @@ def _window(equation: Any, ids: Ids | None) -> Contribution:
     return received[tuple(own)]
 
 
-def _dot(equation: Any, ids: Ids | None) -> list[Contribution]:
+def _dot(equation: Equation, ids: Ids | None) -> list[Contribution]:
     """Pass ids to the operand whose elements reach one position each, over its partner's axes."""
     assert ids is not None
     (contract, batch) = equation.params["dimension_numbers"]
@@ -224,13 +220,11 @@ def _one_of(ids: Ids, axes: tuple[int, ...]) -> Ids | None:
     return largest if np.all(same) and not np.any(ids < NONE) else None
 
 
-def _scatter_add(
-    equation: Any, ids: Ids | None, constant: Callable[[Any], np.ndarray | None]
-) -> list[Contribution]:
+def _scatter_add(equation: Equation, ids: Ids | None, constants: Constants) -> list[Contribution]:
     """Pass ids to the operand, and to updates that are each added at a place of their own."""
     assert ids is not None
     updates = equation.invars[2].aval
-    places = constant(equation.invars[1])
+    places = constants.value(equation.invars[1])
     if places is None:
         return [ids, None, CUT]
 
@@ -264,13 +258,12 @@ def join(first: Contribution, second: Contribution) -> Contribution:
     return merge(first, second)
 
 
-def carries_derivative(atom: Any) -> bool:
+def carries_derivative(atom: Atom) -> bool:
     """Tell whether an operand is a variable through which a gradient can pass."""
-    return is_var(atom) and np.issubdtype(np.dtype(_plain(atom.aval.dtype)), np.inexact)
+    return is_var(atom) and _has_derivatives(atom.aval.dtype)
 
 
-def _plain(dtype: Any) -> Any:
-    """Map dtypes that numpy does not count as inexact (bfloat16, keys) to ones it can."""
-    if str(dtype) in ("bfloat16",) or str(dtype).startswith("float8"):
-        return np.float32
-    return np.int32 if str(dtype).startswith("key") else dtype
+@functools.cache
+def _has_derivatives(dtype: Any) -> bool:
+    """Tell whether numbers of a dtype are inexact: also those that NumPy does not know of."""
+    return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))

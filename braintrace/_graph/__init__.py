@@ -5,6 +5,7 @@ from .active_outputs import active_outputs_of as active_outputs_of
 from .active_outputs import zero_trace as zero_trace
 from .diagnostics import ApproximationWarning as ApproximationWarning
 from .diagnostics import Diagnostic as Diagnostic
+from .diagnostics import DiagnosticKind as DiagnosticKind
 from .graph import ETraceGraph as ETraceGraph
 from .hidden_group import Cut as Cut
 from .hidden_group import HiddenGroup as HiddenGroup

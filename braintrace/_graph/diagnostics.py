@@ -6,6 +6,23 @@ from typing import Literal
 
 Level = Literal["info", "warning"]
 
+DiagnosticKind = Literal[
+    "plain-mixing",
+    "mixed-positions",
+    "recurrent-mixing",
+    "layer-to-layer",
+    "weight-behind-weight",
+    "also-plain",
+    "partly-mixed",
+    "operand-not-parameters",
+    "inside-custom-rule",
+    "no-hidden-state",
+    "backward-not-linear",
+    "untraced-state",
+    "unused-parameter",
+]
+"""What a finding is about; ``docs/diagnostics.md`` says of each what it means and what to do."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Diagnostic:
@@ -16,11 +33,7 @@ class Diagnostic:
     level
         ``'warning'`` for what costs the user accuracy, ``'info'`` for the rest.
     kind
-        ``'plain-mixing'``, ``'partly-mixed'``, ``'weight-behind-weight'``,
-        ``'mixed-positions'``, ``'operand-not-parameters'``, ``'no-hidden-state'``,
-        ``'inside-custom-rule'``, ``'backward-not-linear'``, ``'also-plain'``,
-        ``'recurrent-mixing'``, ``'layer-to-layer'``, ``'untraced-state'`` or
-        ``'unused-parameter'``.
+        What it is about; see `DiagnosticKind`.
     message
         What, where, why and what to do, in full sentences.
     paths
@@ -30,7 +43,7 @@ class Diagnostic:
     """
 
     level: Level
-    kind: str
+    kind: DiagnosticKind
     message: str
     paths: tuple[str, ...] = ()
     source: str | None = None

@@ -13,7 +13,7 @@ Ids: TypeAlias = np.ndarray
 """Which hidden position each element of an array reaches, of the array's shape."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, order=True)
 class Cut:
     """One use of a variable that mixes positions: an equation and its operand."""
 

@@ -1,17 +1,21 @@
 """What a marked operation is to the compiler, read from its registration."""
 
-from typing import Any
+from typing import Literal
 
 from .._etrace_op import ETP_PRIMITIVES
-from .._jax import open_jaxpr, sub_jaxprs
+from .._jax import Equation, open_jaxpr, sub_jaxprs
+
+MarkedRole = Literal["opaque", "transparent"]
+"""What a marked operation is to a walk back from a hidden state, which ends at an opaque one and
+passes a transparent one on its first operand."""
 
 
-def is_marked(equation: Any) -> bool:
+def is_marked(equation: Equation) -> bool:
     """Tell whether an equation is a marked operation."""
     return equation.primitive in ETP_PRIMITIVES
 
 
-def holds_marked(equation: Any) -> bool:
+def holds_marked(equation: Equation) -> bool:
     """Tell whether a body of an equation (a branch, a loop, a call) has a marked operation."""
     return any(
         is_marked(inner) or holds_marked(inner)
@@ -20,11 +24,10 @@ def holds_marked(equation: Any) -> bool:
     )
 
 
-def role(equation: Any) -> str | None:
-    """Return ``'transparent'`` or ``'opaque'`` for a marked operation, else ``None``.
+def role(equation: Equation) -> MarkedRole | None:
+    """Return what a marked operation is to a walk, and ``None`` for any other equation.
 
-    A walk back from a hidden state passes what is transparent, and ends at the opaque: the rules of
-    an operation cannot express a weight behind another weight.
+    Most are opaque: the rules of an operation cannot express a weight behind another weight.
     """
     if not is_marked(equation):
         return None

@@ -5,7 +5,7 @@ from typing import Any
 import brainstate
 
 from .._brainstate import kept_for_other_threads
-from .._compiler import compile_model, trace_model
+from .._compiler import CompilerOptions, compile_model, trace_model
 from .._executor import TraceMethod
 from .._graph import ETraceGraph
 from .batch_axes import example_arguments
@@ -13,16 +13,13 @@ from .compiled_step import CompiledStep
 from .environment import Environment
 from .model_states import States
 
-Options = tuple[bool, int, bool]
-"""``(strict, unroll_limit, every_state)``; see `compile_model`."""
-
 
 def compile_step(
     model: brainstate.nn.Module,
     method: TraceMethod,
     example: tuple[Any, ...],
     batch_size: int | None,
-    options: Options,
+    options: CompilerOptions,
 ) -> CompiledStep:
     """Analyse a model, and return what an algorithm runs.
 
@@ -34,7 +31,7 @@ def compile_step(
         If the traces of ``method`` cannot carry one of the model's operations.
     """
     with kept_for_other_threads(model.states().values()):
-        graph, outside = compile_model(model, example, batch_size, *options)
+        graph, outside = compile_model(model, example, batch_size, options, "cut")
     method.check(graph)
     environment = Environment(lambda: _trace_again(model, graph, outside, options))
     parameters = model.states(brainstate.ParamState).values()
@@ -42,14 +39,14 @@ def compile_step(
 
 
 def _trace_again(
-    model: brainstate.nn.Module, graph: ETraceGraph, outside: States, options: Options
+    model: brainstate.nn.Module, graph: ETraceGraph, outside: States, options: CompilerOptions
 ) -> None:
-    traced, (_, unroll_limit, _) = graph.traced, options
+    traced = graph.traced
     states = [*model.states().values(), *outside.values()]
     before = [state.value for state in states]
     try:
         with kept_for_other_threads(states):
-            trace_model(model, example_arguments(traced), traced.batch_size, unroll_limit)
+            trace_model(model, example_arguments(traced), traced.batch_size, options.unroll_limit)
     finally:  # a trace that fails leaves tracers in the States
         for state, value in zip(states, before, strict=True):
             state.value = value

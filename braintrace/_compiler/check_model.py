@@ -1,0 +1,90 @@
+"""What a model must be to learn online."""
+
+from collections.abc import Iterable, Sequence
+
+import brainstate
+import jax
+import numpy as np
+
+from .._errors import CompilationError, DtypeError
+from .._graph import Boundary, Diagnostic, HiddenParamOpRelation, TracedModel
+from .._jax import is_tracer
+from .._typing import path_name
+from .grouped_step import GroupedStep
+
+
+def check_parameters(model: brainstate.nn.Module) -> None:
+    """Refuse parameters that cannot learn."""
+    leaves = [
+        (path, jax.numpy.asarray(leaf))
+        for path, state in model.states(brainstate.ParamState).items()
+        for leaf in jax.tree.leaves(state.value)
+    ]
+    for path, leaf in leaves:
+        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+            raise DtypeError(
+                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
+                f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
+                "it, or keep it in a State that is not a `ParamState`."
+            )
+    known = [(path, leaf) for path, leaf in leaves if not is_tracer(leaf)]
+    finite = jax.device_get([_is_finite(leaf) for _, leaf in known])
+    for (path, leaf), is_finite in zip(known, finite, strict=True):
+        if not is_finite:
+            raise DtypeError(
+                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has values that "
+                "are not finite (NaN or infinity). Initialise it again before compiling."
+            )
+
+
+def _is_finite(leaf: jax.Array) -> jax.Array | np.bool:
+    """Tell whether all values are finite, without waiting for the answer where it is elsewhere.
+
+    NumPy reads an array on one CPU in place; JAX would compile a program for every shape.
+    """
+    is_here = [device.platform for device in leaf.devices()] == ["cpu"]
+    return (np.isfinite(np.asarray(leaf)) if is_here else jax.numpy.isfinite(leaf)).all()
+
+
+def check_hidden_states(traced: TracedModel) -> None:
+    """Refuse complex hidden states."""
+    for leaf in traced.leaves:
+        if leaf.kind == "hidden" and jax.numpy.issubdtype(leaf.dtype, jax.numpy.complexfloating):
+            raise CompilationError(
+                f"Hidden state '{leaf.name}' of shape {leaf.shape} has dtype {leaf.dtype}; a trace "
+                "follows real numbers. Keep the real and the imaginary part as two hidden states; "
+                "weights and inputs may stay complex."
+            )
+
+
+def check_has_states(model: brainstate.nn.Module, step: GroupedStep) -> None:
+    """Refuse a step that remembers nothing."""
+    if not step.groups and not step.outputs:
+        raise CompilationError(
+            f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "
+            "floating-point dtype, so that there is nothing to trace. Keep what the model "
+            "remembers from step to step in a `brainstate.HiddenState`."
+        )
+
+
+def check_learns(
+    model: brainstate.nn.Module,
+    step: GroupedStep,
+    relations: Sequence[HiddenParamOpRelation],
+    diagnostics: Iterable[Diagnostic],
+    boundary: Boundary,
+) -> None:
+    """Refuse a model of which no weight would learn online.
+
+    A rule that passes weights follows every parameter, marked or not.
+    """
+    if relations or step.outputs or boundary == "passed":
+        return
+    names = ", ".join(state.name for state, _ in step.new_states)
+    reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
+    raise CompilationError(
+        f"No marked operation with a parameter reaches a hidden state ({names}) of "
+        f"`{type(model).__name__}`, so that no weight would learn online. Use "
+        "`braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) for "
+        f"the weights on the way into the hidden state.{reasons}"
+    )

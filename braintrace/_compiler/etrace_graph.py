@@ -1,0 +1,62 @@
+"""The compiled model without an algorithm."""
+
+from typing import Any
+
+import brainstate
+
+from .._graph import ETraceGraph
+from .compile import CompilerOptions, compile_model
+
+
+def compile_etrace_graph(
+    model: brainstate.nn.Module,
+    *arguments: Any,
+    batch_size: int | None = None,
+    strict: bool = False,
+    unroll_limit: int = 32,
+) -> ETraceGraph:
+    """Analyse one step of a model.
+
+    Parameters
+    ----------
+    model
+        A brainstate module whose states are initialised and whose ``update`` is one step.
+    *arguments
+        Example arguments of ``update``; their values do not matter.
+    batch_size
+        ``None``: the model is analysed as it is. A number: the model is written for one
+        sample, and is analysed mapped over a leading batch axis of that size.
+    strict
+        Raise instead of warning wherever a part of the gradient is cut.
+    unroll_limit
+        Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
+        because it mixes positions of a hidden state beside what it does position by position.
+
+    Returns
+    -------
+    ETraceGraph
+        Frozen and printable.
+
+    Raises
+    ------
+    CompilationError
+        If the model has no hidden states, complex ones, no marked operation that reaches one,
+        or (with ``strict``) a path that a trace cannot carry; or if ``update`` does something
+        with its arguments and States that JAX or brainstate cannot.
+    OptionError
+        If ``model`` or an option is not what it should be.
+    NotInitializedError
+        If ``init_state`` has not been called.
+    UnitError
+        If units do not fit together in ``update``.
+    DtypeError
+        If a parameter of a marked operation is not floating-point, or is not finite, or if an
+        argument is nothing that JAX computes with.
+
+    Warns
+    -----
+    ApproximationWarning
+        Once for every diagnostic of level ``'warning'``.
+    """
+    options = CompilerOptions(strict, unroll_limit)
+    return compile_model(model, arguments, batch_size, options, "cut")[0]

@@ -1,0 +1,47 @@
+"""Which findings concern a rule, and how a user learns of them."""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import get_args
+
+from .._errors import CompilationError
+from .._graph import ApproximationWarning, Boundary, Diagnostic, DiagnosticKind
+
+_EVERY: frozenset[Boundary] = frozenset(get_args(Boundary))
+_MARKED_ONLY = _EVERY - {"passed"}
+
+REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
+    "plain-mixing": _MARKED_ONLY,
+    "mixed-positions": _MARKED_ONLY,
+    "recurrent-mixing": _MARKED_ONLY,
+    "layer-to-layer": _MARKED_ONLY,
+    "weight-behind-weight": _MARKED_ONLY,
+    "also-plain": _MARKED_ONLY,
+    "partly-mixed": _MARKED_ONLY,
+    "operand-not-parameters": _MARKED_ONLY,
+    "inside-custom-rule": _MARKED_ONLY,
+    "no-hidden-state": _MARKED_ONLY,
+    "backward-not-linear": _EVERY,
+    "untraced-state": _EVERY,
+    "unused-parameter": _EVERY,
+}
+"""The boundaries (see `TraceMethod`) under which a finding is one.
+
+A rule that passes weights on the way back passes mixing, too, and follows every parameter, marked
+or not: nothing that is about either of these is left out of its gradient.
+"""
+
+
+def reported(findings: Iterable[Diagnostic], boundary: Boundary) -> tuple[Diagnostic, ...]:
+    """Return the findings that concern a rule, each once: steps of a loop say the same."""
+    return tuple(dict.fromkeys(f for f in findings if boundary in REPORTED[f.kind]))
+
+
+def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:
+    """Warn of what costs accuracy, or refuse it."""
+    costly = [diagnostic for diagnostic in diagnostics if diagnostic.level == "warning"]
+    if strict and costly:
+        listed = "".join(f"\n- {diagnostic}" for diagnostic in costly)
+        raise CompilationError(f"Parts of the gradient cannot be carried by traces:{listed}")
+    for diagnostic in costly:
+        warnings.warn(str(diagnostic), ApproximationWarning, stacklevel=3)
