@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.extend import source_info_util
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+from jax.extend.core import Jaxpr, JaxprEqn
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import Var as Var
@@ -47,10 +48,7 @@ AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
 
 
 def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Any, tuple[Any, ...]]:
-    """Return the equations' jaxpr and its constants, whether ``jaxpr`` is open or closed.
-
-    From jax 0.11 on both kinds are one class; before, a closed jaxpr wraps an open one.
-    """
+    """Return the equations' jaxpr and its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", None) or ())
 
 
@@ -111,13 +109,13 @@ OWN_BACKWARD = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
 only where that is linear."""
 
 
-def call_body(equation: Any) -> Any | None:
+def call_body(equation: Equation) -> AnyJaxpr | None:
     """Return the jaxpr that a call-like equation runs on its own operands, or ``None``."""
     name = _BODY_PARAMS.get(equation.primitive.name)
     return None if name is None else equation.params[name]
 
 
-def sub_jaxprs(equation: Any) -> Iterator[Any]:
+def sub_jaxprs(equation: Equation) -> Iterator[AnyJaxpr]:
     """Yield every jaxpr among an equation's parameters (bodies of calls, loops, branches)."""
     for value in equation.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
@@ -125,7 +123,15 @@ def sub_jaxprs(equation: Any) -> Iterator[Any]:
                 yield item
 
 
-def scan_counts(equation: Any) -> tuple[int, int]:
+def equations_inside(equation: Equation) -> Iterator[Equation]:
+    """Yield the equations in the bodies of an equation, and those in their bodies."""
+    for body in sub_jaxprs(equation):
+        for inner in open_jaxpr(body)[0].eqns:
+            yield inner
+            yield from equations_inside(inner)
+
+
+def scan_counts(equation: Equation) -> tuple[int, int]:
     """Return the numbers of constants and of carried values of a ``scan`` equation."""
     params = equation.params
     if "ft_in" in params:  # jax >= 0.11
@@ -134,27 +140,20 @@ def scan_counts(equation: Any) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
-def calls_back(jaxpr: Any) -> bool:
+def calls_back(jaxpr: AnyJaxpr) -> bool:
     """Tell whether a program calls Python while it runs, in which anything may be raised."""
     body, _ = open_jaxpr(jaxpr)
-    if body.effects:
-        return True
-    return any(
-        "callback" in equation.primitive.name or any(map(calls_back, sub_jaxprs(equation)))
-        for equation in body.eqns
-    )
+    every = (inner for outer in body.eqns for inner in (outer, *equations_inside(outer)))
+    return any(inner.effects or "callback" in inner.primitive.name for inner in every)
 
 
 # --- running equations
 
 
-def bind(equation: Any, values: Sequence[Any], at: Any = None) -> list[Any]:
-    """Evaluate one equation on ``values``.
-
-    The user's source line stays attached: that of ``at``, an equation, or else its own.
-    """
+def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
+    """Evaluate one equation on ``values``; the user's source line stays attached."""
     arguments = equation.primitive.get_bind_params(equation.params)
-    with at_source_of(equation if at is None else at):
+    with at_source_of(equation):
         if isinstance(arguments, tuple):  # jax < 0.9: (functions to call, params)
             functions, params = arguments
             results = equation.primitive.bind(*functions, *values, **params)
@@ -164,22 +163,27 @@ def bind(equation: Any, values: Sequence[Any], at: Any = None) -> list[Any]:
 
 
 @contextlib.contextmanager
-def at_source_of(equation: Any) -> Iterator[None]:
+def at_source_of(equation: Equation) -> Iterator[None]:
     """Attribute the operations bound inside to the user's line behind ``equation``."""
     with source_info_util.user_context(equation.source_info.traceback):
         yield
 
 
+def with_source_of(equation: Equation, caller: Equation) -> Equation:
+    """Return an equation as if it stood in the user's line behind another one."""
+    return equation.replace(source_info=caller.source_info)
+
+
 _JAX_HOME = str(pathlib.Path(jax.__file__).parent)
 
 
-def runs_library_code(equation: Any) -> bool:
+def runs_library_code(equation: Equation) -> bool:
     """Tell whether a call is one of a function of JAX, whose lines are not the user's."""
     body, _ = open_jaxpr(call_body(equation))
     return _JAX_HOME in str(getattr(body.debug_info, "func_src_info", ""))
 
 
-def source_line(equation: Any) -> str:
+def source_line(equation: Equation) -> str:
     """Return ``file:line (function)`` of the user code that an equation comes from."""
     return str(source_info_util.summarize(equation.source_info))
 
@@ -189,7 +193,7 @@ def struct_of(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
-def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Any]) -> Any:
+def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
     """Return the closed jaxpr of ``fun`` on arguments described by ``avals``."""
     structs = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))
@@ -335,7 +339,7 @@ def divided_dependent(
 # --- rebuilding equations with other bodies
 
 
-def shard_map_axes(equation: Any) -> frozenset[str]:
+def shard_map_axes(equation: Equation) -> frozenset[str]:
     """Return the mesh axes that a ``shard_map`` equation makes manual."""
     params = equation.params
     name = "newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"

@@ -1,16 +1,16 @@
 """Rewrite a step into the form that the analysis reads.
 
-Calls are inlined by `braintrace._jaxpr.evaluate_inlined`. The rewriting here
+Calls are inlined by `braintrace._jaxpr.evaluate_inlined`. The rules here
 
-- makes broadcasts explicit, so that an element-wise equation has operands of one shape only
+- make broadcasts explicit, so that an element-wise equation has operands of one shape only
   and every fan-out has a variable of its own; a product of arrays that sums nothing up
   (an outer product, ``einsum('bh,h->bh')``) is such an equation;
-- takes out of a loop what is broadcast in it alike at every step;
-- turns a branch that holds a marked operation into all branches and a selection;
-- unrolls a scan of known length that holds one.
+- take out of a loop what is broadcast in it alike at every step;
+- turn a branch that holds a marked operation into all branches and a selection;
+- unroll a scan of known length that holds one.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,16 +18,14 @@ import jax.numpy as jnp
 
 from .._errors import CompilationError
 from .._graph.marked import holds_marked
-from .._jax import bind, is_tracer, scan_counts, source_line
-from .._jaxpr import evaluate_inlined
+from .._jax import Equation, bind, is_tracer, source_line
+from .._jaxpr import Rule, evaluate_inlined, loop_of
 from .invariants import without_invariants
 from .transfer import ELEMENTWISE
 
-Rewrite = Callable[[Any, list[Any]], list[Any] | None]
 
-
-def rewriting(unroll_limit: int) -> Rewrite:
-    """Return the rewriting of equations.
+def rewriting(unroll_limit: int) -> Rule:
+    """Return the rule that rewrites equations.
 
     Parameters
     ----------
@@ -35,7 +33,7 @@ def rewriting(unroll_limit: int) -> Rewrite:
         Longest scan that is unrolled.
     """
 
-    def rewrite(equation: Any, operands: list[Any]) -> list[Any] | None:
+    def rewrite(equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
         name = equation.primitive.name
         if name in ("cond", "scan", "while") and holds_marked(equation):
             if name == "cond":
@@ -52,7 +50,7 @@ def rewriting(unroll_limit: int) -> Rewrite:
     return rewrite
 
 
-def spell_out_broadcasts(equation: Any, operands: list[Any]) -> list[Any] | None:
+def spell_out_broadcasts(equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
     """Return the outputs of an equation with full operands; ``None`` to keep it as it is."""
     if equation.primitive.name == "dot_general":
         return _as_product(equation, operands)
@@ -67,7 +65,7 @@ def spell_out_broadcasts(equation: Any, operands: list[Any]) -> list[Any] | None
     return bind(equation, full)
 
 
-def _as_product(equation: Any, operands: list[Any]) -> list[Any] | None:
+def _as_product(equation: Equation, operands: list[Any]) -> list[Any] | None:
     """Return ``dot_general`` as a product, element by element, where it sums nothing up."""
     contract, batch = equation.params["dimension_numbers"]
     shapes = [jnp.shape(value) for value in operands]
@@ -97,10 +95,10 @@ def _fits(value: Any, shape: tuple[int, ...]) -> bool:
     return jnp.shape(value) == shape or (jnp.shape(value) == () and not is_tracer(value))
 
 
-def _select(equation: Any, operands: list[Any], rewrite: Rewrite) -> list[Any]:
+def _select(equation: Equation, operands: list[Any], rule: Rule) -> list[Any]:
     index, *arguments = operands
     branches = equation.params["branches"]
-    results = [evaluate_inlined(branch, arguments, rewrite) for branch in branches]
+    results = [evaluate_inlined(branch, arguments, rule) for branch in branches]
     which = jnp.clip(jnp.asarray(index, jnp.int32), 0, len(branches) - 1)
     return [
         jax.lax.select_n(jnp.broadcast_to(which, jnp.shape(cases[0])), *map(jnp.asarray, cases))
@@ -108,7 +106,7 @@ def _select(equation: Any, operands: list[Any], rewrite: Rewrite) -> list[Any]:
     ]
 
 
-def _unroll(equation: Any, operands: list[Any], rewrite: Rewrite, unroll_limit: int) -> list[Any]:
+def _unroll(equation: Equation, operands: list[Any], rule: Rule, unroll_limit: int) -> list[Any]:
     length = equation.params["length"]
     if length > unroll_limit:
         raise CompilationError(
@@ -116,25 +114,22 @@ def _unroll(equation: Any, operands: list[Any], rewrite: Rewrite, unroll_limit: 
             f"unrolled up to {unroll_limit} steps. Give a larger `unroll_limit`, or make the "
             f"inner steps steps of the model. [{source_line(equation)}]"
         )
-    return unrolled(equation, operands, rewrite)
+    return unrolled(equation, operands, rule)
 
 
-def unrolled(equation: Any, operands: list[Any], rewrite: Rewrite) -> list[Any]:
+def unrolled(equation: Equation, operands: list[Any], rule: Rule) -> list[Any]:
     """Return the outputs of a scan of known length, its steps one after the other."""
-    length = equation.params["length"]
-    constants, carries = scan_counts(equation)
-    fixed = operands[:constants]
-    carried = list(operands[constants : constants + carries])
-    sequences = operands[constants + carries :]
+    loop, length = loop_of(equation, operands), equation.params["length"]
+    carried = loop.carried
     results: list[list[Any]] = []
     order = range(length - 1, -1, -1) if equation.params["reverse"] else range(length)
     for step in order:
-        slices = [sequence[step] for sequence in sequences]
-        outputs = evaluate_inlined(equation.params["jaxpr"], [*fixed, *carried, *slices], rewrite)
-        carried = outputs[:carries]
-        results.append(outputs[carries:])
+        slices = [sequence[step] for sequence in loop.sequences]
+        outputs = evaluate_inlined(loop.body, [*loop.fixed, *carried, *slices], rule)
+        carried, stacked = outputs[: len(carried)], outputs[len(carried) :]
+        results.append(stacked)
     if not results:
-        avals = (var.aval for var in equation.outvars[carries:])
+        avals = (var.aval for var in equation.outvars[len(carried) :])
         return [*carried, *(jnp.zeros(aval.shape, aval.dtype) for aval in avals)]
     in_order = results[::-1] if equation.params["reverse"] else results
     return [*carried, *(jnp.stack(column) for column in zip(*in_order, strict=True))]

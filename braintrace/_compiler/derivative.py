@@ -19,12 +19,11 @@ from .._jax import (
     AnyJaxpr,
     Equation,
     bind,
+    equations_inside,
     is_var,
-    open_jaxpr,
-    sub_jaxprs,
     trace_to_jaxpr,
 )
-from .._jaxpr import Kind, evaluate_inlined, kinds_of_outputs, program_of
+from .._jaxpr import Kind, inlined, kinds_of_outputs, program_of
 from .canonicalize import spell_out_broadcasts
 from .constants import Constants
 from .origin_position import pure_origin
@@ -156,11 +155,8 @@ def _received(origin: Ids | None, ids: Ids | None) -> Contribution:
 
 def _holds_own_backward(equation: Equation) -> bool:
     """Tell whether an equation, or one in a body of it, has a backward pass of the user's."""
-    return equation.primitive.name in OWN_BACKWARD or any(
-        _holds_own_backward(inner)
-        for body in sub_jaxprs(equation)
-        for inner in open_jaxpr(body)[0].eqns
-    )
+    every = (equation, *equations_inside(equation))
+    return any(inner.primitive.name in OWN_BACKWARD for inner in every)
 
 
 def _pull_back(equation: Equation) -> _PullBack:
@@ -185,8 +181,5 @@ def _pull_back(equation: Equation) -> _PullBack:
     if inputs and outputs:
         # Without a derivative rule the path is reported instead of guessed at.
         with contextlib.suppress(NotImplementedError, TypeError, ValueError):
-            nested = trace_to_jaxpr(pulled, avals)
-            flat = trace_to_jaxpr(
-                lambda *v: evaluate_inlined(nested, v, spell_out_broadcasts), avals
-            )
+            flat = inlined(trace_to_jaxpr(pulled, avals), spell_out_broadcasts)
     return _PullBack(inputs, outputs, flat)

@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .._jax import Equation, is_var, scan_counts
+from .._jax import Equation, is_var
+from .._jaxpr import loop_of
 from .analysis import Analysis
 from .transfer import CUT, NONE, Contribution, Ids, join
 
@@ -35,15 +36,15 @@ def through_while(
     analysis: Analysis, equation: Equation, out_ids: Sequence[Ids | None], walk_body: WalkBody
 ) -> list[Contribution]:
     """Carry ids around the loop until they no longer change."""
-    conditions = equation.params["cond_nconsts"]
-    constants = equation.params["body_nconsts"]
-    body = _Body(analysis.body(equation.params["body_jaxpr"]), walk_body)
+    loop = loop_of(equation, equation.invars)
+    constants = len(loop.fixed)
+    body = _Body(analysis.body(loop.body), walk_body)
     carried: list[Contribution] = list(out_ids)
     while True:
         received = body.walk(carried)
         after = [join(a, b) for a, b in zip(carried, received[constants:], strict=True)]
         if _same(after, carried):
-            return [*[None] * conditions, *received[:constants], *carried]
+            return [*[None] * len(loop.tested), *received[:constants], *carried]
         carried = after
 
 
@@ -51,9 +52,9 @@ def through_scan(
     analysis: Analysis, equation: Equation, out_ids: Sequence[Ids | None], walk_body: WalkBody
 ) -> list[Contribution]:
     """Carry ids back over the steps of a scan."""
-    constants, carries = scan_counts(equation)
-    length = equation.params["length"]
-    body = _Body(analysis.body(equation.params["jaxpr"]), walk_body)
+    loop, length = loop_of(equation, equation.invars), equation.params["length"]
+    constants, carries = len(loop.fixed), len(loop.carried)
+    body = _Body(analysis.body(loop.body), walk_body)
     carried: list[Contribution] = list(out_ids[:carries])
     stacked = out_ids[carries:]
     fixed: list[Contribution] = [None] * constants
@@ -71,7 +72,7 @@ def through_scan(
             break
         carried = before
     if not slices:  # a loop of no steps: what is carried passes through
-        return [*fixed, *carried, *[None] * (len(equation.invars) - constants - carries)]
+        return [*fixed, *carried, *[None] * len(loop.sequences)]
     slices += [slices[-1]] * (length - len(slices))
     in_order = slices if equation.params["reverse"] else slices[::-1]
     return [*fixed, *carried, *(_stack(list(column)) for column in zip(*in_order, strict=True))]

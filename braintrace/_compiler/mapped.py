@@ -31,6 +31,14 @@ def _axis(slot: Slot) -> str:
     return "shared"
 
 
+def mapped_avals(avals: list[Any], axes: list[str], batch_size: int) -> list[Any]:
+    """Return the types of a mapped step's arguments, from those of one sample."""
+    return [
+        jax.ShapeDtypeStruct((batch_size, *aval.shape), aval.dtype) if axis == "mapped" else aval
+        for aval, axis in zip(avals, axes, strict=True)
+    ]
+
+
 def map_over_batch(
     step: Callable[..., list[Any]], slots: list[Slot], axes: list[str], batch_size: int
 ) -> Callable[..., list[Any]]:

@@ -1,22 +1,17 @@
 """The step again with some of its equations run in another way."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from .._graph.traced_model import TracedModel
-from .._jax import at_source_of, is_var, trace_to_jaxpr
-from .._jaxpr import Program, program_of
-
-Run = Callable[[int, Any, list[Any]], list[Any]]
-"""``(index, equation, operand values) -> output values``."""
+from .._jax import trace_to_jaxpr
+from .._jaxpr import Rules, evaluate_all, program_of
 
 
-def rewritten(traced: TracedModel, run: Run) -> TracedModel:
-    """Return the model with every equation as a function runs it."""
+def rewritten(traced: TracedModel, rules: Rules) -> TracedModel:
+    """Return the model with its equations as rules run them."""
     old = traced.program
     avals = [var.aval for var in old.in_vars]
-    new = program_of(trace_to_jaxpr(lambda *values: _outputs(old, run, values), avals))
+    new = program_of(trace_to_jaxpr(lambda *values: evaluate_all(old.jaxpr, values, rules), avals))
     before, after = ((*program.in_vars, *program.out_atoms, None) for program in (old, new))
     renamed = {id(atom): other for atom, other in zip(before, after, strict=True)}
     leaves = tuple(
@@ -36,17 +31,3 @@ def rewritten(traced: TracedModel, run: Run) -> TracedModel:
         argument_vars=new.in_vars[:arguments],
         output_atoms=new.out_atoms[: len(traced.output_atoms)],
     )
-
-
-def _outputs(program: Program, run: Run, values: Sequence[Any]) -> list[Any]:
-    known = {**program.constants, **dict(zip(program.in_vars, values, strict=True))}
-
-    def read(atom: Any) -> Any:
-        return known[atom] if is_var(atom) else atom.val
-
-    for index, equation in enumerate(program.equations):
-        operands = [read(atom) for atom in equation.invars]
-        with at_source_of(equation):
-            results = run(index, equation, operands)
-        known.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in program.out_atoms]

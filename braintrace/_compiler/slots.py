@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from .._graph import StateKind
-from .._jax import is_tracer, open_jaxpr, strongly_typed
-from .._jaxpr import evaluate_inlined
+from .._jax import ClosedJaxpr, is_tracer, open_jaxpr, strongly_typed
+from .._jaxpr import Rule, evaluate_inlined
 from .._typing import Path
-from .canonicalize import Rewrite
 
 
 def kind_of(state: brainstate.State) -> StateKind:
@@ -76,7 +75,7 @@ def slots_of(
 
 
 def split_states(
-    closed: Any, slots: list[Slot], arguments: int, rewrite: Rewrite
+    closed: ClosedJaxpr, slots: list[Slot], arguments: int, rule: Rule
 ) -> Callable[..., list[Any]]:
     """Return the step as a function of leaves in which every component is one."""
 
@@ -86,7 +85,7 @@ def split_states(
             join_components([next(rest) for _ in range(slot.count or 1)], slot.count)
             for slot in slots
         ]
-        results = evaluate_inlined(closed, [*values[:arguments], *joined], rewrite)
+        results = evaluate_inlined(closed, [*values[:arguments], *joined], rule)
         writes = [slot for slot in slots if slot.written]
         outputs = results[: len(results) - len(writes)]
         taken = {id(value) for value in values}
@@ -105,7 +104,7 @@ def split_states(
     return step
 
 
-def split_avals(closed: Any, slots: list[Slot], arguments: int) -> list[Any]:
+def split_avals(closed: ClosedJaxpr, slots: list[Slot], arguments: int) -> list[Any]:
     """Return the types of the arguments of `split_states`' function."""
     avals = [var.aval for var in open_jaxpr(closed)[0].invars]
     split = list(avals[:arguments])

@@ -8,7 +8,7 @@ coupling is held constant, and the way of each position to itself is kept.
 from typing import Any
 
 from .._graph.traced_model import TracedModel
-from .._jax import Equation, bind
+from .._jax import Equation
 from .canonicalize import spell_out_broadcasts, unrolled
 from .grouped_step import GroupedStep
 from .rewritten import rewritten
@@ -29,12 +29,10 @@ def split_loops(step: GroupedStep, longest: int) -> TracedModel | None:
     if not loops:
         return None
 
-    def run(index: int, equation: Equation, operands: list[Any]) -> list[Any]:
-        if index in loops:
-            return unrolled(equation, operands, spell_out_broadcasts)
-        return bind(equation, operands)
+    def unroll(equation: Equation, operands: list[Any]) -> list[Any]:
+        return unrolled(equation, operands, spell_out_broadcasts)
 
-    return rewritten(step.traced, run)
+    return rewritten(step.traced, dict.fromkeys(loops, unroll))
 
 
 def _is_short(equation: Equation, longest: int) -> bool:

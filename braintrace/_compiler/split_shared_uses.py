@@ -31,11 +31,11 @@ def split_shared_uses(step: GroupedStep) -> TracedModel | None:
 
 
 def _with_copies(traced: TracedModel, variables: frozenset[Var]) -> TracedModel:
-    def run(_: int, equation: Equation, operands: list[Any]) -> list[Any]:
+    def with_copies(equation: Equation, operands: list[Any]) -> list[Any]:
         copied = [
             jnp.copy(value) if is_var(atom) and atom in variables else value
             for atom, value in zip(equation.invars, operands, strict=True)
         ]
         return bind(equation, copied)
 
-    return rewritten(traced, run)
+    return rewritten(traced, with_copies)

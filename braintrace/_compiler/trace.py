@@ -6,7 +6,7 @@ State that it writes. A State that holds ``n`` states in its last axis (`HiddenG
 counts as ``n`` leaves, so that every hidden leaf is one state per position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import brainstate
@@ -18,12 +18,12 @@ from .._brainstate import StatefulTrace, trace_stateful
 from .._errors import CompilationError
 from .._foreign import in_words
 from .._graph import StateLeaf, TracedModel
-from .._jax import is_tracer, open_jaxpr, trace_to_jaxpr
-from .._jaxpr import Program, evaluate_inlined, program_of
+from .._jax import ClosedJaxpr, is_tracer, open_jaxpr, trace_to_jaxpr
+from .._jaxpr import Program, Rule, inlined, program_of
 from .._typing import Path, path_name
 from .canonicalize import rewriting, spell_out_broadcasts
 from .example import argument_names, call_of_update, check_example
-from .mapped import map_over_batch, mapped_axes
+from .mapped import map_over_batch, mapped_avals, mapped_axes
 from .slots import Slot, kind_of, slots_of, split_avals, split_states
 
 
@@ -69,24 +69,14 @@ def trace_model(
         arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
     _make_keys(model)
     step = _traced_update(model, arguments)
-    closed, (out_shapes, state_shapes) = step.jaxpr, step.result_shapes
+    out_shapes, state_shapes = step.result_shapes
     slots, touched, outside = slots_of(step.states, step.is_written, state_paths(model))
     _check_written(step.states, state_shapes, state_paths(model), named(names, arguments))
-    trees = {path: jax.tree.structure(state.value) for path, state in touched.items()}
-    output_tree = jax.tree.structure(out_shapes)
 
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
     count = len(argument_leaves)
-    flat = split_states(closed, slots, count, rewriting(unroll_limit))
-    avals = split_avals(closed, slots, count)
-    if batch_size is not None:
-        axes = mapped_axes(slots, count)
-        flat = map_over_batch(flat, slots, axes, batch_size)
-        avals = [
-            jax.ShapeDtypeStruct((batch_size, *a.shape), a.dtype) if axis == "mapped" else a
-            for a, axis in zip(avals, axes, strict=True)
-        ]
-    program = program_of(_flatten(flat, avals, mapped=batch_size is not None))
+    program = _program(step.jaxpr, slots, count, batch_size, rewriting(unroll_limit))
+    output_tree = jax.tree.structure(out_shapes)
     outputs = output_tree.num_leaves
     traced = TracedModel(
         program=program,
@@ -95,13 +85,28 @@ def trace_model(
         argument_roots=tuple(names),
         argument_names=leaf_names(names, arguments),
         argument_tree=argument_tree,
-        state_trees=trees,
+        state_trees={path: jax.tree.structure(state.value) for path, state in touched.items()},
         output_atoms=program.out_atoms[:outputs],
         output_tree=output_tree,
         parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
         batch_size=batch_size,
     )
     return traced, outside
+
+
+def _program(
+    closed: ClosedJaxpr, slots: list[Slot], arguments: int, batch_size: int | None, rule: Rule
+) -> Program:
+    """Return the flat program of a step whose State leaves are inputs and outputs."""
+    step = split_states(closed, slots, arguments, rule)
+    avals = split_avals(closed, slots, arguments)
+    if batch_size is None:
+        return program_of(trace_to_jaxpr(step, avals))
+    axes = mapped_axes(slots, arguments)
+    mapped = map_over_batch(step, slots, axes, batch_size)
+    flat = trace_to_jaxpr(mapped, mapped_avals(avals, axes, batch_size))
+    # Mapping over the batch has brought in broadcasts of its own.
+    return program_of(inlined(flat, spell_out_broadcasts))
 
 
 def _traced_update(model: brainstate.nn.Module, arguments: tuple[Any, ...]) -> StatefulTrace:
@@ -150,17 +155,7 @@ def described(value: Any) -> str:
     return ", ".join(arrays) + ("" if is_array else f" ({tree})")
 
 
-def _flatten(step: Callable[..., list[Any]], avals: list[Any], mapped: bool) -> Any:
-    closed = trace_to_jaxpr(step, avals)
-    if not mapped:
-        return closed
-    # Mapping over the batch has brought in broadcasts of its own.
-    return trace_to_jaxpr(
-        lambda *values: evaluate_inlined(closed, values, spell_out_broadcasts), avals
-    )
-
-
-def _refuse_leaked_tracers(closed: Any) -> None:
+def _refuse_leaked_tracers(closed: ClosedJaxpr) -> None:
     if any(is_tracer(constant) for constant in open_jaxpr(closed)[1]):
         raise CompilationError(
             "`update` writes a State inside a raw `jax.lax` loop or branch, or another raw JAX "

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._graph import ETraceGraph, HiddenGroup
-from .._jax import Var, open_jaxpr, sub_jaxprs
+from .._jax import Equation, Var, equations_inside
 from .._jaxpr import Program
 from .layout import new_state_to_positions
 
@@ -24,11 +24,9 @@ def has_while(program: Program, target: Var) -> bool:
     return any(_is_while(program.equations[index]) for index in equations)
 
 
-def _is_while(equation: Any) -> bool:
-    if equation.primitive.name == "while":
-        return True
-    bodies = sub_jaxprs(equation)
-    return any(_is_while(inner) for body in bodies for inner in open_jaxpr(body)[0].eqns)
+def _is_while(equation: Equation) -> bool:
+    every = (equation, *equations_inside(equation))
+    return any(inner.primitive.name == "while" for inner in every)
 
 
 def pushed_forward(

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from .._etrace_op import ETP_PRIMITIVES
-from .._jax import Equation, open_jaxpr, sub_jaxprs
+from .._jax import Equation, equations_inside
 
 MarkedRole = Literal["opaque", "transparent"]
 """What a marked operation is to a walk back from a hidden state, which ends at an opaque one and
@@ -17,11 +17,7 @@ def is_marked(equation: Equation) -> bool:
 
 def holds_marked(equation: Equation) -> bool:
     """Tell whether a body of an equation (a branch, a loop, a call) has a marked operation."""
-    return any(
-        is_marked(inner) or holds_marked(inner)
-        for body in sub_jaxprs(equation)
-        for inner in open_jaxpr(body)[0].eqns
-    )
+    return any(map(is_marked, equations_inside(equation)))
 
 
 def role(equation: Equation) -> MarkedRole | None:

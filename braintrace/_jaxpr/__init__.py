@@ -1,9 +1,15 @@
 """Tools on jaxprs that know nothing of eligibility traces or of models."""
 
+from .bodies import Loop as Loop
+from .bodies import loop_of as loop_of
+from .bodies import rebuilt as rebuilt
 from .equal import equal_values as equal_values
 from .evaluate import Rule as Rule
+from .evaluate import Rules as Rules
 from .evaluate import evaluate as evaluate
-from .inline import evaluate_inlined as evaluate_inlined
+from .evaluate import evaluate_all as evaluate_all
+from .evaluate import evaluate_inlined as evaluate_inlined
+from .evaluate import inlined as inlined
 from .linear import Kind as Kind
 from .linear import kinds_of as kinds_of
 from .linear import kinds_of_outputs as kinds_of_outputs

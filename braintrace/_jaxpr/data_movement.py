@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._jax import bind
+from .._jax import Atom, Equation, bind
 
 NOWHERE = -1
 
 _Sources = list[np.ndarray]
 
 
-def moved(equation: Any, operands: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+def moved(equation: Equation, operands: Sequence[np.ndarray]) -> list[np.ndarray] | None:
     """Return the outputs of a move on arrays that stand in for its operands.
 
     ``None`` for a move whose operands say where elements go.
@@ -28,7 +28,7 @@ def moved(equation: Any, operands: Sequence[np.ndarray]) -> list[np.ndarray] | N
 
 
 def moved_back(
-    equation: Any, outputs: Sequence[np.ndarray | None], missing: int
+    equation: Equation, outputs: Sequence[np.ndarray | None], missing: int
 ) -> list[np.ndarray] | None:
     """Return for every operand of a move the values at the places where its elements have gone.
 
@@ -56,15 +56,15 @@ def moved_back(
     return back(equation, full, missing)
 
 
-def _reshape(equation: Any, x: np.ndarray) -> _Sources:
+def _reshape(equation: Equation, x: np.ndarray) -> _Sources:
     return [x.reshape(equation.outvars[0].aval.shape)]
 
 
-def _transpose(equation: Any, x: np.ndarray) -> _Sources:
+def _transpose(equation: Equation, x: np.ndarray) -> _Sources:
     return [x.transpose(equation.params["permutation"])]
 
 
-def _broadcast_in_dim(equation: Any, x: np.ndarray) -> _Sources:
+def _broadcast_in_dim(equation: Equation, x: np.ndarray) -> _Sources:
     shape = equation.outvars[0].aval.shape
     aligned = [1] * len(shape)
     for axis, size in zip(equation.params["broadcast_dimensions"], x.shape, strict=True):
@@ -72,36 +72,36 @@ def _broadcast_in_dim(equation: Any, x: np.ndarray) -> _Sources:
     return [np.broadcast_to(x.reshape(aligned), shape)]
 
 
-def _slice(equation: Any, x: np.ndarray) -> _Sources:
+def _slice(equation: Equation, x: np.ndarray) -> _Sources:
     params = equation.params
     steps = params["strides"] or (1,) * x.ndim
     limits = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
     return [x[tuple(slice(*limit) for limit in limits)]]
 
 
-def _rev(equation: Any, x: np.ndarray) -> _Sources:
+def _rev(equation: Equation, x: np.ndarray) -> _Sources:
     return [np.flip(x, equation.params["dimensions"])]
 
 
-def _concatenate(equation: Any, *parts: np.ndarray) -> _Sources:
+def _concatenate(equation: Equation, *parts: np.ndarray) -> _Sources:
     return [np.concatenate(parts, axis=equation.params["dimension"])]
 
 
-def _split(equation: Any, x: np.ndarray) -> _Sources:
+def _split(equation: Equation, x: np.ndarray) -> _Sources:
     ends = np.cumsum(equation.params["sizes"])[:-1]
     return list(np.split(x, ends, axis=equation.params["axis"]))
 
 
-def _stack(equation: Any, *parts: np.ndarray) -> _Sources:
+def _stack(equation: Equation, *parts: np.ndarray) -> _Sources:
     return [np.stack(parts, axis=equation.params["axis"])]
 
 
-def _unstack(equation: Any, x: np.ndarray) -> _Sources:
+def _unstack(equation: Equation, x: np.ndarray) -> _Sources:
     axis = equation.params["axis"]
     return [np.take(x, index, axis=axis) for index in range(x.shape[axis])]
 
 
-def _tile(equation: Any, x: np.ndarray) -> _Sources:
+def _tile(equation: Equation, x: np.ndarray) -> _Sources:
     return [np.tile(x, equation.params["reps"])]
 
 
@@ -121,36 +121,36 @@ _MOVES: dict[str, Callable[..., _Sources]] = {
 }
 
 
-def _reshape_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+def _reshape_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
     return [outputs[0].reshape(equation.invars[0].aval.shape)]
 
 
-def _broadcast_back(equation: Any, outputs: _Sources, missing: int) -> _Sources | None:
+def _broadcast_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources | None:
     copies = equation.outvars[0].aval.size != equation.invars[0].aval.size
     return None if copies else _reshape_back(equation, outputs, missing)
 
 
-def _transpose_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+def _transpose_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
     return [outputs[0].transpose(np.argsort(equation.params["permutation"]))]
 
 
-def _slice_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+def _slice_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
     found = np.full(equation.invars[0].aval.shape, missing, np.int32)
     _slice(equation, found)[0][...] = outputs[0]
     return [found]
 
 
-def _rev_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+def _rev_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
     return _rev(equation, outputs[0])
 
 
-def _concatenate_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+def _concatenate_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
     axis = equation.params["dimension"]
     ends = np.cumsum([atom.aval.shape[axis] for atom in equation.invars])[:-1]
     return list(np.split(outputs[0], ends, axis=axis))
 
 
-def _split_back(equation: Any, outputs: _Sources, missing: int) -> _Sources:
+def _split_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
     return [np.concatenate(outputs, axis=equation.params["axis"])]
 
 
@@ -176,20 +176,20 @@ _INDEXED_MOVES = {
 }
 
 
-def is_data_movement(equation: Any) -> bool:
+def is_data_movement(equation: Equation) -> bool:
     """Tell whether an equation only moves elements."""
     name = equation.primitive.name
     return name in _MOVES or name in _INDEXED_MOVES
 
 
-def moved_operands(equation: Any) -> tuple[int, ...]:
+def moved_operands(equation: Equation) -> tuple[int, ...]:
     """Return the operands whose elements a move carries to its outputs."""
     carried = _INDEXED_MOVES.get(equation.primitive.name)
     return tuple(range(len(equation.invars))) if carried is None else carried
 
 
 def source_map(
-    equation: Any, constant: Callable[[Any], np.ndarray | None]
+    equation: Equation, constant: Callable[[Atom], np.ndarray | None]
 ) -> list[np.ndarray] | None:
     """Return where each output element of a move comes from.
 
@@ -220,10 +220,10 @@ def source_map(
 
 
 def _run_on_indices(
-    equation: Any,
+    equation: Equation,
     carried: Sequence[int],
     indices: Sequence[np.ndarray],
-    constant: Callable[[Any], np.ndarray | None],
+    constant: Callable[[Atom], np.ndarray | None],
 ) -> list[np.ndarray] | None:
     """Let the primitive itself move the element numbers."""
     operands: list[Any] = []

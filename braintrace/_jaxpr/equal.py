@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jax import Atom, Var, call_body, is_var, open_jaxpr
+from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr
 from .program import Program
 
 SAME_VALUE = frozenset({"stop_gradient"})
@@ -57,7 +57,7 @@ def _literal(atom: Atom) -> Any:
     return "literal", str(atom.aval), np.asarray(atom.val).tobytes()
 
 
-def _meaning(equation: Any) -> Any:
+def _meaning(equation: Equation) -> Any:
     """Return what an equation computes from its operands, as something to compare."""
     body = call_body(equation)
     if body is not None:  # its derivative rule is a new function in every evaluation
@@ -65,7 +65,7 @@ def _meaning(equation: Any) -> Any:
     return equation.primitive, _comparable(tuple(sorted(equation.params.items())))
 
 
-def _body(jaxpr: Any) -> Any:
+def _body(jaxpr: AnyJaxpr) -> Any:
     opened, constants = open_jaxpr(jaxpr)
     numbers = {var: i for i, var in enumerate((*opened.constvars, *opened.invars))}
 

@@ -1,18 +1,43 @@
-"""The lazy evaluator: any variables of a program, some others held at given values.
+"""The interpreter of jaxprs: every equation as it is, or as a rule runs it.
 
-``evaluate(program, targets, inputs, overrides, rules)`` runs the equations that the targets
-need and no others. A variable in ``overrides`` has the given value, and nothing behind it
-is looked at. An equation in ``rules`` is run by the given function instead.
+A rule is asked about an equation and the values of its operands, and returns the values of its
+outputs, or ``None`` where the equation is to be run as it is. Rules are given for single
+equations, by index, or one for all of them.
+
+Evaluated under ``jax.make_jaxpr``, the result is a new jaxpr: JAX writes the new equations, and
+no variable ever has to be substituted by hand. That is how a jaxpr is rewritten.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from .._jax import Atom, Var, bind, is_var
+from .._jax import (
+    TRANSPARENT_CALLS,
+    AnyJaxpr,
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    Var,
+    at_source_of,
+    bind,
+    call_body,
+    is_var,
+    open_jaxpr,
+    runs_library_code,
+    trace_to_jaxpr,
+    with_source_of,
+)
 from .program import Program
 
-Rule = Callable[[Any, list[Any]], list[Any]]
-"""``(equation, operand values) -> output values``."""
+Rule = Callable[[Equation, list[Any]], Sequence[Any] | None]
+"""``(equation, operand values) -> output values``, or ``None`` to run it as it is."""
+
+Rules = Rule | Mapping[int, Rule]
+"""A rule for every equation, or rules for some of them by index."""
+
+Value = TypeVar("Value")
+RunEquation = Callable[[int, Equation, list[Value]], Iterable[Value]]
+"""``(index, equation, operand values) -> output values``, of whatever stands for arrays."""
 
 
 def evaluate(
@@ -20,10 +45,10 @@ def evaluate(
     targets: Sequence[Atom],
     inputs: Mapping[Var, Any],
     overrides: Mapping[Var, Any] | None = None,
-    rules: Mapping[int, Rule] | None = None,
+    rules: Rules | None = None,
     effects: bool = False,
 ) -> list[Any]:
-    """Return the values of ``targets``.
+    """Return the values of ``targets``, running no equations but those that they need.
 
     Parameters
     ----------
@@ -34,9 +59,9 @@ def evaluate(
     inputs
         Values of the program's inputs; those that the targets do not need may be missing.
     overrides
-        Values that stand in for variables, inputs included.
+        Values that stand in for variables, inputs included; nothing behind them is looked at.
     rules
-        Functions that run single equations, by equation index.
+        How equations are run.
     effects
         Also run the equations that have an effect (a print, a check).
 
@@ -49,16 +74,134 @@ def evaluate(
     >>> evaluate(program, program.out_atoms, {x: 1.0}, overrides={total: 5.0})
     [Array(15., dtype=float32, weak_type=True)]
     """
-    rules = rules or {}
     known: dict[Var, Any] = {**program.constants, **inputs, **(overrides or {})}
     extra = [i for i, e in enumerate(program.equations) if e.effects] if effects else []
-    for index in _needed(program, targets, known, extra):
-        equation = program.equations[index]
-        operands = [known[a] if is_var(a) else a.val for a in equation.invars]
-        results = rules.get(index, bind)(equation, operands)
+    needed = _needed(program, targets, known, extra)
+    _run_each(((index, program.equations[index]) for index in needed), known, _by_rules(rules))
+    return [known[t] if is_var(t) else t.val for t in targets]
+
+
+def evaluate_all(jaxpr: AnyJaxpr, values: Sequence[Any], rules: Rules) -> list[Any]:
+    """Return the values of a jaxpr's outputs, running every equation in order.
+
+    Parameters
+    ----------
+    jaxpr
+        The jaxpr. An open one must have no constants.
+    values
+        One value per input.
+    rules
+        How equations are run.
+    """
+    return interpret(jaxpr, values, _by_rules(rules), _itself)
+
+
+def evaluate_inlined(
+    jaxpr: AnyJaxpr,
+    values: Sequence[Any],
+    rule: Rule | None = None,
+    caller: Equation | None = None,
+) -> list[Any]:
+    """Return the same so that calls leave no trace of themselves: their bodies are run.
+
+    Parameters
+    ----------
+    jaxpr, values
+        The jaxpr, and its inputs.
+    rule
+        How equations are run that are no plain calls, inside of calls as well.
+    caller
+        The equation whose source line all of these get; ``None``: each keeps its own.
+    """
+
+    def run(_: int, equation: Equation, operands: list[Any]) -> Iterable[Any]:
+        if caller is not None:
+            equation = with_source_of(equation, caller)
+        if equation.primitive.name not in TRANSPARENT_CALLS:
+            return _by_rule(rule, equation, operands)
+        # JAX traces a function of its own once, wherever it is called first.
+        is_library = caller is not None or runs_library_code(equation)
+        inside = equation if is_library else None
+        return evaluate_inlined(call_body(equation), operands, rule, inside)
+
+    return interpret(jaxpr, values, run, _itself)
+
+
+def inlined(jaxpr: AnyJaxpr, rule: Rule | None = None) -> ClosedJaxpr:
+    """Return a jaxpr without calls, its equations run by a rule; see `evaluate_inlined`.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from braintrace._jaxpr import inlined
+    >>> def rule(equation, operands):
+    ...     return [jnp.cos(*operands)] if equation.primitive.name == "sin" else None
+    >>> jaxpr = jax.make_jaxpr(lambda x: 2.0 * jax.jit(jnp.sin)(x))(0.0)
+    >>> [equation.primitive.name for equation in inlined(jaxpr, rule).eqns]
+    ['cos', 'mul']
+    """
+    avals = [var.aval for var in open_jaxpr(jaxpr)[0].invars]
+    return trace_to_jaxpr(lambda *values: evaluate_inlined(jaxpr, values, rule), avals)
+
+
+def interpret(
+    jaxpr: AnyJaxpr,
+    values: Sequence[Value],
+    run: RunEquation[Value],
+    of_constant: Callable[[Any], Value],
+) -> list[Value]:
+    """Return what a jaxpr's outputs are, where a value is anything that stands for an array.
+
+    Parameters
+    ----------
+    jaxpr
+        The jaxpr. An open one must have no constants.
+    values
+        One value per input.
+    run
+        Runs an equation.
+    of_constant
+        The value of a constant or a literal.
+    """
+    opened, constants = open_jaxpr(jaxpr)
+    known = dict(zip(opened.constvars, map(of_constant, constants), strict=True))
+    known.update(zip(opened.invars, values, strict=True))
+    _run_each(enumerate(opened.eqns), known, run, of_constant)
+    return [known[a] if is_var(a) else of_constant(a.val) for a in opened.outvars]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _run_each(
+    equations: Iterable[tuple[int, Equation]],
+    known: dict[Var, Value],
+    run: RunEquation[Value],
+    of_constant: Callable[[Any], Value] = _itself,
+) -> None:
+    """Add the outputs of equations to what is known; what is known stays as it is."""
+    for index, equation in equations:
+        operands = [known[a] if is_var(a) else of_constant(a.val) for a in equation.invars]
+        results = run(index, equation, operands)
         for var, value in zip(equation.outvars, results, strict=True):
             known.setdefault(var, value)
-    return [known[t] if is_var(t) else t.val for t in targets]
+
+
+def _by_rules(rules: Rules | None) -> RunEquation[Any]:
+    if rules is None or callable(rules):
+        return lambda _, equation, operands: _by_rule(rules, equation, operands)
+    return lambda index, equation, operands: _by_rule(rules.get(index), equation, operands)
+
+
+def _by_rule(rule: Rule | None, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+    if rule is not None:
+        with at_source_of(equation):
+            results = rule(equation, operands)
+        if results is not None:
+            return results
+    return bind(equation, operands)
 
 
 def _needed(

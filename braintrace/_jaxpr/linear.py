@@ -17,8 +17,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax import bind, call_body, is_tracer, is_var, open_jaxpr, scan_counts, struct_of
+from .._jax import (
+    AnyJaxpr,
+    Atom,
+    Equation,
+    bind,
+    call_body,
+    is_tracer,
+    is_var,
+    open_jaxpr,
+    struct_of,
+)
+from .bodies import loop_of
 from .data_movement import is_data_movement, moved_operands
+from .evaluate import interpret
 
 
 class Kind(enum.Enum):
@@ -64,7 +76,7 @@ def kinds_of(function: Callable[..., Any], argument: Any, *others: Any) -> list[
     return kinds_of_outputs(closed, [LINEAR] * count + [FREE] * free)
 
 
-def kinds_of_outputs(jaxpr: Any, kinds: Sequence[Kind]) -> list[Kind]:
+def kinds_of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
     """Return the kinds of a jaxpr's outputs: ``ZERO``, ``FREE``, ``LINEAR`` or ``OTHER``.
 
     Parameters
@@ -78,18 +90,8 @@ def kinds_of_outputs(jaxpr: Any, kinds: Sequence[Kind]) -> list[Kind]:
     return [kind if kind in (ZERO, LINEAR) else _unknown([kind]) for kind in found]
 
 
-def _of_outputs(jaxpr: Any, kinds: Sequence[Kind]) -> list[Kind]:
-    opened, constants = open_jaxpr(jaxpr)
-    known = dict(zip(opened.constvars, map(_of_value, constants), strict=True))
-    known.update(zip(opened.invars, kinds, strict=True))
-
-    def read(atom: Any) -> Kind:
-        return known[atom] if is_var(atom) else _of_value(atom.val)
-
-    for equation in opened.eqns:
-        found = _through(equation, [read(atom) for atom in equation.invars])
-        known.update(zip(equation.outvars, found, strict=True))
-    return [read(atom) for atom in opened.outvars]
+def _of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
+    return interpret(jaxpr, kinds, _through, _of_value)
 
 
 def _of_value(value: Any) -> Kind:
@@ -105,7 +107,7 @@ def _of_value(value: Any) -> Kind:
     return NOT_FINITE if is_number and not np.isfinite(array).any() else FREE
 
 
-def _through(equation: Any, kinds: list[Kind]) -> list[Kind]:
+def _through(_: int, equation: Equation, kinds: list[Kind]) -> list[Kind]:
     name = equation.primitive.name
     if not equation.outvars:  # a print, a check
         return []
@@ -120,7 +122,7 @@ def _through(equation: Any, kinds: list[Kind]) -> list[Kind]:
     return [_of_numbers(equation, kinds) if known is None else known] * len(equation.outvars)
 
 
-def _of_numbers(equation: Any, kinds: list[Kind]) -> Kind:
+def _of_numbers(equation: Equation, kinds: list[Kind]) -> Kind:
     """Return the kind of what a single operation computes from numbers."""
     name = equation.primitive.name
     if is_data_movement(equation) or name in _SUMS:
@@ -142,7 +144,7 @@ def _of_numbers(equation: Any, kinds: list[Kind]) -> Kind:
     return _asked(equation, kinds)
 
 
-def _is_inexact(var: Any) -> bool:
+def _is_inexact(var: Atom) -> bool:
     return bool(jnp.issubdtype(var.aval.dtype, jnp.inexact))
 
 
@@ -168,7 +170,7 @@ def _product(kinds: list[Kind]) -> Kind:
 # --- asking JAX
 
 
-def _asked(equation: Any, kinds: list[Kind]) -> Kind:
+def _asked(equation: Equation, kinds: list[Kind]) -> Kind:
     """Return the kind of the outputs of an operation that no rule is about.
 
     JAX transposes what is linear in some operands with the others fixed. Where it can transpose
@@ -187,7 +189,7 @@ def _asked(equation: Any, kinds: list[Kind]) -> Kind:
     return _unknown(kinds)
 
 
-def _transposes(equation: Any, operands: list[int]) -> bool:
+def _transposes(equation: Equation, operands: list[int]) -> bool:
     """Tell whether JAX can transpose an equation as a function of some operands."""
     if not all(map(_is_inexact, (*equation.outvars, *(equation.invars[i] for i in operands)))):
         return False
@@ -215,11 +217,11 @@ def _transposes(equation: Any, operands: list[int]) -> bool:
 # --- truth values, and what they choose
 
 
-def _is_finite(equation: Any, kinds: list[Kind]) -> Kind:
+def _is_finite(equation: Equation, kinds: list[Kind]) -> Kind:
     return TRUE if kinds[0] in _FINITE else _unknown(kinds)
 
 
-def _compared(equation: Any, kinds: list[Kind]) -> Kind:
+def _compared(equation: Equation, kinds: list[Kind]) -> Kind:
     """Return the kind of ``a == b``: a finite number is equal to itself and to no infinite one."""
     first, second = equation.invars
     is_equal = equation.primitive.name == "eq"
@@ -230,7 +232,7 @@ def _compared(equation: Any, kinds: list[Kind]) -> Kind:
     return _unknown(kinds)
 
 
-def _combined(equation: Any, kinds: list[Kind]) -> Kind:
+def _combined(equation: Equation, kinds: list[Kind]) -> Kind:
     """Return the kind of a truth value made from others; of bits of numbers nothing is known."""
     if equation.outvars[0].aval.dtype != bool:
         return _unknown(kinds)
@@ -241,11 +243,11 @@ def _combined(equation: Any, kinds: list[Kind]) -> Kind:
     return decisive if decisive in kinds else other if set(kinds) == {other} else _unknown(kinds)
 
 
-def _abs(equation: Any, kinds: list[Kind]) -> Kind:
+def _abs(equation: Equation, kinds: list[Kind]) -> Kind:
     return SIZE if kinds[0] in _FINITE else _unknown(kinds)
 
 
-def _select(equation: Any, kinds: list[Kind]) -> Kind:
+def _select(equation: Equation, kinds: list[Kind]) -> Kind:
     which, *cases = kinds
     return _chosen(which, cases)
 
@@ -256,7 +258,7 @@ def _chosen(which: Kind, cases: list[Kind]) -> Kind:
     return _mixed(cases) if which in _INDEPENDENT else OTHER
 
 
-_PREDICATES: dict[str, Callable[[Any, list[Kind]], Kind]] = {
+_PREDICATES: dict[str, Callable[[Equation, list[Kind]], Kind]] = {
     "is_finite": _is_finite,
     "eq": _compared,
     "ne": _compared,
@@ -273,46 +275,31 @@ _PREDICATES: dict[str, Callable[[Any, list[Kind]], Kind]] = {
 # --- loops and branches
 
 
-def _scan(equation: Any, kinds: list[Kind]) -> list[Kind]:
-    constants, carries = scan_counts(equation)
-    fixed, slices = kinds[:constants], kinds[constants + carries :]
-
-    def step(carried: list[Kind]) -> list[Kind]:
-        return _of_outputs(equation.params["jaxpr"], [*fixed, *carried, *slices])
-
-    return _repeated(step, kinds[constants : constants + carries])
-
-
-def _while(equation: Any, kinds: list[Kind]) -> list[Kind]:
-    conditions, constants = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-    fixed = kinds[conditions : conditions + constants]
-
-    def step(carried: list[Kind]) -> list[Kind]:
-        return _of_outputs(equation.params["body_jaxpr"], [*fixed, *carried])
-
-    carried = _repeated(step, kinds[conditions + constants :])
-    (goes_on,) = _of_outputs(equation.params["cond_jaxpr"], [*kinds[:conditions], *carried])
-    return carried if goes_on in _INDEPENDENT else [OTHER] * len(carried)
-
-
-def _repeated(step: Callable[[list[Kind]], list[Kind]], carried: list[Kind]) -> list[Kind]:
+def _loop(equation: Equation, kinds: list[Kind]) -> list[Kind]:
     """Return the kinds of a loop's outputs: what is carried no longer changes its kind."""
+    loop = loop_of(equation, kinds)
+    carried = loop.carried
     while True:
-        outputs = step(carried)
+        outputs = _of_outputs(loop.body, [*loop.fixed, *carried, *loop.sequences])
         after = [_mixed(pair) for pair in zip(carried, outputs, strict=False)]
         if after == carried:
-            return [*carried, *outputs[len(carried) :]]
+            break
         carried = after
+    if loop.condition is not None:
+        (goes_on,) = _of_outputs(loop.condition, [*loop.tested, *carried])
+        if goes_on not in _INDEPENDENT:
+            return [OTHER] * len(carried)
+    return [*carried, *outputs[len(carried) :]]
 
 
-def _cond(equation: Any, kinds: list[Kind]) -> list[Kind]:
+def _cond(equation: Equation, kinds: list[Kind]) -> list[Kind]:
     which, *operands = kinds
     branches = [_of_outputs(branch, operands) for branch in equation.params["branches"]]
     return [_chosen(which, list(cases)) for cases in zip(*branches, strict=True)]
 
 
-_CONTROL: dict[str, Callable[[Any, list[Kind]], list[Kind]]] = {
-    "scan": _scan,
-    "while": _while,
+_CONTROL: dict[str, Callable[[Equation, list[Kind]], list[Kind]]] = {
+    "scan": _loop,
+    "while": _loop,
     "cond": _cond,
 }

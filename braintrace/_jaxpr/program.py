@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .._jax import Atom, Var, is_var, open_jaxpr
+from .._jax import AnyJaxpr, Atom, Equation, Var, is_var, open_jaxpr
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -15,6 +15,8 @@ class Program:
 
     Attributes
     ----------
+    jaxpr
+        The jaxpr itself.
     in_vars, out_atoms
         What goes in and comes out, in order. An output may be a literal or an input.
     equations
@@ -27,9 +29,10 @@ class Program:
         ``(equation index, operand index)`` of every use of a variable.
     """
 
+    jaxpr: AnyJaxpr
     in_vars: tuple[Var, ...]
     out_atoms: tuple[Atom, ...]
-    equations: tuple[Any, ...]
+    equations: tuple[Equation, ...]
     constants: Mapping[Var, Any]
     producer: Mapping[Var, int]
     readers: Mapping[Var, tuple[tuple[int, int], ...]]
@@ -101,23 +104,24 @@ class Program:
             queue(var for var in self.equations[index].outvars if var in reached)
 
 
-def program_of(closed_jaxpr: Any) -> Program:
-    """Index a closed jaxpr whose calls have been inlined."""
-    jaxpr, constants = open_jaxpr(closed_jaxpr)
-    producer = {}
+def program_of(jaxpr: AnyJaxpr) -> Program:
+    """Index a jaxpr; an open one must have no constants."""
+    opened, constants = open_jaxpr(jaxpr)
+    producer: dict[Var, int] = {}
     readers: dict[Var, list[tuple[int, int]]] = {}
-    for index, equation in enumerate(jaxpr.eqns):
+    for index, equation in enumerate(opened.eqns):
         for var in equation.outvars:
             producer[var] = index
         for operand, atom in enumerate(equation.invars):
             if is_var(atom):
                 readers.setdefault(atom, []).append((index, operand))
     # From jax 0.11.2 on, constants may be listed among the inputs as well.
-    constant_vars = tuple(jaxpr.constvars)
+    constant_vars = tuple(opened.constvars)
     return Program(
-        in_vars=tuple(jaxpr.invars),
-        out_atoms=tuple(jaxpr.outvars),
-        equations=tuple(jaxpr.eqns),
+        jaxpr=jaxpr,
+        in_vars=tuple(opened.invars),
+        out_atoms=tuple(opened.outvars),
+        equations=tuple(opened.eqns),
         constants=MappingProxyType(dict(zip(constant_vars, constants, strict=True))),
         producer=MappingProxyType(producer),
         readers=MappingProxyType({var: tuple(uses) for var, uses in readers.items()}),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from .._compiler import Derivatives
 from .._etrace_op import ETP_PRIMITIVES
-from .._jax import Atom, Var, is_var, open_jaxpr, sub_jaxprs
+from .._jax import Atom, Equation, Var, equations_inside, is_var
 from .._jaxpr import Program, equal_values
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
@@ -178,12 +178,9 @@ def is_product(equation: Any) -> bool:
     return equation.primitive.name in PRODUCTS or equation.primitive in ETP_PRIMITIVES
 
 
-def _is_step_by_step(equation: Any) -> bool:
-    name = equation.primitive.name
-    if name in STEP_BY_STEP or "random" in name or "callback" in name:
-        return True
-    bodies = map(open_jaxpr, sub_jaxprs(equation))
-    return any(_is_step_by_step(inner) for body, _ in bodies for inner in body.eqns)
+def _is_step_by_step(equation: Equation) -> bool:
+    names = (inner.primitive.name for inner in (equation, *equations_inside(equation)))
+    return any(n in STEP_BY_STEP or "random" in n or "callback" in n for n in names)
 
 
 def _ahead(step: StepProgram, in_loop: set[Var]) -> tuple[Var, ...]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from .._etrace_op import ETPPrimitive, get_primitive_spec
 from .._jax import Atom, Var, bind, divided_dependent, is_var, open_jaxpr
-from .._jaxpr import evaluate, evaluate_inlined, program_of
+from .._jaxpr import evaluate, inlined, program_of
 from .pure_step import PureStep
 from .split import MOST_EXTRA, Split, StepProgram, equations_of, is_product, size_of, split_step
 from .step_gradient import StepResult, constant, is_half, stretched
@@ -60,12 +60,9 @@ def split_gradient(
     """
     arguments = (parameters, [state.value for state in step.others], *example)
     closed, shapes = jax.make_jaxpr(step, return_shape=True)(*arguments)
-    leaves, tree = jax.tree.flatten(arguments)
+    tree = jax.tree.structure(arguments)
 
-    def inlined(*leaves: Any) -> list[Any]:
-        return evaluate_inlined(closed, leaves, lambda *_: None)
-
-    program = program_of(jax.make_jaxpr(inlined)(*leaves))
+    program = program_of(inlined(closed))
     in_vars = jax.tree.unflatten(tree, program.in_vars)
     outputs = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
     parameter_vars, others, probes, _, slices = in_vars

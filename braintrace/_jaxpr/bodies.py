@@ -1,0 +1,198 @@
+"""Equations that hold jaxprs: what their bodies are given, and the same with other bodies.
+
+Loops, branches, calls and functions with a derivative of their own are rebuilt through JAX's
+public functions, around bodies that somebody else runs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from .._jax import AnyJaxpr, Equation, bind, scan_counts, shard_map_axes, sub_jaxprs
+
+Value = TypeVar("Value")
+
+RunBody = Callable[[AnyJaxpr, list[Any]], Sequence[Any]]
+"""``(body, values of its inputs) -> values of its outputs``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop(Generic[Value]):
+    """A ``scan`` or ``while``, and what stands for each of its operands.
+
+    Attributes
+    ----------
+    body
+        Maps ``(*fixed, *carried, *a slice of each sequence)`` to
+        ``(*carried, *a slice of each result)``.
+    condition
+        Maps ``(*tested, *carried)`` to whether the loop goes on; ``None``: a ``scan``.
+    tested, fixed
+        What the condition and the body read alike at every step.
+    carried
+        What goes from step to step, as it is at the first.
+    sequences
+        What is read slice by slice.
+    """
+
+    body: AnyJaxpr
+    condition: AnyJaxpr | None
+    tested: list[Value]
+    fixed: list[Value]
+    carried: list[Value]
+    sequences: list[Value]
+
+
+def loop_of(equation: Equation, operands: Sequence[Value]) -> Loop[Value]:
+    """Return a ``scan`` or ``while``, with its operands sorted by what becomes of them."""
+    params, given = equation.params, list(operands)
+    if equation.primitive.name == "while":
+        first = params["cond_nconsts"]
+        last = first + params["body_nconsts"]
+        body, condition = params["body_jaxpr"], params["cond_jaxpr"]
+        return Loop(body, condition, given[:first], given[first:last], given[last:], [])
+    fixed, carried = scan_counts(equation)
+    last = fixed + carried
+    return Loop(params["jaxpr"], None, [], given[:fixed], given[fixed:last], given[last:])
+
+
+def rebuilt(equation: Equation, operands: list[Any], run: RunBody) -> list[Any] | None:
+    """Return the outputs of an equation whose bodies are run by a function.
+
+    Parameters
+    ----------
+    equation, operands
+        The equation, and the values of its operands.
+    run
+        Runs a body.
+
+    Returns
+    -------
+    list or None
+        ``None`` for an equation that cannot be rebuilt.
+    """
+    rebuild = _REBUILD.get(equation.primitive.name)
+    return None if rebuild is None else list(rebuild(equation, operands, run))
+
+
+def _function(body: AnyJaxpr, run: RunBody) -> Callable[..., list[Any]]:
+    return lambda *values: list(run(body, list(values)))
+
+
+def _again(function: Callable[..., Any], run: RunBody) -> Callable[..., Any]:
+    """Return a function whose equations are run as those of a body."""
+
+    def again(*arguments: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        results = run(closed, jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return again
+
+
+def _call(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+    (body,) = sub_jaxprs(equation)
+    return run(body, operands)
+
+
+def _checkpoint(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+    params = equation.params
+    body = _function(params["jaxpr"], run)
+    options = {"policy": params["policy"], "prevent_cse": params["prevent_cse"]}
+    return jax.checkpoint(body, **options)(*operands)
+
+
+def _cond(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+    branches = [_function(branch, run) for branch in equation.params["branches"]]
+    return jax.lax.switch(operands[0], branches, *operands[1:])
+
+
+def _while(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+    loop = loop_of(equation, operands)
+
+    def condition(carried: list[Any]) -> Any:
+        return run(loop.condition, [*loop.tested, *carried])[0]
+
+    def body(carried: list[Any]) -> list[Any]:
+        return list(run(loop.body, [*loop.fixed, *carried]))
+
+    return jax.lax.while_loop(condition, body, loop.carried)
+
+
+def _scan(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+    loop, params = loop_of(equation, operands), equation.params
+
+    def body(carried: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = list(run(loop.body, [*loop.fixed, *carried, *slices]))
+        return results[: len(carried)], results[len(carried) :]
+
+    carried, stacked = jax.lax.scan(
+        body,
+        loop.carried,
+        loop.sequences,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carried, *stacked]
+
+
+def _custom_jvp(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+    rebuilt = jax.custom_jvp(_function(equation.params["call_jaxpr"], run))
+
+    def original(*values: Any) -> list[Any]:
+        return bind(equation, values)
+
+    @rebuilt.defjvp
+    def jvp(primals: Any, tangents: Any) -> Any:
+        return _again(lambda *args: jax.jvp(original, *args), run)(primals, tangents)
+
+    return rebuilt(*operands)
+
+
+def _custom_vjp(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+    (body,) = sub_jaxprs(equation)
+    rebuilt = jax.custom_vjp(_function(body, run))
+
+    def original(*values: Any) -> list[Any]:
+        return bind(equation, values)
+
+    def forward(*values: Any) -> Any:
+        return _again(lambda *args: jax.vjp(original, *args), run)(*values)
+
+    def backward(pull_back: Any, cotangents: Any) -> Any:
+        return _again(lambda cotangents: pull_back(cotangents), run)(cotangents)
+
+    rebuilt.defvjp(forward, backward)
+    return rebuilt(*operands)
+
+
+def _shard_map(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+    params = equation.params
+    rebuilt = jax.shard_map(
+        _function(params["jaxpr"], run),
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=list(params["out_specs"]),
+        check_vma=params["check_vma"],
+        axis_names=set(shard_map_axes(equation)),
+    )
+    return rebuilt(*operands)
+
+
+_REBUILD: dict[str, Callable[[Equation, list[Any], RunBody], Sequence[Any]]] = {
+    "jit": _call,
+    "pjit": _call,
+    "closed_call": _call,
+    "core_call": _call,
+    "remat2": _checkpoint,
+    "checkpoint": _checkpoint,
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+    "custom_jvp_call": _custom_jvp,
+    "custom_vjp_call": _custom_vjp,
+    "shard_map": _shard_map,
+}
