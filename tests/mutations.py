@@ -223,8 +223,8 @@ MUTATIONS = [
     Mutation(
         "counts that start anew with every chunk",
         "_executor/filters.py",
-        '    if "restart" not in jacobians:\n        return before + index',
-        '    if "restart" not in jacobians:\n        return index',
+        "    if records.restart is None:\n        return before + index",
+        "    if records.restart is None:\n        return index",
         operations(DEFINITION, "matmul"),
         "later chunks are corrected like the first",
     ),
@@ -288,7 +288,7 @@ MUTATIONS = [
     Mutation(
         "traces of a sample multiplied by zero",
         "_executor/param_dim.py",
-        'traces = restart(graph, traces, jacobians["restart"][""].any(0))',
+        "traces = restart(graph, traces, records.restart.any(0))",
         "traces = dict(traces)",
         ("tests/test_not_finite.py::test_parameters_of_a_stream",),
         "one NaN stays in the traces, and then in the parameters, for ever",
@@ -296,7 +296,7 @@ MUTATIONS = [
     Mutation(
         "steps that do not count multiplied by zero",
         "_executor/products.py",
-        'return SELECTING if "mask" in jacobians else PLAIN',
+        "return SELECTING if records.has_mask else PLAIN",
         "return PLAIN",
         ("tests/test_not_finite.py::test_gradients_of_a_sequence",),
         "a padded input that is NaN makes the whole gradient NaN",

@@ -2,8 +2,6 @@
 
 from . import io_dim as io_dim
 from . import param_dim as param_dim
-from .jacobians import Jacobians as Jacobians
-from .jacobians import Weights as Weights
 from .jacobians import operands as operands
 from .probed_step import Probes as Probes
 from .probed_step import zero_probes as zero_probes

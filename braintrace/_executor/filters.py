@@ -12,8 +12,14 @@ import jax.numpy as jnp
 
 from .._errors import OptionError
 from .._etrace_op import add_to_filter, get_primitive_spec
-from .._graph import ActiveOutputs, ETraceGraph, HiddenParamOpRelation, active_outputs_of
-from .jacobians import Jacobians, transition_key
+from .._graph import (
+    ActiveOutputs,
+    ETraceGraph,
+    HiddenParamOpRelation,
+    Records,
+    active_outputs_of,
+)
+from .jacobians import transition_key
 from .layout import TraceSite, filter_key, output_keys, trace_sites, x_key
 from .param_dim import Traces
 from .recursion import num_steps
@@ -88,19 +94,18 @@ def traces_of(alpha: float, graph: ETraceGraph, filters: Filters, steps: jax.Arr
     return {**kept, steps_key(alpha): steps}
 
 
-def recorded_inputs(graph: ETraceGraph, jacobians: Jacobians, signal: Any = None) -> Any:
+def recorded_inputs(graph: ETraceGraph, records: Records, signal: Any = None) -> Any:
     """Return what the filters take in at every step, time first."""
-    restart = jacobians.get("restart", {})
-    return jacobians["x"], jacobians["Df"], _tables(graph, jacobians), restart, signal
+    return records.x, records.Df, _tables(graph, records), records.restart, signal
 
 
-def _tables(graph: ETraceGraph, jacobians: Jacobians) -> dict[str, dict[str, jax.Array]]:
+def _tables(graph: ETraceGraph, records: Records) -> dict[str, dict[str, jax.Array]]:
     """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
     tables: dict[str, dict[str, jax.Array]] = {}
     for key, (site, a) in outputs_of(graph).items():
         group, reached = site.group, site.influence.reached
         tables[key] = {
-            site.key(c): site.table(jacobians["D"][transition_key(group, a, c)])
+            site.key(c): site.table(records.D[transition_key(group, a, c)])
             for b, c in group.transition
             if b == a and c in reached
         }
@@ -132,8 +137,8 @@ def run_filters(
         x, Df, D, restart, signal_now = recorded
         before_x = {key: widened(eps, dtypes[key]) for key, eps in kept["x"].items()}
         before_f = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
-        if restart:
-            before = started_anew(graph, {"x": before_x, "f": before_f}, restart[""])
+        if restart is not None:
+            before = started_anew(graph, {"x": before_x, "f": before_f}, restart)
             before_x, before_f = before["x"], before["f"]
         eps_x = {
             key: add_to_filter(
@@ -156,14 +161,14 @@ def run_filters(
     return scan(step, start)
 
 
-def counts_of(alpha: float, graph: ETraceGraph, jacobians: Jacobians, traces: Traces) -> jax.Array:
+def counts_of(alpha: float, graph: ETraceGraph, records: Records, traces: Traces) -> jax.Array:
     """Return the number of steps that the traces of every step have seen."""
     before = as_arrays(traces[steps_key(alpha)])
-    index = over_first_axis(1 + jnp.arange(num_steps(graph, jacobians)), 1 + before.ndim)
+    index = over_first_axis(1 + jnp.arange(num_steps(graph, records)), 1 + before.ndim)
     index = index.astype(before.dtype)
-    if "restart" not in jacobians:
+    if records.restart is None:
         return before + index
-    restart = over_first_axis(jacobians["restart"][""], index.ndim)
+    restart = over_first_axis(records.restart, index.ndim)
     began = jax.lax.cummax(jnp.where(restart, index, 0), axis=0)
     return jnp.where(began == 0, before + index, index - began + 1)
 

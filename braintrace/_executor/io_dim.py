@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from .._errors import PrimitiveError
 from .._etrace_op import ETP_RULES_INIT_PP, get_primitive_spec, pull_back_filtered, zero_filter
-from .._graph import ETraceGraph, HiddenParamOpRelation
+from .._graph import ETraceGraph, HiddenParamOpRelation, Records, Weights
 from .._jax import struct_of
 from .._jaxpr import Kind, kinds_of
 from .filters import (
@@ -41,7 +41,6 @@ from .filters import (
     traces_of,
     whole,
 )
-from .jacobians import Jacobians, Weights
 from .layout import filter_key, old_state_to_positions, output_keys, trace_sites
 from .param_dim import Traces, add, like
 from .probed_step import Probes
@@ -167,22 +166,22 @@ def _corrected(
 
 
 def update(
-    alpha: float, graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: Traces
+    alpha: float, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
 ) -> Traces:
     """Return the traces after a recorded chunk."""
     over_chunk = functools.partial(
-        scan_records, records=recorded_inputs(graph, jacobians), steps=num_steps(graph, jacobians)
+        scan_records, records=recorded_inputs(graph, records), steps=num_steps(graph, records)
     )
     start = filters_of(graph, traces)
     after, _ = run_filters(graph, alpha, lambda *_: None, start, over_chunk)
-    return traces_of(alpha, graph, after, counts_of(alpha, graph, jacobians, traces)[-1])
+    return traces_of(alpha, graph, after, counts_of(alpha, graph, records, traces)[-1])
 
 
 def solve(
     alpha: float,
     graph: ETraceGraph,
     weights: Weights,
-    jacobians: Jacobians,
+    records: Records,
     signal: Probes,
     traces: Traces,
 ) -> tuple[Weights, Traces]:
@@ -192,10 +191,10 @@ def solve(
     up in blocks of steps: they are then read back before they have left the caches.
     """
     by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
-    counts = counts_of(alpha, graph, jacobians, traces)
+    counts = counts_of(alpha, graph, records, traces)
     corrected = jax.vmap(functools.partial(_corrected, alpha, graph))(by_group, counts)
-    recorded = recorded_inputs(graph, jacobians, corrected)
-    products = products_of_gradient(jacobians)
+    recorded = recorded_inputs(graph, records, corrected)
+    products = products_of_gradient(records)
 
     def of_step(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
         return eps_x, _factors(graph, now, eps_f, products)
@@ -205,7 +204,7 @@ def solve(
         after, (eps_x, factors) = run_filters(graph, alpha, of_step, start, over_records)
         return after, _contract(graph, weights, eps_x, factors, products)
 
-    steps, start = num_steps(graph, jacobians), filters_of(graph, traces)
+    steps, start = num_steps(graph, records), filters_of(graph, traces)
     length = _block_length(steps, start)
     if length == steps:
         after, gradients = run(start, functools.partial(scan_records, steps=steps))
@@ -249,7 +248,7 @@ def solve_step(
     alpha: float,
     graph: ETraceGraph,
     weights: Weights,
-    jacobians: Jacobians,
+    records: Records,
     signal: Probes,
     before: Traces,
     after: Traces,
@@ -258,7 +257,7 @@ def solve_step(
 
     Those after it lack the states that no later step reads.
     """
-    return solve(alpha, graph, weights, jacobians, signal, before)[0]
+    return solve(alpha, graph, weights, records, signal, before)[0]
 
 
 def carried(

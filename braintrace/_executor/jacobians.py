@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, HiddenGroup
+from .._graph import ETraceGraph, HiddenGroup, Records, Weights
 from .._jax import Var, bind
 from .._jaxpr import evaluate
 from .forward_mode import has_while, pushed_forward
@@ -26,13 +26,6 @@ from .layout import injection_to_slots, old_state_to_positions, trace_sites, x_k
 from .maxima import Rules, bind_differentiable, maxima_of
 
 Inputs = Mapping[Var, Any]
-Weights = dict[str, dict[str, jax.Array]]
-"""Values of the trainable operands, by relation and name."""
-
-Jacobians = dict[str, dict[str, jax.Array]]
-"""``{'x': …, 'D': …, 'Df': …}``, each with stable string keys. ``'restart'`` has the flags of
-samples that start anew (see `restart`); ``'mask'`` is there, and empty, where some steps have a
-learning signal of zero because their loss does not count (see `products`)."""
 
 
 def transition_key(group: HiddenGroup, a: int, c: int) -> str:
@@ -97,7 +90,7 @@ def _traced_elements(relation: Any, group: int | None) -> np.ndarray | None:
     return None if traced.all() else traced
 
 
-def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Jacobians:
+def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     """Return ``x``, ``D`` and ``Df`` of one step.
 
     Parameters
@@ -112,15 +105,16 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Jacobians
     inputs = {var: jax.lax.stop_gradient(value) for var, value in inputs.items()}
     weights = jax.lax.stop_gradient(weights)
     values = _values(graph, inputs, weights)
-    result: Jacobians = {"x": {}, "D": {}, "Df": {}}
+    records = Records(x={}, D={}, Df={})
     for relation in graph.hidden_param_op_relations:
         if relation.x_var is not None:
-            result["x"][x_key(graph, relation)] = values(relation.x_var)
+            records.x[x_key(graph, relation)] = values(relation.x_var)
     maxima = maxima_of(graph.traced.program)
     for group in graph.traced_groups:
         for state in range(group.num_states):
-            _rows(graph, group, state, inputs, values, maxima, result)
-    return jax.lax.stop_gradient(result)
+            _rows(graph, group, state, inputs, values, maxima, records)
+    found: Records = jax.lax.stop_gradient(records)
+    return found
 
 
 class _Values:
@@ -162,7 +156,7 @@ def _rows(
     inputs: Inputs,
     values: _Values,
     maxima: Rules,
-    result: Jacobians,
+    records: Records,
 ) -> None:
     """Add the row ``a = state`` of ``D`` and of ``Df``."""
     old = [c for a, c in group.transition if a == state]
@@ -189,14 +183,14 @@ def _rows(
     for c in old:
         key = transition_key(group, state, c)
         row = rows[group.states[c].in_var]
-        result["D"][key] = old_state_to_positions(group, c, row)
+        records.D[key] = old_state_to_positions(group, c, row)
     for site, point in influences:
         row = rows[point.var]
         if point.var is not site.relation.y_var:
             row = row * _from_output(graph, site.relation.y_var, point.var, inputs, values)
         key = site.key(state)
         table = injection_to_slots(site.influence, point, row)
-        result["Df"][key] = result["Df"][key] + table if key in result["Df"] else table
+        records.Df[key] = records.Df[key] + table if key in records.Df else table
 
 
 def _pulled_back(

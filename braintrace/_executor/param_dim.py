@@ -26,9 +26,16 @@ import jax
 import jax.numpy as jnp
 
 from .._etrace_op import accumulate, contract, propagate, pull_back
-from .._graph import ActiveOutputs, ETraceGraph, HiddenGroup, active_outputs_of, zero_trace
+from .._graph import (
+    ActiveOutputs,
+    ETraceGraph,
+    HiddenGroup,
+    Records,
+    Weights,
+    active_outputs_of,
+    zero_trace,
+)
 from .complex_packing import factors_and_traces, kept_keys, kept_states, pack, pack_like, unpack
-from .jacobians import Jacobians, Weights
 from .layout import TraceSite, old_state_to_positions, trace_sites, x_key
 from .probed_step import Probes
 from .products import PLAIN, Products, products_of_gradient, products_of_traces, where_kept
@@ -85,18 +92,18 @@ def restart(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
     return found
 
 
-def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: Traces) -> Traces:
+def update(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
     """Return the traces after a recorded chunk.
 
     Traces before it that are known to be zero may be given by their shapes (see `zero`), here
     and in `solve`.
     """
-    if "restart" in jacobians:
-        traces = restart(graph, traces, jacobians["restart"][""].any(0))
+    if records.restart is not None:
+        traces = restart(graph, traces, records.restart.any(0))
     before, traces = traces, unpack(graph, traces)
     # What a single step adds to a trace is not multiplied by any transition.
-    products_of = products_of_gradient if num_steps(graph, jacobians) == 1 else products_of_traces
-    products = products_of(jacobians)
+    products_of = products_of_gradient if num_steps(graph, records) == 1 else products_of_traces
+    products = products_of(records)
     new: Traces = {}
     for group in graph.traced_groups:
         members = trace_sites(graph, group)
@@ -105,29 +112,29 @@ def update(graph: ETraceGraph, weights: Weights, jacobians: Jacobians, traces: T
             continue
         suffixes = suffix_products(
             group,
-            transition_blocks(group, jacobians),
+            transition_blocks(group, records),
             tuple(sorted(rows)),
-            num_steps(graph, jacobians),
+            num_steps(graph, records),
             products.times,
         )
         for site in members:
-            x = _input(graph, site, jacobians)
+            x = _input(graph, site, records)
             own_weights = weights[site.relation.key]
-            records = x, jacobians["Df"]
-            new.update(_updated(site, suffixes, records, own_weights, traces, products))
+            entering = x, records.Df
+            new.update(_updated(site, suffixes, entering, own_weights, traces, products))
     return pack_like(graph, new, before)
 
 
 def _updated(
     site: TraceSite,
     suffixes: tuple[Blocks, Blocks],
-    records: tuple[Any, Any],
+    entering: tuple[Any, Any],
     weights: Any,
     traces: Traces,
     products: Products,
 ) -> Traces:
     """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one site."""
-    (each, first), (x, Df) = suffixes, records
+    (each, first), (x, Df) = suffixes, entering
     columns = _columns(site, traces)
     pick = (lambda value: value) if columns is None else columns.pick
     if columns is not None:
@@ -144,13 +151,13 @@ def _updated(
             for j in keys
             if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
         ]
-        entering = [
+        added = [
             pick(products.times(site.table(each[i, m]), Df[keys[m]]))
             for m in keys
             if (i, m) in each and keys[m] in Df
         ]
-        if entering:
-            factor = sum(entering[1:], entering[0])
+        if added:
+            factor = sum(added[1:], added[0])
             terms.append(_entered(site, x, factor, weights, products))
         new[keys[i]] = jax.tree.map(_sum_like, traces[keys[i]], *terms)
     return new
@@ -173,13 +180,13 @@ def _sum_like(old: Any, *parts: jax.Array) -> jax.Array:
     return sum(parts[1:], parts[0]).astype(old.dtype)
 
 
-def _input(graph: ETraceGraph, site: TraceSite, jacobians: Jacobians) -> Any:
+def _input(graph: ETraceGraph, site: TraceSite, records: Records) -> Any:
     has_input = site.relation.x_var is not None
-    return jacobians["x"][x_key(graph, site.relation)] if has_input else None
+    return records.x[x_key(graph, site.relation)] if has_input else None
 
 
 def solve(
-    graph: ETraceGraph, weights: Weights, jacobians: Jacobians, signal: Probes, traces: Traces
+    graph: ETraceGraph, weights: Weights, records: Records, signal: Probes, traces: Traces
 ) -> tuple[Weights, None]:
     """Return the gradient of a recorded chunk with respect to the operands.
 
@@ -189,34 +196,34 @@ def solve(
     ----------
     graph, weights
         The compiled model and its operands.
-    jacobians
-        Recorded, time first.
+    records
+        Of the chunk.
     signal
         Learning signals by state name, time first, in the layout of the new variables.
     traces
         Traces before the chunk.
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
-    traces, products = _first_step(graph, jacobians, traces), products_of_gradient(jacobians)
+    traces, products = _first_step(graph, records, traces), products_of_gradient(records)
     for group in graph.traced_groups:
-        blocks = transition_blocks(group, jacobians)
+        blocks = transition_blocks(group, records)
         adjoint, mu = backward(group, blocks, signals(group, signal), products.times)
-        gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint, products))
+        gradients = add(gradients, _direct(graph, group, weights, records, adjoint, products))
         gradients = add(gradients, _carried(graph, group, weights, mu, traces, products))
     return like(weights, gradients), None
 
 
-def _first_step(graph: ETraceGraph, jacobians: Jacobians, traces: Traces) -> Traces:
+def _first_step(graph: ETraceGraph, records: Records, traces: Traces) -> Traces:
     """Return traces as the first step of a chunk finds them."""
-    if "restart" not in jacobians:
+    if records.restart is None:
         return traces
-    return restart(graph, traces, jacobians["restart"][""][0])
+    return restart(graph, traces, records.restart[0])
 
 
 def solve_step(
     graph: ETraceGraph,
     weights: Weights,
-    jacobians: Jacobians,
+    records: Records,
     signal: Probes,
     before: Traces,
     after: Traces,
@@ -228,7 +235,7 @@ def solve_step(
     in place; reading them as well would make XLA copy them.
     """
     gradients = jax.tree.map(jnp.zeros_like, weights)
-    before = _first_step(graph, jacobians, before)
+    before = _first_step(graph, records, before)
     for group in graph.traced_groups:
         now = signals(group, signal)
         members = [(site, kept_states(site, after)) for site in trace_sites(graph, group)]
@@ -241,9 +248,9 @@ def solve_step(
             adjoint = {a: value for a, value in now.items() if a not in stored}
             past, traces = {a: now[a][0] for a in stored}, after
         else:
-            adjoint, past = backward(group, transition_blocks(group, jacobians), now)
+            adjoint, past = backward(group, transition_blocks(group, records), now)
             traces = before
-        gradients = add(gradients, _direct(graph, group, weights, jacobians, adjoint, PLAIN))
+        gradients = add(gradients, _direct(graph, group, weights, records, adjoint, PLAIN))
         gradients = add(gradients, _carried(graph, group, weights, past, traces, PLAIN))
     return like(weights, gradients)
 
@@ -252,21 +259,21 @@ def _direct(
     graph: ETraceGraph,
     group: HiddenGroup,
     weights: Weights,
-    jacobians: Jacobians,
+    records: Records,
     adjoint: Any,
     products: Products,
 ) -> Weights:
     """Return ``Σ_s x^s ⊗ (Df^s · λ^s)`` for the relations of one group and some of its states."""
     gradients = {}
     for site in trace_sites(graph, group):
-        Df = jacobians["Df"]
+        Df = records.Df
         states = [a for a in site.influence.reached if a in adjoint and site.key(a) in Df]
         if states:
             terms = [products.times(site.table(adjoint[a]), Df[site.key(a)]) for a in states]
             factor = sum(terms[1:], terms[0])
             factor = jnp.sum(factor, axis=1) if site.has_fan_out else factor
             columns = active_outputs_of(site.relation, site.influence, states)
-            x, key = _input(graph, site, jacobians), site.relation.key
+            x, key = _input(graph, site, records), site.relation.key
             x = products.inputs(site, x, factor)
             gradients[key] = _pulled_back(site, columns, x, factor, weights[key])
     return gradients

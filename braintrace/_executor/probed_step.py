@@ -19,10 +19,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, HiddenGroup, StateLeaf
+from .._graph import ETraceGraph, HiddenGroup, StateLeaf, Weights
 from .._jax import Atom, Var, struct_of
 from .._jaxpr import evaluate
-from .jacobians import Inputs, Weights, with_weights
+from .jacobians import Inputs, with_weights
 from .zero import as_arrays
 
 Probes = dict[str, jax.Array]

@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._etrace_op import get_primitive_spec, propagate
-from .._graph import ActiveOutputs
-from .jacobians import Jacobians
+from .._graph import ActiveOutputs, Records
 from .layout import TraceSite
 from .zero import is_zero
 
@@ -81,15 +80,15 @@ PLAIN = Products(
 SELECTING = Products(_times, _inputs, _trace)
 
 
-def products_of_gradient(jacobians: Jacobians) -> Products:
+def products_of_gradient(records: Records) -> Products:
     """Return how the signals of a recorded chunk are multiplied.
 
     Without a mask, a step that is not finite has a loss that is not either, and its gradient is
     right to say so.
     """
-    return SELECTING if "mask" in jacobians else PLAIN
+    return SELECTING if records.has_mask else PLAIN
 
 
-def products_of_traces(jacobians: Jacobians) -> Products:
+def products_of_traces(records: Records) -> Products:
     """Return how the traces before and after a recorded chunk are multiplied."""
-    return SELECTING if "mask" in jacobians or "restart" in jacobians else PLAIN
+    return SELECTING if records.has_mask or records.restart is not None else PLAIN

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, HiddenGroup
-from .jacobians import Jacobians, transition_key
+from .._graph import ETraceGraph, HiddenGroup, Records
+from .jacobians import transition_key
 from .layout import new_state_to_positions, old_state_to_positions
 from .probed_step import Probes, pre_step_probe
 
@@ -32,9 +32,9 @@ Blocks = dict[tuple[int, int], jax.Array]
 """Blocks of an ``n × n`` matrix per position, by ``(row, column)``; missing ones are zero."""
 
 
-def transition_blocks(group: HiddenGroup, jacobians: Jacobians) -> Blocks:
+def transition_blocks(group: HiddenGroup, records: Records) -> Blocks:
     """Return the recorded ``D`` of a group."""
-    return {(a, c): jacobians["D"][transition_key(group, a, c)] for a, c in group.transition}
+    return {(a, c): records.D[transition_key(group, a, c)] for a, c in group.transition}
 
 
 def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
@@ -169,7 +169,7 @@ def _reachable(group: HiddenGroup, rows: tuple[int, ...]) -> list[tuple[int, int
         pairs = more
 
 
-def num_steps(graph: ETraceGraph, jacobians: Jacobians) -> int:
+def num_steps(graph: ETraceGraph, records: Records) -> int:
     """Return the length of a recorded chunk; 1 where no operation has a trace."""
-    recorded = jax.tree.leaves(jacobians["Df"])
+    recorded = jax.tree.leaves(records.Df)
     return int(recorded[0].shape[0]) if recorded else 1

@@ -8,12 +8,14 @@ and the recursions of the traces and of the adjoint, fed with that, are those of
 sequences. ``restart`` is a boolean for all samples, or one per entry of the states' first axis.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, HiddenGroup
-from .jacobians import Jacobians, transition_key
+from .._graph import ETraceGraph, HiddenGroup, Records
+from .jacobians import transition_key
 from .probed_step import Probes, pre_step_probe
 
 
@@ -37,15 +39,15 @@ def at_positions(group: HiddenGroup, per_sample: jax.Array) -> jax.Array:
     return per_sample[sample].reshape(group.shape)
 
 
-def restarted(graph: ETraceGraph, records: Jacobians, restart: jax.Array) -> Jacobians:
+def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Records:
     """Return the records of one step, before which some samples have started anew."""
-    transitions = dict(records["D"])
+    transitions = dict(records.D)
     for group in graph.traced_groups:
         for a, c in group.transition:
             key = transition_key(group, a, c)
             is_new = at_positions(group, restart)
             transitions[key] = jnp.where(is_new, 0, transitions[key])
-    return {**records, "D": transitions, "restart": {"": restart}}
+    return dataclasses.replace(records, D=transitions, restart=restart)
 
 
 def restarted_probes(graph: ETraceGraph, probes: Probes, restart: jax.Array) -> Probes:

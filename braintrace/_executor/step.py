@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph
+from .._graph import ETraceGraph, Records, Weights
 from .._jax import Var, struct_of, zeros_mapped_like
-from .jacobians import Inputs, Jacobians, Weights, jacobians, operands
+from .jacobians import Inputs, jacobians, operands
 from .probed_step import Probes, finish, hold_old_states, pre_step_probe, probe_shapes, probed_step
 from .products import products_of_traces
 from .restart import restarted, restarted_probes
@@ -31,16 +31,16 @@ class TraceMethod:
     init
         ``(graph, every_state, dtype) -> traces``, all zero.
     update
-        ``(graph, weights, jacobians, traces) -> traces`` over a recorded chunk.
+        ``(graph, weights, records, traces) -> traces`` over a recorded chunk.
     solve
-        ``(graph, weights, jacobians, signal, traces) -> (gradients, after)`` of a recorded
+        ``(graph, weights, records, signal, traces) -> (gradients, after)`` of a recorded
         chunk; gradients are linear in the signal, and the traces are those before the chunk.
         ``after`` are those after it where they come along, equal to those of ``update``, or None.
     carried
         ``(graph, weights, signal, traces, products) -> gradients`` through the states before a
         window; ``products`` is how signals and traces are multiplied.
     solve_step
-        ``(graph, weights, jacobians, signal, before, after) -> gradients`` of one step, from
+        ``(graph, weights, records, signal, before, after) -> gradients`` of one step, from
         the traces on both sides of it.
     restart
         ``(graph, traces, flags) -> traces`` that start anew where the flags, one for all samples
@@ -106,7 +106,7 @@ def single_step(
     shapes = probe_shapes(graph)
 
     @jax.custom_vjp
-    def probe(weights: Weights, records: Jacobians, before: Traces, after: Traces) -> Probes:
+    def probe(weights: Weights, records: Records, before: Traces, after: Traces) -> Probes:
         return zeros_mapped_like(shapes, (weights, records, before, after))
 
     def probe_forward(*arguments: Any) -> Any:
@@ -131,13 +131,13 @@ def solve_chunk(
     graph: ETraceGraph,
     method: TraceMethod,
     weights: Weights,
-    jacobians: Jacobians,
+    records: Records,
     signal: Probes,
     traces: Traces,
 ) -> tuple[Weights, Traces | None]:
     """Return the gradient of a recorded chunk, and the traces after it if they come along."""
-    gradients, after = method.solve(graph, weights, jacobians, signal, traces)
-    gradients = with_pre_step_signal(graph, method, weights, jacobians, signal, traces, gradients)
+    gradients, after = method.solve(graph, weights, records, signal, traces)
+    gradients = with_pre_step_signal(graph, method, weights, records, signal, traces, gradients)
     return gradients, after
 
 
@@ -145,7 +145,7 @@ def with_pre_step_signal(
     graph: ETraceGraph,
     method: TraceMethod,
     weights: Weights,
-    jacobians: Jacobians,
+    records: Records,
     signal: Probes,
     traces: Traces,
     gradients: Weights,
@@ -155,7 +155,7 @@ def with_pre_step_signal(
     if not states:
         return gradients
     pre_step = {state.name: signal[pre_step_probe(state)][0] for state in states}
-    past = carried_into(graph, method, weights, jacobians, pre_step, traces)
+    past = carried_into(graph, method, weights, records, pre_step, traces)
     return jax.tree.map(jnp.add, gradients, past)
 
 
@@ -163,12 +163,12 @@ def carried_into(
     graph: ETraceGraph,
     method: TraceMethod,
     weights: Weights,
-    jacobians: Jacobians,
+    records: Records,
     signal: dict[str, jax.Array],
     traces: Traces,
 ) -> Weights:
     """Return the gradient through the states before a recorded chunk."""
-    return method.carried(graph, weights, signal, traces, products_of_traces(jacobians))
+    return method.carried(graph, weights, signal, traces, products_of_traces(records))
 
 
 def as_chunk(tree: Any) -> Any:
@@ -205,7 +205,7 @@ def enter_window(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces
     return {**inputs, **entered}
 
 
-def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Jacobians]:
+def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
     """Run one step of a window, differentiable in full, and record its Jacobians."""
     weights = operands(graph, inputs)
     outputs, new_states = finish(graph, inputs, {})
@@ -214,7 +214,7 @@ def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var
 
 def recorded_step(
     graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
-) -> tuple[list[Any], dict[Var, Any], Jacobians]:
+) -> tuple[list[Any], dict[Var, Any], Records]:
     """Run one step with given probes, and record its Jacobians."""
     outputs, new_states = probed_step(graph, inputs, weights, probes)
     return outputs, new_states, jacobians(graph, inputs, weights)

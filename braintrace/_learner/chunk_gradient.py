@@ -6,6 +6,7 @@ where `run` has computed them anyway), ``traces_after`` (that update) and ``tota
 by parameter).
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
-from .._executor import Weights, carried_into, solve_chunk, zero_probes
+from .._executor import carried_into, solve_chunk, zero_probes
+from .._graph import Weights
 from .._runtime import add_to_states
 from .padding import leaving_gradients_alone
 from .pure_step import PureStep
@@ -203,7 +205,7 @@ class WindowChunk:
         (_, (written, (losses, aux, records))), (found, signal) = differentiate(parameters, probes)
         inside = jax.tree.map(jnp.add, inside, found)
         if self._has_mask:
-            records = {**records, "mask": {}}
+            records = dataclasses.replace(records, has_mask=True)
         past = carried_into(self._graph, self._method, weights, records, signal, traces)
         before = jax.tree.map(jnp.add, before, past)
         return (written, (inside, before), records), (losses, aux)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._graph import Records
 from .._jax import Atom, Var, is_var
 from .._jaxpr import Program, evaluate, program_of
 from .pure_step import PureStep
@@ -156,7 +157,7 @@ class StepGradient:
         varying = {**dict(sequences), **dict(zip(self._recorded, recorded, strict=True))}
         signal, loss, aux, records = self._over_time(known, varying, len(chunk[1]))
         if self._has_mask:
-            records = {**records, "mask": {}}
+            records = dataclasses.replace(records, has_mask=True)
         return StepResult(live, signal, written, loss, aux, records, records)
 
     def records(self, kept: Any) -> Any:
@@ -214,9 +215,10 @@ def over_time(tree: Any, steps: int) -> Any:
     return jax.tree.map(of_leaf, tree)
 
 
-def stretched(records: Any, steps: int) -> Any:
+def stretched(records: Records, steps: int) -> Records:
     """Give records a full time axis, but for transitions ``D`` that do not change."""
-    return {**over_time({**records, "D": {}}, steps), "D": records["D"]}
+    rest: Records = over_time(dataclasses.replace(records, D={}), steps)
+    return dataclasses.replace(rest, D=records.D)
 
 
 def zero_sum(value: jax.Array) -> jax.Array:
