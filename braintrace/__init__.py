@@ -7,7 +7,6 @@ from ._algorithms import ETraceAlgorithm as ETraceAlgorithm
 from ._algorithms import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._algorithms import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from ._algorithms import pp_prop as pp_prop
-from ._compiler import compile_etrace_graph as compile_etrace_graph
 from ._errors import BraintraceError as BraintraceError
 from ._errors import CompilationError as CompilationError
 from ._errors import DtypeError as DtypeError
@@ -54,5 +53,6 @@ from ._learner import gradient_check as gradient_check
 from ._runtime import EligibilityTraces as EligibilityTraces
 from ._runtime import MultiStepData as MultiStepData
 from ._runtime import SingleStepData as SingleStepData
+from ._runtime import compile_etrace_graph as compile_etrace_graph
 
 __version__ = "0.1.0"

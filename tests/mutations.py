@@ -102,8 +102,8 @@ MUTATIONS = [
     Mutation(
         "late probe of the last step",
         "_executor/step.py",
-        "pre_step = {state.name: signal[pre_step_probe(state)][0] for state in states}",
-        "pre_step = {state.name: signal[pre_step_probe(state)][-1] for state in states}",
+        "mu = {state.name: signal[pre_step_probe(state)][0] for state in states}",
+        "mu = {state.name: signal[pre_step_probe(state)][-1] for state in states}",
         (
             "tests/test_d_rtrl_exact.py"
             "::test_float64_in_several_chunks_and_a_remainder[alif_late_threshold]",
@@ -112,15 +112,15 @@ MUTATIONS = [
     ),
     # one step
     Mutation(
-        "solve_step reads the new trace whenever any state has one",
+        "a step reads the new trace whenever any state has one",
         "_executor/param_dim.py",
-        "if {a for a, _ in group.transition} <= stored:",
-        "if {a for a, _ in group.transition} & stored:",
+        "if after is not None and {a for a, _ in group.transition} <= stored:",
+        "if after is not None and {a for a, _ in group.transition} & stored:",
         zoo("ReadsAnOldState-d_rtrl"),
         "what a state without a trace has from the step before is lost",
     ),
     Mutation(
-        "solve_step without the states that have no trace",
+        "a step without the states that have no trace",
         "_executor/param_dim.py",
         "adjoint = {a: value for a, value in now.items() if a not in stored}",
         "adjoint = {}",
@@ -162,7 +162,7 @@ MUTATIONS = [
     # fan-outs and layouts
     Mutation(
         "first of several positions in a chunk",
-        "_executor/param_dim.py",
+        "_executor/direct.py",
         "factor = jnp.sum(factor, axis=1)",
         "factor = factor[:, 0]",
         zoo("SharedDrive-d_rtrl"),
@@ -288,7 +288,7 @@ MUTATIONS = [
     Mutation(
         "traces of a sample multiplied by zero",
         "_executor/param_dim.py",
-        "traces = restart(graph, traces, records.restart.any(0))",
+        "traces = _restarted(graph, traces, records.restart.any(0))",
         "traces = dict(traces)",
         ("tests/test_not_finite.py::test_parameters_of_a_stream",),
         "one NaN stays in the traces, and then in the parameters, for ever",
@@ -448,8 +448,8 @@ MUTATIONS = [
     Mutation(
         "windows with the traces that single steps keep",
         "_executor/param_dim.py",
-        "states = site.influence.reached if every_state else site.influence.stored",
-        "states = site.influence.stored",
+        "stored = site.influence.reached if every_state else site.influence.stored",
+        "stored = site.influence.stored",
         ("tests/test_multi_step.py::test_shorter_windows[lstm_fused]",),
         "a window gets nothing by way of states that only mixing reads",
     ),

@@ -8,7 +8,8 @@ from assertions import assert_gradients_close
 from operation_cases import BATCH, CASES, STEPS, Diagonal, bptt, by_name, es_d_rtrl, loss
 
 import braintrace
-from braintrace._executor import param_dim
+from braintrace._executor import ParameterTraces
+from braintrace._graph import Records
 
 each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -100,16 +101,16 @@ def test_a_chunk_builds_no_trace_per_position(name):
     x = jnp.ones((steps, *relation.x_var.aval.shape))
     y = jnp.ones((steps, *relation.y_var.aval.shape))
     group = graph.hidden_groups[0]
-    records = {
-        "x": {relation.key: x},
-        "D": {"h<h": jnp.ones((steps, *group.shape))},
-        "Df": {f"{relation.key}>h": y},
-    }
+    records = Records(
+        x={relation.key: x},
+        D={"h<h": jnp.ones((steps, *group.shape))},
+        Df={f"{relation.key}>h": y},
+    )
 
-    def solve(records, signal):
-        return param_dim.solve(graph, weights, records, signal, {})
+    def gradient(records, signal):
+        return ParameterTraces().gradient(graph, weights, records, signal, {})
 
-    trace = sum(leaf.size for leaf in jax.tree.leaves(param_dim.init(graph, False)))
-    largest = largest_array(solve, records, {"h": y})
+    trace = sum(leaf.size for leaf in jax.tree.leaves(learner.algorithm.zero_traces()))
+    largest = largest_array(gradient, records, {"h": y})
     assert largest <= max(x.size, y.size)
     assert largest < steps * trace

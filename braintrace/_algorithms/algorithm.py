@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import brainstate
 import jax
@@ -21,9 +21,9 @@ from .._arguments import (
 )
 from .._compiler import CompilerOptions
 from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
-from .._executor import TraceMethod
+from .._executor import as_arrays, restart_traces, size_in_bytes, starting_traces
 from .._foreign import in_words
-from .._graph import ETraceGraph
+from .._graph import ETraceGraph, TraceMethod, Traces
 from .._interrupts import interruptible, uninterrupted
 from .._jax import strongly_typed
 from .._runtime.batch_axes import arguments_for_batch
@@ -79,7 +79,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     -----
     Call it inside your own ``brainstate.transform.grad``, ``jit``, ``for_loop`` or ``scan``.
     One ``grad`` around many calls gives the sum of the gradients of the calls.
+
+    An algorithm is a class that gives its `method`, and whose ``names`` `braintrace.compile` takes.
     """
+
+    names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -107,7 +111,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def method(self) -> TraceMethod:
-        """The functions that carry this algorithm's traces."""
+        """The learning rule: how traces are carried, and what gradient they give."""
 
     @property
     def graph(self) -> ETraceGraph:
@@ -200,17 +204,28 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self._by_shapes[self._shapes] = self._compiled
 
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
-        options = CompilerOptions(self.strict, self.unroll_limit, self._every_state)
-        return compile_step(self.model, self.method, example, batch_size, options)
+        # A window's gradient goes back, through mixing, to states that no trace is read from.
+        options = CompilerOptions(self.strict, self.unroll_limit, self.vjp_method == "multi-step")
+        step = (self.model, self.method, example, batch_size, options)
+        return compile_step(*step, self.trace_dtype)
+
+    def starting_traces(self) -> Traces:
+        """Return traces at the start of a sequence; those that are zero are given by shapes."""
+        return starting_traces(self.compiled.trace_specs)
+
+    def zero_traces(self) -> Traces:
+        """Return traces as they are at the start of a sequence."""
+        traces: Traces = as_arrays(self.starting_traces())
+        return traces
 
     @property
-    def _every_state(self) -> bool:
-        """Whether gradients go back, through mixing, to states that no trace is read from."""
-        return self.vjp_method == "multi-step"
+    def trace_bytes(self) -> int:
+        """Size of the traces that are carried."""
+        return size_in_bytes(self.compiled.trace_specs)
 
-    def zero_traces(self) -> Any:
-        """Return traces as they are at the start of a sequence."""
-        return self.method.init(self.graph, self._every_state, self.trace_dtype)
+    def restarted_traces(self, traces: Traces, flags: jax.Array) -> Traces:
+        """Return traces that start anew where flags, of one sample each or of all, are true."""
+        return restart_traces(self.compiled.trace_specs, traces, flags)
 
     def _reset_traces(self) -> None:
         self.traces.leave(self.zero_traces, zero=True)

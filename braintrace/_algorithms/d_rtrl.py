@@ -1,16 +1,7 @@
 """D-RTRL: real-time recurrent learning with a position-by-position transition."""
 
-from .._executor import TraceMethod, param_dim
+from .._executor import ParameterTraces
 from .algorithm import ETraceAlgorithm
-
-_METHOD = TraceMethod(
-    init=param_dim.init,
-    update=param_dim.update,
-    solve=param_dim.solve,
-    carried=param_dim.carried,
-    solve_step=param_dim.solve_step,
-    restart=param_dim.restart,
-)
 
 
 class D_RTRL(ETraceAlgorithm):
@@ -51,10 +42,12 @@ class D_RTRL(ETraceAlgorithm):
     [1.0, 1.5, 1.75]
     """
 
+    names = ("d_rtrl",)
+
     @property
-    def method(self) -> TraceMethod:
-        """The functions that carry parameter-dimension traces."""
-        return _METHOD
+    def method(self) -> ParameterTraces:
+        """Parameter-dimension traces."""
+        return ParameterTraces()
 
 
 ParamDimVjpAlgorithm = D_RTRL

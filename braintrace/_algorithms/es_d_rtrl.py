@@ -1,6 +1,5 @@
 """ES-D-RTRL (pp-prop): traces of the size of an operation's input and output."""
 
-import functools
 from typing import Any
 
 import brainstate
@@ -8,7 +7,7 @@ import numpy as np
 
 from .._arguments import is_integer
 from .._errors import OptionError
-from .._executor import TraceMethod, io_dim
+from .._executor import InputOutputTraces, decay_of
 from .algorithm import ETraceAlgorithm
 
 
@@ -41,6 +40,8 @@ class ES_D_RTRL(ETraceAlgorithm):
     0.5
     """
 
+    names = ("es_d_rtrl", "pp_prop")
+
     def __init__(
         self,
         model: brainstate.nn.Module,
@@ -50,7 +51,7 @@ class ES_D_RTRL(ETraceAlgorithm):
         super().__init__(model, **options)
         is_decay = isinstance(decay_or_rank, (float, np.floating))
         if is_integer(decay_or_rank) and decay_or_rank >= 1:
-            self.decay = io_dim.decay_of(int(decay_or_rank))
+            self.decay = decay_of(int(decay_or_rank))
         elif is_decay and 0.0 <= decay_or_rank < 1.0:
             self.decay = float(decay_or_rank)
         else:
@@ -60,17 +61,9 @@ class ES_D_RTRL(ETraceAlgorithm):
             )
 
     @property
-    def method(self) -> TraceMethod:
-        """The functions that carry input/output-dimension traces."""
-        return TraceMethod(
-            init=functools.partial(io_dim.init, self.decay),
-            update=functools.partial(io_dim.update, self.decay),
-            solve=functools.partial(io_dim.solve, self.decay),
-            carried=functools.partial(io_dim.carried, self.decay),
-            solve_step=functools.partial(io_dim.solve_step, self.decay),
-            restart=functools.partial(io_dim.restart, self.decay),
-            check=io_dim.check,
-        )
+    def method(self) -> InputOutputTraces:
+        """Input/output-dimension traces."""
+        return InputOutputTraces(self.decay)
 
 
 pp_prop = ES_D_RTRL

@@ -3,7 +3,6 @@
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
 from .derivative import Derivatives as Derivatives
-from .etrace_graph import compile_etrace_graph as compile_etrace_graph
 from .slots import components as components
 from .slots import join_components as join_components
 from .slots import split_components as split_components

@@ -18,7 +18,7 @@ from typing import Any
 import brainstate
 
 from .._arguments import BOOLEAN, MODEL, NOT_NEGATIVE, check_option
-from .._graph import Boundary, ETraceGraph, TracedModel
+from .._graph import ETraceGraph, TracedModel, TraceMethod
 from .._typing import Path
 from .analysis import Analysis
 from .backward import states_as_outputs
@@ -58,11 +58,11 @@ def compile_model(
     arguments: tuple[Any, ...],
     batch_size: int | None,
     options: CompilerOptions,
-    boundary: Boundary,
+    method: TraceMethod,
 ) -> tuple[ETraceGraph, Mapping[Path, brainstate.State]]:
     """Return the graph, and the States outside the model that a step touches (random keys).
 
-    The ``boundary`` is that of the rule by which the model is to learn; see `TraceMethod`.
+    The ``method`` is the rule by which the model is to learn.
     """
     check_option("model", model, MODEL)
     check_option("strict", options.strict, BOOLEAN)
@@ -81,10 +81,16 @@ def compile_model(
     relations = find_relations(step)
 
     # What is left out of the gradient is told, as far as this rule leaves it out.
-    diagnostics = reported(diagnose(step, relations, boundary), boundary)
-    check_learns(model, step, relations, diagnostics, boundary)
+    diagnostics = reported(diagnose(step, relations, method.boundary), method.boundary)
+    check_learns(model, step, relations, diagnostics, method.boundary)
     publish(diagnostics, options.strict)
-    return ETraceGraph(step.traced, tuple(step.groups), tuple(relations), diagnostics), outside
+
+    # Last of all, what the rule carries from step to step.
+    found = (step.traced, tuple(step.groups), tuple(relations), diagnostics)
+    graph = ETraceGraph(*found, needs=method.needs, trace_specs={})
+    method.check(graph)
+    specs = method.trace_specs(graph, options.every_state)
+    return dataclasses.replace(graph, trace_specs=specs), outside
 
 
 def _with_loops_split(traced: TracedModel, options: CompilerOptions) -> GroupedStep:

@@ -21,52 +21,58 @@ Of more than two states, each one in their order is packed with the next that is
 rest stay alone.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._etrace_op import PARTS_OF_COMPLEX, get_primitive_spec
-from .._graph import ETraceGraph
+from .._graph import ETraceGraph, Traces, TraceSpec, TraceSpecs
 from .layout import TraceSite, trace_sites
 from .zero import is_zero
 
-Traces = dict[str, Any]
 BACKENDS = ("cpu", "gpu")
 """Where a complex number is read and written as one. Elsewhere its parts are apart anyway, and
 packing them saves nothing."""
 
 
-def pack(graph: ETraceGraph, traces: Traces) -> Traces:
-    """Return the traces of single states with those of coupled states as pairs."""
-    found = dict(traces)
-    if jax.default_backend() in BACKENDS:
-        for site in trace_sites(graph):
-            for states in _states_to_pack(site, traces):
-                _pack_two(found, site, states)
-    return found
-
-
-def _states_to_pack(site: TraceSite, traces: Traces) -> Iterator[tuple[int, int]]:
-    """Yield coupled states whose traces can share an array."""
+def coupled_states(site: TraceSite, states: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of coupled states among some, whose traces can be computed as complex numbers."""
     if not get_primitive_spec(site.relation.primitive).holomorphic:
         return
-    left = [a for a in site.influence.reached if site.key(a) in traces]
+    left = [a for a in site.influence.reached if a in states]
     while left:
         a, *left = left
         for c in left:
-            is_coupled = not {(a, c), (c, a)}.isdisjoint(site.group.transition)
-            if is_coupled and _can_share(traces[site.key(a)], traces[site.key(c)]):
+            if not {(a, c), (c, a)}.isdisjoint(site.group.transition):
                 left.remove(c)
                 yield a, c
                 break
 
 
-def _can_share(*traces: Any) -> bool:
-    dtypes = {leaf.dtype for leaf in jax.tree.leaves(traces)}
-    return len(dtypes) == 1 and dtypes <= PARTS_OF_COMPLEX
+def pack_specs(specs: TraceSpecs) -> TraceSpecs:
+    """Return the specifications of traces with those of coupled states as pairs."""
+    if jax.default_backend() not in BACKENDS:
+        return specs
+    found = dict(specs)
+    for key, trace in specs.items():
+        (first, *_) = jax.tree.leaves(trace) or [None]
+        if first is not None and _can_share(trace, specs.get(first.packed_with)):
+            (other, *_) = jax.tree.leaves(found.pop(first.packed_with))
+            found[f"{key}+{other.state}"] = jax.tree.map(_as_complex, found.pop(key))
+    return found
+
+
+def _can_share(trace: Any, other: Any) -> bool:
+    dtypes = {jnp.dtype(spec.dtype) for spec in jax.tree.leaves((trace, other))}
+    return other is not None and len(dtypes) == 1 and dtypes <= PARTS_OF_COMPLEX
+
+
+def _as_complex(spec: TraceSpec) -> TraceSpec:
+    return dataclasses.replace(spec, dtype=jnp.result_type(spec.dtype, jnp.complex64))
 
 
 def _key(site: TraceSite, a: int, c: int) -> str:

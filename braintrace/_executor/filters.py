@@ -4,24 +4,19 @@ See `io_dim` for what they are. They are carried along a chunk with all outputs 
 and kept from chunk to chunk without those that no filter ever changes.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._etrace_op import add_to_filter, get_primitive_spec
-from .._graph import (
-    ActiveOutputs,
-    ETraceGraph,
-    HiddenParamOpRelation,
-    Records,
-    active_outputs_of,
-)
+from .._etrace_op import ETP_RULES_INIT_PP, add_to_filter, get_primitive_spec, zero_filter
+from .._graph import ETraceGraph, HiddenParamOpRelation, Records, Role, Traces, TraceSpec
+from .active_outputs import ActiveOutputs, active_outputs_of
 from .jacobians import transition_key
 from .layout import TraceSite, filter_key, output_keys, trace_sites, x_key
-from .param_dim import Traces
 from .recursion import num_steps
 from .restart import at_positions, over_first_axis
 from .zero import as_arrays, widened
@@ -50,7 +45,7 @@ def outputs_of(graph: ETraceGraph) -> dict[str, tuple[TraceSite, int]]:
     return {site.key(a): (site, a) for site, a in every if shared[site.key(a)] == site.key(a)}
 
 
-def _columns(graph: ETraceGraph, outputs: Arrays) -> dict[str, ActiveOutputs]:
+def _columns(graph: ETraceGraph, outputs: Mapping[str, Any]) -> dict[str, ActiveOutputs]:
     """Return the columns that are kept of the output-shaped traces with others that stay zero."""
     found = {}
     for key, (site, _) in outputs_of(graph).items():
@@ -59,6 +54,97 @@ def _columns(graph: ETraceGraph, outputs: Arrays) -> dict[str, ActiveOutputs]:
         if columns is not None:
             found[key] = columns
     return found
+
+
+def specs_of_inputs(graph: ETraceGraph) -> dict[str, TraceSpec]:
+    """Return what is known of the filters of inputs, by name."""
+    specs = {}
+    for site in trace_sites(graph):
+        relation = site.relation
+        if relation.x_var is not None:
+            shape = _shape_of_input_filter(relation)
+            key = filter_key(graph, relation)
+            specs[key] = TraceSpec(
+                shape.shape,
+                shape.dtype,
+                _axes(relation, len(shape.shape), "input"),
+                relation=key,
+                operand="input",
+                samples=functools.partial(_rows_of_samples, graph, key, len(shape.shape)),
+            )
+    return specs
+
+
+def _shape_of_input_filter(relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct:
+    operation = relation.primitive, relation.params
+    found: jax.ShapeDtypeStruct = jax.eval_shape(
+        lambda: zero_filter(*operation, relation.x_var, relation.y_var)
+    )
+    return found
+
+
+def _rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return which rows of a filter of inputs belong to samples whose flag is set."""
+    rows = [
+        _rows(site, flags)
+        for site in trace_sites(graph)
+        if site.relation.x_var is not None and filter_key(graph, site.relation) == key
+    ]
+    return over_first_axis(functools.reduce(jnp.logical_or, rows), ndim)
+
+
+def specs_of_outputs(graph: ETraceGraph, every_state: bool) -> dict[str, TraceSpec]:
+    """Return what is known of the output-shaped traces, by name."""
+    shared, dtypes = output_keys(graph), {}
+    for site in trace_sites(graph):
+        relation, influence = site.relation, site.influence
+        for a in influence.reached if every_state else influence.stored:
+            dtypes[shared[site.key(a)]] = _dtype_of_outputs(relation)
+    columns = _columns(graph, dtypes)
+    return {
+        key: _spec_of_output(*outputs_of(graph)[key], columns.get(key), dtype)
+        for key, dtype in dtypes.items()
+    }
+
+
+def _dtype_of_outputs(relation: HiddenParamOpRelation) -> Any:
+    rule = ETP_RULES_INIT_PP[relation.primitive]
+    variables = dict(relation.trainable_vars)
+    return jax.eval_shape(lambda: rule(relation.x_var, relation.y_var, variables, 1)).dtype
+
+
+def _spec_of_output(
+    site: TraceSite, state: int, columns: ActiveOutputs | None, dtype: Any
+) -> TraceSpec:
+    whole = jax.ShapeDtypeStruct(site.influence.slot_shape, dtype)
+    kept = whole if columns is None else jax.eval_shape(columns.pick, whole)
+    lead: tuple[Role, ...] = ("fan_out",) if site.has_fan_out else ()
+    return TraceSpec(
+        kept.shape,
+        dtype,
+        (*lead, *_axes(site.relation, len(kept.shape) - len(lead), "output")),
+        relation=site.relation.key,
+        state=site.group.states[state].name,
+        operand="output",
+        full_shape=whole.shape,
+        samples=functools.partial(_outputs_of_samples, site, columns),
+    )
+
+
+def _outputs_of_samples(
+    site: TraceSite, columns: ActiveOutputs | None, flags: jax.Array
+) -> jax.Array:
+    """Return which entries of an output-shaped trace belong to samples whose flag is set."""
+    found = site.table(at_positions(site.group, flags))
+    return found if columns is None else columns.pick(found)
+
+
+def _axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tuple[Role, ...]:
+    """Return what the axes of an operation's input or output run over."""
+    is_batched = get_primitive_spec(relation.primitive).batched
+    batch: list[Role] = ["batch"] if is_batched else []
+    spatial: list[Role] = ["spatial"] * (ndim - len(batch) - 1)
+    return tuple([*batch, *spatial, last][:ndim])
 
 
 def of_columns(graph: ETraceGraph, outputs: Arrays) -> Arrays:

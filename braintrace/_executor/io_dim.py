@@ -15,39 +15,51 @@ with ``t`` counted in steps since the traces were last zero. A chunk scans the t
 traces and takes the gradient as products over time and batch.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .._etrace_op import ETP_RULES_INIT_PP, get_primitive_spec, pull_back_filtered, zero_filter
-from .._graph import ETraceGraph, HiddenParamOpRelation, Records, Weights
+from .._etrace_op import get_primitive_spec, pull_back_filtered, zero_filter
+from .._graph import (
+    Boundary,
+    ETraceGraph,
+    HiddenParamOpRelation,
+    Record,
+    Records,
+    Role,
+    Signal,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
+    Weights,
+)
 from .._jax import struct_of
 from .._jaxpr import Kind, kinds_of
+from .direct import add, like
 from .filters import (
     Filters,
     counts_of,
     filters_of,
-    of_columns,
     outputs_of,
     recorded_inputs,
     run_filters,
-    started_anew,
+    specs_of_inputs,
+    specs_of_outputs,
     steps_key,
     traces_of,
     whole,
 )
 from .layout import filter_key, old_state_to_positions, output_keys, trace_sites
-from .param_dim import Traces, add, like
-from .probed_step import Probes
-from .products import PLAIN, Products, products_of_gradient
+from .products import Products, products_of_gradient, products_of_traces
 from .recursion import num_steps, scan_block, scan_records, signals
 from .restart import at_positions
-from .zero import as_arrays, narrowed, widened
+from .zero import as_arrays, widened
 
 Arrays = dict[str, Any]
 
@@ -56,56 +68,133 @@ BLOCK_BYTES = 2**23
 SHORTEST_BLOCK = 16
 
 
-def init(alpha: float, graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
-    """Return zero traces and a zero count of steps.
+@dataclasses.dataclass(frozen=True)
+class InputOutputTraces:
+    """A filter of every operation's input, and one of the sensitivity to every output.
 
-    Parameters
+    Attributes
     ----------
-    alpha
-        Decay of the filters.
-    graph
-        The compiled model.
-    every_state
-        Also for the states that no later step reads position by position.
-    dtype
-        Floating-point dtype that they are kept in; ``None``: that of the model.
+    decay
+        ``α`` of both.
     """
-    inputs: dict[str, Any] = {}
-    outputs: dict[str, Any] = {}
-    shared = output_keys(graph)
-    for site in trace_sites(graph):
-        relation, influence = site.relation, site.influence
-        if relation.x_var is not None:
-            key = filter_key(graph, relation)
-            inputs[key] = zero_filter(*site.operation, relation.x_var, relation.y_var)
-        rule = ETP_RULES_INIT_PP[relation.primitive]
-        zero = rule(relation.x_var, relation.y_var, dict(relation.trainable_vars), 1)[..., 0]
-        for a in influence.reached if every_state else influence.stored:
-            outputs[shared[site.key(a)]] = jnp.zeros(influence.slot_shape, zero.dtype)
-    kept = of_columns(graph, outputs)
-    traces = {"x": inputs, "f": kept, steps_key(alpha): jnp.zeros(_samples(graph), jnp.int32)}
-    return narrowed(traces, dtype)
 
+    decay: float
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
+    boundary: ClassVar[Boundary] = "cut"
 
-def check(graph: ETraceGraph) -> None:
-    """Raise unless every operation can be pulled back with a filter in the place of its input.
+    def check(self, graph: ETraceGraph) -> None:
+        """Raise unless every operation can be pulled back with a filter in place of its input.
 
-    Raises
-    ------
-    PrimitiveError
-        Naming the first operation that is not linear in its input and does not say what to filter.
-    """
-    for relation in graph.hidden_param_op_relations:
-        spec = get_primitive_spec(relation.primitive)
-        is_known = spec.linear_in_input or spec.input_filter is not None
-        if relation.x_var is None or is_known or _is_linear_in_input(relation):
-            continue
-        raise PrimitiveError(
-            f"ES_D_RTRL filters the input of '{relation.key}' ({relation.source}), but `xy_to_dw` "
-            f"of `{relation.primitive}` is not linear in that input. Give its specification an "
-            "`input_filter`, which says what to filter instead, or `linear_in_input=True` if JAX "
-            "cannot see that it is linear; or use `D_RTRL`."
+        Raises
+        ------
+        PrimitiveError
+            Naming the first operation that is not linear in its input and does not say what to
+            filter.
+        """
+        for relation in graph.hidden_param_op_relations:
+            spec = get_primitive_spec(relation.primitive)
+            is_known = spec.linear_in_input or spec.input_filter is not None
+            if relation.x_var is None or is_known or _is_linear_in_input(relation):
+                continue
+            raise PrimitiveError(
+                f"ES_D_RTRL filters the input of '{relation.key}' ({relation.source}), but "
+                f"`xy_to_dw` of `{relation.primitive}` is not linear in that input. Give its "
+                "specification an `input_filter`, which says what to filter instead, or "
+                "`linear_in_input=True` if JAX cannot see that it is linear; or use `D_RTRL`."
+            )
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return the two filters, shared where operations share them, and a count of steps."""
+        counts = _samples(graph)
+        of_samples: tuple[Role, ...] = ("batch",) if counts else ()
+        return {
+            "x": specs_of_inputs(graph),
+            "f": specs_of_outputs(graph, every_state),
+            steps_key(self.decay): TraceSpec(
+                counts, jnp.dtype("int32"), of_samples, takes_trace_dtype=False
+            ),
+        }
+
+    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
+        """Return the learning signals as they are."""
+        return signal
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after a recorded chunk."""
+        over_chunk = functools.partial(
+            scan_records, records=recorded_inputs(graph, records), steps=num_steps(graph, records)
         )
+        start = filters_of(graph, traces)
+        after, _ = run_filters(graph, self.decay, lambda *_: None, start, over_chunk)
+        counts = counts_of(self.decay, graph, records, traces)
+        return traces_of(self.decay, graph, after, counts[-1])
+
+    def gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        before: Traces,
+        after: Traces | None = None,
+    ) -> tuple[Weights, Traces]:
+        """Return the gradient of a recorded chunk, and the traces after it.
+
+        It is that of the traces before the chunk alone: those after it lack the states that no
+        later step reads. Where filtered inputs and factors of a chunk are larger than the caches,
+        the gradient is added up in blocks of steps: they are then read back before they have left
+        the caches.
+        """
+        by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
+        counts = counts_of(self.decay, graph, records, before)
+        corrected = jax.vmap(functools.partial(_corrected, self.decay, graph))(by_group, counts)
+        recorded = recorded_inputs(graph, records, corrected)
+        products = products_of_gradient(records)
+
+        def of_step(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
+            return eps_x, _factors(graph, now, eps_f, products)
+
+        def run(start: Filters, scan: Callable[..., Any]) -> tuple[Filters, Weights]:
+            over_records = functools.partial(scan, records=recorded)
+            last, (eps_x, factors) = run_filters(graph, self.decay, of_step, start, over_records)
+            return last, _contract(graph, weights, eps_x, factors, products)
+
+        steps, start = num_steps(graph, records), filters_of(graph, before)
+        length = _block_length(steps, start)
+        if length == steps:
+            last, gradients = run(start, functools.partial(scan_records, steps=steps))
+        else:
+            last, gradients = _added_up(run, start, weights, steps, length)
+        return like(weights, gradients), traces_of(self.decay, graph, last, counts[-1])
+
+    def entry_gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        mu: Signal,
+        traces: Traces,
+        records: Records | None = None,
+    ) -> Weights:
+        """Return the gradient that reaches the operands through the states before a window."""
+        traces, products = as_arrays(traces), products_of_traces(records)
+        dtype = jnp.result_type(*mu.values())
+        eps_x = {key: widened(x, dtype) for key, x in traces["x"].items()}
+        eps_f = widened(whole(graph, traces["f"]), dtype)
+        by_group = {
+            group.index: {
+                a: old_state_to_positions(group, a, mu[state.name])
+                for a, state in enumerate(group.states)
+                if state.name in mu
+            }
+            for group in graph.traced_groups
+        }
+        steps = traces[steps_key(self.decay)]
+        corrected = _corrected(self.decay, graph, by_group, steps)
+        found = eps_x, _factors(graph, corrected, eps_f, products)
+        eps_x, factors = jax.tree.map(lambda leaf: leaf[None], found)
+        return _contract(graph, weights, eps_x, factors, products)
 
 
 def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
@@ -132,19 +221,6 @@ def _samples(graph: ETraceGraph) -> tuple[int, ...]:
     return leads.pop() if len(leads) == 1 else ()
 
 
-def restart(alpha: float, graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
-    """Return traces that start anew where flags, of one sample each or of all, are true.
-
-    Raises
-    ------
-    OptionError
-        If samples that share an input are to start anew one by one.
-    """
-    filters = started_anew(graph, filters_of(graph, traces), flags)
-    steps = as_arrays(traces[steps_key(alpha)])
-    return traces_of(alpha, graph, filters, jnp.where(flags, 0, steps))
-
-
 def _corrected(
     alpha: float, graph: ETraceGraph, signal: dict[int, dict[int, Any]], steps: jax.Array
 ) -> Arrays:
@@ -163,54 +239,6 @@ def _corrected(
             wide = widened(found, jnp.float32)
             tables[key] = site.table(wide / at_positions(site.group, seen.astype(wide.dtype)))
     return tables
-
-
-def update(
-    alpha: float, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
-) -> Traces:
-    """Return the traces after a recorded chunk."""
-    over_chunk = functools.partial(
-        scan_records, records=recorded_inputs(graph, records), steps=num_steps(graph, records)
-    )
-    start = filters_of(graph, traces)
-    after, _ = run_filters(graph, alpha, lambda *_: None, start, over_chunk)
-    return traces_of(alpha, graph, after, counts_of(alpha, graph, records, traces)[-1])
-
-
-def solve(
-    alpha: float,
-    graph: ETraceGraph,
-    weights: Weights,
-    records: Records,
-    signal: Probes,
-    traces: Traces,
-) -> tuple[Weights, Traces]:
-    """Return the gradient of a recorded chunk, and the traces after it.
-
-    Where filtered inputs and factors of a chunk are larger than the caches, the gradient is added
-    up in blocks of steps: they are then read back before they have left the caches.
-    """
-    by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
-    counts = counts_of(alpha, graph, records, traces)
-    corrected = jax.vmap(functools.partial(_corrected, alpha, graph))(by_group, counts)
-    recorded = recorded_inputs(graph, records, corrected)
-    products = products_of_gradient(records)
-
-    def of_step(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
-        return eps_x, _factors(graph, now, eps_f, products)
-
-    def run(start: Filters, scan: Callable[..., Any]) -> tuple[Filters, Weights]:
-        over_records = functools.partial(scan, records=recorded)
-        after, (eps_x, factors) = run_filters(graph, alpha, of_step, start, over_records)
-        return after, _contract(graph, weights, eps_x, factors, products)
-
-    steps, start = num_steps(graph, records), filters_of(graph, traces)
-    length = _block_length(steps, start)
-    if length == steps:
-        after, gradients = run(start, functools.partial(scan_records, steps=steps))
-    else:
-        after, gradients = _added_up(run, start, weights, steps, length)
-    return like(weights, gradients), traces_of(alpha, graph, after, counts[-1])
 
 
 def _block_length(steps: int, filters: Filters) -> int:
@@ -242,49 +270,6 @@ def _added_up(
     firsts = jnp.arange(0, steps - rest, length)
     carry, _ = jax.lax.scan(lambda c, first: (add_block(c, first, length), None), carry, firsts)
     return add_block(carry, steps - rest, rest) if rest else carry
-
-
-def solve_step(
-    alpha: float,
-    graph: ETraceGraph,
-    weights: Weights,
-    records: Records,
-    signal: Probes,
-    before: Traces,
-    after: Traces,
-) -> Weights:
-    """Return the gradient of one step, from the traces before it alone.
-
-    Those after it lack the states that no later step reads.
-    """
-    return solve(alpha, graph, weights, records, signal, before)[0]
-
-
-def carried(
-    alpha: float,
-    graph: ETraceGraph,
-    weights: Weights,
-    signal: dict[str, jax.Array],
-    traces: Traces,
-    products: Products = PLAIN,
-) -> Weights:
-    """Return the gradient that reaches the operands through the states before a window."""
-    traces = as_arrays(traces)
-    dtype = jnp.result_type(*signal.values())
-    eps_x = {key: widened(x, dtype) for key, x in traces["x"].items()}
-    eps_f = widened(whole(graph, traces["f"]), dtype)
-    by_group = {
-        group.index: {
-            a: old_state_to_positions(group, a, signal[state.name])
-            for a, state in enumerate(group.states)
-            if state.name in signal
-        }
-        for group in graph.traced_groups
-    }
-    corrected = _corrected(alpha, graph, by_group, traces[steps_key(alpha)])
-    found = eps_x, _factors(graph, corrected, eps_f, products)
-    eps_x, factors = jax.tree.map(lambda leaf: leaf[None], found)
-    return _contract(graph, weights, eps_x, factors, products)
 
 
 def _factors(graph: ETraceGraph, signal: Arrays, eps_f: Arrays, products: Products) -> Arrays:

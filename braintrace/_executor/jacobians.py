@@ -91,7 +91,7 @@ def _traced_elements(relation: Any, group: int | None) -> np.ndarray | None:
 
 
 def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
-    """Return ``x``, ``D`` and ``Df`` of one step.
+    """Return what the learning rule needs of one step.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     values = _values(graph, inputs, weights)
     records = Records(x={}, D={}, Df={})
     for relation in graph.hidden_param_op_relations:
-        if relation.x_var is not None:
+        if "x" in graph.needs and relation.x_var is not None:
             records.x[x_key(graph, relation)] = values(relation.x_var)
     maxima = maxima_of(graph.traced.program)
     for group in graph.traced_groups:
@@ -159,12 +159,12 @@ def _rows(
     records: Records,
 ) -> None:
     """Add the row ``a = state`` of ``D`` and of ``Df``."""
-    old = [c for a, c in group.transition if a == state]
+    old = [c for a, c in group.transition if a == state and "D" in graph.needs]
     influences = [
         (site, point)
         for site in trace_sites(graph, group)
         for point in site.influence.injection_points
-        if point.state == state
+        if point.state == state and "Df" in graph.needs
     ]
     leaves: dict[Var, Any] = {group.states[c].in_var: inputs[group.states[c].in_var] for c in old}
     leaves.update({point.var: values(point.var) for _, point in influences})

@@ -15,72 +15,217 @@ For a recorded chunk of ``K`` steps this is, exactly and without a trace per ste
 (see `recursion`). One step is a chunk of one. The trace of a state that no later step reads
 position by position is not carried: column ``a`` of every ``D`` is zero for it.
 
-The learning signal enters `solve` together with the records, not contracted with a trace as
-in a step-by-step formulation: the products over time and batch are then one matrix product.
+The learning signal enters `ParameterTraces.gradient` together with the records, not contracted
+with a trace as in a step-by-step formulation: the products over time and batch are then one
+matrix product.
 """
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from .._etrace_op import accumulate, contract, propagate, pull_back
+from .._etrace_op import accumulate, contract, get_primitive_spec, propagate
 from .._graph import (
-    ActiveOutputs,
+    Boundary,
     ETraceGraph,
     HiddenGroup,
+    Record,
     Records,
+    Role,
+    Signal,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
     Weights,
-    active_outputs_of,
-    zero_trace,
 )
-from .complex_packing import factors_and_traces, kept_keys, kept_states, pack, pack_like, unpack
-from .layout import TraceSite, old_state_to_positions, trace_sites, x_key
-from .probed_step import Probes
-from .products import PLAIN, Products, products_of_gradient, products_of_traces, where_kept
+from .active_outputs import ActiveOutputs, active_outputs_of, trace_shapes
+from .complex_packing import (
+    coupled_states,
+    factors_and_traces,
+    kept_keys,
+    kept_states,
+    pack_like,
+    unpack,
+)
+from .direct import add, direct_gradient, input_of, like
+from .layout import TraceSite, old_state_to_positions, trace_sites
+from .products import (
+    Products,
+    products_of_gradient,
+    products_of_traces,
+    where_kept,
+    which_entries,
+)
 from .recursion import Blocks, backward, num_steps, signals, suffix_products, transition_blocks
 from .restart import at_positions
-from .zero import is_zero, narrowed, widened
-
-Traces = dict[str, Any]
+from .zero import is_zero, widened
 
 
-def init(graph: ETraceGraph, every_state: bool, dtype: Any = None) -> Traces:
-    """Return zero traces.
+@dataclasses.dataclass(frozen=True)
+class ParameterTraces:
+    """A trace of the size of the weight for every hidden state that it reaches."""
 
-    Parameters
-    ----------
-    graph
-        The compiled model.
-    every_state
-        Also for the states that no later step reads position by position: a gradient that
-        goes back through mixing reads those too.
-    dtype
-        Floating-point dtype that they are kept in; ``None``: that of the model.
-    """
-    traces: Traces = {}
-    for site in trace_sites(graph):
-        states = site.influence.reached if every_state else site.influence.stored
-        columns = active_outputs_of(site.relation, site.influence, states)
-        for a in states:
-            traces[site.key(a)] = _zero(site, columns)
-    return pack(graph, narrowed(traces, dtype))
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
+    boundary: ClassVar[Boundary] = "cut"
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Accept every operation: its own rules carry the trace."""
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return the arrays that an operation's rules make for a state, for each such pair."""
+        specs = {}
+        for site in trace_sites(graph):
+            stored = site.influence.reached if every_state else site.influence.stored
+            specs.update(_specs_of_site(site, stored))
+        return specs
+
+    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
+        """Return the learning signals as they are."""
+        return signal
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after a recorded chunk."""
+        if records.restart is not None:
+            traces = _restarted(graph, traces, records.restart.any(0))
+        before, traces = traces, unpack(graph, traces)
+        # What a single step adds to a trace is not multiplied by any transition.
+        is_single = num_steps(graph, records) == 1
+        products = (products_of_gradient if is_single else products_of_traces)(records)
+        new: Traces = {}
+        for group in graph.traced_groups:
+            members = trace_sites(graph, group)
+            rows = {a for site in members for a in site.influence.reached if site.key(a) in traces}
+            if not rows:
+                continue
+            suffixes = suffix_products(
+                group,
+                transition_blocks(group, records),
+                tuple(sorted(rows)),
+                num_steps(graph, records),
+                products.times,
+            )
+            for site in members:
+                entering = input_of(graph, site, records), records.Df
+                own_weights = weights[site.relation.key]
+                new.update(_updated(site, suffixes, entering, own_weights, traces, products))
+        return pack_like(graph, new, before)
+
+    def gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        before: Traces,
+        after: Traces | None = None,
+    ) -> tuple[Weights, None]:
+        """Return the gradient of a recorded chunk.
+
+        The traces after it do not come along: they are the dearer part.
+
+        Where those after a single step are known, and the states without a trace do not depend on
+        the step before, they hold all that there is of it: ``Σ_a l[a] ∘ ε[a]``. The traces before
+        it are then overwritten in place; reading them as well would make XLA copy them.
+        """
+        gradients = jax.tree.map(jnp.zeros_like, weights)
+        if records.restart is not None:
+            before = _restarted(graph, before, records.restart[0])
+        products = products_of_gradient(records)
+        for group in graph.traced_groups:
+            now = signals(group, signal)
+            stored = set() if after is None else _stored_states(graph, group, after)
+            if after is not None and {a for a, _ in group.transition} <= stored:
+                adjoint = {a: value for a, value in now.items() if a not in stored}
+                past, traces = {a: now[a][0] for a in stored}, after
+            else:
+                blocks = transition_blocks(group, records)
+                adjoint, past = backward(group, blocks, now, products.times)
+                traces = before
+            own = direct_gradient(graph, group, weights, records, adjoint, products)
+            gradients = add(gradients, own)
+            gradients = add(gradients, _carried(graph, group, weights, past, traces, products))
+        return like(weights, gradients), None
+
+    def entry_gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        mu: Signal,
+        traces: Traces,
+        records: Records | None = None,
+    ) -> Weights:
+        """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the states before a window."""
+        gradients = jax.tree.map(jnp.zeros_like, weights)
+        products = products_of_traces(records)
+        for group in graph.traced_groups:
+            by_state = {
+                c: old_state_to_positions(group, c, mu[state.name])
+                for c, state in enumerate(group.states)
+                if state.name in mu
+            }
+            gradients = add(gradients, _carried(graph, group, weights, by_state, traces, products))
+        return like(weights, gradients)
 
 
-def _columns(site: TraceSite, traces: Traces) -> ActiveOutputs | None:
-    """Return the outputs that the traces of a site are kept for; ``None``: all."""
-    return active_outputs_of(site.relation, site.influence, kept_states(site, traces))
+def _specs_of_site(site: TraceSite, stored: tuple[int, ...]) -> dict[str, dict[str, TraceSpec]]:
+    """Return what is known of the traces of one site, for all states of its group."""
+    relation, influence = site.relation, site.influence
+    columns = active_outputs_of(relation, influence, stored)
+    lead = (influence.fan_out,) if site.has_fan_out else ()
+    whole, kept = trace_shapes(relation, None), trace_shapes(relation, columns)
+    shapes = {
+        name: jax.ShapeDtypeStruct((*lead, *array.shape), array.dtype)
+        for name, array in kept.items()
+    }
+    pairs = dict(coupled_states(site, stored))
+    return {
+        site.key(a): {
+            name: TraceSpec(
+                shapes[name].shape,
+                shapes[name].dtype,
+                _axes(site, name, len(array.shape)),
+                relation=relation.key,
+                state=state.name,
+                operand=name,
+                is_stored=a in stored,
+                full_shape=(*lead, *array.shape),
+                samples=functools.partial(_of_samples, site, columns, shapes, name),
+                packed_with=site.key(pairs[a]) if a in pairs else None,
+            )
+            for name, array in whole.items()
+        }
+        for a, state in enumerate(site.group.states)
+    }
 
 
-def _zero(site: TraceSite, columns: ActiveOutputs | None) -> Any:
-    zero = zero_trace(site.relation, columns)
-    lead = (site.influence.fan_out,) if site.has_fan_out else ()
-    return jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), zero)
+def _axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
+    """Return what the axes of an array run over that an operation's own rule has made."""
+    spec = get_primitive_spec(site.relation.primitive)
+    lead: list[Role] = ["fan_out"] if site.has_fan_out else []
+    batch: list[Role] = ["batch"] if spec.batched else []
+    inner: list[Role] = ["entry"] * (ndim - len(batch))
+    return (*lead, *batch, *inner)
 
 
-def restart(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
-    """Return traces that start anew where flags, of one sample each or of all, are true.
+def _of_samples(
+    site: TraceSite,
+    columns: ActiveOutputs | None,
+    shapes: dict[str, jax.ShapeDtypeStruct],
+    name: str,
+    flags: jax.Array,
+) -> jax.Array:
+    """Return which entries of one array belong to samples whose flag is set."""
+    found: jax.Array = which_entries(site, columns, at_positions(site.group, flags), shapes)[name]
+    return found
+
+
+def _restarted(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
+    """Return traces that start anew for some samples, or for all.
 
     They are selected, not multiplied by zero: they may be NaN.
     """
@@ -92,37 +237,9 @@ def restart(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
     return found
 
 
-def update(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
-    """Return the traces after a recorded chunk.
-
-    Traces before it that are known to be zero may be given by their shapes (see `zero`), here
-    and in `solve`.
-    """
-    if records.restart is not None:
-        traces = restart(graph, traces, records.restart.any(0))
-    before, traces = traces, unpack(graph, traces)
-    # What a single step adds to a trace is not multiplied by any transition.
-    products_of = products_of_gradient if num_steps(graph, records) == 1 else products_of_traces
-    products = products_of(records)
-    new: Traces = {}
-    for group in graph.traced_groups:
-        members = trace_sites(graph, group)
-        rows = {a for site in members for a in site.influence.reached if site.key(a) in traces}
-        if not rows:
-            continue
-        suffixes = suffix_products(
-            group,
-            transition_blocks(group, records),
-            tuple(sorted(rows)),
-            num_steps(graph, records),
-            products.times,
-        )
-        for site in members:
-            x = _input(graph, site, records)
-            own_weights = weights[site.relation.key]
-            entering = x, records.Df
-            new.update(_updated(site, suffixes, entering, own_weights, traces, products))
-    return pack_like(graph, new, before)
+def _columns(site: TraceSite, traces: Traces) -> ActiveOutputs | None:
+    """Return the outputs that the traces of a site are kept for; ``None``: all."""
+    return active_outputs_of(site.relation, site.influence, kept_states(site, traces))
 
 
 def _updated(
@@ -180,124 +297,25 @@ def _sum_like(old: Any, *parts: jax.Array) -> jax.Array:
     return sum(parts[1:], parts[0]).astype(old.dtype)
 
 
-def _input(graph: ETraceGraph, site: TraceSite, records: Records) -> Any:
-    has_input = site.relation.x_var is not None
-    return records.x[x_key(graph, site.relation)] if has_input else None
-
-
-def solve(
-    graph: ETraceGraph, weights: Weights, records: Records, signal: Probes, traces: Traces
-) -> tuple[Weights, None]:
-    """Return the gradient of a recorded chunk with respect to the operands.
-
-    The traces after the chunk do not come along: they are the dearer part.
-
-    Parameters
-    ----------
-    graph, weights
-        The compiled model and its operands.
-    records
-        Of the chunk.
-    signal
-        Learning signals by state name, time first, in the layout of the new variables.
-    traces
-        Traces before the chunk.
-    """
-    gradients = jax.tree.map(jnp.zeros_like, weights)
-    traces, products = _first_step(graph, records, traces), products_of_gradient(records)
-    for group in graph.traced_groups:
-        blocks = transition_blocks(group, records)
-        adjoint, mu = backward(group, blocks, signals(group, signal), products.times)
-        gradients = add(gradients, _direct(graph, group, weights, records, adjoint, products))
-        gradients = add(gradients, _carried(graph, group, weights, mu, traces, products))
-    return like(weights, gradients), None
-
-
-def _first_step(graph: ETraceGraph, records: Records, traces: Traces) -> Traces:
-    """Return traces as the first step of a chunk finds them."""
-    if records.restart is None:
-        return traces
-    return restart(graph, traces, records.restart[0])
-
-
-def solve_step(
-    graph: ETraceGraph,
-    weights: Weights,
-    records: Records,
-    signal: Probes,
-    before: Traces,
-    after: Traces,
-) -> Weights:
-    """Return the gradient of one step, from the traces on both sides of it.
-
-    Where the states without a trace do not depend on the step before, the traces after the step
-    hold all that there is of it: ``Σ_a l[a] ∘ ε[a]``. The traces before it are then overwritten
-    in place; reading them as well would make XLA copy them.
-    """
-    gradients = jax.tree.map(jnp.zeros_like, weights)
-    before = _first_step(graph, records, before)
-    for group in graph.traced_groups:
-        now = signals(group, signal)
-        members = [(site, kept_states(site, after)) for site in trace_sites(graph, group)]
-        stored = {
-            a
-            for a in now
-            if all(a in kept for site, kept in members if a in site.influence.reached)
-        }
-        if {a for a, _ in group.transition} <= stored:
-            adjoint = {a: value for a, value in now.items() if a not in stored}
-            past, traces = {a: now[a][0] for a in stored}, after
-        else:
-            adjoint, past = backward(group, transition_blocks(group, records), now)
-            traces = before
-        gradients = add(gradients, _direct(graph, group, weights, records, adjoint, PLAIN))
-        gradients = add(gradients, _carried(graph, group, weights, past, traces, PLAIN))
-    return like(weights, gradients)
-
-
-def _direct(
-    graph: ETraceGraph,
-    group: HiddenGroup,
-    weights: Weights,
-    records: Records,
-    adjoint: Any,
-    products: Products,
-) -> Weights:
-    """Return ``Σ_s x^s ⊗ (Df^s · λ^s)`` for the relations of one group and some of its states."""
-    gradients = {}
-    for site in trace_sites(graph, group):
-        Df = records.Df
-        states = [a for a in site.influence.reached if a in adjoint and site.key(a) in Df]
-        if states:
-            terms = [products.times(site.table(adjoint[a]), Df[site.key(a)]) for a in states]
-            factor = sum(terms[1:], terms[0])
-            factor = jnp.sum(factor, axis=1) if site.has_fan_out else factor
-            columns = active_outputs_of(site.relation, site.influence, states)
-            x, key = _input(graph, site, records), site.relation.key
-            x = products.inputs(site, x, factor)
-            gradients[key] = _pulled_back(site, columns, x, factor, weights[key])
-    return gradients
-
-
-def _pulled_back(
-    site: TraceSite, columns: ActiveOutputs | None, x: Any, factor: Any, weights: Any
-) -> Any:
-    if columns is None:
-        return pull_back(*site.operation, x, factor, weights)
-    select = functools.partial(columns.operands, site.relation)
-    found = pull_back(*site.operation, x, columns.pick(factor), select(weights))
-    return jax.linear_transpose(select, weights)(found)[0]
+def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> set[int]:
+    """Return the states of a group of which every trace that there is, is kept."""
+    members = [(site, kept_states(site, traces)) for site in trace_sites(graph, group)]
+    return {
+        a
+        for a in range(group.num_states)
+        if all(a in kept for site, kept in members if a in site.influence.reached)
+    }
 
 
 def _carried(
     graph: ETraceGraph,
     group: HiddenGroup,
     weights: Weights,
-    mu: Any,
+    mu: dict[int, jax.Array],
     traces: Traces,
     products: Products,
 ) -> Weights:
-    """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the relations of one group."""
+    """Return ``Σ_c μ[c] ∘ ε[c]`` for the relations of one group."""
     gradients: Weights = {}
     for site in trace_sites(graph, group):
         columns = _columns(site, traces)
@@ -323,44 +341,3 @@ def _contracted(
     if site.has_fan_out:
         found = jax.tree.map(lambda product: jnp.sum(product, axis=0), found)
     return jax.linear_transpose(select, weights)(found)[0]
-
-
-def carried(
-    graph: ETraceGraph,
-    weights: Weights,
-    signal: dict[str, jax.Array],
-    traces: Traces,
-    products: Products = PLAIN,
-) -> Weights:
-    """Return the gradient that reaches the operands through the states before a window.
-
-    Parameters
-    ----------
-    graph, weights, traces
-        As in `solve`; the traces must be those of every state in the signal.
-    signal
-        Derivative of the loss with respect to the states before the window, by state name;
-        zero for those that are missing.
-    products
-        How they are multiplied.
-    """
-    gradients = jax.tree.map(jnp.zeros_like, weights)
-    for group in graph.traced_groups:
-        mu = {
-            c: old_state_to_positions(group, c, signal[state.name])
-            for c, state in enumerate(group.states)
-            if state.name in signal
-        }
-        gradients = add(gradients, _carried(graph, group, weights, mu, traces, products))
-    return like(weights, gradients)
-
-
-def like(weights: Weights, gradients: Weights) -> Weights:
-    """Return gradients with the dtypes of the weights."""
-    return jax.tree.map(lambda w, g: g.astype(w.dtype), weights, gradients)
-
-
-def add(first: Weights, second: Weights) -> Weights:
-    """Add gradients; relations that only one of them has keep theirs."""
-    both = {key: jax.tree.map(jnp.add, first[key], second[key]) for key in first if key in second}
-    return {**first, **second, **both}

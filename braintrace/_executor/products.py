@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from .._etrace_op import get_primitive_spec, propagate
-from .._graph import ActiveOutputs, Records
+from .._graph import Records
+from .active_outputs import ActiveOutputs
 from .layout import TraceSite
 from .zero import is_zero
 
@@ -45,7 +46,15 @@ def where_kept(site: TraceSite, columns: ActiveOutputs | None, kept: jax.Array, 
     """Return a trace with zeros for the positions of the group that are not kept."""
     if is_zero(trace):
         return trace
-    table = site.table(kept).astype(site.relation.y_var.aval.dtype)
+    entries = which_entries(site, columns, kept, trace)
+    return jax.tree.map(lambda entry, leaf: jnp.where(entry, leaf, 0), entries, trace)
+
+
+def which_entries(
+    site: TraceSite, columns: ActiveOutputs | None, positions: jax.Array, trace: Any
+) -> Any:
+    """Return which entries of a trace belong to some positions of the group."""
+    table = site.table(positions).astype(site.relation.y_var.aval.dtype)
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, table.dtype), trace)
 
     def of_layer(factor: jax.Array, layer: Any) -> Any:
@@ -53,7 +62,7 @@ def where_kept(site: TraceSite, columns: ActiveOutputs | None, kept: jax.Array, 
 
     # The rules alone know which output an entry of a trace belongs to.
     entries = site.each_layer(of_layer, table if columns is None else columns.pick(table), ones)
-    return jax.tree.map(lambda entry, leaf: jnp.where(entry != 0, leaf, 0), entries, trace)
+    return jax.tree.map(lambda entry: entry != 0, entries)
 
 
 def _times(factor: Any, value: Any) -> Any:
@@ -89,6 +98,8 @@ def products_of_gradient(records: Records) -> Products:
     return SELECTING if records.has_mask else PLAIN
 
 
-def products_of_traces(records: Records) -> Products:
-    """Return how the traces before and after a recorded chunk are multiplied."""
+def products_of_traces(records: Records | None) -> Products:
+    """Return how the traces before and after a chunk, recorded or not, are multiplied."""
+    if records is None:
+        return PLAIN
     return SELECTING if records.has_mask or records.restart is not None else PLAIN

@@ -45,6 +45,8 @@ def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Recor
     for group in graph.traced_groups:
         for a, c in group.transition:
             key = transition_key(group, a, c)
+            if key not in transitions:
+                continue
             is_new = at_positions(group, restart)
             transitions[key] = jnp.where(is_new, 0, transitions[key])
     return dataclasses.replace(records, D=transitions, restart=restart)

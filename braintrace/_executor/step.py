@@ -6,56 +6,42 @@ zero and whose derivative, given the learning signal, is the method's gradient.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, Records, Weights
+from .._errors import OptionError
+from .._graph import ETraceGraph, Record, Records, TraceMethod, Traces, Weights
 from .._jax import Var, struct_of, zeros_mapped_like
 from .jacobians import Inputs, jacobians, operands
 from .probed_step import Probes, finish, hold_old_states, pre_step_probe, probe_shapes, probed_step
-from .products import products_of_traces
 from .restart import restarted, restarted_probes
 
-Traces = Any
+RECORDED: frozenset[Record] = frozenset({"x", "D", "Df"})
+"""What is recorded of a step where a learning rule needs it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TraceMethod:
-    """A way to carry eligibility traces.
+def check_method(method: TraceMethod) -> None:
+    """Refuse a learning rule that needs what the functions here do not give it yet.
 
-    Attributes
-    ----------
-    init
-        ``(graph, every_state, dtype) -> traces``, all zero.
-    update
-        ``(graph, weights, records, traces) -> traces`` over a recorded chunk.
-    solve
-        ``(graph, weights, records, signal, traces) -> (gradients, after)`` of a recorded
-        chunk; gradients are linear in the signal, and the traces are those before the chunk.
-        ``after`` are those after it where they come along, equal to those of ``update``, or None.
-    carried
-        ``(graph, weights, signal, traces, products) -> gradients`` through the states before a
-        window; ``products`` is how signals and traces are multiplied.
-    solve_step
-        ``(graph, weights, records, signal, before, after) -> gradients`` of one step, from
-        the traces on both sides of it.
-    restart
-        ``(graph, traces, flags) -> traces`` that start anew where the flags, one for all samples
-        or one per sample, are true. A trace that is NaN there leaves nothing behind.
-    check
-        ``(graph) -> None``; raises where these traces cannot carry a model's operations.
+    Raises
+    ------
+    OptionError
+        Naming what that is.
     """
-
-    init: Callable[..., Traces]
-    update: Callable[..., Traces]
-    solve: Callable[..., tuple[Weights, Traces | None]]
-    carried: Callable[..., Weights]
-    solve_step: Callable[..., Weights]
-    restart: Callable[..., Traces]
-    check: Callable[[ETraceGraph], None] = lambda graph: None
+    name, unknown = type(method).__name__, method.needs - RECORDED
+    if unknown:
+        raise OptionError(
+            f"The learning rule `{name}` needs {', '.join(map(repr, sorted(unknown)))} of every "
+            f"step; recorded are {', '.join(map(repr, sorted(RECORDED)))}."
+        )
+    # 'passed' is what `enter_window` does: reverse mode through the steps, then `entry_gradient`.
+    if method.boundary != "cut":
+        raise OptionError(
+            f"The learning rule `{name}` has the boundary {method.boundary!r}; steps are "
+            "differentiated with the boundary 'cut' only."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +100,9 @@ def single_step(
 
     def probe_backward(residuals: Any, signal: Probes) -> Any:
         weights, records, before, after = residuals
-        chunk = as_chunk(signal)
-        gradients = method.solve_step(graph, weights, records, chunk, before, after)
-        gradients = with_pre_step_signal(graph, method, weights, records, chunk, before, gradients)
+        gradients, _ = chunk_gradient(
+            graph, method, weights, records, as_chunk(signal), before, after
+        )
         return gradients, None, None, None
 
     probe.defvjp(probe_forward, probe_backward)
@@ -127,48 +113,28 @@ def single_step(
     return Step(outputs, new_states, after)
 
 
-def solve_chunk(
+def chunk_gradient(
     graph: ETraceGraph,
     method: TraceMethod,
     weights: Weights,
     records: Records,
     signal: Probes,
-    traces: Traces,
+    before: Traces,
+    after: Traces | None = None,
 ) -> tuple[Weights, Traces | None]:
-    """Return the gradient of a recorded chunk, and the traces after it if they come along."""
-    gradients, after = method.solve(graph, weights, records, signal, traces)
-    gradients = with_pre_step_signal(graph, method, weights, records, signal, traces, gradients)
-    return gradients, after
+    """Return the gradient of a recorded chunk, and the traces after it if they come along.
 
-
-def with_pre_step_signal(
-    graph: ETraceGraph,
-    method: TraceMethod,
-    weights: Weights,
-    records: Records,
-    signal: Probes,
-    traces: Traces,
-    gradients: Weights,
-) -> Weights:
-    """Add what the output of a chunk's first step reads of the states before the chunk."""
+    What the output of the first step reads of the states before the chunk is a part of it.
+    Arguments are those of `TraceMethod.gradient`.
+    """
+    signal = method.signal(graph, records, signal)
+    gradients, after = method.gradient(graph, weights, records, signal, before, after)
     states = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
-    if not states:
-        return gradients
-    pre_step = {state.name: signal[pre_step_probe(state)][0] for state in states}
-    past = carried_into(graph, method, weights, records, pre_step, traces)
-    return jax.tree.map(jnp.add, gradients, past)
-
-
-def carried_into(
-    graph: ETraceGraph,
-    method: TraceMethod,
-    weights: Weights,
-    records: Records,
-    signal: dict[str, jax.Array],
-    traces: Traces,
-) -> Weights:
-    """Return the gradient through the states before a recorded chunk."""
-    return method.carried(graph, weights, signal, traces, products_of_traces(records))
+    if states:
+        mu = {state.name: signal[pre_step_probe(state)][0] for state in states}
+        past = method.entry_gradient(graph, weights, mu, before, records)
+        gradients = jax.tree.map(jnp.add, gradients, past)
+    return gradients, after
 
 
 def as_chunk(tree: Any) -> Any:
@@ -197,7 +163,7 @@ def enter_window(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces
 
     def probe_backward(residuals: Any, signal: dict[str, jax.Array]) -> Any:
         weights, traces = residuals
-        return method.carried(graph, weights, signal, traces), None
+        return method.entry_gradient(graph, weights, signal, traces), None
 
     probe.defvjp(probe_forward, probe_backward)
     probes = probe(weights, traces)

@@ -29,12 +29,3 @@ def as_arrays(traces: Any) -> Any:
 def widened(trace: Any, dtype: Any) -> Any:
     """Return a trace in a dtype that holds both its own values and those of ``dtype``."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, dtype)), trace)
-
-
-def narrowed(traces: Any, dtype: Any) -> Any:
-    """Return traces in the dtype that they are kept in; ``None``: as they are."""
-
-    def kept(leaf: jax.Array) -> jax.Array:
-        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-
-    return traces if dtype is None else jax.tree.map(kept, traces)

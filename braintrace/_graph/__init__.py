@@ -1,8 +1,5 @@
 """What the compiler finds, as frozen data that every later room reads."""
 
-from .active_outputs import ActiveOutputs as ActiveOutputs
-from .active_outputs import active_outputs_of as active_outputs_of
-from .active_outputs import zero_trace as zero_trace
 from .diagnostics import ApproximationWarning as ApproximationWarning
 from .diagnostics import Diagnostic as Diagnostic
 from .diagnostics import DiagnosticKind as DiagnosticKind

@@ -7,9 +7,9 @@ from .._jax import Var
 from .diagnostics import Diagnostic
 from .hidden_group import HiddenGroup
 from .marked import role
+from .method import Record, TraceSpecs, specs_of
 from .relation import HiddenParamOpRelation
 from .report import table
-from .trace_shapes import trace_shapes
 from .traced_model import StateLeaf, TracedModel
 
 
@@ -27,6 +27,9 @@ class ETraceGraph:
         Marked operations that reach hidden groups, and their parameters.
     diagnostics
         What a user should know about the approximations made.
+    needs, trace_specs
+        What the learning rule that the model was compiled for reads of every step, and what it
+        carries from step to step; see `TraceMethod`.
 
     Examples
     --------
@@ -53,6 +56,8 @@ class ETraceGraph:
     hidden_groups: tuple[HiddenGroup, ...]
     hidden_param_op_relations: tuple[HiddenParamOpRelation, ...]
     diagnostics: tuple[Diagnostic, ...]
+    needs: frozenset[Record]
+    trace_specs: TraceSpecs
 
     @property
     def traced_groups(self) -> tuple[HiddenGroup, ...]:
@@ -87,7 +92,7 @@ class ETraceGraph:
     @functools.cached_property
     def possible_trace_bytes(self) -> int:
         """Size of the traces of every state, whether a later step reads them or not."""
-        return sum(shape.full_nbytes for shape in trace_shapes(self))
+        return sum(spec.full_nbytes for spec in specs_of(self.trace_specs))
 
     @functools.cached_property
     def record_bytes(self) -> int:

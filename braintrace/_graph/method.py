@@ -14,6 +14,7 @@ Whatever makes, reports, resets, saves or checks traces reads their `TraceSpec`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -120,19 +121,27 @@ class TraceSpec:
     is_stored: bool = True
     takes_trace_dtype: bool = True
     full_shape: tuple[int, ...] | None = None
-    samples: Callable[[jax.Array], jax.Array] | None = None
+    samples: Callable[[jax.Array], jax.Array] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
     packed_with: str | None = None
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     @property
     def full_nbytes(self) -> int:
         """Size in bytes if structural zeros were stored as well."""
         shape = self.shape if self.full_shape is None else self.full_shape
-        return int(np.prod(shape)) * np.dtype(self.dtype).itemsize
+        return math.prod(shape) * np.dtype(self.dtype).itemsize
+
+
+def specs_of(specs: TraceSpecs) -> list[TraceSpec]:
+    """Return the specifications of all arrays."""
+    found: list[TraceSpec] = jax.tree.leaves(specs)
+    return found
 
 
 class TraceMethod(Protocol):

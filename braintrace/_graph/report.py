@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._typing import path_name
-from .trace_shapes import TraceShape, trace_shapes
+from .method import TraceSpec, specs_of
 
 _HEADS = {
     "relations": ["relation", "x", "y", "hidden states", "map", "traces", "bytes"],
@@ -41,7 +41,8 @@ class RelationRow:
     maps
         How the output's elements are laid over the positions of each group.
     traces
-        ``(state, operand, shape)`` of the parameter-dimension traces that are stored.
+        ``(state, array, shape)`` of the traces that are stored; the state is empty for a trace that
+        follows no single one.
     stored_bytes, possible_bytes
         Size of those traces, and of all that the states would have.
     """
@@ -109,8 +110,8 @@ class Report:
     relations, groups, without_trace, diagnostics
         The rows of the table.
     stored_bytes, possible_bytes
-        Size of the parameter-dimension traces at the compiled batch size, and the size they
-        would have if structural zeros were stored.
+        Size of the traces at the compiled batch size, and the size they would have if structural
+        zeros were stored.
     carried_bytes
         Size of what a learner's own algorithm carries, in its dtype; ``None`` for a graph.
 
@@ -171,10 +172,7 @@ class Report:
         return [(name, cells) for name, cells in rows.items() if cells]
 
     def _total(self) -> str:
-        stored = (
-            f"Parameter-dimension traces: {self.stored_bytes:,} bytes stored of "
-            f"{self.possible_bytes:,} possible"
-        )
+        stored = f"Traces: {self.stored_bytes:,} bytes stored of {self.possible_bytes:,} possible"
         if self.carried_bytes is None:
             return stored
         return f"{stored}\nCarried by this learner: {self.carried_bytes:,} bytes"
@@ -187,10 +185,10 @@ def table(graph: Any) -> str:
 
 def report_of(graph: Any) -> Report:
     """Return the report of a compiled model."""
-    shapes = trace_shapes(graph)
+    specs = specs_of(graph.trace_specs)
     return Report(
         relations=tuple(
-            _relation_row(relation, [s for s in shapes if s.key == relation.key])
+            _relation_row(relation, [spec for spec in specs if spec.relation == relation.key])
             for relation in graph.hidden_param_op_relations
         ),
         groups=tuple(_group_row(group) for group in graph.hidden_groups),
@@ -198,13 +196,13 @@ def report_of(graph: Any) -> Report:
         diagnostics=tuple(
             DiagnosticRow(d.level, d.kind, d.message, d.source) for d in graph.diagnostics
         ),
-        stored_bytes=sum(shape.nbytes for shape in shapes if shape.stored),
-        possible_bytes=sum(shape.full_nbytes for shape in shapes),
+        stored_bytes=sum(spec.nbytes for spec in specs if spec.is_stored),
+        possible_bytes=sum(spec.full_nbytes for spec in specs),
     )
 
 
-def _relation_row(relation: Any, shapes: Sequence[TraceShape]) -> RelationRow:
-    stored = [shape for shape in shapes if shape.stored]
+def _relation_row(relation: Any, specs: Sequence[TraceSpec]) -> RelationRow:
+    stored = [spec for spec in specs if spec.is_stored]
     x_var = relation.x_var
     return RelationRow(
         key=relation.key,
@@ -217,9 +215,9 @@ def _relation_row(relation: Any, shapes: Sequence[TraceShape]) -> RelationRow:
             tuple(state.name for state in group.states) for group in relation.hidden_groups
         ),
         maps=tuple(influence.kind for influence in relation.influences),
-        traces=tuple((shape.state, shape.operand, shape.shape) for shape in stored),
-        stored_bytes=sum(shape.nbytes for shape in stored),
-        possible_bytes=sum(shape.full_nbytes for shape in shapes),
+        traces=tuple((spec.state or "", spec.operand, spec.shape) for spec in stored),
+        stored_bytes=sum(spec.nbytes for spec in stored),
+        possible_bytes=sum(spec.full_nbytes for spec in specs),
     )
 
 
@@ -243,7 +241,10 @@ def _plain_rows(graph: Any) -> list[PlainRow]:
 
 
 def _relation_cells(row: RelationRow) -> list[str]:
-    traces = [f"{state} ({operand}): {shape}" for state, operand, shape in row.traces]
+    traces = [
+        f"{state} ({array}): {shape}" if state else f"{array}: {shape}"
+        for state, array, shape in row.traces
+    ]
     return [
         row.key,
         "-" if row.x_shape is None else str(row.x_shape),

@@ -7,19 +7,12 @@ from typing import Any
 import brainstate
 import jax
 
-from .._algorithms import D_RTRL, ES_D_RTRL, ETraceAlgorithm
+from .._algorithms import ETraceAlgorithm, algorithms_by_name
 from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option, shown
 from .._errors import CompilationError, OptionError, ShapeError
 from .._foreign import in_words
 from .._runtime import all_states, first_step
 from .learner import Learner
-
-ALGORITHMS: dict[str, type[ETraceAlgorithm]] = {
-    "d_rtrl": D_RTRL,
-    "es_d_rtrl": ES_D_RTRL,
-    "pp_prop": ES_D_RTRL,
-}
-
 
 NOT_COMPILED = Kind(
     MODEL.words,
@@ -42,7 +35,8 @@ def compile(
     model
         A brainstate module; its ``update`` is one time step.
     algorithm
-        A class, or a name: ``'d_rtrl'``, ``'es_d_rtrl'`` or ``'pp_prop'``.
+        A class, or one of its ``names``, in any case: ``'d_rtrl'``, ``'es_d_rtrl'``, ``'pp_prop'``,
+        and those of your own subclasses of `ETraceAlgorithm`.
     *example_arguments
         Example arguments of ``update`` for one step; only structure, shapes and units matter.
     batch_size
@@ -159,14 +153,15 @@ def _common_size(shapes: Iterable[tuple[int, ...]]) -> int | None:
 
 
 def _algorithm(algorithm: str | type[ETraceAlgorithm]) -> type[ETraceAlgorithm]:
-    if isinstance(algorithm, str) and algorithm in ALGORITHMS:
-        return ALGORITHMS[algorithm]
+    by_name = algorithms_by_name()
+    if isinstance(algorithm, str) and algorithm.lower() in by_name:
+        return by_name[algorithm.lower()]
     given: Any = algorithm
     is_class = isinstance(given, type) and issubclass(given, ETraceAlgorithm)
     if is_class and not inspect.isabstract(given):
         return given
     raise OptionError(
-        f"`algorithm` is {shown(algorithm)}; expected one of {', '.join(map(repr, ALGORITHMS))} or "
+        f"`algorithm` is {shown(algorithm)}; expected one of {', '.join(map(repr, by_name))} or "
         "a class such as `braintrace.D_RTRL`."
     )
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
-from .._executor import carried_into, solve_chunk, zero_probes
+from .._executor import chunk_gradient, zero_probes
 from .._graph import Weights
 from .._runtime import add_to_states
 from .padding import leaving_gradients_alone
@@ -102,7 +102,7 @@ class RecordedChunk:
         weights, _ = held
         values = (parameters, others, held)
         result = self._differentiated(values, (written, live), chunk)
-        solved, after = solve_chunk(
+        solved, after = chunk_gradient(
             self._graph, self._method, weights, result.records, result.signal, traces
         )
         gradients = jax.tree.map(jnp.add, gradients, solved)
@@ -206,7 +206,7 @@ class WindowChunk:
         inside = jax.tree.map(jnp.add, inside, found)
         if self._has_mask:
             records = dataclasses.replace(records, has_mask=True)
-        past = carried_into(self._graph, self._method, weights, records, signal, traces)
+        past = self._method.entry_gradient(self._graph, weights, signal, traces, records)
         before = jax.tree.map(jnp.add, before, past)
         return (written, (inside, before), records), (losses, aux)
 

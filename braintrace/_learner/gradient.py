@@ -113,7 +113,7 @@ class SequenceGradient:
         check_held(self._algorithm, pure.written_of(self._paths), flags is not None)
         pure.check_unused(self._algorithm.traces)
         self._operand_shapes = jax.eval_shape(lambda: weights)
-        self._zero_traces = jax.eval_shape(self._algorithm.zero_traces)
+        self._zero_traces = self._algorithm.starting_traces()
         self._program = Program(self._sequence, donated=2)
         self._update = Program(self._updated, donated=2)
 

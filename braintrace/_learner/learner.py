@@ -59,8 +59,7 @@ class Learner(brainstate.nn.Module):
 
     def report(self) -> Report:
         """Return what learns online, how, and at what memory; ``print`` it for a table."""
-        traces = jax.eval_shape(self.algorithm.zero_traces)
-        carried = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(traces))
+        carried = self.algorithm.trace_bytes
         return dataclasses.replace(report_of(self.graph), carried_bytes=carried)
 
     @one_thread_at_a_time

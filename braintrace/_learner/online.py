@@ -158,7 +158,7 @@ class OnlineLearning:
             self._asks = flags is not None
             if flags is not None and self._has_initial:
                 restart_states(algorithm, initial, flags)
-                after = algorithm.method.restart(algorithm.graph, after, flags)
+                after = algorithm.restarted_traces(after, flags)
             return after, loss, aux
 
         return step

@@ -11,14 +11,13 @@ from .._algorithms import ETraceAlgorithm
 from .._errors import OptionError
 from .._executor import (
     Probes,
-    TraceMethod,
     recorded_step,
     restarted,
     restarted_probes,
     single_step,
     window_step,
 )
-from .._graph import ETraceGraph, Weights
+from .._graph import ETraceGraph, TraceMethod, Weights
 from .._jax import Var
 from .._runtime import read_arguments, read_states, unwrap, write_states
 from .._typing import Path, path_name

@@ -4,6 +4,7 @@ from .data import MultiStepData as MultiStepData
 from .data import SingleStepData as SingleStepData
 from .data import first_step as first_step
 from .data import unwrap as unwrap
+from .etrace_graph import compile_etrace_graph as compile_etrace_graph
 from .mesh import on_automatic_axes as on_automatic_axes
 from .model_states import States as States
 from .model_states import add_to_states as add_to_states

@@ -7,9 +7,9 @@ import brainstate
 import jax
 
 from .._errors import OptionError
-from .._executor import TraceMethod, enter_window, operands, single_step, window_step
+from .._executor import enter_window, operands, restart_traces, single_step, window_step
 from .._foreign import in_words
-from .._graph import ETraceGraph
+from .._graph import ETraceGraph, TraceMethod, TraceSpecs
 from .._jax import Var
 from .._typing import Path
 from .environment import Environment
@@ -33,7 +33,9 @@ class CompiledStep:
     outside
         States outside the model that a step touches.
     method
-        How traces are carried.
+        The learning rule.
+    trace_specs
+        What is known of the traces as they are kept.
     environment
         What the step may have read besides States and arguments.
     parameters
@@ -45,11 +47,13 @@ class CompiledStep:
         graph: ETraceGraph,
         outside: States,
         method: TraceMethod,
+        trace_specs: TraceSpecs,
         environment: Environment,
         parameters: Iterable[brainstate.State],
     ) -> None:
         self.graph = graph
         self.outside = outside
+        self.trace_specs = trace_specs
         self.environment = environment
         self.parameters = tuple(parameters)
         self._method = method
@@ -112,7 +116,7 @@ class CompiledStep:
         return outputs, last, traces
 
     def _restart(self, traces: Any, flags: jax.Array) -> Any:
-        return self._method.restart(self.graph, traces, flags)
+        return restart_traces(self.trace_specs, traces, flags)
 
     def _window(self, values: list[Any], traces: Any, sequences: Any) -> Any:
         inputs = dict(zip(self._in_vars, values, strict=True))

@@ -6,8 +6,8 @@ import brainstate
 
 from .._brainstate import kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model, trace_model
-from .._executor import TraceMethod
-from .._graph import ETraceGraph
+from .._executor import check_method, kept_specs
+from .._graph import ETraceGraph, TraceMethod
 from .batch_axes import example_arguments
 from .compiled_step import CompiledStep
 from .environment import Environment
@@ -20,22 +20,35 @@ def compile_step(
     example: tuple[Any, ...],
     batch_size: int | None,
     options: CompilerOptions,
+    trace_dtype: Any,
 ) -> CompiledStep:
     """Analyse a model, and return what an algorithm runs.
+
+    Parameters
+    ----------
+    model, example, batch_size, options
+        See `compile_model`.
+    method
+        The learning rule.
+    trace_dtype
+        Floating-point dtype in which traces are kept; ``None``: that of the model.
 
     Raises
     ------
     CompilationError, DtypeError
         See `compile_etrace_graph`.
+    OptionError
+        If ``method`` needs what drivers do not give it.
     PrimitiveError
         If the traces of ``method`` cannot carry one of the model's operations.
     """
+    check_method(method)
     with kept_for_other_threads(model.states().values()):
-        graph, outside = compile_model(model, example, batch_size, options, "cut")
-    method.check(graph)
+        graph, outside = compile_model(model, example, batch_size, options, method)
     environment = Environment(lambda: _trace_again(model, graph, outside, options))
     parameters = model.states(brainstate.ParamState).values()
-    return CompiledStep(graph, outside, method, environment, parameters)
+    specs = kept_specs(graph.trace_specs, trace_dtype)
+    return CompiledStep(graph, outside, method, specs, environment, parameters)
 
 
 def _trace_again(

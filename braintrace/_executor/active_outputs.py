@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._etrace_op import init_trace, select_outputs
+from .._graph import InfluenceMap
 from .._jax import struct_of
-from .influence import InfluenceMap
 
 MOST_RUNS = 16
 
@@ -88,3 +88,8 @@ def zero_trace(relation: Any, columns: ActiveOutputs | None) -> dict[str, Any]:
         )
         weights = {name: types.SimpleNamespace(aval=shape) for name, shape in shapes.items()}
     return init_trace(relation.primitive, dict(relation.params), relation.x_var, y, weights)
+
+
+def trace_shapes(relation: Any, columns: ActiveOutputs | None) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a trace of one hidden state."""
+    return jax.eval_shape(lambda: zero_trace(relation, columns))

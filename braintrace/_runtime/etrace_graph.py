@@ -1,11 +1,12 @@
-"""The compiled model without an algorithm."""
+"""The compiled model without an algorithm, with the traces that D_RTRL would have."""
 
 from typing import Any
 
 import brainstate
 
+from .._compiler import CompilerOptions, compile_model
+from .._executor import ParameterTraces
 from .._graph import ETraceGraph
-from .compile import CompilerOptions, compile_model
 
 
 def compile_etrace_graph(
@@ -59,4 +60,4 @@ def compile_etrace_graph(
         Once for every diagnostic of level ``'warning'``.
     """
     options = CompilerOptions(strict, unroll_limit)
-    return compile_model(model, arguments, batch_size, options, "cut")[0]
+    return compile_model(model, arguments, batch_size, options, ParameterTraces())[0]

@@ -1,0 +1,81 @@
+r"""What the steps of a recorded chunk add to the gradient themselves.
+
+.. math:: \sum_s x^s \otimes (D_f^s \cdot \lambda^s),
+
+one product over time and batch together for every operation; :math:`\lambda` is what arrives at
+the states of each step.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._etrace_op import pull_back
+from .._graph import ETraceGraph, HiddenGroup, Records, Weights
+from .active_outputs import ActiveOutputs, active_outputs_of
+from .layout import TraceSite, trace_sites, x_key
+from .products import Products
+
+
+def direct_gradient(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    weights: Weights,
+    records: Records,
+    adjoint: dict[int, jax.Array],
+    products: Products,
+) -> Weights:
+    """Return the gradients of the relations of one group, by relation.
+
+    Parameters
+    ----------
+    graph, group, weights, records
+        The compiled model, one of its groups, and the operands and records of a chunk.
+    adjoint
+        What arrives at some states of the group, by position and time first.
+    products
+        How it is multiplied.
+    """
+    gradients = {}
+    for site in trace_sites(graph, group):
+        states = [a for a in site.influence.reached if a in adjoint and site.key(a) in records.Df]
+        if states:
+            terms = [
+                products.times(site.table(adjoint[a]), records.Df[site.key(a)]) for a in states
+            ]
+            factor = sum(terms[1:], terms[0])
+            factor = jnp.sum(factor, axis=1) if site.has_fan_out else factor
+            columns = active_outputs_of(site.relation, site.influence, states)
+            x, key = input_of(graph, site, records), site.relation.key
+            x = products.inputs(site, x, factor)
+            gradients[key] = _pulled_back(site, columns, x, factor, weights[key])
+    return gradients
+
+
+def input_of(graph: ETraceGraph, site: TraceSite, records: Records) -> Any:
+    """Return the recorded input of an operation, None where it has none."""
+    has_input = site.relation.x_var is not None
+    return records.x[x_key(graph, site.relation)] if has_input else None
+
+
+def _pulled_back(
+    site: TraceSite, columns: ActiveOutputs | None, x: Any, factor: Any, weights: Any
+) -> Any:
+    if columns is None:
+        return pull_back(*site.operation, x, factor, weights)
+    select = functools.partial(columns.operands, site.relation)
+    found = pull_back(*site.operation, x, columns.pick(factor), select(weights))
+    return jax.linear_transpose(select, weights)(found)[0]
+
+
+def like(weights: Weights, gradients: Weights) -> Weights:
+    """Return gradients with the dtypes of the weights."""
+    return jax.tree.map(lambda w, g: g.astype(w.dtype), weights, gradients)
+
+
+def add(first: Weights, second: Weights) -> Weights:
+    """Add gradients; relations that only one of them has keep theirs."""
+    both = {key: jax.tree.map(jnp.add, first[key], second[key]) for key in first if key in second}
+    return {**first, **second, **both}

@@ -1,0 +1,98 @@
+"""Traces as they are kept from chunk to chunk, by what their specifications say of them."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import OptionError
+from .._graph import Traces, TraceSpec, TraceSpecs
+from .complex_packing import pack_specs
+
+
+def kept_specs(specs: TraceSpecs, dtype: Any) -> TraceSpecs:
+    """Return what is known of the arrays that are kept.
+
+    Parameters
+    ----------
+    specs
+        What a method says of its traces.
+    dtype
+        Floating-point dtype that they are kept in; ``None``: that of the model.
+    """
+
+    def kept(spec: TraceSpec) -> TraceSpec:
+        is_other = spec.takes_trace_dtype and jnp.issubdtype(spec.dtype, jnp.floating)
+        return dataclasses.replace(spec, dtype=dtype) if is_other else spec
+
+    stored = _stored(specs)
+    return pack_specs(stored if dtype is None else jax.tree.map(kept, stored))
+
+
+def _stored(specs: TraceSpecs) -> TraceSpecs:
+    found: dict[str, Any] = {}
+    for key, entry in specs.items():
+        if isinstance(entry, TraceSpec):
+            if entry.is_stored:
+                found[key] = entry
+        elif (inner := _stored(entry)) or not entry:
+            found[key] = inner
+    return found
+
+
+def starting_traces(specs: TraceSpecs) -> Traces:
+    """Return traces at the start of a sequence; those that are zero are given by their shapes."""
+
+    def start(spec: TraceSpec) -> Any:
+        if isinstance(spec.initial, (int, float)) and spec.initial == 0:
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+        return jnp.broadcast_to(jnp.asarray(spec.initial, spec.dtype), spec.shape)
+
+    traces: Traces = jax.tree.map(start, specs)
+    return traces
+
+
+def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Traces:
+    """Return traces that start anew where flags, of one sample each or of all, are true.
+
+    They are selected, not multiplied by zero: they may be NaN.
+
+    Raises
+    ------
+    OptionError
+        If samples that share an array are to start anew one by one.
+    """
+    goes_on = ~flags
+
+    def chosen(spec: TraceSpec, trace: jax.Array) -> jax.Array:
+        is_kept = (spec.samples or _along_batch(spec))(goes_on)
+        return jnp.where(is_kept, trace, spec.initial)
+
+    found: Traces = jax.tree.map(chosen, specs, traces)
+    return found
+
+
+def _along_batch(spec: TraceSpec) -> Any:
+    def of_samples(flags: jax.Array) -> jax.Array:
+        if flags.ndim == 0:
+            return flags
+        if "batch" not in spec.axes:
+            raise OptionError(
+                f"The trace '{spec.operand}' of shape {spec.shape} is shared by all samples, so "
+                "that this algorithm cannot restart them one by one. Give `reset` one value per "
+                "step."
+            )
+        axis = spec.axes.index("batch")
+        shape = [1] * len(spec.shape)
+        shape[axis] = spec.shape[axis]
+        return flags.reshape(shape)
+
+    return of_samples
+
+
+def size_in_bytes(specs: TraceSpecs) -> int:
+    """Return the size of the arrays."""
+    leaves: Iterator[TraceSpec] = iter(jax.tree.leaves(specs))
+    return sum(spec.nbytes for spec in leaves)
