@@ -21,7 +21,7 @@ DiagnosticKind = Literal[
     "untraced-state",
     "unused-parameter",
 ]
-"""What a finding is about; ``docs/diagnostics.md`` says of each what it means and what to do."""
+"""What a finding is about. ``docs/diagnostics.md`` says of each what it means and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Diagnostic:
     level
         ``'warning'`` for what costs the user accuracy, ``'info'`` for the rest.
     kind
-        What it is about; see `DiagnosticKind`.
+        What it is about, such as ``'plain-mixing'``; the page *What the compiler reports* has all.
     message
         What, where, why and what to do, in full sentences.
     paths

@@ -26,7 +26,7 @@ class InjectionPoint:
     var
         ``y`` itself, or the variable that it has been broadcast to.
     slots
-        For every element of ``var`` its place in the flat table, or `NO_SLOT`;
+        For every element of ``var`` the number of its slot, or `NO_SLOT`;
         ``None`` where they are in order.
     """
 
@@ -46,12 +46,12 @@ class InfluenceMap:
     injection_points
         Where ``Df`` is taken.
     positions
-        Position of every entry of the table, or ``-1``.
+        Position of every slot, or ``-1`` for one that is empty.
     kind
         ``'identity'``, ``'tiled'`` or ``'gather'``.
     tile
         For a tiled map: the shape, with ones, to which positions are reshaped before they
-        are broadcast to the table.
+        are broadcast to the slots.
     reached
         States that ``y`` reaches, in this step or a later one.
     stored

@@ -37,7 +37,7 @@ class HiddenParamOpRelation:
     held_paths
         Paths of the other States behind the operands (masks, scales). The step does not write
         them.
-    reaches
+    influences
         How ``y`` reaches each hidden group.
     hidden_groups
         Those groups.

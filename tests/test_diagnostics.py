@@ -1,0 +1,129 @@
+"""Kinds of diagnostics: explained on their page, and reported to the rules that they concern."""
+
+import pathlib
+import re
+import types
+import warnings
+from typing import get_args
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import pytest
+
+import braintrace
+from braintrace._compiler import CompilerOptions, compile_model
+from braintrace._compiler.reporting import REPORTED
+from braintrace._graph import Boundary, DiagnosticKind
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "diagnostics.md"
+BATCH, INPUTS, H = 2, 3, 4
+ALWAYS = {"backward-not-linear", "untraced-state", "unused-parameter"}
+
+
+def test_the_page_explains_every_kind():
+    headings = re.split(r"^### `(.+)`$", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    entries = dict(zip(headings[::2], headings[1::2], strict=True))
+    assert sorted(headings[::2]) == sorted(get_args(DiagnosticKind))
+    for kind, text in entries.items():
+        assert re.search(r"\*\*What it means\.\*\* \S.*\*\*What to do\.\*\* \S", text, re.DOTALL), (
+            kind
+        )
+
+
+def test_every_kind_says_which_rules_it_concerns():
+    assert set(REPORTED) == set(get_args(DiagnosticKind))
+    for boundary in get_args(Boundary):
+        found = {kind for kind, boundaries in REPORTED.items() if boundary in boundaries}
+        assert found == (ALWAYS if boundary == "passed" else set(REPORTED))
+
+
+@jax.custom_vjp
+def clipped(value):
+    return value
+
+
+clipped.defvjp(lambda v: (v, None), lambda _, cotangent: (jnp.clip(cotangent, -0.1, 0.1),))
+
+
+class Model(brainstate.nn.Module):
+    """A recurrent network, plain or marked, with a running mean that is no hidden state."""
+
+    def __init__(self, product, bend=lambda v: v, mean=0.0):
+        super().__init__()
+        self.product, self.bend, self.mean = product, bend, mean
+        keys = jax.random.split(jax.random.key(0))
+        self.w = brainstate.ParamState(jax.random.normal(keys[0], (INPUTS, H)))
+        self.w_rec = brainstate.ParamState(jax.random.normal(keys[1], (H, H)) / 2)
+        self.unused = brainstate.ParamState(jnp.ones(H))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, H)))
+        self.average = brainstate.ShortTermState(jnp.zeros((batch_size, H)))
+
+    def update(self, x):
+        recurrent = self.product(self.bend(self.h.value), self.w_rec.value)
+        drive = self.product(x, self.w.value)
+        from_average = self.product(self.average.value, self.w_rec.value) if self.mean else 0.0
+        self.h.value = jnp.tanh(drive + recurrent + from_average)
+        if self.mean:
+            self.average.value = 0.9 * self.average.value + self.mean * self.h.value
+        return self.h.value
+
+
+def compiled(model, boundary, **options):
+    """The graph that the compiler makes for a rule of which it knows the boundary."""
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    options = CompilerOptions(**options)
+    method = types.SimpleNamespace(boundary=boundary)
+    return compile_model(model, (jnp.ones((BATCH, INPUTS)),), None, options, method.boundary)[0]
+
+
+def kinds(graph, level=None):
+    return {d.kind for d in graph.diagnostics if level in (None, d.level)}
+
+
+@pytest.mark.parametrize("boundary", ["cut", "diagonal"])
+def test_a_rule_that_ends_at_weights_hears_of_mixing(boundary):
+    found = kinds(compiled(Model(braintrace.matmul), boundary))
+    assert found == {"recurrent-mixing", "unused-parameter"}
+
+
+def test_a_rule_that_passes_weights_hears_of_none():
+    graph = compiled(Model(braintrace.matmul), "passed", strict=True)
+    assert kinds(graph) == {"unused-parameter"}
+    assert graph.hidden_param_op_relations
+
+
+@pytest.mark.parametrize("boundary", ["cut", "diagonal"])
+def test_a_model_without_marks_is_refused_where_the_way_ends_at_weights(boundary):
+    with pytest.raises(
+        braintrace.CompilationError, match=r"(?s)No marked operation.*mixes positions"
+    ):
+        compiled(Model(jnp.matmul), boundary)
+
+
+def test_a_model_without_marks_needs_none_where_weights_are_passed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        graph = compiled(Model(jnp.matmul), "passed", strict=True)
+    assert graph.hidden_param_op_relations == ()
+    assert [group.paths for group in graph.hidden_groups] == [(("h",),)]
+
+
+@pytest.mark.parametrize(("boundary", "level"), [("cut", "info"), ("passed", "warning")])
+def test_an_untraced_state_behind_a_weight_costs_a_rule_that_passes_it(boundary, level):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        graph = compiled(Model(braintrace.matmul, mean=0.1), boundary)
+    assert "untraced-state" in kinds(graph, level)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "found"), [("cut", set()), ("passed", {"backward-not-linear"})]
+)
+def test_a_gradient_bent_behind_a_weight_costs_a_rule_that_passes_it(boundary, found):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        graph = compiled(Model(braintrace.matmul, bend=clipped), boundary)
+    assert kinds(graph, "warning") == found
