@@ -1,8 +1,8 @@
 """Kinds of diagnostics: explained on their page, and reported to the rules that they concern."""
 
+import dataclasses
 import pathlib
 import re
-import types
 import warnings
 from typing import get_args
 
@@ -71,12 +71,24 @@ class Model(brainstate.nn.Module):
         return self.h.value
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """All that the compiler asks of a rule: this one carries nothing."""
+
+    boundary: Boundary
+    needs = frozenset()
+
+    def check(self, graph):
+        pass
+
+    def trace_specs(self, graph, every_state):
+        return {}
+
+
 def compiled(model, boundary, **options):
-    """The graph that the compiler makes for a rule of which it knows the boundary."""
     brainstate.nn.init_all_states(model, batch_size=BATCH)
-    options = CompilerOptions(**options)
-    method = types.SimpleNamespace(boundary=boundary)
-    return compile_model(model, (jnp.ones((BATCH, INPUTS)),), None, options, method.boundary)[0]
+    x, options = jnp.ones((BATCH, INPUTS)), CompilerOptions(**options)
+    return compile_model(model, (x,), None, options, Rule(boundary))[0]
 
 
 def kinds(graph, level=None):
