@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from ._errors import DtypeError, OptionError
+from ._errors import DtypeError, OptionError, ShapeError
 from ._jax import to_array
 
 LONGEST, MOST_LEAVES = 60, 4
@@ -111,6 +111,51 @@ def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -
         raise OptionError(
             f"`{name}` takes {signature}, and is called with {what}: {error}."
         ) from error
+
+
+def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
+    """Return the length of the first axis that all arrays share: their number of time steps.
+
+    Raises
+    ------
+    ShapeError
+        If there are none, they have no steps, or they differ in length.
+    """
+    lengths = {shape[0] if shape else 0 for shape in shapes}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ShapeError(
+            f"Every {what} needs the same leading time axis, of at least one step; the shapes "
+            f"given are {', '.join(map(str, shapes)) or 'none'}."
+        )
+    return lengths.pop()
+
+
+def flags_of(
+    name: str, value: Any, shapes: str, is_shape: Callable[[jax.Array], bool]
+) -> jax.Array:
+    """Return booleans as an array.
+
+    Parameters
+    ----------
+    name, value
+        The argument.
+    shapes
+        The shapes that it may have, in words.
+    is_shape
+        Tells whether it has one of them.
+
+    Raises
+    ------
+    ShapeError
+        If it has not, or is not boolean.
+    """
+    flags = array_of(name, value)
+    if flags.dtype != bool or not is_shape(flags):
+        raise ShapeError(
+            f"`{name}` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of "
+            f"shape {shapes}."
+        )
+    return flags
 
 
 def array_of(name: str, value: Any, where: str = "") -> jax.Array:

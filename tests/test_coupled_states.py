@@ -14,7 +14,9 @@ from ops_catalogue import restored_registries
 
 import braintrace
 from braintrace._executor import complex_packing
-from braintrace._learner.gradient import GradientOptions, SequenceGradient
+from braintrace._learner.arguments import Options
+from braintrace._learner.driver import Request
+from braintrace._learner.gradient import differentiating
 
 pytestmark = pytest.mark.optimised
 BY_NAME = {case.name: case for case in CASES}
@@ -228,15 +230,14 @@ def test_a_loop_over_chunks_copies_no_trace(mixing):
     """It would where XLA cannot tell that a chunk's gradient has read the traces before it."""
     model = Coupled(WIDE, mixing)
     learner = braintrace.compile(model, "d_rtrl", WIDE.inputs[0], batch_size=BATCH)
-    options = GradientOptions("sum", has_aux=False, unit_aware=False)
-    sequence = (WIDE.inputs,)
-    arguments = learner, lambda x: loss(learner(x)), options, 1, sequence, False, (None, [])
-    program = SequenceGradient(*arguments)
-    parameters = [state.value for state in program._parameters.values()]
-    others = [state.value for state in program._chunks.step.others]
-    traces = learner.algorithm.traces.value
-    donating = jax.jit(program._sequence, donate_argnums=2)
-    lowered = donating.lower(parameters, others, traces, sequence, None, (None, []))
+    arguments = (WIDE.inputs,), None, (None, [])
+    functions = {"step_fn": lambda x: loss(learner(x))}
+    options = Options(reduction="sum", chunk_size=1)
+    request = Request("etrace_grad", differentiating, arguments[0], options, functions)
+    body = differentiating(learner, request, arguments)
+    values = [state.value for state in body.states({})]
+    donating = jax.jit(body.run, donate_argnums=1)
+    lowered = donating.lower(values, learner.algorithm.traces.value, *arguments)
     assert lowered.compile().memory_analysis().temp_size_in_bytes < BYTES_OF_A_TRACE
 
 

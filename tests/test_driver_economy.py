@@ -111,7 +111,7 @@ def test_no_copies_of_weights_are_given_back(case, algorithm, monkeypatch):
     learner = build_learner(case, algorithm)
     xs, targets = case.sequences(2, 6)
     sequence_gradient(learner, case, xs, targets)
-    assert len(read) == 1
+    assert len(read) == (algorithm == "d_rtrl")  # the other one's traces come along
     assert jax.tree.leaves(read) == []
 
 

@@ -1,5 +1,6 @@
-"""What the drivers take besides sequences and functions."""
+"""What the methods of a learner take: options, sequences, a mask."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,7 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import Kind, array_of
+from .._arguments import (
+    BOOLEAN,
+    POSITIVE,
+    Kind,
+    array_of,
+    check_arrays,
+    check_option,
+    common_length,
+    one_of,
+)
 from .._errors import DtypeError, OptionError, ShapeError
 from .._jax import is_tracer
 
@@ -15,6 +25,66 @@ ALGORITHM = Kind(
     "an algorithm such as `braintrace.D_RTRL(model)`",
     lambda value: isinstance(value, ETraceAlgorithm),
 )
+
+
+REDUCTION = one_of("mean", "sum")
+CHUNK_SIZE = POSITIVE.or_else("auto")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a sequence is run, and what is returned of it; see `Learner.etrace_grad`.
+
+    Raises
+    ------
+    OptionError
+        For a value that is not accepted.
+    """
+
+    reduction: str = "mean"
+    chunk_size: int | str = "auto"
+    has_aux: bool = False
+    unit_aware: bool = False
+    return_value: bool = dataclasses.field(default=False, compare=False)  # the same is compiled
+
+    def __post_init__(self) -> None:
+        check_option("reduction", self.reduction, REDUCTION)
+        check_option("chunk_size", self.chunk_size, CHUNK_SIZE)
+        check_option("has_aux", self.has_aux, BOOLEAN)
+        check_option("unit_aware", self.unit_aware, BOOLEAN)
+        check_option("return_value", self.return_value, BOOLEAN)
+
+
+PLAIN = Options()
+
+
+def shapes_of(sequences: Any) -> list[Any]:
+    """Return the types of all arrays of sequences.
+
+    Raises
+    ------
+    DtypeError, OptionError
+        If there is something else among them.
+    """
+    try:
+        return [jax.typeof(leaf) for leaf in jax.tree.leaves(sequences)]
+    except TypeError:
+        for index, sequence in enumerate(sequences):
+            check_arrays(f"sequence {index}", sequence)
+        raise
+
+
+def check_sequences(sequences: Any) -> int:
+    """Return the number of steps of sequences.
+
+    Raises
+    ------
+    ShapeError
+        If there are none, they have no steps, or they differ in length.
+    DtypeError
+        If they are not arrays.
+    """
+    return common_length([aval.shape for aval in shapes_of(sequences)], "sequence")
 
 
 def weights_of(mask: Any, steps: int, reduction: str) -> jax.Array:

@@ -17,8 +17,8 @@ from .._arguments import MODEL, check_arrays, check_option, check_takes, shown
 from .._errors import OptionError, ShapeError
 from .._graph import ApproximationWarning
 from .._typing import Path, path_name
+from .arguments import check_sequences
 from .build import compile
-from .chunks import check_sequences
 from .learner import Learner
 
 _HEADS = ("parameter", "relative deviation", "cosine", "norm", "norm by BPTT")

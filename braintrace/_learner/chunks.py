@@ -7,8 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arguments import POSITIVE, check_arrays, check_option
-from .._errors import ShapeError
 from .._graph import ETraceGraph
 
 LONGEST_CHUNK = 128
@@ -17,45 +15,10 @@ SHORTEST_CHUNK = 64
 of a small convolution took 4 times as long as BPTT in chunks of 16, and as long in one chunk."""
 
 
-_CHUNK_SIZE = POSITIVE.or_else("auto")
-
-
-def check_sequences(sequences: tuple[Any, ...]) -> int:
-    """Return the number of steps of the sequences.
-
-    Raises
-    ------
-    ShapeError
-        If there are none, they have no steps, or they differ in length.
-    """
-    try:
-        shapes = [jax.typeof(leaf).shape for leaf in jax.tree.leaves(sequences)]
-    except TypeError:
-        for index, sequence in enumerate(sequences):
-            check_arrays(f"sequence {index}", sequence)
-        raise
-    lengths = {shape[0] if shape else None for shape in shapes}
-    if len(lengths) != 1 or None in lengths:
-        raise ShapeError(
-            "Every sequence needs the same leading time axis; the shapes given are "
-            f"{', '.join(map(str, shapes)) or 'none'}."
-        )
-    (steps,) = lengths
-    if steps == 0:
-        raise ShapeError(f"The sequences have no time steps: shapes {', '.join(map(str, shapes))}.")
-    assert steps is not None
+def steps_of(sequences: Any) -> int:
+    """Return the number of steps of sequences, which all have as many."""
+    steps: int = jax.tree.leaves(sequences)[0].shape[0]
     return steps
-
-
-def check_chunk_size(chunk_size: int | str) -> None:
-    """Refuse what is neither a positive integer nor ``'auto'``.
-
-    Raises
-    ------
-    OptionError
-        For anything else.
-    """
-    check_option("chunk_size", chunk_size, _CHUNK_SIZE)
 
 
 def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int, recorded: int) -> int:

@@ -1,16 +1,24 @@
 """What a learner has compiled: found again, bounded, and counted."""
 
+from __future__ import annotations
+
 import dataclasses
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._errors import OptionError, RecompilationWarning
+from .._graph import ETraceGraph
 from .._runtime import Recent
+from .arguments import Options
 from .function_key import FunctionKey, FunctionKeys, printed
+
+if TYPE_CHECKING:
+    from .driver import Driver
+    from .learner import Learner
 
 MOST_KEPT = 32
 """How many drivers a learner keeps. One is a step function with shapes and options: programs go to
@@ -24,14 +32,55 @@ last batch); from the fourth on it is a habit, and takes more time than all else
 _HOME = str(Path(__file__).parent.parent)
 
 
+class Features(NamedTuple):
+    """What a driver is made for besides the user's functions.
+
+    Attributes
+    ----------
+    method, options
+        The method that is called, and its options.
+    graph
+        The analysed model.
+    has_mask, reset_axes
+        Whether there is a mask, and the number of axes of ``reset``.
+    structure, slices
+        Of the sequences: their structure, and shape and dtype of one step of each.
+    states
+        Identities of the model's States.
+    """
+
+    method: str
+    options: Options
+    graph: ETraceGraph
+    has_mask: bool = False
+    reset_axes: int | None = None
+    structure: Any = None
+    slices: tuple[Any, ...] = ()
+    states: tuple[int, ...] = ()
+
+    def by_name(self) -> dict[str, Any]:
+        """Return them by the names that a reader knows."""
+        compared = [field.name for field in dataclasses.fields(Options) if field.compare]
+        return {
+            "the driver": self.method,
+            **{f"`{name}`": getattr(self.options, name) for name in compared},
+            "whether there is a `mask`": self.has_mask,
+            "the number of axes of `reset`": self.reset_axes,
+            "the structure of the sequences": self.structure,
+            "the slices of the sequences": self.slices,
+            "the analysed model": self.graph,
+            "the model's States": self.states,
+        }
+
+
 @dataclasses.dataclass(frozen=True)
 class _Compiled:
-    driver: Any
+    driver: Driver
     lengths: set[int]
 
 
 class Compilations:
-    """What one learner has compiled.
+    """The drivers that one learner has compiled.
 
     A learner that is cloned or copied shares its attributes with the copy, which begins anew.
 
@@ -41,13 +90,13 @@ class Compilations:
         The learner.
     """
 
-    def __init__(self, owner: Any = None) -> None:
+    def __init__(self, owner: Learner | None = None) -> None:
         self._owner = (lambda: None) if owner is None else weakref.ref(owner)
         self._kept = Recent(MOST_KEPT)
         self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn")}
         self._of_line: Recent = Recent(MOST_KEPT)
 
-    def is_of(self, learner: Any) -> bool:
+    def is_of(self, learner: Learner) -> bool:
         """Tell whether it is this learner that has compiled all this."""
         return self._owner() is learner
 
@@ -57,10 +106,10 @@ class Compilations:
     def find(
         self,
         functions: Mapping[str, Callable[..., Any]],
-        features: Mapping[str, Any],
+        features: Features,
         length: int,
-        make: Callable[[], Any],
-    ) -> Any:
+        make: Callable[[], Driver],
+    ) -> Driver:
         """Return what was compiled for functions and features, or compile it.
 
         Parameters
@@ -68,7 +117,7 @@ class Compilations:
         functions
             The user's functions, by the names of the arguments.
         features
-            What else it depends on, by the names that a reader knows.
+            What else it depends on.
         length
             Number of steps, for which JAX compiles once each.
         make
@@ -80,14 +129,13 @@ class Compilations:
             If a function cannot be hashed.
         """
         keys = {name: self._key(name, function) for name, function in functions.items()}
-        key = (*keys.values(), *features.values())
+        key = (*keys.values(), features)
         if key not in self._kept:
             self._kept[key] = _Compiled(make(), set())
-        found = self._kept[key]
-        if length not in found.lengths:
+        found: _Compiled = self._kept[key]
+        if keys and length not in found.lengths:
             found.lengths.add(length)
-            if keys:
-                self._count(keys, {**features, "the number of steps": length})
+            self._count(keys, {**features.by_name(), "the number of steps": length})
         return found.driver
 
     def _key(self, name: str, function: Callable[..., Any]) -> FunctionKey:
@@ -120,8 +168,10 @@ class Compilations:
             )
 
 
-_Note = dict[str, tuple[tuple[int, str | None], ...]]
-"""By name: hashes, which keep nothing alive, and printed forms of what is short."""
+_Noted = tuple[tuple[int, str | None], ...]
+"""Hashes, which keep nothing alive, and printed forms of what is short."""
+
+_Note = dict[str, _Noted]
 
 
 def _note(keys: Mapping[str, FunctionKey], features: Mapping[str, Any]) -> _Note:
@@ -146,7 +196,7 @@ def _difference(noted: list[_Note]) -> str:
     return ", ".join(name + _change(was, now.get(name)) for name, was in least.items())
 
 
-def _change(was: Any, now: Any) -> str:
+def _change(was: _Noted | None, now: _Noted | None) -> str:
     texts = [None if note is None else note[0][1] for note in (was, now)]
     return "" if None in texts else f" ({texts[0]} then, {texts[1]} now)"
 

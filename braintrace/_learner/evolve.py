@@ -1,142 +1,133 @@
 """Sequences without a loss: with traces, and without."""
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 
 from .._algorithms import ETraceAlgorithm
 from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
-from .._graph import ETraceGraph
 from .._jax import Var
-from .._runtime import Program, States, Take, advance, read_arguments, read_states
-from .chunks import check_sequences, over_chunks
-from .restart import Restarts, check_held, initial_inputs, start_anew
+from .._runtime import read_arguments, read_states, start_anew, whole_values
+from .chunks import chunk_length, over_chunks, steps_of
+from .driver import Arguments, Body, Request, not_taken, taken
+from .restart import Initial, check_held, initial_inputs
 
-Runner = Callable[..., Any]
-"""``(values of States, sequences, restarts, traces) -> (written States, outputs, traces)``."""
+if TYPE_CHECKING:
+    from .learner import Learner
+
+Inputs: TypeAlias = Mapping[Var, Any]
+"""Values of a step's inputs, by variable."""
+
+Leaves: TypeAlias = list[jax.Array]
+"""Values of the State leaves that a step writes."""
 
 
-def _state_vars(graph: ETraceGraph) -> list[Var]:
-    return [leaf.in_var for leaf in graph.traced.leaves]
+class _Steps:
+    """The steps of a sequence that begins with some values of States.
 
+    Attributes
+    ----------
+    known
+        Inputs of the first step: the leaves of the States.
+    start
+        Those of them that steps write.
+    """
 
-def _merged(known: dict[Var, Any], now: Any, initial: dict[Var, Any], restart: Any) -> Any:
-    """Return the program's inputs of one step."""
-    current = {**known, **now}
-    if restart is None:
+    def __init__(self, algorithm: ETraceAlgorithm, values: list[Any], initial: Initial) -> None:
+        self._graph, self._states = algorithm.graph, algorithm.states_of_step
+        self._values = dict(zip(self._states, values, strict=True))
+        self._anew = initial_inputs(algorithm, self._values, initial)
+        self._written = self._graph.traced.written_vars
+        self.known = read_states(self._graph, self._states, self._values)
+        self.start: Leaves = self.written(self.known)
+
+    def inputs(self, state: Leaves, slices: Any, restart: jax.Array | None) -> dict[Var, Any]:
+        """Return the inputs of a step."""
+        changed = dict(zip(self._written, state, strict=True))
+        current = {**self.known, **changed, **read_arguments(self._graph, slices)}
+        if restart is not None:
+            anew = self._anew.items()
+            current.update({v: start_anew(current[v], fresh, restart) for v, fresh in anew})
         return current
-    anew = {var: start_anew(current[var], value, restart) for var, value in initial.items()}
-    return {**current, **anew}
+
+    def written(self, new: Inputs) -> Leaves:
+        """Return the leaves that are written."""
+        return [new[var] for var in self._written]
+
+    def values(self, state: Leaves) -> list[Any]:
+        """Return the values of the States that are written, after the last step."""
+        new = dict(zip(self._written, state, strict=True))
+        return list(whole_values(self._graph, self._states, self._values, new).values())
 
 
-def evolving(algorithm: ETraceAlgorithm, chunk: int) -> Runner:
-    """Return a function that advances states and traces."""
-    graph, method = algorithm.graph, algorithm.method
-    in_vars, written = _state_vars(graph), graph.traced.written_vars
+def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
+    """Return a body that advances states and traces."""
+    algorithm, graph, method = learner.algorithm, learner.graph, learner.algorithm.method
+    if example[2][0] is not None:
+        check_held(algorithm, algorithm.short_term_states, restarts=True)
 
-    def run(states: list[Any], sequences: Any, restarts: Restarts, traces: Any) -> Any:
-        known = dict(zip(in_vars, states, strict=True))
-        weights = operands(graph, known)
-        probes = zero_probes(graph)
+    def run(values: list[Any], traces: Any, sequences: Any, mask: None, restarts: Any) -> Any:
         flags, initial = restarts
-        if flags is not None:
-            check_held(algorithm, algorithm.short_term_states, restarts=True)
-        anew = initial_inputs(algorithm, initial)
+        steps = _Steps(algorithm, values, initial)
+        weights, probes = operands(graph, steps.known), zero_probes(graph)
 
-        def step(state: list[Any], now: Any) -> Any:
+        def step(state: Leaves, now: Any) -> Any:
             slices, restart = now
-            changed = {**dict(zip(written, state, strict=True)), **read_arguments(graph, slices)}
-            current = _merged(known, changed, anew, restart)
-            outputs, new, records = recorded_step(graph, current, weights, probes)
+            inputs = steps.inputs(state, slices, restart)
+            outputs, new, records = recorded_step(graph, inputs, weights, probes)
             if restart is not None:
                 records = restarted(graph, records, restart)
-            return [new[var] for var in written], (outputs, records)
+            return steps.written(new), (outputs, records)
 
         def run_chunk(carry: Any, now: Any) -> Any:
             state, (outputs, records) = jax.lax.scan(step, carry[0], now)
             return (state, method.update(graph, weights, records, carry[1])), outputs
 
-        start = ([known[var] for var in written], traces)
-        steps = check_sequences(sequences)
+        length = steps_of(sequences)
+        chunk = chunk_length(graph, request.options.chunk_size, length, graph.record_bytes)
         (state, traces), outputs = over_chunks(
-            run_chunk, run_chunk, start, (sequences, flags), steps, chunk
+            run_chunk, run_chunk, (steps.start, traces), (sequences, flags), length, chunk
         )
-        return state, outputs, traces
+        return outputs, steps.values(state), traces
 
-    return run
+    return _body(algorithm, run, taken)
 
 
-def predicting(algorithm: ETraceAlgorithm) -> Runner:
-    """Return a function that advances the states only."""
-    graph = algorithm.graph
-    in_vars, written = _state_vars(graph), graph.traced.written_vars
+def predicting(learner: Learner, request: Request, example: Arguments) -> Body:
+    """Return a body that advances the states only."""
+    algorithm, graph = learner.algorithm, learner.graph
 
-    def run(states: list[Any], sequences: Any, restarts: Restarts, traces: None) -> Any:
-        known = dict(zip(in_vars, states, strict=True))
+    def run(values: list[Any], traces: None, sequences: Any, mask: None, restarts: Any) -> Any:
         flags, initial = restarts
-        anew = initial_inputs(algorithm, initial)
+        steps = _Steps(algorithm, values, initial)
 
-        def step(state: list[Any], now: Any) -> Any:
-            slices, restart = now
-            changed = {**dict(zip(written, state, strict=True)), **read_arguments(graph, slices)}
-            outputs, new = plain_step(graph, _merged(known, changed, anew, restart))
-            return [new[var] for var in written], outputs
+        def step(state: Leaves, now: Any) -> Any:
+            outputs, new = plain_step(graph, steps.inputs(state, *now))
+            return steps.written(new), outputs
 
-        start = [known[var] for var in written]
-        return *jax.lax.scan(step, start, (sequences, flags)), traces
+        state, outputs = jax.lax.scan(step, steps.start, (sequences, flags))
+        return outputs, steps.values(state), traces
 
-    return run
+    return _body(algorithm, run, not_taken)
 
 
-class Driver:
-    """A function of sequences, compiled once per shape, that moves States on.
+def _body(algorithm: ETraceAlgorithm, run: Callable[..., Any], take: Callable[..., Any]) -> Body:
+    """Return the body of a function of the model's own States."""
+    graph, compiled = algorithm.graph, algorithm.compiled
+    paths = dict.fromkeys(leaf.path for leaf in graph.traced.leaves)
+    changing = {leaf.path for leaf in graph.traced.leaves if leaf.out_var is not None}
+    is_written = [path in changing for path in paths]
 
-    Parameters
-    ----------
-    algorithm
-        The algorithm.
-    function
-        What it runs; see `evolving` and `predicting`.
-    """
+    def written(items: Sequence[Any]) -> list[Any]:
+        return [item for item, is_one in zip(items, is_written, strict=True) if is_one]
 
-    def __init__(self, algorithm: ETraceAlgorithm, function: Runner) -> None:
-        self._algorithm = algorithm
-        self._program = Program(function, donated=3)
-
-    def __call__(self, states: States, sequences: Any, restarts: Restarts) -> Any:
-        """Run the model, whose States are given by path, alone, and return its outputs."""
-        return self._advance(states, sequences, restarts, lambda take: (None, False))
-
-    def with_traces(self, states: States, sequences: Any, restarts: Restarts) -> Any:
-        """Run the model, move the traces on as well, and return its outputs."""
-        return self._advance(states, sequences, restarts, lambda take: take())
-
-    def _advance(
-        self,
-        states: States,
-        sequences: Any,
-        restarts: Restarts,
-        taken: Callable[[Take], tuple[Any, bool]],
-    ) -> Any:
-        algorithm, held = self._algorithm, self._algorithm.traces
-        compiled = algorithm.compiled
-        of_step = compiled.find_states(states)
-        inputs = read_states(compiled.graph, of_step)
-        values = [inputs[var] for var in _state_vars(compiled.graph)]
-
-        def run(take: Take) -> Any:
-            traces, in_place = taken(take)
-            return self._program(values, sequences, restarts, traces, in_place=in_place)
-
-        def store(results: Any) -> None:
-            new, _, traces = results
-            if traces is not None:
-                held.leave(lambda: traces)
-            compiled.write(of_step, new)
-
-        can_fail = self._program.can_fail(
-            lambda: (values, sequences, restarts, taken(held.lend)[0])
-        )
-        _, outputs, _ = advance(held, can_fail, run, store)
-        return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)
+    return Body(
+        run=run,
+        states=lambda of_model: list(compiled.find_states(of_model).values()),
+        written=written,
+        results=lambda outputs, options: jax.tree.unflatten(graph.traced.output_tree, outputs),
+        take=take,
+    )

@@ -5,103 +5,71 @@ One step is the user's ``step_fn``, run on a learner that records. Steps are run
 end: what lies between (a mask, a transpose, a product of parameters) is fixed over a sequence.
 """
 
-import dataclasses
-import functools
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from .._arguments import BOOLEAN, check_option, one_of
 from .._executor import as_arrays, is_zero, operands
 from .._graph import ETraceGraph
 from .._jaxpr import program_of
-from .._runtime import Program, Take, advance, read_states
-from .._typing import Path
+from .._runtime import read_states
+from .arguments import Options
 from .chunk_gradient import RecordedChunk, WindowChunk
-from .chunks import check_sequences, chunk_length, over_chunks
+from .chunks import chunk_length, over_chunks, steps_of
+from .driver import Arguments, Body, Request, Unfinished, taken_unless_zero
 from .recorder import Recorder, run_in_chunk, run_in_window
 from .restart import Initial, Restarts, check_held, restart_states
 from .step_function import (
     call_step_function,
     example_slices,
-    no_loops_in_step_function,
     parameters_of,
 )
 from .units import split_loss, with_unit, with_units
 
-_REDUCTION = one_of("mean", "sum")
+if TYPE_CHECKING:
+    from .learner import Learner
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientOptions:
-    """What a sequence gradient returns.
-
-    Attributes
-    ----------
-    reduction
-        ``'mean'`` or ``'sum'`` of the steps' losses.
-    has_aux
-        Whether the step function returns auxiliary results.
-    unit_aware
-        Whether gradients have the unit of the loss over that of the parameter.
-    """
-
-    reduction: str
-    has_aux: bool
-    unit_aware: bool
-
-    def __post_init__(self) -> None:
-        check_option("reduction", self.reduction, _REDUCTION)
-        check_option("has_aux", self.has_aux, BOOLEAN)
-        check_option("unit_aware", self.unit_aware, BOOLEAN)
+def differentiating(learner: Learner, request: Request, example: Arguments) -> Body:
+    """Return a body that differentiates the loss of a sequence."""
+    return SequenceGradient(learner, request, example).body
 
 
 class SequenceGradient:
-    """A compiled sequence gradient of one learner, step function and shape of slices.
+    """The gradient of sequences of one learner, step function and shape of slices.
 
     Parameters
     ----------
-    learner
-        The learner.
-    step_fn
-        The user's function of one step.
-    options, chunk_size
-        What is returned, and the length of a chunk as the user gives it.
-    sequences
-        Example sequences.
-    has_mask
-        Whether the steps' losses have weights.
-    restarts
-        Flags of every step, and the values that States start anew from; see `check_reset`.
+    learner, request
+        The learner, and what its method is called with.
+    example
+        Example arguments.
+
+    Attributes
+    ----------
+    body
+        What a driver runs.
     """
 
-    def __init__(
-        self,
-        learner: Any,
-        step_fn: Callable[..., Any],
-        options: GradientOptions,
-        chunk_size: int | str,
-        sequences: Any,
-        has_mask: bool,
-        restarts: Restarts,
-    ) -> None:
+    def __init__(self, learner: Learner, request: Request, example: Arguments) -> None:
         self._algorithm = learner.algorithm
-        self._options = options
-        self._chunk_size = chunk_size
+        self._options = request.options
         self._parameters = parameters_of(self._algorithm)
-        flags, initial = restarts
+        sequences, mask, (flags, initial) = example
         slices = example_slices((sequences, flags))
         graph = self._algorithm.graph
         weights = _zero_operands(graph)
         arguments = (
             self._algorithm,
-            self._recording(learner, step_fn),
+            self._recording(learner, **request.functions),
             list(self._parameters.values()),
             (weights, initial),
             slices,
-            has_mask,
+            mask is not None,
         )
         is_window = self._algorithm.vjp_method == "multi-step"
         self._chunks: RecordedChunk | WindowChunk = (
@@ -114,55 +82,27 @@ class SequenceGradient:
         pure.check_unused(self._algorithm.traces)
         self._operand_shapes = jax.eval_shape(lambda: weights)
         self._zero_traces = self._algorithm.starting_traces()
-        self._program = Program(self._sequence, donated=2)
-        self._update = Program(self._updated, donated=2)
+        states, count = [*self._parameters.values(), *pure.others], len(self._parameters)
+        self.body = Body(
+            run=self._sequence,
+            states=lambda of_model: states,
+            written=lambda items: pure.written_of(items[count:]),
+            results=self._results,
+            take=taken_unless_zero,
+            replaces=self._has_chunks,
+            finish=self._updated,
+        )
 
-    def __call__(
-        self,
-        sequences: Any,
-        mask: jax.Array | None,
-        restarts: Restarts,
-    ) -> tuple[dict[Path, Any], Any, Any]:
-        """Return gradients, value and auxiliary results; advance states and traces."""
-        parameters = [state.value for state in self._parameters.values()]
-        others = [state.value for state in self._chunks.step.others]
-        held = self._algorithm.traces
-        steps, length = self._lengths(sequences)
-        is_one_chunk = steps <= length
-
-        def before(take: Take) -> tuple[Any, bool]:
-            return (None, True) if held.is_zero else take()
-
-        def arguments(traces: Any) -> tuple[Any, ...]:
-            return parameters, others, traces, sequences, mask, restarts
-
-        def run(take: Take) -> Any:
-            traces, owned = before(take)
-            in_place = owned and not is_one_chunk
-            *results, last = self._program(*arguments(traces), in_place=in_place)
-            weights, kept, replaced = last
-            if not is_one_chunk:
-                traces, owned = replaced, True
-            after = self._chunks.known_traces(kept)
-            if can_fail and after is None:
-                after = jax.block_until_ready(self._update(weights, kept, traces))
-            update = functools.partial(self._update, weights, kept, traces, in_place=owned)
-            return *results, (lambda: after) if after is not None else update
-
-        def store(results: Any) -> None:
-            *_, written, after = results
-            self._chunks.step.write(written)
-            held.leave(after)
-
-        with no_loops_in_step_function():
-            can_fail = self._program.can_fail(lambda: arguments(before(held.lend)[0]))
-            gradients, value, aux, *_ = advance(held, can_fail, run, store)
-        if self._options.unit_aware:
+    def _results(self, found: tuple[Any, Any, Any], options: Options) -> Any:
+        gradients, value, aux = found
+        if options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
             value = with_unit(value, self._loss_unit)
-        return dict(zip(self._parameters, gradients, strict=True)), value, aux
+        by_path = dict(zip(self._parameters, gradients, strict=True))
+        extra = ((value,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
+        return (by_path, *extra) if extra else by_path
 
-    def _recording(self, learner: Any, step_fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(self, learner: Learner, step_fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return the step as a function of probes, of what is held fixed, and of slices."""
 
         def step(probes: Any, held: tuple[Any, Initial], inputs: tuple[Any, Any]) -> Any:
@@ -192,14 +132,9 @@ class SequenceGradient:
         return operands(graph, read_states(graph, states, values))
 
     def _sequence(
-        self,
-        parameters: list[Any],
-        others: list[Any],
-        traces: Any,
-        sequences: Any,
-        mask: Any,
-        restarts: Restarts,
+        self, values: list[Any], traces: Any, sequences: Any, mask: Any, restarts: Restarts
     ) -> Any:
+        parameters, others = values[: len(self._parameters)], values[len(self._parameters) :]
         steps, length = self._lengths(sequences)
         scales = self._scales(jnp.ones(steps) if mask is None else mask)
         flags, initial = restarts
@@ -217,7 +152,7 @@ class SequenceGradient:
 
         def run_chunk(carry: Any, chunk: Any) -> Any:
             (written, gradients, (kept, before)), results = run_last(carry, chunk)
-            after = self._updated(weights, kept, _once_computed(gradients, before))
+            after = self._updated((weights, kept), _once_computed(gradients, before))
             return (written, gradients, after), results
 
         start = (self._chunks.step.written_of(others), zero, traces)
@@ -229,18 +164,20 @@ class SequenceGradient:
             return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
 
         total = self._chunks.total(gradients, pulled_back)
-        read = self._read_by_update(weights, kept, None if is_zero(before) else before)
-        is_read = not is_one_chunk and self._chunks.known_traces(kept) is None
-        last = (read, kept, before if is_read else None)
         # The loss of a padded step may be infinite.
         value = jnp.sum(jnp.where(scales == 0, 0, losses * scales))
-        return total, value, aux, written, last
+        after = self._chunks.known_traces(kept)
+        if after is None:
+            read = self._read_by_update(weights, kept, None if is_zero(before) else before)
+            after = Unfinished((read, kept), None if is_one_chunk else before)
+        return (total, value, aux), written, after
 
-    def _updated(self, weights: Any, kept: Any, before: Any) -> Any:
-        """Return the traces after a chunk.
+    def _updated(self, sources: tuple[Any, Any], before: Any) -> Any:
+        """Return the traces after a chunk, from its operands and what was kept of it.
 
         ``None`` before it means zero; among the operands, that the value does not matter.
         """
+        weights, kept = sources
         before = self._zero_traces if before is None else before
         weights = jax.tree.map(
             lambda shape, operand: shape if operand is None else operand,
@@ -254,7 +191,7 @@ class SequenceGradient:
 
         To return the others as well would copy them.
         """
-        update = program_of(jax.make_jaxpr(self._updated)(weights, kept, before))
+        update = program_of(jax.make_jaxpr(self._updated)((weights, kept), before))
         read = update.depends_on(update.out_atoms)
         leaves, tree = jax.tree.flatten(weights)
         own = update.in_vars[: len(leaves)]
@@ -263,9 +200,14 @@ class SequenceGradient:
 
     def _lengths(self, sequences: Any) -> tuple[int, int]:
         """Return the number of steps of the sequences and of a chunk."""
-        steps = check_sequences(sequences)
+        steps = steps_of(sequences)
         graph, recorded = self._algorithm.graph, self._chunks.bytes_per_step
-        return steps, chunk_length(graph, self._chunk_size, steps, recorded)
+        return steps, chunk_length(graph, self._options.chunk_size, steps, recorded)
+
+    def _has_chunks(self, sequences: Any) -> bool:
+        """Tell whether a sequence has several chunks: only their loop replaces the traces."""
+        steps, length = self._lengths(sequences)
+        return steps > length
 
     def _scales(self, mask: Any) -> Any:
         if self._options.reduction == "sum":

@@ -1,26 +1,23 @@
 """The learner: one step, and whole sequences."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import brainstate
-import jax
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import BOOLEAN, check_option
-from .._brainstate import kept_for_other_threads
+from .._arguments import check_option
 from .._graph import ETraceGraph
 from .._graph.report import Report, report_of
 from .._runtime import all_states, on_automatic_axes, one_thread_at_a_time
-from .._typing import Path
-from .arguments import ALGORITHM, weights_of
-from .chunks import check_chunk_size, check_sequences, chunk_length
+from .arguments import ALGORITHM, Options
 from .compilations import Compilations
-from .evolve import Driver, Runner, evolving, predicting
-from .gradient import GradientOptions, SequenceGradient
-from .online import OnlineLearning, OnlineOptions
-from .restart import check_reset
+from .driver import Request, prepared
+from .evolve import evolving, predicting
+from .gradient import differentiating
+from .online import learning_online
+from .restart import initial_values
 
 
 class Learner(brainstate.nn.Module):
@@ -45,7 +42,14 @@ class Learner(brainstate.nn.Module):
         check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
         self._recorder: Callable[..., Any] | None = None
-        self._made = Compilations(self)
+        self._drivers = Compilations(self)
+
+    @property
+    def drivers(self) -> Compilations:
+        """What this learner has compiled; a clone compiles for itself."""
+        if not self._drivers.is_of(self):
+            self._drivers = Compilations(self)
+        return self._drivers
 
     @property
     def lock(self) -> Any:
@@ -152,34 +156,11 @@ class Learner(brainstate.nn.Module):
             For an option value that is not accepted, or a ``step_fn`` that does not call the
             learner exactly once, writes a parameter or a hidden state, or returns no scalar.
         """
-        options = GradientOptions(reduction, has_aux, unit_aware)
-        check_option("return_value", return_value, BOOLEAN)
-        self.algorithm.compiled.environment.check()
-        steps = check_sequences(sequences)
-        check_chunk_size(chunk_size)
-        weights = None if mask is None else weights_of(mask, steps, reduction)
-        has_mask = mask is not None
-        states = all_states(self.algorithm.model)
-        restarts = check_reset(self.algorithm, states, reset, steps)
-        made = self._compiled(
-            {"step_fn": step_fn},
-            {
-                "the driver": "etrace_grad",
-                "`reduction`": reduction,
-                "`has_aux`": has_aux,
-                "`unit_aware`": unit_aware,
-                "`chunk_size`": chunk_size,
-                "whether there is a `mask`": has_mask,
-                **self._features(states, sequences, restarts[0]),
-            },
-            steps,
-            lambda: SequenceGradient(
-                self, step_fn, options, chunk_size, sequences, has_mask, restarts
-            ),
+        options = Options(reduction, chunk_size, has_aux, unit_aware, return_value)
+        functions = {"step_fn": step_fn}
+        return self._run(
+            Request("etrace_grad", differentiating, sequences, options, functions, mask, reset)
         )
-        gradients, value, aux = made(sequences, weights, restarts)
-        extra = ((value,) if return_value else ()) + ((aux,) if has_aux else ())
-        return (gradients, *extra) if extra else gradients
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -255,24 +236,11 @@ class Learner(brainstate.nn.Module):
         >>> bool(losses[-1] < 0.1 * losses[0])
         True
         """
-        self.algorithm.compiled.environment.check()
-        steps = check_sequences(sequences)
-        options = OnlineOptions(has_aux, unit_aware)
-        states = all_states(self.algorithm.model)
-        restarts = check_reset(self.algorithm, states, reset, steps)
-        made = self._compiled(
-            {"step_fn": step_fn, "update_fn": update_fn},
-            {
-                "the driver": "etrace_online",
-                "`has_aux`": has_aux,
-                "`unit_aware`": unit_aware,
-                **self._features(states, sequences, restarts[0]),
-            },
-            steps,
-            lambda: OnlineLearning(self, step_fn, update_fn, options, sequences, restarts),
+        options = Options(has_aux=has_aux, unit_aware=unit_aware)
+        functions = {"step_fn": step_fn, "update_fn": update_fn}
+        return self._run(
+            Request("etrace_online", learning_online, sequences, options, functions, reset=reset)
         )
-        losses, aux = made(sequences, restarts)
-        return (losses, aux) if has_aux else losses
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -298,14 +266,8 @@ class Learner(brainstate.nn.Module):
         ShapeError
             For sequences that are empty, differ in length or do not fit the states.
         """
-        self.algorithm.compiled.environment.check()
-        steps = check_sequences(sequences)
-        check_chunk_size(chunk_size)
-        chunk = chunk_length(self.graph, chunk_size, steps, self.graph.record_bytes)
-        states = all_states(self.algorithm.model)
-        restarts = check_reset(self.algorithm, states, reset, steps)
-        driver = self._driver("etrace_evolve", chunk, lambda: evolving(self.algorithm, chunk))
-        return driver.with_traces(states, sequences, restarts)
+        options = Options(chunk_size=chunk_size)
+        return self._run(Request("etrace_evolve", evolving, sequences, options, reset=reset))
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -329,43 +291,11 @@ class Learner(brainstate.nn.Module):
         ShapeError
             For sequences that are empty, differ in length or do not fit the states.
         """
-        self.algorithm.compiled.environment.check()
+        return self._run(Request("predict", predicting, sequences, reset=reset))
+
+    def _run(self, request: Request) -> Any:
         states = all_states(self.algorithm.model)
-        restarts = check_reset(self.algorithm, states, reset, check_sequences(sequences))
-        driver = self._driver("predict", None, lambda: predicting(self.algorithm))
-        return driver(states, sequences, restarts)
-
-    def _driver(self, name: str, chunk: int | None, make: Callable[[], Runner]) -> Driver:
-        features = {"the driver": name, "the chunks": chunk, "the analysed model": self.graph}
-        return self._compiled({}, features, 0, lambda: Driver(self.algorithm, make()))
-
-    def _compiled(
-        self,
-        functions: dict[str, Callable[..., Any]],
-        features: dict[str, Any],
-        length: int,
-        make: Callable[[], Any],
-    ) -> Any:
-        """Return what this learner has compiled, or compile it."""
-        if not self._made.is_of(self):
-            self._made = Compilations(self)
-
-        def make_alone() -> Any:
-            with kept_for_other_threads(self.states().values()):
-                return make()
-
-        return self._made.find(functions, features, length, make_alone)
-
-    def _features(
-        self, states: Mapping[Path, brainstate.State], sequences: Any, flags: jax.Array | None
-    ) -> dict[str, Any]:
-        """Name what a driver is made for besides the user's functions and options."""
-        leaves, tree = jax.tree.flatten(sequences)
-        slices = tuple((aval.shape[1:], aval.dtype) for aval in map(jax.typeof, leaves))
-        return {
-            "the number of axes of `reset`": None if flags is None else flags.ndim,
-            "the structure of the sequences": tree,
-            "the slices of the sequences": slices,
-            "the analysed model": self.graph,
-            "the model's States": tuple(map(id, states.values())),
-        }
+        driver, arguments = prepared(
+            self, request, states, lambda: initial_values(self.algorithm, states)
+        )
+        return driver(states, arguments, request.options)

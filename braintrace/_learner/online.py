@@ -4,18 +4,20 @@ A step is run on its own: its gradient comes from the traces after it, and the p
 other ones before the next. Nothing is left for the end of the stream, so that it needs no end.
 """
 
-import dataclasses
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import brainstate
 import jax
 
-from .._arguments import BOOLEAN, check_option
 from .._compiler import described, state_paths
 from .._errors import OptionError
-from .._runtime import Program, Take, advance, all_states
+from .._runtime import all_states
 from .._typing import path_name
+from .arguments import Options
+from .driver import Arguments, Body, Request
 from .pure_step import PureStep
 from .recorder import Recorder, Values, first_written, run_online, values_of
 from .restart import Initial, Restarts, initial_values, restart_states
@@ -28,42 +30,36 @@ from .step_function import (
 from .units import split_loss, with_unit, with_units
 from .update_function import call_update_function
 
+if TYPE_CHECKING:
+    from .learner import Learner
 
-@dataclasses.dataclass(frozen=True)
-class OnlineOptions:
-    """What a stream gives back.
 
-    Attributes
-    ----------
-    has_aux
-        Whether the step function returns auxiliary results.
-    unit_aware
-        Whether gradients have the unit of the loss over that of the parameter.
+def learning_online(learner: Learner, request: Request, example: Arguments) -> Body:
+    """Return a body that learns at every step.
+
+    Raises
+    ------
+    OptionError
+        If the algorithm differentiates windows of steps.
     """
-
-    has_aux: bool
-    unit_aware: bool
-
-    def __post_init__(self) -> None:
-        check_option("has_aux", self.has_aux, BOOLEAN)
-        check_option("unit_aware", self.unit_aware, BOOLEAN)
+    return OnlineLearning(learner, request, example).body
 
 
 class OnlineLearning:
-    """A compiled stream of one learner, step function, update function and shape of slices.
+    """A stream of one learner, step function, update function and shape of slices.
 
     Parameters
     ----------
-    learner
-        The learner.
-    step_fn, update_fn
-        The user's functions: the loss of a step, and what is done with its gradient.
-    options
-        What is given back.
-    sequences
-        Example sequences.
-    restarts
-        Flags of every step, and the values that States start anew from; see `check_reset`.
+    learner, request
+        The learner, and what its method is called with: the user's functions, the loss of a step,
+        and what is done with its gradient.
+    example
+        Example arguments.
+
+    Attributes
+    ----------
+    body
+        What a driver runs.
 
     Raises
     ------
@@ -71,64 +67,44 @@ class OnlineLearning:
         If the algorithm differentiates windows of steps.
     """
 
-    def __init__(
-        self,
-        learner: Any,
-        step_fn: Callable[..., Any],
-        update_fn: Callable[..., Any],
-        options: OnlineOptions,
-        sequences: Any,
-        restarts: Restarts,
-    ) -> None:
+    def __init__(self, learner: Learner, request: Request, example: Arguments) -> None:
         self._algorithm = learner.algorithm
         if self._algorithm.vjp_method == "multi-step":
             raise OptionError(
                 "`etrace_online` differentiates single steps, and this algorithm was made with "
                 "`vjp_method='multi-step'`. Make it with 'single-step', or use `etrace_grad`."
             )
-        self._options = options
+        self._options = request.options
         self._parameters = parameters_of(self._algorithm)
-        flags, initial = restarts
+        sequences, _, (flags, initial) = example
         traces = jax.eval_shape(self._algorithm.zero_traces)
         slices = example_slices((sequences, flags))
         self._algorithm.prepare_requests()
         self._has_initial, self._asks = flags is not None, False
-        step = self._learning(learner, step_fn, update_fn)
+        step = self._learning(learner, **request.functions)
         with no_loops_in_step_function():
             self._step = PureStep(step, (), (traces, initial, slices))
             if self._asks and not self._has_initial:  # once more, with what samples start from
-                self._has_initial, initial = True, self._initial_values()
+                self._has_initial = True
+                initial = initial_values(self._algorithm, all_states(self._algorithm.model))
                 self._step = PureStep(step, (), (traces, initial, slices))
         self._step.check_unused(self._algorithm.traces)
-        self._program = Program(self._stream, donated=1)
+        self.body = Body(
+            run=self._stream,
+            states=lambda of_model: self._step.others,
+            written=self._step.written_of,
+            results=self._results,
+            reads_initial=self._asks,
+        )
 
-    def __call__(self, sequences: Any, restarts: Restarts) -> tuple[Any, Any]:
-        """Return losses and auxiliary results of all steps; States and traces move on."""
-        if self._asks and restarts[0] is None:
-            restarts = None, self._initial_values()
-        held = self._algorithm.traces
-        others = [state.value for state in self._step.others]
-
-        def run(take: Take) -> Any:
-            traces, in_place = take()
-            return self._program(others, traces, sequences, restarts, in_place=in_place)
-
-        def store(results: Any) -> None:
-            written, after, _, _ = results
-            held.leave(lambda: after)
-            self._step.write(written)
-
-        can_fail = self._program.can_fail(lambda: (others, held.lend()[0], sequences, restarts))
-        _, _, losses, aux = advance(held, can_fail, run, store)
-        if self._options.unit_aware:
+    def _results(self, found: tuple[Any, Any], options: Options) -> Any:
+        losses, aux = found
+        if options.unit_aware:
             losses = with_unit(losses, self._loss_unit)
-        return losses, aux
-
-    def _initial_values(self) -> Initial:
-        return initial_values(self._algorithm, all_states(self._algorithm.model))
+        return (losses, aux) if options.has_aux else losses
 
     def _learning(
-        self, learner: Any, step_fn: Callable[..., Any], update_fn: Callable[..., Any]
+        self, learner: Learner, step_fn: Callable[..., Any], update_fn: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return one step as a function of traces, initial values of States, and slices."""
         algorithm, options = self._algorithm, self._options
@@ -184,7 +160,9 @@ class OnlineLearning:
                     "step: convert the new value (`.astype`, `.to`), or begin with such a one."
                 )
 
-    def _stream(self, others: list[Any], traces: Any, sequences: Any, restarts: Restarts) -> Any:
+    def _stream(
+        self, others: list[Any], traces: Any, sequences: Any, mask: None, restarts: Restarts
+    ) -> Any:
         flags, initial = restarts
 
         def step(carry: Any, now: Any) -> Any:
@@ -195,4 +173,4 @@ class OnlineLearning:
 
         start = (self._step.written_of(others), traces)
         (written, after), (losses, aux) = jax.lax.scan(step, start, (sequences, flags))
-        return written, after, losses, aux
+        return (losses, aux), written, after

@@ -1,13 +1,13 @@
 """Sequences that start anew somewhere inside: which States, from which values."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import array_of
-from .._errors import OptionError, ShapeError
+from .._arguments import flags_of
+from .._errors import OptionError
 from .._jax import Var
 from .._runtime import States, check_first_axes, read_states, short_term, start_anew
 from .._typing import Path, path_name
@@ -19,15 +19,15 @@ Restarts = tuple[jax.Array | None, Initial]
 """Flags of every step, ``(T,)`` or ``(T, batch)``, and the values that States start anew from."""
 
 
-def check_reset(algorithm: ETraceAlgorithm, states: States, reset: Any, steps: int) -> Restarts:
-    """Return the flags of every step, and the values that States start anew from.
+def check_reset(reset: Any, states: States, steps: int) -> jax.Array | None:
+    """Return which steps, or which samples at which steps, start anew; ``None``: none does.
 
     Parameters
     ----------
-    algorithm, states
-        The algorithm, and all States of its model.
     reset
         What the user gives.
+    states
+        All States of the model.
     steps
         Length of the sequence.
 
@@ -38,17 +38,13 @@ def check_reset(algorithm: ETraceAlgorithm, states: States, reset: Any, steps: i
         if the states do not all lead with the batch.
     """
     if reset is None:
-        return None, []
-    flags = array_of("reset", reset)
-    if flags.dtype != bool or flags.ndim not in (1, 2) or flags.shape[0] != steps:
-        raise ShapeError(
-            f"`reset` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of "
-            f"shape ({steps},), or ({steps}, batch) to restart samples one by one."
-        )
+        return None
+    shapes = f"({steps},), or ({steps}, batch) to restart samples one by one"
+    flags = flags_of("reset", reset, shapes, lambda f: f.ndim in (1, 2) and f.shape[0] == steps)
     if flags.ndim == 2:
         given = f"`reset` has shape {flags.shape}, one flag per step and sample"
         check_first_axes(given, flags, {p: state.value for p, state in short_term(states).items()})
-    return flags, initial_values(algorithm, states)
+    return flags
 
 
 def initial_values(algorithm: ETraceAlgorithm, states: States) -> Initial:
@@ -96,12 +92,21 @@ def restart_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Arra
         state.value = start_anew(state.value, value, flags)
 
 
-def initial_inputs(algorithm: ETraceAlgorithm, initial: Initial) -> dict[Var, Any]:
-    """Return the inputs of the step's program that start anew, with their values."""
+def initial_inputs(
+    algorithm: ETraceAlgorithm, values: Mapping[Path, Any], initial: Initial
+) -> dict[Var, Any]:
+    """Return the inputs of the step's program that start anew, with their values.
+
+    Parameters
+    ----------
+    algorithm, values
+        The algorithm, and values of the States of its step.
+    initial
+        Those that States start anew from; none at all if none does.
+    """
     by_path = dict(zip(algorithm.short_term_states, initial, strict=True)) if initial else {}
     graph, states = algorithm.graph, algorithm.states_of_step
-    values = {path: by_path.get(path, state.value) for path, state in states.items()}
-    inputs = read_states(graph, states, values)
+    inputs = read_states(graph, states, {path: by_path.get(path, values[path]) for path in states})
     return {
         leaf.in_var: inputs[leaf.in_var] for leaf in graph.traced.leaves if leaf.path in by_path
     }

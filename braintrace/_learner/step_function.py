@@ -24,6 +24,11 @@ from .._foreign import in_words
 from .._typing import Path
 from .recorder import Recorder
 
+LOOPS = (
+    "`step_fn` calls the learner inside a compiled function or loop of its own. Call it directly: "
+    "the driver compiles all of it."
+)
+
 
 def call_step_function(
     learner: Any,
@@ -125,10 +130,7 @@ def no_loops_in_step_function() -> Iterator[None]:
     try:
         yield
     except jax.errors.UnexpectedTracerError as error:
-        raise OptionError(
-            "`step_fn` calls the learner inside a compiled function or loop of its own. Call "
-            "it directly: the driver compiles all of it."
-        ) from error
+        raise OptionError(LOOPS) from error
 
 
 def parameters_of(algorithm: ETraceAlgorithm) -> dict[Path, brainstate.State]:

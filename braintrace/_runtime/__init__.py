@@ -12,10 +12,12 @@ from .model_states import all_states as all_states
 from .model_states import read_arguments as read_arguments
 from .model_states import read_states as read_states
 from .model_states import short_term as short_term
+from .model_states import whole_values as whole_values
 from .model_states import write_states as write_states
 from .program import Program as Program
 from .program import Take as Take
 from .program import advance as advance
+from .program import write_values as write_values
 from .recent import Recent as Recent
 from .restart import check_first_axes as check_first_axes
 from .restart import start_anew as start_anew

@@ -15,12 +15,7 @@ from .._typing import Path
 from .environment import Environment
 from .mesh import in_automatic_region
 from .model_states import States, find_states, read_arguments, read_states, write_states
-from .program import Program
-
-_RAW = (
-    "A step is called inside a transformation of JAX, which does not carry States from call to "
-    "call. Use that of brainstate, such as `brainstate.transform.jit`, `grad`, `vmap` or `for_loop`"
-)
+from .program import RAW, Program
 
 
 class CompiledStep:
@@ -81,7 +76,7 @@ class CompiledStep:
         OptionError
             Inside a transformation of JAX's own.
         """
-        with in_words(OptionError, lambda: _RAW):
+        with in_words(OptionError, lambda: RAW):
             write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
 
     def _of_any_axes(self, function: Callable[..., Any]) -> Callable[..., Any]:

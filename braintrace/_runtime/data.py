@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._arguments import check_arrays
-from .._errors import ShapeError
+from .._arguments import check_arrays, common_length
 
 
 @jax.tree_util.register_dataclass
@@ -75,12 +74,8 @@ def check_steps(arguments: tuple[Any, ...]) -> None:
     for index, sequence in enumerate(sequences):
         check_arrays(f"MultiStepData {index}", sequence)
     shapes = [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(sequences)]
-    lengths = {shape[0] if shape else 0 for shape in shapes}
-    if len(lengths) > 1 or 0 in lengths:
-        raise ShapeError(
-            "Every `MultiStepData` needs the same leading time axis, of at least one step; the "
-            f"shapes given are {', '.join(map(str, shapes))}."
-        )
+    if shapes:
+        common_length(shapes, "`MultiStepData`")
 
 
 def first_step(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -114,21 +114,41 @@ def _check_leaf(leaf: StateLeaf, value: Any, path: Path) -> None:
         )
 
 
-def write_states(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> None:
-    """Write new leaf values to the States that the step writes."""
+def whole_values(
+    graph: ETraceGraph, states: States, values: Mapping[Path, Any], new: Mapping[Var, Any]
+) -> dict[Path, Any]:
+    """Return the new values of the States that the step writes, by path, from their leaves.
+
+    Parameters
+    ----------
+    graph, states
+        The compiled model, and its States.
+    values
+        Values that the States have had.
+    new
+        New values of the leaves, by input variable.
+    """
     by_path: dict[Path, list[Any]] = {}
     for leaf in graph.traced.leaves:
         if leaf.out_var is not None:
             by_path.setdefault(leaf.path, []).append(new[leaf.in_var])
+    whole = {}
     for path, parts in by_path.items():
-        state = states[path]
-        count = components(state)
+        count = components(states[path])
         size = count or 1
         joined = [
             join_components(parts[start : start + size], count)
             for start in range(0, len(parts), size)
         ]
-        state.value = jax.tree.unflatten(jax.tree.structure(state.value), joined)
+        whole[path] = jax.tree.unflatten(jax.tree.structure(values[path]), joined)
+    return whole
+
+
+def write_states(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> None:
+    """Write new leaf values to the States that the step writes."""
+    values = {path: state.value for path, state in states.items()}
+    for path, value in whole_values(graph, states, values, new).items():
+        states[path].value = value
 
 
 def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, Any]:

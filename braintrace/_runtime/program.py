@@ -5,12 +5,15 @@ values until it has succeeded. All else runs on the traces' own buffers, and whi
 neither a signal nor another thread gets in between.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
+import brainstate
 import jax
 
 from .._brainstate import is_watched
+from .._errors import OptionError
+from .._foreign import in_words
 from .._interrupts import interruptible, uninterrupted
 from .._jax import calls_back
 from .traces import EligibilityTraces
@@ -86,3 +89,22 @@ def advance(
             results = run(traces.take)
             store(results)
     return results
+
+
+RAW = (
+    "A step is called inside a transformation of JAX, which does not carry States from call to "
+    "call. Use that of brainstate, such as `brainstate.transform.jit`, `grad`, `vmap` or `for_loop`"
+)
+
+
+def write_values(states: Iterable[brainstate.State], values: Iterable[Any]) -> None:
+    """Write what a program returned for States.
+
+    Raises
+    ------
+    OptionError
+        Inside a transformation of JAX's own.
+    """
+    with in_words(OptionError, lambda: RAW):
+        for state, value in zip(states, values, strict=True):
+            state.value = value

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arguments import array_of
+from .._arguments import flags_of
 from .._errors import ShapeError
 from .._executor import over_first_axis
 from .._typing import Path, path_name
@@ -29,12 +29,8 @@ def check_where(where: Any, values: Mapping[Path, Any]) -> jax.Array:
     ShapeError
         If these are no booleans, or not one per entry of the first axis of every value.
     """
-    flags = array_of("where", where)
-    if flags.dtype != bool or flags.ndim > 1:
-        raise ShapeError(
-            f"`where` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of shape "
-            "(batch,), one per sample, or a single one."
-        )
+    shapes = "(batch,), one per sample, or a single one"
+    flags = flags_of("where", where, shapes, lambda flags: flags.ndim <= 1)
     if flags.ndim == 1:
         check_first_axes(f"`where` has shape {flags.shape}, one flag per sample", flags, values)
     return flags
