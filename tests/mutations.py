@@ -328,15 +328,15 @@ MUTATIONS = [
     ),
     Mutation(
         "backward passes of steps without weight",
-        "_learner/step_gradient.py",
-        "differentiate = self._where_it_counts if self._has_mask else self._everywhere",
-        "differentiate = self._everywhere",
+        "_learner/step_by_step.py",
+        "dependents_of([self._scale]) if has_mask else set()",
+        "dependents_of([])",
         (f"{ECONOMY}::test_steps_without_weight_have_no_backward_pass",),
         "a mask saves no time",
     ),
     Mutation(
         "sums in half precision",
-        "_learner/step_gradient.py",
+        "_learner/over_time.py",
         "return jnp.zeros(value.shape, jnp.float32 if is_half(value.dtype) else value.dtype)",
         "return jnp.zeros(value.shape, value.dtype)",
         ("tests/test_driver_surroundings.py::test_gradients_in_half_precision_add_up",),
@@ -439,9 +439,9 @@ MUTATIONS = [
     # windows, maxima, units, maps
     Mutation(
         "windows without a past",
-        "_executor/step.py",
-        "inputs[state.in_var] + probes[state.name]",
-        "inputs[state.in_var]",
+        "_executor/window.py",
+        "enter(probes), sequences",
+        "enter(jax.lax.stop_gradient(probes)), sequences",
         ("tests/test_multi_step.py::test_shorter_windows[gru]",),
         "the gradient of a window ends at its start",
     ),
@@ -490,8 +490,8 @@ MUTATIONS = [
     Mutation(
         "sums of gradients that a backward rule bends",
         "_learner/split.py",
-        "if _bends_sums(step, moving):",
-        "if False:",
+        "if _bends_sums(step, differentiable) or",
+        "if",
         (
             "tests/test_backward_rules.py"
             "::test_a_rule_on_a_plain_parameter_bends_the_gradient_of_every_step",

@@ -20,8 +20,8 @@ from .layout import new_state_to_positions
 
 def has_while(program: Program, target: Var) -> bool:
     """Tell whether ``target`` is computed through a ``while`` loop."""
-    equations = {program.producer[v] for v in program.depends_on([target]) if v in program.producer}
-    return any(_is_while(program.equations[index]) for index in equations)
+    behind = program.making(program.depends_on([target]))
+    return any(_is_while(program.equations[index]) for index in behind)
 
 
 def _is_while(equation: Equation) -> bool:
@@ -71,11 +71,10 @@ def _positions(graph: ETraceGraph, group: HiddenGroup, state: int, var: Var) -> 
         for influence in relation.influences:
             for point in influence.injection_points:
                 if influence.group == group.index and point.state == state and point.var is var:
-                    table = np.append(influence.positions.ravel(), -1)
-                    size = influence.positions.size
-                    slots = np.arange(size) if point.slots is None else point.slots
-                    return table[slots]
-    raise AssertionError("a leaf is an old state or a branch of a relation")
+                    positions = np.append(influence.positions.ravel(), -1)
+                    every = np.arange(influence.positions.size)
+                    return positions[every if point.slots is None else point.slots]
+    raise AssertionError("a leaf is an old state or an injection point")
 
 
 def _turns(positions: np.ndarray) -> list[np.ndarray]:

@@ -56,7 +56,7 @@ from .filters import (
     whole,
 )
 from .layout import filter_key, old_state_to_positions, output_keys, trace_sites
-from .products import Products, products_of_gradient, products_of_traces
+from .products import PLAIN, SELECTING, Products, products_of_gradient
 from .recursion import num_steps, scan_block, scan_records, signals
 from .restart import at_positions
 from .zero import as_arrays, widened
@@ -175,10 +175,10 @@ class InputOutputTraces:
         weights: Weights,
         mu: Signal,
         traces: Traces,
-        records: Records | None = None,
+        zeros_select: bool = False,
     ) -> Weights:
         """Return the gradient that reaches the operands through the states before a window."""
-        traces, products = as_arrays(traces), products_of_traces(records)
+        traces, products = as_arrays(traces), SELECTING if zeros_select else PLAIN
         dtype = jnp.result_type(*mu.values())
         eps_x = {key: widened(x, dtype) for key, x in traces["x"].items()}
         eps_f = widened(whole(graph, traces["f"]), dtype)

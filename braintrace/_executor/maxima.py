@@ -7,7 +7,7 @@ reduction finds no equal element, the one that `argmax` names counts.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,12 @@ import numpy as np
 
 from .._jax import bind
 from .._jaxpr import Program, Rule
+
+Binary: TypeAlias = Callable[[Any, Any], jax.Array]
+Pair: TypeAlias = tuple[jax.Array, jax.Array]
+
+Rules: TypeAlias = dict[int, Rule]
+"""Functions that run single equations of a program, by equation index."""
 
 
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -27,17 +33,17 @@ def smaller(x: jax.Array, y: jax.Array) -> jax.Array:
     return _choice(x, y, jax.lax.min, jnp.less)
 
 
-def _choice(x: jax.Array, y: jax.Array, choose: Any, wins: Any) -> jax.Array:
-    @jax.custom_jvp
-    def choice(x: jax.Array, y: jax.Array) -> jax.Array:
+def _choice(x: jax.Array, y: jax.Array, choose: Binary, wins: Binary) -> jax.Array:
+    def value(x: jax.Array, y: jax.Array) -> jax.Array:
         return choose(x, y)
 
-    @choice.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def derivative(primals: Pair, tangents: Pair) -> Pair:
         (x, y), (dx, dy) = primals, tangents
         share = jnp.where(wins(x, y), 1.0, jnp.where(x == y, 0.5, 0.0)).astype(dx.dtype)
         return choose(x, y), share * dx + (1 - share) * dy
 
+    choice = jax.custom_jvp(value)
+    choice.defjvp(derivative)
     return choice(x, y)
 
 
@@ -57,18 +63,18 @@ def extremum(
     """
     axes = tuple(axes)
 
-    @jax.custom_jvp
-    def result(x: jax.Array) -> jax.Array:
+    def value(x: jax.Array) -> jax.Array:
         return reduce(x, axis=axes)
 
-    @result.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
+    def derivative(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> Pair:
         (x,), (dx,) = primals, tangents
         found = reduce(x, axis=axes)
         counts = (x == jnp.expand_dims(found, axes)) | _first(x, axes, index)
         share = counts.astype(dx.dtype) / jnp.sum(counts, axis=axes, keepdims=True, dtype=dx.dtype)
         return found, jnp.sum(share * dx, axis=axes)
 
+    result = jax.custom_jvp(value)
+    result.defjvp(derivative)
     return result(x)
 
 
@@ -81,8 +87,6 @@ def _first(x: jax.Array, axes: tuple[int, ...], index: Callable[..., Any]) -> ja
     found = jnp.arange(size) == index(flat, axis=-1, keepdims=True)
     return jnp.transpose(found.reshape([x.shape[a] for a in order]), tuple(np.argsort(order)))
 
-
-Rules = dict[int, Rule]
 
 DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
     "max": lambda x, y, **_: larger(x, y),

@@ -53,6 +53,8 @@ from .complex_packing import (
 from .direct import add, direct_gradient, input_of, like
 from .layout import TraceSite, old_state_to_positions, trace_sites
 from .products import (
+    PLAIN,
+    SELECTING,
     Products,
     products_of_gradient,
     products_of_traces,
@@ -157,11 +159,11 @@ class ParameterTraces:
         weights: Weights,
         mu: Signal,
         traces: Traces,
-        records: Records | None = None,
+        zeros_select: bool = False,
     ) -> Weights:
         """Return ``Σ_c μ[c] ∘ ε⁰[c]`` for the states before a window."""
         gradients = jax.tree.map(jnp.zeros_like, weights)
-        products = products_of_traces(records)
+        products = SELECTING if zeros_select else PLAIN
         for group in graph.traced_groups:
             by_state = {
                 c: old_state_to_positions(group, c, mu[state.name])

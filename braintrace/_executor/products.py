@@ -98,8 +98,6 @@ def products_of_gradient(records: Records) -> Products:
     return SELECTING if records.has_mask else PLAIN
 
 
-def products_of_traces(records: Records | None) -> Products:
-    """Return how the traces before and after a chunk, recorded or not, are multiplied."""
-    if records is None:
-        return PLAIN
-    return SELECTING if records.has_mask or records.restart is not None else PLAIN
+def products_of_traces(records: Records) -> Products:
+    """Return how the traces before and after a recorded chunk are multiplied."""
+    return SELECTING if records.zeros_select else PLAIN

@@ -1,8 +1,8 @@
-"""Single steps and windows of steps, with their gradient through the traces.
+"""Single steps, with their gradient through the traces.
 
-A trace method is a set of pure functions over a plain pytree of traces. The functions here
-join it to the differentiable step: the probes of `live` are made by a function whose value is
-zero and whose derivative, given the learning signal, is the method's gradient.
+A learning rule is a set of pure functions over a plain pytree of traces. The functions here join it
+to the differentiable step (see `probed_step`): its probes are made by a function whose value is
+zero and whose derivative, given the learning signal, is the rule's gradient.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from .._errors import OptionError
 from .._graph import ETraceGraph, Record, Records, TraceMethod, Traces, Weights
-from .._jax import Var, struct_of, zeros_mapped_like
+from .._jax import Var, zeros_mapped_like
 from .jacobians import Inputs, jacobians, operands
-from .probed_step import Probes, finish, hold_old_states, pre_step_probe, probe_shapes, probed_step
+from .probed_step import Probes, finish, pre_step_probe, probe_shapes, probed_step
 from .restart import restarted, restarted_probes
 
 RECORDED: frozenset[Record] = frozenset({"x", "D", "Df"})
@@ -36,7 +36,7 @@ def check_method(method: TraceMethod) -> None:
             f"The learning rule `{name}` needs {', '.join(map(repr, sorted(unknown)))} of every "
             f"step; recorded are {', '.join(map(repr, sorted(RECORDED)))}."
         )
-    # 'passed' is what `enter_window` does: reverse mode through the steps, then `entry_gradient`.
+    # 'passed' is what `run_window` does: reverse mode through the steps, then `entry_gradient`.
     if method.boundary != "cut":
         raise OptionError(
             f"The learning rule `{name}` has the boundary {method.boundary!r}; steps are "
@@ -132,7 +132,7 @@ def chunk_gradient(
     states = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
     if states:
         mu = {state.name: signal[pre_step_probe(state)][0] for state in states}
-        past = method.entry_gradient(graph, weights, mu, before, records)
+        past = method.entry_gradient(graph, weights, mu, before, records.zeros_select)
         gradients = jax.tree.map(jnp.add, gradients, past)
     return gradients, after
 
@@ -140,42 +140,6 @@ def chunk_gradient(
 def as_chunk(tree: Any) -> Any:
     """Give the records of one step a time axis."""
     return jax.tree.map(lambda leaf: leaf[None], tree)
-
-
-def enter_window(graph: ETraceGraph, method: TraceMethod, inputs: Inputs, traces: Traces) -> Inputs:
-    """Return inputs whose old hidden states pass their gradient on to the traces alone.
-
-    The states before a window depend on the weights through everything before it:
-    ``∂L/∂w`` gets ``Σ (∂L/∂h⁰) ∘ ε⁰``.
-    """
-    inputs = hold_old_states(graph, inputs)
-    weights = operands(graph, inputs)
-    traces = jax.lax.stop_gradient(traces)
-    states = graph.traced_states
-    shapes = {state.name: struct_of(state) for state in states}
-
-    @jax.custom_vjp
-    def probe(weights: Weights, traces: Traces) -> dict[str, jax.Array]:
-        return zeros_mapped_like(shapes, (weights, traces))
-
-    def probe_forward(weights: Weights, traces: Traces) -> Any:
-        return zeros_mapped_like(shapes, (weights, traces)), (weights, traces)
-
-    def probe_backward(residuals: Any, signal: dict[str, jax.Array]) -> Any:
-        weights, traces = residuals
-        return method.entry_gradient(graph, weights, signal, traces), None
-
-    probe.defvjp(probe_forward, probe_backward)
-    probes = probe(weights, traces)
-    entered = {state.in_var: inputs[state.in_var] + probes[state.name] for state in states}
-    return {**inputs, **entered}
-
-
-def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
-    """Run one step of a window, differentiable in full, and record its Jacobians."""
-    weights = operands(graph, inputs)
-    outputs, new_states = finish(graph, inputs, {})
-    return outputs, new_states, jacobians(graph, inputs, weights)
 
 
 def recorded_step(

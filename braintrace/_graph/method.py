@@ -75,6 +75,11 @@ class Records:
     restart: jax.Array | None = None
     has_mask: bool = False
 
+    @property
+    def zeros_select(self) -> bool:
+        """Whether a factor of zero is to leave nothing of what it meets in a trace, NaN or not."""
+        return self.has_mask or self.restart is not None
+
 
 jax.tree_util.register_dataclass(
     Records, data_fields=["D", "Df", "restart", "x"], meta_fields=["has_mask"]
@@ -223,7 +228,7 @@ class TraceMethod(Protocol):
         weights: Weights,
         mu: Signal,
         traces: Traces,
-        records: Records | None = None,
+        zeros_select: bool = False,
     ) -> Weights:
         """Return the gradient that reaches the operands through the states before a window.
 
@@ -236,7 +241,7 @@ class TraceMethod(Protocol):
             zero for the ones that are missing.
         traces
             Traces before the window, of every state in ``mu``.
-        records
-            Of the window, where there are any: samples that start anew in it have a ``mu`` of
-            zero, and traces that may be anything.
+        zeros_select
+            Whether a ``mu`` of zero is to leave nothing of a trace, NaN or not: where samples may
+            start anew in the window, or losses not count.
         """

@@ -37,6 +37,10 @@ class Program:
     producer: Mapping[Var, int]
     readers: Mapping[Var, tuple[tuple[int, int], ...]]
 
+    def making(self, variables: Iterable[Var]) -> list[int]:
+        """Return the indices of the equations that make some variables, in execution order."""
+        return sorted({self.producer[var] for var in variables if var in self.producer})
+
     def depends_on(
         self,
         targets: Iterable[Atom],

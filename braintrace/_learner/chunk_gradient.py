@@ -6,7 +6,6 @@ where `run` has computed them anyway), ``traces_after`` (that update) and ``tota
 by parameter).
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,13 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
-from .._executor import chunk_gradient, zero_probes
+from .._executor import chunk_gradient, run_window, zero_probes
 from .._graph import Weights
 from .._runtime import add_to_states
+from .at_once import AtOnce, at_once
+from .over_time import zero_sum
 from .padding import leaving_gradients_alone
 from .pure_step import PureStep
-from .split_gradient import SplitGradient, split_gradient
-from .step_gradient import StepGradient, zero_sum
+from .step_by_step import StepByStep
 
 Held = tuple[Weights, Any]
 """Operands of the relations, and the values that States start anew from."""
@@ -60,25 +60,22 @@ class RecordedChunk:
         # This object outlives the jit in which it may be made.
         with jax.ensure_compile_time_eval():
             probes = zero_probes(self._graph)
-        example = (probes, held, slices)
-        self.step = PureStep(function, parameters, example)
-        arguments = (self.step, [p.value for p in parameters], example)
-        split = None if has_mask else split_gradient(*arguments)
-        self._differentiated: SplitGradient | StepGradient = split or StepGradient(
-            *arguments, has_mask
-        )
+        self.step = step = PureStep(function, parameters, (probes, held, slices))
+        current, others = ([s.value for s in states] for states in (parameters, step.others))
+        values = (current, others, probes, held)
+        found = None if has_mask else at_once(step, values, slices)
+        self._run: AtOnce | StepByStep = found or StepByStep(step, values, slices, has_mask)
+        self._probes, self._recording = probes, self._run.recording
 
     @property
     def bytes_per_step(self) -> int:
         """What one step of a chunk records."""
-        return self._differentiated.recorded_bytes
+        return self._recording.bytes_per_step
 
     def start(self, parameters: list[Any], weights: Weights) -> Any:
         """Return zero gradients: outside the traces, and of the operands."""
-        is_live = self._differentiated.is_live
-        leaves = zip(jax.tree.leaves(parameters), is_live, strict=True)
-        live = [zero_sum(leaf) for leaf, counts in leaves if counts]
-        return live, jax.tree.map(zero_sum, weights)
+        outside = self._recording.chosen(jax.tree.leaves(parameters))
+        return jax.tree.map(zero_sum, (outside, weights))
 
     def run(
         self,
@@ -98,27 +95,27 @@ class RecordedChunk:
         results
             The loss and the auxiliary results of every step.
         """
-        written, (live, gradients), traces = carry
+        written, (outside, of_operands), traces = carry
         weights, _ = held
-        values = (parameters, others, held)
-        result = self._differentiated(values, (written, live), chunk)
-        solved, after = chunk_gradient(
-            self._graph, self._method, weights, result.records, result.signal, traces
+        result = self._run((parameters, others, self._probes, held), (written, outside), chunk)
+        records = self._recording.records(result.kept)
+        found, after = chunk_gradient(
+            self._graph, self._method, weights, records, result.signal, traces
         )
-        gradients = jax.tree.map(jnp.add, gradients, solved)
+        of_operands = jax.tree.map(jnp.add, of_operands, found)
         kept = (after, result.kept if after is None else None)
-        return (result.written, (result.live, gradients), kept), (result.loss, result.aux)
+        return (result.written, (result.gradients, of_operands), kept), (result.loss, result.aux)
 
     def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
         """Return the gradient of every parameter."""
-        live, of_operands = gradients
+        outside, of_operands = gradients
         leaves, tree = jax.tree.flatten(to_parameters(of_operands))
-        rest = iter(live)
+        rest = iter(outside)
         total = [
-            (leaf + next(rest)).astype(leaf.dtype) if counts else leaf
-            for leaf, counts in zip(leaves, self._differentiated.is_live, strict=True)
+            (leaf + next(rest)).astype(leaf.dtype) if has_more else leaf
+            for leaf, has_more in zip(leaves, self._recording.differentiated, strict=True)
         ]
-        return jax.tree.unflatten(tree, total)
+        return list(jax.tree.unflatten(tree, total))
 
     def known_traces(self, kept: Any) -> Any:
         """Return the traces after a chunk where `run` has computed them anyway, else None."""
@@ -129,7 +126,7 @@ class RecordedChunk:
         after, sources = kept
         if after is not None:
             return after
-        records = self._differentiated.records(sources)
+        records = self._recording.records(sources)
         return self._method.update(self._graph, weights, records, before)
 
 
@@ -152,7 +149,9 @@ class WindowChunk:
         has_mask: bool,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
+        _, restart = slices
         self._has_mask = has_mask
+        self._zeros_select = has_mask or restart is not None
         self.step = PureStep(function, parameters, (None, held, slices))
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
@@ -176,45 +175,43 @@ class WindowChunk:
     ) -> Any:
         """Run one window; see `RecordedChunk.run`."""
         weights, _ = held
-        written, (inside, before), traces = carry
+        written, sums, traces = carry
         current = self.step.merge(others, written)
 
-        def window(parameters: list[Any], probes: Any) -> Any:
-            entered = add_to_states(self._graph, self._paths, current, probes)
+        def enter(probes: dict[str, jax.Array]) -> list[Any]:
+            states = add_to_states(self._graph, self._paths, current, probes)
+            return self.step.written_of(states)
 
-            def step(parameters: list[Any], written: Any, inputs: Any) -> Any:
-                others, held, slices = inputs
-                values = self.step.merge(others, written)
-                return self.step(parameters, values, None, held, slices)
+        def step(parameters: list[Any], written: list[Any], inputs: Any) -> Any:
+            others, held, slices = inputs
+            return self.step(parameters, self.step.merge(others, written), None, held, slices)
 
-            def scaled(written: Any, now: Any) -> Any:
+        def window(parameters: list[Any], weights: Weights) -> Any:
+            def scaled(written: list[Any], now: Any) -> Any:
                 slices, scale = now
                 arguments = parameters, written, (others, held, slices)
                 if self._has_mask:
-                    run = leaving_gradients_alone(step)
-                    written, results = run(scale != 0, *arguments)
+                    written, results = leaving_gradients_alone(step)(scale != 0, *arguments)
                 else:
                     written, results = step(*arguments)
-                return written, (results[0] * scale, *results)
+                loss, aux, records = results
+                return written, ((loss * scale, loss, aux), records)
 
-            written, results = jax.lax.scan(scaled, self.step.written_of(entered), chunk)
-            return jnp.sum(results[0]), (written, results[1:])
+            past = weights, traces
+            written, (scaled_losses, *results), records = run_window(
+                self._graph, self._method, past, enter, scaled, chunk, self._zeros_select
+            )
+            return jnp.sum(scaled_losses), (written, results, records)
 
-        probes = {s.name: jnp.zeros(s.shape, s.dtype) for s in self._graph.traced_states}
         differentiate = jax.value_and_grad(window, argnums=(0, 1), has_aux=True)
-        (_, (written, (losses, aux, records))), (found, signal) = differentiate(parameters, probes)
-        inside = jax.tree.map(jnp.add, inside, found)
-        if self._has_mask:
-            records = dataclasses.replace(records, has_mask=True)
-        past = self._method.entry_gradient(self._graph, weights, signal, traces, records)
-        before = jax.tree.map(jnp.add, before, past)
-        return (written, (inside, before), records), (losses, aux)
+        (_, (written, results, records)), found = differentiate(parameters, weights)
+        return (written, jax.tree.map(jnp.add, sums, found), records), tuple(results)
 
     def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
         """Return the gradient of every parameter."""
         inside, before = gradients
         past = to_parameters(before)
-        return jax.tree.map(lambda a, b: (a + b).astype(b.dtype), inside, past)
+        return list(jax.tree.map(lambda a, b: (a + b).astype(b.dtype), inside, past))
 
     def known_traces(self, kept: Any) -> None:
         """Return None: the gradient of a window computes no traces."""

@@ -65,7 +65,7 @@ class SequenceGradient:
         weights = _zero_operands(graph)
         arguments = (
             self._algorithm,
-            self._recording(learner, **request.functions),
+            self._recording(learner, mask is not None, **request.functions),
             list(self._parameters.values()),
             (weights, initial),
             slices,
@@ -102,7 +102,9 @@ class SequenceGradient:
         extra = ((value,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
         return (by_path, *extra) if extra else by_path
 
-    def _recording(self, learner: Learner, step_fn: Callable[..., Any]) -> Callable[..., Any]:
+    def _recording(
+        self, learner: Learner, has_mask: bool, step_fn: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """Return the step as a function of probes, of what is held fixed, and of slices."""
 
         def step(probes: Any, held: tuple[Any, Initial], inputs: tuple[Any, Any]) -> Any:
@@ -111,9 +113,9 @@ class SequenceGradient:
                 restart_states(self._algorithm, initial, restart)
             graph = self._algorithm.graph
             run = (
-                run_in_window(graph, restart)
+                run_in_window(graph, restart, has_mask)
                 if probes is None
-                else run_in_chunk(graph, weights, probes, restart)
+                else run_in_chunk(graph, weights, probes, restart, has_mask)
             )
             recorder = Recorder(self._algorithm, run)
             loss, aux = call_step_function(

@@ -23,21 +23,18 @@ def leaving_gradients_alone(step: Step) -> Callable[..., Any]:
     states, nothing goes back at all. Results besides the loss have no derivative.
     """
 
-    @jax.custom_vjp
     def run(counts: Any, parameters: Any, states: Any, inputs: Any) -> Any:
         return step(parameters, states, inputs)
 
     def forward(counts: Any, parameters: Any, states: Any, inputs: Any) -> Any:
         leaves, tree = jax.tree.flatten((parameters, states))
 
-        def differentiable(moving: list[Any]) -> Any:
-            now, before = jax.tree.unflatten(tree, _merged(leaves, moving))
+        def of_inexact(inexact: list[Any]) -> Any:
+            now, before = jax.tree.unflatten(tree, _merged(leaves, inexact))
             new, (loss, *results) = step(now, before, inputs)
             return (_inexact(new), loss), (new, results)
 
-        (_, loss), pull_back, (new, results) = jax.vjp(
-            differentiable, _inexact(leaves), has_aux=True
-        )
+        (_, loss), pull_back, (new, results) = jax.vjp(of_inexact, _inexact(leaves), has_aux=True)
         kept = (pull_back, counts, parameters, states, inputs)
         return (new, (loss, *results)), kept
 
@@ -46,29 +43,30 @@ def leaving_gradients_alone(step: Step) -> Callable[..., Any]:
         leaves, tree = jax.tree.flatten((parameters, states))
         new, loss = _inexact(cotangents[0]), cotangents[1][0]
 
-        def new_states(moving: list[Any]) -> list[Any]:
-            now, before = jax.tree.unflatten(tree, _merged(leaves, moving))
+        def new_states(inexact: list[Any]) -> list[Any]:
+            now, before = jax.tree.unflatten(tree, _merged(leaves, inexact))
             return _inexact(step(now, before, jax.tree.map(_finite, inputs))[0])
 
-        def ordinary() -> list[Any]:
+        def ordinary() -> Any:
             return pull_back((new, loss))[0]
 
-        def through_finite_numbers() -> list[Any]:
+        def through_finite_numbers() -> Any:
             _, of_states = jax.vjp(new_states, list(map(_finite, _inexact(leaves))))
             return of_states(new)[0]
 
-        def nothing() -> list[Any]:
+        def nothing() -> Any:
             return [jnp.zeros_like(leaf) for leaf in _inexact(leaves)]
 
         is_read = jnp.any(jnp.stack([jnp.any(cotangent != 0) for cotangent in new]))
         kind = jnp.where(counts, 0, jnp.where(is_read, 1, 2))
-        found = jax.lax.switch(kind, [ordinary, through_finite_numbers, nothing])
-        rest = iter(found)
-        gradients = [next(rest) if _is_inexact(leaf) else None for leaf in leaves]
+        found = iter(jax.lax.switch(kind, [ordinary, through_finite_numbers, nothing]))
+        gradients = [next(found) if _is_inexact(leaf) else None for leaf in leaves]
         return None, *jax.tree.unflatten(tree, gradients), None
 
-    run.defvjp(forward, backward)
-    return run
+    padded = jax.custom_vjp(run)
+    padded.defvjp(forward, backward)
+    result: Callable[..., Any] = padded
+    return result
 
 
 def _inexact(tree: Any) -> list[Any]:

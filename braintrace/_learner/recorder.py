@@ -17,7 +17,7 @@ from .._executor import (
     single_step,
     window_step,
 )
-from .._graph import ETraceGraph, TraceMethod, Weights
+from .._graph import ETraceGraph, Records, TraceMethod, Weights
 from .._jax import Var
 from .._runtime import read_arguments, read_states, unwrap, write_states
 from .._typing import Path, path_name
@@ -30,7 +30,9 @@ Restart: TypeAlias = jax.Array | None
 """Which samples have started anew before the step; ``None``: none."""
 
 
-def run_in_chunk(graph: ETraceGraph, weights: Weights, probes: Probes, restart: Restart) -> Run:
+def run_in_chunk(
+    graph: ETraceGraph, weights: Weights, probes: Probes, restart: Restart, has_mask: bool
+) -> Run:
     """Return how a step of a chunk is run; its records are its Jacobians.
 
     Parameters
@@ -43,28 +45,33 @@ def run_in_chunk(graph: ETraceGraph, weights: Weights, probes: Probes, restart: 
         Zeros that are added to the hidden states, to be differentiated.
     restart
         See `Restart`.
+    has_mask
+        Whether there are steps whose loss does not count.
     """
 
     def run(inputs: Inputs) -> Any:
-        if restart is None:
-            return recorded_step(graph, inputs, weights, probes)
-        live = restarted_probes(graph, probes, restart)
-        outputs, new_states, records = recorded_step(graph, inputs, weights, live)
-        return outputs, new_states, restarted(graph, records, restart)
+        added = probes if restart is None else restarted_probes(graph, probes, restart)
+        outputs, new_states, records = recorded_step(graph, inputs, weights, added)
+        return outputs, new_states, _told(graph, records, restart, has_mask)
 
     return run
 
 
-def run_in_window(graph: ETraceGraph, restart: Restart) -> Run:
-    """Return how a step of a window, differentiated in full, is run; records are Jacobians."""
+def run_in_window(graph: ETraceGraph, restart: Restart, has_mask: bool) -> Run:
+    """Return how a step of a window, differentiated in full, is run; see `run_in_chunk`."""
 
     def run(inputs: Inputs) -> Any:
         outputs, new_states, records = window_step(graph, inputs)
-        if restart is not None:
-            records = restarted(graph, records, restart)
-        return outputs, new_states, records
+        return outputs, new_states, _told(graph, records, restart, has_mask)
 
     return run
+
+
+def _told(graph: ETraceGraph, records: Records, restart: Restart, has_mask: bool) -> Records:
+    """Return records that tell of restarts and of a mask."""
+    if restart is not None:
+        records = restarted(graph, records, restart)
+    return dataclasses.replace(records, has_mask=has_mask)
 
 
 def run_online(graph: ETraceGraph, method: TraceMethod, traces: Any, restart: Restart) -> Run:

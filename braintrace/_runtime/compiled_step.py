@@ -1,13 +1,21 @@
 """A compiled model and the functions made for it, each traced once per shape."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import brainstate
 import jax
 
 from .._errors import OptionError
-from .._executor import enter_window, operands, restart_traces, single_step, window_step
+from .._executor import (
+    Inputs,
+    hold_old_states,
+    operands,
+    restart_traces,
+    run_window,
+    single_step,
+    window_step,
+)
 from .._foreign import in_words
 from .._graph import ETraceGraph, TraceMethod, TraceSpecs
 from .._jax import Var
@@ -95,18 +103,17 @@ class CompiledStep:
     def _single_step(self, values: list[Any], traces: Any) -> Any:
         inputs = dict(zip(self._in_vars, values, strict=True))
         step = single_step(self.graph, self._method, inputs, traces)
-        return step.outputs, [step.new_states[var] for var in self._written], step.traces
+        return step.outputs, self._of_written(step.new_states), step.traces
 
     def _steps(self, values: list[Any], traces: Any, sequences: Any) -> Any:
         inputs = dict(zip(self._in_vars, values, strict=True))
 
         def step(carry: tuple[list[Any], Any], slices: Any) -> Any:
-            current: dict[Var, Any] = {**inputs, **dict(zip(self._written, carry[0], strict=True))}
-            current.update(read_arguments(self.graph, slices))
+            current = self._current(inputs, carry[0], slices)
             found = single_step(self.graph, self._method, current, carry[1])
-            return ([found.new_states[var] for var in self._written], found.traces), found.outputs
+            return (self._of_written(found.new_states), found.traces), found.outputs
 
-        start = ([inputs[var] for var in self._written], traces)
+        start = (self._of_written(inputs), traces)
         (last, traces), outputs = jax.lax.scan(step, start, sequences)
         return outputs, last, traces
 
@@ -114,18 +121,29 @@ class CompiledStep:
         return restart_traces(self.trace_specs, traces, flags)
 
     def _window(self, values: list[Any], traces: Any, sequences: Any) -> Any:
-        inputs = dict(zip(self._in_vars, values, strict=True))
-        entered = enter_window(self.graph, self._method, inputs, traces)
+        graph, method = self.graph, self._method
+        inputs = hold_old_states(graph, dict(zip(self._in_vars, values, strict=True)))
+        weights = operands(graph, inputs)
+
+        def enter(probes: dict[str, jax.Array]) -> list[Any]:
+            states = {s.in_var: inputs[s.in_var] + probes[s.name] for s in graph.traced_states}
+            return self._of_written({**inputs, **states})
 
         def step(written: list[Any], slices: Any) -> Any:
-            current: dict[Var, Any] = {**entered, **dict(zip(self._written, written, strict=True))}
-            current.update(read_arguments(self.graph, slices))
-            outputs, new_states, records = window_step(self.graph, current)
-            return [new_states[var] for var in self._written], (outputs, records)
+            current = self._current(inputs, written, slices)
+            outputs, new_states, records = window_step(graph, current)
+            return self._of_written(new_states), (outputs, records)
 
-        start = [entered[var] for var in self._written]
-        last, (outputs, records) = jax.lax.scan(step, start, sequences)
-        weights, records, traces = jax.lax.stop_gradient(
-            (operands(self.graph, inputs), records, traces)
+        last, outputs, records = run_window(
+            graph, method, (weights, traces), enter, step, sequences
         )
-        return outputs, last, self._method.update(self.graph, weights, records, traces)
+        weights, traces = jax.lax.stop_gradient((weights, traces))
+        return outputs, last, method.update(graph, weights, records, traces)
+
+    def _current(self, inputs: Inputs, written: list[Any], slices: Any) -> Inputs:
+        """Return the program's inputs in one step of a sequence."""
+        states = dict(zip(self._written, written, strict=True))
+        return {**inputs, **states, **read_arguments(self.graph, slices)}
+
+    def _of_written(self, values: Mapping[Var, Any]) -> list[Any]:
+        return [values[var] for var in self._written]

@@ -1,0 +1,99 @@
+r"""Windows: several steps differentiated in full, and then the traces before them.
+
+.. math::
+
+    \frac{dL}{dw} = \frac{\partial L}{\partial w} + \sum_a \mu[a] \circ \epsilon^0[a], \qquad
+    \mu[a] = \frac{\partial L}{\partial h^0[a]}
+
+The partial derivatives go through all steps of the window, with everything that mixes positions;
+the states before it depend on the weights through everything that has been before.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
+from .._jax import Var, struct_of, zeros_mapped_like
+from .jacobians import Inputs, jacobians, operands
+from .probed_step import finish
+from .zero import is_zero
+
+States = TypeVar("States")
+Results = TypeVar("Results")
+
+StateProbes = dict[str, jax.Array]
+"""One array per traced hidden state, by name, in the layout of its old value."""
+
+
+def run_window(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    past: tuple[Weights, Traces],
+    enter: Callable[[StateProbes], States],
+    step: Callable[[States, Any], tuple[States, tuple[Results, Records]]],
+    sequences: Any,
+    zeros_select: bool = False,
+) -> tuple[States, Results, Records]:
+    """Run the steps of a window.
+
+    Parameters
+    ----------
+    graph, method
+        The compiled model, and how its traces are carried.
+    past
+        The operands, which get the gradient through the states before the window, and the traces.
+    enter
+        ``probes -> states`` before the window: constants, with a probe added to each traced one.
+    step
+        ``(states, slices) -> (states, (results, records))``, differentiable in full.
+    sequences
+        What it runs over, time first.
+    zeros_select
+        See `TraceMethod.entry_gradient`.
+
+    Returns
+    -------
+    states, results
+        After the window, and of all its steps.
+    records
+        Of all steps; no gradient goes through them.
+    """
+    probes = _probes_of_past(graph, method, past, zeros_select)
+    states, (results, records) = jax.lax.scan(step, enter(probes), sequences)
+    return states, results, jax.lax.stop_gradient(records)
+
+
+def _probes_of_past(
+    graph: ETraceGraph, method: TraceMethod, past: tuple[Weights, Traces], zeros_select: bool
+) -> StateProbes:
+    """Return a zero for every traced state, whose derivative goes to the operands by the traces."""
+    shapes = {state.name: struct_of(state) for state in graph.traced_states}
+
+    def zeros(weights: Weights, traces: Traces) -> StateProbes:
+        found: StateProbes = zeros_mapped_like(shapes, (weights, traces))
+        return found
+
+    def forward(weights: Weights, traces: Traces) -> tuple[StateProbes, tuple[Weights, Traces]]:
+        return zeros(weights, traces), (weights, traces)
+
+    def backward(residuals: tuple[Weights, Traces], mu: StateProbes) -> tuple[Any, None]:
+        weights, traces = residuals
+        before = shapes_of_zero or traces
+        return method.entry_gradient(graph, weights, mu, before, zeros_select), None
+
+    probes = jax.custom_vjp(zeros)
+    probes.defvjp(forward, backward)
+    weights, traces = past
+    shapes_of_zero = traces if is_zero(traces) else None
+    arrays = None if shapes_of_zero else jax.lax.stop_gradient(traces)
+    result: StateProbes = probes(weights, arrays)
+    return result
+
+
+def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
+    """Run one step of a window, differentiable in full, and record its Jacobians."""
+    weights = operands(graph, inputs)
+    outputs, new_states = finish(graph, inputs, {})
+    return outputs, new_states, jacobians(graph, inputs, weights)

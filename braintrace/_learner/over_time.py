@@ -1,0 +1,88 @@
+"""Values of all steps of a chunk, time first: how they are computed, stretched and added up."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._etrace_op import ETPPrimitive, get_primitive_spec
+from .._jax import Atom, bind, divided_dependent
+from .._jaxpr import Program, evaluate
+from .._typing import PyTree
+from .step_program import ByVar, zip_dict
+
+
+def mapped(
+    program: Program, targets: Sequence[Atom], fixed: ByVar, over_time: ByVar
+) -> list[jax.Array]:
+    """Return variables of every step.
+
+    Parameters
+    ----------
+    program, targets
+        The program of one step, and which of its variables.
+    fixed, over_time
+        Values that are the same in every step, and those that have one for each.
+    """
+    marked = {
+        index: _run_where_samples_lie
+        for index, equation in enumerate(program.equations)
+        if isinstance(equation.primitive, ETPPrimitive)
+    }
+
+    def of_step(now: list[Any]) -> list[Any]:
+        current = {**fixed, **zip_dict(list(over_time), now)}
+        return evaluate(program, targets, current, rules=marked)
+
+    return list(jax.vmap(of_step)(list(over_time.values()))) if targets else []
+
+
+def _run_where_samples_lie(equation: Any, values: list[Any]) -> list[Any]:
+    """Run a marked operation that is mapped over time.
+
+    As an operation it folds samples into time. Samples that lie on different devices would have to
+    be brought together for that; there, time is folded into samples.
+    """
+    plain = functools.partial(equation.primitive.implementation, **equation.params)
+    x_index = get_primitive_spec(equation.primitive).x_invar_index
+    divided = jax.custom_batching.custom_vmap(plain)
+
+    def marked(*values: Any) -> Any:
+        return bind(equation, values)[0]
+
+    def over_time(steps: int, is_mapped: list[bool], *values: Any) -> tuple[Any, bool]:
+        is_of_samples = equation.primitive.batched and x_index == 0
+        if not is_of_samples or list(is_mapped) != [True] + [False] * (len(values) - 1):
+            axes = [0 if mapped else None for mapped in is_mapped]
+            return jax.vmap(plain, axes)(*values), True
+        x, *weights = values
+        x = jnp.swapaxes(x, 0, 1)
+        y = plain(x.reshape(-1, *x.shape[2:]), *weights)
+        return jnp.swapaxes(y.reshape(-1, steps, *y.shape[1:]), 0, 1), True
+
+    divided.def_vmap(over_time)
+    return [divided_dependent(*values, divided=divided, whole=marked)]
+
+
+def stretched(tree: PyTree, steps: int) -> PyTree:
+    """Give arrays with a time axis of length 1 a full one."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(leaf, (steps, *leaf.shape[1:]))
+
+    return jax.tree.map(of_leaf, tree)
+
+
+def zero_sum(value: jax.Array) -> jax.Array:
+    """Return a zero to which any number of arrays like ``value`` are added.
+
+    It is in single precision at least: in bfloat16 a sum of ones stops at 256.
+    """
+    return jnp.zeros(value.shape, jnp.float32 if is_half(value.dtype) else value.dtype)
+
+
+def is_half(dtype: Any) -> bool:
+    """Tell whether a dtype is a floating-point one of less than single precision."""
+    return bool(jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4)

@@ -1,0 +1,175 @@
+"""One step of a chunk as a program whose variables are known by what they are."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from .._etrace_op import ETP_PRIMITIVES
+from .._jax import Atom, Equation, Var, is_var
+from .._jaxpr import Program, inlined, program_of
+from .._typing import PyTree
+from .pure_step import PureStep
+
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
+Values: TypeAlias = tuple[PyTree, PyTree, PyTree, PyTree]
+"""Of the parameters, of the other States, of the probes, and of what is held fixed."""
+
+ByVar: TypeAlias = dict[Var, Any]
+"""Values by variable."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepProgram:
+    """The program of one step, and what its variables are.
+
+    Attributes
+    ----------
+    program
+        The program.
+    parameters, probes
+        Inputs that the loss is differentiated by.
+    inputs
+        All inputs but the slices, in the order of `Values`.
+    carried, slices
+        Inputs that change with every step: States that it writes, slices of sequences.
+    written
+        New values of the carried States.
+    results
+        All else that the step gives, as a pytree of variables and constants.
+    """
+
+    program: Program
+    parameters: tuple[Var, ...]
+    probes: tuple[Var, ...]
+    inputs: tuple[Var, ...]
+    carried: tuple[Var, ...]
+    slices: tuple[Var, ...]
+    written: tuple[Atom, ...]
+    results: PyTree
+
+    @functools.cached_property
+    def varying(self) -> set[Var]:
+        """The variables that are not the same in every step."""
+        return self.program.dependents_of([*self.carried, *self.slices])
+
+    @property
+    def bytes_in_and_out(self) -> int:
+        """The bytes that one step takes from the sequences and gives out, States apart."""
+        return sum(map(size_of, (*self.slices, *vars_of(self.results))))
+
+    def fixed(self, values: Values) -> ByVar:
+        """Return the values of the inputs that are the same in every step."""
+        given = zip_dict(self.inputs, jax.tree.leaves(values))
+        return {var: value for var, value in given.items() if var not in self.carried}
+
+
+def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
+    """Trace a step; calls are inlined.
+
+    Parameters
+    ----------
+    step
+        A function of ``(probes, held, slices)`` that returns ``(loss, aux, records)``: these are
+        the results.
+    values, slices
+        Example values.
+    """
+    arguments = (*values, slices)
+    closed, shapes = jax.make_jaxpr(step, return_shape=True)(*arguments)
+    program = program_of(inlined(closed))
+    written, results = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
+    return _step_program(step, program, arguments, written, results)
+
+
+def differentiated_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
+    """Trace a step and the derivative of its loss, times the scale of the step.
+
+    The scale is the last of its slices. The results are ``(gradients, signal, loss, aux, records)``
+    with derivatives with respect to every leaf of the parameters and to the probes.
+    """
+
+    def scaled_loss(
+        parameters: PyTree, others: PyTree, probes: PyTree, held: PyTree, now: PyTree
+    ) -> Any:
+        slices, scale = now
+        outputs = step(parameters, others, probes, held, slices)
+        return outputs[1][0] * scale, outputs
+
+    differentiate = jax.value_and_grad(scaled_loss, argnums=(0, 2), has_aux=True)
+    arguments = (*values, (slices, jnp.ones(())))
+    closed, shapes = jax.make_jaxpr(differentiate, return_shape=True)(*arguments)
+    program = program_of(closed)
+    atoms = [_behind_stop_gradient(program, atom) for atom in program.out_atoms]
+    (_, outputs), (gradients, signal) = jax.tree.unflatten(jax.tree.structure(shapes), atoms)
+    results = (jax.tree.leaves(gradients), signal, *outputs[1])
+    return _step_program(step, program, arguments, outputs[0], results)
+
+
+def _step_program(
+    step: PureStep, program: Program, arguments: PyTree, written: PyTree, results: PyTree
+) -> StepProgram:
+    *values, slices = jax.tree.unflatten(jax.tree.structure(arguments), program.in_vars)
+    parameters, others, probes, _ = values
+
+    def flat(tree: PyTree) -> tuple[Atom, ...]:
+        return tuple(jax.tree.leaves(tree))
+
+    return StepProgram(
+        program,
+        flat(parameters),
+        flat(probes),
+        inputs=flat(values),
+        carried=flat(step.written_of(others)),
+        slices=flat(slices),
+        written=flat(written),
+        results=results,
+    )
+
+
+def _behind_stop_gradient(program: Program, atom: Atom) -> Atom:
+    """Return the variable whose value an output has: derivatives have been taken already."""
+    while is_var(atom) and atom in program.producer:
+        equation = program.equations[program.producer[atom]]
+        if equation.primitive.name != "stop_gradient":
+            break
+        (atom,) = equation.invars
+    return atom
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def zip_dict(keys: Iterable[Key], values: Iterable[Value]) -> dict[Key, Value]:
+    """Return a dict of keys and as many values."""
+    return dict(zip(keys, values, strict=True))
+
+
+def vars_of(atoms: PyTree) -> list[Var]:
+    """Return the variables of a pytree of atoms, each once."""
+    return list(dict.fromkeys(atom for atom in jax.tree.leaves(atoms) if is_var(atom)))
+
+
+def value_of(atom: Atom, known: Mapping[Var, Any]) -> jax.Array:
+    """Return the value of a variable that is known, or that of a literal."""
+    return known[atom] if is_var(atom) else jnp.asarray(atom.val, atom.aval.dtype)
+
+
+def equations_of(program: Program, variables: Iterable[Var]) -> Iterator[Equation]:
+    """Yield the equations that make some variables, in execution order."""
+    return (program.equations[index] for index in program.making(variables))
+
+
+def size_of(var: Var) -> int:
+    """Return the bytes of a variable."""
+    return int(var.aval.size * var.aval.dtype.itemsize)
+
+
+def is_product(equation: Equation) -> bool:
+    """Tell whether an equation is a product with weights, whose result is written out."""
+    return equation.primitive.name in PRODUCTS or equation.primitive in ETP_PRIMITIVES
