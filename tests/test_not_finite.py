@@ -123,9 +123,8 @@ def test_traces_of_single_samples(algorithm, case):
     not_finite = jax.tree.map(
         lambda leaf: leaf * np.nan if leaf.dtype == jnp.float32 else leaf, traces
     )
-    restart = jax.jit(instance.method.restart, static_argnums=0)
     flags = np.array([True, False])
-    found, kept = (restart(instance.graph, t, flags) for t in (not_finite, traces))
+    found, kept = (instance.compiled.restart(t, flags) for t in (not_finite, traces))
     for leaf, whole, before in zip(*map(jax.tree.leaves, (found, kept, traces)), strict=True):
         anew, other = leaf.reshape(BATCH, -1)
         np.testing.assert_array_equal(anew, 0)
