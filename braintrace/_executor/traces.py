@@ -1,14 +1,13 @@
 """Traces as they are kept from chunk to chunk, by what their specifications say of them."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._graph import Traces, TraceSpec, TraceSpecs
+from .._graph import Traces, TraceSpec, TraceSpecs, specs_of
 from .complex_packing import pack_specs
 
 
@@ -94,5 +93,4 @@ def _along_batch(spec: TraceSpec) -> Any:
 
 def size_in_bytes(specs: TraceSpecs) -> int:
     """Return the size of the arrays."""
-    leaves: Iterator[TraceSpec] = iter(jax.tree.leaves(specs))
-    return sum(spec.nbytes for spec in leaves)
+    return sum(spec.nbytes for spec in specs_of(specs))

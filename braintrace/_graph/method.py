@@ -144,8 +144,10 @@ class TraceSpec:
 
 
 def specs_of(specs: TraceSpecs) -> list[TraceSpec]:
-    """Return the specifications of all arrays."""
-    found: list[TraceSpec] = jax.tree.leaves(specs)
+    """Return the specifications of all arrays, in their order."""
+    found = []
+    for entry in specs.values():
+        found += [entry] if isinstance(entry, TraceSpec) else specs_of(entry)
     return found
 
 

@@ -1,0 +1,60 @@
+"""The immediate gradient: a learning rule from outside the package, which carries no trace.
+
+Every step learns from itself alone, `sum_s x^s (x) (Df^s . l^s)`: what older steps have left in the
+states counts as constant.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import braintrace
+from braintrace._executor.direct import add, direct_gradient, like
+from braintrace._executor.layout import new_state_to_positions
+from braintrace._executor.products import products_of_gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class NoTraces:
+    """The learning rule; see `braintrace._graph.TraceMethod`."""
+
+    needs = frozenset({"x", "Df"})
+    boundary = "cut"
+
+    def check(self, graph):
+        pass
+
+    def trace_specs(self, graph, every_state):
+        return {}
+
+    def signal(self, graph, records, signal):
+        return signal
+
+    def update(self, graph, weights, records, traces):
+        return traces
+
+    def gradient(self, graph, weights, records, signal, before, after=None):
+        gradients = jax.tree.map(jnp.zeros_like, weights)
+        products = products_of_gradient(records)
+        for group in graph.traced_groups:
+            arriving = {
+                a: new_state_to_positions(group, a, signal[state.name])
+                for a, state in enumerate(group.states)
+            }
+            found = direct_gradient(graph, group, weights, records, arriving, products)
+            gradients = add(gradients, found)
+        return like(weights, gradients), before
+
+    def entry_gradient(self, graph, weights, mu, traces, records=None):
+        return jax.tree.map(jnp.zeros_like, weights)
+
+
+class Immediate(braintrace.ETraceAlgorithm):
+    """The algorithm by its names."""
+
+    names = ("immediate", "no_past")
+
+    @property
+    def method(self):
+        return NoTraces()

@@ -1,0 +1,321 @@
+"""A learning rule from outside the package learns with every driver, by its definition."""
+
+import dataclasses
+import functools
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import references
+from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
+from drivers import (
+    build_algorithm,
+    build_learner,
+    expected_warnings,
+    named,
+    sequence_gradient,
+    snapshot,
+    weights_of,
+)
+from immediate import Immediate, NoTraces
+
+import braintrace
+from braintrace._executor.traces import kept_specs, restart_traces, starting_traces
+from braintrace._graph import TraceSpec
+
+LENGTH, BATCH = 6, 2
+NAMES = ("learnt_leak", "alif_late_threshold", "lstm_fused", "two_layers", "gru")
+each_case = cases.each([cases.BY_NAME[name] for name in NAMES])
+MASK = np.float32([1, 0, 2, 0.5, 1, 0])
+ALL_AT_3 = np.arange(LENGTH) == 3
+SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def plain_step(case, params, states, x, target):
+    """Loss of a step, its gradient with the old states held constant, and the new states."""
+
+    def loss(params):
+        ops = oracles.PlainOps()
+        output = case.step(ops, params, jax.lax.stop_gradient(states), x)
+        return case.loss(output, target), ops.hidden
+
+    (value, states), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+    return value, gradient, states
+
+
+def restarted(case, states, flags):
+    """States in which some samples, or all, are at the start of a sequence."""
+    flags = np.broadcast_to(flags, BATCH)[:, None]
+    fresh = case.initial_states(BATCH)
+    return {name: jnp.where(flags, fresh[name], value) for name, value in states.items()}
+
+
+def plain_steps(case, rate=0.0, reset=None):
+    """Yield loss and gradient of every step; with a rate, parameters descend between them."""
+    params, states = case.params(), case.initial_states(BATCH)
+    for t, (x, target) in enumerate(zip(*case.sequences(BATCH, LENGTH), strict=True)):
+        if reset is not None:
+            states = restarted(case, states, reset[t])
+        loss, gradient, states = plain_step(case, params, states, x, target)
+        params = jax.tree.map(lambda w, g: w - rate * g, params, gradient)
+        yield loss, gradient, params
+
+
+def plain_gradient(case, mask=None, reset=None):
+    """The weighted sum of the gradients of all steps."""
+    weights = np.ones(LENGTH) if mask is None else mask
+    found = [gradient for _, gradient, _ in plain_steps(case, reset=reset)]
+    parts = [
+        jax.tree.map(lambda leaf, weight=weight: weight * leaf, gradient)
+        for weight, gradient in zip(weights, found, strict=True)
+    ]
+    return jax.tree.map(lambda *leaves: sum(leaves), *parts)
+
+
+@each_case
+@pytest.mark.parametrize("style", ["batch axis", "mapped"])
+def test_the_gradient_of_a_sequence(case, style):
+    learner = build_learner(case, "immediate", style, BATCH)
+    data = case.sequences(BATCH, LENGTH)
+    runs = {1: {}, 4: {"mask": MASK}, LENGTH: {"reset": SOME}}
+    if style == "batch axis":
+        runs |= {2: {"reset": ALL_AT_3, "mask": MASK}}
+    for chunk_size, options in runs.items():
+        learner.reset_state(BATCH)
+        found = sequence_gradient(learner, case, *data, chunk_size=chunk_size, **options)
+        context = f"{case.name}, chunks of {chunk_size}, {list(options)}"
+        assert_gradients_close(found, plain_gradient(case, **options), 1e-5, context)
+
+
+@each_case
+def test_learning_at_every_step_of_a_stream(case):
+    learner = build_learner(case, "immediate", batch=BATCH)
+    weights = weights_of(learner.algorithm.model)
+
+    def descend(gradients):
+        for path, weight in weights.items():
+            weight.value = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
+
+    losses = learner.etrace_online(
+        *case.sequences(BATCH, LENGTH),
+        step_fn=lambda x, target: case.loss(learner(x), target),
+        update_fn=descend,
+        reset=SOME,
+    )
+    expected = list(plain_steps(case, 0.1, SOME))
+    np.testing.assert_allclose(losses, [loss for loss, _, _ in expected], rtol=1e-5)
+    found = named({path: weight.value for path, weight in weights.items()})
+    assert_gradients_close(found, expected[-1][2], 1e-5, case.name)
+    assert_gradients_differ(found, case.params(), 1e-3, case.name)
+
+
+@each_case
+def test_the_gradient_after_steps_without_a_loss(case):
+    learner = build_learner(case, "immediate", batch=BATCH)
+    xs, targets = case.sequences(BATCH, LENGTH)
+    learner.etrace_evolve(xs[:4], chunk_size=3)
+    found = sequence_gradient(learner, case, xs[4:], targets[4:])
+    expected = plain_gradient(case, mask=np.arange(LENGTH) >= 4)
+    assert_gradients_close(found, expected, 1e-5, case.name)
+
+
+@each_case
+def test_single_steps_in_a_gradient_of_the_users_own(case):
+    model, algorithm = build_algorithm(case, Immediate, BATCH)
+    gradient = brainstate.transform.jit(
+        brainstate.transform.grad(
+            lambda x, target: case.loss(algorithm(x), target), weights_of(model)
+        )
+    )
+    steps = zip(*case.sequences(BATCH, LENGTH), plain_steps(case), strict=True)
+    for x, target, (_, expected, _) in steps:
+        assert_gradients_close(named(gradient(x, target)), expected, 1e-5, case.name)
+
+
+def test_windows_go_through_all_their_steps():
+    """And to no trace before them: in one window, the gradient is BPTT's."""
+    case = cases.BY_NAME["leaky_rnn"]
+    learner = build_learner(case, "immediate", batch=BATCH, vjp_method="multi-step")
+    found = sequence_gradient(learner, case, *case.sequences(BATCH, LENGTH), chunk_size=LENGTH)
+    assert_gradients_close(found, references.bptt(case, BATCH, LENGTH), 1e-5)
+    learner.reset_state(BATCH)
+    found = sequence_gradient(learner, case, *case.sequences(BATCH, LENGTH), chunk_size=1)
+    assert_gradients_close(found, plain_gradient(case), 1e-5)
+
+
+def test_samples_start_anew_between_two_steps():
+    case = cases.BY_NAME["alif_late_threshold"]
+    learner = build_learner(case, "immediate", batch=BATCH)
+    xs, targets = case.sequences(BATCH, LENGTH)
+    flags = np.asarray([True, False])
+    parts = [sequence_gradient(learner, case, xs[:2], targets[:2])]
+    learner.reset_state(where=flags)
+    parts.append(sequence_gradient(learner, case, xs[2:], targets[2:]))
+    reset = np.where(np.arange(LENGTH)[:, None] == 2, flags, False)
+    found = jax.tree.map(np.add, *parts)
+    assert_gradients_close(found, plain_gradient(case, reset=reset), 1e-5)
+
+
+def test_it_reports_and_saves_no_trace():
+    case = cases.BY_NAME["alif"]
+    learner = build_learner(case, "immediate", batch=BATCH)
+    report = learner.report()
+    assert report.stored_bytes == report.possible_bytes == report.carried_bytes == 0
+    assert "none needed" in str(report)
+    assert str(report).startswith(str(learner.graph))
+    saved = snapshot(learner)
+    assert saved[1] == {}
+    learner.algorithm.traces.value = {}
+    with pytest.raises(braintrace.ShapeError, match="'w' is unexpected"):
+        learner.algorithm.traces.value = {"w": jnp.zeros(3)}
+    assert_states_close(snapshot(learner), saved)
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["immediate", "Immediate", "NO_PAST", Immediate])
+def test_an_algorithm_announces_its_names(name):
+    learner = build_learner(cases.BY_NAME["leaky"], name)
+    assert type(learner.algorithm) is Immediate
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [("D_RTRL", "D_RTRL"), ("Es_D_Rtrl", "ES_D_RTRL"), ("PP_prop", "ES_D_RTRL")],
+)
+def test_case_does_not_matter(name, algorithm):
+    learner = build_learner(cases.BY_NAME["leaky"], name)
+    assert type(learner.algorithm) is getattr(braintrace, algorithm)
+
+
+def test_unknown_names_are_answered_with_those_there_are():
+    with pytest.raises(braintrace.OptionError, match=r"'d_rtrl'.*'pp_prop'.*'immediate'"):
+        build_learner(cases.BY_NAME["leaky"], "immediately")
+
+
+def test_a_name_belongs_to_one_algorithm():
+    """A class defined anew, as in a notebook, takes the place of the one before."""
+    named_same = {"names": ("twice",), "method": Immediate.method, "__module__": __name__}
+    type("First", (braintrace.ETraceAlgorithm,), named_same)
+    last = type("First", (braintrace.ETraceAlgorithm,), named_same)
+    case = cases.BY_NAME["leaky"]
+    assert type(build_learner(case, "twice").algorithm) is last
+    other = type("Other", (braintrace.ETraceAlgorithm,), named_same)
+    try:
+        with pytest.raises(braintrace.OptionError, match=r"First.*Other.*'twice'"):
+            build_learner(case, "twice")
+    finally:
+        del other.names
+
+
+def test_a_subclass_has_names_of_its_own():
+    class Slower(braintrace.D_RTRL):
+        """The same, by no name."""
+
+    assert type(build_learner(cases.BY_NAME["leaky"], "d_rtrl").algorithm) is braintrace.D_RTRL
+    assert type(build_learner(cases.BY_NAME["leaky"], Slower).algorithm) is Slower
+
+
+# --- what a rule may ask for --------------------------------------------------------------------
+
+
+def algorithm_of(method):
+    return type("Asking", (braintrace.ETraceAlgorithm,), {"method": property(lambda self: method)})
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("boundary", "passed", "`Asking` has the boundary 'passed'"),
+        ("boundary", "diagonal", "`Asking` has the boundary 'diagonal'"),
+        ("needs", frozenset({"x", "J"}), "`Asking` needs 'J' of every step"),
+    ],
+)
+def test_what_drivers_cannot_give_a_rule_is_said(attribute, value, message):
+    asking = type("Asking", (NoTraces,), {attribute: value})
+    with pytest.raises(braintrace.OptionError, match=message):
+        build_learner(cases.BY_NAME["leaky"], algorithm_of(asking()))
+
+
+class Clipping(NoTraces):
+    """A rule that limits the learning signals."""
+
+    def signal(self, graph, records, signal):
+        return {name: jnp.clip(value, -0.01, 0.01) for name, value in signal.items()}
+
+
+def test_a_rule_sees_the_learning_signals_first():
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, algorithm_of(Clipping()))
+    xs, targets = case.sequences(BATCH, LENGTH)
+    found = sequence_gradient(learner, case, xs, targets)
+    assert np.all(np.abs(found["w_in"]) <= 0.01 * np.abs(xs).sum((0, 1))[:, None] + 1e-6)
+    unlimited = sequence_gradient(build_learner(case, "immediate"), case, xs, targets)
+    assert_gradients_close({"w_out": found["w_out"]}, {"w_out": unlimited["w_out"]}, 1e-6)
+    assert_gradients_differ({"w_in": found["w_in"]}, {"w_in": unlimited["w_in"]}, 0.1)
+
+
+# --- what specifications say --------------------------------------------------------------------
+
+SPECS = {
+    "key": TraceSpec((BATCH, 2), jnp.dtype("uint32"), ("batch", "entry"), initial=7),
+    "sums": {
+        "rows": TraceSpec((3, BATCH), jnp.dtype("float32"), ("input", "batch")),
+        "left": TraceSpec((4,), jnp.dtype("float32"), ("entry",), is_stored=False),
+    },
+    "shared": TraceSpec((3,), jnp.dtype("float32"), ("input",), operand="mean"),
+    "none": {},
+}
+
+
+def test_traces_start_as_their_specifications_say():
+    kept = kept_specs(SPECS, jnp.bfloat16)
+    traces = starting_traces(kept)
+    np.testing.assert_array_equal(traces["key"], np.full((BATCH, 2), 7))
+    assert isinstance(traces["sums"]["rows"], jax.ShapeDtypeStruct)
+    assert traces["sums"].keys() == {"rows"}
+    assert traces["none"] == {}
+    dtypes = [str(leaf.dtype) for leaf in jax.tree.leaves(traces)]
+    assert dtypes == ["uint32", "bfloat16", "bfloat16"]
+    assert sum(spec.nbytes for spec in jax.tree.leaves(kept)) == 4 * 4 + 6 * 2 + 3 * 2
+    exact = dataclasses.replace(SPECS["shared"], takes_trace_dtype=False)
+    assert kept_specs({"shared": exact}, jnp.bfloat16)["shared"].dtype == jnp.float32
+
+
+def test_samples_start_anew_along_the_axis_of_the_batch():
+    kept = {key: spec for key, spec in kept_specs(SPECS, None).items() if key != "shared"}
+    traces = jax.tree.map(lambda spec: jnp.full(spec.shape, np.nan, jnp.float32), kept)
+    traces["key"] = jnp.ones((BATCH, 2), jnp.uint32)
+    found = restart_traces(kept, traces, jnp.asarray([False, True]))
+    np.testing.assert_array_equal(found["key"], [[1, 1], [7, 7]])
+    np.testing.assert_array_equal(found["sums"]["rows"], [[np.nan, 0]] * 3)
+
+
+def test_samples_that_share_a_trace_start_anew_together():
+    traces = {"shared": jnp.ones(3)}
+    specs = {"shared": SPECS["shared"]}
+    np.testing.assert_array_equal(restart_traces(specs, traces, jnp.asarray(True))["shared"], 0)
+    with pytest.raises(braintrace.OptionError, match=r"'mean' of shape \(3,\) is shared"):
+        restart_traces(specs, traces, jnp.asarray([False, True]))
+
+
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+@pytest.mark.parametrize("name", ["leaky_with_bias", "learnt_leak", "lstm_fused"])
+def test_specifications_are_those_of_the_traces(name, algorithm):
+    case = cases.BY_NAME[name]
+    with expected_warnings(case):
+        learner = build_learner(case, algorithm, batch=BATCH)
+    specs = learner.algorithm.compiled.trace_specs
+    held = learner.algorithm.traces.value
+    shapes = jax.tree.map(lambda spec: (spec.shape, spec.dtype), specs)
+    assert shapes == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), held)
+    for spec in jax.tree.leaves(specs):
+        assert len(spec.axes) == len(spec.shape)
+        sizes = [size for size, role in zip(spec.shape, spec.axes, strict=True) if role == "batch"]
+        assert sizes == [BATCH] or "fan_out" in spec.axes
