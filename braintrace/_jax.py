@@ -41,6 +41,9 @@ Equation: TypeAlias = JaxprEqn
 Atom: TypeAlias = Var | Literal
 """What an equation reads."""
 
+Aval: TypeAlias = jax.core.ShapedArray | jax.ShapeDtypeStruct
+"""Shape and dtype of an array."""
+
 AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
 """Open or closed. From jax 0.11 on both are one class; before, a closed one wraps an open one."""
 
@@ -193,7 +196,7 @@ def struct_of(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
-def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Any]) -> ClosedJaxpr:
+def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Aval]) -> ClosedJaxpr:
     """Return the closed jaxpr of ``fun`` on arguments described by ``avals``."""
     structs = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False))

@@ -3,9 +3,9 @@
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
 from .derivative import Derivatives as Derivatives
-from .slots import components as components
-from .slots import join_components as join_components
-from .slots import split_components as split_components
+from .state_arrays import components as components
+from .state_arrays import join_components as join_components
+from .state_arrays import split_components as split_components
 from .trace import described as described
 from .trace import state_paths as state_paths
 from .trace import trace_model as trace_model

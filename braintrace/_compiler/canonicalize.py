@@ -11,10 +11,10 @@ Calls are inlined by `braintrace._jaxpr.evaluate_inlined`. The rules here
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from .._errors import CompilationError
 from .._graph.marked import holds_marked
@@ -33,7 +33,7 @@ def rewriting(unroll_limit: int) -> Rule:
         Longest scan that is unrolled.
     """
 
-    def rewrite(equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
+    def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
         name = equation.primitive.name
         if name in ("cond", "scan", "while") and holds_marked(equation):
             if name == "cond":
@@ -50,7 +50,9 @@ def rewriting(unroll_limit: int) -> Rule:
     return rewrite
 
 
-def spell_out_broadcasts(equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
+def spell_out_broadcasts(
+    equation: Equation, operands: list[ArrayLike]
+) -> Sequence[ArrayLike] | None:
     """Return the outputs of an equation with full operands; ``None`` to keep it as it is."""
     if equation.primitive.name == "dot_general":
         return _as_product(equation, operands)
@@ -65,7 +67,7 @@ def spell_out_broadcasts(equation: Equation, operands: list[Any]) -> Sequence[An
     return bind(equation, full)
 
 
-def _as_product(equation: Equation, operands: list[Any]) -> list[Any] | None:
+def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array] | None:
     """Return ``dot_general`` as a product, element by element, where it sums nothing up."""
     contract, batch = equation.params["dimension_numbers"]
     shapes = [jnp.shape(value) for value in operands]
@@ -90,12 +92,12 @@ def _as_product(equation: Equation, operands: list[Any]) -> list[Any] | None:
     return [jax.lax.mul(*full)]
 
 
-def _fits(value: Any, shape: tuple[int, ...]) -> bool:
+def _fits(value: ArrayLike, shape: tuple[int, ...]) -> bool:
     """Tell whether an operand may stay: it has the full shape, or is a literal scalar."""
     return jnp.shape(value) == shape or (jnp.shape(value) == () and not is_tracer(value))
 
 
-def _select(equation: Equation, operands: list[Any], rule: Rule) -> list[Any]:
+def _select(equation: Equation, operands: list[ArrayLike], rule: Rule) -> list[jax.Array]:
     index, *arguments = operands
     branches = equation.params["branches"]
     results = [evaluate_inlined(branch, arguments, rule) for branch in branches]
@@ -106,7 +108,9 @@ def _select(equation: Equation, operands: list[Any], rule: Rule) -> list[Any]:
     ]
 
 
-def _unroll(equation: Equation, operands: list[Any], rule: Rule, unroll_limit: int) -> list[Any]:
+def _unroll(
+    equation: Equation, operands: list[ArrayLike], rule: Rule, unroll_limit: int
+) -> list[jax.Array]:
     length = equation.params["length"]
     if length > unroll_limit:
         raise CompilationError(
@@ -117,11 +121,11 @@ def _unroll(equation: Equation, operands: list[Any], rule: Rule, unroll_limit: i
     return unrolled(equation, operands, rule)
 
 
-def unrolled(equation: Equation, operands: list[Any], rule: Rule) -> list[Any]:
+def unrolled(equation: Equation, operands: list[ArrayLike], rule: Rule) -> list[jax.Array]:
     """Return the outputs of a scan of known length, its steps one after the other."""
     loop, length = loop_of(equation, operands), equation.params["length"]
     carried = loop.carried
-    results: list[list[Any]] = []
+    results: list[list[jax.Array]] = []
     order = range(length - 1, -1, -1) if equation.params["reverse"] else range(length)
     for step in order:
         slices = [sequence[step] for sequence in loop.sequences]

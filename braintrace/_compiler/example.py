@@ -1,7 +1,5 @@
 """The example arguments of ``update``: what is asked of them before a model is traced."""
 
-from typing import Any
-
 import brainstate
 import jax
 import numpy as np
@@ -17,11 +15,11 @@ from .._arguments import (
     shown,
 )
 from .._errors import ShapeError
-from .._typing import path_name
+from .._typing import PyTree, path_name
 
 
 def check_example(
-    model: brainstate.nn.Module, arguments: tuple[Any, ...], batch_size: int | None
+    model: brainstate.nn.Module, arguments: tuple[PyTree, ...], batch_size: int | None
 ) -> None:
     """Refuse a model that is none, and arguments that no ``update`` could take.
 
@@ -44,12 +42,12 @@ def check_example(
         _check_batch(arguments, batch_size)
 
 
-def argument_names(model: brainstate.nn.Module, arguments: tuple[Any, ...]) -> list[str]:
+def argument_names(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> list[str]:
     """Return the names that ``update`` gives its arguments."""
     return parameter_names(model.update, len(arguments))
 
 
-def _check_batch(arguments: tuple[Any, ...], batch_size: int) -> None:
+def _check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
     shapes = [tuple(np.shape(leaf)) for leaf in jax.tree.leaves(arguments)]
     if any(shape[:1] != (batch_size,) for shape in shapes):
         raise ShapeError(
@@ -58,7 +56,7 @@ def _check_batch(arguments: tuple[Any, ...], batch_size: int) -> None:
         )
 
 
-def call_of_update(model: brainstate.nn.Module, arguments: tuple[Any, ...]) -> str:
+def call_of_update(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> str:
     """Print what ``update`` is called with, and the States that it finds."""
     given = named(argument_names(model, arguments), arguments)
     states = ", ".join(

@@ -5,7 +5,8 @@ loop. Outside of it, its fan-out is a variable of the program, where the walks f
 """
 
 from collections.abc import Sequence
-from typing import Any
+
+from jax.typing import ArrayLike
 
 from .._jax import AnyJaxpr, Equation, Var
 from .._jaxpr import (
@@ -20,7 +21,9 @@ from .._jaxpr import (
 )
 
 
-def without_invariants(equation: Equation, operands: list[Any], rule: Rule) -> Sequence[Any] | None:
+def without_invariants(
+    equation: Equation, operands: list[ArrayLike], rule: Rule
+) -> Sequence[ArrayLike] | None:
     """Return the outputs of a ``scan`` or ``while`` that is given its broadcasts from outside.
 
     Parameters
@@ -42,7 +45,7 @@ def without_invariants(equation: Equation, operands: list[Any], rule: Rule) -> S
         return None
     known = _values(program, invariant, loop.fixed)
 
-    def run(body: AnyJaxpr, values: list[Any]) -> list[Any]:
+    def run(body: AnyJaxpr, values: list[ArrayLike]) -> list[ArrayLike]:
         if body is loop.condition:
             return evaluate_inlined(body, values, rule)
         inputs = dict(zip(program.in_vars, values, strict=True))
@@ -65,7 +68,7 @@ def _invariant(program: Program, constants: int) -> list[int]:
     return found if "broadcast_in_dim" in names else []
 
 
-def _values(program: Program, invariant: list[int], fixed: list[Any]) -> dict[Var, Any]:
+def _values(program: Program, invariant: list[int], fixed: list[ArrayLike]) -> dict[Var, ArrayLike]:
     made = [var for index in invariant for var in program.equations[index].outvars]
     inputs = dict(zip(program.in_vars, fixed, strict=False))
     return dict(zip(made, evaluate(program, made, inputs), strict=True))

@@ -1,29 +1,29 @@
 """A step that is written for one sample, mapped over the samples of a batch."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from .._errors import CompilationError
+from .._jax import Aval
 from .._typing import path_name
-from .slots import Slot
+from .state_arrays import StateArray
 
 
-def mapped_axes(slots: list[Slot], arguments: int) -> list[str]:
+def mapped_axes(arrays: list[StateArray], arguments: int) -> list[str]:
     """Say of every input how it is mapped: over its batch axis, not at all, or as a key."""
-    mapped = [_axis(slot) for slot in slots for _ in range(slot.count or 1)]
+    mapped = [_axis(array) for array in arrays for _ in range(array.count or 1)]
     return ["mapped"] * arguments + mapped
 
 
-def _axis(slot: Slot) -> str:
-    if slot.kind == "random":
+def _axis(array: StateArray) -> str:
+    if array.kind == "random":
         return "key"
-    if slot.per_sample:
+    if array.per_sample:
         return "mapped"
-    if slot.written and slot.kind != "parameter":
+    if array.written and array.kind != "parameter":
         raise CompilationError(
-            f"`update` writes State '{path_name(slot.path)}', of which there is one, while the "
+            f"`update` writes State '{path_name(array.path)}', of which there is one, while the "
             "model is mapped over the samples of a batch: every sample would write another value. "
             "Make it a `brainstate.ShortTermState`, one per sample, or write the model for a "
             "batch (`batch_size` without `vmap`)."
@@ -31,7 +31,7 @@ def _axis(slot: Slot) -> str:
     return "shared"
 
 
-def mapped_avals(avals: list[Any], axes: list[str], batch_size: int) -> list[Any]:
+def mapped_avals(avals: list[Aval], axes: list[str], batch_size: int) -> list[Aval]:
     """Return the types of a mapped step's arguments, from those of one sample."""
     return [
         jax.ShapeDtypeStruct((batch_size, *aval.shape), aval.dtype) if axis == "mapped" else aval
@@ -40,13 +40,13 @@ def mapped_avals(avals: list[Any], axes: list[str], batch_size: int) -> list[Any
 
 
 def map_over_batch(
-    step: Callable[..., list[Any]], slots: list[Slot], axes: list[str], batch_size: int
-) -> Callable[..., list[Any]]:
+    step: Callable[..., list[jax.Array]], arrays: list[StateArray], axes: list[str], batch_size: int
+) -> Callable[..., list[jax.Array]]:
     """Return a step of one sample as one of a batch, in which every sample has a random key."""
-    key_outputs = _key_outputs(slots)
+    key_outputs = _key_outputs(arrays)
     in_axes = [None if axis == "shared" else 0 for axis in axes]
 
-    def mapped_step(*values: Any) -> list[Any]:
+    def mapped_step(*values: jax.Array) -> list[jax.Array]:
         inputs = [
             jax.random.split(value, batch_size) if axis == "key" else value
             for value, axis in zip(values, axes, strict=True)
@@ -59,12 +59,12 @@ def map_over_batch(
     return mapped_step
 
 
-def _key_outputs(slots: list[Slot]) -> list[int]:
+def _key_outputs(arrays: list[StateArray]) -> list[int]:
     """Return the positions, counted from the end, at which random keys come out."""
     ends = [
-        slot
-        for slot in slots
-        if slot.written
-        for _ in range(1 if slot.count is None else slot.count + 1)
+        array
+        for array in arrays
+        if array.written
+        for _ in range(1 if array.count is None else array.count + 1)
     ]
-    return [i - len(ends) for i, slot in enumerate(ends) if slot.kind == "random"]
+    return [i - len(ends) for i, array in enumerate(ends) if array.kind == "random"]

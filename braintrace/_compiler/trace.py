@@ -7,7 +7,6 @@ counts as ``n`` leaves, so that every hidden leaf is one state per position.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import brainstate
 import jax
@@ -20,11 +19,11 @@ from .._foreign import in_words
 from .._graph import StateLeaf, TracedModel
 from .._jax import ClosedJaxpr, is_tracer, open_jaxpr, trace_to_jaxpr
 from .._jaxpr import Program, Rule, inlined, program_of
-from .._typing import Path, path_name
+from .._typing import Path, PyTree, path_name
 from .canonicalize import rewriting, spell_out_broadcasts
 from .example import argument_names, call_of_update, check_example
 from .mapped import map_over_batch, mapped_avals, mapped_axes
-from .slots import Slot, kind_of, slots_of, split_avals, split_states
+from .state_arrays import StateArray, kind_of, split_avals, split_states, state_arrays_of
 
 
 def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
@@ -34,7 +33,7 @@ def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
 
 def trace_model(
     model: brainstate.nn.Module,
-    arguments: tuple[Any, ...],
+    arguments: tuple[PyTree, ...],
     batch_size: int | None = None,
     unroll_limit: int = 32,
 ) -> tuple[TracedModel, dict[Path, brainstate.State]]:
@@ -70,17 +69,17 @@ def trace_model(
     _make_keys(model)
     step = _traced_update(model, arguments)
     out_shapes, state_shapes = step.result_shapes
-    slots, touched, outside = slots_of(step.states, step.is_written, state_paths(model))
+    arrays, touched, outside = state_arrays_of(step.states, step.is_written, state_paths(model))
     _check_written(step.states, state_shapes, state_paths(model), named(names, arguments))
 
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
     count = len(argument_leaves)
-    program = _program(step.jaxpr, slots, count, batch_size, rewriting(unroll_limit))
+    program = _program(step.jaxpr, arrays, count, batch_size, rewriting(unroll_limit))
     output_tree = jax.tree.structure(out_shapes)
     outputs = output_tree.num_leaves
     traced = TracedModel(
         program=program,
-        leaves=_state_leaves(program, slots, count, outputs),
+        leaves=_state_leaves(program, arrays, count, outputs),
         argument_vars=program.in_vars[:count],
         argument_roots=tuple(names),
         argument_names=leaf_names(names, arguments),
@@ -95,21 +94,25 @@ def trace_model(
 
 
 def _program(
-    closed: ClosedJaxpr, slots: list[Slot], arguments: int, batch_size: int | None, rule: Rule
+    closed: ClosedJaxpr,
+    arrays: list[StateArray],
+    arguments: int,
+    batch_size: int | None,
+    rule: Rule,
 ) -> Program:
     """Return the flat program of a step whose State leaves are inputs and outputs."""
-    step = split_states(closed, slots, arguments, rule)
-    avals = split_avals(closed, slots, arguments)
+    step = split_states(closed, arrays, arguments, rule)
+    avals = split_avals(closed, arrays, arguments)
     if batch_size is None:
         return program_of(trace_to_jaxpr(step, avals))
-    axes = mapped_axes(slots, arguments)
-    mapped = map_over_batch(step, slots, axes, batch_size)
+    axes = mapped_axes(arrays, arguments)
+    mapped = map_over_batch(step, arrays, axes, batch_size)
     flat = trace_to_jaxpr(mapped, mapped_avals(avals, axes, batch_size))
     # Mapping over the batch has brought in broadcasts of its own.
     return program_of(inlined(flat, spell_out_broadcasts))
 
 
-def _traced_update(model: brainstate.nn.Module, arguments: tuple[Any, ...]) -> StatefulTrace:
+def _traced_update(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> StatefulTrace:
     with in_words(CompilationError, lambda: call_of_update(model, arguments)):
         step = trace_stateful(model.update, *arguments)
     _refuse_leaked_tracers(step.jaxpr)
@@ -127,7 +130,10 @@ def _make_keys(model: brainstate.nn.Module) -> None:
 
 
 def _check_written(
-    states: Sequence[Any], shapes: Sequence[Any], paths: dict[int, Path], arguments: str
+    states: Sequence[brainstate.State],
+    shapes: Sequence[PyTree],
+    paths: dict[int, Path],
+    arguments: str,
 ) -> None:
     """Refuse a step that changes what a State is: the next step could not read it."""
     for state, new in zip(states, shapes, strict=True):
@@ -143,7 +149,7 @@ def _check_written(
         )
 
 
-def described(value: Any) -> str:
+def described(value: PyTree) -> str:
     """Print dtypes, shapes, units and structure of a value: all that a State keeps."""
     leaves, tree = jax.tree.flatten(value, is_leaf=is_quantity)
     arrays = []
@@ -166,23 +172,23 @@ def _refuse_leaked_tracers(closed: ClosedJaxpr) -> None:
 
 
 def _state_leaves(
-    program: Program, slots: list[Slot], arguments: int, outputs: int
+    program: Program, arrays: list[StateArray], arguments: int, outputs: int
 ) -> tuple[StateLeaf, ...]:
     in_vars = iter(program.in_vars[arguments:])
     out_atoms = iter(program.out_atoms[outputs:])
     leaves = []
-    for slot in slots:
-        count = slot.count or 1
+    for array in arrays:
+        count = array.count or 1
         before = [next(in_vars) for _ in range(count)]
-        after = [next(out_atoms) if slot.written else None for _ in range(count)]
-        joined = next(out_atoms) if slot.written and slot.count is not None else None
+        after = [next(out_atoms) if array.written else None for _ in range(count)]
+        joined = next(out_atoms) if array.written and array.count is not None else None
         for component, (in_var, out_var) in enumerate(zip(before, after, strict=True)):
             leaves.append(
                 StateLeaf(
-                    path=slot.path,
-                    leaf=slot.leaf,
-                    component=None if slot.count is None else component,
-                    kind=slot.kind,
+                    path=array.path,
+                    leaf=array.leaf,
+                    component=None if array.count is None else component,
+                    kind=array.kind,
                     shape=tuple(in_var.aval.shape),
                     dtype=in_var.aval.dtype,
                     in_var=in_var,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from .._arguments import FUNCTION, check_option
 from .._errors import PrimitiveError
@@ -63,11 +64,11 @@ def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
     return inlined
 
 
-def _evaluate(jaxpr: AnyJaxpr, values: list[Any]) -> list[Any]:
+def _evaluate(jaxpr: AnyJaxpr, values: list[ArrayLike]) -> list[ArrayLike]:
     return evaluate_all(jaxpr, values, _plain)
 
 
-def _plain(equation: Equation, operands: list[Any]) -> Sequence[Any] | None:
+def _plain(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
     """Run a marked operation as its implementation, also where a body holds it."""
     primitive = equation.primitive
     if primitive in ETP_PRIMITIVES:

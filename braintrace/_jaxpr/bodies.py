@@ -6,15 +6,17 @@ public functions, around bodies that somebody else runs.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import jax
+from jax.typing import ArrayLike
 
 from .._jax import AnyJaxpr, Equation, bind, scan_counts, shard_map_axes, sub_jaxprs
+from .._typing import PyTree
 
 Value = TypeVar("Value")
 
-RunBody = Callable[[AnyJaxpr, list[Any]], Sequence[Any]]
+RunBody: TypeAlias = Callable[[AnyJaxpr, list[ArrayLike]], Sequence[ArrayLike]]
 """``(body, values of its inputs) -> values of its outputs``."""
 
 
@@ -58,7 +60,7 @@ def loop_of(equation: Equation, operands: Sequence[Value]) -> Loop[Value]:
     return Loop(params["jaxpr"], None, [], given[:fixed], given[fixed:last], given[last:])
 
 
-def rebuilt(equation: Equation, operands: list[Any], run: RunBody) -> list[Any] | None:
+def rebuilt(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike] | None:
     """Return the outputs of an equation whose bodies are run by a function.
 
     Parameters
@@ -74,17 +76,17 @@ def rebuilt(equation: Equation, operands: list[Any], run: RunBody) -> list[Any] 
         ``None`` for an equation that cannot be rebuilt.
     """
     rebuild = _REBUILD.get(equation.primitive.name)
-    return None if rebuild is None else list(rebuild(equation, operands, run))
+    return None if rebuild is None else rebuild(equation, operands, run)
 
 
-def _function(body: AnyJaxpr, run: RunBody) -> Callable[..., list[Any]]:
+def _function(body: AnyJaxpr, run: RunBody) -> Callable[..., list[ArrayLike]]:
     return lambda *values: list(run(body, list(values)))
 
 
-def _again(function: Callable[..., Any], run: RunBody) -> Callable[..., Any]:
+def _again(function: Callable[..., PyTree], run: RunBody) -> Callable[..., PyTree]:
     """Return a function whose equations are run as those of a body."""
 
-    def again(*arguments: Any) -> Any:
+    def again(*arguments: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
         results = run(closed, jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
@@ -92,39 +94,41 @@ def _again(function: Callable[..., Any], run: RunBody) -> Callable[..., Any]:
     return again
 
 
-def _call(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+def _call(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
     (body,) = sub_jaxprs(equation)
-    return run(body, operands)
+    return list(run(body, operands))
 
 
-def _checkpoint(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+def _checkpoint(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
     params = equation.params
     body = _function(params["jaxpr"], run)
     options = {"policy": params["policy"], "prevent_cse": params["prevent_cse"]}
-    return jax.checkpoint(body, **options)(*operands)
+    return list(jax.checkpoint(body, **options)(*operands))
 
 
-def _cond(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+def _cond(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
     branches = [_function(branch, run) for branch in equation.params["branches"]]
-    return jax.lax.switch(operands[0], branches, *operands[1:])
+    return list(jax.lax.switch(operands[0], branches, *operands[1:]))
 
 
-def _while(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+def _while(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
     loop = loop_of(equation, operands)
 
-    def condition(carried: list[Any]) -> Any:
+    def condition(carried: list[jax.Array]) -> ArrayLike:
         return run(loop.condition, [*loop.tested, *carried])[0]
 
-    def body(carried: list[Any]) -> list[Any]:
+    def body(carried: list[jax.Array]) -> list[ArrayLike]:
         return list(run(loop.body, [*loop.fixed, *carried]))
 
-    return jax.lax.while_loop(condition, body, loop.carried)
+    return list(jax.lax.while_loop(condition, body, loop.carried))
 
 
-def _scan(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+def _scan(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
     loop, params = loop_of(equation, operands), equation.params
 
-    def body(carried: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+    def body(
+        carried: list[jax.Array], slices: list[jax.Array]
+    ) -> tuple[list[ArrayLike], list[ArrayLike]]:
         results = list(run(loop.body, [*loop.fixed, *carried, *slices]))
         return results[: len(carried)], results[len(carried) :]
 
@@ -139,39 +143,39 @@ def _scan(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any
     return [*carried, *stacked]
 
 
-def _custom_jvp(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
-    rebuilt = jax.custom_jvp(_function(equation.params["call_jaxpr"], run))
+def _custom_jvp(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
+    function = jax.custom_jvp(_function(equation.params["call_jaxpr"], run))
 
-    def original(*values: Any) -> list[Any]:
+    def original(*values: ArrayLike) -> list[jax.Array]:
         return bind(equation, values)
 
-    @rebuilt.defjvp
-    def jvp(primals: Any, tangents: Any) -> Any:
+    def jvp(primals: PyTree, tangents: PyTree) -> PyTree:
         return _again(lambda *args: jax.jvp(original, *args), run)(primals, tangents)
 
-    return rebuilt(*operands)
+    function.defjvp(jvp)
+    return list(function(*operands))
 
 
-def _custom_vjp(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+def _custom_vjp(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
     (body,) = sub_jaxprs(equation)
-    rebuilt = jax.custom_vjp(_function(body, run))
+    function = jax.custom_vjp(_function(body, run))
 
-    def original(*values: Any) -> list[Any]:
+    def original(*values: ArrayLike) -> list[jax.Array]:
         return bind(equation, values)
 
-    def forward(*values: Any) -> Any:
+    def forward(*values: ArrayLike) -> PyTree:
         return _again(lambda *args: jax.vjp(original, *args), run)(*values)
 
-    def backward(pull_back: Any, cotangents: Any) -> Any:
+    def backward(pull_back: Callable[..., PyTree], cotangents: PyTree) -> PyTree:
         return _again(lambda cotangents: pull_back(cotangents), run)(cotangents)
 
-    rebuilt.defvjp(forward, backward)
-    return rebuilt(*operands)
+    function.defvjp(forward, backward)
+    return list(function(*operands))
 
 
-def _shard_map(equation: Equation, operands: list[Any], run: RunBody) -> Sequence[Any]:
+def _shard_map(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike]:
     params = equation.params
-    rebuilt = jax.shard_map(
+    function = jax.shard_map(
         _function(params["jaxpr"], run),
         mesh=params["mesh"],
         in_specs=tuple(params["in_specs"]),
@@ -179,10 +183,10 @@ def _shard_map(equation: Equation, operands: list[Any], run: RunBody) -> Sequenc
         check_vma=params["check_vma"],
         axis_names=set(shard_map_axes(equation)),
     )
-    return rebuilt(*operands)
+    return list(function(*operands))
 
 
-_REBUILD: dict[str, Callable[[Equation, list[Any], RunBody], Sequence[Any]]] = {
+_REBUILD: dict[str, Callable[[Equation, list[ArrayLike], RunBody], list[ArrayLike]]] = {
     "jit": _call,
     "pjit": _call,
     "closed_call": _call,

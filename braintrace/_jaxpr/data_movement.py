@@ -6,7 +6,6 @@ order, or ``NOWHERE`` for an element that is not an operand's.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -154,7 +153,7 @@ def _split_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources
     return [np.concatenate(outputs, axis=equation.params["axis"])]
 
 
-_BACK: dict[str, Callable[[Any, _Sources, int], _Sources | None]] = {
+_BACK: dict[str, Callable[[Equation, _Sources, int], _Sources | None]] = {
     "reshape": _reshape_back,
     "squeeze": _reshape_back,
     "expand_dims": _reshape_back,
@@ -226,7 +225,7 @@ def _run_on_indices(
     constant: Callable[[Atom], np.ndarray | None],
 ) -> list[np.ndarray] | None:
     """Let the primitive itself move the element numbers."""
-    operands: list[Any] = []
+    operands: list[np.ndarray] = []
     for operand, atom in enumerate(equation.invars):
         # One is added so that the zeros with which a gather fills up stand for "nowhere".
         value = indices[carried.index(operand)] + 1 if operand in carried else constant(atom)

@@ -5,6 +5,7 @@ writes its equations anew. XLA merges what is equal within one loop body; what i
 it has to be recognised before.
 """
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,9 @@ def equal_values(program: Program) -> dict[Var, Var]:
     True
     """
     first: dict[Var, Var] = {var: var for var in program.in_vars}
-    seen: dict[Any, list[Var]] = {}
+    seen: dict[Hashable, list[Var]] = {}
 
-    def key_of(atom: Atom) -> Any:
+    def key_of(atom: Atom) -> Hashable:
         return first.setdefault(atom, atom) if is_var(atom) else _literal(atom)
 
     for equation in program.equations:
@@ -53,11 +54,11 @@ def equal_values(program: Program) -> dict[Var, Var]:
     return first
 
 
-def _literal(atom: Atom) -> Any:
+def _literal(atom: Atom) -> Hashable:
     return "literal", str(atom.aval), np.asarray(atom.val).tobytes()
 
 
-def _meaning(equation: Equation) -> Any:
+def _meaning(equation: Equation) -> Hashable:
     """Return what an equation computes from its operands, as something to compare."""
     body = call_body(equation)
     if body is not None:  # its derivative rule is a new function in every evaluation
@@ -65,11 +66,11 @@ def _meaning(equation: Equation) -> Any:
     return equation.primitive, _comparable(tuple(sorted(equation.params.items())))
 
 
-def _body(jaxpr: AnyJaxpr) -> Any:
+def _body(jaxpr: AnyJaxpr) -> Hashable:
     opened, constants = open_jaxpr(jaxpr)
     numbers = {var: i for i, var in enumerate((*opened.constvars, *opened.invars))}
 
-    def key_of(atom: Atom) -> Any:
+    def key_of(atom: Atom) -> Hashable:
         return numbers[atom] if is_var(atom) else _literal(atom)
 
     equations = []
@@ -80,7 +81,7 @@ def _body(jaxpr: AnyJaxpr) -> Any:
     return avals, tuple(map(id, constants)), tuple(equations), tuple(map(key_of, opened.outvars))
 
 
-def _comparable(value: Any) -> Any:
+def _comparable(value: Any) -> Hashable:
     if isinstance(value, (tuple, list)):
         return tuple(map(_comparable, value))
     if hasattr(value, "eqns"):

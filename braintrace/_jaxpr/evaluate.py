@@ -9,7 +9,9 @@ no variable ever has to be substituted by hand. That is how a jaxpr is rewritten
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+from jax.typing import ArrayLike
 
 from .._jax import (
     TRANSPARENT_CALLS,
@@ -29,25 +31,25 @@ from .._jax import (
 )
 from .program import Program
 
-Rule = Callable[[Equation, list[Any]], Sequence[Any] | None]
+Rule: TypeAlias = Callable[[Equation, list[ArrayLike]], Sequence[ArrayLike] | None]
 """``(equation, operand values) -> output values``, or ``None`` to run it as it is."""
 
-Rules = Rule | Mapping[int, Rule]
+Rules: TypeAlias = Rule | Mapping[int, Rule]
 """A rule for every equation, or rules for some of them by index."""
 
 Value = TypeVar("Value")
-RunEquation = Callable[[int, Equation, list[Value]], Iterable[Value]]
+RunEquation: TypeAlias = Callable[[int, Equation, list[Value]], Iterable[Value]]
 """``(index, equation, operand values) -> output values``, of whatever stands for arrays."""
 
 
 def evaluate(
     program: Program,
     targets: Sequence[Atom],
-    inputs: Mapping[Var, Any],
-    overrides: Mapping[Var, Any] | None = None,
+    inputs: Mapping[Var, ArrayLike],
+    overrides: Mapping[Var, ArrayLike] | None = None,
     rules: Rules | None = None,
     effects: bool = False,
-) -> list[Any]:
+) -> list[ArrayLike]:
     """Return the values of ``targets``, running no equations but those that they need.
 
     Parameters
@@ -74,14 +76,14 @@ def evaluate(
     >>> evaluate(program, program.out_atoms, {x: 1.0}, overrides={total: 5.0})
     [Array(15., dtype=float32, weak_type=True)]
     """
-    known: dict[Var, Any] = {**program.constants, **inputs, **(overrides or {})}
+    known: dict[Var, ArrayLike] = {**program.constants, **inputs, **(overrides or {})}
     extra = [i for i, e in enumerate(program.equations) if e.effects] if effects else []
     needed = _needed(program, targets, known, extra)
     _run_each(((index, program.equations[index]) for index in needed), known, _by_rules(rules))
     return [known[t] if is_var(t) else t.val for t in targets]
 
 
-def evaluate_all(jaxpr: AnyJaxpr, values: Sequence[Any], rules: Rules) -> list[Any]:
+def evaluate_all(jaxpr: AnyJaxpr, values: Sequence[ArrayLike], rules: Rules) -> list[ArrayLike]:
     """Return the values of a jaxpr's outputs, running every equation in order.
 
     Parameters
@@ -98,10 +100,10 @@ def evaluate_all(jaxpr: AnyJaxpr, values: Sequence[Any], rules: Rules) -> list[A
 
 def evaluate_inlined(
     jaxpr: AnyJaxpr,
-    values: Sequence[Any],
+    values: Sequence[ArrayLike],
     rule: Rule | None = None,
     caller: Equation | None = None,
-) -> list[Any]:
+) -> list[ArrayLike]:
     """Return the same so that calls leave no trace of themselves: their bodies are run.
 
     Parameters
@@ -114,7 +116,7 @@ def evaluate_inlined(
         The equation whose source line all of these get; ``None``: each keeps its own.
     """
 
-    def run(_: int, equation: Equation, operands: list[Any]) -> Iterable[Any]:
+    def run(_: int, equation: Equation, operands: list[ArrayLike]) -> Iterable[ArrayLike]:
         if caller is not None:
             equation = with_source_of(equation, caller)
         if equation.primitive.name not in TRANSPARENT_CALLS:
@@ -149,7 +151,7 @@ def interpret(
     jaxpr: AnyJaxpr,
     values: Sequence[Value],
     run: RunEquation[Value],
-    of_constant: Callable[[Any], Value],
+    of_constant: Callable[[ArrayLike], Value],
 ) -> list[Value]:
     """Return what a jaxpr's outputs are, where a value is anything that stands for an array.
 
@@ -179,7 +181,7 @@ def _run_each(
     equations: Iterable[tuple[int, Equation]],
     known: dict[Var, Value],
     run: RunEquation[Value],
-    of_constant: Callable[[Any], Value] = _itself,
+    of_constant: Callable[[ArrayLike], Value] = _itself,
 ) -> None:
     """Add the outputs of equations to what is known; what is known stays as it is."""
     for index, equation in equations:
@@ -189,13 +191,15 @@ def _run_each(
             known.setdefault(var, value)
 
 
-def _by_rules(rules: Rules | None) -> RunEquation[Any]:
+def _by_rules(rules: Rules | None) -> RunEquation[ArrayLike]:
     if rules is None or callable(rules):
         return lambda _, equation, operands: _by_rule(rules, equation, operands)
     return lambda index, equation, operands: _by_rule(rules.get(index), equation, operands)
 
 
-def _by_rule(rule: Rule | None, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+def _by_rule(
+    rule: Rule | None, equation: Equation, operands: list[ArrayLike]
+) -> Sequence[ArrayLike]:
     if rule is not None:
         with at_source_of(equation):
             results = rule(equation, operands)
@@ -205,7 +209,7 @@ def _by_rule(rule: Rule | None, equation: Equation, operands: list[Any]) -> Sequ
 
 
 def _needed(
-    program: Program, targets: Sequence[Atom], known: Mapping[Var, Any], extra: Sequence[int]
+    program: Program, targets: Sequence[Atom], known: Mapping[Var, ArrayLike], extra: Sequence[int]
 ) -> list[int]:
     needed = set(extra)
     operands = [atom for index in extra for atom in program.equations[index].invars]

@@ -11,11 +11,11 @@ zero counts as proportional.
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .._jax import (
     AnyJaxpr,
@@ -28,6 +28,7 @@ from .._jax import (
     open_jaxpr,
     struct_of,
 )
+from .._typing import PyTree
 from .bodies import loop_of
 from .data_movement import is_data_movement, moved_operands
 from .evaluate import interpret
@@ -57,7 +58,7 @@ _UNCHANGED = frozenset({"convert_element_type", "copy", "copy_p", "stop_gradient
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 
 
-def kinds_of(function: Callable[..., Any], argument: Any, *others: Any) -> list[Kind]:
+def kinds_of(function: Callable[..., PyTree], argument: PyTree, *others: PyTree) -> list[Kind]:
     """Return how the leaves of a function's result depend on its first argument.
 
     Arguments are pytrees of arrays or of ``jax.ShapeDtypeStruct``; nothing is computed.
@@ -94,7 +95,7 @@ def _of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
     return interpret(jaxpr, kinds, _through, _of_value)
 
 
-def _of_value(value: Any) -> Kind:
+def _of_value(value: ArrayLike) -> Kind:
     dtype = jnp.result_type(value)
     if is_tracer(value) or jnp.issubdtype(dtype, jax.dtypes.extended):
         return FREE
@@ -194,8 +195,8 @@ def _transposes(equation: Equation, operands: list[int]) -> bool:
     if not all(map(_is_inexact, (*equation.outvars, *(equation.invars[i] for i in operands)))):
         return False
 
-    def transposed(*values: Any) -> Any:
-        def function(*moving: Any) -> Any:
+    def transposed(*values: jax.Array) -> PyTree:
+        def function(*moving: jax.Array) -> list[jax.Array]:
             filled = list(values)
             for index, value in zip(operands, moving, strict=True):
                 filled[index] = value

@@ -4,7 +4,8 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+
+import jax
 
 from .._jax import AnyJaxpr, Atom, Equation, Var, is_var, open_jaxpr
 
@@ -33,7 +34,7 @@ class Program:
     in_vars: tuple[Var, ...]
     out_atoms: tuple[Atom, ...]
     equations: tuple[Equation, ...]
-    constants: Mapping[Var, Any]
+    constants: Mapping[Var, jax.Array]
     producer: Mapping[Var, int]
     readers: Mapping[Var, tuple[tuple[int, int], ...]]
 

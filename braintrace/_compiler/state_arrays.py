@@ -6,14 +6,13 @@ that brainstate traces, and ``n`` of the step.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 
 from .._graph import StateKind
-from .._jax import ClosedJaxpr, is_tracer, open_jaxpr, strongly_typed
+from .._jax import Aval, ClosedJaxpr, is_tracer, open_jaxpr, strongly_typed
 from .._jaxpr import Rule, evaluate_inlined
 from .._typing import Path
 
@@ -43,7 +42,7 @@ def join_components(values: Sequence[jax.Array], count: int | None) -> jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class StateArray:
     """A State leaf as it stands among the inputs and outputs of the traced function."""
 
     path: Path
@@ -54,11 +53,11 @@ class Slot:
     per_sample: bool
 
 
-def slots_of(
-    states: Sequence[Any], written: Sequence[bool], paths: dict[int, Path]
-) -> tuple[list[Slot], dict[Path, brainstate.State], dict[Path, brainstate.State]]:
+def state_arrays_of(
+    states: Sequence[brainstate.State], written: Sequence[bool], paths: dict[int, Path]
+) -> tuple[list[StateArray], dict[Path, brainstate.State], dict[Path, brainstate.State]]:
     """Return the leaves of the States, the States by path, and those outside the model."""
-    slots = []
+    arrays = []
     touched: dict[Path, brainstate.State] = {}
     outside: dict[Path, brainstate.State] = {}
     for state, is_written in zip(states, written, strict=True):
@@ -70,47 +69,47 @@ def slots_of(
         kind, count = kind_of(state), components(state)
         is_fresh = isinstance(state, brainstate.ShortTermState)
         for leaf in range(len(jax.tree.leaves(state.value))):
-            slots.append(Slot(path, leaf, kind, count, bool(is_written), is_fresh))
-    return slots, touched, outside
+            arrays.append(StateArray(path, leaf, kind, count, bool(is_written), is_fresh))
+    return arrays, touched, outside
 
 
 def split_states(
-    closed: ClosedJaxpr, slots: list[Slot], arguments: int, rule: Rule
-) -> Callable[..., list[Any]]:
+    closed: ClosedJaxpr, arrays: list[StateArray], arguments: int, rule: Rule
+) -> Callable[..., list[jax.Array]]:
     """Return the step as a function of leaves in which every component is one."""
 
-    def step(*values: Any) -> list[Any]:
+    def step(*values: jax.Array) -> list[jax.Array]:
         rest = iter(values[arguments:])
         joined = [
-            join_components([next(rest) for _ in range(slot.count or 1)], slot.count)
-            for slot in slots
+            join_components([next(rest) for _ in range(array.count or 1)], array.count)
+            for array in arrays
         ]
         results = evaluate_inlined(closed, [*values[:arguments], *joined], rule)
-        writes = [slot for slot in slots if slot.written]
+        writes = [array for array in arrays if array.written]
         outputs = results[: len(results) - len(writes)]
         taken = {id(value) for value in values}
-        for slot, value in zip(writes, results[len(outputs) :], strict=True):
-            value = value if slot.kind == "random" else strongly_typed(value)
+        for array, value in zip(writes, results[len(outputs) :], strict=True):
+            value = value if array.kind == "random" else strongly_typed(value)
             # A hidden state that equals an input, a constant or another state gets a
             # variable of its own: what is done to the one must not touch the other.
-            if slot.kind == "hidden" and (id(value) in taken or not is_tracer(value)):
+            if array.kind == "hidden" and (id(value) in taken or not is_tracer(value)):
                 value = jnp.copy(value)
             taken.add(id(value))
-            outputs += split_components(value, slot.count)
-            if slot.count is not None:
+            outputs += split_components(value, array.count)
+            if array.count is not None:
                 outputs.append(value)
         return outputs
 
     return step
 
 
-def split_avals(closed: ClosedJaxpr, slots: list[Slot], arguments: int) -> list[Any]:
+def split_avals(closed: ClosedJaxpr, arrays: list[StateArray], arguments: int) -> list[Aval]:
     """Return the types of the arguments of `split_states`' function."""
     avals = [var.aval for var in open_jaxpr(closed)[0].invars]
     split = list(avals[:arguments])
-    for slot, aval in zip(slots, avals[arguments:], strict=True):
-        if slot.count is None:
+    for array, aval in zip(arrays, avals[arguments:], strict=True):
+        if array.count is None:
             split.append(aval)
         else:
-            split += [jax.ShapeDtypeStruct(aval.shape[:-1], aval.dtype)] * slot.count
+            split += [jax.ShapeDtypeStruct(aval.shape[:-1], aval.dtype)] * array.count
     return split
