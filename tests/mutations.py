@@ -364,15 +364,15 @@ MUTATIONS = [
     # buffers
     Mutation(
         "traces given away while somebody holds them",
-        "_runtime/traces.py",
-        "            return self.value, False",
-        "            return self.value, True",
+        "_runtime/carried_traces.py",
+        "            return self.read(), False",
+        "            return self.read(), True",
         (f"{ECONOMY}::test_buffers_are_donated_unless_somebody_reads_the_traces",),
         "arrays that a user has read are deleted",
     ),
     Mutation(
         "traces taken for zero",
-        "_runtime/traces.py",
+        "_runtime/carried_traces.py",
         "return isinstance(own, LazyTraces) and own.zero and not is_watched()",
         "return isinstance(own, LazyTraces) and not is_watched()",
         ("tests/test_d_rtrl_exact.py::test_traces_carry_on_from_call_to_call",),
@@ -406,9 +406,9 @@ MUTATIONS = [
     Mutation(
         "pairs for rules that do not take complex numbers",
         "_executor/complex_packing.py",
-        "if not get_primitive_spec(site.relation.primitive).holomorphic:",
-        "if False:",
-        (f"{COUPLED}::test_only_rules_that_compute_with_complex_numbers_see_them[False]",),
+        "return is_linear and _stays_complex(",
+        "return is_linear or _stays_complex(",
+        (f"{COUPLED}::test_only_rules_that_compute_with_complex_numbers_see_them[conjugated]",),
         "a rule of a user's own is given numbers that it does not know",
     ),
     # operations

@@ -234,7 +234,7 @@ def test_hundred_calls_trace_once_and_update_in_place(options):
         learner.etrace_online(xs, targets, step_fn=step_fn, update_fn=update_fn)
         if call == 2:
             count = len(traced)
-            unread = jax.tree.leaves(learner.algorithm.traces.take()[0])
+            unread = jax.tree.leaves(learner.algorithm.traces.carried.take()[0])
     assert len(traced) == count
     assert all(leaf.is_deleted() for leaf in unread)
     read = learner.algorithm.traces.value

@@ -21,7 +21,7 @@ from .._arguments import (
 )
 from .._compiler import CompilerOptions
 from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
-from .._executor import as_arrays, restart_traces, size_in_bytes, starting_traces
+from .._executor import as_arrays, pack, pairs_of, restart_traces, size_in_bytes, starting_traces
 from .._foreign import in_words
 from .._graph import ETraceGraph, TraceMethod, Traces
 from .._interrupts import interruptible, uninterrupted
@@ -186,7 +186,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """
         # A State belongs to the transformation that it is made in: not to what renames meshes.
         self._compile(first_step(arguments), batch_size)
-        self.traces = EligibilityTraces({})
+        self.traces = EligibilityTraces({}, pairs_of(self.compiled.trace_specs))
         self._reset_traces()
 
     @on_automatic_axes
@@ -211,11 +211,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def starting_traces(self) -> Traces:
         """Return traces at the start of a sequence; those that are zero are given by shapes."""
-        return starting_traces(self.compiled.trace_specs)
+        return pack(starting_traces(self.compiled.trace_specs), self.traces.pairs)
 
     def zero_traces(self) -> Traces:
         """Return traces as they are at the start of a sequence."""
-        traces: Traces = as_arrays(self.starting_traces())
+        traces: Traces = as_arrays(starting_traces(self.compiled.trace_specs))
         return traces
 
     @property
@@ -228,7 +228,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return restart_traces(self.compiled.trace_specs, traces, flags)
 
     def _reset_traces(self) -> None:
-        self.traces.leave(self.zero_traces, zero=True)
+        self.traces.carried.leave(lambda: as_arrays(self.starting_traces()), zero=True)
 
     @one_thread_at_a_time
     def update(self, *arguments: Any) -> Any:
@@ -257,7 +257,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         compiled.environment.check()
         states = self.states_of_step
         inputs = compiled.inputs(states, arguments)
-        return self._advance(compiled.single_step, states, (inputs, self.traces.value))
+        return self._advance(compiled.single_step, states, (inputs, self.traces.carried.read()))
 
     def _sequence(self, arguments: tuple[Any, ...]) -> Any:
         if not all(isinstance(argument, MultiStepData) for argument in arguments):
@@ -275,7 +275,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         states = self.states_of_step
         step_arguments = jax.tree.map(lambda leaf: leaf[0], sequences)
         inputs = compiled.inputs(states, step_arguments)
-        return self._advance(program, states, (inputs, self.traces.value, sequences))
+        return self._advance(program, states, (inputs, self.traces.carried.read(), sequences))
 
     def _advance(
         self, program: Program, states: dict[Any, brainstate.State], arguments: tuple[Any, ...]
@@ -285,10 +285,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         def store(results: Any) -> None:
             _, new_states, traces = results
             compiled.write(states, new_states)
-            self.traces.write(traces)
+            self.traces.carried.write(traces)
 
         can_fail = program.can_fail(lambda: arguments)
-        outputs, *_ = advance(self.traces, can_fail, lambda _: program(*arguments), store)
+        outputs, *_ = advance(self.traces.carried, can_fail, lambda _: program(*arguments), store)
         return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)
 
     @one_thread_at_a_time
@@ -359,12 +359,12 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         flags = check_where(where, now)
         fresh = self.initial_values(states, **options)
         anew = {path: start_anew(now[path], value, flags) for path, value in fresh.items()}
-        traces = None
-        if not self.traces.is_zero:
-            traces = self.compiled.restart(self.traces.value, flags)
+        traces, carried = None, self.traces.carried
+        if not carried.is_zero:
+            traces = self.compiled.restart(carried.read(), flags)
         with uninterrupted:
             if traces is not None:
-                self.traces.leave(lambda: traces)
+                carried.leave(lambda: traces)
             _write(states, anew)
 
     def prepare_requests(self) -> None:

@@ -25,11 +25,11 @@ from .registry import ETP_RULES_INIT_DRTRL as ETP_RULES_INIT_DRTRL
 from .registry import ETP_RULES_INIT_PP as ETP_RULES_INIT_PP
 from .registry import ETP_RULES_XY_TO_DW as ETP_RULES_XY_TO_DW
 from .registry import ETP_RULES_YW_TO_W as ETP_RULES_YW_TO_W
-from .rules import PARTS_OF_COMPLEX as PARTS_OF_COMPLEX
 from .rules import accumulate as accumulate
 from .rules import add_to_filter as add_to_filter
 from .rules import contract as contract
 from .rules import init_trace as init_trace
+from .rules import product_with_trace as product_with_trace
 from .rules import propagate as propagate
 from .rules import pull_back as pull_back
 from .rules import pull_back_filtered as pull_back_filtered

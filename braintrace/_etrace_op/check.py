@@ -8,9 +8,7 @@ with random factors :math:`f^1, f^2, d` and signal :math:`l`, all shaped like th
     \nabla w = l \cdot \epsilon^2
 
 must be the VJP of the implementation, :math:`l d f^1` at :math:`x^1` plus :math:`l f^2` at
-:math:`x^2`. Rules that are declared holomorphic must also give the gradient of two traces at once,
-:math:`\mathrm{Re}\,[(l - i d) \cdot (f^1 \otimes x^1 + i\, f^2 \otimes x^2)]
-= l \cdot f^1 \otimes x^1 + d \cdot f^2 \otimes x^2`.
+:math:`x^2`.
 
 A filter of inputs that has taken in :math:`x^1`, has grown by a factor :math:`c` and has taken in
 :math:`x^2` must pull :math:`f^1` back to :math:`c` times what :math:`x^1` alone gives, plus what
@@ -102,9 +100,8 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     PrimitiveReport
         Prints as a table; ``.ok`` tells whether every rule agrees. Rules and keys as they
         are registered: ``xy_to_dw`` alone, then the trace (``yw_to_w`` with what `accumulate`
-        and `contract` make of it) after one and after two steps; for rules declared
-        ``holomorphic``, the traces of two states as the parts of complex numbers. ``filter of x``
-        is what ES_D_RTRL needs of operations with an input: ``xy_to_dw`` linear in ``x``, or an
+        and `contract` make of it) after one and after two steps. ``filter of x`` is what
+        ES_D_RTRL needs of operations with an input: ``xy_to_dw`` linear in ``x``, or an
         `InputFilter`.
 
     Raises
@@ -157,10 +154,7 @@ class _Problem:
 
     @property
     def checks(self) -> tuple["_Check", ...]:
-        has_pairs = self.draws["signal"].dtype in rules.PARTS_OF_COMPLEX
-        is_holomorphic = get_primitive_spec(self.primitive).holomorphic
-        pairs = (_PAIR_CHECK,) if has_pairs and is_holomorphic else ()
-        return (*_CHECKS, *pairs, *(() if self.draws["x1"] is None else (_FILTER_CHECK,)))
+        return _CHECKS if self.draws["x1"] is None else (*_CHECKS, _FILTER_CHECK)
 
     def run(self, method: Callable[["_Problem"], Any]) -> Any:
         return jax.jit(lambda draws: method(replace(self, draws=draws)))(self.draws)
@@ -248,15 +242,6 @@ class _Problem:
 
         return {name: expected(name) for name in first}
 
-    def pair(self) -> Arrays:
-        traces = self.term("x1", "f1"), self.term("x2", "f2")
-        signal = jax.lax.complex(self.draws["signal"], -self.draws["d"])
-        return self.contracted(signal, jax.tree.map(jax.lax.complex, *traces))
-
-    def expected_pair(self) -> Arrays:
-        second = self.autodiff("x2", self.draws["d"] * self.draws["f2"])
-        return _add(self.expected_one_step(), second)
-
 
 _Check = tuple[str, Callable[[_Problem], Arrays], Callable[[_Problem], Arrays]]
 """Name of a check, what the rules give, what automatic differentiation gives."""
@@ -267,7 +252,6 @@ _CHECKS: tuple[_Check, ...] = (
     ("yw_to_w, one step", _Problem.one_step, _Problem.expected_one_step),
     ("yw_to_w, two steps", _Problem.two_steps, _Problem.expected_two_steps),
 )
-_PAIR_CHECK: _Check = ("holomorphic", _Problem.pair, _Problem.expected_pair)
 _FILTER_CHECK: _Check = ("filter of x", _Problem.filtered, _Problem.expected_filtered)
 GROWTH = 100
 

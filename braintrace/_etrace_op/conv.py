@@ -219,7 +219,6 @@ etp_conv_p = register_primitive_spec(
         trainable_invars_fn=conventional_trainable_invars,
         x_invar_index=0,
         batched=True,
-        holomorphic=True,
         linear_in_input=True,
         accumulate=_accumulate,
         contract=_contract,

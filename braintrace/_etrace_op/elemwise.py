@@ -61,7 +61,6 @@ etp_elemwise_p = register_primitive_spec(
         trainable_invars_fn=_trainable_invars,
         x_invar_index=None,
         gradient_enabled=True,
-        holomorphic=True,
         batching=_batching,
     )
 )

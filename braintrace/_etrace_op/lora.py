@@ -140,7 +140,6 @@ _spec = functools.partial(
     init_pp=init_output_trace,
     trainable_invars_fn=_trainable_invars,
     x_invar_index=0,
-    holomorphic=True,
     linear_in_input=True,
     accumulate=_accumulate,
     contract=_contract,

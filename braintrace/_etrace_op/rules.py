@@ -20,9 +20,6 @@ from .sums import sum_over_samples
 
 Params = Mapping[str, Any]
 
-PARTS_OF_COMPLEX = frozenset({jnp.dtype("float32"), jnp.dtype("float64")})
-"""What the parts of a complex number can be."""
-
 
 def pull_back(
     primitive: ETPPrimitive, params: Params, x: Any, hidden_dim: Any, weights: Arrays
@@ -149,17 +146,25 @@ def contract(
 ) -> Arrays:
     """Return the gradients that an output-shaped signal and a trace give, batch summed."""
     spec = get_primitive_spec(primitive)
-    if spec.contract is not None:
-        found = _as_dict(spec, "contract", spec.contract(signal, trace, weights, **params))
-        gradients = _expect_keys(spec, "contract", found, weights)
-    else:
 
-        def products(operands: Any) -> Arrays:
-            return _expect_keys(spec, "yw_to_w", propagate(primitive, params, *operands), weights)
+    def products(operands: Any) -> Arrays:
+        return product_with_trace(primitive, params, operands[0], operands[1], weights)
 
-        operands = (signal, trace)
-        gradients = sum_over_samples(products, operands) if spec.batched else products(operands)
+    operands = (signal, trace)
+    is_summed = spec.contract is not None or not spec.batched
+    gradients = products(operands) if is_summed else sum_over_samples(products, operands)
     return {name: like_operand(gradient, weights[name]) for name, gradient in gradients.items()}
+
+
+def product_with_trace(
+    primitive: ETPPrimitive, params: Params, signal: Any, trace: Arrays, weights: Arrays
+) -> Arrays:
+    """Return what the rule gives that `contract` uses: not summed yet if that is ``yw_to_w``."""
+    spec = get_primitive_spec(primitive)
+    if spec.contract is None:
+        return _expect_keys(spec, "yw_to_w", propagate(primitive, params, signal, trace), weights)
+    found = _as_dict(spec, "contract", spec.contract(signal, trace, weights, **params))
+    return _expect_keys(spec, "contract", found, weights)
 
 
 def like_operand(gradient: Any, operand: Any) -> Any:

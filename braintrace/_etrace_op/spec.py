@@ -44,11 +44,6 @@ class ETPPrimitiveSpec:
     gradient_enabled : bool
         Whether the compiler passes through this primitive on its way from an output to
         a hidden state. Only for identity-like operations.
-    holomorphic : bool
-        Whether ``contract`` (by default ``yw_to_w``, summed over samples) multiplies complex
-        signals and traces as it does real ones: no conjugate, no absolute value, nothing made
-        real before the end. D_RTRL then keeps the traces of two coupled states as one complex
-        array, which a step updates in place. The real part is taken afterwards.
     linear_in_input : bool
         Declares that ``xy_to_dw`` is linear in ``x`` for every operand, or does not depend on it.
         Without it, ES_D_RTRL asks JAX whether it is (a kernel without transpose is not).
@@ -91,7 +86,6 @@ class ETPPrimitiveSpec:
     y_outvar_index: int = 0
     batched: bool = False
     gradient_enabled: bool = False
-    holomorphic: bool = False
     linear_in_input: bool = False
     input_filter: InputFilter | None = None
     accumulate: Rule | None = None

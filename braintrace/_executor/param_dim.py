@@ -45,8 +45,7 @@ from .active_outputs import ActiveOutputs, active_outputs_of, trace_shapes
 from .complex_packing import (
     coupled_states,
     factors_and_traces,
-    kept_keys,
-    kept_states,
+    map_arrays,
     pack_like,
     unpack,
 )
@@ -94,11 +93,11 @@ class ParameterTraces:
         """Return the traces after a recorded chunk."""
         if records.restart is not None:
             traces = _restarted(graph, traces, records.restart.any(0))
-        before, traces = traces, unpack(graph, traces)
+        before, traces = traces, unpack(traces)
         # What a single step adds to a trace is not multiplied by any transition.
         is_single = num_steps(graph, records) == 1
         products = (products_of_gradient if is_single else products_of_traces)(records)
-        new: Traces = {}
+        new: dict[str, Any] = {}
         for group in graph.traced_groups:
             members = trace_sites(graph, group)
             rows = {a for site in members for a in site.influence.reached if site.key(a) in traces}
@@ -115,7 +114,7 @@ class ParameterTraces:
                 entering = input_of(graph, site, records), records.Df
                 own_weights = weights[site.relation.key]
                 new.update(_updated(site, suffixes, entering, own_weights, traces, products))
-        return pack_like(graph, new, before)
+        return pack_like(new, before)
 
     def gradient(
         self,
@@ -231,17 +230,20 @@ def _restarted(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
 
     They are selected, not multiplied by zero: they may be NaN.
     """
-    found = dict(traces)
     for site in trace_sites(graph):
         columns, kept = _columns(site, traces), at_positions(site.group, ~flags)
-        for key in kept_keys(site, traces):
-            found[key] = where_kept(site, columns, kept, traces[key])
-    return found
+        select = functools.partial(where_kept, site, columns, kept)
+        traces = map_arrays(select, site, traces)
+    return traces
 
 
 def _columns(site: TraceSite, traces: Traces) -> ActiveOutputs | None:
     """Return the outputs that the traces of a site are kept for; ``None``: all."""
-    return active_outputs_of(site.relation, site.influence, kept_states(site, traces))
+    return active_outputs_of(site.relation, site.influence, _kept_states(site, traces))
+
+
+def _kept_states(site: TraceSite, traces: Traces) -> tuple[int, ...]:
+    return tuple(a for a in site.influence.reached if site.key(a) in traces)
 
 
 def _updated(
@@ -301,7 +303,7 @@ def _sum_like(old: Any, *parts: jax.Array) -> jax.Array:
 
 def _stored_states(graph: ETraceGraph, group: HiddenGroup, traces: Traces) -> set[int]:
     """Return the states of a group of which every trace that there is, is kept."""
-    members = [(site, kept_states(site, traces)) for site in trace_sites(graph, group)]
+    members = [(site, _kept_states(site, traces)) for site in trace_sites(graph, group)]
     return {
         a
         for a in range(group.num_states)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .._errors import OptionError
 from .._graph import Traces, TraceSpec, TraceSpecs, specs_of
-from .complex_packing import pack_specs
+from .complex_packing import pack_like, unpack
 
 
 def kept_specs(specs: TraceSpecs, dtype: Any) -> TraceSpecs:
@@ -27,7 +27,7 @@ def kept_specs(specs: TraceSpecs, dtype: Any) -> TraceSpecs:
         return dataclasses.replace(spec, dtype=dtype) if is_other else spec
 
     stored = _stored(specs)
-    return pack_specs(stored if dtype is None else jax.tree.map(kept, stored))
+    return stored if dtype is None else jax.tree.map(kept, stored)
 
 
 def _stored(specs: TraceSpecs) -> TraceSpecs:
@@ -69,8 +69,7 @@ def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Trace
         is_kept = (spec.samples or _along_batch(spec))(goes_on)
         return jnp.where(is_kept, trace, spec.initial)
 
-    found: Traces = jax.tree.map(chosen, specs, traces)
-    return found
+    return pack_like(jax.tree.map(chosen, specs, unpack(traces)), traces)
 
 
 def _along_batch(spec: TraceSpec) -> Any:

@@ -30,7 +30,7 @@ Weights: TypeAlias = dict[str, dict[str, jax.Array]]
 Signal: TypeAlias = dict[str, jax.Array]
 """Derivatives of the loss by the name of a state (see `probed_step`), time first."""
 
-Traces: TypeAlias = dict[str, Any]
+Traces: TypeAlias = Mapping[str, Any]
 """Arrays in dicts with stable string keys, nested or not."""
 
 TraceSpecs: TypeAlias = Mapping[str, Any]

@@ -23,7 +23,7 @@ from .._arguments import common_length
 from .._brainstate import kept_for_other_threads
 from .._errors import OptionError
 from .._runtime import (
-    EligibilityTraces,
+    CarriedTraces,
     Program,
     States,
     Take,
@@ -84,17 +84,17 @@ class Unfinished:
 jax.tree_util.register_dataclass(Unfinished)
 
 
-def taken(held: EligibilityTraces, take: Take) -> tuple[Any, bool]:
+def taken(held: CarriedTraces, take: Take) -> tuple[Any, bool]:
     """Return the traces, and whether their buffers may be given away."""
     return take()
 
 
-def taken_unless_zero(held: EligibilityTraces, take: Take) -> tuple[Any, bool]:
+def taken_unless_zero(held: CarriedTraces, take: Take) -> tuple[Any, bool]:
     """Return the same, and ``None`` for traces that are known to be zero."""
     return (None, True) if held.is_zero else take()
 
 
-def not_taken(held: EligibilityTraces, take: Take) -> tuple[Any, bool]:
+def not_taken(held: CarriedTraces, take: Take) -> tuple[Any, bool]:
     """Return no traces, for what moves none."""
     return None, False
 
@@ -128,7 +128,7 @@ class Body:
     states: Callable[[States], Sequence[brainstate.State]]
     written: Callable[[Sequence[Any]], Sequence[Any]]
     results: Callable[[Any, Options], Any] = lambda found, options: found
-    take: Callable[[EligibilityTraces, Take], tuple[Any, bool]] = taken
+    take: Callable[[CarriedTraces, Take], tuple[Any, bool]] = taken
     replaces: Callable[[Any], bool] = lambda sequences: True
     finish: Callable[[Any, Any], Any] | None = None
     reads_initial: bool = False
@@ -153,7 +153,7 @@ class Driver:
 
     def __call__(self, of_model: States, arguments: Arguments, options: Options) -> Any:
         """Run it on the States of the model, given by path, and return what the user gets."""
-        body, held = self.body, self._algorithm.traces
+        body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
         values = [state.value for state in states]
 

@@ -79,7 +79,7 @@ class SequenceGradient:
         pure = self._chunks.step
         self._paths = [paths.get(id(state), ()) for state in pure.others]
         check_held(self._algorithm, pure.written_of(self._paths), flags is not None)
-        pure.check_unused(self._algorithm.traces)
+        pure.check_unused(self._algorithm.traces.carried)
         self._operand_shapes = jax.eval_shape(lambda: weights)
         self._zero_traces = self._algorithm.starting_traces()
         states, count = [*self._parameters.values(), *pure.others], len(self._parameters)

@@ -14,6 +14,7 @@ import jax
 
 from .._compiler import described, state_paths
 from .._errors import OptionError
+from .._executor import as_arrays
 from .._runtime import all_states
 from .._typing import path_name
 from .arguments import Options
@@ -77,7 +78,7 @@ class OnlineLearning:
         self._options = request.options
         self._parameters = parameters_of(self._algorithm)
         sequences, _, (flags, initial) = example
-        traces = jax.eval_shape(self._algorithm.zero_traces)
+        traces = jax.eval_shape(as_arrays, self._algorithm.starting_traces())
         slices = example_slices((sequences, flags))
         self._algorithm.prepare_requests()
         self._has_initial, self._asks = flags is not None, False
@@ -88,7 +89,7 @@ class OnlineLearning:
                 self._has_initial = True
                 initial = initial_values(self._algorithm, all_states(self._algorithm.model))
                 self._step = PureStep(step, (), (traces, initial, slices))
-        self._step.check_unused(self._algorithm.traces)
+        self._step.check_unused(self._algorithm.traces.carried)
         self.body = Body(
             run=self._stream,
             states=lambda of_model: self._step.others,

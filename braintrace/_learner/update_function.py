@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import jax
 
 from .._algorithms import ETraceAlgorithm
-from .._brainstate import held, peek, seen_through
+from .._brainstate import held
 from .._errors import OptionError
-from .._runtime import EligibilityTraces
+from .._runtime import CarriedTraces, EligibilityTraces
 from .._typing import path_name
 from .recorder import first_written, traced_values
 from .step_function import update_parameters
@@ -58,18 +58,17 @@ def call_update_function(
     return flags
 
 
-def _read_by_thread(shown: Any) -> Any:
-    is_other = "reader" in vars(shown) and shown.reader != threading.get_ident()
-    return peek(shown.own) if is_other else held(shown)
-
-
-@seen_through(_read_by_thread)
 class _Shown(EligibilityTraces):
     """Traces after the step, for the thread that traces; other threads read the algorithm's own."""
 
     def __init__(self, traces: Any, own: EligibilityTraces) -> None:
         super().__init__(traces)
         self.own, self.reader = own, threading.get_ident()
+
+    @property
+    def carried(self) -> CarriedTraces:
+        """The State that the thread which asks may read."""
+        return self if threading.get_ident() == self.reader else self.own.carried
 
 
 @contextlib.contextmanager
@@ -81,7 +80,7 @@ def _showing(algorithm: ETraceAlgorithm, traces: Any) -> Iterator[None]:
         yield
     finally:
         algorithm.traces = own
-    leaves, now = jax.tree.leaves(traces), jax.tree.leaves(shown.value)
+    leaves, now = jax.tree.leaves(traces), jax.tree.leaves(held(shown))
     is_kept = len(leaves) == len(now) and all(a is b for a, b in zip(leaves, now, strict=True))
     if not is_kept:
         raise _refusal("writes the traces")

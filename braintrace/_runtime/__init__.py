@@ -1,5 +1,6 @@
 """A model at work: its States, its traces, and programs that move both on."""
 
+from .carried_traces import CarriedTraces as CarriedTraces
 from .data import MultiStepData as MultiStepData
 from .data import SingleStepData as SingleStepData
 from .data import first_step as first_step

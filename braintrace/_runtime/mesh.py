@@ -167,7 +167,8 @@ def _states_renamed(
     algorithm: Any, into: Callable[[Any], Any], back: Callable[[Any], Any]
 ) -> Iterator[None]:
     """Rename the value of every State when it is read, and of all of them at the end."""
-    traces = getattr(algorithm, "traces", None)
+    held = getattr(algorithm, "traces", None)
+    traces = None if held is None else held.carried
     if traces is not None:
         traces.convert(into)
     seen = StatesAsRead(into)

@@ -16,7 +16,7 @@ from .._errors import OptionError
 from .._foreign import in_words
 from .._interrupts import interruptible, uninterrupted
 from .._jax import calls_back
-from .traces import EligibilityTraces
+from .carried_traces import CarriedTraces
 
 Result = TypeVar("Result")
 
@@ -62,7 +62,7 @@ class Program:
 
 
 def advance(
-    traces: EligibilityTraces,
+    traces: CarriedTraces,
     can_fail: bool,
     run: Callable[[Take], Result],
     store: Callable[[Result], None],

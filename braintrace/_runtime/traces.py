@@ -1,6 +1,6 @@
-"""The State that holds an algorithm's traces, and what may be written to it."""
+"""The State in which a user finds an algorithm's traces, and what may be written to it."""
 
-import dataclasses
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,54 +9,26 @@ import jax
 
 from .._arguments import shown
 from .._brainstate import held, hold, is_watched, peek, seen_through
-from .._errors import LostTracesError, ShapeError
-from .._interrupts import uninterrupted
+from .._errors import ShapeError
+from .._executor import Pairs, pack, unpack
 from .._jax import is_tracer
+from .carried_traces import CarriedTraces, computed
 from .threads import lock_of
 
-_STATE_VALUE: Any = brainstate.ShortTermState.value
+
+def _unpacked(state: brainstate.State) -> Any:
+    own = held(state)
+    return unpack(peek(own) if isinstance(own, CarriedTraces) else computed(state))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LazyTraces:
-    """Traces that nobody has read since they were left.
-
-    Attributes
-    ----------
-    compute
-        Returns them.
-    zero
-        Whether they are all zero.
-    """
-
-    compute: Callable[[], Any]
-    zero: bool = False
-
-
-def _computed(state: "EligibilityTraces") -> Any:
-    """Return traces, which are computed now if nobody has read them."""
-    if isinstance(held(state), LazyTraces):
-        with uninterrupted, state.lock, jax.ensure_compile_time_eval():
-            left = held(state)
-            if isinstance(left, LazyTraces):  # no other thread has read them since
-                hold(state, left.compute())
-    return held(state)
-
-
-@seen_through(_computed)
-class EligibilityTraces(brainstate.ShortTermState):
+@seen_through(_unpacked)
+class EligibilityTraces(CarriedTraces):
     """The State that holds an algorithm's traces: a dict with stable string keys.
 
-    D_RTRL keeps the traces of two coupled states, one of which reads the other, as one complex
-    array under a key such as ``"w@mm0>V+a"``: ``V`` is the real part, ``a`` the imaginary one. It
-    is updated in place that way. The traces of states in half precision (``trace_dtype`` as well),
-    of operations that are not declared ``holomorphic``, and on backends other than CPU and GPU are
-    separate, so that saved traces can be restored on the same kind of backend.
-
-    The traces after a sequence are often thrown away, by a reset or at the end of the program.
-    They are large, so that a driver leaves them here to be computed when somebody reads
-    ``value``. Traces that nobody has read also have no second owner: their buffers can be
-    donated to the computation that replaces them.
+    The traces of D_RTRL for one state have a key such as ``"cell/w@mm0>cell/V"``: the parameter,
+    the operation, the state. `ETraceAlgorithm.eligibility` returns those of one parameter. How
+    traces are packed while programs work on them, so that they are updated in place, does not show
+    here: keys and arrays are the same on every kind of backend.
 
     Saved traces are restored by writing to ``value`` (or by ``restore_value``, or with the other
     States of a learner). They have the keys, shapes and dtypes of those that are held: those of
@@ -64,37 +36,33 @@ class EligibilityTraces(brainstate.ShortTermState):
     ``"steps, decay=0.9"``. Anything else is a `ShapeError`, and what is held stays.
     """
 
-    def __init__(self, value: Any, **options: Any) -> None:
+    def __init__(self, value: Any, pairs: Pairs = (), **options: Any) -> None:
         super().__init__(value, **options)
-        # A map around the place where it is made gives every trace an axis afterwards.
+        # A map around the place where it is made gives every trace an axis afterwards. It finds
+        # this State by its identity, so that no other one can be carried in its place.
         self.is_made_inside = is_watched()
+        self.pairs = () if self.is_made_inside else pairs
 
-    def leave(self, compute: Callable[[], Any], zero: bool = False) -> None:
-        """Let whoever reads the traces next compute them.
-
-        Parameters
-        ----------
-        compute
-            Returns them; called at most once. Inside a transformation it is called at once:
-            only brainstate can carry the traces out of there, and it reads them.
-        zero
-            Whether they are all zero.
-        """
-        if is_watched():
-            self.write(compute())
-        else:
-            hold(self, LazyTraces(compute, zero))
-
-    def write(self, traces: Any) -> None:
-        """Write traces that the algorithm itself has computed, which are not looked at."""
-        _STATE_VALUE.fset(self, traces)
+    @property
+    def carried(self) -> CarriedTraces:
+        """The State that programs and transformations carry: this one, if no traces are packed."""
+        if not self.pairs:
+            return self
+        with lock_of(self):
+            own = held(self)
+            if isinstance(own, _PackedTraces) and own.owner() is self:
+                return own
+            # The first time, or in a copy of a State: it shares the value, but not what holds it.
+            value = peek(own) if isinstance(own, CarriedTraces) else pack(own, self.pairs)
+            hold(self, _PackedTraces(value, self))
+            return self.carried
 
     def _get(self) -> Any:
-        return _STATE_VALUE.fget(self)
+        return unpack(self.carried.read())
 
     def _set(self, traces: Any) -> None:
         self._check(traces)
-        self.write(traces)
+        self.carried.write(pack(traces, self.pairs))
 
     value = property(_get, _set, doc="The traces, by key.")
 
@@ -107,7 +75,13 @@ class EligibilityTraces(brainstate.ShortTermState):
             If they do not belong to the algorithm.
         """
         self._check(v)
-        super().restore_value(v)
+        brainstate.ShortTermState.restore_value(self.carried, pack(v, self.pairs))
+
+    def copy(self) -> "EligibilityTraces":
+        """Copy the State; buffers that two of them share are not donated."""
+        traces, twin = peek(self), super().copy()
+        hold(twin, traces)
+        return twin
 
     def _check(self, new: Any) -> None:
         """Refuse traces that are not like those that are held.
@@ -124,69 +98,20 @@ class EligibilityTraces(brainstate.ShortTermState):
                 "options; for another batch call `reset_state` with its size first."
             )
 
-    def convert(self, function: Callable[[Any], Any]) -> None:
-        """Replace the traces by a function of them, unless they are known to be zero.
 
-        They are computed now, and may be donated if they might have been before.
-        """
-        own = held(self)
-        if not isinstance(own, LazyTraces):
-            hold(self, function(own))
-        elif not own.zero:
-            found = function(own.compute())
-            hold(self, LazyTraces(lambda: found))
+class _PackedTraces(CarriedTraces):
+    """What is carried in the place of another State, at its level of transformations."""
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether the traces are known to be zero, for whatever is compiled now."""
-        own = held(self)
-        return isinstance(own, LazyTraces) and own.zero and not is_watched()
-
-    @property
-    def lock(self) -> Any:
-        """What a thread holds while it takes the traces away and leaves others in their place."""
-        return lock_of(self)
-
-    def take(self) -> tuple[Any, bool]:
-        """Return the traces, and whether their buffers may be donated."""
-        own = held(self)
-        if not isinstance(own, LazyTraces) or is_watched():
-            return self.value, False
-        traces = own.compute()
-        hold(self, LazyTraces(lambda: _unless_lost(traces)))
-        return traces, True
-
-    def lend(self) -> tuple[Any, bool]:
-        """Return the traces for a computation that leaves them as they are."""
-        with uninterrupted, self.lock:
-            return self.take()[0], False
-
-    def copy(self) -> "EligibilityTraces":
-        """Copy the State; buffers that two of them share are not donated."""
-        peek(self)
-        return super().copy()
+    def __init__(self, value: Any, owner: EligibilityTraces) -> None:
+        super().__init__(value)
+        self.owner = weakref.ref(owner)
+        self.stack_level = owner.stack_level
 
 
-def _unless_lost(traces: Any) -> Any:
-    """Return traces that were taken, unless a computation has been given their buffers.
-
-    Raises
-    ------
-    LostTracesError
-        If it has, and has left no others in their place.
-    """
-    if any(leaf.is_deleted() for leaf in jax.tree.leaves(traces)):
-        raise LostTracesError(
-            "The traces were handed to a computation that updates them in place, and that has "
-            "failed. Call `reset_state` to start a new sequence."
-        )
-    return traces
-
-
-def _is_alike(held: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:
+def _is_alike(own: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:
     """Tell whether traces have the keys, dtypes and shapes of others; each write asks that."""
     leaves, tree = jax.tree.flatten(new)
-    others, expected = jax.tree.flatten(held)
+    others, expected = jax.tree.flatten(own)
     if tree != expected:
         return False
     is_like = True
@@ -197,11 +122,11 @@ def _is_alike(held: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:
     return is_like or has_other_axes() or any(map(is_tracer, (*leaves, *others)))
 
 
-def _differences(held: Any, new: Any) -> list[str]:
+def _differences(own: Any, new: Any) -> list[str]:
     """Return a line for everything in which traces differ from those that are held."""
     if not isinstance(new, dict):
         return [f"\n- found {shown(new)}; expected a dict of traces"]
-    expected, found = _by_key(held), _by_key(new)
+    expected, found = _by_key(own), _by_key(new)
     lines = [
         f"\n- made with {_option(key)}; this algorithm has {_option(other)}"
         for key in sorted(found.keys() - expected.keys())
