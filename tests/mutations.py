@@ -522,6 +522,22 @@ MUTATIONS = [
         ("tests/test_reported_paths.py::test_reported_with_names_and_line_and_refused_by_strict",),
         "the last of several uses stands for all of them",
     ),
+    Mutation(
+        "elements known up to the first question only",
+        "_compiler/analysis.py",
+        "if known < last or start not in self._elements:",
+        "if start not in self._elements:",
+        ("tests/test_zoo.py::test_relations_groups_and_diagnostics[LinearRecurrentUnit]",),
+        "a weight that reaches a second state further on is reported to mix there",
+    ),
+    Mutation(
+        "diagnostics before the rule is known",
+        "_compiler/reporting.py",
+        "if boundary in REPORTED[f.kind]",
+        "if REPORTED[f.kind]",
+        ("tests/test_diagnostics.py::test_a_rule_that_passes_weights_hears_of_none",),
+        "a rule that follows every path is told what others leave out",
+    ),
 ]
 
 

@@ -41,8 +41,8 @@ def find_hidden_groups(
     """
     analysis, candidates = placement.analysis, placement.candidates
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
-    every_new = frozenset(new_vars)
-    behind_output = analysis.values_behind(_seen_by_losses(traced, outputs), every_new)
+    seen = _seen_by_losses(traced, outputs)
+    behind_output = analysis.values_behind(seen, frozenset(new_vars))
     lines: frozenset[int] = frozenset()
     if not every_state:
         lines = find_delay_lines(analysis, candidates, behind_output)
@@ -50,17 +50,8 @@ def find_hidden_groups(
     walks: list[list[Walk]] = []
     for members in _connected(placement, lines):
         together = placement.together(members)
-        own = Counter(var for state in together.states for var in state.new_vars)
-        stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
         is_read = [state.leaf.in_var in behind_output for state in together.states]
-        found = [together.walk(state, stops) for state in together.states]
-        downstream: tuple[int, ...] = ()
-        if len(members) > 1 and not every_state:
-            downstream = _downstream(together, found, is_read, every_new)
-        for a in downstream:
-            held = stops | own.keys() - set(together.states[a].new_vars)
-            walk = together.walk(together.states[a], held)
-            found[a] = _without_held_cuts(analysis, walk, held)
+        found, downstream = _walks(together, new_vars, is_read, every_state)
         is_line = lines.issuperset(members)
         groups.append(_group(len(groups), together, found, is_read, downstream, is_line))
         walks.append(found)
@@ -103,6 +94,24 @@ def _coupled(placement: Placement) -> Iterator[tuple[int, int]]:
         for a, state in zip(members, together.states, strict=True):
             walk = together.walk(state)
             yield from ((a, c) for var, c in owner.items() if c != a and _reaches(walk, var))
+
+
+def _walks(
+    together: Together, new_vars: Counter[Var], is_read: Sequence[bool], every_state: bool
+) -> tuple[list[Walk], tuple[int, ...]]:
+    """Return the walk back from every state of a group, and the states that are downstream."""
+    every_new = frozenset(new_vars)
+    own = Counter(var for state in together.states for var in state.new_vars)
+    stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
+    walks = [together.walk(state, stops) for state in together.states]
+    if len(walks) == 1 or every_state:
+        return walks, ()
+    downstream = _downstream(together, walks, is_read, every_new)
+    for a in downstream:
+        held = stops | own.keys() - set(together.states[a].new_vars)
+        walk = together.walk(together.states[a], held)
+        walks[a] = _without_held_cuts(together.analysis, walk, held)
+    return walks, downstream
 
 
 def _downstream(
