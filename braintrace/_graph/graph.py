@@ -9,7 +9,7 @@ from .hidden_group import HiddenGroup
 from .marked import role
 from .method import Record, TraceSpecs, specs_of
 from .relation import HiddenParamOpRelation
-from .report import table
+from .report import report_of
 from .traced_model import StateLeaf, TracedModel
 
 
@@ -109,4 +109,4 @@ class ETraceGraph:
         return int(total)
 
     def __str__(self) -> str:
-        return table(self)
+        return str(report_of(self))

@@ -3,10 +3,16 @@
 import dataclasses
 import html
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._typing import path_name
+from .diagnostics import DiagnosticKind, Level
+from .hidden_group import HiddenGroup
 from .method import TraceSpec, specs_of
+from .relation import HiddenParamOpRelation
+
+if TYPE_CHECKING:
+    from .graph import ETraceGraph
 
 _HEADS = {
     "relations": ["relation", "x", "y", "hidden states", "map", "traces", "bytes"],
@@ -93,8 +99,8 @@ class PlainRow:
 class DiagnosticRow:
     """One diagnostic of the compiler; see `Diagnostic`."""
 
-    level: str
-    kind: str
+    level: Level
+    kind: DiagnosticKind
     message: str
     source: str | None
 
@@ -178,12 +184,7 @@ class Report:
         return f"{stored}\nCarried by this learner: {self.carried_bytes:,} bytes"
 
 
-def table(graph: Any) -> str:
-    """Return the printed form of a compiled model."""
-    return str(report_of(graph))
-
-
-def report_of(graph: Any) -> Report:
+def report_of(graph: "ETraceGraph") -> Report:
     """Return the report of a compiled model."""
     specs = specs_of(graph.trace_specs)
     return Report(
@@ -201,7 +202,7 @@ def report_of(graph: Any) -> Report:
     )
 
 
-def _relation_row(relation: Any, specs: Sequence[TraceSpec]) -> RelationRow:
+def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -> RelationRow:
     stored = [spec for spec in specs if spec.is_stored]
     x_var = relation.x_var
     return RelationRow(
@@ -221,14 +222,14 @@ def _relation_row(relation: Any, specs: Sequence[TraceSpec]) -> RelationRow:
     )
 
 
-def _group_row(group: Any) -> GroupRow:
+def _group_row(group: HiddenGroup) -> GroupRow:
     names = tuple(state.name for state in group.states)
     transition = tuple((names[c], names[a]) for a, c in group.transition)
     downstream = tuple(names[a] for a in group.downstream)
     return GroupRow(group.index, names, group.shape, transition, downstream)
 
 
-def _plain_rows(graph: Any) -> list[PlainRow]:
+def _plain_rows(graph: "ETraceGraph") -> list[PlainRow]:
     related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
     rows = []
     for path in graph.traced.parameter_paths:
