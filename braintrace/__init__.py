@@ -46,8 +46,10 @@ from ._graph import ETraceGraph as ETraceGraph
 from ._graph import HiddenGroup as HiddenGroup
 from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
 from ._graph.report import Report as Report
+from ._learner import FunctionalLearner as FunctionalLearner
 from ._learner import GradientCheck as GradientCheck
 from ._learner import Learner as Learner
+from ._learner import LearnerState as LearnerState
 from ._learner import compile as compile
 from ._learner import gradient_check as gradient_check
 from ._runtime import EligibilityTraces as EligibilityTraces

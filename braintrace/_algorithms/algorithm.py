@@ -30,7 +30,7 @@ from .._runtime.batch_axes import arguments_for_batch
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.compiling import compile_step
 from .._runtime.data import MultiStepData, check_steps, first_step, is_sequence, unwrap
-from .._runtime.initial import InitialValues, Shapes, shapes_of
+from .._runtime.initial import InitialFunction, InitialValues, Shapes, shapes_of
 from .._runtime.mesh import on_automatic_axes
 from .._runtime.model_states import States, all_states, short_term
 from .._runtime.program import Program, advance
@@ -394,6 +394,12 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             fresh = self._initial.of_shapes(self.model, mapped, shapes_of(now), kwargs)
             return {path: fresh[path] for path in now}
         return self._initial(self.model, mapped, batch_size, kwargs)
+
+    def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
+        """Return the States that `initial_values` are made of, and how."""
+        mapped = self.graph.traced.batch_size is not None
+        now = _values(self.short_term_states)
+        return self._initial.function(self.model, mapped, shapes_of(now))
 
     def _use_shapes(self, shapes: Shapes, batch_size: int | None) -> None:
         """Compile the model for the shapes that its states have now, once for each."""

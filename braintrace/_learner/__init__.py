@@ -3,4 +3,6 @@
 from .build import compile as compile
 from .check import GradientCheck as GradientCheck
 from .check import gradient_check as gradient_check
+from .functional import FunctionalLearner as FunctionalLearner
 from .learner import Learner as Learner
+from .state import LearnerState as LearnerState

@@ -22,6 +22,7 @@ from .._algorithms import ETraceAlgorithm
 from .._arguments import common_length
 from .._brainstate import kept_for_other_threads
 from .._errors import OptionError
+from .._executor import pack, unpack
 from .._runtime import (
     CarriedTraces,
     Program,
@@ -150,6 +151,31 @@ class Driver:
         self._algorithm = algorithm
         self._program = Program(body.run, donated=1)
         self._finish = None if body.finish is None else Program(body.finish, donated=1)
+        self._pure = Program(self._unpacked)
+
+    def pure(self, values: list[Any], traces: Any, arguments: Arguments) -> tuple[Any, Any, Any]:
+        """Return results, new values of the written States, and traces; None: as they are.
+
+        Parameters
+        ----------
+        values
+            Of the States that the body takes.
+        traces
+            Each an array of its own; see `complex_packing`.
+        arguments
+            What it is run on.
+        """
+        found: tuple[Any, Any, Any] = self._pure(values, traces, *arguments)
+        return found
+
+    def _unpacked(self, values: list[Any], traces: Any, *arguments: Any) -> tuple[Any, Any, Any]:
+        before = pack(traces, self._algorithm.traces.pairs)
+        results, written, after = self.body.run(values, before, *arguments)
+        if isinstance(after, Unfinished):
+            assert self.body.finish is not None
+            before = before if after.before is None else after.before
+            after = self.body.finish(after.sources, before)
+        return results, written, None if after is None else unpack(after)
 
     def __call__(self, of_model: States, arguments: Arguments, options: Options) -> Any:
         """Run it on the States of the model, given by path, and return what the user gets."""

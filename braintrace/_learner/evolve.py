@@ -100,7 +100,7 @@ def predicting(learner: Learner, request: Request, example: Arguments) -> Body:
     """Return a body that advances the states only."""
     algorithm, graph = learner.algorithm, learner.graph
 
-    def run(values: list[Any], traces: None, sequences: Any, mask: None, restarts: Any) -> Any:
+    def run(values: list[Any], traces: Any, sequences: Any, mask: None, restarts: Any) -> Any:
         flags, initial = restarts
         steps = _Steps(algorithm, values, initial)
 
@@ -109,7 +109,7 @@ def predicting(learner: Learner, request: Request, example: Arguments) -> Body:
             return steps.written(new), outputs
 
         state, outputs = jax.lax.scan(step, steps.start, (sequences, flags))
-        return outputs, steps.values(state), traces
+        return outputs, steps.values(state), None
 
     return _body(algorithm, run, not_taken)
 

@@ -15,6 +15,7 @@ from .arguments import ALGORITHM, Options
 from .compilations import Compilations
 from .driver import Request, prepared
 from .evolve import evolving, predicting
+from .functional import FunctionalLearner
 from .gradient import differentiating
 from .online import learning_online
 from .restart import initial_values
@@ -292,6 +293,17 @@ class Learner(brainstate.nn.Module):
             For sequences that are empty, differ in length or do not fit the states.
         """
         return self._run(Request("predict", predicting, sequences, reset=reset))
+
+    def functional(self, **own: Any) -> FunctionalLearner:
+        """Return this learner as pure functions of its state.
+
+        Parameters
+        ----------
+        **own
+            What holds States of your own that ``step_fn`` and ``update_fn`` use, an optimizer for
+            example: a State, a module, or a list or dict of them. The name begins their paths.
+        """
+        return FunctionalLearner(self, own)
 
     def _run(self, request: Request) -> Any:
         states = all_states(self.algorithm.model)

@@ -21,6 +21,7 @@ from .program import advance as advance
 from .program import write_values as write_values
 from .recent import Recent as Recent
 from .restart import check_first_axes as check_first_axes
+from .restart import check_where as check_where
 from .restart import start_anew as start_anew
 from .threads import one_thread_at_a_time as one_thread_at_a_time
 from .traces import EligibilityTraces as EligibilityTraces

@@ -71,10 +71,16 @@ class CompiledStep:
         """Return those of a model's States, and of those outside it, that the step touches."""
         return find_states(self.graph, states, self.outside)
 
-    def inputs(self, states: States, arguments: tuple[Any, ...]) -> list[Any]:
-        """Return the values of the program's inputs."""
-        values = {**read_arguments(self.graph, arguments), **read_states(self.graph, states)}
-        return [values[var] for var in self._in_vars]
+    def inputs(
+        self,
+        states: States,
+        arguments: tuple[Any, ...],
+        values: Mapping[Path, Any] | None = None,
+    ) -> list[Any]:
+        """Return the values of the program's inputs; see `read_states`."""
+        of_states = read_states(self.graph, states, values)
+        inputs = {**read_arguments(self.graph, arguments), **of_states}
+        return [inputs[var] for var in self._in_vars]
 
     def write(self, states: States, new: list[Any]) -> None:
         """Write what a function of this object returned for the States.

@@ -8,21 +8,24 @@ cannot be traced, or that gives something else each time without a random State,
 """
 
 import types
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._brainstate import StatefulTrace, is_watched, trace_stateful
+from .._brainstate import StatefulTrace, hold, is_watched, peek, trace_stateful
 from .._errors import ShapeError
 from .._jax import is_tracer, open_jaxpr, strongly_typed
 from .._typing import Path
 from .recent import Recent
 
 Shapes = tuple[tuple[int, ...], ...]
+
+InitialFunction: TypeAlias = Callable[[Sequence[Any]], tuple[Sequence[Any], dict[Path, Any]]]
+"""``values of States -> (new values, None where there is none; initial values by path)``."""
 
 Size = int | None
 """A batch size; ``None``: that of ``init_state`` itself."""
@@ -104,8 +107,7 @@ class InitialValues:
         ShapeError
             If ``init_state`` gives them neither without a batch size nor with that of an axis.
         """
-        last = [self._size_of[shapes]] if shapes in self._size_of else []
-        for size in dict.fromkeys([*last, *_sizes_in(shapes, mapped)]):
+        for size in self._likely_sizes(shapes, mapped):
             try:
                 values = self._if_of_shapes(model, mapped, size, options, shapes)
             except TypeError:  # `init_state` wants a batch size
@@ -113,11 +115,31 @@ class InitialValues:
             if values is not None:
                 self._size_of[shapes] = size
                 return values
-        raise ShapeError(
-            f"`{type(model).__name__}.init_state` does not give the states the shapes that they "
-            f"have now, {', '.join(map(str, shapes))}. Call `reset_state` with the batch size (and "
-            "the options) that you initialise with, inside the maps that the model is in."
-        )
+        raise _other_shapes(model, shapes)
+
+    def function(
+        self, model: brainstate.nn.Module, mapped: bool, shapes: Shapes
+    ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
+        """Return the States that those of given shapes are made of, and how.
+
+        Raises
+        ------
+        ShapeError
+            See `of_shapes`.
+        """
+        for size in self._likely_sizes(shapes, mapped):
+            try:
+                made = self._initialiser(model, mapped, size)
+                if made.shapes_drawn() == shapes:
+                    self._size_of[shapes] = size
+                    return made.states, made.values
+            except TypeError:  # `init_state` wants a batch size
+                continue
+        raise _other_shapes(model, shapes)
+
+    def _likely_sizes(self, shapes: Shapes, mapped: bool) -> list[Size]:
+        last = [self._size_of[shapes]] if shapes in self._size_of else []
+        return list(dict.fromkeys([*last, *_sizes_in(shapes, mapped)]))
 
     def _if_of_shapes(
         self,
@@ -143,6 +165,14 @@ class InitialValues:
         return made
 
 
+def _other_shapes(model: brainstate.nn.Module, shapes: Shapes) -> ShapeError:
+    return ShapeError(
+        f"`{type(model).__name__}.init_state` does not give the states the shapes that they "
+        f"have now, {', '.join(map(str, shapes))}. Call `reset_state` with the batch size (and "
+        "the options) that you initialise with, inside the maps that the model is in."
+    )
+
+
 def _sizes_in(shapes: Shapes, mapped: bool) -> list[Size]:
     """Return the batch sizes that could give certain shapes, the likely ones first."""
     leading = sorted({shape[0] for shape in shapes if shape})
@@ -164,17 +194,20 @@ class _Initialiser:
     ----------
     shapes
         Of the values, where they are those of a compiled function.
+    states
+        Those that it reads.
     """
 
     def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size, times: int) -> None:
         self._fresh = lambda: fresh_values(model, mapped, size, {})
         self.times = times
         self.shapes: Shapes | None = None
+        self.states: tuple[brainstate.State, ...] = ()
         found = self._traced() if times <= MOST_REMADE else None
         self._surroundings = None if found is None else _Surroundings(model)
         if found is not None:
             values, _ = found.result_shapes
-            self._states = found.states
+            self.states = found.states
             self._paths, self.shapes = list(values), shapes_of(values)
             self._run = jax.jit(lambda states: _as_list(found.call(states)))
 
@@ -184,13 +217,28 @@ class _Initialiser:
 
     def __call__(self) -> dict[Path, Any]:
         """Return the values; random States move on."""
-        if self._surroundings is None:
-            return self._fresh()
-        written, values = self._run([state.value for state in self._states])
-        for state, value in zip(self._states, written, strict=True):
+        written, values = self.values([state.value for state in self.states])
+        for state, value in zip(self.states, written, strict=True):
             if value is not None:
                 state.value = value
-        return dict(zip(self._paths, values, strict=True))
+        return values
+
+    def shapes_drawn(self) -> Shapes:
+        """Return the shapes of the values; no random State moves on."""
+        if self.shapes is not None:
+            return self.shapes
+        before = peek(brainstate.random.DEFAULT)
+        try:
+            return shapes_of(self._fresh())
+        finally:
+            hold(brainstate.random.DEFAULT, before)
+
+    def values(self, of_states: Sequence[Any]) -> tuple[Sequence[Any], dict[Path, Any]]:
+        """Return new values of States, and the initial ones; see `InitialFunction`."""
+        if self._surroundings is None:
+            return [], self._fresh()
+        written, values = self._run(of_states)
+        return written, dict(zip(self._paths, values, strict=True))
 
     def _traced(self) -> StatefulTrace | None:
         """Return the function, or ``None`` if it is not one of States alone."""

@@ -1,7 +1,7 @@
 """Restarts of samples that are asked for in advance."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import brainstate
@@ -31,6 +31,11 @@ class RequestedRestarts:
     def __init__(self) -> None:
         self.is_collecting = False
         self._flags: dict[tuple[int, ...], brainstate.State] = {}
+
+    @property
+    def states(self) -> Iterable[brainstate.State]:
+        """States that are all false, but while a driver runs the user's code."""
+        return self._flags.values()
 
     def prepare(self, values: Mapping[Path, Any]) -> None:
         """Make the States, outside of what is traced with them.

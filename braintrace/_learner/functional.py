@@ -1,0 +1,306 @@
+"""A learner as pure functions of its state.
+
+They run what the methods of the learner run. The transformations of JAX work on them: over a stack
+of states, say, or over devices. Traces are packed inside alone (see `complex_packing`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._arguments import shown
+from .._errors import OptionError
+from .._executor import pack, unpack
+from .._interrupts import uninterrupted
+from .._runtime import (
+    all_states,
+    check_where,
+    on_automatic_axes,
+    one_thread_at_a_time,
+    start_anew,
+    unwrap,
+    whole_values,
+    write_values,
+)
+from .._typing import Path
+from .arguments import Options
+from .driver import Request, prepared
+from .evolve import evolving, predicting
+from .gradient import differentiating
+from .online import learning_online
+from .restart import Initial
+from .state import FIELDS, LearnerState, Place, check_like, like_held, places_of, raw
+
+if TYPE_CHECKING:
+    from .._algorithms import ETraceAlgorithm
+    from .learner import Learner
+
+
+class FunctionalLearner:
+    """A learner as pure functions of a `LearnerState`; made by `Learner.functional`.
+
+    Each takes a state and returns a new one, and leaves the learner as it is. ``jax.jit``, ``vmap``
+    (over a stack of states), ``lax.scan`` and ``shard_map`` work on them. ``step_fn`` and
+    ``update_fn`` are those of the learner's own methods: they call the learner.
+
+    Parameters
+    ----------
+    learner
+        The learner.
+    own
+        What holds the user's own States (an optimizer), by name.
+
+    Examples
+    --------
+    Train four learners at once, each with weights of its own:
+
+    >>> import brainstate, braintrace, dataclasses, jax, jax.numpy as jnp
+    >>> model = braintrace.nn.LRUCell(2, 1, 1)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> pure = learner.functional()
+    >>> weights = model.states(brainstate.ParamState)
+    >>> def descend(gradients):
+    ...     for path, weight in weights.items():
+    ...         step = jax.tree.map(lambda w, g: w - 0.01 * g, weight.value, gradients[path])
+    ...         weight.value = step
+    >>> def train(state, xs, ys):
+    ...     return pure.online(
+    ...         state,
+    ...         xs,
+    ...         ys,
+    ...         step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(),
+    ...         update_fn=descend,
+    ...     )
+    >>> states = []
+    >>> for seed in range(4):
+    ...     brainstate.random.seed(seed)
+    ...     scaled = jax.tree.map(lambda w: (1 + 0.1 * seed) * w, pure.state().parameters)
+    ...     states.append(dataclasses.replace(pure.state(), parameters=scaled))
+    >>> stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    >>> xs, ys = jnp.ones((50, 1, 2)), 0.5 * jnp.ones((50, 1, 1))
+    >>> stack, losses = jax.jit(jax.vmap(train, in_axes=(0, None, None)))(stack, xs, ys)
+    >>> losses.shape, bool((losses[:, -1] < losses[:, 0]).all())
+    ((4, 50), True)
+    """
+
+    def __init__(self, learner: Learner, own: Mapping[str, Any]) -> None:
+        self._learner = learner
+        self._own = own
+
+    @property
+    def algorithm(self) -> ETraceAlgorithm:
+        """The algorithm of the learner."""
+        return self._learner.algorithm
+
+    @property
+    def lock(self) -> Any:
+        """What a thread holds while it runs or traces the model."""
+        return self._learner.lock
+
+    @one_thread_at_a_time
+    @on_automatic_axes
+    def state(self) -> LearnerState:
+        """Return the state of the learner as it is now."""
+        return self._now(self.algorithm.traces.value)
+
+    @one_thread_at_a_time
+    @on_automatic_axes
+    def restore(self, state: LearnerState) -> None:
+        """Let the learner, the user's own States and ``brainstate.random`` be as a state says.
+
+        Raises
+        ------
+        ShapeError
+            If the state is not like that of the learner; then nothing has changed.
+        """
+        self._check(state)
+        states = [place.state for place in self._places.values()]
+        values = self._values(state, states)
+        with uninterrupted:
+            write_values(states, values)
+            self.algorithm.traces.value = state.traces
+
+    @one_thread_at_a_time
+    @on_automatic_axes
+    def step(self, state: LearnerState, *arguments: Any) -> tuple[LearnerState, Any]:
+        """Run one step, and return what the model's ``update`` returns as well.
+
+        The derivative of a loss of that with respect to ``state.parameters`` is the online
+        gradient; see `ETraceAlgorithm.update`.
+        """
+        algorithm = self.algorithm
+        graph, compiled = algorithm.graph, algorithm.compiled
+        compiled.environment.check()
+        self._check(state)
+        states, step = algorithm.states_of_step, unwrap(arguments)
+        values = dict(zip(states, self._values(state, states.values()), strict=True))
+        given = compiled.inputs(states, step, values), pack(state.traces, algorithm.traces.pairs)
+        if algorithm.vjp_method == "multi-step":
+            window = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], step)
+            outputs, leaves, traces = compiled.window(*given, window)
+            outputs = [output[0] for output in outputs]
+        else:
+            outputs, leaves, traces = compiled.single_step(*given)
+        new = dict(zip(graph.traced.written_vars, leaves, strict=True))
+        whole = whole_values(graph, states, values, new)
+        state = self._with(state, [states[path] for path in whole], whole.values())
+        state = dataclasses.replace(state, traces=unpack(traces))
+        return state, jax.tree.unflatten(graph.traced.output_tree, outputs)
+
+    def grad(
+        self,
+        state: LearnerState,
+        *sequences: Any,
+        step_fn: Callable[..., Any],
+        mask: Any = None,
+        reduction: str = "mean",
+        chunk_size: int | str = "auto",
+        has_aux: bool = False,
+        return_value: bool = False,
+        unit_aware: bool = False,
+        reset: Any = None,
+    ) -> tuple[LearnerState, Any]:
+        """Return the gradient of a loss over a sequence as well; see `Learner.etrace_grad`."""
+        options = Options(reduction, chunk_size, has_aux, unit_aware, return_value)
+        functions = {"step_fn": step_fn}
+        request = Request(
+            "etrace_grad", differentiating, sequences, options, functions, mask, reset
+        )
+        return self._run(state, request)
+
+    def online(
+        self,
+        state: LearnerState,
+        *sequences: Any,
+        step_fn: Callable[..., Any],
+        update_fn: Callable[..., Any],
+        has_aux: bool = False,
+        unit_aware: bool = False,
+        reset: Any = None,
+    ) -> tuple[LearnerState, Any]:
+        """Learn at every step, and return the losses as well; see `Learner.etrace_online`."""
+        options = Options(has_aux=has_aux, unit_aware=unit_aware)
+        functions = {"step_fn": step_fn, "update_fn": update_fn}
+        request = Request(
+            "etrace_online", learning_online, sequences, options, functions, reset=reset
+        )
+        return self._run(state, request)
+
+    def evolve(
+        self,
+        state: LearnerState,
+        *sequences: Any,
+        chunk_size: int | str = "auto",
+        reset: Any = None,
+    ) -> tuple[LearnerState, Any]:
+        """Advance states and traces, and return outputs as well; see `Learner.etrace_evolve`."""
+        options = Options(chunk_size=chunk_size)
+        return self._run(state, Request("etrace_evolve", evolving, sequences, options, reset=reset))
+
+    def predict(
+        self, state: LearnerState, *sequences: Any, reset: Any = None
+    ) -> tuple[LearnerState, Any]:
+        """Run the model alone, and return its outputs as well; see `Learner.predict`."""
+        return self._run(state, Request("predict", predicting, sequences, reset=reset))
+
+    @one_thread_at_a_time
+    @on_automatic_axes
+    def reset(self, state: LearnerState, *, where: Any = None) -> LearnerState:
+        """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
+        algorithm = self.algorithm
+        self._check(state)
+        paths = list(algorithm.short_term_states)
+        now = {path: state.hidden[path] for path in paths}
+        state, initial = self._initial(state)
+        fresh = dict(zip(paths, initial, strict=True))
+        if where is None:
+            traces = algorithm.zero_traces()
+        else:
+            flags = check_where(where, now)
+            fresh = {path: start_anew(now[path], fresh[path], flags) for path in paths}
+            traces = algorithm.compiled.restart(state.traces, flags)
+        return dataclasses.replace(state, hidden=fresh, traces=traces)
+
+    @one_thread_at_a_time
+    @on_automatic_axes
+    def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, Any]:
+        self._check(state)
+        moved = [state]
+
+        def initial() -> Initial:
+            moved[0], values = self._initial(state)
+            return values
+
+        of_model = all_states(self.algorithm.model)
+        driver, arguments = prepared(self._learner, request, of_model, initial)
+        body, (state,) = driver.body, moved
+        states = body.states(of_model)
+        results, written, traces = driver.pure(self._values(state, states), state.traces, arguments)
+        state = self._with(state, body.written(states), written)
+        if traces is not None:
+            state = dataclasses.replace(state, traces=traces)
+        return state, body.results(results, request.options)
+
+    @property
+    def _places(self) -> dict[int, Place]:
+        return places_of(self.algorithm, self._own)
+
+    def _now(self, traces: Any) -> LearnerState:
+        found: dict[str, dict[Path, Any]] = {field: {} for field in FIELDS}
+        for place in self._places.values():
+            found[place.field][place.path] = raw(place.state.value)
+        return LearnerState(**{**found, "traces": traces})
+
+    def _check(self, state: LearnerState) -> None:
+        check_like(state, self._now(jax.eval_shape(self.algorithm.zero_traces)))
+
+    def _values(self, state: LearnerState, states: Iterable[brainstate.State]) -> list[Any]:
+        """Return the values that a state has of some States.
+
+        Raises
+        ------
+        OptionError
+            If it has none of one.
+        """
+        places = self._places
+        requests = set(map(id, self.algorithm.requested_restarts.states))
+
+        def of(found: brainstate.State) -> Any:
+            if id(found) in requests:
+                return found.value
+            if id(found) not in places:
+                raise OptionError(
+                    f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
+                    f"have: {shown(found)} of {shown(found.value)}. Give what holds it a name: "
+                    "`learner.functional(optimizer=optimizer)`."
+                )
+            _, field, path = places[id(found)]
+            return like_held(getattr(state, field)[path], found)
+
+        return [of(found) for found in states]
+
+    def _with(
+        self, state: LearnerState, states: Iterable[brainstate.State], values: Iterable[Any]
+    ) -> LearnerState:
+        """Return a state with other values of some States."""
+        places = self._places
+        fields: dict[str, Any] = {field: dict(getattr(state, field)) for field in FIELDS}
+        for found, value in zip(states, values, strict=True):
+            if id(found) in places:
+                _, field, path = places[id(found)]
+                fields[field][path] = raw(value)
+        return LearnerState(**fields)
+
+    def _initial(self, state: LearnerState) -> tuple[LearnerState, Initial]:
+        """Return the initial values of the short-term States; random keys move on."""
+        states, function = self.algorithm.initial_function()
+        written, fresh = function(self._values(state, states))
+        new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]
+        state = self._with(state, [s for s, _ in new], [v for _, v in new])
+        return state, [fresh[path] for path in self.algorithm.short_term_states]

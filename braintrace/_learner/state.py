@@ -1,0 +1,239 @@
+"""All that a learner is, as one pytree."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._arguments import shown
+from .._errors import OptionError, ShapeError
+from .._graph import Traces
+from .._runtime import all_states
+from .._typing import Path, path_name
+
+if TYPE_CHECKING:
+    from .._algorithms import ETraceAlgorithm
+
+FIELDS = ("parameters", "hidden", "others", "random", "traces")
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerState:
+    """All that a learner is: a pytree, made by `FunctionalLearner.state`.
+
+    Its leaves are plain arrays. Each has a name of its own that is the same in every process and on
+    every backend, such as ``parameters/cell/w`` or ``traces/cell/w@mm0>cell/V/weight``:
+    ``jax.tree_util.keystr(path, simple=True, separator="/")`` of its path.
+
+    Attributes
+    ----------
+    parameters
+        Values of the `brainstate.ParamState` of the model by path, keyed like gradients.
+    hidden
+        Those of the short-term States, which start anew with a sequence.
+    others
+        Those of all other States, the user's own among them.
+    random
+        Keys of random numbers, as ``jax.random.key_data``: of the States of the model that hold
+        one, and of ``brainstate.random``.
+    traces
+        Eligibility traces by ``{parameter path}@{operation}>{state}``.
+
+    Examples
+    --------
+    What is saved is a dict of arrays by name:
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model = braintrace.nn.IndRNN(2, 3)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> functional = learner.functional()
+    >>> state = functional.state()
+    >>> paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(state))
+    >>> names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    >>> saved = dict(zip(names, leaves))
+    >>> sorted(saved)[:2]
+    ['hidden/h', 'parameters/W/weight/bias']
+
+    A learner that is built the same way goes on from it:
+
+    >>> structure = jax.tree.structure(functional.state())
+    >>> functional.restore(jax.tree.unflatten(structure, [saved[name] for name in names]))
+    """
+
+    parameters: dict[Path, Any]
+    hidden: dict[Path, Any]
+    others: dict[Path, Any]
+    random: dict[Path, Any]
+    traces: Traces
+
+
+def _flatten(state: LearnerState) -> tuple[list[tuple[Any, Any]], Any]:
+    """Return the entries in the order of their printed names: paths cannot always be sorted."""
+    keys = tuple(tuple(sorted(getattr(state, field), key=_printed)) for field in FIELDS)
+    children = [
+        (jax.tree_util.DictKey(f"{field}/{_printed(key)}"), getattr(state, field)[key])
+        for field, own in zip(FIELDS, keys, strict=True)
+        for key in own
+    ]
+    return children, keys
+
+
+def _flatten_without_names(state: LearnerState) -> tuple[list[Any], Any]:
+    children, keys = _flatten(state)
+    return [child for _, child in children], keys
+
+
+def _unflatten(keys: Any, children: Iterable[Any]) -> LearnerState:
+    rest = iter(children)
+    return LearnerState(
+        **{field: {key: next(rest) for key in own} for field, own in zip(FIELDS, keys, strict=True)}
+    )
+
+
+jax.tree_util.register_pytree_with_keys(LearnerState, _flatten, _unflatten, _flatten_without_names)
+
+
+def _printed(key: Path | str) -> str:
+    return key if isinstance(key, str) else path_name(key)
+
+
+class Place(NamedTuple):
+    """Where the value of a State stands: in a field of a `LearnerState`, under a path."""
+
+    state: brainstate.State
+    field: str
+    path: Path
+
+
+def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, Any]) -> dict[int, Place]:
+    """Return the place of every State by its identity.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm, whose model's States come first.
+    own
+        What holds the user's own States, by name.
+
+    Raises
+    ------
+    OptionError
+        If there are no States in something.
+    """
+    places = {
+        id(state): Place(state, _field(state), path)
+        for path, state in all_states(algorithm.model).items()
+    }
+
+    def add(path: Path, state: brainstate.State) -> None:
+        field = "random" if _field(state) == "random" else "others"
+        places.setdefault(id(state), Place(state, field, path))
+
+    add(("brainstate", "random"), brainstate.random.DEFAULT)
+    for path, state in algorithm.compiled.outside.items():
+        add(path, state)
+    for name, holder in own.items():
+        for path, state in _states_in(name, holder).items():
+            add(path, state)
+    return places
+
+
+def _field(state: brainstate.State) -> str:
+    """Return the field that the value of a State of the model stands in."""
+    if isinstance(state, brainstate.ParamState):
+        return "parameters"
+    if isinstance(state, brainstate.random.RandomState):
+        return "random"
+    return "hidden" if isinstance(state, brainstate.ShortTermState) else "others"
+
+
+def _states_in(name: str, holder: Any) -> dict[Path, brainstate.State]:
+    if isinstance(holder, brainstate.State):
+        return {(name,): holder}
+    found = brainstate.graph.states(holder)
+    if not found:
+        raise OptionError(
+            f"`{name}` is {shown(holder)}; expected a State, a module, or a list or dict of them."
+        )
+    return {(name, *_flat(path)): state for path, state in found.items()}
+
+
+def _flat(path: Path) -> Path:
+    """Return a path without paths among its parts, as those of dicts by path have."""
+    parts = (_flat(part) if isinstance(part, tuple) else (part,) for part in path)
+    return tuple(itertools.chain.from_iterable(parts))
+
+
+def raw(value: Any) -> Any:
+    """Return the value of a State with the data of random keys in their place."""
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, value)
+
+
+def like_held(value: Any, state: brainstate.State) -> Any:
+    """Return a value with random keys in the place of their data, where a State holds some."""
+
+    def of_leaf(held: Any, leaf: Any) -> Any:
+        return (
+            jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(held))
+            if _is_key(held)
+            else leaf
+        )
+
+    return jax.tree.map(of_leaf, state.value, value)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+
+
+def check_like(state: LearnerState, own: LearnerState) -> None:
+    """Refuse what is not like the state of a learner.
+
+    Raises
+    ------
+    OptionError
+        If it is no state of a learner.
+    ShapeError
+        If it has other entries, or entries of another structure, shape or dtype.
+    """
+    if not isinstance(state, LearnerState):
+        raise OptionError(f"`state` is {shown(state)}; expected a `LearnerState`.")
+    lines = [
+        line
+        for field in FIELDS
+        for line in _differences(field, getattr(state, field), getattr(own, field))
+    ]
+    if lines:
+        raise ShapeError(
+            f"This state does not belong to this learner:{''.join(lines)}\nUse the state of the "
+            "same model, algorithm, batch and options; for another batch call `reset_state` of "
+            "the learner with its size first."
+        )
+
+
+def _differences(field: str, found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> list[str]:
+    lines = []
+    for key in sorted({**found, **expected}, key=_printed):
+        name = f"{field}/{_printed(key)}"
+        if key not in found:
+            lines.append(f"\n- '{name}' is missing; expected {shown(expected[key])}")
+        elif key not in expected:
+            lines.append(f"\n- '{name}' is unexpected: {shown(found[key])}")
+        elif not _is_like(found[key], expected[key]):
+            lines.append(f"\n- '{name}' is {shown(found[key])}; expected {shown(expected[key])}")
+    return lines
+
+
+def _is_like(found: Any, expected: Any) -> bool:
+    leaves, tree = jax.tree.flatten(found)
+    others, other = jax.tree.flatten(expected)
+    return bool(tree == other) and all(
+        getattr(leaf, "shape", None) == wanted.shape and leaf.dtype == wanted.dtype
+        for leaf, wanted in zip(leaves, others, strict=True)
+    )
