@@ -1,5 +1,6 @@
 """Fixtures of the whole suite, and which of its tests run how."""
 
+import gc
 import os
 
 import compilation
@@ -25,6 +26,13 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.get_closest_marker("optimised") is not None)
 
 
+def pytest_collection_finish(session):
+    """Look for garbage seldom, and not among modules: JAX keeps a million objects that live on."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 def pytest_runtest_setup(item):
     """Compile as the test wants it."""
     if item.get_closest_marker("optimised") or item.config.getoption("--nightly"):
@@ -35,11 +43,14 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):
-    """Programs that several tests compile alike are compiled once per run, in any process."""
+    """Programs that several tests compile alike are compiled once per run, in any process.
+
+    The small ones, of single operations, are compiled as fast as they are read.
+    """
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     jax.config.update("jax_compilation_cache_dir", str(shared / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     yield
     jax.config.update("jax_compilation_cache_dir", None)

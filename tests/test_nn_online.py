@@ -11,26 +11,24 @@ import saiunit as u
 from assertions import assert_gradients_close
 from nn_models import MODELS
 from recorded import RecordedCase
-from test_zoo import described, named
+from test_zoo import bptt, described, named
 from zoo_runs import CHUNK_SIZES, data, runs_of
 
 TOLERANCE = 1e-9
 DECAY = 0.7
-OPTIMISED = {"Conv2d", "LSTMCell", "ALIF, recurrent", "LoRA"}
+OPTIMISED = {"ALIF, recurrent", "LoRA"}
 
 pytestmark = pytest.mark.usefixtures("float64", "time_step")
 SPIKING = [entry for entry in MODELS if entry.spiking]
 
 
+def each(models, *more):
+    optimised = {name: [pytest.mark.optimised] for name in OPTIMISED}
+    return [pytest.param(m, id=m.name, marks=[*more, *optimised.get(m.name, [])]) for m in models]
+
+
 # The scope brings the tests of a model together, so that they share what they compile.
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(m, marks=[pytest.mark.optimised] if m.name in OPTIMISED else [])
-        for m in MODELS
-    ],
-    ids=lambda entry: entry.name,
-)
+@pytest.fixture(scope="module", params=each(MODELS))
 def entry(request):
     return request.param
 
@@ -52,7 +50,7 @@ def case_of(entry):
 def expected(entry):
     """The gradient of BPTT where that is what D-RTRL promises, else by its literal recursion."""
     case, (params, states) = case_of(entry)
-    oracle = oracles.bptt if entry.diagonal else oracles.dense_d_rtrl
+    oracle = bptt if entry.diagonal else oracles.dense_d_rtrl
     return oracle(case, params, states, *data(entry))
 
 
@@ -70,6 +68,9 @@ def test_d_rtrl_with_a_batch_axis(entry):
     assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
 
 
+@pytest.mark.parametrize(
+    "entry", [*each(MODELS[::2]), *each(MODELS[1::2], pytest.mark.nightly)], indirect=True
+)
 def test_d_rtrl_mapped_over_the_batch(entry):
     """Step by step."""
     found = runs_of(entry, "d_rtrl", vmap=True).by_own_gradient()

@@ -9,27 +9,30 @@ import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
 from recorded import RecordedCase
 from zoo import BY_NAME, MODELS
-from zoo_runs import CHUNK_SIZES, data, runs_of
+from zoo_runs import CHUNK_SIZES, Runs, data, runs_of
 
 TOLERANCE = 1e-9
 DECAY = 0.7
 CORE = {"LSTMPeephole", "LinearRecurrentUnit", "ALIF", "PopulationsAsSlices", "ReshapedStates"}
-OPTIMISED = {"ALIF", "LSTMFused", "PooledConvolution", "ConvolutionalLIF", "SparseLIF", "Stacked"}
+OPTIMISED = {"LSTMFused", "PooledConvolution", "SparseLIF"}
 METHODS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": DECAY}}
+STEP_BY_STEP = (Runs.by_own_gradient, Runs.in_a_stream)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def each(models):
+def each(models, *more):
     marks = [(CORE, pytest.mark.core), (OPTIMISED, pytest.mark.optimised)]
     return [
-        pytest.param(m, id=m.name, marks=[mark for names, mark in marks if m.name in names])
+        pytest.param(m, id=m.name, marks=[*more, *(mark for of, mark in marks if m.name in of)])
         for m in models
     ]
 
 
-# The filters of ES_D_RTRL meet all models at night, and a third of them in a short run.
+# All oracles, and with them the filters of ES_D_RTRL, meet all models at night, and a third of
+# them in a short run. The others are held against one oracle.
 WITH_FILTERS = [m for i, m in enumerate(MODELS) if i % 3 == 0 or m.name in CORE]
+OTHERS = [m for m in MODELS if m not in WITH_FILTERS]
 
 
 # The scope brings the tests of a model together, so that they share what they compile.
@@ -58,8 +61,9 @@ def expected(entry, oracle, **options):
 
 
 def expected_of(entry, algorithm):
+    """The gradient of BPTT where that is what D-RTRL promises, else by the literal recursions."""
     if algorithm == "d_rtrl":
-        return expected(entry, oracles.dense_d_rtrl)
+        return expected(entry, bptt if entry.diagonal else oracles.dense_d_rtrl)
     return expected(entry, oracles.dense_es_d_rtrl, alpha=DECAY)
 
 
@@ -81,6 +85,9 @@ def test_relations_groups_and_diagnostics(entry):
     assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
 
 
+@pytest.mark.parametrize(
+    "entry", [*each(WITH_FILTERS), *each(OTHERS, pytest.mark.nightly)], indirect=True
+)
 def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
     found, exact = expected(entry, oracles.dense_d_rtrl), expected(entry, bptt)
     if entry.diagonal:
@@ -90,21 +97,23 @@ def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
 
 
 def test_every_weight_learns(entry):
-    for name, leaves in expected(entry, oracles.dense_d_rtrl).items():
+    for name, leaves in expected_of(entry, "d_rtrl").items():
         assert all(np.abs(leaf).max() > 1e-6 for leaf in leaves), name
 
 
-def check(entry, algorithm, chunk_sizes):
+def check(entry, algorithm, chunk_sizes, step_by_step):
     """Every path gives the gradient of the oracle; those of single steps, the same traces."""
     runs, wanted = runs_of(entry, algorithm, **METHODS[algorithm]), expected_of(entry, algorithm)
     for chunk_size in chunk_sizes:
         found = runs.at_once(chunk_size)
         assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, chunks of {chunk_size}")
-    found, after = runs.by_own_gradient(), runs.after()
-    assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, its own gradient")
-    found = runs.in_a_stream()
-    assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, a stream")
-    assert_states_close(runs.after(), after, entry.name)
+    left = []
+    for path in step_by_step:
+        found = path(runs)
+        assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, {path.__name__}")
+        left.append(runs.after())
+    for after in left[1:]:
+        assert_states_close(after, left[0], entry.name)
 
 
 @pytest.mark.parametrize(
@@ -117,15 +126,17 @@ def check(entry, algorithm, chunk_sizes):
     indirect=["entry"],
 )
 def test_all_paths_equal_the_dense_oracle(entry, algorithm):
-    """With one chunk size for each model and algorithm."""
-    turn = MODELS.index(entry) + 2 * list(METHODS).index(algorithm)
-    check(entry, algorithm, [CHUNK_SIZES[turn % len(CHUNK_SIZES)]])
+    """A sequence at once, and step by step, each on one of its paths in turn."""
+    number = list(METHODS).index(algorithm)
+    chunk_size = CHUNK_SIZES[(MODELS.index(entry) + 2 * number) % len(CHUNK_SIZES)]
+    path = STEP_BY_STEP[(MODELS.index(entry) + number) % 2]
+    check(entry, algorithm, [chunk_size], STEP_BY_STEP if entry.name in CORE else [path])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_all_paths_and_chunk_sizes_equal_the_dense_oracle(entry, algorithm):
-    check(entry, algorithm, CHUNK_SIZES)
+    check(entry, algorithm, CHUNK_SIZES, STEP_BY_STEP)
 
 
 @pytest.mark.parametrize("entry", each([m for m in MODELS if m.spiking]), scope="module")
