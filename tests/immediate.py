@@ -46,7 +46,7 @@ class NoTraces:
             gradients = add(gradients, found)
         return like(weights, gradients), before
 
-    def entry_gradient(self, graph, weights, mu, traces, records=None):
+    def entry_gradient(self, graph, weights, mu, traces, zeros_select=False):
         return jax.tree.map(jnp.zeros_like, weights)
 
 

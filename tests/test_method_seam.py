@@ -22,10 +22,11 @@ from drivers import (
     weights_of,
 )
 from immediate import Immediate, NoTraces
+from operation_cases import CASES, Diagonal
 
 import braintrace
 from braintrace._executor.traces import kept_specs, restart_traces, starting_traces
-from braintrace._graph import TraceSpec
+from braintrace._graph import TraceSpec, specs_of
 
 LENGTH, BATCH = 6, 2
 NAMES = ("learnt_leak", "alif_late_threshold", "lstm_fused", "two_layers", "gru")
@@ -319,3 +320,30 @@ def test_specifications_are_those_of_the_traces(name, algorithm):
         assert len(spec.axes) == len(spec.shape)
         sizes = [size for size, role in zip(spec.shape, spec.axes, strict=True) if role == "batch"]
         assert sizes == [BATCH] or "fan_out" in spec.axes
+
+
+OF_BIAS = {"bias": ("batch", "output")}
+AXES = {
+    "matmul with bias": {"weight": ("batch", "input", "output"), **OF_BIAS},
+    "element_wise": {"weight": ("fan_out", "output")},
+    "grouped 1-D conv": {"weight": ("batch", "spatial", "group", "input", "output")},
+    "sparse_matmul with bias": {"weight": ("batch", "entry"), **OF_BIAS},
+    "lora_matmul with bias": {"effective": ("batch", "input", "output"), **OF_BIAS},
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_every_operation_says_what_the_axes_of_its_traces_are(name):
+    (case,) = (case for case in CASES if case.name == name)
+    learner = braintrace.compile(Diagonal(case), "d_rtrl", case.inputs[0], batch_size=BATCH)
+    specs = specs_of(learner.graph.trace_specs)
+    assert {spec.operand: spec.axes for spec in specs} == AXES[name]
+    outputs = {spec.shape[-1] for spec in specs if spec.axes[-1] == "output"}
+    assert outputs <= {case.hidden[-1], case.hidden[-1] // 2}
+
+
+def test_axes_have_names_that_are_known():
+    spec = braintrace.get_primitive_spec(braintrace.etp_mm_p)
+    spec = dataclasses.replace(spec, name="other", trace_axes={"weight": ("in", "output")})
+    with pytest.raises(braintrace.PrimitiveError, match=r"\('in', 'output'\) of 'weight'"):
+        braintrace.register_primitive_spec(spec)

@@ -223,6 +223,7 @@ etp_conv_p = register_primitive_spec(
         accumulate=_accumulate,
         contract=_contract,
         select_outputs=_select_outputs,
+        trace_axes={"weight": ("group", "input", "output"), "bias": ("output",)},
     )
 )
 

@@ -97,6 +97,7 @@ _spec = functools.partial(
     linear_in_input=True,
     accumulate=_accumulate,
     select_outputs=_select_outputs,
+    trace_axes={"weight": ("input", "output"), "bias": ("output",)},
 )
 etp_mm_p = register_primitive_spec(_spec(name="etp_mm", batched=True))
 etp_mv_p = register_primitive_spec(_spec(name="etp_mv", batched_form=etp_mm_p))

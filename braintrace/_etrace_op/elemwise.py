@@ -61,6 +61,7 @@ etp_elemwise_p = register_primitive_spec(
         trainable_invars_fn=_trainable_invars,
         x_invar_index=None,
         gradient_enabled=True,
+        trace_axes={"weight": ("output",)},
         batching=_batching,
     )
 )

@@ -144,6 +144,7 @@ _spec = functools.partial(
     accumulate=_accumulate,
     contract=_contract,
     select_outputs=_select_outputs,
+    trace_axes={"effective": ("input", "output"), "bias": ("output",)},
 )
 etp_lora_mm_p = register_primitive_spec(_spec(name="etp_lora_mm", batched=True))
 etp_lora_mv_p = register_primitive_spec(_spec(name="etp_lora_mv", batched_form=etp_lora_mm_p))

@@ -200,6 +200,7 @@ _spec = functools.partial(
     x_invar_index=0,
     linear_in_input=True,
     accumulate=_accumulate,
+    trace_axes={"weight": ("entry",), "bias": ("output",)},
 )
 etp_sp_mm_p = register_primitive_spec(_spec(name="etp_sp_mm", batched=True))
 etp_sp_mv_p = register_primitive_spec(_spec(name="etp_sp_mv", batched_form=etp_sp_mm_p))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .._errors import PrimitiveError
 from .input_filter import InputFilter
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .primitive import ETPPrimitive
 
 Rule = Callable[..., Any]
+
+TraceAxis = Literal["input", "output", "entry", "group"]
+"""What an axis of an operation's trace can run over."""
+TRACE_AXES = get_args(TraceAxis)
 
 
 def conventional_trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
@@ -61,6 +65,10 @@ class ETPPrimitiveSpec:
         ``select_outputs(weights, pick, **static_params) -> weights``: the operands of the same
         operation with fewer outputs, where ``pick`` takes these entries of an array's last
         axis; None where the parameters do not allow that.
+    trace_axes : mapping, optional
+        What the last axes of each array of ``init_drtrl`` run over, without that of the states:
+        ``{'weight': ('input', 'output'), 'bias': ('output',)}``; one of `TRACE_AXES` each. The
+        axes before them, behind the batch, are spatial. Without it, nothing is known of them.
     batched_form : ETPPrimitive, optional
         The primitive that computes the same for a batch, with the same static parameters.
     batching : callable, optional
@@ -91,6 +99,7 @@ class ETPPrimitiveSpec:
     accumulate: Rule | None = None
     contract: Rule | None = None
     select_outputs: Rule | None = None
+    trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None
     batched_form: ETPPrimitive | None = None
     batching: Rule | None = None
 
@@ -136,6 +145,12 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
                 f"got {getattr(spec, field)!r}."
             )
     check_input_filter(spec.name, spec.input_filter)
+    for name, axes in (spec.trace_axes or {}).items():
+        if not set(axes) <= set(TRACE_AXES):
+            raise PrimitiveError(
+                f"`trace_axes` of `{spec.name}` names the axes {axes!r} of '{name}'; expected some "
+                f"of {', '.join(map(repr, TRACE_AXES))}."
+            )
     index = spec.x_invar_index
     if index is not None and (not isinstance(index, int) or index < 0):
         raise PrimitiveError(

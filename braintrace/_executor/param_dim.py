@@ -209,8 +209,10 @@ def _axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
     spec = get_primitive_spec(site.relation.primitive)
     lead: list[Role] = ["fan_out"] if site.has_fan_out else []
     batch: list[Role] = ["batch"] if spec.batched else []
-    inner: list[Role] = ["entry"] * (ndim - len(batch))
-    return (*lead, *batch, *inner)
+    named = () if spec.trace_axes is None else spec.trace_axes.get(name, ())
+    rest: Role = "spatial" if named else "entry"
+    between: list[Role] = [rest] * (ndim - len(batch) - len(named))
+    return (*lead, *batch, *between, *named)
 
 
 def _of_samples(

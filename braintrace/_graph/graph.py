@@ -96,15 +96,16 @@ class ETraceGraph:
 
     @functools.cached_property
     def record_bytes(self) -> int:
-        """Size of one step's input, ``Df``, ``D`` and signal of every relation."""
-        relations = self.hidden_param_op_relations
+        """Size of what one step records: what the learning rule needs, and the signals."""
+        relations = self.hidden_param_op_relations if "x" in self.needs else ()
         inputs = {r.x_var: r.x_var.aval for r in relations if r.x_var is not None}
         total = sum(aval.size * aval.dtype.itemsize for aval in inputs.values())
-        for relation in relations:
+        for relation in self.hidden_param_op_relations if "Df" in self.needs else ():
             size = relation.y_var.aval.dtype.itemsize
             total += sum(r.positions.size * len(r.states) * size for r in relation.influences)
         for group in self.traced_groups:
-            blocks = len(group.transition) + group.num_states
+            transition = len(group.transition) if "D" in self.needs else 0
+            blocks = transition + group.num_states
             total += group.num_positions * blocks * group.states[0].dtype.itemsize
         return int(total)
 

@@ -42,10 +42,9 @@ Record = Literal["x", "D", "Df"]
 Boundary = Literal["cut", "diagonal", "passed"]
 """What a marked weight is on the way back from a state to the states before the step."""
 
-Role = Literal[
-    "batch", "fan_out", "input", "output", "gate", "spatial", "entry", "neighbour", "state"
-]
-"""What an axis of a trace runs over."""
+Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry"]
+"""What an axis of a trace runs over: samples, the positions that one output reaches, places of a
+convolution, its groups, inputs, outputs, or entries of which nothing else is known."""
 
 
 @dataclasses.dataclass(frozen=True)
