@@ -92,4 +92,5 @@ def zero_trace(relation: Any, columns: ActiveOutputs | None) -> dict[str, Any]:
 
 def trace_shapes(relation: Any, columns: ActiveOutputs | None) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a trace of one hidden state."""
-    return jax.eval_shape(lambda: zero_trace(relation, columns))
+    shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(lambda: zero_trace(relation, columns))
+    return shapes

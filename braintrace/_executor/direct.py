@@ -72,7 +72,8 @@ def _pulled_back(
 
 def like(weights: Weights, gradients: Weights) -> Weights:
     """Return gradients with the dtypes of the weights."""
-    return jax.tree.map(lambda w, g: g.astype(w.dtype), weights, gradients)
+    found: Weights = jax.tree.map(lambda w, g: g.astype(w.dtype), weights, gradients)
+    return found
 
 
 def add(first: Weights, second: Weights) -> Weights:

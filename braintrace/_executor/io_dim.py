@@ -246,7 +246,7 @@ def _block_length(steps: int, filters: Filters) -> int:
 
     A step writes about as much as the filters hold.
     """
-    written = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(filters))
+    written = sum(int(leaf.size * leaf.dtype.itemsize) for leaf in jax.tree.leaves(filters))
     fitting = max(SHORTEST_BLOCK, BLOCK_BYTES // max(1, written))
     return math.ceil(steps / math.ceil(steps / fitting))
 

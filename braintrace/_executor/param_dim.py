@@ -259,9 +259,12 @@ def _updated(
     """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one site."""
     (each, first), (x, Df) = suffixes, entering
     columns = _columns(site, traces)
-    pick = (lambda value: value) if columns is None else columns.pick
     if columns is not None:
         weights = columns.operands(site.relation, weights)
+
+    def pick(value: Any) -> Any:
+        return value if columns is None else columns.pick(value)
+
     keys = {a: site.key(a) for a in site.influence.reached}
     new = {}
     for i in [a for a, key in keys.items() if key in traces]:

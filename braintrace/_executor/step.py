@@ -91,21 +91,22 @@ def single_step(
 
     shapes = probe_shapes(graph)
 
-    @jax.custom_vjp
-    def probe(weights: Weights, records: Records, before: Traces, after: Traces) -> Probes:
-        return zeros_mapped_like(shapes, (weights, records, before, after))
+    def zeros(*arguments: Any) -> Probes:
+        found: Probes = zeros_mapped_like(shapes, arguments)
+        return found
 
-    def probe_forward(*arguments: Any) -> Any:
-        return zeros_mapped_like(shapes, arguments), arguments
+    def forward(*arguments: Any) -> tuple[Probes, tuple[Any, ...]]:
+        return zeros(*arguments), arguments
 
-    def probe_backward(residuals: Any, signal: Probes) -> Any:
-        weights, records, before, after = residuals
+    def backward(arguments: tuple[Any, ...], signal: Probes) -> tuple[Any, ...]:
+        weights, records, before, after = arguments
         gradients, _ = chunk_gradient(
             graph, method, weights, records, as_chunk(signal), before, after
         )
         return gradients, None, None, None
 
-    probe.defvjp(probe_forward, probe_backward)
+    probe = jax.custom_vjp(zeros)
+    probe.defvjp(forward, backward)
     probes = probe(weights, records, before, after)
     if restart is not None:
         probes = restarted_probes(graph, probes, restart)

@@ -133,13 +133,13 @@ class TraceSpec:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
 
     @property
     def full_nbytes(self) -> int:
         """Size in bytes if structural zeros were stored as well."""
         shape = self.shape if self.full_shape is None else self.full_shape
-        return math.prod(shape) * np.dtype(self.dtype).itemsize
+        return math.prod(shape) * int(np.dtype(self.dtype).itemsize)
 
 
 def specs_of(specs: TraceSpecs) -> list[TraceSpec]:
