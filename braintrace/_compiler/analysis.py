@@ -5,16 +5,20 @@ or branch in it.
 """
 
 import functools
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from .._graph.marked import MarkedRole, role
-from .._jax import AnyJaxpr, Atom, Var
+from .._jax import AnyJaxpr, Atom, Equation, Var
 from .._jaxpr import Program, program_of
 from .constants import Constants
 from .derivative import Derivatives
-from .opaque_calls import opaque_where_differentiated, opaque_where_shaped_alike
-from .origin_position import least_moved_positions, origin_positions, pure_origin
+from .origin_position import (
+    least_moved_positions,
+    opaque_where_shaped_alike,
+    origin_positions,
+    pure_origin,
+)
 from .transfer import CONSTANT, Ids, carries_derivative
 
 
@@ -35,7 +39,7 @@ class Analysis:
     constants
         Values that depend on no input.
     derivatives
-        What the derivatives of its equations move where.
+        Those of its equations.
     """
 
     def __init__(self, program: Program, derivatives: Derivatives | None = None) -> None:
@@ -137,10 +141,18 @@ class Analysis:
         """
         known, found = self._elements.get(start, (-1, {}))
         if known < last or start not in self._elements:
-            opaque_rule = opaque_where_differentiated(self.derivatives)
-            found = pure_origin(self.program, start, self.constants, last, opaque_rule)
+            rule = self._through_forward_rules
+            found = pure_origin(self.program, start, self.constants, last, rule)
             self._elements[start] = last, found
         return found
+
+    def _through_forward_rules(
+        self, equation: Equation, known: Sequence[Ids | None]
+    ) -> list[Ids | None]:
+        """Follow elements through functions with a forward derivative of their own."""
+        if equation.primitive.name != "custom_jvp_call":
+            return [None] * len(equation.outvars)
+        return self.derivatives.of(equation).forward(known)
 
 
 class Origin:

@@ -64,10 +64,10 @@ def _origin_of_elementwise(
     (out,) = equation.outvars
     full = [ids for ids in known if ids is not None and ids.shape == out.aval.shape]
     if full:
-        origin[out] = _agreed(full)
+        origin[out] = agreed(full)
 
 
-def _agreed(found: Sequence[Ids]) -> Ids:
+def agreed(found: Sequence[Ids]) -> Ids:
     """Return the numbers that operands have in common, or that only some of them have."""
     combined = functools.reduce(merge, found)
     return np.where(combined == MIXED, NONE, combined) if len(found) > 1 else combined
@@ -122,7 +122,7 @@ def least_moved_positions(
             (out,) = equation.outvars
             full = [var for var in behind if origin[var].shape == out.aval.shape]
             levels = [
-                _agreed([origin[var] for var in full if moves[var] == level])
+                agreed([origin[var] for var in full if moves[var] == level])
                 for level in sorted({moves[var] for var in full})
             ]
             if levels:
@@ -132,6 +132,24 @@ def least_moved_positions(
             origin.update((var, ids) for var, ids in found if ids is not None)
         moves.update((var, count) for var in equation.outvars if var in origin)
     return origin
+
+
+_OPAQUE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "scan", "while")
+
+
+def opaque_where_shaped_alike(equation: Equation, known: Sequence[Ids | None]) -> list[Ids | None]:
+    """Take an output to be at the positions of the operands of its shape.
+
+    A guess, good enough to tell which of two uses of a variable moves an old state: what is
+    kept is checked again at the old state itself.
+    """
+    if equation.primitive.name not in _OPAQUE:
+        return [None] * len(equation.outvars)
+    found = [
+        [ids for ids in known if ids is not None and ids.shape == var.aval.shape]
+        for var in equation.outvars
+    ]
+    return [agreed(alike) if alike else None for alike in found]
 
 
 def pure_origin(

@@ -246,7 +246,7 @@ def _back(
     if loop is not None:
         return loop(analysis, equation, out_ids, _walk_body)
     known = transfer(equation, out_ids, analysis.constants)
-    return analysis.derivatives.back(equation, out_ids) if known is None else known
+    return analysis.derivatives.of(equation).back(out_ids) if known is None else known
 
 
 def _walk_body(body: Analysis, out_ids: Sequence[Ids | None]) -> list[Contribution]:

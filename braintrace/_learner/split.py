@@ -87,7 +87,7 @@ def _bends_sums(step: StepProgram, differentiable: set[Var]) -> bool:
     derivatives, fixed = Derivatives(), differentiable - step.varying
     readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
     return any(
-        _any_in([equation.invars[operand] for operand in derivatives.bent(equation)], fixed)
+        _any_in([equation.invars[operand] for operand in derivatives.of(equation).bent], fixed)
         for equation in readers
     )
 
