@@ -4,6 +4,7 @@ import contextlib
 
 import brainstate
 import compilation
+import immediate  # noqa: F401 - algorithms announce their names when they are defined
 import numpy as np
 import pytest
 

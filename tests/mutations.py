@@ -56,6 +56,7 @@ COUPLED = "tests/test_coupled_states.py"
 LAWS = "tests/test_executor_laws.py"
 RESETS = "tests/test_resets.py::test_one_flag_per_step_is_as_separate_sequences"
 ECONOMY = "tests/test_driver_economy.py"
+SEAM = "tests/test_method_seam.py"
 
 MUTATIONS = [
     # the recursions of a chunk
@@ -537,6 +538,39 @@ MUTATIONS = [
         "if REPORTED[f.kind]",
         ("tests/test_diagnostics.py::test_a_rule_that_passes_weights_hears_of_none",),
         "a rule that follows every path is told what others leave out",
+    ),
+    # the seam between executor and learning rule
+    Mutation(
+        "samples that keep their traces between steps",
+        "_executor/traces.py",
+        "return jnp.where(is_kept, trace, spec.initial)",
+        "return trace",
+        (f"{SEAM}::test_samples_start_anew_along_the_axis_of_the_batch",),
+        "a new sequence starts with the traces of the one before",
+    ),
+    Mutation(
+        "every trace in the dtype that the user gives",
+        "_executor/traces.py",
+        "spec.takes_trace_dtype and jnp.issubdtype",
+        "jnp.issubdtype",
+        (f"{SEAM}::test_traces_start_as_their_specifications_say",),
+        "what a rule counts in its traces is rounded",
+    ),
+    Mutation(
+        "learning signals that no rule sees",
+        "_executor/step.py",
+        "    signal = method.signal(graph, records, signal)\n",
+        "",
+        (f"{SEAM}::test_a_rule_sees_the_learning_signals_first",),
+        "a rule that limits them does not",
+    ),
+    Mutation(
+        "names of a class for those that inherit from it",
+        "_algorithms/names.py",
+        'vars(algorithm).get("names", ())',
+        "algorithm.names",
+        (f"{SEAM}::test_a_subclass_has_names_of_its_own",),
+        "an algorithm takes the name of the one that it is made from",
     ),
 ]
 

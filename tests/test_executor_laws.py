@@ -244,9 +244,9 @@ def test_reductions_and_mask():
         assert_gradients_close(actual, gradient, 1e-5, f"{reduction} {masked}")
 
 
-def test_gradient_is_linear_in_the_loss():
-    case = cases.BY_NAME["lstm_fused"]
-    learner, (xs, targets) = build_learner(case), data(case)
+@each_once
+def test_gradient_is_linear_in_the_loss(case, algorithm):
+    learner, (xs, targets) = build_learner(case, algorithm), data(case)
 
     def gradient(first, second):
         learner.reset_state(batch_size=2)

@@ -24,6 +24,7 @@ ROWS = [
     pytest.param("leaky", "d_rtrl", marks=pytest.mark.core),
     pytest.param("alif", "d_rtrl"),
     pytest.param("leaky", "es_d_rtrl"),
+    pytest.param("leaky", "immediate"),
 ]
 EACH = pytest.mark.parametrize(("name", "algorithm"), ROWS)
 

@@ -18,6 +18,7 @@ METHODS = [
     ("es_d_rtrl", "batch axis", {"decay_or_rank": 0.8}),
     ("es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
     ("d_rtrl", "batch axis", {"vjp_method": "multi-step"}),
+    ("immediate", "batch axis", {}),
 ]
 PAIRS = {
     ("independent_rnn", 0),
@@ -28,6 +29,7 @@ PAIRS = {
     ("lstm_fused", 4),
     ("rotation", 0),
     ("rotation", 3),
+    ("rotation", 5),
 }
 MODELS_AND_METHODS = pytest.mark.parametrize(
     ("case", "algorithm", "style", "options"),
