@@ -139,8 +139,8 @@ class Analysis:
 
         It is known of what the equations up to ``last`` make, and may be known of more.
         """
-        known, found = self._elements.get(start, (-1, {}))
-        if known < last or start not in self._elements:
+        known, found = self._elements.get(start, (-2, {}))
+        if known < last:
             rule = self._through_forward_rules
             found = pure_origin(self.program, start, self.constants, last, rule)
             self._elements[start] = last, found
