@@ -110,8 +110,11 @@ def test_batch_is_the_mean_of_its_samples(case, algorithm):
 
 
 @pytest.mark.core
-@pytest.mark.optimised
-@each_once
+@pytest.mark.parametrize(
+    ("case", "algorithm"),
+    [pytest.param(*ONCE[0], marks=pytest.mark.optimised), ONCE[1]],
+    ids=["es_d_rtrl", "d_rtrl"],
+)
 def test_chunk_size_changes_nothing(case, algorithm):
     learner, (xs, targets) = build_learner(case, algorithm), data(case)
     expected = sequence_gradient(learner, case, xs, targets, chunk_size=1)

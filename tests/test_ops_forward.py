@@ -25,22 +25,19 @@ def bound_primitives(function, *arguments):
 )
 def test_leading_axes(leading, primitive):
     x, weight, bias = array(0, *leading, 3), array(1, 3, 4), array(2, 4)
-    want = np.asarray(x) @ np.asarray(weight) + np.asarray(bias)
-    np.testing.assert_allclose(matmul(x, weight, bias), want, rtol=1e-5, atol=1e-6)
-    assert bound_primitives(matmul, x, weight, bias) == [primitive]
+    B, A = array(3, 3, 2), array(4, 2, 4)
+    names = [primitive.replace("etp_", prefix) for prefix in ("etp_", "etp_lora_", "etp_sp_")]
 
-    def low_rank(x):
-        return lora_matmul(x, array(3, 3, 2), array(4, 2, 4), alpha=0.5)
+    def products(x):
+        dense, low_rank = matmul(x, weight, bias), lora_matmul(x, B, A, alpha=0.5)
+        return dense, low_rank, sparse_matmul(x, ENTRIES, sparse_mat=CSR)
 
-    want = 0.5 * (np.asarray(x) @ np.asarray(array(3, 3, 2)) @ np.asarray(array(4, 2, 4)))
-    np.testing.assert_allclose(low_rank(x), want, rtol=1e-5, atol=1e-6)
-    assert bound_primitives(low_rank, x) == [primitive.replace("etp_", "etp_lora_")]
-
-    def sparse(x):
-        return sparse_matmul(x, ENTRIES, sparse_mat=CSR)
-
-    np.testing.assert_allclose(sparse(x), np.asarray(x) @ DENSE, rtol=1e-5, atol=1e-6)
-    assert bound_primitives(sparse, x) == [primitive.replace("etp_", "etp_sp_")]
+    assert bound_primitives(products, x) == names
+    x_now, *operands = map(np.asarray, (x, weight, bias, B, A))
+    weight, bias, B, A = operands
+    wanted = (x_now @ weight + bias, 0.5 * (x_now @ B @ A), x_now @ DENSE)
+    for found, want in zip(quick_jit(products)(x), wanted, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +61,17 @@ def test_dtypes(x_dtype, weight_dtype, result_dtype):
     wide = complex if "complex" in result_dtype else float
     want = np.asarray(x).astype(wide) @ np.asarray(weight).astype(wide)
     tolerance = 2e-2 if "16" in x_dtype + weight_dtype else 1e-5
-    with jax.numpy_dtype_promotion("standard"):
-        results = [
+
+    @quick_jit
+    def products(x, weight):
+        return [
             matmul(x, weight),
             sparse_matmul(x, weight[CSR_ROWS, CSR_COLUMNS], sparse_mat=FULL),
             conv(x[..., None, :], weight[None], dimension_numbers=("NWC", "WIO", "NWC"))[:, 0],
         ]
+
+    with jax.numpy_dtype_promotion("standard"):
+        results = products(x, weight)
     for result in results:
         assert result.dtype == result_dtype
         np.testing.assert_allclose(
@@ -183,7 +185,7 @@ def test_sparse_formats(name, rows):
         y = sparse_matmul(x, entries, sparse_mat=matrix, bias=bias)
         return jnp.sum(jnp.sin(y)), y
 
-    (_, y), gradient = jax.value_and_grad(loss, has_aux=True)(matrix.data)
+    (_, y), gradient = quick_jit(jax.value_and_grad(loss, has_aux=True))(matrix.data)
     want = np.asarray(x) @ DENSE + np.asarray(bias)
     np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6)
     slopes = np.where(DENSE != 0, np.asarray(x).T @ np.cos(want), 0)
@@ -212,8 +214,8 @@ def test_sparse_product_of_many_rows():
 
     product = sparse_matmul(x, thin.data, sparse_mat=thin)
     np.testing.assert_allclose(product, np.asarray(x) @ full, rtol=1e-5, atol=1e-5)
-    found = jax.grad(loss, (0, 1))(x, thin.data)
-    expected = jax.grad(dense_loss, (0, 1))(x, thin.data)
+    found = quick_jit(jax.grad(loss, (0, 1)))(x, thin.data)
+    expected = quick_jit(jax.grad(dense_loss, (0, 1)))(x, thin.data)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
     )
@@ -230,8 +232,8 @@ def test_entries_at_the_same_place_add_up(rows):
     entries = jnp.array([1.0, 2.0, 4.0])
     want = np.zeros((rows, 4))
     want[:, 1], want[:, 3] = 3 * x[:, 0], 4 * x[:, 2]
-    np.testing.assert_allclose(product(entries), want, rtol=1e-6)
-    slopes = jax.grad(lambda entries: product(entries).sum())(entries)
+    np.testing.assert_allclose(quick_jit(product)(entries), want, rtol=1e-6)
+    slopes = quick_jit(jax.grad(lambda entries: product(entries).sum()))(entries)
     np.testing.assert_allclose(slopes, x.sum(0)[np.array([0, 0, 2])], rtol=1e-5)
 
 
