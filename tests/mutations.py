@@ -147,7 +147,7 @@ MUTATIONS = [
     Mutation(
         "outputs without a trace, held like those with one",
         "_executor/jacobians.py",
-        "return [jnp.where(traced, y, live)]",
+        "return [jnp.where(traced, y, differentiated)]",
         "return [y]",
         ("tests/test_plain_parameters.py::test_outputs_without_a_trace_next_to_others_with_one",),
         "a reset gate beside an update gate gets no gradient",

@@ -6,7 +6,6 @@ pushed in as many turns as one position has elements.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +33,8 @@ def pushed_forward(
     group: HiddenGroup,
     state: int,
     new_state: Callable[..., jax.Array],
-    leaves: dict[Var, Any],
-) -> dict[Var, Any]:
+    leaves: dict[Var, jax.Array],
+) -> dict[Var, jax.Array]:
     """Return the derivative of each leaf's element to the one position that it reaches.
 
     Parameters

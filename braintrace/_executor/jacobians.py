@@ -11,21 +11,22 @@ marked outputs, with everything that mixes positions held constant. Each element
 one position only, so that pulling back a one for every position gives all of them at once.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, HiddenGroup, Records, Weights
-from .._jax import Var, bind
-from .._jaxpr import evaluate
+from .._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation, Records, Weights
+from .._jax import Atom, Equation, Var, bind, is_var
+from .._jaxpr import Rule, evaluate
 from .forward_mode import has_while, pushed_forward
 from .layout import injection_to_slots, old_state_to_positions, trace_sites, x_key
-from .maxima import Rules, bind_differentiable, maxima_of
+from .maxima import bind_differentiable, maxima_of
 
-Inputs = Mapping[Var, Any]
+Inputs: TypeAlias = Mapping[Var, Any]
+"""Values of the inputs of a program."""
 
 
 def transition_key(group: HiddenGroup, a: int, c: int) -> str:
@@ -44,7 +45,7 @@ def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
     return weights
 
 
-def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None) -> dict[int, Any]:
+def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None) -> dict[int, Rule]:
     """Return rules that run the relations' operations on given weights, held constant.
 
     What an operation computes besides, and no trace carries (a gate that acts through another
@@ -58,19 +59,19 @@ def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None)
         Only the relations that reach this group; ``None``: all.
     """
 
-    def rule_for(relation: Any) -> Any:
+    def rule_for(relation: HiddenParamOpRelation) -> Rule:
         held = jax.lax.stop_gradient(weights[relation.key])
         traced = _traced_elements(relation, group)
 
-        def rule(equation: Any, values: list[Any]) -> list[Any]:
+        def rule(equation: Equation, values: list[Any]) -> list[Any]:
             with_held = list(values)
             for name, position in relation.trainable_positions.items():
                 with_held[position] = held[name]
             (y,) = bind(equation, with_held)
             if traced is None:
                 return [y]
-            (live,) = bind(equation, values)
-            return [jnp.where(traced, y, live)]
+            (differentiated,) = bind(equation, values)
+            return [jnp.where(traced, y, differentiated)]
 
         return rule
 
@@ -81,12 +82,12 @@ def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None)
     }
 
 
-def _traced_elements(relation: Any, group: int | None) -> np.ndarray | None:
+def _traced_elements(relation: HiddenParamOpRelation, group: int | None) -> np.ndarray | None:
     """Return which elements of the output reach a group by a trace; ``None``: all of them."""
     reached = [influence for influence in relation.influences if influence.group == group]
     if not reached:
         return None
-    traced = (reached[0].positions >= 0).any(0)
+    traced = np.asarray((reached[0].positions >= 0).any(0))
     return None if traced.all() else traced
 
 
@@ -120,20 +121,18 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
 class _Values:
     """Values of this step's variables, all those that the Jacobians need computed at once."""
 
-    def __init__(self, known: dict[Var, Any]) -> None:
+    def __init__(self, known: dict[Var, jax.Array]) -> None:
         self.known = known
 
-    def __call__(self, atom: Any) -> Any:
-        return self.known[atom] if isinstance(atom, Var) else atom.val
+    def __call__(self, atom: Atom) -> jax.Array:
+        return self.known[atom] if is_var(atom) else atom.val
 
 
 def _values(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> _Values:
     wanted: dict[Var, None] = {}
     for relation in graph.hidden_param_op_relations:
-        injection_points = [
-            b.var for influence in relation.influences for b in influence.injection_points
-        ]
-        wanted.update(dict.fromkeys([relation.x_var, relation.y_var, *injection_points]))
+        points = [p.var for influence in relation.influences for p in influence.injection_points]
+        wanted.update(dict.fromkeys([relation.x_var, relation.y_var, *points]))
     wanted.update(dict.fromkeys(_opaque_outputs(graph)))
     for group in graph.hidden_groups:
         wanted.update(dict.fromkeys(group.new_vars))
@@ -155,7 +154,7 @@ def _rows(
     state: int,
     inputs: Inputs,
     values: _Values,
-    maxima: Rules,
+    maxima: dict[int, Rule],
     records: Records,
 ) -> None:
     """Add the row ``a = state`` of ``D`` and of ``Df``."""
@@ -166,7 +165,9 @@ def _rows(
         for point in site.influence.injection_points
         if point.state == state and "Df" in graph.needs
     ]
-    leaves: dict[Var, Any] = {group.states[c].in_var: inputs[group.states[c].in_var] for c in old}
+    leaves: dict[Var, jax.Array] = {
+        group.states[c].in_var: inputs[group.states[c].in_var] for c in old
+    }
     leaves.update({point.var: values(point.var) for _, point in influences})
     if not leaves:
         return
@@ -174,7 +175,7 @@ def _rows(
     program = graph.traced.program
     rules = {**maxima, **_cut_rules(group, state)}
 
-    def new_state(*changed: Any) -> Any:
+    def new_state(*changed: jax.Array) -> jax.Array:
         overrides = {**held, **dict(zip(leaves, changed, strict=True))}
         return evaluate(program, [group.new_vars[state]], inputs, overrides, rules)[0]
 
@@ -189,19 +190,25 @@ def _rows(
         if point.var is not site.relation.y_var:
             row = row * _from_output(graph, site.relation.y_var, point.var, inputs, values)
         key = site.key(state)
-        table = injection_to_slots(site.influence, point, row)
-        records.Df[key] = records.Df[key] + table if key in records.Df else table
+        slots = injection_to_slots(site.influence, point, row)
+        records.Df[key] = records.Df[key] + slots if key in records.Df else slots
 
 
 def _pulled_back(
-    graph: ETraceGraph, group: HiddenGroup, state: int, new_state: Any, leaves: dict[Var, Any]
-) -> dict[Var, Any]:
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    state: int,
+    new_state: Callable[..., jax.Array],
+    leaves: dict[Var, jax.Array],
+) -> dict[Var, jax.Array]:
     """Return the derivative of each leaf's element to the one position that it reaches."""
     value, pull_back = jax.vjp(new_state, *leaves.values())
     return dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
 
 
-def _held(graph: ETraceGraph, group: HiddenGroup, state: int, values: _Values) -> dict[Var, Any]:
+def _held(
+    graph: ETraceGraph, group: HiddenGroup, state: int, values: _Values
+) -> dict[Var, jax.Array]:
     """Return what is held constant: other groups, marked outputs, what a state is downstream of."""
     held = {var: values(var) for var in _opaque_outputs(graph)}
     for other in graph.hidden_groups:
@@ -215,14 +222,14 @@ def _held(graph: ETraceGraph, group: HiddenGroup, state: int, values: _Values) -
     return held
 
 
-def _cut_rules(group: HiddenGroup, state: int) -> dict[int, Any]:
+def _cut_rules(group: HiddenGroup, state: int) -> dict[int, Rule]:
     """Return rules that hold the operands constant that mix positions."""
     operands_of: dict[int, set[int]] = {}
     for cut in group.cuts[state]:
         operands_of.setdefault(cut.equation, set()).add(cut.operand)
 
-    def rule_for(held: set[int]) -> Any:
-        def rule(equation: Any, values: list[Any]) -> list[Any]:
+    def rule_for(held: set[int]) -> Rule:
+        def rule(equation: Equation, values: list[Any]) -> list[Any]:
             stopped = [jax.lax.stop_gradient(v) if i in held else v for i, v in enumerate(values)]
             return bind_differentiable(equation, stopped)
 
@@ -236,7 +243,7 @@ def _from_output(
 ) -> jax.Array:
     """Return the element-wise derivative from ``y`` to the variable it is broadcast to."""
 
-    def broadcast(value: Any) -> Any:
+    def broadcast(value: jax.Array) -> jax.Array:
         return evaluate(graph.traced.program, [reached], inputs, {y: value})[0]
 
     return jax.jvp(broadcast, (values(y),), (jnp.ones_like(values(y)),))[1]

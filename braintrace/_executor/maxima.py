@@ -13,14 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax import bind
+from .._jax import Equation, bind
 from .._jaxpr import Program, Rule
 
 Binary: TypeAlias = Callable[[Any, Any], jax.Array]
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
-
-Rules: TypeAlias = dict[int, Rule]
-"""Functions that run single equations of a program, by equation index."""
 
 
 def larger(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -96,7 +93,7 @@ DIFFERENTIABLE: dict[str, Callable[..., Any]] = {
 }
 
 
-def bind_differentiable(equation: Any, values: list[Any]) -> list[Any]:
+def bind_differentiable(equation: Equation, values: list[Any]) -> list[Any]:
     """Run an equation; maxima and minima with the derivative of this file."""
     rule = DIFFERENTIABLE.get(equation.primitive.name)
     is_real = all(jnp.issubdtype(jnp.result_type(value), jnp.floating) for value in values)
@@ -105,7 +102,7 @@ def bind_differentiable(equation: Any, values: list[Any]) -> list[Any]:
     return [rule(*values, **equation.params)]
 
 
-def maxima_of(program: Program) -> Rules:
+def maxima_of(program: Program) -> dict[int, Rule]:
     """Return rules that run the maxima and minima of a program, by equation index."""
     return {
         index: bind_differentiable

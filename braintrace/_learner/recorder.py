@@ -10,6 +10,7 @@ import jax
 from .._algorithms import ETraceAlgorithm
 from .._errors import OptionError
 from .._executor import (
+    Inputs,
     Probes,
     recorded_step,
     restarted,
@@ -22,8 +23,7 @@ from .._jax import Var
 from .._runtime import read_arguments, read_states, unwrap, write_states
 from .._typing import Path, path_name
 
-Inputs = dict[Var, Any]
-Run = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
+Run: TypeAlias = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
 """``values of the program's inputs -> (outputs, new states, records)`` of one step."""
 
 Restart: TypeAlias = jax.Array | None
