@@ -10,7 +10,7 @@ import jax
 from .._algorithms import ETraceAlgorithm
 from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
 from .._jax import Var
-from .._runtime import read_arguments, read_states, start_anew, whole_values
+from .._runtime import read_states, start_anew, whole_values
 from .chunks import chunk_length, over_chunks, steps_of
 from .driver import Arguments, Body, Request, not_taken, taken
 from .restart import Initial, check_held, initial_inputs
@@ -38,16 +38,15 @@ class _Steps:
 
     def __init__(self, algorithm: ETraceAlgorithm, values: list[Any], initial: Initial) -> None:
         self._graph, self._states = algorithm.graph, algorithm.states_of_step
+        self._compiled = algorithm.compiled
         self._values = dict(zip(self._states, values, strict=True))
         self._anew = initial_inputs(algorithm, self._values, initial)
-        self._written = self._graph.traced.written_vars
         self.known = read_states(self._graph, self._states, self._values)
         self.start: Leaves = self.written(self.known)
 
     def inputs(self, state: Leaves, slices: Any, restart: jax.Array | None) -> dict[Var, Any]:
         """Return the inputs of a step."""
-        changed = dict(zip(self._written, state, strict=True))
-        current = {**self.known, **changed, **read_arguments(self._graph, slices)}
+        current = self._compiled.inputs_of_step(self.known, state, slices)
         if restart is not None:
             anew = self._anew.items()
             current.update({v: start_anew(current[v], fresh, restart) for v, fresh in anew})
@@ -55,11 +54,11 @@ class _Steps:
 
     def written(self, new: Inputs) -> Leaves:
         """Return the leaves that are written."""
-        return [new[var] for var in self._written]
+        return self._compiled.written_of(new)
 
     def values(self, state: Leaves) -> list[Any]:
         """Return the values of the States that are written, after the last step."""
-        new = dict(zip(self._written, state, strict=True))
+        new = dict(zip(self._graph.traced.written_vars, state, strict=True))
         return list(whole_values(self._graph, self._states, self._values, new).values())
 
 

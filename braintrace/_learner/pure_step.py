@@ -83,8 +83,3 @@ class PureStep:
         return [
             next(new) if w else value for value, w in zip(others, self._is_written, strict=True)
         ]
-
-    def write(self, written: Sequence[Any]) -> None:
-        """Write new values to the States."""
-        for state, value in zip(self.written_of(self.others), written, strict=True):
-            state.value = value

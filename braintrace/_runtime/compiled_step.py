@@ -93,63 +93,79 @@ class CompiledStep:
         with in_words(OptionError, lambda: RAW):
             write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
 
+    def inputs_of_step(self, start: Inputs, written: list[Any], slices: Any) -> dict[Var, Any]:
+        """Return the program's inputs in one step of a sequence.
+
+        Parameters
+        ----------
+        start
+            Inputs of the first step.
+        written
+            What the States that steps write hold by now, as `written_of` returns it.
+        slices
+            Arguments of the step.
+        """
+        states = dict(zip(self._written, written, strict=True))
+        return {**start, **states, **read_arguments(self.graph, slices)}
+
+    def written_of(self, values: Mapping[Var, Any]) -> list[Any]:
+        """Return the values of the State leaves that a step writes."""
+        return [values[var] for var in self._written]
+
     def _of_any_axes(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of values, traces and sequences for arguments that JAX has typed."""
+        """Return a function of values, traces and sequences for arguments that JAX has typed.
+
+        The function given takes the values by input variable.
+        """
         avals = [atom.aval for atom in self.graph.traced.output_atoms]
+
+        def by_var(values: list[Any]) -> dict[Var, Any]:
+            return dict(zip(self._in_vars, values, strict=True))
+
+        def of_values(values: list[Any], *others: Any) -> Any:
+            return function(by_var(values), *others)
 
         def run(values: list[Any], traces: Any, *sequences: Any) -> Any:
             time = [leaf.shape[0] for leaf in jax.tree.leaves(sequences)[:1]]
             outputs = [jax.ShapeDtypeStruct((*time, *aval.shape), aval.dtype) for aval in avals]
-            by_var = dict(zip(self._in_vars, values, strict=True))
-            replaced = [by_var[var] for var in self._written], traces
-            return in_automatic_region(function, replaced, outputs, values, traces, *sequences)
+            replaced = self.written_of(by_var(values)), traces
+            return in_automatic_region(of_values, replaced, outputs, values, traces, *sequences)
 
         return run
 
-    def _single_step(self, values: list[Any], traces: Any) -> Any:
-        inputs = dict(zip(self._in_vars, values, strict=True))
+    def _single_step(self, inputs: Inputs, traces: Any) -> Any:
         step = single_step(self.graph, self._method, inputs, traces)
-        return step.outputs, self._of_written(step.new_states), step.traces
+        return step.outputs, self.written_of(step.new_states), step.traces
 
-    def _steps(self, values: list[Any], traces: Any, sequences: Any) -> Any:
-        inputs = dict(zip(self._in_vars, values, strict=True))
-
+    def _steps(self, inputs: Inputs, traces: Any, sequences: Any) -> Any:
         def step(carry: tuple[list[Any], Any], slices: Any) -> Any:
-            current = self._current(inputs, carry[0], slices)
-            found = single_step(self.graph, self._method, current, carry[1])
-            return (self._of_written(found.new_states), found.traces), found.outputs
+            written, traces = carry
+            current = self.inputs_of_step(inputs, written, slices)
+            outputs, written, traces = self._single_step(current, traces)
+            return (written, traces), outputs
 
-        start = (self._of_written(inputs), traces)
+        start = (self.written_of(inputs), traces)
         (last, traces), outputs = jax.lax.scan(step, start, sequences)
         return outputs, last, traces
 
     def _restart(self, traces: Any, flags: jax.Array) -> Any:
         return restart_traces(self.trace_specs, traces, flags)
 
-    def _window(self, values: list[Any], traces: Any, sequences: Any) -> Any:
+    def _window(self, inputs: Inputs, traces: Any, sequences: Any) -> Any:
         graph, method = self.graph, self._method
-        inputs = hold_old_states(graph, dict(zip(self._in_vars, values, strict=True)))
+        inputs = hold_old_states(graph, inputs)
         weights = operands(graph, inputs)
 
         def enter(probes: dict[str, jax.Array]) -> list[Any]:
             states = {s.in_var: inputs[s.in_var] + probes[s.name] for s in graph.traced_states}
-            return self._of_written({**inputs, **states})
+            return self.written_of({**inputs, **states})
 
         def step(written: list[Any], slices: Any) -> Any:
-            current = self._current(inputs, written, slices)
+            current = self.inputs_of_step(inputs, written, slices)
             outputs, new_states, records = window_step(graph, current)
-            return self._of_written(new_states), (outputs, records)
+            return self.written_of(new_states), (outputs, records)
 
-        last, outputs, records = run_window(
-            graph, method, (weights, traces), enter, step, sequences
-        )
-        weights, traces = jax.lax.stop_gradient((weights, traces))
+        past = weights, traces
+        last, outputs, records = run_window(graph, method, past, enter, step, sequences)
+        weights, traces = jax.lax.stop_gradient(past)
         return outputs, last, method.update(graph, weights, records, traces)
-
-    def _current(self, inputs: Inputs, written: list[Any], slices: Any) -> Inputs:
-        """Return the program's inputs in one step of a sequence."""
-        states = dict(zip(self._written, written, strict=True))
-        return {**inputs, **states, **read_arguments(self.graph, slices)}
-
-    def _of_written(self, values: Mapping[Var, Any]) -> list[Any]:
-        return [values[var] for var in self._written]
