@@ -305,8 +305,8 @@ MUTATIONS = [
     Mutation(
         "reset_state without the traces",
         "_algorithms/algorithm.py",
-        "                raise\n            self._reset_traces()",
-        "                raise",
+        "fresh, batch_size)\n            self._reset_traces()",
+        "fresh, batch_size)",
         (f"{LAWS}::test_reset_starts_over",),
         "a new sequence has the traces of the last",
     ),

@@ -1,12 +1,10 @@
 """The object that holds a model, its compiled graph and its eligibility traces."""
 
 import abc
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import brainstate
 import jax
-import jax.numpy as jnp
 
 from .._arguments import (
     BATCH_SIZE,
@@ -14,35 +12,35 @@ from .._arguments import (
     FLOATING,
     MODEL,
     NOT_NEGATIVE,
-    check_arrays,
     check_option,
     named,
     one_of,
 )
 from .._compiler import CompilerOptions
-from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
-from .._executor import as_arrays, pack, pairs_of, restart_traces, size_in_bytes, starting_traces
+from .._errors import NotCompiledError, NotInitializedError, OptionError
+from .._executor import (
+    as_arrays,
+    eligibility,
+    pack,
+    pairs_of,
+    restart_traces,
+    size_in_bytes,
+    starting_traces,
+)
 from .._foreign import in_words
 from .._graph import ETraceGraph, TraceMethod, Traces
-from .._interrupts import interruptible, uninterrupted
-from .._jax import strongly_typed
-from .._runtime.batch_axes import arguments_for_batch
+from .._interrupts import uninterrupted
+from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
 from .._runtime.compiled_step import CompiledStep
-from .._runtime.compiling import compile_step
-from .._runtime.data import MultiStepData, check_steps, first_step, is_sequence, unwrap
-from .._runtime.initial import InitialFunction, InitialValues, Shapes, shapes_of
+from .._runtime.data import first_step
+from .._runtime.initial import InitialFunction
 from .._runtime.mesh import on_automatic_axes
-from .._runtime.model_states import States, all_states, short_term
-from .._runtime.program import Program, advance
-from .._runtime.recent import Recent
-from .._runtime.requests import RequestedRestarts
-from .._runtime.restart import check_where, start_anew
+from .._runtime.model_states import States, all_states, short_term, values_by_path
+from .._runtime.restart import RequestedRestarts, check_where, restart_samples
+from .._runtime.stepping import run_call
 from .._runtime.threads import lock_of, one_thread_at_a_time
 from .._runtime.traces import EligibilityTraces
 from .._typing import Path
-
-MOST_SHAPES = 32
-"""For how many shapes of its states a model is kept compiled: batches have a few sizes."""
 
 VJP_METHODS = ("single-step", "multi-step")
 
@@ -105,7 +103,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.strict = strict
         self.unroll_limit = unroll_limit
         self.trace_dtype = trace_dtype
-        self._compiled: CompiledStep | None = None
+        self._compiled: CompiledModel | None = None
         self.requested_restarts = RequestedRestarts()
 
     @property
@@ -149,7 +147,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @property
     def compiled(self) -> CompiledStep:
-        """What `compile_graph` has made."""
+        """What `compile_graph` has made, for the shapes that the States have now."""
+        return self._compiled_model.step
+
+    @property
+    def _compiled_model(self) -> CompiledModel:
         if self._compiled is None:
             raise NotCompiledError(
                 f"Call `compile_graph` with an example input before using this "
@@ -191,23 +193,64 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @on_automatic_axes
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
-        for state in self.short_term_states.values():
-            state.value = strongly_typed(state.value)
-        self._compiled = self._analysed(example, batch_size)
-        self._initial = InitialValues()
-        self._shapes = shapes_of(
-            _values(self.short_term_states)
-            if batch_size is None
-            else self._initial(self.model, True, batch_size, {})
-        )
-        self._by_shapes = Recent(MOST_SHAPES)
-        self._by_shapes[self._shapes] = self._compiled
+        self._compiled = compile_first(self.model, self._analysed, example, batch_size)
 
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         # A window's gradient goes back, through mixing, to states that no trace is read from.
         options = CompilerOptions(self.strict, self.unroll_limit, self.vjp_method == "multi-step")
         step = (self.model, self.method, example, batch_size, options)
         return compile_step(*step, self.trace_dtype)
+
+    @one_thread_at_a_time
+    @on_automatic_axes
+    def eligibility(self, path: str | Path) -> dict[str, Any]:
+        """Return the trace of one weight, by the name of the hidden state that it is for.
+
+        Entry ``[b, i, j]`` of the trace of a matrix is the derivative of what the state holds now,
+        in sample ``b`` and at the position that entry ``[i, j]`` of the matrix reaches, with
+        respect to that entry: what D_RTRL takes it for. If several operations use the weight, it
+        is the sum over them.
+
+        Parameters
+        ----------
+        path
+            Path of the parameter, as in ``model.states()``, or its name: ``("cell", "w")`` or
+            ``"cell/w"``.
+
+        Returns
+        -------
+        dict
+            Arrays ``(batch, *weight shape)``, for the states whose traces are carried; without a
+            batch ``weight shape``. For a parameter whose value is a dict (weight and bias of a
+            layer), a dict of them. Several leading axes of an operation's input count as one. A
+            kernel of `conv` has a trace at every output position, ``(batch, *positions, groups,
+            inputs of a group, features of a group)``; the factors of `lora_matmul` have that of
+            their product. If one output of an operation reaches several positions of a state,
+            these are an axis in front. If the model computes an operand from the parameter (a
+            mask, a transpose), it is the trace of the operand. After a reset, all is zero.
+
+        Raises
+        ------
+        OptionError
+            If there is no such weight, naming those that there are; or for ES_D_RTRL, which has no
+            array of that form: its traces are in ``traces.value``.
+        ShapeError
+            If several operations use the weight, and their traces have different forms.
+
+        Examples
+        --------
+        >>> import braintrace, jax.numpy as jnp
+        >>> x = jnp.ones((5, 2))
+        >>> model = braintrace.nn.IndRNN(2, 3)
+        >>> learner = braintrace.compile(model, "d_rtrl", x, batch_size=5)
+        >>> output = learner(x)
+        >>> learner.eligibility("u")["h"].shape
+        (5, 3)
+        >>> {name: trace.shape for name, trace in learner.eligibility(("W", "weight"))["h"].items()}
+        {'bias': (5, 3), 'weight': (5, 2, 3)}
+        """
+        specs, traces = self.compiled.trace_specs, self.traces.value
+        return eligibility(self.graph, specs, traces, path)
 
     def starting_traces(self) -> Traces:
         """Return traces at the start of a sequence; those that are zero are given by shapes."""
@@ -244,52 +287,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         NotCompiledError, ShapeError
             Before `compile_graph`, or for inputs or states of another shape.
         """
-        if is_sequence(arguments):
-            return self._sequence(arguments)
-        if self.vjp_method == "multi-step":
-            check_arrays("arguments", unwrap(arguments), "`update`: ")
-            one_step = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], unwrap(arguments))
-            return jax.tree.map(lambda leaf: leaf[0], self._steps(one_step))
-        return self._step(unwrap(arguments))
-
-    def _step(self, arguments: tuple[Any, ...]) -> Any:
-        compiled = self.compiled
-        compiled.environment.check()
-        states = self.states_of_step
-        inputs = compiled.inputs(states, arguments)
-        return self._advance(compiled.single_step, states, (inputs, self.traces.carried.read()))
-
-    def _sequence(self, arguments: tuple[Any, ...]) -> Any:
-        if not all(isinstance(argument, MultiStepData) for argument in arguments):
-            raise ShapeError(
-                "Some arguments are `MultiStepData` and some are not. Wrap all of them: every "
-                "argument needs a leading time axis."
-            )
-        check_steps(arguments)
-        return self._steps(unwrap(arguments))
-
-    def _steps(self, sequences: tuple[Any, ...]) -> Any:
-        compiled = self.compiled
-        program = compiled.window if self.vjp_method == "multi-step" else compiled.steps
-        compiled.environment.check()
-        states = self.states_of_step
-        step_arguments = jax.tree.map(lambda leaf: leaf[0], sequences)
-        inputs = compiled.inputs(states, step_arguments)
-        return self._advance(program, states, (inputs, self.traces.carried.read(), sequences))
-
-    def _advance(
-        self, program: Program, states: dict[Any, brainstate.State], arguments: tuple[Any, ...]
-    ) -> Any:
-        compiled = self.compiled
-
-        def store(results: Any) -> None:
-            _, new_states, traces = results
-            compiled.write(states, new_states)
-            self.traces.carried.write(traces)
-
-        can_fail = program.can_fail(lambda: arguments)
-        outputs, *_ = advance(self.traces.carried, can_fail, lambda _: program(*arguments), store)
-        return jax.tree.unflatten(compiled.graph.traced.output_tree, outputs)
+        states, traces = self.states_of_step, self.traces.carried
+        is_window = self.vjp_method == "multi-step"
+        return run_call(self.compiled, states, traces, arguments, is_window)
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -327,7 +327,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """
         check_option("batch_size", batch_size, BATCH_SIZE)
         if self.requested_restarts.is_collecting:
-            now = _values(self.short_term_states)
+            now = values_by_path(self.short_term_states)
             self.requested_restarts.ask(now, self.graph.traced, batch_size, where, kwargs)
             return
         if where is not None:
@@ -335,17 +335,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             return
         given = named(["batch_size", *kwargs], [batch_size, *kwargs.values()])
         call = f"`init_state` of `{type(self.model).__name__}` fails for {given}"
-        states = all_states(self.model)
         with in_words(OptionError, lambda: call):
-            fresh = self.initial_values(states, batch_size, **kwargs)
-        before = {path: states[path].value for path in fresh}
+            fresh = self.initial_values(all_states(self.model), batch_size, **kwargs)
         with uninterrupted:
-            try:
-                _write(states, fresh)
-                self._use_shapes(shapes_of(fresh), batch_size)
-            except BaseException:
-                _write(states, before)
-                raise
+            compiled = self._compiled_model
+            self._compiled = compiled.moved_to(self.model, self._analysed, fresh, batch_size)
             self._reset_traces()
 
     def _restart_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
@@ -355,21 +349,13 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
                 "in the batch that there is: leave out one of the two."
             )
         states = all_states(self.model)
-        now = _values(short_term(states))
-        flags = check_where(where, now)
+        flags = check_where(where, values_by_path(short_term(states)))
         fresh = self.initial_values(states, **options)
-        anew = {path: start_anew(now[path], value, flags) for path, value in fresh.items()}
-        traces, carried = None, self.traces.carried
-        if not carried.is_zero:
-            traces = self.compiled.restart(carried.read(), flags)
-        with uninterrupted:
-            if traces is not None:
-                carried.leave(lambda: traces)
-            _write(states, anew)
+        restart_samples(self.compiled, states, self.traces.carried, fresh, flags)
 
     def prepare_requests(self) -> None:
         """Prepare for restarts that are asked for in what a driver is about to trace."""
-        self.requested_restarts.prepare(_values(self.short_term_states))
+        self.requested_restarts.prepare(values_by_path(self.short_term_states))
 
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any
@@ -388,37 +374,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         ShapeError
             See `reset_state`.
         """
-        mapped = self.graph.traced.batch_size is not None
-        if batch_size is None:
-            now = _values(short_term(states))
-            fresh = self._initial.of_shapes(self.model, mapped, shapes_of(now), kwargs)
-            return {path: fresh[path] for path in now}
-        return self._initial(self.model, mapped, batch_size, kwargs)
+        return self._compiled_model.initial_values(self.model, states, batch_size, kwargs)
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` are made of, and how."""
-        mapped = self.graph.traced.batch_size is not None
-        now = _values(self.short_term_states)
-        return self._initial.function(self.model, mapped, shapes_of(now))
-
-    def _use_shapes(self, shapes: Shapes, batch_size: int | None) -> None:
-        """Compile the model for the shapes that its states have now, once for each."""
-        if shapes not in self._by_shapes:
-            self._by_shapes[shapes] = interruptible(self._resized)(shapes, batch_size)
-        self._compiled, self._shapes = self._by_shapes[shapes], shapes
-
-    def _resized(self, shapes: Shapes, batch_size: int | None) -> CompiledStep:
-        mapped = self.graph.traced.batch_size is not None
-        example = arguments_for_batch(
-            self.model, self.graph.traced, (self._shapes, shapes), batch_size
-        )
-        return self._analysed(example, batch_size if mapped else None)
-
-
-def _values(states: States) -> dict[Path, Any]:
-    return {path: state.value for path, state in states.items()}
-
-
-def _write(states: States, values: Mapping[Path, Any]) -> None:
-    for path, value in values.items():
-        states[path].value = value
+        return self._compiled_model.initial_function(self.model)

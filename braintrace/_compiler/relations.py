@@ -59,6 +59,9 @@ def _relation(
         trainable_paths={
             key: leaves[0].path for key, leaves in operation.parameters.items() if leaves
         },
+        trainable_leaves={
+            key: leaves[0].leaf for key, leaves in operation.parameters.items() if leaves
+        },
         parameter_paths=operation.paths,
         held_paths=tuple(dict.fromkeys(leaf.path for leaf in operation.held)),
         influences=tuple(influences),

@@ -5,6 +5,7 @@ from .complex_packing import pack as pack
 from .complex_packing import pack_like as pack_like
 from .complex_packing import pairs_of as pairs_of
 from .complex_packing import unpack as unpack
+from .eligibility import eligibility as eligibility
 from .io_dim import InputOutputTraces as InputOutputTraces
 from .io_dim import decay_of as decay_of
 from .jacobians import Inputs as Inputs

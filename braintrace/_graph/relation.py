@@ -32,6 +32,8 @@ class HiddenParamOpRelation:
         Where those operands stand among the operation's operands.
     trainable_paths
         Path of the (first) ParamState behind every such operand.
+    trainable_leaves
+        Which leaf of that State's value it is.
     parameter_paths
         Paths of all ParamStates behind the operands.
     held_paths
@@ -54,6 +56,7 @@ class HiddenParamOpRelation:
     trainable_vars: Mapping[str, Atom]
     trainable_positions: Mapping[str, int]
     trainable_paths: Mapping[str, Path]
+    trainable_leaves: Mapping[str, int]
     parameter_paths: tuple[Path, ...]
     held_paths: tuple[Path, ...]
     influences: tuple[InfluenceMap, ...]

@@ -11,6 +11,7 @@ from .._arguments import check_option
 from .._graph import ETraceGraph
 from .._graph.report import Report, report_of
 from .._runtime import all_states, on_automatic_axes, one_thread_at_a_time
+from .._typing import Path
 from .arguments import ALGORITHM, Options
 from .compilations import Compilations
 from .driver import Request, prepared
@@ -66,6 +67,11 @@ class Learner(brainstate.nn.Module):
         """Return what learns online, how, and at what memory; ``print`` it for a table."""
         carried = self.algorithm.trace_bytes
         return dataclasses.replace(report_of(self.graph), carried_bytes=carried)
+
+    @one_thread_at_a_time
+    def eligibility(self, path: str | Path) -> dict[str, Any]:
+        """Return the trace of one weight by hidden state; see `ETraceAlgorithm.eligibility`."""
+        return self.algorithm.eligibility(path)
 
     @one_thread_at_a_time
     def update(self, *arguments: Any) -> Any:

@@ -61,6 +61,17 @@ def short_term(states: States) -> dict[Path, brainstate.State]:
     return {p: state for p, state in states.items() if isinstance(state, brainstate.ShortTermState)}
 
 
+def values_by_path(states: States) -> dict[Path, Any]:
+    """Return the values of States."""
+    return {path: state.value for path, state in states.items()}
+
+
+def write_by_path(states: States, values: Mapping[Path, Any]) -> None:
+    """Write values to some of the States."""
+    for path, value in values.items():
+        states[path].value = value
+
+
 def read_states(
     graph: ETraceGraph,
     states: States,

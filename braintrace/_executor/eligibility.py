@@ -1,0 +1,134 @@
+"""The trace of one weight, for every state that it reaches."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._arguments import is_quantity
+from .._errors import OptionError, ShapeError
+from .._graph import (
+    ETraceGraph,
+    HiddenParamOpRelation,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
+    specs_of,
+)
+from .._graph.diagnostics import quoted
+from .._typing import Path, path_name
+from .active_outputs import active_outputs_of, trace_shapes
+from .layout import trace_sites
+
+
+def eligibility(
+    graph: ETraceGraph, specs: TraceSpecs, traces: Traces, path: str | Path
+) -> dict[str, Any]:
+    """Return the derivative of states, by name, with respect to one parameter.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    specs, traces
+        What is known of the traces that are kept, and the traces, each in an array of its own.
+    path
+        Path of the parameter, or its name.
+
+    Returns
+    -------
+    dict
+        An array for every state, or a dict of them if the parameter's value is one.
+
+    Raises
+    ------
+    OptionError
+        If there is no such weight, or no array of its form among the traces.
+    ShapeError
+        If it is used by operations whose traces have different forms.
+    """
+    name = path_name(tuple(path)) if isinstance(path, (tuple, list)) else str(path)
+    leaf_of = {
+        (relation.key, array): relation.trainable_leaves[operand]
+        for relation, operand in _operands(graph, name)
+        for array in _arrays_of(graph, relation, operand)
+    }
+    if not leaf_of:
+        raise OptionError(
+            f"There is no array of the form of '{name}' among these traces. ES_D_RTRL keeps "
+            "filters of inputs and of outputs, whose product is never formed: read those from "
+            "`traces.value`. With D_RTRL, every weight has a trace of its own."
+        )
+    names = _leaf_names(graph, name)
+    found: dict[str, dict[str, jax.Array]] = {}
+    for spec, trace in zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True):
+        leaf = leaf_of.get((spec.relation, spec.operand))
+        if spec.state is not None and leaf is not None:
+            own = found.setdefault(spec.state, {})
+            whole = _with_zeros(graph, specs, spec, trace)
+            own[names[leaf]] = _added(name, own.get(names[leaf]), whole)
+    return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
+
+
+def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation, str]]:
+    """Return the relations that a weight is an operand of, and as which one."""
+    every = [
+        (path_name(path), relation, operand)
+        for relation in graph.hidden_param_op_relations
+        for operand, path in relation.trainable_paths.items()
+    ]
+    found = [(relation, operand) for own, relation, operand in every if own == name]
+    if not found:
+        known = quoted(list(dict.fromkeys(own for own, _, _ in every)))
+        raise OptionError(
+            f"`path` is '{name}', for which there is no trace; the weights that reach a hidden "
+            f"state through a marked operation are {known}."
+        )
+    return found
+
+
+def _arrays_of(graph: ETraceGraph, relation: HiddenParamOpRelation, operand: str) -> set[str]:
+    """Return the arrays in which an operation's traces hold the entries of an operand.
+
+    It is the one of the same name, or what the operation keeps in the place of its operands.
+    """
+    own = [spec for spec in specs_of(graph.trace_specs) if spec.relation == relation.key]
+    made = {spec.operand for spec in own} & set(trace_shapes(relation, None))
+    return {operand} & made or made - set(relation.trainable_vars)
+
+
+def _leaf_names(graph: ETraceGraph, name: str) -> list[str]:
+    """Return the names of the arrays in a parameter's value."""
+    (tree,) = (tree for path, tree in graph.traced.state_trees.items() if path_name(path) == name)
+    value = jax.tree.unflatten(tree, [0] * tree.num_leaves)
+    paths = jax.tree_util.tree_leaves_with_path(value, is_leaf=is_quantity)
+    return [path_name(tuple(getattr(key, "key", key) for key in path)) for path, _ in paths]
+
+
+def _with_zeros(
+    graph: ETraceGraph, specs: TraceSpecs, spec: TraceSpec, trace: jax.Array
+) -> jax.Array:
+    """Return a trace with the outputs that it is not kept for, where it is zero."""
+    if spec.full_shape in (None, spec.shape):
+        return trace
+    kept = {s.state for s in specs_of(specs) if s.relation == spec.relation}
+    for site in trace_sites(graph):
+        states = {state.name: a for a, state in enumerate(site.group.states)}
+        if site.relation.key == spec.relation and spec.state in states:
+            own = [a for name, a in states.items() if name in kept]
+            outputs = active_outputs_of(site.relation, site.influence, own)
+            if outputs is not None:
+                whole = jax.ShapeDtypeStruct(spec.full_shape, trace.dtype)
+                (trace,) = jax.linear_transpose(outputs.pick, whole)(trace)
+    return trace
+
+
+def _added(name: str, first: jax.Array | None, second: jax.Array) -> jax.Array:
+    if first is None:
+        return second
+    if first.shape != second.shape:
+        raise ShapeError(
+            f"'{name}' is used by operations whose traces have shapes {first.shape} and "
+            f"{second.shape}, of which there is no sum. Read each of them from `traces.value`."
+        )
+    return jnp.add(first, second)

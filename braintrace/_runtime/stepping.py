@@ -1,0 +1,90 @@
+"""A call of an algorithm: one step, or those of a sequence, on what the States hold."""
+
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._arguments import check_arrays
+from .._errors import ShapeError
+from .._typing import Path
+from .carried_traces import CarriedTraces
+from .compiled_step import CompiledStep
+from .data import MultiStepData, check_steps, is_sequence, unwrap
+from .program import Program, advance
+
+StatesOfStep = dict[Path, brainstate.State]
+
+
+def run_call(
+    step: CompiledStep,
+    states: StatesOfStep,
+    traces: CarriedTraces,
+    arguments: tuple[Any, ...],
+    is_window: bool,
+) -> Any:
+    """Run one step, or the steps of a sequence, and return what ``update`` returns.
+
+    Parameters
+    ----------
+    step
+        The compiled model.
+    states, traces
+        States of the step and traces, which move on.
+    arguments
+        Of ``update``, perhaps wrapped.
+    is_window
+        Whether the derivative of the call goes through all its steps before it meets traces.
+
+    Raises
+    ------
+    ShapeError
+        For arguments or States of another shape.
+    """
+    if is_sequence(arguments):
+        if not all(isinstance(argument, MultiStepData) for argument in arguments):
+            raise ShapeError(
+                "Some arguments are `MultiStepData` and some are not. Wrap all of them: every "
+                "argument needs a leading time axis."
+            )
+        check_steps(arguments)
+        return _run_steps(step, states, traces, unwrap(arguments), is_window)
+    if is_window:
+        check_arrays("arguments", unwrap(arguments), "`update`: ")
+        one_step = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], unwrap(arguments))
+        outputs = _run_steps(step, states, traces, one_step, is_window)
+        return jax.tree.map(lambda leaf: leaf[0], outputs)
+    step.environment.check()
+    inputs = step.inputs(states, unwrap(arguments))
+    return _moved_on(step, step.single_step, states, traces, (inputs, traces.read()))
+
+
+def _run_steps(
+    step: CompiledStep,
+    states: StatesOfStep,
+    traces: CarriedTraces,
+    sequences: tuple[Any, ...],
+    is_window: bool,
+) -> Any:
+    step.environment.check()
+    inputs = step.inputs(states, jax.tree.map(lambda leaf: leaf[0], sequences))
+    program = step.window if is_window else step.steps
+    return _moved_on(step, program, states, traces, (inputs, traces.read(), sequences))
+
+
+def _moved_on(
+    step: CompiledStep,
+    program: Program,
+    states: StatesOfStep,
+    traces: CarriedTraces,
+    arguments: tuple[Any, ...],
+) -> Any:
+    def store(results: Any) -> None:
+        _, new_states, after = results
+        step.write(states, new_states)
+        traces.write(after)
+
+    can_fail = program.can_fail(lambda: arguments)
+    outputs, *_ = advance(traces, can_fail, lambda _: program(*arguments), store)
+    return jax.tree.unflatten(step.graph.traced.output_tree, outputs)
