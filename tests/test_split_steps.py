@@ -231,17 +231,17 @@ def name_of(case):
     return "-".join(part.__name__ for part in case)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "chunk_sizes"),
-    [
-        ("d_rtrl", [3]),
-        ("es_d_rtrl", [STEPS]),
-        pytest.param("d_rtrl", [1, STEPS], marks=pytest.mark.nightly),
-        pytest.param("es_d_rtrl", [1, 3], marks=pytest.mark.nightly),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("case", SPLIT + STEP_BY_STEP, ids=name_of)
+def in_turn():
+    """One algorithm for each case, in turn; the other and other chunks at night."""
+    ways = [("d_rtrl", [3]), ("es_d_rtrl", [STEPS]), ("d_rtrl", [1, STEPS]), ("es_d_rtrl", [1, 3])]
+    for index, case in enumerate(SPLIT + STEP_BY_STEP):
+        for turn, (algorithm, chunk_sizes) in enumerate(ways):
+            marks = [] if index % 2 == turn else [pytest.mark.nightly]
+            name = f"{name_of(case)}-{algorithm}-{chunk_sizes}"
+            yield pytest.param(case, algorithm, chunk_sizes, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("case", "algorithm", "chunk_sizes"), [*in_turn()])
 def test_the_same_gradient_states_and_traces(case, algorithm, chunk_sizes):
     expected, (states, traces) = step_by_step(*case, algorithm)
     for chunk_size in chunk_sizes:
