@@ -479,6 +479,28 @@ MUTATIONS = [
         "the lanes of a map learn from each other's signals",
     ),
     Mutation(
+        "a line of the model that another one stands for",
+        "_jaxpr/evaluate.py",
+        "equation = with_source_of(equation, caller)",
+        "pass",
+        (
+            "tests/test_interpreter.py"
+            "::test_what_a_function_of_jax_does_stands_in_the_line_that_calls_it[bind]",
+        ),
+        "a diagnostic names the line that has called a function of JAX first",
+    ),
+    Mutation(
+        "a value given for a variable that its equation replaces",
+        "_jaxpr/evaluate.py",
+        "known.setdefault(var, value)",
+        "known[var] = value",
+        (
+            "tests/test_interpreter.py"
+            "::test_an_override_stands_where_its_equation_is_run_for_another_output",
+        ),
+        "a probe on one result of an operation is lost where another result is needed",
+    ),
+    Mutation(
         "a gradient plus a number taken for linear",
         "_jaxpr/linear.py",
         "return LINEAR if found == {ZERO, LINEAR} else _unknown(found)",

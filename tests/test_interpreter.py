@@ -57,6 +57,13 @@ def test_nothing_behind_an_override_is_run(program):
     np.testing.assert_array_equal(found, np.ones((2, 3)))
 
 
+def test_an_override_stands_where_its_equation_is_run_for_another_output():
+    program = program_of(jax.make_jaxpr(lambda x: jax.lax.top_k(x, 2))(X))
+    largest, where = program.equations[0].outvars
+    found = evaluate(program, [largest, where], {program.in_vars[0]: X}, {largest: jnp.zeros(2)})
+    assert_trees_close(found, [np.zeros(2, np.float32), np.array([2, 1], np.int32)])
+
+
 def test_rules_by_index_are_about_single_equations(program):
     doubled = {1: lambda equation, operands: [2 * value for value in bind(equation, operands)]}
     found = evaluate(program, program.out_atoms, {program.in_vars[0]: X}, rules=doubled)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._etrace_op import ETPPrimitive, get_primitive_spec
-from .._jax import Atom, bind, divided_dependent
+from .._jax import Atom, Equation, bind, divided_dependent
 from .._jaxpr import Program, evaluate
 from .._typing import PyTree
 from .step_program import ByVar, zip_dict
@@ -26,25 +26,22 @@ def mapped(
     fixed, over_time
         Values that are the same in every step, and those that have one for each.
     """
-    marked = {
-        index: _run_where_samples_lie
-        for index, equation in enumerate(program.equations)
-        if isinstance(equation.primitive, ETPPrimitive)
-    }
 
     def of_step(now: list[Any]) -> list[Any]:
         current = {**fixed, **zip_dict(list(over_time), now)}
-        return evaluate(program, targets, current, rules=marked)
+        return evaluate(program, targets, current, rules=_run_where_samples_lie)
 
     return list(jax.vmap(of_step)(list(over_time.values()))) if targets else []
 
 
-def _run_where_samples_lie(equation: Any, values: list[Any]) -> list[Any]:
+def _run_where_samples_lie(equation: Equation, values: list[Any]) -> list[jax.Array] | None:
     """Run a marked operation that is mapped over time.
 
     As an operation it folds samples into time. Samples that lie on different devices would have to
     be brought together for that; there, time is folded into samples.
     """
+    if not isinstance(equation.primitive, ETPPrimitive):
+        return None
     plain = functools.partial(equation.primitive.implementation, **equation.params)
     x_index = get_primitive_spec(equation.primitive).x_invar_index
     divided = jax.custom_batching.custom_vmap(plain)
