@@ -1,5 +1,6 @@
 """Traces of two coupled states are kept as the parts of one complex array, and in place."""
 
+import copy
 import dataclasses
 import functools
 
@@ -8,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from assertions import assert_gradients_close
+from assertions import assert_gradients_close, assert_same_bits
 from operation_cases import BATCH, CASES, STEPS, by_name, loss, normal
 from ops_catalogue import restored_registries
 
 import braintrace
+from braintrace._brainstate import trace_stateful
 from braintrace._executor import complex_packing
 from braintrace._learner.arguments import Options
 from braintrace._learner.driver import Request
@@ -294,3 +296,64 @@ def test_only_rules_that_compute_with_complex_numbers_see_them(rule):
     assert report.ok
     assert dtypes_of_traces(algorithm) == ["float32"] * 2
     assert_gradients_close(found, expected, 1e-5)
+
+
+def after_steps(algorithm, steps=2):
+    for x in algorithm.model.case.inputs[:steps]:
+        algorithm(x)
+    return algorithm
+
+
+@pytest.mark.core
+def test_saved_traces_are_the_same_on_every_backend(monkeypatch):
+    packed = after_steps(compiled(MATMUL))
+    (state,) = packed.states(braintrace.EligibilityTraces).values()
+    saved = jax.tree.map(np.asarray, state.value)
+    assert list(saved) == ["parameters_of/w@mm0>hidden/h0", "parameters_of/w@mm0>hidden/h1"]
+    monkeypatch.setattr(complex_packing, "BACKENDS", ())
+    apart = after_steps(compiled(MATMUL))
+    assert_gradients_close(apart.traces.value, saved, 1e-6)
+    for algorithm, dtypes in ((packed, ["complex64"]), (apart, ["float32"] * 2)):
+        algorithm.reset_state()
+        algorithm.traces.value = saved
+        assert dtypes_of_traces(algorithm) == dtypes
+        assert_same_bits(jax.tree.map(np.asarray, algorithm.traces.value), saved)
+    with pytest.raises(braintrace.ShapeError, match="hidden/h1/weight' is missing"):
+        packed.traces.value = {key: saved[key] for key in list(saved)[:1]}
+
+
+def clone(algorithm):
+    return brainstate.graph.clone(algorithm)
+
+
+def merged_again(algorithm):
+    return brainstate.graph.treefy_merge(*brainstate.graph.treefy_split(algorithm))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, clone, merged_again])
+def test_copies_carry_packed_traces_of_their_own(copied):
+    algorithm = after_steps(compiled(MATMUL))
+    twin, before = copied(algorithm), jax.tree.map(np.asarray, algorithm.traces.value)
+    after_steps(algorithm)
+    assert_same_bits(twin.traces.value, before)
+    after_steps(twin)
+    assert dtypes_of_traces(twin) == ["complex64"]
+    assert_gradients_close(twin.traces.value, algorithm.traces.value, 1e-6)
+
+
+def test_a_loop_of_a_users_own_copies_no_trace():
+    algorithm = compiled(WIDE)
+    parameters = algorithm.model.states(brainstate.ParamState)
+
+    def step(x):
+        return brainstate.transform.grad(lambda x: loss(algorithm(x)), parameters)(x)
+
+    def loop(xs):
+        return jax.tree.map(lambda leaf: leaf[-1], brainstate.transform.for_loop(step, xs))
+
+    traced = trace_stateful(loop, WIDE.inputs)
+    values = [state.value for state in traced.states]
+    donating = jax.jit(lambda values: traced.call(values, WIDE.inputs), donate_argnums=0)
+    whole = WIDE.parameters["w"].nbytes * STEPS  # for_loop stacks the gradients of the steps
+    program = donating.lower(values).compile()
+    assert program.memory_analysis().temp_size_in_bytes < whole + BYTES_OF_A_TRACE
