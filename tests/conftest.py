@@ -19,11 +19,19 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out the rows of the night, and bring the optimised tests together, at the end."""
+    """Leave out the rows of the night; bring together tests that share what they compile.
+
+    The optimised ones stand at the end, and those that ask for the same oracles at the beginning.
+    """
     if not config.getoption("--nightly"):
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("nightly")])
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
-    items.sort(key=lambda item: item.get_closest_marker("optimised") is not None)
+
+    def place(item):
+        has_oracles = hasattr(getattr(item, "module", None), "references")
+        return item.get_closest_marker("optimised") is not None, not has_oracles
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish(session):

@@ -1,10 +1,6 @@
 """What the drivers do not do: compile twice, compute what nobody reads, copy what they own."""
 
 import contextlib
-import os
-import pathlib
-import subprocess
-import sys
 
 import brainstate
 import cases
@@ -21,7 +17,6 @@ from braintrace._learner.gradient import SequenceGradient
 
 CASE = cases.BY_NAME["independent_rnn"]
 XS, TARGETS = CASE.sequences(2, 6)
-HERE = pathlib.Path(__file__).parent
 ALGORITHMS = pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 
 compilations = []
@@ -272,39 +267,3 @@ def test_traces_in_half_precision(algorithm):
 def test_trace_dtype_must_be_floating():
     with pytest.raises(braintrace.OptionError, match="floating-point"):
         braintrace.D_RTRL(CASE.build(), trace_dtype=jnp.int8)
-
-
-SECOND_PROCESS = """
-import cases, compilation, drivers
-compilation.compile_in_a_hurry()
-case = cases.BY_NAME["independent_rnn"]
-for algorithm in ("d_rtrl", "es_d_rtrl"):
-    learner = drivers.build_learner(case, algorithm)
-    drivers.sequence_gradient(learner, case, *case.sequences(2, 6), chunk_size=4)
-    learner.etrace_evolve(case.sequences(2, 6)[0])
-"""
-
-
-@pytest.mark.core
-def test_a_second_process_compiles_nothing(tmp_path):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-
-    def programs(hash_seed):
-        subprocess.run(
-            [sys.executable, "-c", SECOND_PROCESS],
-            env={**environment, "PYTHONHASHSEED": hash_seed},
-            check=True,
-            timeout=300,
-        )
-        return {path.name for path in tmp_path.iterdir() if path.name.endswith("-cache")}
-
-    first = programs("1")
-    assert any("sequence" in name for name in first)
-    assert programs("2") == first
