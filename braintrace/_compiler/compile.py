@@ -1,14 +1,17 @@
 """The compiler, pass by pass: from a model to an `ETraceGraph`.
 
-One step of the model is a flat program whose inputs and outputs are States. A trace exists where
-the output of a marked operation reaches hidden states *position by position*: element ``u`` of the
-output, position ``p(u)`` of a state, and no other. So the heart of the compiler is a walk
-(`positions`) that starts at the new value of a state with its positions ``0 .. V-1``, and carries
-them back through the equations to the states before the step and to the marked operations. What
-mixes positions on the way is cut, and reported.
+One step of the model is a flat program whose inputs and outputs are States. Each element of a
+hidden state is a *position*. A trace follows what happens position by position: element ``u`` of
+the output of a marked operation reaches position ``p(u)`` and no other, and each position of the
+next step its own. States that reach each other like this are a *group*; a marked operation, with
+the groups that it reaches like this, is a *relation*, and its weight learns online.
 
-Below are all passes in their order. Each is a function of a file of its own, and changes nothing
-that it is given.
+So the heart of the compiler is a walk (`positions`). It starts at the new value of a state, with
+the numbers ``0 .. V-1`` of its positions, and carries them back through the equations, up to the
+marked operations and to the states before the step. Where an operation mixes positions, the way
+is cut there, and reported.
+
+Below are all passes in their order, each from a file of its own. None changes what it is given.
 """
 
 import dataclasses
@@ -69,18 +72,18 @@ def compile_model(
     check_option("unroll_limit", options.unroll_limit, NOT_NEGATIVE)
     check_parameters(model)
 
-    # `update` becomes a flat program: calls are inlined, branches and loops with marks spelled out.
+    # `update` as a flat program: calls are inlined, branches and loops with marks spelled out.
     traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit)
     check_hidden_states(traced)
 
-    # Hidden states that are coupled position by position become groups.
+    # Groups of hidden states, in the form of the step that shows most of what positions do alone.
     step = _with_loops_split(traced, options)
     check_has_states(model, step)
 
-    # A marked operation that reaches a group position by position has a trace: its weight learns.
+    # Relations: of what the walks have met, how each output lies on the positions of a group.
     relations = find_relations(step)
 
-    # What is left out of the gradient is told, as far as this rule leaves it out.
+    # What no trace carries is told, as far as it is left out by this rule.
     diagnostics = reported(diagnose(step, relations, method.boundary), method.boundary)
     check_learns(model, step, relations, diagnostics, method.boundary)
     publish(diagnostics, options.strict)
@@ -113,6 +116,7 @@ def _with_shared_uses_split(traced: TracedModel, every_state: bool) -> GroupedSt
 
 
 def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
+    """Return the step as it is, with its hidden states grouped."""
     # What all passes ask of the program is found out once.
     analysis = Analysis(traced.program)
 
