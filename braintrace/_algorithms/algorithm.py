@@ -33,9 +33,10 @@ from .._interrupts import uninterrupted
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.data import first_step
+from .._runtime.found_states import FoundStates
 from .._runtime.initial import InitialFunction
 from .._runtime.mesh import on_automatic_axes
-from .._runtime.model_states import States, all_states, short_term, values_by_path
+from .._runtime.model_states import States, short_term, values_by_path
 from .._runtime.restart import RequestedRestarts, check_where, restart_samples
 from .._runtime.stepping import run_call
 from .._runtime.threads import lock_of, one_thread_at_a_time
@@ -104,6 +105,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.unroll_limit = unroll_limit
         self.trace_dtype = trace_dtype
         self._compiled: CompiledModel | None = None
+        self._found_states = FoundStates()
         self.requested_restarts = RequestedRestarts()
 
     @property
@@ -128,14 +130,19 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return lock_of(self.model)
 
     @property
+    def states_of_model(self) -> States:
+        """All States of the model by path, as it has them now."""
+        return self._found_states(self.model)
+
+    @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
         """The States that one step touches, by path, as the model has them now."""
-        return self.compiled.find_states(all_states(self.model))
+        return self.compiled.find_states(self.states_of_model)
 
     @property
     def short_term_states(self) -> dict[Path, brainstate.State]:
         """The States that start anew with a sequence, by path."""
-        return short_term(all_states(self.model))
+        return short_term(self.states_of_model)
 
     def __getattr__(self, name: str) -> Any:
         if name == "traces":
@@ -336,7 +343,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         given = named(["batch_size", *kwargs], [batch_size, *kwargs.values()])
         call = f"`init_state` of `{type(self.model).__name__}` fails for {given}"
         with in_words(OptionError, lambda: call):
-            fresh = self.initial_values(all_states(self.model), batch_size, **kwargs)
+            fresh = self.initial_values(self.states_of_model, batch_size, **kwargs)
         with uninterrupted:
             compiled = self._compiled_model
             self._compiled = compiled.moved_to(self.model, self._analysed, fresh, batch_size)
@@ -348,7 +355,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
                 f"`reset_state` got both `where` and `batch_size={batch_size}`. Samples start anew "
                 "in the batch that there is: leave out one of the two."
             )
-        states = all_states(self.model)
+        states = self.states_of_model
         flags = check_where(where, values_by_path(short_term(states)))
         fresh = self.initial_values(states, **options)
         restart_samples(self.compiled, states, self.traces.carried, fresh, flags)

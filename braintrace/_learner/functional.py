@@ -19,7 +19,6 @@ from .._errors import OptionError
 from .._executor import pack, unpack
 from .._interrupts import uninterrupted
 from .._runtime import (
-    all_states,
     check_where,
     on_automatic_axes,
     one_thread_at_a_time,
@@ -237,7 +236,7 @@ class FunctionalLearner:
             moved[0], values = self._initial(state)
             return values
 
-        of_model = all_states(self.algorithm.model)
+        of_model = self.algorithm.states_of_model
         driver, arguments = prepared(self._learner, request, of_model, initial)
         body, (state,) = driver.body, moved
         states = body.states(of_model)

@@ -10,7 +10,7 @@ from .._algorithms import ETraceAlgorithm
 from .._arguments import check_option
 from .._graph import ETraceGraph
 from .._graph.report import Report, report_of
-from .._runtime import all_states, on_automatic_axes, one_thread_at_a_time
+from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import Path
 from .arguments import ALGORITHM, Options
 from .compilations import Compilations
@@ -312,7 +312,7 @@ class Learner(brainstate.nn.Module):
         return FunctionalLearner(self, own)
 
     def _run(self, request: Request) -> Any:
-        states = all_states(self.algorithm.model)
+        states = self.algorithm.states_of_model
         driver, arguments = prepared(
             self, request, states, lambda: initial_values(self.algorithm, states)
         )

@@ -15,7 +15,6 @@ import jax
 from .._compiler import described, state_paths
 from .._errors import OptionError
 from .._executor import as_arrays
-from .._runtime import all_states
 from .._typing import path_name
 from .arguments import Options
 from .driver import Arguments, Body, Request
@@ -87,7 +86,7 @@ class OnlineLearning:
             self._step = PureStep(step, (), (traces, initial, slices))
             if self._asks and not self._has_initial:  # once more, with what samples start from
                 self._has_initial = True
-                initial = initial_values(self._algorithm, all_states(self._algorithm.model))
+                initial = initial_values(self._algorithm, self._algorithm.states_of_model)
                 self._step = PureStep(step, (), (traces, initial, slices))
         self._step.check_unused(self._algorithm.traces.carried)
         self.body = Body(

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from .._graph import Traces
-from .._runtime import all_states
 from .._typing import Path, path_name
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, Any]) -> dict[int, P
     """
     places = {
         id(state): Place(state, _field(state), path)
-        for path, state in all_states(algorithm.model).items()
+        for path, state in algorithm.states_of_model.items()
     }
 
     def add(path: Path, state: brainstate.State) -> None:

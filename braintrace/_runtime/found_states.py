@@ -1,0 +1,97 @@
+"""The States of a model, found without a walk through it as long as it holds what it held.
+
+A walk takes longer than all else that a call does in Python. What a model holds are the attributes
+of its modules, and what is in the lists, tuples and dicts among them.
+"""
+
+from collections.abc import Iterable
+from operator import is_
+from typing import Any
+
+import brainstate
+import jax
+import numpy as np
+import saiunit
+
+from .model_states import States, all_states
+
+_PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes),
+    *(np.ndarray, np.generic, jax.Array, saiunit.Quantity, saiunit.Unit),
+)
+"""Types of what holds no States: which of them an attribute has does not matter."""
+
+
+class FoundStates:
+    """All States of a model by path; copies of what has this object may share it."""
+
+    def __init__(self) -> None:
+        self._last: _Found | None = None
+
+    def __call__(self, model: brainstate.nn.Module) -> States:
+        """Return them as they are now."""
+        found = self._last
+        if found is None or not found.are_of(model):
+            found = self._last = _Found(model)
+        return found.states
+
+    def __reduce__(self) -> tuple[type["FoundStates"], tuple[()]]:
+        return FoundStates, ()
+
+
+class _Found:
+    """The States of a model, and what it held when they were found."""
+
+    def __init__(self, model: brainstate.nn.Module) -> None:
+        self.states = all_states(model)
+        self._model = model
+        self._dicts: list[tuple[dict[Any, Any], list[Any], list[Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        met: dict[int, Any] = {}
+        is_understood = self._look_into(model, met)
+        self._is_understood = is_understood and all(id(s) in met for s in self.states.values())
+
+    def are_of(self, model: brainstate.nn.Module) -> bool:
+        """Tell whether these are the States that a model has now."""
+        if model is not self._model or not self._is_understood:
+            return False
+        for named, names, values in self._dicts:
+            if not _holds(named.values(), values, len(named)) or list(named) != names:
+                return False
+        return all(_holds(now, values, len(now)) for now, values in self._lists)
+
+    def _look_into(self, value: Any, met: dict[int, Any]) -> bool:
+        """Note what a value holds; tell whether all of it is of a kind that is known here."""
+        if isinstance(value, _PLAIN) or id(value) in met:
+            return True
+        met[id(value)] = value
+        if isinstance(value, brainstate.State):
+            return True
+        parts: Iterable[Any]
+        if isinstance(value, (brainstate.graph.Node, dict)):
+            named = value if isinstance(value, dict) else vars(value)
+            parts = list(named.values())
+            self._dicts.append((named, list(named), parts))
+        elif isinstance(value, list):
+            parts = list(value)
+            self._lists.append((value, parts))
+        elif isinstance(value, tuple):
+            parts = value
+        else:  # a leaf, such as a function, or a container of another kind
+            leaves = jax.tree.leaves(value, is_leaf=_may_hold_states)
+            return not any(map(_may_hold_states, leaves))
+        return all(self._look_into(part, met) for part in parts)
+
+
+def _may_hold_states(value: Any) -> bool:
+    return isinstance(value, (brainstate.State, brainstate.graph.Node))
+
+
+def _holds(now: Iterable[Any], values: list[Any], count: int) -> bool:
+    """Tell whether some values are still what they were, as far as States are concerned."""
+    if len(values) != count:
+        return False
+    return all(map(is_, now, values)) or all(
+        one is other or (isinstance(one, _PLAIN) and isinstance(other, _PLAIN))
+        for one, other in zip(now, values, strict=True)
+    )
