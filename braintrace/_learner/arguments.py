@@ -1,11 +1,11 @@
 """What the methods of a learner take: options, sequences, a mask."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import (
@@ -20,6 +20,7 @@ from .._arguments import (
 )
 from .._errors import DtypeError, OptionError, ShapeError
 from .._jax import is_tracer
+from .._typing import PyTree
 
 ALGORITHM = Kind(
     "an algorithm such as `braintrace.D_RTRL(model)`",
@@ -58,7 +59,7 @@ class Options:
 PLAIN = Options()
 
 
-def shapes_of(sequences: Any) -> list[Any]:
+def shapes_of(sequences: PyTree) -> list[PyTree]:
     """Return the types of all arrays of sequences.
 
     Raises
@@ -74,7 +75,7 @@ def shapes_of(sequences: Any) -> list[Any]:
         raise
 
 
-def check_sequences(sequences: Any) -> int:
+def check_sequences(sequences: PyTree) -> int:
     """Return the number of steps of sequences.
 
     Raises
@@ -87,7 +88,7 @@ def check_sequences(sequences: Any) -> int:
     return common_length([aval.shape for aval in shapes_of(sequences)], "sequence")
 
 
-def weights_of(mask: Any, steps: int, reduction: str) -> jax.Array:
+def weights_of(mask: ArrayLike, steps: int, reduction: str) -> jax.Array:
     """Return a mask as real weights of the steps' losses.
 
     Raises

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import brainstate
 import jax
@@ -156,14 +156,17 @@ def _algorithm(algorithm: str | type[ETraceAlgorithm]) -> type[ETraceAlgorithm]:
     by_name = algorithms_by_name()
     if isinstance(algorithm, str) and algorithm.lower() in by_name:
         return by_name[algorithm.lower()]
-    given: Any = algorithm
-    is_class = isinstance(given, type) and issubclass(given, ETraceAlgorithm)
-    if is_class and not inspect.isabstract(given):
-        return given
+    if _is_algorithm(algorithm):
+        return algorithm
     raise OptionError(
         f"`algorithm` is {shown(algorithm)}; expected one of {', '.join(map(repr, by_name))} or "
         "a class such as `braintrace.D_RTRL`."
     )
+
+
+def _is_algorithm(given: object) -> TypeGuard[type[ETraceAlgorithm]]:
+    is_class = isinstance(given, type) and issubclass(given, ETraceAlgorithm)
+    return is_class and not inspect.isabstract(given)
 
 
 def _mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:

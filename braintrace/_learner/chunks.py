@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._graph import ETraceGraph
+from .._typing import PyTree
 
 LONGEST_CHUNK = 128
 SHORTEST_CHUNK = 64
@@ -15,7 +15,7 @@ SHORTEST_CHUNK = 64
 of a small convolution took 4 times as long as BPTT in chunks of 16, and as long in one chunk."""
 
 
-def steps_of(sequences: Any) -> int:
+def steps_of(sequences: PyTree) -> int:
     """Return the number of steps of sequences, which all have as many."""
     steps: int = jax.tree.leaves(sequences)[0].shape[0]
     return steps
@@ -46,13 +46,13 @@ def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int, recorded
 
 
 def over_chunks(
-    run: Callable[[Any, Any], tuple[Any, Any]],
-    run_last: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    sequences: Any,
+    run: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    run_last: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    carry: PyTree,
+    sequences: PyTree,
     steps: int,
     chunk: int,
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """Run one function over all chunks of sequences but the last, another over the last.
 
     Parameters
@@ -66,7 +66,7 @@ def over_chunks(
     """
     full = (steps - 1) // chunk
 
-    def part(start: Any, length: int) -> Any:
+    def part(start: PyTree, length: int) -> PyTree:
         def of_leaf(leaf: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(leaf, start, length)
 

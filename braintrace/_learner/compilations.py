@@ -8,11 +8,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .._errors import OptionError, RecompilationWarning
 from .._graph import ETraceGraph
 from .._runtime import Recent
+from .._typing import PyTree
 from .arguments import Options
 from .function_key import FunctionKey, FunctionKeys, printed
 
@@ -54,11 +55,11 @@ class Features(NamedTuple):
     graph: ETraceGraph
     has_mask: bool = False
     reset_axes: int | None = None
-    structure: Any = None
-    slices: tuple[Any, ...] = ()
+    structure: PyTree = None
+    slices: tuple[object, ...] = ()
     states: tuple[int, ...] = ()
 
-    def by_name(self) -> dict[str, Any]:
+    def by_name(self) -> dict[str, object]:
         """Return them by the names that a reader knows."""
         compared = [field.name for field in dataclasses.fields(Options) if field.compare]
         return {
@@ -100,12 +101,12 @@ class Compilations:
         """Tell whether it is this learner that has compiled all this."""
         return self._owner() is learner
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[Compilations], tuple[()]]:
         return Compilations, ()
 
     def find(
         self,
-        functions: Mapping[str, Callable[..., Any]],
+        functions: Mapping[str, Callable[..., PyTree]],
         features: Features,
         length: int,
         make: Callable[[], Driver],
@@ -138,7 +139,7 @@ class Compilations:
             self._count(keys, {**features.by_name(), "the number of steps": length})
         return found.driver
 
-    def _key(self, name: str, function: Callable[..., Any]) -> FunctionKey:
+    def _key(self, name: str, function: Callable[..., PyTree]) -> FunctionKey:
         try:
             return self._keys[name](function)
         except TypeError as error:
@@ -148,7 +149,7 @@ class Compilations:
                 "`__hash__`."
             ) from error
 
-    def _count(self, keys: Mapping[str, FunctionKey], features: Mapping[str, Any]) -> None:
+    def _count(self, keys: Mapping[str, FunctionKey], features: Mapping[str, object]) -> None:
         """Warn where one line of the user's has been compiled often."""
         line = keys["step_fn"].line
         if line not in self._of_line:
@@ -174,7 +175,7 @@ _Noted = tuple[tuple[int, str | None], ...]
 _Note = dict[str, _Noted]
 
 
-def _note(keys: Mapping[str, FunctionKey], features: Mapping[str, Any]) -> _Note:
+def _note(keys: Mapping[str, FunctionKey], features: Mapping[str, object]) -> _Note:
     note: _Note = {name: ((hash(value), printed(value)),) for name, value in features.items()}
     for name, key in keys.items():
         for label, part in key.parts:

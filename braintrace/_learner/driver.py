@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import brainstate
 import jax
+from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import common_length
 from .._brainstate import kept_for_other_threads
 from .._errors import OptionError
 from .._executor import pack, unpack
+from .._graph import Traces
 from .._runtime import (
     CarriedTraces,
     Program,
@@ -31,6 +33,7 @@ from .._runtime import (
     advance,
     write_values,
 )
+from .._typing import PyTree
 from .arguments import PLAIN, Options, shapes_of, weights_of
 from .compilations import Features
 from .restart import Initial, Restarts, check_reset
@@ -39,7 +42,7 @@ from .step_function import LOOPS
 if TYPE_CHECKING:
     from .learner import Learner
 
-Arguments: TypeAlias = tuple[Any, jax.Array | None, Restarts]
+Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Restarts]
 """``(sequences, mask, restarts)``, as every body takes them."""
 
 
@@ -59,11 +62,11 @@ class Request:
 
     method: str
     make: Callable[[Learner, Request, Arguments], Body]
-    sequences: tuple[Any, ...]
+    sequences: tuple[PyTree, ...]
     options: Options = PLAIN
-    functions: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
-    mask: Any = None
-    reset: Any = None
+    functions: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict)
+    mask: ArrayLike | None = None
+    reset: ArrayLike | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,24 +81,34 @@ class Unfinished:
         The traces that they replace; ``None``: those from before the sequence.
     """
 
-    sources: Any
-    before: Any
+    sources: PyTree
+    before: Traces | None
 
 
 jax.tree_util.register_dataclass(Unfinished)
 
+Found: TypeAlias = tuple[PyTree, list[PyTree], "Traces | Unfinished | None"]
+"""What a body returns: results, new values of States, and traces, if it moves any."""
 
-def taken(held: CarriedTraces, take: Take) -> tuple[Any, bool]:
+Stored: TypeAlias = tuple[PyTree, list[PyTree], Callable[[], Traces] | None]
+"""The same, with a function that computes the traces."""
+
+
+Given: TypeAlias = tuple[Traces | None, bool]
+"""Traces that a body gets, and whether their buffers may be given away."""
+
+
+def taken(held: CarriedTraces, take: Take) -> Given:
     """Return the traces, and whether their buffers may be given away."""
     return take()
 
 
-def taken_unless_zero(held: CarriedTraces, take: Take) -> tuple[Any, bool]:
+def taken_unless_zero(held: CarriedTraces, take: Take) -> Given:
     """Return the same, and ``None`` for traces that are known to be zero."""
     return (None, True) if held.is_zero else take()
 
 
-def not_taken(held: CarriedTraces, take: Take) -> tuple[Any, bool]:
+def not_taken(held: CarriedTraces, take: Take) -> Given:
     """Return no traces, for what moves none."""
     return None, False
 
@@ -125,13 +138,13 @@ class Body:
         Whether it reads the initial values of States also where no step has a flag.
     """
 
-    run: Callable[..., tuple[Any, list[Any], Any]]
+    run: Callable[..., Found]
     states: Callable[[States], Sequence[brainstate.State]]
-    written: Callable[[Sequence[Any]], Sequence[Any]]
-    results: Callable[[Any, Options], Any] = lambda found, options: found
-    take: Callable[[CarriedTraces, Take], tuple[Any, bool]] = taken
-    replaces: Callable[[Any], bool] = lambda sequences: True
-    finish: Callable[[Any, Any], Any] | None = None
+    written: Callable[[Sequence[PyTree]], Sequence[PyTree]]
+    results: Callable[[PyTree, Options], PyTree] = lambda found, options: found
+    take: Callable[[CarriedTraces, Take], Given] = taken
+    replaces: Callable[[PyTree], bool] = lambda sequences: True
+    finish: Callable[[PyTree, Traces | None], Traces] | None = None
     reads_initial: bool = False
 
 
@@ -153,7 +166,9 @@ class Driver:
         self._finish = None if body.finish is None else Program(body.finish, donated=1)
         self._pure = Program(self._unpacked)
 
-    def pure(self, values: list[Any], traces: Any, arguments: Arguments) -> tuple[Any, Any, Any]:
+    def pure(
+        self, values: list[PyTree], traces: Traces, arguments: Arguments
+    ) -> tuple[PyTree, list[PyTree], Traces | None]:
         """Return results, new values of the written States, and traces; None: as they are.
 
         Parameters
@@ -165,10 +180,12 @@ class Driver:
         arguments
             What it is run on.
         """
-        found: tuple[Any, Any, Any] = self._pure(values, traces, *arguments)
+        found: tuple[PyTree, list[PyTree], Traces | None] = self._pure(values, traces, *arguments)
         return found
 
-    def _unpacked(self, values: list[Any], traces: Any, *arguments: Any) -> tuple[Any, Any, Any]:
+    def _unpacked(
+        self, values: list[PyTree], traces: Traces, *arguments: PyTree
+    ) -> tuple[PyTree, list[PyTree], Traces | None]:
         before = pack(traces, self._algorithm.traces.pairs)
         results, written, after = self.body.run(values, before, *arguments)
         if isinstance(after, Unfinished):
@@ -177,13 +194,13 @@ class Driver:
             after = self.body.finish(after.sources, before)
         return results, written, None if after is None else unpack(after)
 
-    def __call__(self, of_model: States, arguments: Arguments, options: Options) -> Any:
+    def __call__(self, of_model: States, arguments: Arguments, options: Options) -> PyTree:
         """Run it on the States of the model, given by path, and return what the user gets."""
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
         values = [state.value for state in states]
 
-        def run(take: Take) -> tuple[Any, list[Any], Callable[[], Any] | None]:
+        def run(take: Take) -> Stored:
             traces, owned = body.take(held, take)
             in_place = owned and body.replaces(arguments[0])
             found = self._program(values, traces, *arguments, in_place=in_place)
@@ -192,7 +209,7 @@ class Driver:
                 return results, written, self._finished(after, traces, owned, at_once=can_fail)
             return results, written, None if after is None else lambda: after
 
-        def store(found: tuple[Any, list[Any], Callable[[], Any] | None]) -> None:
+        def store(found: Stored) -> None:
             _, written, after = found
             write_values(body.written(states), written)
             if after is not None:
@@ -208,8 +225,8 @@ class Driver:
         return body.results(results, options)
 
     def _finished(
-        self, found: Unfinished, before: Any, owned: bool, at_once: bool
-    ) -> Callable[[], Any]:
+        self, found: Unfinished, before: Traces | None, owned: bool, at_once: bool
+    ) -> Callable[[], Traces]:
         """Return what computes the traces when somebody reads them, or has computed them."""
         assert self._finish is not None
         finish = self._finish

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 
 from .._algorithms import ETraceAlgorithm
 from .._executor import operands, plain_step, recorded_step, restarted, zero_probes
+from .._graph import Traces
 from .._jax import Var
-from .._runtime import read_states, start_anew, whole_values
+from .._runtime import CarriedTraces, Take, read_states, start_anew, whole_values
+from .._typing import PyTree
 from .chunks import chunk_length, over_chunks, steps_of
-from .driver import Arguments, Body, Request, not_taken, taken
-from .restart import Initial, check_held, initial_inputs
+from .driver import Arguments, Body, Found, Given, Request, not_taken, taken
+from .restart import Initial, Restarts, check_held, initial_inputs
 
 if TYPE_CHECKING:
     from .learner import Learner
 
-Inputs: TypeAlias = Mapping[Var, Any]
+Inputs: TypeAlias = Mapping[Var, jax.Array]
 """Values of a step's inputs, by variable."""
 
 Leaves: TypeAlias = list[jax.Array]
@@ -36,7 +38,7 @@ class _Steps:
         Those of them that steps write.
     """
 
-    def __init__(self, algorithm: ETraceAlgorithm, values: list[Any], initial: Initial) -> None:
+    def __init__(self, algorithm: ETraceAlgorithm, values: list[PyTree], initial: Initial) -> None:
         self._graph, self._states = algorithm.graph, algorithm.states_of_step
         self._compiled = algorithm.compiled
         self._values = dict(zip(self._states, values, strict=True))
@@ -44,7 +46,9 @@ class _Steps:
         self.known = read_states(self._graph, self._states, self._values)
         self.start: Leaves = self.written(self.known)
 
-    def inputs(self, state: Leaves, slices: Any, restart: jax.Array | None) -> dict[Var, Any]:
+    def inputs(
+        self, state: Leaves, slices: PyTree, restart: jax.Array | None
+    ) -> dict[Var, jax.Array]:
         """Return the inputs of a step."""
         current = self._compiled.inputs_of_step(self.known, state, slices)
         if restart is not None:
@@ -56,7 +60,7 @@ class _Steps:
         """Return the leaves that are written."""
         return self._compiled.written_of(new)
 
-    def values(self, state: Leaves) -> list[Any]:
+    def values(self, state: Leaves) -> list[PyTree]:
         """Return the values of the States that are written, after the last step."""
         new = dict(zip(self._graph.traced.written_vars, state, strict=True))
         return list(whole_values(self._graph, self._states, self._values, new).values())
@@ -68,12 +72,14 @@ def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
     if example[2][0] is not None:
         check_held(algorithm, algorithm.short_term_states, restarts=True)
 
-    def run(values: list[Any], traces: Any, sequences: Any, mask: None, restarts: Any) -> Any:
+    def run(
+        values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, restarts: Restarts
+    ) -> Found:
         flags, initial = restarts
         steps = _Steps(algorithm, values, initial)
         weights, probes = operands(graph, steps.known), zero_probes(graph)
 
-        def step(state: Leaves, now: Any) -> Any:
+        def step(state: Leaves, now: PyTree) -> PyTree:
             slices, restart = now
             inputs = steps.inputs(state, slices, restart)
             outputs, new, records = recorded_step(graph, inputs, weights, probes)
@@ -81,7 +87,7 @@ def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
                 records = restarted(graph, records, restart)
             return steps.written(new), (outputs, records)
 
-        def run_chunk(carry: Any, now: Any) -> Any:
+        def run_chunk(carry: PyTree, now: PyTree) -> PyTree:
             state, (outputs, records) = jax.lax.scan(step, carry[0], now)
             return (state, method.update(graph, weights, records, carry[1])), outputs
 
@@ -99,11 +105,13 @@ def predicting(learner: Learner, request: Request, example: Arguments) -> Body:
     """Return a body that advances the states only."""
     algorithm, graph = learner.algorithm, learner.graph
 
-    def run(values: list[Any], traces: Any, sequences: Any, mask: None, restarts: Any) -> Any:
+    def run(
+        values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, restarts: Restarts
+    ) -> Found:
         flags, initial = restarts
         steps = _Steps(algorithm, values, initial)
 
-        def step(state: Leaves, now: Any) -> Any:
+        def step(state: Leaves, now: PyTree) -> PyTree:
             outputs, new = plain_step(graph, steps.inputs(state, *now))
             return steps.written(new), outputs
 
@@ -113,14 +121,18 @@ def predicting(learner: Learner, request: Request, example: Arguments) -> Body:
     return _body(algorithm, run, not_taken)
 
 
-def _body(algorithm: ETraceAlgorithm, run: Callable[..., Any], take: Callable[..., Any]) -> Body:
+def _body(
+    algorithm: ETraceAlgorithm,
+    run: Callable[..., Found],
+    take: Callable[[CarriedTraces, Take], Given],
+) -> Body:
     """Return the body of a function of the model's own States."""
     graph, compiled = algorithm.graph, algorithm.compiled
     paths = dict.fromkeys(leaf.path for leaf in graph.traced.leaves)
     changing = {leaf.path for leaf in graph.traced.leaves if leaf.out_var is not None}
     is_written = [path in changing for path in paths]
 
-    def written(items: Sequence[Any]) -> list[Any]:
+    def written(items: Sequence[PyTree]) -> list[PyTree]:
         return [item for item, is_one in zip(items, is_written, strict=True) if is_one]
 
     return Body(

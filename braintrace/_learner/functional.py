@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import brainstate
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from .._arguments import shown
 from .._errors import OptionError
 from .._executor import pack, unpack
+from .._graph import Traces
 from .._interrupts import uninterrupted
 from .._runtime import (
     check_where,
@@ -27,14 +30,14 @@ from .._runtime import (
     whole_values,
     write_values,
 )
-from .._typing import Path
+from .._typing import Path, PyTree
 from .arguments import Options
 from .driver import Request, prepared
 from .evolve import evolving, predicting
 from .gradient import differentiating
 from .online import learning_online
 from .restart import Initial
-from .state import FIELDS, LearnerState, Place, check_like, like_held, places_of, raw
+from .state import BY_PATH, FIELDS, LearnerState, Place, check_like, like_held, places_of, raw
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
@@ -88,7 +91,7 @@ class FunctionalLearner:
     ((4, 50), True)
     """
 
-    def __init__(self, learner: Learner, own: Mapping[str, Any]) -> None:
+    def __init__(self, learner: Learner, own: Mapping[str, PyTree]) -> None:
         self._learner = learner
         self._own = own
 
@@ -98,7 +101,7 @@ class FunctionalLearner:
         return self._learner.algorithm
 
     @property
-    def lock(self) -> Any:
+    def lock(self) -> AbstractContextManager[bool]:
         """What a thread holds while it runs or traces the model."""
         return self._learner.lock
 
@@ -127,7 +130,7 @@ class FunctionalLearner:
 
     @one_thread_at_a_time
     @on_automatic_axes
-    def step(self, state: LearnerState, *arguments: Any) -> tuple[LearnerState, Any]:
+    def step(self, state: LearnerState, *arguments: PyTree) -> tuple[LearnerState, PyTree]:
         """Run one step, and return what the model's ``update`` returns as well.
 
         The derivative of a loss of that with respect to ``state.parameters`` is the online
@@ -155,16 +158,16 @@ class FunctionalLearner:
     def grad(
         self,
         state: LearnerState,
-        *sequences: Any,
-        step_fn: Callable[..., Any],
-        mask: Any = None,
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree],
+        mask: ArrayLike | None = None,
         reduction: str = "mean",
         chunk_size: int | str = "auto",
         has_aux: bool = False,
         return_value: bool = False,
         unit_aware: bool = False,
-        reset: Any = None,
-    ) -> tuple[LearnerState, Any]:
+        reset: ArrayLike | None = None,
+    ) -> tuple[LearnerState, PyTree]:
         """Return the gradient of a loss over a sequence as well; see `Learner.etrace_grad`."""
         options = Options(reduction, chunk_size, has_aux, unit_aware, return_value)
         functions = {"step_fn": step_fn}
@@ -176,13 +179,13 @@ class FunctionalLearner:
     def online(
         self,
         state: LearnerState,
-        *sequences: Any,
-        step_fn: Callable[..., Any],
-        update_fn: Callable[..., Any],
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree],
+        update_fn: Callable[..., PyTree],
         has_aux: bool = False,
         unit_aware: bool = False,
-        reset: Any = None,
-    ) -> tuple[LearnerState, Any]:
+        reset: ArrayLike | None = None,
+    ) -> tuple[LearnerState, PyTree]:
         """Learn at every step, and return the losses as well; see `Learner.etrace_online`."""
         options = Options(has_aux=has_aux, unit_aware=unit_aware)
         functions = {"step_fn": step_fn, "update_fn": update_fn}
@@ -194,23 +197,23 @@ class FunctionalLearner:
     def evolve(
         self,
         state: LearnerState,
-        *sequences: Any,
+        *sequences: PyTree,
         chunk_size: int | str = "auto",
-        reset: Any = None,
-    ) -> tuple[LearnerState, Any]:
+        reset: ArrayLike | None = None,
+    ) -> tuple[LearnerState, PyTree]:
         """Advance states and traces, and return outputs as well; see `Learner.etrace_evolve`."""
         options = Options(chunk_size=chunk_size)
         return self._run(state, Request("etrace_evolve", evolving, sequences, options, reset=reset))
 
     def predict(
-        self, state: LearnerState, *sequences: Any, reset: Any = None
-    ) -> tuple[LearnerState, Any]:
+        self, state: LearnerState, *sequences: PyTree, reset: ArrayLike | None = None
+    ) -> tuple[LearnerState, PyTree]:
         """Run the model alone, and return its outputs as well; see `Learner.predict`."""
         return self._run(state, Request("predict", predicting, sequences, reset=reset))
 
     @one_thread_at_a_time
     @on_automatic_axes
-    def reset(self, state: LearnerState, *, where: Any = None) -> LearnerState:
+    def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         algorithm = self.algorithm
         self._check(state)
@@ -228,7 +231,7 @@ class FunctionalLearner:
 
     @one_thread_at_a_time
     @on_automatic_axes
-    def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, Any]:
+    def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
         self._check(state)
         moved = [state]
 
@@ -250,16 +253,16 @@ class FunctionalLearner:
     def _places(self) -> dict[int, Place]:
         return places_of(self.algorithm, self._own)
 
-    def _now(self, traces: Any) -> LearnerState:
-        found: dict[str, dict[Path, Any]] = {field: {} for field in FIELDS}
+    def _now(self, traces: Traces) -> LearnerState:
+        found: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
         for place in self._places.values():
             found[place.field][place.path] = raw(place.state.value)
-        return LearnerState(**{**found, "traces": traces})
+        return LearnerState(**found, traces=traces)
 
     def _check(self, state: LearnerState) -> None:
         check_like(state, self._now(jax.eval_shape(self.algorithm.zero_traces)))
 
-    def _values(self, state: LearnerState, states: Iterable[brainstate.State]) -> list[Any]:
+    def _values(self, state: LearnerState, states: Iterable[brainstate.State]) -> list[PyTree]:
         """Return the values that a state has of some States.
 
         Raises
@@ -270,7 +273,7 @@ class FunctionalLearner:
         places = self._places
         requests = set(map(id, self.algorithm.requested_restarts.states))
 
-        def of(found: brainstate.State) -> Any:
+        def of(found: brainstate.State) -> PyTree:
             if id(found) in requests:
                 return found.value
             if id(found) not in places:
@@ -285,11 +288,11 @@ class FunctionalLearner:
         return [of(found) for found in states]
 
     def _with(
-        self, state: LearnerState, states: Iterable[brainstate.State], values: Iterable[Any]
+        self, state: LearnerState, states: Iterable[brainstate.State], values: Iterable[PyTree]
     ) -> LearnerState:
         """Return a state with other values of some States."""
         places = self._places
-        fields: dict[str, Any] = {field: dict(getattr(state, field)) for field in FIELDS}
+        fields: dict[str, PyTree] = {field: dict(getattr(state, field)) for field in FIELDS}
         for found, value in zip(states, values, strict=True):
             if id(found) in places:
                 _, field, path = places[id(found)]

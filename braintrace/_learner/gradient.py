@@ -8,19 +8,20 @@ end: what lies between (a mask, a transpose, a product of parameters) is fixed o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from .._executor import as_arrays, is_zero, operands
-from .._graph import ETraceGraph
+from .._graph import ETraceGraph, Traces, Weights
 from .._jaxpr import program_of
 from .._runtime import read_states
+from .._typing import PyTree
 from .arguments import Options
 from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import chunk_length, over_chunks, steps_of
-from .driver import Arguments, Body, Request, Unfinished, taken_unless_zero
+from .driver import Arguments, Body, Found, Request, Unfinished, taken_unless_zero
 from .recorder import Recorder, run_in_chunk, run_in_window
 from .restart import Initial, Restarts, check_held, restart_states
 from .step_function import (
@@ -93,7 +94,7 @@ class SequenceGradient:
             finish=self._updated,
         )
 
-    def _results(self, found: tuple[Any, Any, Any], options: Options) -> Any:
+    def _results(self, found: tuple[PyTree, PyTree, PyTree], options: Options) -> PyTree:
         gradients, value, aux = found
         if options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
@@ -103,11 +104,13 @@ class SequenceGradient:
         return (by_path, *extra) if extra else by_path
 
     def _recording(
-        self, learner: Learner, has_mask: bool, step_fn: Callable[..., Any]
-    ) -> Callable[..., Any]:
+        self, learner: Learner, has_mask: bool, step_fn: Callable[..., PyTree]
+    ) -> Callable[..., PyTree]:
         """Return the step as a function of probes, of what is held fixed, and of slices."""
 
-        def step(probes: Any, held: tuple[Any, Initial], inputs: tuple[Any, Any]) -> Any:
+        def step(
+            probes: PyTree, held: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
+        ) -> PyTree:
             (weights, initial), (slices, restart) = held, inputs
             if restart is not None:
                 restart_states(self._algorithm, initial, restart)
@@ -126,7 +129,7 @@ class SequenceGradient:
 
         return step
 
-    def _operands(self, parameters: list[Any], others: list[Any]) -> Any:
+    def _operands(self, parameters: list[PyTree], others: list[PyTree]) -> Weights:
         """Return the operands: parameters, and States that no step writes, as they are now."""
         graph, states = self._algorithm.graph, self._algorithm.states_of_step
         values = dict(zip(self._parameters, parameters, strict=True))
@@ -134,8 +137,13 @@ class SequenceGradient:
         return operands(graph, read_states(graph, states, values))
 
     def _sequence(
-        self, values: list[Any], traces: Any, sequences: Any, mask: Any, restarts: Restarts
-    ) -> Any:
+        self,
+        values: list[PyTree],
+        traces: Traces | None,
+        sequences: PyTree,
+        mask: jax.Array | None,
+        restarts: Restarts,
+    ) -> Found:
         parameters, others = values[: len(self._parameters)], values[len(self._parameters) :]
         steps, length = self._lengths(sequences)
         scales = self._scales(jnp.ones(steps) if mask is None else mask)
@@ -146,13 +154,13 @@ class SequenceGradient:
         if traces is None:
             traces = self._zero_traces if is_one_chunk else as_arrays(self._zero_traces)
 
-        def run_last(carry: Any, chunk: Any) -> Any:
+        def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, kept), results = self._chunks.run(
                 parameters, others, (weights, initial), carry, chunk
             )
             return (written, gradients, (kept, carry[2])), results
 
-        def run_chunk(carry: Any, chunk: Any) -> Any:
+        def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, (kept, before)), results = run_last(carry, chunk)
             after = self._updated((weights, kept), _once_computed(gradients, before))
             return (written, gradients, after), results
@@ -162,7 +170,7 @@ class SequenceGradient:
             run_chunk, run_last, start, ((sequences, flags), scales), steps, length
         )
 
-        def pulled_back(found: Any) -> Any:
+        def pulled_back(found: Weights) -> PyTree:
             return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
 
         total = self._chunks.total(gradients, pulled_back)
@@ -174,7 +182,7 @@ class SequenceGradient:
             after = Unfinished((read, kept), None if is_one_chunk else before)
         return (total, value, aux), written, after
 
-    def _updated(self, sources: tuple[Any, Any], before: Any) -> Any:
+    def _updated(self, sources: tuple[PyTree, PyTree], before: Traces | None) -> Traces:
         """Return the traces after a chunk, from its operands and what was kept of it.
 
         ``None`` before it means zero; among the operands, that the value does not matter.
@@ -186,9 +194,10 @@ class SequenceGradient:
             self._operand_shapes,
             weights,
         )
-        return self._chunks.traces_after(as_arrays(weights), kept, before)
+        after: Traces = self._chunks.traces_after(as_arrays(weights), kept, before)
+        return after
 
-    def _read_by_update(self, weights: Any, kept: Any, before: Any) -> Any:
+    def _read_by_update(self, weights: Weights, kept: PyTree, before: Traces | None) -> PyTree:
         """Return the operands whose values the traces after a chunk depend on, or None.
 
         To return the others as well would copy them.
@@ -200,25 +209,25 @@ class SequenceGradient:
         found = [leaf if var in read else None for leaf, var in zip(leaves, own, strict=True)]
         return jax.tree.unflatten(tree, found)
 
-    def _lengths(self, sequences: Any) -> tuple[int, int]:
+    def _lengths(self, sequences: PyTree) -> tuple[int, int]:
         """Return the number of steps of the sequences and of a chunk."""
         steps = steps_of(sequences)
         graph, recorded = self._algorithm.graph, self._chunks.bytes_per_step
         return steps, chunk_length(graph, self._options.chunk_size, steps, recorded)
 
-    def _has_chunks(self, sequences: Any) -> bool:
+    def _has_chunks(self, sequences: PyTree) -> bool:
         """Tell whether a sequence has several chunks: only their loop replaces the traces."""
         steps, length = self._lengths(sequences)
         return steps > length
 
-    def _scales(self, mask: Any) -> Any:
+    def _scales(self, mask: jax.Array) -> jax.Array:
         if self._options.reduction == "sum":
             return mask
         total = jnp.sum(mask)
         return mask / jnp.where(total == 0, 1, total)
 
 
-def _once_computed(first: Any, arrays: Any) -> Any:
+def _once_computed(first: PyTree, arrays: PyTree) -> PyTree:
     """Return arrays as they are, in a way that XLA cannot use before it has computed others.
 
     It overwrites traces in place only where every other use of them is known to come before;
@@ -238,7 +247,7 @@ def _one_number(array: jax.Array) -> jax.Array:
     return corner.reshape(())
 
 
-def _zero_operands(graph: ETraceGraph) -> Any:
+def _zero_operands(graph: ETraceGraph) -> Weights:
     return {
         relation.key: {
             name: jnp.zeros(var.aval.shape, var.aval.dtype)

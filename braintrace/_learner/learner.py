@@ -2,16 +2,17 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
 
 import brainstate
+from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import check_option
 from .._graph import ETraceGraph
 from .._graph.report import Report, report_of
 from .._runtime import on_automatic_axes, one_thread_at_a_time
-from .._typing import Path
+from .._typing import Path, PyTree
 from .arguments import ALGORITHM, Options
 from .compilations import Compilations
 from .driver import Request, prepared
@@ -43,7 +44,7 @@ class Learner(brainstate.nn.Module):
         super().__init__()
         check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
-        self._recorder: Callable[..., Any] | None = None
+        self._recorder: Callable[..., PyTree] | None = None
         self._drivers = Compilations(self)
 
     @property
@@ -54,9 +55,10 @@ class Learner(brainstate.nn.Module):
         return self._drivers
 
     @property
-    def lock(self) -> Any:
+    def lock(self) -> AbstractContextManager[bool]:
         """What a thread holds while it runs or traces the model."""
-        return self.algorithm.lock
+        lock: AbstractContextManager[bool] = self.algorithm.lock
+        return lock
 
     @property
     def graph(self) -> ETraceGraph:
@@ -69,24 +71,24 @@ class Learner(brainstate.nn.Module):
         return dataclasses.replace(report_of(self.graph), carried_bytes=carried)
 
     @one_thread_at_a_time
-    def eligibility(self, path: str | Path) -> dict[str, Any]:
+    def eligibility(self, path: str | Path) -> dict[str, PyTree]:
         """Return the trace of one weight by hidden state; see `ETraceAlgorithm.eligibility`."""
         return self.algorithm.eligibility(path)
 
     @one_thread_at_a_time
-    def update(self, *arguments: Any) -> Any:
+    def update(self, *arguments: PyTree) -> PyTree:
         """Run one step; see `ETraceAlgorithm.update`."""
         if self._recorder is not None:
             return self._recorder(*arguments)
         return self.algorithm(*arguments)
 
-    def record_with(self, recorder: Callable[..., Any] | None) -> None:
+    def record_with(self, recorder: Callable[..., PyTree] | None) -> None:
         """Let a recorder, or what refuses steps, stand in for the algorithm; None ends that."""
         self._recorder = recorder
 
     @one_thread_at_a_time
     def reset_state(
-        self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
+        self, batch_size: int | None = None, *, where: ArrayLike | None = None, **kwargs: PyTree
     ) -> None:
         """Start a new sequence, for all samples or for some of them.
 
@@ -99,16 +101,16 @@ class Learner(brainstate.nn.Module):
     @on_automatic_axes
     def etrace_grad(
         self,
-        *sequences: Any,
-        step_fn: Callable[..., Any],
-        mask: Any = None,
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree],
+        mask: ArrayLike | None = None,
         reduction: str = "mean",
         chunk_size: int | str = "auto",
         has_aux: bool = False,
         return_value: bool = False,
         unit_aware: bool = False,
-        reset: Any = None,
-    ) -> Any:
+        reset: ArrayLike | None = None,
+    ) -> PyTree:
         """Return the gradient of a loss over a sequence; states and traces move on.
 
         Parameters
@@ -173,13 +175,13 @@ class Learner(brainstate.nn.Module):
     @on_automatic_axes
     def etrace_online(
         self,
-        *sequences: Any,
-        step_fn: Callable[..., Any],
-        update_fn: Callable[..., Any],
+        *sequences: PyTree,
+        step_fn: Callable[..., PyTree],
+        update_fn: Callable[..., PyTree],
         has_aux: bool = False,
         unit_aware: bool = False,
-        reset: Any = None,
-    ) -> Any:
+        reset: ArrayLike | None = None,
+    ) -> PyTree:
         """Learn at every step of a stream: its gradient, an update, then the next step.
 
         A stream that arrives step by step is given step by step, as sequences of length 1. The
@@ -252,8 +254,8 @@ class Learner(brainstate.nn.Module):
     @one_thread_at_a_time
     @on_automatic_axes
     def etrace_evolve(
-        self, *sequences: Any, chunk_size: int | str = "auto", reset: Any = None
-    ) -> Any:
+        self, *sequences: PyTree, chunk_size: int | str = "auto", reset: ArrayLike | None = None
+    ) -> PyTree:
         """Advance states and traces over a sequence without a loss.
 
         Parameters
@@ -278,7 +280,7 @@ class Learner(brainstate.nn.Module):
 
     @one_thread_at_a_time
     @on_automatic_axes
-    def predict(self, *sequences: Any, reset: Any = None) -> Any:
+    def predict(self, *sequences: PyTree, reset: ArrayLike | None = None) -> PyTree:
         """Run the model alone over a sequence: states move on, traces do not.
 
         Parameters
@@ -300,7 +302,7 @@ class Learner(brainstate.nn.Module):
         """
         return self._run(Request("predict", predicting, sequences, reset=reset))
 
-    def functional(self, **own: Any) -> FunctionalLearner:
+    def functional(self, **own: PyTree) -> FunctionalLearner:
         """Return this learner as pure functions of its state.
 
         Parameters
@@ -311,7 +313,7 @@ class Learner(brainstate.nn.Module):
         """
         return FunctionalLearner(self, own)
 
-    def _run(self, request: Request) -> Any:
+    def _run(self, request: Request) -> PyTree:
         states = self.algorithm.states_of_model
         driver, arguments = prepared(
             self, request, states, lambda: initial_values(self.algorithm, states)

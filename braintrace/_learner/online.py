@@ -7,7 +7,7 @@ other ones before the next. Nothing is left for the end of the stream, so that i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import brainstate
 import jax
@@ -15,11 +15,12 @@ import jax
 from .._compiler import described, state_paths
 from .._errors import OptionError
 from .._executor import as_arrays
-from .._typing import path_name
+from .._graph import Traces
+from .._typing import PyTree, path_name
 from .arguments import Options
-from .driver import Arguments, Body, Request
+from .driver import Arguments, Body, Found, Request
 from .pure_step import PureStep
-from .recorder import Recorder, Values, first_written, run_online, values_of
+from .recorder import Recorder, Restart, Values, first_written, run_online, values_of
 from .restart import Initial, Restarts, initial_values, restart_states
 from .step_function import (
     call_step_function,
@@ -97,24 +98,24 @@ class OnlineLearning:
             reads_initial=self._asks,
         )
 
-    def _results(self, found: tuple[Any, Any], options: Options) -> Any:
+    def _results(self, found: tuple[PyTree, PyTree], options: Options) -> PyTree:
         losses, aux = found
         if options.unit_aware:
             losses = with_unit(losses, self._loss_unit)
         return (losses, aux) if options.has_aux else losses
 
     def _learning(
-        self, learner: Learner, step_fn: Callable[..., Any], update_fn: Callable[..., Any]
-    ) -> Callable[..., Any]:
+        self, learner: Learner, step_fn: Callable[..., PyTree], update_fn: Callable[..., PyTree]
+    ) -> Callable[..., PyTree]:
         """Return one step as a function of traces, initial values of States, and slices."""
         algorithm, options = self._algorithm, self._options
 
-        def step(traces: Any, initial: Initial, inputs: tuple[Any, Any]) -> Any:
+        def step(traces: Traces, initial: Initial, inputs: tuple[PyTree, Restart]) -> PyTree:
             slices, restart = inputs
             if restart is not None:
                 restart_states(algorithm, initial, restart)
 
-            def loss_of_step() -> Any:
+            def loss_of_step() -> PyTree:
                 before = values_of(self._parameters)
                 run = run_online(algorithm.graph, algorithm.method, traces, restart)
                 recorder = Recorder(algorithm, run)
@@ -147,7 +148,7 @@ class OnlineLearning:
                 "`update_fn`, which gets the gradient of the step."
             )
 
-    def _check_kept(self, before: list[Any], after: list[Any]) -> None:
+    def _check_kept(self, before: list[PyTree], after: list[PyTree]) -> None:
         """Refuse States whose type the next step could not read."""
         states = self._step.written_of(self._step.others)
         paths = state_paths(self._algorithm.model)
@@ -161,11 +162,16 @@ class OnlineLearning:
                 )
 
     def _stream(
-        self, others: list[Any], traces: Any, sequences: Any, mask: None, restarts: Restarts
-    ) -> Any:
+        self,
+        others: list[PyTree],
+        traces: Traces,
+        sequences: PyTree,
+        mask: None,
+        restarts: Restarts,
+    ) -> Found:
         flags, initial = restarts
 
-        def step(carry: Any, now: Any) -> Any:
+        def step(carry: PyTree, now: PyTree) -> PyTree:
             values = self._step.merge(others, carry[0])
             written, (after, loss, aux) = self._step((), values, carry[1], initial, now)
             self._check_kept(carry[0], written)

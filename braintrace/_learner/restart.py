@@ -1,25 +1,25 @@
 """Sequences that start anew somewhere inside: which States, from which values."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import flags_of
 from .._errors import OptionError
 from .._jax import Var
 from .._runtime import States, check_first_axes, read_states, short_term, start_anew
-from .._typing import Path, path_name
+from .._typing import Path, PyTree, path_name
 
-Initial = list[Any]
+Initial = list[PyTree]
 """Values of the short-term States at the start of a sequence, in the order of the States."""
 
 Restarts = tuple[jax.Array | None, Initial]
 """Flags of every step, ``(T,)`` or ``(T, batch)``, and the values that States start anew from."""
 
 
-def check_reset(reset: Any, states: States, steps: int) -> jax.Array | None:
+def check_reset(reset: ArrayLike | None, states: States, steps: int) -> jax.Array | None:
     """Return which steps, or which samples at which steps, start anew; ``None``: none does.
 
     Parameters
@@ -93,8 +93,8 @@ def restart_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Arra
 
 
 def initial_inputs(
-    algorithm: ETraceAlgorithm, values: Mapping[Path, Any], initial: Initial
-) -> dict[Var, Any]:
+    algorithm: ETraceAlgorithm, values: Mapping[Path, PyTree], initial: Initial
+) -> dict[Var, PyTree]:
     """Return the inputs of the step's program that start anew, with their values.
 
     Parameters

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from .._graph import Traces
-from .._typing import Path, path_name
+from .._typing import Path, PyTree, path_name
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
 
-FIELDS = ("parameters", "hidden", "others", "random", "traces")
+BY_PATH = ("parameters", "hidden", "others", "random")
+FIELDS = (*BY_PATH, "traces")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +66,14 @@ class LearnerState:
     >>> functional.restore(jax.tree.unflatten(structure, [saved[name] for name in names]))
     """
 
-    parameters: dict[Path, Any]
-    hidden: dict[Path, Any]
-    others: dict[Path, Any]
-    random: dict[Path, Any]
+    parameters: dict[Path, PyTree]
+    hidden: dict[Path, PyTree]
+    others: dict[Path, PyTree]
+    random: dict[Path, PyTree]
     traces: Traces
 
 
-def _flatten(state: LearnerState) -> tuple[list[tuple[Any, Any]], Any]:
+def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
     """Return the entries in the order of their printed names: paths cannot always be sorted."""
     keys = tuple(tuple(sorted(getattr(state, field), key=_printed)) for field in FIELDS)
     children = [
@@ -83,12 +84,12 @@ def _flatten(state: LearnerState) -> tuple[list[tuple[Any, Any]], Any]:
     return children, keys
 
 
-def _flatten_without_names(state: LearnerState) -> tuple[list[Any], Any]:
+def _flatten_without_names(state: LearnerState) -> tuple[list[PyTree], PyTree]:
     children, keys = _flatten(state)
     return [child for _, child in children], keys
 
 
-def _unflatten(keys: Any, children: Iterable[Any]) -> LearnerState:
+def _unflatten(keys: PyTree, children: Iterable[PyTree]) -> LearnerState:
     rest = iter(children)
     return LearnerState(
         **{field: {key: next(rest) for key in own} for field, own in zip(FIELDS, keys, strict=True)}
@@ -110,7 +111,7 @@ class Place(NamedTuple):
     path: Path
 
 
-def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, Any]) -> dict[int, Place]:
+def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, PyTree]) -> dict[int, Place]:
     """Return the place of every State by its identity.
 
     Parameters
@@ -152,7 +153,7 @@ def _field(state: brainstate.State) -> str:
     return "hidden" if isinstance(state, brainstate.ShortTermState) else "others"
 
 
-def _states_in(name: str, holder: Any) -> dict[Path, brainstate.State]:
+def _states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
     if isinstance(holder, brainstate.State):
         return {(name,): holder}
     found = brainstate.graph.states(holder)
@@ -169,15 +170,15 @@ def _flat(path: Path) -> Path:
     return tuple(itertools.chain.from_iterable(parts))
 
 
-def raw(value: Any) -> Any:
+def raw(value: PyTree) -> PyTree:
     """Return the value of a State with the data of random keys in their place."""
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, value)
 
 
-def like_held(value: Any, state: brainstate.State) -> Any:
+def like_held(value: PyTree, state: brainstate.State) -> PyTree:
     """Return a value with random keys in the place of their data, where a State holds some."""
 
-    def of_leaf(held: Any, leaf: Any) -> Any:
+    def of_leaf(held: PyTree, leaf: PyTree) -> PyTree:
         return (
             jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(held))
             if _is_key(held)
@@ -187,7 +188,7 @@ def like_held(value: Any, state: brainstate.State) -> Any:
     return jax.tree.map(of_leaf, state.value, value)
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: PyTree) -> bool:
     return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
 
 
@@ -216,7 +217,9 @@ def check_like(state: LearnerState, own: LearnerState) -> None:
         )
 
 
-def _differences(field: str, found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> list[str]:
+def _differences(
+    field: str, found: Mapping[Any, PyTree], expected: Mapping[Any, PyTree]
+) -> list[str]:
     lines = []
     for key in sorted({**found, **expected}, key=_printed):
         name = f"{field}/{_printed(key)}"
@@ -229,7 +232,7 @@ def _differences(field: str, found: Mapping[Any, Any], expected: Mapping[Any, An
     return lines
 
 
-def _is_like(found: Any, expected: Any) -> bool:
+def _is_like(found: PyTree, expected: PyTree) -> bool:
     leaves, tree = jax.tree.flatten(found)
     others, other = jax.tree.flatten(expected)
     return bool(tree == other) and all(

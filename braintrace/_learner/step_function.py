@@ -1,8 +1,10 @@
 """The user's function of one step: how it is called, and what it has to return."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import brainstate
 import jax
@@ -21,8 +23,11 @@ from .._arguments import (
 )
 from .._errors import OptionError
 from .._foreign import in_words
-from .._typing import Path
+from .._typing import Path, PyTree
 from .recorder import Recorder
+
+if TYPE_CHECKING:
+    from .learner import Learner
 
 LOOPS = (
     "`step_fn` calls the learner inside a compiled function or loop of its own. Call it directly: "
@@ -31,12 +36,12 @@ LOOPS = (
 
 
 def call_step_function(
-    learner: Any,
-    step_fn: Callable[..., Any],
+    learner: Learner,
+    step_fn: Callable[..., PyTree],
     recorder: Recorder,
-    slices: tuple[Any, ...],
+    slices: tuple[PyTree, ...],
     has_aux: bool,
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """Return the loss of a step and its auxiliary results.
 
     Parameters
@@ -75,7 +80,7 @@ def call_step_function(
     return _loss_and_aux(result, has_aux)
 
 
-def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
+def _loss_and_aux(result: PyTree, has_aux: bool) -> tuple[PyTree, PyTree]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise OptionError("With `has_aux=True`, `step_fn` must return a pair `(loss, aux)`.")
     loss, aux = result if has_aux else (result, None)
@@ -91,7 +96,7 @@ def _loss_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
     return loss, aux
 
 
-def _is_number(loss: Any) -> bool:
+def _is_number(loss: object) -> bool:
     """Tell whether a loss can be differentiated: one real floating-point number."""
     try:
         aval = jax.typeof(saiunit.get_mantissa(loss) if is_quantity(loss) else loss)
@@ -100,11 +105,11 @@ def _is_number(loss: Any) -> bool:
     return aval.shape == () and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
-def _told(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+def _told(function: Callable[..., PyTree], arguments: tuple[PyTree, ...]) -> str:
     return named(parameter_names(function, len(arguments)), arguments)
 
 
-def update_parameters(update_fn: Callable[..., Any], *results: Any) -> None:
+def update_parameters(update_fn: Callable[..., PyTree], *results: PyTree) -> None:
     """Call the user's function of the gradients, and with ``has_aux`` of the auxiliary results.
 
     Raises
@@ -139,7 +144,7 @@ def parameters_of(algorithm: ETraceAlgorithm) -> dict[Path, brainstate.State]:
     return {tuple(path): state for path, state in found.items()}
 
 
-def example_slices(sequences: Any) -> Any:
+def example_slices(sequences: PyTree) -> PyTree:
     """Return zeros like the slices of one step."""
     return jax.tree.map(
         lambda leaf: jnp.zeros(jnp.shape(leaf)[1:], jnp.result_type(leaf)), sequences

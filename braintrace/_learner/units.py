@@ -10,9 +10,10 @@ import jax
 import saiunit
 
 from .._errors import OptionError
+from .._typing import PyTree
 
 
-def split_loss(loss: Any, unit_aware: bool) -> tuple[Any, Any]:
+def split_loss(loss: PyTree, unit_aware: bool) -> tuple[PyTree, PyTree]:
     """Return the mantissa and the unit of a loss.
 
     Raises
@@ -29,16 +30,16 @@ def split_loss(loss: Any, unit_aware: bool) -> tuple[Any, Any]:
     return mantissa, unit
 
 
-def with_units(gradients: Any, loss_unit: Any) -> Any:
+def with_units(gradients: PyTree, loss_unit: Any) -> PyTree:
     """Give gradients, in the containers of their parameters, the units that they have."""
 
-    def converted(leaf: Any) -> Any:
+    def converted(leaf: PyTree) -> PyTree:
         mantissa, unit = saiunit.split_mantissa_unit(leaf)
         return with_unit(mantissa, loss_unit / unit)
 
     return jax.tree.map(converted, gradients, is_leaf=lambda x: isinstance(x, saiunit.Quantity))
 
 
-def with_unit(mantissa: Any, unit: Any) -> Any:
+def with_unit(mantissa: PyTree, unit: Any) -> PyTree:
     """Return a quantity, or a plain array for no unit."""
     return mantissa if unit == saiunit.UNITLESS else saiunit.Quantity(mantissa, unit=unit)

@@ -4,24 +4,33 @@ It may ask for a new sequence by ``reset_state``. Whatever else writes hidden st
 there is refused: what the next step finds has to be what this one has left.
 """
 
+from __future__ import annotations
+
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import jax
 
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import held
 from .._errors import OptionError
+from .._graph import Traces
 from .._runtime import CarriedTraces, EligibilityTraces
-from .._typing import path_name
+from .._typing import PyTree, path_name
 from .recorder import first_written, traced_values
 from .step_function import update_parameters
 
+if TYPE_CHECKING:
+    from .learner import Learner
+
 
 def call_update_function(
-    learner: Any, update_fn: Callable[..., Any], arguments: tuple[Any, ...], traces: Any
+    learner: Learner,
+    update_fn: Callable[..., PyTree],
+    arguments: tuple[PyTree, ...],
+    traces: Traces,
 ) -> jax.Array | None:
     """Run the function, and return which samples it wants to start anew; ``None``: none at all.
 
@@ -61,7 +70,7 @@ def call_update_function(
 class _Shown(EligibilityTraces):
     """Traces after the step, for the thread that traces; other threads read the algorithm's own."""
 
-    def __init__(self, traces: Any, own: EligibilityTraces) -> None:
+    def __init__(self, traces: Traces, own: EligibilityTraces) -> None:
         super().__init__(traces)
         self.own, self.reader = own, threading.get_ident()
 
@@ -72,7 +81,7 @@ class _Shown(EligibilityTraces):
 
 
 @contextlib.contextmanager
-def _showing(algorithm: ETraceAlgorithm, traces: Any) -> Iterator[None]:
+def _showing(algorithm: ETraceAlgorithm, traces: Traces) -> Iterator[None]:
     """Let the algorithm's traces be those after the step, to be read and not written."""
     own = algorithm.traces
     algorithm.traces = shown = _Shown(traces, own)
@@ -86,7 +95,7 @@ def _showing(algorithm: ETraceAlgorithm, traces: Any) -> Iterator[None]:
         raise _refusal("writes the traces")
 
 
-def _refuse_step(*arguments: Any) -> NoReturn:
+def _refuse_step(*arguments: PyTree) -> NoReturn:
     raise _refusal("calls the learner, which runs a step")
 
 
