@@ -177,6 +177,21 @@ def test_it_reports_and_saves_no_trace():
     assert_states_close(snapshot(learner), saved)
 
 
+def test_a_chunk_records_what_the_rule_needs_and_is_as_long_as_pays():
+    """By the size of the traces, or of the gradient where that is larger."""
+    case = cases.BY_NAME["alif"]
+    carried, none = (build_learner(case, name, batch=8).graph for name in ("d_rtrl", "immediate"))
+    assert carried.bytes_per_chunk == carried_bytes(carried) == 8 * 2 * none.bytes_per_chunk
+    assert none.bytes_per_chunk == case.params()["w_in"].nbytes
+    (group,) = none.hidden_groups
+    transition = 4 * group.num_positions * len(group.transition)
+    assert carried.record_bytes - none.record_bytes == transition > 0
+
+
+def carried_bytes(graph):
+    return sum(spec.nbytes for spec in specs_of(graph.trace_specs))
+
+
 # --- names ------------------------------------------------------------------------------------
 
 

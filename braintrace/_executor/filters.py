@@ -275,7 +275,7 @@ def started_anew(graph: ETraceGraph, filters: Filters, restart: jax.Array) -> Fi
 
 
 def _rows(site: TraceSite, restart: jax.Array) -> jax.Array:
-    """Return which rows of an operation's input belong to samples that start anew."""
+    """Return which rows of an operation's input belong to samples whose flag is set."""
     if restart.ndim == 0:
         return restart
     if not get_primitive_spec(site.relation.primitive).batched:

@@ -90,9 +90,17 @@ class ETraceGraph:
         return tuple(i for i, equation in enumerate(equations) if role(equation) == "opaque")
 
     @functools.cached_property
-    def possible_trace_bytes(self) -> int:
-        """Size of the traces of every state, whether a later step reads them or not."""
-        return sum(spec.full_nbytes for spec in specs_of(self.trace_specs))
+    def bytes_per_chunk(self) -> int:
+        """Size of what a chunk reads and writes once, however long it is.
+
+        These are the traces, of every state that could have one, or the gradient of the operands
+        where that is larger.
+        """
+        traces = sum(spec.full_nbytes for spec in specs_of(self.trace_specs))
+        operands = (
+            var.aval for r in self.hidden_param_op_relations for var in r.trainable_vars.values()
+        )
+        return max(traces, sum(int(aval.size * aval.dtype.itemsize) for aval in operands))
 
     @functools.cached_property
     def record_bytes(self) -> int:

@@ -24,8 +24,8 @@ def steps_of(sequences: PyTree) -> int:
 def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int, recorded: int) -> int:
     """Return the number of steps of a chunk.
 
-    ``'auto'`` is the largest chunk whose records stay below the size of the traces that it
-    saves, within `SHORTEST_CHUNK` and `LONGEST_CHUNK`; a sequence is cut into equal parts.
+    ``'auto'`` is the largest chunk whose records stay below the size of what it reads and writes
+    once, within `SHORTEST_CHUNK` and `LONGEST_CHUNK`; a sequence is cut into equal parts.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int, recorded
     """
     if chunk_size != "auto":
         return min(steps, int(chunk_size))
-    fitting = graph.possible_trace_bytes // max(1, recorded)
+    fitting = graph.bytes_per_chunk // max(1, recorded)
     longest = min(LONGEST_CHUNK, max(SHORTEST_CHUNK, fitting))
     return math.ceil(steps / math.ceil(steps / longest))
 

@@ -133,9 +133,9 @@ class Learner(brainstate.nn.Module):
             ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
         chunk_size
             Number of steps that are run between two updates of the traces; ``'auto'``: as many
-            as record less than the traces take, and from 64 to 128. It changes speed and
-            memory, not the gradient (with ``vjp_method='multi-step'`` it is
-            the length of the window that is differentiated).
+            as record less than the traces, or the gradient, take, and from 64 to 128. It changes
+            speed and memory, not the gradient (with ``vjp_method='multi-step'`` it is the length
+            of the window that is differentiated).
         has_aux
             Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
         return_value
