@@ -49,9 +49,16 @@ def summed_gradient(model, loss_of_call, *sequences):
     return jax.tree.map(lambda *leaves: sum(leaves), *each)
 
 
+def in_turn():
+    """Both algorithms with the first operation, and one of them, in turn, with each other one."""
+    for i, case in enumerate(OPERATIONS):
+        for j, algorithm in enumerate(("d_rtrl", "es_d_rtrl")):
+            marks = [] if i == 0 or i % 2 == j else [pytest.mark.nightly]
+            yield pytest.param(case, algorithm, id=f"{case.name}-{algorithm}", marks=marks)
+
+
 @pytest.mark.core
-@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
-@pytest.mark.parametrize("case", OPERATIONS, ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "algorithm"), [*in_turn()])
 def test_every_operation(case, algorithm):
     options = DECAY if algorithm == "es_d_rtrl" else {}
     model = Diagonal(case)
