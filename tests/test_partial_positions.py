@@ -1,5 +1,6 @@
 """States at a part of their group's positions: slices of one vector of synapses, and restarts."""
 
+import functools
 import warnings
 
 import brainstate
@@ -49,7 +50,9 @@ RESTARTS = np.zeros((STEPS, BATCH), bool)
 RESTARTS[2, 0] = RESTARTS[4, 1] = True
 
 
-def bptt(restarts):
+@jax.jit
+@jax.grad
+def backpropagated(w, restarts):
     fresh = {name: jnp.full((BATCH, size), 0.2) for name, size in SIZES.items()}
 
     def one_step(w, states, inputs):
@@ -58,37 +61,38 @@ def bptt(restarts):
         states, output = step(states, x @ w)
         return states, jnp.sum(output**2)
 
-    def total(w):
-        return jax.lax.scan(lambda s, now: one_step(w, s, now), fresh, (XS, restarts))[1].sum()
-
-    return {"w": jax.grad(total)(Populations().w.value)}
+    return jax.lax.scan(lambda s, now: one_step(w, s, now), fresh, (XS, restarts))[1].sum()
 
 
-def learned(algorithm, vmap, restarts, chunk_size=4):
+def bptt(restarts):
+    return {"w": backpropagated(Populations().w.value, restarts)}
+
+
+def learner_of(algorithm, vmap):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no part of the gradient is cut
         learner = braintrace.compile(Populations(), algorithm, XS[0], batch_size=BATCH, vmap=vmap)
     (group,) = learner.graph.hidden_groups
     assert group.num_positions == BATCH * SYNAPSES
-    found = learner.etrace_grad(
-        XS,
-        step_fn=lambda x: jnp.sum(learner(x) ** 2),
-        reduction="sum",
-        chunk_size=chunk_size,
-        reset=restarts,
-    )
-    return {"w": found[("w",)]}, learner
+    return learner
+
+
+def learned(learner, xs, restarts, chunk_size=4):
+    learner.reset_state()
+    options = {"reduction": "sum", "chunk_size": chunk_size, "reset": restarts}
+    found = learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2), **options)
+    return {"w": found[("w",)]}
 
 
 @pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
 def test_samples_restart_one_by_one(vmap):
     expected = bptt(RESTARTS)
     assert_gradients_differ(expected, bptt(np.zeros_like(RESTARTS)), 1e-2)
-    found, learner = learned("d_rtrl", vmap, RESTARTS)
-    assert_gradients_close(found, expected, 1e-10)
-    other, again = learned("d_rtrl", vmap, RESTARTS, chunk_size=1)
-    assert_gradients_close(other, expected, 1e-10)
-    traces = (each.algorithm.traces.value for each in (learner, again))
+    learner, traces = learner_of("d_rtrl", vmap), []
+    for chunk_size in (4, 1):
+        found = learned(learner, XS, RESTARTS, chunk_size)
+        assert_gradients_close(found, expected, 1e-10)
+        traces.append(learner.algorithm.traces.value)
     for one, two in zip(*map(jax.tree.leaves, traces), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-10)
 
@@ -96,21 +100,14 @@ def test_samples_restart_one_by_one(vmap):
 @pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
 def test_filters_restart_with_their_samples(vmap):
     """A sample alone, restarted as a whole, has the gradient of its losses in the batch."""
-    found, _ = learned("es_d_rtrl", vmap, RESTARTS)
-    single = [learned_alone("es_d_rtrl", b) for b in range(BATCH)]
-    assert_gradients_close(found, jax.tree.map(np.add, *single), 1e-10)
+    found = learned(learner_of("es_d_rtrl", vmap), XS, RESTARTS)
+    assert_gradients_close(found, jax.tree.map(np.add, *learned_alone()), 1e-10)
 
 
-def learned_alone(algorithm, sample):
-    learner = braintrace.compile(Populations(), algorithm, XS[0, 0])
-    found = learner.etrace_grad(
-        XS[:, sample],
-        step_fn=lambda x: jnp.sum(learner(x) ** 2),
-        reduction="sum",
-        chunk_size=3,
-        reset=RESTARTS[:, sample],
-    )
-    return {"w": found[("w",)]}
+@functools.cache
+def learned_alone():
+    learner = braintrace.compile(Populations(), "es_d_rtrl", XS[0, 0])
+    return [learned(learner, XS[:, b], RESTARTS[:, b], 3) for b in range(BATCH)]
 
 
 def joined(states, drive):
@@ -172,4 +169,6 @@ def test_states_that_meet_in_parts(step, sizes):
     found = learner.etrace_grad(
         xs, step_fn=lambda x: jnp.sum(learner(x) ** 2), reduction="sum", chunk_size=4
     )
-    assert_gradients_close({"w": found[("w",)]}, {"w": jax.grad(total)(model.w.value)}, 1e-10)
+    assert_gradients_close(
+        {"w": found[("w",)]}, {"w": jax.jit(jax.grad(total))(model.w.value)}, 1e-10
+    )
