@@ -11,7 +11,8 @@ marked outputs, with everything that mixes positions held constant. Each element
 one position only, so that pulling back a one for every position gives all of them at once.
 """
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -105,30 +106,45 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     """
     inputs = {var: jax.lax.stop_gradient(value) for var, value in inputs.items()}
     weights = jax.lax.stop_gradient(weights)
-    values = _values(graph, inputs, weights)
+    known = _known(graph, inputs, weights)
+    at = _Point(graph, inputs, known, maxima_of(graph.traced.program))
     records = Records(x={}, D={}, Df={})
     for relation in graph.hidden_param_op_relations:
         if "x" in graph.needs and relation.x_var is not None:
-            records.x[x_key(graph, relation)] = values(relation.x_var)
-    maxima = maxima_of(graph.traced.program)
+            records.x[x_key(graph, relation)] = at.value(relation.x_var)
     for group in graph.traced_groups:
         for state in range(group.num_states):
-            _rows(graph, group, state, inputs, values, maxima, records)
+            D, Df = _rows(at, group, state)
+            records.D.update(D)
+            records.Df.update(Df)
     found: Records = jax.lax.stop_gradient(records)
     return found
 
 
-class _Values:
-    """Values of this step's variables, all those that the Jacobians need computed at once."""
+@dataclasses.dataclass(frozen=True)
+class _Point:
+    """Where the derivatives of a step are taken.
 
-    def __init__(self, known: dict[Var, jax.Array]) -> None:
-        self.known = known
+    Attributes
+    ----------
+    graph, inputs
+        The compiled model, and the values of its program's inputs.
+    known
+        Values of this step's variables: all those that the Jacobians need, computed at once.
+    maxima
+        Rules that run maxima and minima.
+    """
 
-    def __call__(self, atom: Atom) -> jax.Array:
+    graph: ETraceGraph
+    inputs: Inputs
+    known: Mapping[Var, jax.Array]
+    maxima: Mapping[int, Rule]
+
+    def value(self, atom: Atom) -> jax.Array:
         return self.known[atom] if is_var(atom) else atom.val
 
 
-def _values(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> _Values:
+def _known(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> dict[Var, jax.Array]:
     wanted: dict[Var, None] = {}
     for relation in graph.hidden_param_op_relations:
         points = [p.var for influence in relation.influences for p in influence.injection_points]
@@ -139,7 +155,7 @@ def _values(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> _Values:
         wanted.update(dict.fromkeys(s.joined_var for s in group.states))
     targets = [atom for atom in wanted if isinstance(atom, Var)]
     found = evaluate(graph.traced.program, targets, inputs, rules=with_weights(graph, weights))
-    return _Values(dict(zip(targets, found, strict=True)))
+    return dict(zip(targets, found, strict=True))
 
 
 def _opaque_outputs(graph: ETraceGraph) -> list[Var]:
@@ -148,78 +164,66 @@ def _opaque_outputs(graph: ETraceGraph) -> list[Var]:
     return [var for index in graph.opaque_equations for var in program.equations[index].outvars]
 
 
-def _rows(
-    graph: ETraceGraph,
-    group: HiddenGroup,
-    state: int,
-    inputs: Inputs,
-    values: _Values,
-    maxima: dict[int, Rule],
-    records: Records,
-) -> None:
-    """Add the row ``a = state`` of ``D`` and of ``Df``."""
+Rows: TypeAlias = dict[str, jax.Array]
+
+
+def _rows(at: _Point, group: HiddenGroup, state: int) -> tuple[Rows, Rows]:
+    """Return the row ``a = state`` of ``D`` and of ``Df``."""
+    graph = at.graph
     old = [c for a, c in group.transition if a == state and "D" in graph.needs]
-    influences = [
+    points = [
         (site, point)
         for site in trace_sites(graph, group)
         for point in site.influence.injection_points
         if point.state == state and "Df" in graph.needs
     ]
-    leaves: dict[Var, jax.Array] = {
-        group.states[c].in_var: inputs[group.states[c].in_var] for c in old
+    leaves = {var: at.inputs[var] for var in (group.states[c].in_var for c in old)}
+    leaves.update({point.var: at.value(point.var) for _, point in points})
+    derivatives = _derivatives(at, group, state, leaves) if leaves else {}
+    D = {
+        transition_key(group, state, c): old_state_to_positions(
+            group, c, derivatives[group.states[c].in_var]
+        )
+        for c in old
     }
-    leaves.update({point.var: values(point.var) for _, point in influences})
-    if not leaves:
-        return
-    held = _held(graph, group, state, values)
-    program = graph.traced.program
-    rules = {**maxima, **_cut_rules(group, state)}
+    Df: Rows = {}
+    for site, point in points:
+        row = derivatives[point.var]
+        if point.var is not site.relation.y_var:
+            row = row * _from_output(at, site.relation.y_var, point.var)
+        key, slots = site.key(state), injection_to_slots(site.influence, point, row)
+        Df[key] = Df[key] + slots if key in Df else slots
+    return D, Df
+
+
+def _derivatives(
+    at: _Point, group: HiddenGroup, state: int, leaves: dict[Var, jax.Array]
+) -> dict[Var, jax.Array]:
+    """Return the derivative of each leaf's element to the one position that it reaches."""
+    program, target = at.graph.traced.program, group.new_vars[state]
+    held, rules = _held(at, group, state), {**at.maxima, **_cut_rules(group, state)}
 
     def new_state(*changed: jax.Array) -> jax.Array:
         overrides = {**held, **dict(zip(leaves, changed, strict=True))}
-        return evaluate(program, [group.new_vars[state]], inputs, overrides, rules)[0]
+        value: jax.Array = evaluate(program, [target], at.inputs, overrides, rules)[0]
+        return value
 
-    differentiate = pushed_forward if has_while(program, group.new_vars[state]) else _pulled_back
-    rows = differentiate(graph, group, state, new_state, leaves)
-    for c in old:
-        key = transition_key(group, state, c)
-        row = rows[group.states[c].in_var]
-        records.D[key] = old_state_to_positions(group, c, row)
-    for site, point in influences:
-        row = rows[point.var]
-        if point.var is not site.relation.y_var:
-            row = row * _from_output(graph, site.relation.y_var, point.var, inputs, values)
-        key = site.key(state)
-        slots = injection_to_slots(site.influence, point, row)
-        records.Df[key] = records.Df[key] + slots if key in records.Df else slots
-
-
-def _pulled_back(
-    graph: ETraceGraph,
-    group: HiddenGroup,
-    state: int,
-    new_state: Callable[..., jax.Array],
-    leaves: dict[Var, jax.Array],
-) -> dict[Var, jax.Array]:
-    """Return the derivative of each leaf's element to the one position that it reaches."""
+    if has_while(program, target):
+        return pushed_forward(at.graph, group, state, new_state, leaves)
     value, pull_back = jax.vjp(new_state, *leaves.values())
     return dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
 
 
-def _held(
-    graph: ETraceGraph, group: HiddenGroup, state: int, values: _Values
-) -> dict[Var, jax.Array]:
+def _held(at: _Point, group: HiddenGroup, state: int) -> dict[Var, jax.Array]:
     """Return what is held constant: other groups, marked outputs, what a state is downstream of."""
-    held = {var: values(var) for var in _opaque_outputs(graph)}
-    for other in graph.hidden_groups:
+    held = _opaque_outputs(at.graph)
+    for other in at.graph.hidden_groups:
         if other.index != group.index:
-            held.update({var: values(var) for var in other.new_vars})
-            joined = [s.joined_var for s in other.states if s.joined_var is not None]
-            held.update({var: values(var) for var in joined})
+            held += other.new_vars
+            held += [s.joined_var for s in other.states if s.joined_var is not None]
     if state in group.downstream:
-        upstream = [var for a, var in enumerate(group.new_vars) if a != state]
-        held.update({var: values(var) for var in upstream})
-    return held
+        held += [var for a, var in enumerate(group.new_vars) if a != state]
+    return {var: at.value(var) for var in held}
 
 
 def _cut_rules(group: HiddenGroup, state: int) -> dict[int, Rule]:
@@ -238,12 +242,10 @@ def _cut_rules(group: HiddenGroup, state: int) -> dict[int, Rule]:
     return {index: rule_for(held) for index, held in operands_of.items()}
 
 
-def _from_output(
-    graph: ETraceGraph, y: Var, reached: Var, inputs: Inputs, values: _Values
-) -> jax.Array:
+def _from_output(at: _Point, y: Var, reached: Var) -> jax.Array:
     """Return the element-wise derivative from ``y`` to the variable it is broadcast to."""
 
     def broadcast(value: jax.Array) -> jax.Array:
-        return evaluate(graph.traced.program, [reached], inputs, {y: value})[0]
+        return evaluate(at.graph.traced.program, [reached], at.inputs, {y: value})[0]
 
-    return jax.jvp(broadcast, (values(y),), (jnp.ones_like(values(y)),))[1]
+    return jax.jvp(broadcast, (at.value(y),), (jnp.ones_like(at.value(y)),))[1]
