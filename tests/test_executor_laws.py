@@ -112,8 +112,7 @@ def test_batch_is_the_mean_of_its_samples(case, algorithm):
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("case", "algorithm"),
-    [pytest.param(*ONCE[0], marks=pytest.mark.optimised), ONCE[1]],
-    ids=["es_d_rtrl", "d_rtrl"],
+    [pytest.param(*ONCE[0].values, id=ONCE[0].id, marks=pytest.mark.optimised), *ONCE[1:]],
 )
 def test_chunk_size_changes_nothing(case, algorithm):
     learner, (xs, targets) = build_learner(case, algorithm), data(case)
