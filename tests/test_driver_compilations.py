@@ -247,24 +247,36 @@ def test_what_is_compiled_is_bounded(monkeypatch):
 WARNING = braintrace.RecompilationWarning
 
 
-@pytest.mark.parametrize("call", [Calls.gradient, Calls.stream])
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([{"scale": float(n)} for n in range(4)], r"variable `scale` of `\w+` \(2.0 then, 3.0 now"),
-        ([{"length": n} for n in (1, 2, 3, 4)], r"the number of steps \(3 then, 4 now\)"),
-        (
-            [
-                {},
-                {"reset": np.zeros(4, bool)},
-                {"unit_aware": True},
-                {"unit_aware": True, "reset": np.zeros(4, bool)},
-            ],
-            r"What differs is the number of axes of `reset` \(None then, 1 now\)\. ",
-        ),
-    ],
-    ids=["variable", "length", "option"],
-)
+LINES = {
+    "variable": (
+        [{"scale": float(n)} for n in range(4)],
+        r"variable `scale` of `\w+` \(2.0 then, 3.0 now",
+    ),
+    "length": (
+        [{"length": n} for n in (1, 2, 3, 4)],
+        r"the number of steps \(3 then, 4 now\)",
+    ),
+    "option": (
+        [
+            {},
+            {"reset": np.zeros(4, bool)},
+            {"unit_aware": True},
+            {"unit_aware": True, "reset": np.zeros(4, bool)},
+        ],
+        r"What differs is the number of axes of `reset` \(None then, 1 now\)\. ",
+    ),
+}
+
+
+def in_turn():
+    """One driver for each line, in turn; the other at night."""
+    for index, name in enumerate(LINES):
+        for turn, call in enumerate([Calls.gradient, Calls.stream]):
+            marks = [] if index % 2 == turn else [pytest.mark.nightly]
+            yield pytest.param(call, *LINES[name], id=f"{name}-{call.__name__}", marks=marks)
+
+
+@pytest.mark.parametrize(("call", "options", "words"), [*in_turn()])
 def test_the_fourth_compilation_of_a_line_warns(call, options, words):
     calls = Calls()
     with warnings.catch_warnings():

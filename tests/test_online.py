@@ -74,8 +74,8 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     found = changes(values(learner), before)
     assert_gradients_close(found, changes(expected, before), 1e-5, case.name)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    fixed, _ = references.dense_online(case, rate=1e-9, **alpha)
-    by_fixed = jax.tree.map(lambda change: change * RATE / 1e-9, changes(fixed, before))
+    at_fixed = references.dense_es_d_rtrl if alpha else references.dense_d_rtrl
+    by_fixed = jax.tree.map(lambda gradient: -RATE * gradient, at_fixed(case, **alpha))
     assert_gradients_differ(found, by_fixed, 1e-3, case.name)
 
 
@@ -118,28 +118,29 @@ def test_samples_restart_one_by_one(case, options):
     def update_fn(gradients):
         last.value = gradients
 
+    never = np.zeros_like(flags)
+
     def gradients(reset, steps, sample):
         """Gradients of the steps, at fixed parameters, of the loss of one sample."""
         kept = []
         learner.reset_state(BATCH)
         for t in steps:
             now = slice(t, t + 1)
-            restart = None if reset is None else reset[now]
             functions = {"step_fn": step_fn, "update_fn": update_fn}
             sequences = xs[now], targets[now], np.asarray([sample])
-            learner.etrace_online(*sequences, **functions, reset=restart)
+            learner.etrace_online(*sequences, **functions, reset=reset[now])
             kept.append(named(last.value))
         return kept
 
     restarted = gradients(flags, range(LENGTH), 0)
-    alone = gradients(None, range(3, LENGTH), 0)
+    alone = gradients(never, range(3, LENGTH), 0)
     for found, expected in zip(restarted[3:], alone, strict=True):
         assert_gradients_close(found, expected, 2e-5, case.name)
     other = gradients(flags, range(LENGTH), 1)
-    undisturbed = gradients(None, range(LENGTH), 1)
+    undisturbed = gradients(never, range(LENGTH), 1)
     for found, expected in zip(other, undisturbed, strict=True):
         assert_gradients_close(found, expected, 2e-5, case.name)
-    assert_gradients_differ(restarted[-1], gradients(None, range(LENGTH), 0)[-1], 1e-3)
+    assert_gradients_differ(restarted[-1], gradients(never, range(LENGTH), 0)[-1], 1e-3)
 
 
 @cases.each([SOME[0], cases.BY_NAME["learnt_leak"]])
