@@ -119,12 +119,13 @@ def test_traces_of_single_samples(algorithm, case):
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     instance = algorithm(model)
     instance.compile_graph(case.inputs[0])
-    traces = jax.tree.map(lambda leaf: leaf + 3, instance.traces.value)
+    traces = jax.tree.map(lambda leaf: np.asarray(leaf) + leaf.dtype.type(3), instance.traces.value)
     not_finite = jax.tree.map(
-        lambda leaf: leaf * np.nan if leaf.dtype == jnp.float32 else leaf, traces
+        lambda leaf: np.full_like(leaf, np.nan) if leaf.dtype == np.float32 else leaf, traces
     )
     flags = np.array([True, False])
-    found, kept = (instance.compiled.restart(t, flags) for t in (not_finite, traces))
+    restart = jax.jit(instance.compiled.restart)
+    found, kept = (restart(t, flags) for t in (not_finite, traces))
     for leaf, whole, before in zip(*map(jax.tree.leaves, (found, kept, traces)), strict=True):
         anew, other = leaf.reshape(BATCH, -1)
         np.testing.assert_array_equal(anew, 0)

@@ -65,13 +65,15 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
     learner = learner_of(case, algorithm, style, **options)
     xs, targets = data(case)
     expected = None
-    # The window of `vjp_method='multi-step'` is the chunk: chunks that end at the restarts.
     for part in (slice(0, 4), slice(4, LENGTH)):
         learner.reset_state()
         found = sequence_gradient(learner, case, xs[part], targets[part], chunk_size=4)
         expected = found if expected is None else jax.tree.map(np.add, expected, found)
     states = snapshot(learner)
-    found = sequence_gradient(learner, case, xs, targets, chunk_size=4, reset=flags(0, 4))
+    # The window of `vjp_method='multi-step'` is the chunk: chunks that end at the restarts.
+    chunk_size = 4 if "vjp_method" in options else LENGTH
+    restarts = {"reset": flags(0, 4), "chunk_size": chunk_size}
+    found = sequence_gradient(learner, case, xs, targets, **restarts)
     assert_gradients_close(found, expected, 2e-5, case.name)
     assert_states_close(snapshot(learner), states, case.name)
 
@@ -81,7 +83,7 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
 def test_samples_restart_one_by_one(case, algorithm, style, options, chunk_size):
     learner = learner_of(case, algorithm, style, **options)
     xs, targets = data(case)
-    per_sample = np.stack([flags(2), flags(0, 5)], axis=1)
+    per_sample = np.stack([flags(3), flags(0, 5)], axis=1)
 
     def step_loss(x, target, weight):
         return jnp.sum(weight[:, None] * (learner(x) - target) ** 2)
