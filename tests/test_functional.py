@@ -110,8 +110,20 @@ def test_each_function_is_the_method(name, algorithm):
         assert jax.tree.structure(state) == jax.tree.structure(own.start)
 
 
-@EACH
-@pytest.mark.parametrize("method", [Bench.grad, Bench.online])
+def at_night(row):
+    return pytest.param(*row.values, marks=[*row.marks, pytest.mark.nightly])
+
+
+def in_turn():
+    """One driver for each learner, in turn; the other at night."""
+    for index, row in enumerate(ROWS):
+        for turn, method in enumerate([Bench.grad, Bench.online]):
+            marks = [] if index % 2 == turn else [pytest.mark.nightly]
+            name = "-".join([*row.values, method.__name__])
+            yield pytest.param(*row.values, method, id=name, marks=[*row.marks, *marks])
+
+
+@pytest.mark.parametrize(("name", "algorithm", "method"), [*in_turn()])
 def test_learners_that_are_mapped_learn_alone(name, algorithm, method):
     run = functools.partial(method, bench(name, algorithm))
     stack = bench(name, algorithm).stack()
@@ -156,7 +168,7 @@ def names(state):
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
 
 
-@EACH
+@pytest.mark.parametrize(("name", "algorithm"), [*ROWS[1:3], *map(at_night, [ROWS[0], *ROWS[3:]])])
 def test_a_state_that_is_saved_goes_on_in_another_learner(name, algorithm, tmp_path):
     own, file = bench(name, algorithm), tmp_path / "state.npz"
     state, _ = own.online(own.start)
