@@ -151,25 +151,28 @@ class PackedTraces(Mapping[str, Any]):
     Parameters
     ----------
     arrays
-        What is kept, by the key of a trace or by those of two, the first of them real.
+        What is kept, by the key of a trace or by those of two, the first of them real; sorted.
     """
 
-    def __init__(self, arrays: Mapping[tuple[str, ...], Any]) -> None:
-        self.arrays = dict(sorted(arrays.items()))
-        self._kept_at = {key: keys for keys in self.arrays for key in keys}
+    def __init__(self, arrays: dict[tuple[str, ...], Any]) -> None:
+        self.arrays = arrays
+
+    @property
+    def _places(self) -> dict[str, tuple[str, ...]]:
+        return {key: keys for keys in self.arrays for key in keys}
 
     def __getitem__(self, key: str) -> Any:
-        keys = self._kept_at[key]
+        keys = self._places[key]
         if len(keys) == 1:
             return self.arrays[keys]
         part = jnp.real if key == keys[0] else jnp.imag
         return jax.tree.map(lambda leaf: _applied(part, leaf), self.arrays[keys])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kept_at)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._kept_at)
+        return len(self._places)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[tuple[str, ...], ...]]:
         """Return the arrays, and the keys that they have here."""
@@ -242,7 +245,7 @@ def _arrays(traces: Traces) -> Mapping[tuple[str, ...], Any]:
 
 def _of_arrays(arrays: Mapping[tuple[str, ...], Any]) -> Traces:
     if any(len(keys) == 2 for keys in arrays):
-        return PackedTraces(arrays)
+        return PackedTraces(dict(sorted(arrays.items())))
     return {key: trace for (key,), trace in arrays.items()}
 
 

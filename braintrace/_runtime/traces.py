@@ -48,14 +48,21 @@ class EligibilityTraces(CarriedTraces):
         """The State that programs and transformations carry: this one, if no traces are packed."""
         if not self.pairs:
             return self
+        own = held(self)
+        return own if self._has_made(own) else self._packed()
+
+    def _has_made(self, own: Any) -> bool:
+        return isinstance(own, _PackedTraces) and own.owner() is self
+
+    def _packed(self) -> CarriedTraces:
+        """Return a State for the packed traces; a copy of this one shares their value, not that."""
         with lock_of(self):
             own = held(self)
-            if isinstance(own, _PackedTraces) and own.owner() is self:
-                return own
-            # The first time, or in a copy of a State: it shares the value, but not what holds it.
-            value = peek(own) if isinstance(own, CarriedTraces) else pack(own, self.pairs)
-            hold(self, _PackedTraces(value, self))
-            return self.carried
+            if not self._has_made(own):  # nor has another thread since
+                value = peek(own) if isinstance(own, CarriedTraces) else pack(own, self.pairs)
+                own = _PackedTraces(value, self)
+                hold(self, own)
+            return own
 
     def _get(self) -> Any:
         return unpack(self.carried.read())
