@@ -174,7 +174,7 @@ def test_internals_are_tried_with_the_versions_that_are_tested(module):
         ("from .. import _executor", "_compiler.trace"),
         ("from ._compiler.trace import x", "_jax"),
         ("from . import _learner", "_errors"),
-        ("import braintrace._runtime.data", "_executor.step"),
+        ("import braintrace._runtime.step_data", "_executor.step"),
         ("def late():\n    from .._algorithms import D_RTRL", "_jaxpr.walk"),
     ],
 )

@@ -32,12 +32,12 @@ from .._graph import ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
 from .._runtime.compiled_step import CompiledStep
-from .._runtime.data import first_step
 from .._runtime.found_states import FoundStates
-from .._runtime.initial import InitialFunction
+from .._runtime.initial_values import InitialFunction
 from .._runtime.mesh import on_automatic_axes
 from .._runtime.model_states import States, short_term, values_by_path
 from .._runtime.restart import RequestedRestarts, check_where, restart_samples
+from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
 from .._runtime.threads import lock_of, one_thread_at_a_time
 from .._runtime.traces import EligibilityTraces

@@ -93,9 +93,9 @@ class Compilations:
 
     def __init__(self, owner: Learner | None = None) -> None:
         self._owner = (lambda: None) if owner is None else weakref.ref(owner)
-        self._kept = Recent(MOST_KEPT)
+        self._kept: Recent[object, _Compiled] = Recent(MOST_KEPT)
         self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn")}
-        self._of_line: Recent = Recent(MOST_KEPT)
+        self._of_line: Recent[str, list[_Note]] = Recent(MOST_KEPT)
 
     def is_of(self, learner: Learner) -> bool:
         """Tell whether it is this learner that has compiled all this."""
@@ -133,7 +133,7 @@ class Compilations:
         key = (*keys.values(), features)
         if key not in self._kept:
             self._kept[key] = _Compiled(make(), set())
-        found: _Compiled = self._kept[key]
+        found = self._kept[key]
         if keys and length not in found.lengths:
             found.lengths.add(length)
             self._count(keys, {**features.by_name(), "the number of steps": length})

@@ -1,10 +1,18 @@
-"""A model at work: its States, its traces, and programs that move both on."""
+"""A model at work: its States, its traces, and programs that move both on.
+
+An algorithm has its model analysed and keeps what comes of it: `compiled_model`, with a
+`compiled_step` for each batch size. `batch_axes` finds the batch among the arguments of a step, and
+`environment` notices when something changes that the step has read besides. A call goes through
+`stepping`, a sequence through a driver of its own; both take values from `model_states` and traces
+from `carried_traces`, run a `program`, and store all of its results or none. `restart` starts
+samples anew, with `initial_values`, which are compiled as long as their `surroundings` are the
+same. `traces` is the State that users read and restore.
+
+Around all of it stand `mesh`, for arrays that JAX types with their sharding, and `threads`, for
+callers that have to wait. `step_data` says which arguments are sequences.
+"""
 
 from .carried_traces import CarriedTraces as CarriedTraces
-from .data import MultiStepData as MultiStepData
-from .data import SingleStepData as SingleStepData
-from .data import first_step as first_step
-from .data import unwrap as unwrap
 from .etrace_graph import compile_etrace_graph as compile_etrace_graph
 from .mesh import on_automatic_axes as on_automatic_axes
 from .model_states import States as States
@@ -23,5 +31,9 @@ from .recent import Recent as Recent
 from .restart import check_first_axes as check_first_axes
 from .restart import check_where as check_where
 from .restart import start_anew as start_anew
+from .step_data import MultiStepData as MultiStepData
+from .step_data import SingleStepData as SingleStepData
+from .step_data import first_step as first_step
+from .step_data import unwrap as unwrap
 from .threads import one_thread_at_a_time as one_thread_at_a_time
 from .traces import EligibilityTraces as EligibilityTraces

@@ -18,7 +18,7 @@ from .._brainstate import trace_stateful
 from .._compiler import described
 from .._errors import ShapeError
 from .._graph import TracedModel
-from .initial import Shapes, twin_of
+from .initial_values import Shapes, twin_of
 
 MOST_TRIALS = 256
 

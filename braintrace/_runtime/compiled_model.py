@@ -20,7 +20,7 @@ from .._typing import Path
 from .batch_axes import arguments_for_batch, example_arguments
 from .compiled_step import CompiledStep
 from .environment import Environment
-from .initial import InitialFunction, InitialValues, Shapes, shapes_of
+from .initial_values import InitialFunction, InitialValues, Shapes, shapes_of
 from .model_states import States, all_states, short_term, values_by_path, write_by_path
 from .recent import Recent
 
@@ -53,7 +53,7 @@ class CompiledModel:
     step: CompiledStep
     shapes: Shapes
     is_mapped: bool
-    known: Recent
+    known: Recent[Shapes, CompiledStep]
     initial: InitialValues
 
     def initial_values(
@@ -138,7 +138,8 @@ def compile_first(
     batch_size
         ``None``, or the size of the batch axis over which a model for one sample is mapped.
     """
-    states, initial, known = short_term(all_states(model)), InitialValues(), Recent(MOST_SHAPES)
+    states, initial = short_term(all_states(model)), InitialValues()
+    known: Recent[Shapes, CompiledStep] = Recent(MOST_SHAPES)
     for state in states.values():
         state.value = strongly_typed(state.value)
     step = analyse(example, batch_size)

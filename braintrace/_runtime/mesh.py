@@ -107,7 +107,7 @@ def _typed(leaf: Any) -> NamedSharding | None:
 
 @functools.cache
 def _one_device() -> bool:
-    return jax.device_count() == 1
+    return bool(jax.device_count() == 1)
 
 
 def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
@@ -126,9 +126,12 @@ def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
 
 
 def _parameters(algorithm: Any) -> Iterable[brainstate.State]:
-    if algorithm.is_compiled:
-        return algorithm.compiled.parameters
-    return algorithm.model.states(brainstate.ParamState).values()
+    found: Iterable[brainstate.State] = (
+        algorithm.compiled.parameters
+        if algorithm.is_compiled
+        else algorithm.model.states(brainstate.ParamState).values()
+    )
+    return found
 
 
 def _is_explicit(mesh: Any) -> bool:

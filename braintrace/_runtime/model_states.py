@@ -223,7 +223,7 @@ def _holds(wide: Any, dtype: Any) -> bool:
         return rank > other
     if kinds[rank] is jnp.integer:
         inside, outside = jnp.iinfo(dtype), jnp.iinfo(wide)
-        return outside.min <= inside.min and inside.max <= outside.max
+        return bool(outside.min <= inside.min and inside.max <= outside.max)
     if kinds[rank] is jnp.floating:
         enough = min(float(jnp.finfo(d).max) for d in (dtype, jnp.float32))
         return float(jnp.finfo(wide).max) >= 0.99 * enough  # bfloat16 has the range of float32

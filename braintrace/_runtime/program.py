@@ -81,7 +81,8 @@ def advance(
         Writes them to States and traces.
     """
     if can_fail:
-        results = jax.block_until_ready(run(traces.lend))
+        results = run(traces.lend)
+        jax.block_until_ready(results)
         with uninterrupted:
             store(results)
     else:

@@ -11,8 +11,8 @@ from .._errors import ShapeError
 from .._typing import Path
 from .carried_traces import CarriedTraces
 from .compiled_step import CompiledStep
-from .data import MultiStepData, check_steps, is_sequence, unwrap
 from .program import Program, advance
+from .step_data import MultiStepData, check_steps, is_sequence, unwrap
 
 StatesOfStep = dict[Path, brainstate.State]
 

@@ -48,21 +48,21 @@ class EligibilityTraces(CarriedTraces):
         """The State that programs and transformations carry: this one, if no traces are packed."""
         if not self.pairs:
             return self
+        return self._packed_in() or self._newly_packed()
+
+    def _packed_in(self) -> "_PackedTraces | None":
         own = held(self)
-        return own if self._has_made(own) else self._packed()
+        return own if isinstance(own, _PackedTraces) and own.owner() is self else None
 
-    def _has_made(self, own: Any) -> bool:
-        return isinstance(own, _PackedTraces) and own.owner() is self
-
-    def _packed(self) -> CarriedTraces:
+    def _newly_packed(self) -> "_PackedTraces":
         """Return a State for the packed traces; a copy of this one shares their value, not that."""
         with lock_of(self):
-            own = held(self)
-            if not self._has_made(own):  # nor has another thread since
+            found, own = self._packed_in(), held(self)  # another thread may have made it since
+            if found is None:
                 value = peek(own) if isinstance(own, CarriedTraces) else pack(own, self.pairs)
-                own = _PackedTraces(value, self)
-                hold(self, own)
-            return own
+                found = _PackedTraces(value, self)
+                hold(self, found)
+            return found
 
     def _get(self) -> Any:
         return unpack(self.carried.read())
@@ -86,7 +86,8 @@ class EligibilityTraces(CarriedTraces):
 
     def copy(self) -> "EligibilityTraces":
         """Copy the State; buffers that two of them share are not donated."""
-        traces, twin = peek(self), super().copy()
+        traces = peek(self)
+        twin: EligibilityTraces = super().copy()
         hold(twin, traces)
         return twin
 

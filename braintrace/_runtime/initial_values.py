@@ -7,7 +7,6 @@ it may read besides is as it was: attributes of modules with what is in them, an
 cannot be traced, or that gives something else each time without a random State, is run as it is.
 """
 
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -21,6 +20,7 @@ from .._errors import ShapeError
 from .._jax import is_tracer, open_jaxpr, strongly_typed
 from .._typing import Path
 from .recent import Recent
+from .surroundings import Surroundings
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -34,8 +34,6 @@ MOST_REMADE = 3
 """How often a function is made anew before what it depends on is taken to change all the time."""
 MOST_KEPT = 16
 """How many functions are kept, one per model and batch size."""
-DEEPEST = 3
-"""How far what is in an attribute is looked at: lists, dicts, arrays and objects in each other."""
 
 
 def fresh_values(
@@ -61,9 +59,9 @@ def fresh_values(
         tuple(path): strongly_typed(state.value)
         for path, state in twin.states(brainstate.ShortTermState).items()
     }
-    if not mapped:
-        return values
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), values)
+    if mapped:
+        values = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), values)
+    return values
 
 
 def twin_of(model: brainstate.nn.Module) -> brainstate.nn.Module:
@@ -86,8 +84,8 @@ class InitialValues:
     """Initial values of the short-term States of a model, by functions made once."""
 
     def __init__(self) -> None:
-        self._made = Recent(MOST_KEPT)
-        self._size_of = Recent(MOST_KEPT)
+        self._made: Recent[tuple[int, bool, Size], _Initialiser] = Recent(MOST_KEPT)
+        self._size_of: Recent[Shapes, Size] = Recent(MOST_KEPT)
 
     def __call__(
         self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
@@ -199,12 +197,12 @@ class _Initialiser:
     """
 
     def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size, times: int) -> None:
-        self._fresh = lambda: fresh_values(model, mapped, size, {})
+        self._fresh: Callable[[], dict[Path, Any]] = lambda: fresh_values(model, mapped, size, {})
         self.times = times
         self.shapes: Shapes | None = None
         self.states: tuple[brainstate.State, ...] = ()
         found = self._traced() if times <= MOST_REMADE else None
-        self._surroundings = None if found is None else _Surroundings(model)
+        self._surroundings = None if found is None else Surroundings(model)
         if found is not None:
             values, _ = found.result_shapes
             self.states = found.states
@@ -265,70 +263,3 @@ def _are_equal(first: Any, second: Any) -> bool:
         and not any(map(is_tracer, constants))
         and all(np.array_equal(a, b) for a, b in zip(constants, others, strict=True))
     )
-
-
-class _Surroundings:
-    """What the ``init_state`` of a model's modules may read besides States."""
-
-    def __init__(self, model: brainstate.nn.Module) -> None:
-        self._attributes = [(vars(node), _parts_of(vars(node))) for node in model.nodes().values()]
-        self._environment = _parts_of(brainstate.environ.all())
-        self._x64 = jax.config.jax_enable_x64
-
-    def are_unchanged(self) -> bool:
-        """Tell whether all is as it was."""
-        return (
-            self._x64 == jax.config.jax_enable_x64
-            and _are_as_before(brainstate.environ.all(), self._environment)
-            and all(_are_as_before(now, before) for now, before in self._attributes)
-        )
-
-
-_LOOKED_AT_APART = (brainstate.graph.Node, brainstate.State, jax.Array, type, types.ModuleType)
-
-_Held = tuple[Any, Any]
-"""An object, and what it holds: a copy of an array, or the objects in it by name."""
-
-
-def _held(value: Any, depth: int) -> _Held:
-    parts = _parts(value) if depth else None
-    if isinstance(parts, np.ndarray):
-        return value, parts.copy()
-    return value, None if parts is None else _parts_of(parts, depth - 1)
-
-
-def _parts_of(parts: Mapping[Any, Any], depth: int = DEEPEST) -> dict[Any, _Held]:
-    return {name: _held(value, depth) for name, value in parts.items()}
-
-
-def _parts(value: Any) -> Any:
-    """Return what may change in an object that stays the same one: an array, or parts by name.
-
-    Modules and States are looked at apart.
-    """
-    if isinstance(value, np.ndarray | dict):
-        return value
-    if isinstance(value, list | tuple):
-        return dict(enumerate(value))
-    if isinstance(value, _LOOKED_AT_APART):
-        return None
-    return getattr(value, "__dict__", None)
-
-
-def _are_as_before(now: Mapping[Any, Any], before: Mapping[Any, _Held]) -> bool:
-    return len(now) == len(before) and all(
-        name in before and _is_as_before(value, before[name]) for name, value in now.items()
-    )
-
-
-def _is_as_before(value: Any, before: _Held) -> bool:
-    same, held = before
-    if value is not same:
-        return _starts_anew(value, same)
-    if isinstance(held, np.ndarray):
-        return np.array_equal(value, held, equal_nan=held.dtype.kind in "fc")
-    return held is None or _are_as_before(_parts(value), held)
-
-
-def _starts_anew(*values: Any) -> bool:
-    return all(isinstance(value, brainstate.ShortTermState) for value in values)
