@@ -25,6 +25,7 @@ from immediate import Immediate, NoTraces
 from operation_cases import CASES, Diagonal
 
 import braintrace
+from braintrace._executor import as_arrays
 from braintrace._executor.traces import kept_specs, restart_traces, starting_traces
 from braintrace._graph import TraceSpec, specs_of
 
@@ -288,6 +289,44 @@ def test_a_rule_sees_the_learning_signals_first():
     unlimited = sequence_gradient(build_learner(case, "immediate"), case, xs, targets)
     assert_gradients_close({"w_out": found["w_out"]}, {"w_out": unlimited["w_out"]}, 1e-6)
     assert_gradients_differ({"w_in": found["w_in"]}, {"w_in": unlimited["w_in"]}, 0.1)
+
+
+class Counting(NoTraces):
+    """A rule that counts the steps of every sample, from 3 on, next to a trace that stays zero."""
+
+    def trace_specs(self, graph, every_state):
+        count = TraceSpec((BATCH,), jnp.dtype("int32"), ("batch",), initial=3)
+        return {"count": count, "rest": TraceSpec((4,), jnp.dtype("float32"), ("entry",))}
+
+    def update(self, graph, weights, records, traces):
+        steps = len(jax.tree.leaves(records.Df)[0])
+        return {"count": traces["count"] + steps, "rest": as_arrays(traces["rest"])}
+
+    def gradient(self, *arguments):
+        return super().gradient(*arguments)[0], None
+
+
+def test_traces_need_not_start_at_zero():
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, algorithm_of(Counting()), batch=BATCH)
+    xs, targets = case.sequences(BATCH, LENGTH)
+
+    def counts():
+        return list(learner.algorithm.traces.value["count"])
+
+    assert counts() == [3, 3]
+    for chunk_size in (LENGTH, 4):
+        learner.reset_state(BATCH)
+        sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
+        assert counts() == [9, 9]
+    learner(xs[0])
+    learner.etrace_evolve(xs[:2])
+    learner.reset_state()
+    assert counts() == [3, 3]
+    learner.etrace_online(
+        xs, targets, step_fn=lambda x, y: case.loss(learner(x), y), update_fn=lambda gradients: None
+    )
+    assert counts() == [9, 9]
 
 
 # --- what specifications say --------------------------------------------------------------------
