@@ -25,6 +25,7 @@ from .registry import ETP_RULES_INIT_DRTRL as ETP_RULES_INIT_DRTRL
 from .registry import ETP_RULES_INIT_PP as ETP_RULES_INIT_PP
 from .registry import ETP_RULES_XY_TO_DW as ETP_RULES_XY_TO_DW
 from .registry import ETP_RULES_YW_TO_W as ETP_RULES_YW_TO_W
+from .registry import Arrays as Arrays
 from .rules import accumulate as accumulate
 from .rules import add_to_filter as add_to_filter
 from .rules import contract as contract

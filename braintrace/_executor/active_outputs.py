@@ -6,6 +6,7 @@ outputs.
 """
 
 import dataclasses
+import functools
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._etrace_op import init_trace, select_outputs
-from .._graph import InfluenceMap
+from .._etrace_op import Arrays, init_trace, select_outputs
+from .._graph import HiddenParamOpRelation, InfluenceMap
 from .._jax import struct_of
 
 MOST_RUNS = 16
@@ -33,18 +34,24 @@ class ActiveOutputs:
 
     runs: tuple[tuple[int, int], ...]
 
-    def pick(self, value: Any) -> Any:
+    def pick(self, value: jax.Array) -> jax.Array:
         """Return these entries of the last axis of an array."""
         parts = [value[..., start:stop] for start, stop in self.runs]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
-    def operands(self, relation: Any, weights: dict[str, Any]) -> Any:
+    def operands(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays:
         """Return the operands of the operation that computes these outputs alone."""
+        found = self.operands_if_any(relation, weights)
+        assert found is not None  # `active_outputs_of` has seen that there are
+        return found
+
+    def operands_if_any(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays | None:
+        """Return the same, or ``None`` where the operation cannot do with fewer outputs."""
         return select_outputs(relation.primitive, dict(relation.params), weights, self.pick)
 
 
 def active_outputs_of(
-    relation: Any, influence: InfluenceMap, states: Sequence[int]
+    relation: HiddenParamOpRelation, influence: InfluenceMap, states: Sequence[int]
 ) -> ActiveOutputs | None:
     """Return the outputs that reach one of some states within a step; ``None``: all of them.
 
@@ -56,7 +63,8 @@ def active_outputs_of(
         return None
     edges = np.flatnonzero(np.diff(np.concatenate([[0], found.astype(np.int8), [0]])))
     columns = ActiveOutputs(tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2)))
-    shapes = jax.eval_shape(lambda w: columns.operands(relation, w), _operand_shapes(relation))
+    operands = functools.partial(columns.operands_if_any, relation)
+    shapes = jax.eval_shape(operands, _operand_shapes(relation))
     return None if shapes is None or len(columns.runs) > MOST_RUNS else columns
 
 
@@ -73,11 +81,11 @@ def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
     return used
 
 
-def _operand_shapes(relation: Any) -> dict[str, jax.ShapeDtypeStruct]:
+def _operand_shapes(relation: HiddenParamOpRelation) -> dict[str, jax.ShapeDtypeStruct]:
     return {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
 
 
-def zero_trace(relation: Any, columns: ActiveOutputs | None) -> dict[str, Any]:
+def zero_trace(relation: HiddenParamOpRelation, columns: ActiveOutputs | None) -> Arrays:
     """Return the zero trace of one hidden state, for all outputs or for some columns."""
     y = relation.y_var
     weights: dict[str, Any] = dict(relation.trainable_vars)
@@ -90,7 +98,9 @@ def zero_trace(relation: Any, columns: ActiveOutputs | None) -> dict[str, Any]:
     return init_trace(relation.primitive, dict(relation.params), relation.x_var, y, weights)
 
 
-def trace_shapes(relation: Any, columns: ActiveOutputs | None) -> dict[str, jax.ShapeDtypeStruct]:
+def trace_shapes(
+    relation: HiddenParamOpRelation, columns: ActiveOutputs | None
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a trace of one hidden state."""
     shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(lambda: zero_trace(relation, columns))
     return shapes

@@ -7,12 +7,11 @@ the states of each step.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._etrace_op import pull_back
+from .._etrace_op import Arrays, pull_back
 from .._graph import ETraceGraph, HiddenGroup, Records, Weights
 from .active_outputs import ActiveOutputs, active_outputs_of
 from .layout import TraceSite, trace_sites, x_key
@@ -54,20 +53,25 @@ def direct_gradient(
     return gradients
 
 
-def input_of(graph: ETraceGraph, site: TraceSite, records: Records) -> Any:
+def input_of(graph: ETraceGraph, site: TraceSite, records: Records) -> jax.Array | None:
     """Return the recorded input of an operation, None where it has none."""
     has_input = site.relation.x_var is not None
     return records.x[x_key(graph, site.relation)] if has_input else None
 
 
 def _pulled_back(
-    site: TraceSite, columns: ActiveOutputs | None, x: Any, factor: Any, weights: Any
-) -> Any:
+    site: TraceSite,
+    columns: ActiveOutputs | None,
+    x: jax.Array | None,
+    factor: jax.Array,
+    weights: Arrays,
+) -> Arrays:
     if columns is None:
         return pull_back(*site.operation, x, factor, weights)
     select = functools.partial(columns.operands, site.relation)
     found = pull_back(*site.operation, x, columns.pick(factor), select(weights))
-    return jax.linear_transpose(select, weights)(found)[0]
+    (gradients,) = jax.linear_transpose(select, weights)(found)
+    return dict(gradients)
 
 
 def like(weights: Weights, gradients: Weights) -> Weights:

@@ -6,14 +6,16 @@ and kept from chunk to chunk without those that no filter ever changes.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import OptionError
-from .._etrace_op import ETP_RULES_INIT_PP, add_to_filter, get_primitive_spec, zero_filter
+from .._etrace_op import ETP_RULES_INIT_PP, Arrays, add_to_filter, get_primitive_spec, zero_filter
 from .._graph import ETraceGraph, HiddenParamOpRelation, Records, Role, Traces, TraceSpec
+from .._typing import PyTree
 from .active_outputs import ActiveOutputs, active_outputs_of
 from .jacobians import transition_key
 from .layout import TraceSite, filter_key, output_keys, trace_sites, x_key
@@ -21,7 +23,9 @@ from .recursion import num_steps
 from .restart import at_positions, over_first_axis
 from .zero import as_arrays, widened
 
-Arrays = dict[str, Any]
+Result = TypeVar("Result")
+After = TypeVar("After")
+
 Filters = dict[str, Arrays]
 """Those of inputs, ``'x'``, and of outputs, ``'f'``, with all outputs of the operations."""
 
@@ -107,14 +111,16 @@ def specs_of_outputs(graph: ETraceGraph, every_state: bool) -> dict[str, TraceSp
     }
 
 
-def _dtype_of_outputs(relation: HiddenParamOpRelation) -> Any:
+def _dtype_of_outputs(relation: HiddenParamOpRelation) -> np.dtype:
     rule = ETP_RULES_INIT_PP[relation.primitive]
     variables = dict(relation.trainable_vars)
-    return jax.eval_shape(lambda: rule(relation.x_var, relation.y_var, variables, 1)).dtype
+    zero = jax.eval_shape(lambda: rule(relation.x_var, relation.y_var, variables, 1))
+    dtype: np.dtype = np.dtype(zero.dtype)
+    return dtype
 
 
 def _spec_of_output(
-    site: TraceSite, state: int, columns: ActiveOutputs | None, dtype: Any
+    site: TraceSite, state: int, columns: ActiveOutputs | None, dtype: np.dtype
 ) -> TraceSpec:
     whole = jax.ShapeDtypeStruct(site.influence.slot_shape, dtype)
     kept = whole if columns is None else jax.eval_shape(columns.pick, whole)
@@ -180,7 +186,7 @@ def traces_of(alpha: float, graph: ETraceGraph, filters: Filters, steps: jax.Arr
     return {**kept, steps_key(alpha): steps}
 
 
-def recorded_inputs(graph: ETraceGraph, records: Records, signal: Any = None) -> Any:
+def recorded_inputs(graph: ETraceGraph, records: Records, signal: PyTree = None) -> PyTree:
     """Return what the filters take in at every step, time first."""
     return records.x, records.Df, _tables(graph, records), records.restart, signal
 
@@ -201,10 +207,10 @@ def _tables(graph: ETraceGraph, records: Records) -> dict[str, dict[str, jax.Arr
 def run_filters(
     graph: ETraceGraph,
     alpha: float,
-    result: Callable[[Arrays, Arrays, Any], Any],
+    result: Callable[[Arrays, Arrays, PyTree], Result],
     start: Filters,
-    scan: Callable[[Callable[[Filters, Any], Any], Filters], Any],
-) -> Any:
+    scan: Callable[[Callable[[Filters, PyTree], tuple[Filters, Result]], Filters], After],
+) -> After:
     """Return the filters after some steps, and ``result(ε_x, ε_f, signal)`` of every step.
 
     ``scan`` runs a function of one step over what they take in, from ``start``.
@@ -219,7 +225,7 @@ def run_filters(
         ]
     }
 
-    def step(kept: Filters, recorded: Any) -> Any:
+    def step(kept: Filters, recorded: PyTree) -> tuple[Filters, Result]:
         x, Df, D, restart, signal_now = recorded
         before_x = {key: widened(eps, dtypes[key]) for key, eps in kept["x"].items()}
         before_f = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}

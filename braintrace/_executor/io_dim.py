@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .._etrace_op import get_primitive_spec, pull_back_filtered, zero_filter
+from .._etrace_op import Arrays, get_primitive_spec, pull_back_filtered, zero_filter
 from .._graph import (
     Boundary,
     ETraceGraph,
@@ -60,8 +60,6 @@ from .products import PLAIN, SELECTING, Products, products_of_gradient
 from .recursion import num_steps, scan_block, scan_records, signals
 from .restart import at_positions
 from .zero import as_arrays, widened
-
-Arrays = dict[str, Any]
 
 BLOCK_BYTES = 2**23
 """What a block of steps may write of filtered inputs and factors, to stay in the caches."""
@@ -222,7 +220,7 @@ def _samples(graph: ETraceGraph) -> tuple[int, ...]:
 
 
 def _corrected(
-    alpha: float, graph: ETraceGraph, signal: dict[int, dict[int, Any]], steps: jax.Array
+    alpha: float, graph: ETraceGraph, signal: dict[int, dict[int, jax.Array]], steps: jax.Array
 ) -> Arrays:
     """Return ``l / (1 - α^t)`` of one step in the layout of each operation's output, by trace.
 
@@ -260,7 +258,9 @@ def _added_up(
 ) -> tuple[Filters, Weights]:
     """Return the filters after all blocks of steps, and the sum of their gradients."""
 
-    def add_block(carry: tuple[Filters, Weights], first: Any, size: int) -> tuple[Filters, Weights]:
+    def add_block(
+        carry: tuple[Filters, Weights], first: jax.Array | int, size: int
+    ) -> tuple[Filters, Weights]:
         after, gradients = run(carry[0], functools.partial(scan_block, first=first, length=size))
         return after, jax.tree.map(jnp.add, carry[1], gradients)
 

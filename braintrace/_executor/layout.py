@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._etrace_op import get_primitive_spec
+from .._etrace_op import ETPPrimitive, get_primitive_spec
 from .._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation, InfluenceMap, InjectionPoint
 from .._jax import Var
+from .._typing import PyTree
 
 
 def x_key(graph: ETraceGraph, relation: HiddenParamOpRelation) -> str:
@@ -195,7 +196,7 @@ class TraceSite:
         return f"{self.relation.key}>{self.group.states[state].name}"
 
     @property
-    def operation(self) -> tuple[Any, dict[str, Any]]:
+    def operation(self) -> tuple[ETPPrimitive, dict[str, Any]]:
         """The primitive and its parameters, as its rules take them."""
         return self.relation.primitive, dict(self.relation.params)
 
@@ -208,7 +209,7 @@ class TraceSite:
         """Bring a value per position to the layout of ``y``."""
         return positions_to_slots(self.influence, value, self.group)
 
-    def each_layer(self, function: Callable[..., Any], *arrays: Any) -> Any:
+    def each_layer(self, function: Callable[..., PyTree], *arrays: PyTree) -> PyTree:
         """Apply a function of y-shaped arrays to each layer of a fan-out.
 
         Without one the function is applied as it is; with one, its results get the fan-out as

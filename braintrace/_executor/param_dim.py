@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._etrace_op import accumulate, contract, get_primitive_spec, propagate
+from .._etrace_op import Arrays, accumulate, contract, get_primitive_spec, propagate
 from .._graph import (
     Boundary,
     ETraceGraph,
@@ -251,8 +251,8 @@ def _kept_states(site: TraceSite, traces: Traces) -> tuple[int, ...]:
 def _updated(
     site: TraceSite,
     suffixes: tuple[Blocks, Blocks],
-    entering: tuple[Any, Any],
-    weights: Any,
+    entering: tuple[jax.Array | None, Arrays],
+    weights: Arrays,
     traces: Traces,
     products: Products,
 ) -> Traces:
@@ -262,7 +262,7 @@ def _updated(
     if columns is not None:
         weights = columns.operands(site.relation, weights)
 
-    def pick(value: Any) -> Any:
+    def pick(value: jax.Array) -> jax.Array:
         return value if columns is None else columns.pick(value)
 
     keys = {a: site.key(a) for a in site.influence.reached}
@@ -289,18 +289,21 @@ def _updated(
     return new
 
 
-def _entered(site: TraceSite, x: Any, factor: jax.Array, weights: Any, products: Products) -> Any:
+def _entered(
+    site: TraceSite, x: jax.Array | None, factor: jax.Array, weights: Arrays, products: Products
+) -> Arrays:
     """Return the sum over time of the terms ``x ⊗ factor``."""
     if site.has_fan_out:
         factor = jnp.moveaxis(factor, 1, 0)
 
-    def of_layer(factor: jax.Array) -> Any:
+    def of_layer(factor: jax.Array) -> Arrays:
         return accumulate(*site.operation, products.inputs(site, x, factor), factor, weights)
 
-    return site.each_layer(of_layer, factor)
+    entered: Arrays = site.each_layer(of_layer, factor)
+    return entered
 
 
-def _sum_like(old: Any, *parts: jax.Array) -> jax.Array:
+def _sum_like(old: jax.Array | jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
     if not parts:
         return jnp.zeros(old.shape, old.dtype)
     return sum(parts[1:], parts[0]).astype(old.dtype)
@@ -337,16 +340,21 @@ def _carried(
 
 
 def _contracted(
-    site: TraceSite, columns: ActiveOutputs | None, signal: jax.Array, trace: Any, weights: Any
-) -> Any:
-    def select(operands: Any) -> Any:
+    site: TraceSite,
+    columns: ActiveOutputs | None,
+    signal: jax.Array,
+    trace: Arrays,
+    weights: Arrays,
+) -> Arrays:
+    def select(operands: Arrays) -> Arrays:
         return operands if columns is None else columns.operands(site.relation, operands)
 
-    def of_layer(factor: jax.Array, layer: Any) -> Any:
+    def of_layer(factor: jax.Array, layer: Arrays) -> Arrays:
         factor = factor if columns is None else columns.pick(factor)
         return contract(*site.operation, factor, layer, select(weights))
 
     found = site.each_layer(of_layer, site.table(signal), widened(trace, signal.dtype))
     if site.has_fan_out:
         found = jax.tree.map(lambda product: jnp.sum(product, axis=0), found)
-    return jax.linear_transpose(select, weights)(found)[0]
+    (gradients,) = jax.linear_transpose(select, weights)(found)
+    return dict(gradients)

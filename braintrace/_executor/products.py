@@ -9,12 +9,11 @@ NaN or infinite there (a padded input, the state that has read it, its trace), a
 import dataclasses
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._etrace_op import get_primitive_spec, propagate
+from .._etrace_op import Arrays, get_primitive_spec, propagate
 from .._graph import Records
 from .active_outputs import ActiveOutputs
 from .layout import TraceSite
@@ -37,39 +36,41 @@ class Products:
         position of the group.
     """
 
-    times: Callable[[Any, Any], Any]
-    inputs: Callable[[TraceSite, Any, Any], Any]
-    trace: Callable[[TraceSite, ActiveOutputs | None, Any, Any], Any]
+    times: Callable[[jax.Array, jax.Array], jax.Array]
+    inputs: Callable[[TraceSite, jax.Array | None, jax.Array], jax.Array | None]
+    trace: Callable[[TraceSite, ActiveOutputs | None, jax.Array, Arrays], Arrays]
 
 
-def where_kept(site: TraceSite, columns: ActiveOutputs | None, kept: jax.Array, trace: Any) -> Any:
+def where_kept(
+    site: TraceSite, columns: ActiveOutputs | None, kept: jax.Array, trace: Arrays
+) -> Arrays:
     """Return a trace with zeros for the positions of the group that are not kept."""
     if is_zero(trace):
         return trace
     entries = which_entries(site, columns, kept, trace)
-    return jax.tree.map(lambda entry, leaf: jnp.where(entry, leaf, 0), entries, trace)
+    return {name: jnp.where(entries[name], leaf, 0) for name, leaf in trace.items()}
 
 
 def which_entries(
-    site: TraceSite, columns: ActiveOutputs | None, positions: jax.Array, trace: Any
-) -> Any:
+    site: TraceSite, columns: ActiveOutputs | None, positions: jax.Array, trace: Arrays
+) -> Arrays:
     """Return which entries of a trace belong to some positions of the group."""
     table = site.table(positions).astype(site.relation.y_var.aval.dtype)
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, table.dtype), trace)
 
-    def of_layer(factor: jax.Array, layer: Any) -> Any:
+    def of_layer(factor: jax.Array, layer: Arrays) -> Arrays:
         return propagate(*site.operation, factor, layer)
 
     # The rules alone know which output an entry of a trace belongs to.
     entries = site.each_layer(of_layer, table if columns is None else columns.pick(table), ones)
-    return jax.tree.map(lambda entry: entry != 0, entries)
+    return {name: entry != 0 for name, entry in entries.items()}
 
 
-def _times(factor: Any, value: Any) -> Any:
+def _times(factor: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.where(factor == 0, 0, factor * value)
 
 
-def _inputs(site: TraceSite, x: Any, factor: jax.Array) -> Any:
+def _inputs(site: TraceSite, x: jax.Array | None, factor: jax.Array) -> jax.Array | None:
     """Return inputs that are finite wherever all factors of a step, or sample, are zero."""
     if x is None or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
@@ -79,7 +80,9 @@ def _inputs(site: TraceSite, x: Any, factor: jax.Array) -> Any:
     return jnp.where(counts | jnp.isfinite(x), x, 0)
 
 
-def _trace(site: TraceSite, columns: ActiveOutputs | None, factor: jax.Array, trace: Any) -> Any:
+def _trace(
+    site: TraceSite, columns: ActiveOutputs | None, factor: jax.Array, trace: Arrays
+) -> Arrays:
     return where_kept(site, columns, factor != 0, trace)
 
 

@@ -15,18 +15,25 @@ in every step may have a time axis of length 1.
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from .._graph import ETraceGraph, HiddenGroup, Records
+from .._typing import PyTree
 from .jacobians import transition_key
 from .layout import new_state_to_positions, old_state_to_positions
 from .probed_step import Probes, pre_step_probe
 
-Times = Callable[[Any, Any], Any]
+Times = Callable[[jax.Array, jax.Array], jax.Array]
 """``(factor, value) -> product``; see `products`."""
+
+Carry = TypeVar("Carry")
+Results = TypeVar("Results")
+
+States = dict[int, jax.Array]
+"""One array per state of a group."""
 
 Blocks = dict[tuple[int, int], jax.Array]
 """Blocks of an ``n × n`` matrix per position, by ``(row, column)``; missing ones are zero."""
@@ -52,7 +59,7 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
     return found
 
 
-def _sum(terms: list[Any]) -> Any:
+def _sum(terms: list[jax.Array]) -> jax.Array:
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -60,35 +67,45 @@ def _sum(terms: list[Any]) -> Any:
 
 
 def scan_records(
-    step: Callable[[Any, Any], Any], start: Any, records: Any, steps: int, reverse: bool = False
-) -> Any:
+    step: Callable[[Carry, PyTree], tuple[Carry, Results]],
+    start: Carry,
+    records: PyTree,
+    steps: int,
+    reverse: bool = False,
+) -> tuple[Carry, Results]:
     """Scan over recorded steps; records of length 1 are the same in each of them."""
     leaves, tree = jax.tree.flatten(records)
     is_fixed = [leaf.shape[0] == 1 for leaf in leaves]
     fixed = [leaf[0] for leaf, once in zip(leaves, is_fixed, strict=True) if once]
     varying = [leaf for leaf, once in zip(leaves, is_fixed, strict=True) if not once]
 
-    def body(carry: Any, now: list[Any]) -> Any:
+    def body(carry: Carry, now: list[jax.Array]) -> tuple[Carry, Results]:
         sources = iter(fixed), iter(now)
         merged = [next(sources[0] if once else sources[1]) for once in is_fixed]
         return step(carry, jax.tree.unflatten(tree, merged))
 
-    return jax.lax.scan(body, start, varying, length=steps, reverse=reverse)
+    last, results = jax.lax.scan(body, start, varying, length=steps, reverse=reverse)
+    return last, results
 
 
 def scan_block(
-    step: Callable[[Any, Any], Any], start: Any, records: Any, first: Any, length: int
-) -> Any:
+    step: Callable[[Carry, PyTree], tuple[Carry, Results]],
+    start: Carry,
+    records: PyTree,
+    first: jax.Array | int,
+    length: int,
+) -> tuple[Carry, Results]:
     """Scan over a block of recorded steps, read where they are: cutting it out would copy it."""
 
-    def body(carry: Any, index: jax.Array) -> Any:
+    def body(carry: Carry, index: jax.Array) -> tuple[Carry, Results]:
         def at_step(leaf: jax.Array) -> jax.Array:
             is_fixed = leaf.shape[0] == 1
             return leaf[0] if is_fixed else jax.lax.dynamic_index_in_dim(leaf, index, 0, False)
 
         return step(carry, jax.tree.map(at_step, records))
 
-    return jax.lax.scan(body, start, first + jnp.arange(length))
+    last, results = jax.lax.scan(body, start, first + jnp.arange(length))
+    return last, results
 
 
 def backward(
@@ -98,7 +115,7 @@ def backward(
     if not blocks:
         return signal, {}
 
-    def step(carry: Any, recorded: Any) -> Any:
+    def step(carry: States, recorded: tuple[States, Blocks]) -> tuple[States, States]:
         signal_now, D = recorded
         adjoint = {a: s + carry[a] if a in carry else s for a, s in signal_now.items()}
         before = {

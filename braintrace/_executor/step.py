@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .._errors import OptionError
 from .._graph import ETraceGraph, Record, Records, TraceMethod, Traces, Weights
 from .._jax import Var, zeros_mapped_like
+from .._typing import PyTree
 from .jacobians import Inputs, jacobians, operands
 from .probed_step import Probes, finish, pre_step_probe, probe_shapes, probed_step
 from .restart import restarted, restarted_probes
@@ -58,8 +59,8 @@ class Step:
         Traces after the step.
     """
 
-    outputs: list[Any]
-    new_states: dict[Var, Any]
+    outputs: list[jax.Array]
+    new_states: dict[Var, jax.Array]
     traces: Traces
 
 
@@ -138,19 +139,19 @@ def chunk_gradient(
     return gradients, after
 
 
-def as_chunk(tree: Any) -> Any:
+def as_chunk(tree: PyTree) -> PyTree:
     """Give the records of one step a time axis."""
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
 def recorded_step(
     graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
-) -> tuple[list[Any], dict[Var, Any], Records]:
+) -> tuple[list[jax.Array], dict[Var, jax.Array], Records]:
     """Run one step with given probes, and record its Jacobians."""
     outputs, new_states = probed_step(graph, inputs, weights, probes)
     return outputs, new_states, jacobians(graph, inputs, weights)
 
 
-def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
+def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:
     """Run one step of the model itself."""
     return finish(graph, inputs, {})

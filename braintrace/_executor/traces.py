@@ -1,17 +1,19 @@
 """Traces as they are kept from chunk to chunk, by what their specifications say of them."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from .._errors import OptionError
 from .._graph import Traces, TraceSpec, TraceSpecs, specs_of
 from .complex_packing import pack_like, unpack
 
 
-def kept_specs(specs: TraceSpecs, dtype: Any) -> TraceSpecs:
+def kept_specs(specs: TraceSpecs, dtype: DTypeLike | None) -> TraceSpecs:
     """Return what is known of the arrays that are kept.
 
     Parameters
@@ -44,7 +46,7 @@ def _stored(specs: TraceSpecs) -> TraceSpecs:
 def starting_traces(specs: TraceSpecs) -> Traces:
     """Return traces at the start of a sequence; those that are zero are given by their shapes."""
 
-    def start(spec: TraceSpec) -> Any:
+    def start(spec: TraceSpec) -> jax.Array | jax.ShapeDtypeStruct:
         if isinstance(spec.initial, (int, float)) and spec.initial == 0:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
         return jnp.broadcast_to(jnp.asarray(spec.initial, spec.dtype), spec.shape)
@@ -72,7 +74,7 @@ def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Trace
     return pack_like(jax.tree.map(chosen, specs, unpack(traces)), traces)
 
 
-def _along_batch(spec: TraceSpec) -> Any:
+def _along_batch(spec: TraceSpec) -> Callable[[jax.Array], jax.Array]:
     def of_samples(flags: jax.Array) -> jax.Array:
         if flags.ndim == 0:
             return flags

@@ -5,27 +5,28 @@ shapes alone (``jax.ShapeDtypeStruct``): XLA does not drop a product with zeros,
 times infinity is not zero, but a term that is never written costs nothing.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from .._typing import PyTree
 
 
-def is_zero(trace: Any) -> bool:
+def is_zero(trace: PyTree) -> bool:
     """Tell whether a trace is given by its shapes alone."""
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(trace))
 
 
-def as_arrays(traces: Any) -> Any:
+def as_arrays(traces: PyTree) -> PyTree:
     """Return traces with arrays of zeros in place of shapes."""
 
-    def as_array(leaf: Any) -> Any:
+    def as_array(leaf: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
         is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
         return jnp.zeros(leaf.shape, leaf.dtype) if is_shape else leaf
 
     return jax.tree.map(as_array, traces)
 
 
-def widened(trace: Any, dtype: Any) -> Any:
+def widened(trace: PyTree, dtype: DTypeLike) -> PyTree:
     """Return a trace in a dtype that holds both its own values and those of ``dtype``."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, dtype)), trace)

@@ -85,7 +85,7 @@ jax.tree_util.register_dataclass(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TraceSpec:
     """One array of the traces.
 
@@ -116,18 +116,16 @@ class TraceSpec:
     """
 
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: jax.typing.DTypeLike
     axes: tuple[Role, ...]
     relation: str | None = None
     state: str | None = None
     operand: str = ""
-    initial: Any = 0
+    initial: float | jax.Array = 0
     is_stored: bool = True
     takes_trace_dtype: bool = True
     full_shape: tuple[int, ...] | None = None
-    samples: Callable[[jax.Array], jax.Array] | None = dataclasses.field(
-        default=None, compare=False, repr=False
-    )
+    samples: Callable[[jax.Array], jax.Array] | None = None
     packed_with: str | None = None
 
     @property
