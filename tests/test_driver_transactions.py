@@ -116,11 +116,17 @@ class Interrupts:
         return self._trace
 
 
+@pytest.fixture(scope="module")
+def twins():
+    """Two learners that have made the same steps, before each test and after it."""
+    return [Runs(build_learner(CASE)) for _ in range(2)]
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_signals_leave_a_completed_step(driver):
+def test_signals_leave_a_completed_step(driver, twins):
     """Before fifty lines of a call, one after the other: the next goes on from there."""
-    runs, reference = (Runs(build_learner(CASE)) for _ in range(2))
+    runs, reference = twins
     whole = Interrupts(None)
     for _ in range(3):
         driver(runs)
@@ -199,10 +205,11 @@ def checked_signal(check):
     ("build", "drivers"),
     [
         (checked_model(Check.with_result, "d_rtrl"), DRIVERS),
-        (checked_model(Check.aside, "es_d_rtrl"), DRIVERS),
+        (checked_model(Check.aside, "es_d_rtrl"), DRIVERS[::3]),
+        pytest.param(checked_model(Check.aside, "es_d_rtrl"), DRIVERS, marks=pytest.mark.nightly),
         (checked_signal, DRIVERS[:3]),
     ],
-    ids=["result", "aside", "signal"],
+    ids=["result", "aside", "aside, every driver", "signal"],
 )
 def test_a_failing_computation_keeps_the_last_good_values(build, drivers):
     check, never = Check(), Check()

@@ -100,7 +100,7 @@ def output(make, x, kernel_unit, bias_unit):
     if hasattr(layer, "init_state"):
         layer.init_state(batch_size=2)
     with brainstate.environ.context(dt=1.0 * u.ms):
-        return layer(x)
+        return brainstate.transform.jit(layer)(x)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -1,5 +1,7 @@
 """Parameters without a trace get the ordinary gradient of the same step, never a silent zero."""
 
+import functools
+
 import brainstate
 import cases
 import jax
@@ -17,6 +19,7 @@ PLAIN = [case for case in cases.ALL if case.same_step_only]
 ALGORITHMS = [{}, {"algorithm": "es_d_rtrl", "decay_or_rank": 0.7}]
 
 
+@functools.cache
 def same_step_gradient(case):
     """Sum over the steps of each step's own gradient, old states held constant, in float64."""
     params, _, xs, targets = references.arguments(case, dtype=np.float64)
@@ -58,7 +61,8 @@ def test_plain_parameters_in_a_loop_written_by_hand():
 
         return brainstate.transform.for_loop(step_loss, xs, targets).sum()
 
-    actual = named(brainstate.transform.grad(sequence_loss, weights_of(model))())
+    gradient = brainstate.transform.grad(sequence_loss, weights_of(model))
+    actual = named(brainstate.transform.jit(gradient)())
     assert_gradients_close(actual, references.dense_d_rtrl(case), 1e-5, case.name)
 
 
@@ -131,5 +135,6 @@ def test_outputs_without_a_trace_next_to_others_with_one(options):
     gradient = brainstate.transform.grad(
         lambda x, target: case.loss(learner(x), target), weights_of(learner.algorithm.model)
     )
+    gradient = brainstate.transform.jit(gradient)
     steps = [named(gradient(x, target)) for x, target in zip(xs, targets, strict=True)]
     assert_gradients_close(jax.tree.map(lambda *parts: sum(parts), *steps), expected, 1e-5)

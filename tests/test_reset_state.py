@@ -51,6 +51,7 @@ def test_in_an_update_function(name, options):
     twice = np.concatenate([LATER, DONE[-1:], LATER[1:]])
     functions = {"step_fn": lambda x, target: case.loss(expected(x), target)}
     weights = weights_of(expected.algorithm.model)
+    before = jax.device_get({path: weight.value for path, weight in weights.items()})
 
     def descend(gradients):
         for path, weight in weights.items():
@@ -72,8 +73,6 @@ def test_in_an_update_function(name, options):
     ):
         found, after = stream(case, learner, after_step)
         np.testing.assert_allclose(np.concatenate(found), losses, rtol=1e-5)
-        start = build_learner(case, **options).algorithm.model
-        before = {path: state.value for path, state in weights_of(start).items()}
         assert_gradients_close(
             jax.tree.map(np.subtract, after, before),
             {path: jax.tree.map(np.subtract, weights[path].value, before[path]) for path in after},
