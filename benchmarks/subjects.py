@@ -77,6 +77,11 @@ class Task:
         return self.network.parameters(jnp.dtype(self.dtype))
 
     @functools.cached_property
+    def learners(self) -> dict[Any, Any]:
+        """Learners of this task, which ways to take a sequence gradient share."""
+        return {}
+
+    @functools.cached_property
     def d_rtrl(self) -> Any:
         """What D_RTRL has to give."""
         gradient = jax.jit(oracles.bptt(self.network, cut_mixing=True))
@@ -189,7 +194,10 @@ def online(
     **options
         Given to ``braintrace.compile``.
     """
-    learner = learner_of(task, algorithm, **options)
+    key = (algorithm, *sorted(options.items()))
+    if key not in task.learners:
+        task.learners[key] = learner_of(task, algorithm, **options)
+    learner = task.learners[key]
     step, data = step_function(learner), task.data
     sizes = {} if chunk is None else {"chunk_size": chunk}
 

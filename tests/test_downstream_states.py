@@ -90,11 +90,10 @@ def bptt():
 
         return jnp.sum(jax.lax.scan(step, jnp.full((BATCH, H), 0.3), (xs, targets))[1])
 
-    return jax.grad(loss)({"w": GatedCell().w.value})
+    return jax.jit(jax.grad(loss))({"w": GatedCell().w.value})
 
 
 @pytest.mark.core
-@pytest.mark.optimised
 @pytest.mark.parametrize("way", ["sequence", "chunks", "step by step"])
 def test_mixing_on_the_way_to_them_is_exact(way):
     xs, targets = data()

@@ -72,7 +72,7 @@ def test_every_operation(case, algorithm):
 @pytest.mark.parametrize(
     ("name", "algorithm", "options"),
     [
-        ("rotation", "d_rtrl", {}),
+        pytest.param("rotation", "d_rtrl", {}, marks=pytest.mark.nightly),
         ("alif_late_threshold", "es_d_rtrl", DECAY),
         ("alif_late_threshold", "immediate", {}),
         ("rotation", "d_rtrl", {"vjp_method": "multi-step"}),

@@ -47,7 +47,8 @@ def backpropagated(loss, unit_aware):
         return brainstate.transform.for_loop(lambda x: loss(model(x)), INPUTS).sum()
 
     parameters = model.states(brainstate.ParamState)
-    return brainstate.transform.grad(total, parameters, unit_aware=unit_aware)()
+    gradient = brainstate.transform.grad(total, parameters, unit_aware=unit_aware)
+    return brainstate.transform.jit(gradient)()
 
 
 def online(loss, unit_aware, driver):
@@ -65,7 +66,8 @@ def online(loss, unit_aware, driver):
         return brainstate.transform.for_loop(lambda x: loss(learner(x)), INPUTS).sum()
 
     parameters = learner.algorithm.model.states(brainstate.ParamState)
-    return brainstate.transform.grad(total, parameters, unit_aware=unit_aware)()
+    gradient = brainstate.transform.grad(total, parameters, unit_aware=unit_aware)
+    return brainstate.transform.jit(gradient)()
 
 
 @pytest.mark.core
@@ -140,7 +142,7 @@ def test_every_operation_learns_with_units(name, algorithm):
         outputs = brainstate.transform.for_loop(model.update, INPUTS)
         return outputs.sum() / u.mV
 
-    expected = brainstate.transform.grad(total, parameters)()
+    expected = brainstate.transform.jit(brainstate.transform.grad(total, parameters))()
     learner = braintrace.compile(model, algorithm, INPUTS[0], batch_size=2)
     found = learner.etrace_grad(
         INPUTS, step_fn=lambda x: learner(x).sum() / u.mV, reduction="sum", unit_aware=False

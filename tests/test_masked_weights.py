@@ -55,17 +55,19 @@ def learner_of(model=None, algorithm="d_rtrl", **options):
         return braintrace.compile(model, algorithm, XS[0], batch_size=BATCH, **options)
 
 
+@jax.jit
+@jax.grad
+def backpropagated(w, mask, scale, counts):
+    def step(h, x):
+        h = 0.8 * h + jnp.tanh(x @ (jnp.where(mask, w, 0.0) * scale))
+        return h, squared(h)
+
+    return jnp.sum(counts * jax.lax.scan(step, jnp.zeros((BATCH, H)), XS)[1])
+
+
 def bptt(mask, scale, first=0):
     """The gradient of the losses from a step on."""
-
-    def total(w):
-        def step(h, x):
-            h = 0.8 * h + jnp.tanh(x @ (jnp.where(mask, w, 0.0) * scale))
-            return h, squared(h)
-
-        return jnp.sum(jax.lax.scan(step, jnp.zeros((BATCH, H)), XS)[1][first:])
-
-    return {"w": jax.grad(total)(jnp.asarray(WEIGHT))}
+    return {"w": backpropagated(WEIGHT, mask, scale, np.arange(STEPS) >= first)}
 
 
 def by_sequence(learner, chunk_size):
@@ -81,7 +83,7 @@ def by_steps(learner):
     def total():
         return brainstate.transform.for_loop(lambda x: squared(learner.algorithm(x)), XS).sum()
 
-    return brainstate.transform.grad(total, {"w": model.w})()
+    return brainstate.transform.jit(brainstate.transform.grad(total, {"w": model.w}))()
 
 
 def by_stream(learner):

@@ -93,10 +93,10 @@ def in_double(build):
 def test_equations(name):
     build, equation = CELLS[name]
     cell, parameters = in_double(build)
-    h = np.zeros((BATCH, UNITS))
+    step, h = brainstate.transform.jit(cell), np.zeros((BATCH, UNITS))
     for x in np.random.default_rng(1).standard_normal((STEPS, BATCH, INPUTS)):
         h = equation(parameters, x, h)
-        np.testing.assert_allclose(cell(jnp.asarray(x)), h, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(step(jnp.asarray(x)), h, rtol=0, atol=1e-12)
     assert np.abs(h).max() > 0.1
 
 
@@ -104,10 +104,10 @@ def test_linear_recurrent_unit():
     cell, p = in_double(lambda: nn.LRUCell(INPUTS, 2, num_hidden=UNITS, r_min=0.5))
     gamma = np.exp(p["recurrence"]["gamma"])
     B, C = p["B"][:, :UNITS] + 1j * p["B"][:, UNITS:], p["C"][:UNITS] - 1j * p["C"][UNITS:]
-    h = np.zeros((BATCH, UNITS), complex)
+    step, h = brainstate.transform.jit(cell), np.zeros((BATCH, UNITS), complex)
     for x in np.random.default_rng(1).standard_normal((STEPS, BATCH, INPUTS)):
         h = eigenvalues(p) * h + gamma * (x @ B)
-        y = cell(jnp.asarray(x))
+        y = step(jnp.asarray(x))
         np.testing.assert_allclose(cell.re.value + 1j * cell.im.value, h, rtol=0, atol=1e-12)
         np.testing.assert_allclose(y, (h @ C).real + x @ p["D"], rtol=0, atol=1e-12)
 
