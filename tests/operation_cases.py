@@ -22,7 +22,7 @@ STEPS, BATCH = 4, 2
 
 
 def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32) / 2
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) / 2, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
