@@ -39,7 +39,7 @@ def chunk_sizes(some):
 
 @pytest.mark.core
 @each_operation
-@chunk_sizes([1, 3])
+@chunk_sizes([1, 2])
 def test_d_rtrl_equals_bptt_for_chunks(case, chunks):
     expected = bptt(case)
     _, found = gradients(case, "d_rtrl", chunks)
@@ -66,7 +66,7 @@ def test_d_rtrl_equals_bptt_step_by_step(case):
 
 
 @each_operation
-@chunk_sizes([3])
+@chunk_sizes([2])
 def test_es_d_rtrl_equals_its_definition(case, chunks):
     expected = es_d_rtrl(case, alpha=0.7)
     _, found = gradients(case, "es_d_rtrl", chunks, decay_or_rank=0.7)
