@@ -1,7 +1,7 @@
 """The outputs of an operation whose traces some later step reads.
 
 A gate that does not reach a remembered state needs no trace. Where one operation computes several
-gates side by side, its trace is that of the other columns alone: the same operation with fewer
+gates side by side, its trace is that of the other outputs alone: the same operation with fewer
 outputs.
 """
 
@@ -29,13 +29,15 @@ class ActiveOutputs:
     Attributes
     ----------
     runs
-        ``(start, stop)`` of what belongs to them, in order.
+        ``(start, stop)`` of what belongs to them, in order; ``None``: all of them do.
     """
 
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[int, int], ...] | None = None
 
     def pick(self, value: jax.Array) -> jax.Array:
         """Return these entries of the last axis of an array."""
+        if self.runs is None:
+            return value
         parts = [value[..., start:stop] for start, stop in self.runs]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
 
@@ -47,25 +49,31 @@ class ActiveOutputs:
 
     def operands_if_any(self, relation: HiddenParamOpRelation, weights: Arrays) -> Arrays | None:
         """Return the same, or ``None`` where the operation cannot do with fewer outputs."""
+        if self.runs is None:
+            return weights
         return select_outputs(relation.primitive, dict(relation.params), weights, self.pick)
+
+
+EVERY_OUTPUT = ActiveOutputs()
 
 
 def active_outputs_of(
     relation: HiddenParamOpRelation, influence: InfluenceMap, states: Sequence[int]
-) -> ActiveOutputs | None:
-    """Return the outputs that reach one of some states within a step; ``None``: all of them.
+) -> ActiveOutputs:
+    """Return the outputs that reach one of some states within a step.
 
     Other outputs never enter the traces of these states: what a trace takes over from the step
     before has entered the same way.
     """
     found = _used(influence, states)
     if found is None or found.all() or not found.any():
-        return None
+        return EVERY_OUTPUT
     edges = np.flatnonzero(np.diff(np.concatenate([[0], found.astype(np.int8), [0]])))
-    columns = ActiveOutputs(tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2)))
-    operands = functools.partial(columns.operands_if_any, relation)
+    runs = tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2))
+    active = ActiveOutputs(runs)
+    operands = functools.partial(active.operands_if_any, relation)
     shapes = jax.eval_shape(operands, _operand_shapes(relation))
-    return None if shapes is None or len(columns.runs) > MOST_RUNS else columns
+    return EVERY_OUTPUT if shapes is None or len(runs) > MOST_RUNS else active
 
 
 def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
@@ -85,22 +93,18 @@ def _operand_shapes(relation: HiddenParamOpRelation) -> dict[str, jax.ShapeDtype
     return {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
 
 
-def zero_trace(relation: HiddenParamOpRelation, columns: ActiveOutputs | None) -> Arrays:
-    """Return the zero trace of one hidden state, for all outputs or for some columns."""
-    y = relation.y_var
-    weights: dict[str, Any] = dict(relation.trainable_vars)
-    if columns is not None:
-        y = types.SimpleNamespace(aval=jax.eval_shape(columns.pick, struct_of(y.aval)))
-        shapes = jax.eval_shape(
-            lambda operands: columns.operands(relation, operands), _operand_shapes(relation)
-        )
-        weights = {name: types.SimpleNamespace(aval=shape) for name, shape in shapes.items()}
-    return init_trace(relation.primitive, dict(relation.params), relation.x_var, y, weights)
-
-
 def trace_shapes(
-    relation: HiddenParamOpRelation, columns: ActiveOutputs | None
+    relation: HiddenParamOpRelation, active: ActiveOutputs = EVERY_OUTPUT
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of a trace of one hidden state."""
-    shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(lambda: zero_trace(relation, columns))
-    return shapes
+    """Return the shapes of a trace of one hidden state, for all outputs or for some."""
+    primitive, params, y = relation.primitive, dict(relation.params), relation.y_var
+    weights: dict[str, Any] = dict(relation.trainable_vars)
+    if active.runs is not None:
+        y = types.SimpleNamespace(aval=jax.eval_shape(active.pick, struct_of(y.aval)))
+        operands = functools.partial(active.operands, relation)
+        shapes = jax.eval_shape(operands, _operand_shapes(relation))
+        weights = {name: types.SimpleNamespace(aval=shape) for name, shape in shapes.items()}
+    found: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
+        lambda: init_trace(primitive, params, relation.x_var, y, weights)
+    )
+    return found

@@ -92,9 +92,7 @@ def _multiplies_complex_numbers(site: TraceSite) -> bool:
     def product(signal: Any, trace: Any, weights: Any) -> Any:
         return product_with_trace(*site.operation, signal, trace, weights)
 
-    factors = jax.tree.map(
-        _as_complex, (struct_of(relation.y_var.aval), trace_shapes(relation, None))
-    )
+    factors = jax.tree.map(_as_complex, (struct_of(relation.y_var.aval), trace_shapes(relation)))
     weights = {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
     try:
         closed = jax.make_jaxpr(product)(*factors, weights)

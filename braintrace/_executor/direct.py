@@ -42,14 +42,14 @@ def direct_gradient(
         states = [a for a in site.influence.reached if a in adjoint and site.key(a) in records.Df]
         if states:
             terms = [
-                products.times(site.table(adjoint[a]), records.Df[site.key(a)]) for a in states
+                products.times(site.to_slots(adjoint[a]), records.Df[site.key(a)]) for a in states
             ]
             factor = sum(terms[1:], terms[0])
             factor = jnp.sum(factor, axis=1) if site.has_fan_out else factor
-            columns = active_outputs_of(site.relation, site.influence, states)
+            active = active_outputs_of(site.relation, site.influence, states)
             x, key = input_of(graph, site, records), site.relation.key
             x = products.inputs(site, x, factor)
-            gradients[key] = _pulled_back(site, columns, x, factor, weights[key])
+            gradients[key] = _pulled_back(site, active, x, factor, weights[key])
     return gradients
 
 
@@ -61,15 +61,15 @@ def input_of(graph: ETraceGraph, site: TraceSite, records: Records) -> jax.Array
 
 def _pulled_back(
     site: TraceSite,
-    columns: ActiveOutputs | None,
+    active: ActiveOutputs,
     x: jax.Array | None,
     factor: jax.Array,
     weights: Arrays,
 ) -> Arrays:
-    if columns is None:
+    if active.runs is None:
         return pull_back(*site.operation, x, factor, weights)
-    select = functools.partial(columns.operands, site.relation)
-    found = pull_back(*site.operation, x, columns.pick(factor), select(weights))
+    select = functools.partial(active.operands, site.relation)
+    found = pull_back(*site.operation, x, active.pick(factor), select(weights))
     (gradients,) = jax.linear_transpose(select, weights)(found)
     return dict(gradients)
 

@@ -93,7 +93,7 @@ def _arrays_of(graph: ETraceGraph, relation: HiddenParamOpRelation, operand: str
     It is the one of the same name, or what the operation keeps in the place of its operands.
     """
     own = [spec for spec in specs_of(graph.trace_specs) if spec.relation == relation.key]
-    made = {spec.operand for spec in own} & set(trace_shapes(relation, None))
+    made = {spec.operand for spec in own} & set(trace_shapes(relation))
     return {operand} & made or made - set(relation.trainable_vars)
 
 
@@ -117,7 +117,7 @@ def _with_zeros(
         if site.relation.key == spec.relation and spec.state in states:
             own = [a for name, a in states.items() if name in kept]
             outputs = active_outputs_of(site.relation, site.influence, own)
-            if outputs is not None:
+            if outputs.runs is not None:
                 whole = jax.ShapeDtypeStruct(spec.full_shape, trace.dtype)
                 (trace,) = jax.linear_transpose(outputs.pick, whole)(trace)
     return trace

@@ -49,14 +49,13 @@ def outputs_of(graph: ETraceGraph) -> dict[str, tuple[TraceSite, int]]:
     return {site.key(a): (site, a) for site, a in every if shared[site.key(a)] == site.key(a)}
 
 
-def _columns(graph: ETraceGraph, outputs: Mapping[str, Any]) -> dict[str, ActiveOutputs]:
-    """Return the columns that are kept of the output-shaped traces with others that stay zero."""
+def _active_outputs(graph: ETraceGraph, outputs: Mapping[str, Any]) -> dict[str, ActiveOutputs]:
+    """Return the outputs that each output-shaped trace is kept for: others stay zero."""
     found = {}
     for key, (site, _) in outputs_of(graph).items():
         kept = [a for a in site.influence.reached if site.key(a) in outputs]
-        columns = active_outputs_of(site.relation, site.influence, kept) if key in outputs else None
-        if columns is not None:
-            found[key] = columns
+        if key in outputs:
+            found[key] = active_outputs_of(site.relation, site.influence, kept)
     return found
 
 
@@ -104,9 +103,9 @@ def specs_of_outputs(graph: ETraceGraph, every_state: bool) -> dict[str, TraceSp
         relation, influence = site.relation, site.influence
         for a in influence.reached if every_state else influence.stored:
             dtypes[shared[site.key(a)]] = _dtype_of_outputs(relation)
-    columns = _columns(graph, dtypes)
+    active = _active_outputs(graph, dtypes)
     return {
-        key: _spec_of_output(*outputs_of(graph)[key], columns.get(key), dtype)
+        key: _spec_of_output(*outputs_of(graph)[key], active[key], dtype)
         for key, dtype in dtypes.items()
     }
 
@@ -120,10 +119,10 @@ def _dtype_of_outputs(relation: HiddenParamOpRelation) -> np.dtype:
 
 
 def _spec_of_output(
-    site: TraceSite, state: int, columns: ActiveOutputs | None, dtype: np.dtype
+    site: TraceSite, state: int, active: ActiveOutputs, dtype: np.dtype
 ) -> TraceSpec:
     whole = jax.ShapeDtypeStruct(site.influence.slot_shape, dtype)
-    kept = whole if columns is None else jax.eval_shape(columns.pick, whole)
+    kept = jax.eval_shape(active.pick, whole)
     lead: tuple[Role, ...] = ("fan_out",) if site.has_fan_out else ()
     return TraceSpec(
         kept.shape,
@@ -133,16 +132,14 @@ def _spec_of_output(
         state=site.group.states[state].name,
         operand="output",
         full_shape=whole.shape,
-        samples=functools.partial(_outputs_of_samples, site, columns),
+        samples=functools.partial(_outputs_of_samples, site, active),
     )
 
 
-def _outputs_of_samples(
-    site: TraceSite, columns: ActiveOutputs | None, flags: jax.Array
-) -> jax.Array:
+def _outputs_of_samples(site: TraceSite, active: ActiveOutputs, flags: jax.Array) -> jax.Array:
     """Return which entries of an output-shaped trace belong to samples whose flag is set."""
-    found = site.table(at_positions(site.group, flags))
-    return found if columns is None else columns.pick(found)
+    found = site.to_slots(at_positions(site.group, flags))
+    return active.pick(found)
 
 
 def _axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tuple[Role, ...]:
@@ -153,19 +150,21 @@ def _axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tuple[Role,
     return tuple([*batch, *spatial, last][:ndim])
 
 
-def of_columns(graph: ETraceGraph, outputs: Arrays) -> Arrays:
+def of_active(graph: ETraceGraph, outputs: Arrays) -> Arrays:
     """Return output-shaped traces as they are kept from chunk to chunk."""
-    columns = _columns(graph, outputs)
-    return {**outputs, **{key: columns[key].pick(outputs[key]) for key in columns}}
+    active = _active_outputs(graph, outputs)
+    return {key: active[key].pick(output) for key, output in outputs.items()}
 
 
 def whole(graph: ETraceGraph, outputs: Arrays) -> Arrays:
-    """Return kept output-shaped traces with zeros in the columns that are not kept."""
+    """Return kept output-shaped traces with zeros for the outputs that are not kept."""
     found, by_key = dict(outputs), outputs_of(graph)
-    for key, columns in _columns(graph, outputs).items():
+    for key, active in _active_outputs(graph, outputs).items():
+        if active.runs is None:
+            continue
         site, _ = by_key[key]
         example = jnp.zeros(site.influence.slot_shape, outputs[key].dtype)
-        (found[key],) = jax.linear_transpose(columns.pick, example)(outputs[key])
+        (found[key],) = jax.linear_transpose(active.pick, example)(outputs[key])
     return found
 
 
@@ -182,26 +181,26 @@ def steps_key(alpha: float) -> str:
 
 def traces_of(alpha: float, graph: ETraceGraph, filters: Filters, steps: jax.Array) -> Traces:
     """Return the traces of filters, as they are kept from chunk to chunk."""
-    kept = {"x": filters["x"], "f": of_columns(graph, filters["f"])}
+    kept = {"x": filters["x"], "f": of_active(graph, filters["f"])}
     return {**kept, steps_key(alpha): steps}
 
 
 def recorded_inputs(graph: ETraceGraph, records: Records, signal: PyTree = None) -> PyTree:
     """Return what the filters take in at every step, time first."""
-    return records.x, records.Df, _tables(graph, records), records.restart, signal
+    return records.x, records.Df, _transitions_in_slots(graph, records), records.restart, signal
 
 
-def _tables(graph: ETraceGraph, records: Records) -> dict[str, dict[str, jax.Array]]:
+def _transitions_in_slots(graph: ETraceGraph, records: Records) -> dict[str, dict[str, jax.Array]]:
     """Return ``D[a, c]`` in the layout of each operation's output: ``{trace a: {trace c: D}}``."""
-    tables: dict[str, dict[str, jax.Array]] = {}
+    in_slots: dict[str, dict[str, jax.Array]] = {}
     for key, (site, a) in outputs_of(graph).items():
         group, reached = site.group, site.influence.reached
-        tables[key] = {
-            site.key(c): site.table(records.D[transition_key(group, a, c)])
+        in_slots[key] = {
+            site.key(c): site.to_slots(records.D[transition_key(group, a, c)])
             for b, c in group.transition
             if b == a and c in reached
         }
-    return tables
+    return in_slots
 
 
 def run_filters(
@@ -275,7 +274,7 @@ def started_anew(graph: ETraceGraph, filters: Filters, restart: jax.Array) -> Fi
             inputs[key] = jnp.where(rows, 0, inputs[key])
     for key, (site, _) in outputs_of(graph).items():
         if key in outputs:
-            is_new = site.table(at_positions(site.group, restart))
+            is_new = site.to_slots(at_positions(site.group, restart))
             outputs[key] = jnp.where(is_new, 0, outputs[key])
     return {"x": inputs, "f": outputs}
 
@@ -289,7 +288,7 @@ def _rows(site: TraceSite, restart: jax.Array) -> jax.Array:
             f"The input of '{site.relation.key}' is shared by all samples, so that this algorithm "
             "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
         )
-    at_elements = site.table(at_positions(site.group, restart))
+    at_elements = site.to_slots(at_positions(site.group, restart))
     if site.has_fan_out:
         at_elements = at_elements.any(0)
     return at_elements.any(tuple(range(1, at_elements.ndim)))

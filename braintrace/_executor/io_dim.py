@@ -230,13 +230,13 @@ def _corrected(
     """
     log_alpha = math.log(alpha) if alpha else -math.inf
     seen = -jnp.expm1(log_alpha * jnp.maximum(steps, 1))
-    tables = {}
+    in_slots = {}
     for key, (site, a) in outputs_of(graph).items():
         found = signal[site.group.index].get(a)
         if found is not None:
             wide = widened(found, jnp.float32)
-            tables[key] = site.table(wide / at_positions(site.group, seen.astype(wide.dtype)))
-    return tables
+            in_slots[key] = site.to_slots(wide / at_positions(site.group, seen.astype(wide.dtype)))
+    return in_slots
 
 
 def _block_length(steps: int, filters: Filters) -> int:

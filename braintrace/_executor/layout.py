@@ -205,7 +205,7 @@ class TraceSite:
         """Whether one element of ``y`` reaches several positions."""
         return self.influence.fan_out > 1
 
-    def table(self, value: jax.Array) -> jax.Array:
+    def to_slots(self, value: jax.Array) -> jax.Array:
         """Bring a value per position to the layout of ``y``."""
         return positions_to_slots(self.influence, value, self.group)
 

@@ -176,9 +176,9 @@ class ParameterTraces:
 def _specs_of_site(site: TraceSite, stored: tuple[int, ...]) -> dict[str, dict[str, TraceSpec]]:
     """Return what is known of the traces of one site, for all states of its group."""
     relation, influence = site.relation, site.influence
-    columns = active_outputs_of(relation, influence, stored)
+    active = active_outputs_of(relation, influence, stored)
     lead = (influence.fan_out,) if site.has_fan_out else ()
-    whole, kept = trace_shapes(relation, None), trace_shapes(relation, columns)
+    whole, kept = trace_shapes(relation), trace_shapes(relation, active)
     shapes = {
         name: jax.ShapeDtypeStruct((*lead, *array.shape), array.dtype)
         for name, array in kept.items()
@@ -195,7 +195,7 @@ def _specs_of_site(site: TraceSite, stored: tuple[int, ...]) -> dict[str, dict[s
                 operand=name,
                 is_stored=a in stored,
                 full_shape=(*lead, *array.shape),
-                samples=functools.partial(_of_samples, site, columns, shapes, name),
+                samples=functools.partial(_of_samples, site, active, shapes, name),
                 packed_with=site.key(pairs[a]) if a in pairs else None,
             )
             for name, array in whole.items()
@@ -217,13 +217,13 @@ def _axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
 
 def _of_samples(
     site: TraceSite,
-    columns: ActiveOutputs | None,
+    active: ActiveOutputs,
     shapes: dict[str, jax.ShapeDtypeStruct],
     name: str,
     flags: jax.Array,
 ) -> jax.Array:
     """Return which entries of one array belong to samples whose flag is set."""
-    found: jax.Array = which_entries(site, columns, at_positions(site.group, flags), shapes)[name]
+    found: jax.Array = which_entries(site, active, at_positions(site.group, flags), shapes)[name]
     return found
 
 
@@ -233,14 +233,14 @@ def _restarted(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
     They are selected, not multiplied by zero: they may be NaN.
     """
     for site in trace_sites(graph):
-        columns, kept = _columns(site, traces), at_positions(site.group, ~flags)
-        select = functools.partial(where_kept, site, columns, kept)
+        active, kept = _active_outputs(site, traces), at_positions(site.group, ~flags)
+        select = functools.partial(where_kept, site, active, kept)
         traces = map_arrays(select, site, traces)
     return traces
 
 
-def _columns(site: TraceSite, traces: Traces) -> ActiveOutputs | None:
-    """Return the outputs that the traces of a site are kept for; ``None``: all."""
+def _active_outputs(site: TraceSite, traces: Traces) -> ActiveOutputs:
+    """Return the outputs that the traces of a site are kept for."""
     return active_outputs_of(site.relation, site.influence, _kept_states(site, traces))
 
 
@@ -258,12 +258,8 @@ def _updated(
 ) -> Traces:
     """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one site."""
     (each, first), (x, Df) = suffixes, entering
-    columns = _columns(site, traces)
-    if columns is not None:
-        weights = columns.operands(site.relation, weights)
-
-    def pick(value: jax.Array) -> jax.Array:
-        return value if columns is None else columns.pick(value)
+    active = _active_outputs(site, traces)
+    weights = active.operands(site.relation, weights)
 
     keys = {a: site.key(a) for a in site.influence.reached}
     new = {}
@@ -271,14 +267,14 @@ def _updated(
         terms = [
             site.each_layer(
                 functools.partial(propagate, *site.operation),
-                pick(site.table(first[i, j])),
+                active.pick(site.to_slots(first[i, j])),
                 widened(traces[keys[j]], first[i, j].dtype),
             )
             for j in keys
             if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
         ]
         added = [
-            pick(products.times(site.table(each[i, m]), Df[keys[m]]))
+            active.pick(products.times(site.to_slots(each[i, m]), Df[keys[m]]))
             for m in keys
             if (i, m) in each and keys[m] in Df
         ]
@@ -330,30 +326,28 @@ def _carried(
     """Return ``Σ_c μ[c] ∘ ε[c]`` for the relations of one group."""
     gradients: Weights = {}
     for site in trace_sites(graph, group):
-        columns = _columns(site, traces)
+        active = _active_outputs(site, traces)
         for factor, trace in factors_and_traces(site, mu, traces):
             if not is_zero(trace):
-                trace = products.trace(site, columns, factor, trace)
-                found = _contracted(site, columns, factor, trace, weights[site.relation.key])
+                trace = products.trace(site, active, factor, trace)
+                found = _contracted(site, active, factor, trace, weights[site.relation.key])
                 gradients = add(gradients, {site.relation.key: found})
     return gradients
 
 
 def _contracted(
     site: TraceSite,
-    columns: ActiveOutputs | None,
+    active: ActiveOutputs,
     signal: jax.Array,
     trace: Arrays,
     weights: Arrays,
 ) -> Arrays:
-    def select(operands: Arrays) -> Arrays:
-        return operands if columns is None else columns.operands(site.relation, operands)
+    select = functools.partial(active.operands, site.relation)
 
     def of_layer(factor: jax.Array, layer: Arrays) -> Arrays:
-        factor = factor if columns is None else columns.pick(factor)
-        return contract(*site.operation, factor, layer, select(weights))
+        return contract(*site.operation, active.pick(factor), layer, select(weights))
 
-    found = site.each_layer(of_layer, site.table(signal), widened(trace, signal.dtype))
+    found = site.each_layer(of_layer, site.to_slots(signal), widened(trace, signal.dtype))
     if site.has_fan_out:
         found = jax.tree.map(lambda product: jnp.sum(product, axis=0), found)
     (gradients,) = jax.linear_transpose(select, weights)(found)

@@ -32,37 +32,35 @@ class Products:
         ``(site, x, factor) -> x``, for a product of an operation's inputs with factors of the shape
         of its outputs, time first in both.
     trace
-        ``(site, columns, factor, trace) -> trace``, for a product of a trace with a factor per
+        ``(site, active, factor, trace) -> trace``, for a product of a trace with a factor per
         position of the group.
     """
 
     times: Callable[[jax.Array, jax.Array], jax.Array]
     inputs: Callable[[TraceSite, jax.Array | None, jax.Array], jax.Array | None]
-    trace: Callable[[TraceSite, ActiveOutputs | None, jax.Array, Arrays], Arrays]
+    trace: Callable[[TraceSite, ActiveOutputs, jax.Array, Arrays], Arrays]
 
 
-def where_kept(
-    site: TraceSite, columns: ActiveOutputs | None, kept: jax.Array, trace: Arrays
-) -> Arrays:
+def where_kept(site: TraceSite, active: ActiveOutputs, kept: jax.Array, trace: Arrays) -> Arrays:
     """Return a trace with zeros for the positions of the group that are not kept."""
     if is_zero(trace):
         return trace
-    entries = which_entries(site, columns, kept, trace)
+    entries = which_entries(site, active, kept, trace)
     return {name: jnp.where(entries[name], leaf, 0) for name, leaf in trace.items()}
 
 
 def which_entries(
-    site: TraceSite, columns: ActiveOutputs | None, positions: jax.Array, trace: Arrays
+    site: TraceSite, active: ActiveOutputs, positions: jax.Array, trace: Arrays
 ) -> Arrays:
     """Return which entries of a trace belong to some positions of the group."""
-    table = site.table(positions).astype(site.relation.y_var.aval.dtype)
-    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, table.dtype), trace)
+    slots = site.to_slots(positions).astype(site.relation.y_var.aval.dtype)
+    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, slots.dtype), trace)
 
     def of_layer(factor: jax.Array, layer: Arrays) -> Arrays:
         return propagate(*site.operation, factor, layer)
 
     # The rules alone know which output an entry of a trace belongs to.
-    entries = site.each_layer(of_layer, table if columns is None else columns.pick(table), ones)
+    entries = site.each_layer(of_layer, active.pick(slots), ones)
     return {name: entry != 0 for name, entry in entries.items()}
 
 
@@ -80,15 +78,11 @@ def _inputs(site: TraceSite, x: jax.Array | None, factor: jax.Array) -> jax.Arra
     return jnp.where(counts | jnp.isfinite(x), x, 0)
 
 
-def _trace(
-    site: TraceSite, columns: ActiveOutputs | None, factor: jax.Array, trace: Arrays
-) -> Arrays:
-    return where_kept(site, columns, factor != 0, trace)
+def _trace(site: TraceSite, active: ActiveOutputs, factor: jax.Array, trace: Arrays) -> Arrays:
+    return where_kept(site, active, factor != 0, trace)
 
 
-PLAIN = Products(
-    operator.mul, lambda site, x, factor: x, lambda site, columns, factor, trace: trace
-)
+PLAIN = Products(operator.mul, lambda site, x, factor: x, lambda site, active, factor, trace: trace)
 SELECTING = Products(_times, _inputs, _trace)
 
 
