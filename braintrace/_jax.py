@@ -324,7 +324,7 @@ def _lower_is_divided(ctx: Any) -> Any:
 
 _is_divided_p = Primitive("braintrace_is_divided")
 _is_divided_p.def_abstract_eval(lambda: jax.core.ShapedArray((), jnp.dtype(bool)))
-_is_divided_p.def_impl(lambda: jax.jit(_is_divided_p.bind)())
+_is_divided_p.def_impl(lambda: jnp.asarray(False))  # what reads nothing runs on one device
 mlir.register_lowering(_is_divided_p, _lower_is_divided)
 
 

@@ -125,6 +125,26 @@ def test_traces_that_nobody_reads_are_not_computed():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), read, expected)
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["between calls", "inside jit"])
+def test_traces_whose_records_are_computed_over_time_can_be_read(inside):
+    """The input of a second layer is the first one's output: after the loop, a product for all."""
+    case = cases.BY_NAME["two_layers"]
+    xs, targets = case.sequences(2, 6)
+    learner, expected = build_learner(case), build_learner(case)
+    sequence_gradient(learner, case, xs, targets)
+    expected.etrace_evolve(xs)
+
+    def read():
+        return learner.algorithm.traces.value
+
+    found = brainstate.transform.jit(read)() if inside else read()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        found,
+        expected.algorithm.traces.value,
+    )
+
+
 @pytest.mark.core
 def test_unread_traces_go_where_values_go():
     """Into brainstate's transformations, copies of the model, and printed forms."""

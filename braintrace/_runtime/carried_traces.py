@@ -1,5 +1,6 @@
 """The traces as programs and loops carry them: packed, and not computed before somebody asks."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ from .._brainstate import held, hold, is_watched, seen_through
 from .._errors import LostTracesError
 from .._graph import Traces
 from .._interrupts import uninterrupted
+from .._jax import is_transforming
 from .threads import lock_of
 
 _VALUE: Any = brainstate.ShortTermState.value
@@ -35,7 +37,9 @@ class LazyTraces:
 def computed(state: brainstate.State) -> Traces:
     """Return what a State holds, which is computed now if nobody has read it."""
     if isinstance(held(state), LazyTraces):
-        with uninterrupted, lock_of(state), jax.ensure_compile_time_eval():
+        # Otherwise a program that is traced here would be for one device; see `_jax`.
+        at_once = jax.ensure_compile_time_eval if is_transforming() else contextlib.nullcontext
+        with uninterrupted, lock_of(state), at_once():
             left = held(state)
             if isinstance(left, LazyTraces):  # no other thread has read them since
                 hold(state, left.compute())
