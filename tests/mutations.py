@@ -212,6 +212,23 @@ MUTATIONS = [
         ),
         "layers are not taken in the order of the step",
     ),
+    # a learner and its state
+    Mutation(
+        "the States of a model as they were",
+        "_runtime/found_states.py",
+        "return all(_holds(now, values, len(now)) for now, values in self._lists)",
+        "return True",
+        ("tests/test_found_states.py::test_changes_are_seen[appended]",),
+        "a State that is added to a list later does not learn",
+    ),
+    Mutation(
+        "pure functions that keep old values",
+        "_learner/functional.py",
+        "fields[field][path] = raw(value)",
+        "pass",
+        ("tests/test_functional.py::test_a_scan_over_windows",),
+        "a learner that is a pure function does not learn",
+    ),
     # ES_D_RTRL
     Mutation(
         "no correction of the first steps",

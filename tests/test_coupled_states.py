@@ -17,7 +17,7 @@ import braintrace
 from braintrace._brainstate import trace_stateful
 from braintrace._executor import complex_packing
 from braintrace._learner.arguments import Options
-from braintrace._learner.driver import Request
+from braintrace._learner.body import Request
 from braintrace._learner.gradient import differentiating
 
 BY_NAME = {case.name: case for case in CASES}

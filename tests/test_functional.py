@@ -295,7 +295,10 @@ def test_learners_over_devices():
 
 
 def over_devices():
-    """Samples over devices, with one state on each: the gradient is the mean of theirs."""
+    """Samples over devices, with one state on each: the gradient is the mean of theirs.
+
+    Also outside of a transformation, where the axes of the mesh are explicit.
+    """
     compilation.compile_in_a_hurry()
     divided, whole = Bench("leaky", "d_rtrl"), Bench("leaky", "d_rtrl")
     xs, ys = cases.BY_NAME["leaky"].sequences(4 * BATCH, 4)
@@ -304,7 +307,7 @@ def over_devices():
     stack = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), divided.start)
 
     def train(stack, xs, ys):
-        (state,) = (jax.tree.map(lambda leaf: leaf[0], stack),)
+        state = jax.tree.map(lambda leaf: leaf[0], stack)
         state, losses = divided.online(state, xs, ys)
         _, gradients = divided.grad(state, xs, ys)
         stack = jax.tree.map(lambda leaf: leaf[None], state)
@@ -326,6 +329,13 @@ def over_devices():
         expected.append((state, losses, whole.grad(state, *own)[1]))
     states, losses, gradients = jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected)
     close(found, (states, losses, jax.tree.map(lambda leaf: leaf.mean(0), gradients)))
+
+    explicit = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    put = functools.partial(
+        jax.tree.map,
+        lambda leaf: jax.device_put(leaf, jax.sharding.NamedSharding(explicit, spec())),
+    )
+    close(divided.grad(put(divided.start), *put(own)), whole.grad(whole.start, *own))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ class Features(NamedTuple):
         Of the sequences: their structure, and shape and dtype of one step of each.
     states
         Identities of the model's States.
+    mesh
+        What a ``shard_map`` around the call divides; ``None``: there is none.
     """
 
     method: str
@@ -58,6 +60,7 @@ class Features(NamedTuple):
     structure: PyTree = None
     slices: tuple[object, ...] = ()
     states: tuple[int, ...] = ()
+    mesh: object = None
 
     def by_name(self) -> dict[str, object]:
         """Return them by the names that a reader knows."""
@@ -71,6 +74,7 @@ class Features(NamedTuple):
             "the slices of the sequences": self.slices,
             "the analysed model": self.graph,
             "the model's States": self.states,
+            "the `shard_map` around it": self.mesh,
         }
 
 

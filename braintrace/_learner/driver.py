@@ -11,13 +11,10 @@ differ in their bodies alone.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-import brainstate
 import jax
-from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import common_length
@@ -26,7 +23,6 @@ from .._errors import OptionError
 from .._executor import pack, unpack
 from .._graph import Traces
 from .._runtime import (
-    CarriedTraces,
     Program,
     States,
     Take,
@@ -34,118 +30,17 @@ from .._runtime import (
     write_values,
 )
 from .._typing import PyTree
-from .arguments import PLAIN, Options, shapes_of, weights_of
+from .arguments import Options, shapes_of, weights_of
+from .body import Arguments, Body, Request, Unfinished
 from .compilations import Features
-from .restart import Initial, Restarts, check_reset
+from .restart import Initial, check_reset
 from .step_function import LOOPS
 
 if TYPE_CHECKING:
     from .learner import Learner
 
-Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Restarts]
-"""``(sequences, mask, restarts)``, as every body takes them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """A call of one of a learner's methods.
-
-    Attributes
-    ----------
-    method
-        Its name.
-    make
-        Makes the body of such calls, given checked arguments as an example.
-    sequences, options, functions, mask, reset
-        What the user gives; see `Learner.etrace_grad`.
-    """
-
-    method: str
-    make: Callable[[Learner, Request, Arguments], Body]
-    sequences: tuple[PyTree, ...]
-    options: Options = PLAIN
-    functions: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict)
-    mask: ArrayLike | None = None
-    reset: ArrayLike | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Unfinished:
-    """Traces after a sequence that are not computed unless somebody reads them.
-
-    Attributes
-    ----------
-    sources
-        What they are computed from.
-    before
-        The traces that they replace; ``None``: those from before the sequence.
-    """
-
-    sources: PyTree
-    before: Traces | None
-
-
-jax.tree_util.register_dataclass(Unfinished)
-
-Found: TypeAlias = tuple[PyTree, list[PyTree], "Traces | Unfinished | None"]
-"""What a body returns: results, new values of States, and traces, if it moves any."""
-
 Stored: TypeAlias = tuple[PyTree, list[PyTree], Callable[[], Traces] | None]
-"""The same, with a function that computes the traces."""
-
-
-Given: TypeAlias = tuple[Traces | None, bool]
-"""Traces that a body gets, and whether their buffers may be given away."""
-
-
-def taken(held: CarriedTraces, take: Take) -> Given:
-    """Return the traces, and whether their buffers may be given away."""
-    return take()
-
-
-def taken_unless_zero(held: CarriedTraces, take: Take) -> Given:
-    """Return the same, and ``None`` for traces that are known to be zero."""
-    return (None, True) if held.is_zero else take()
-
-
-def not_taken(held: CarriedTraces, take: Take) -> Given:
-    """Return no traces, for what moves none."""
-    return None, False
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Body:
-    """A pure function of values of States, and the States that these are of.
-
-    Attributes
-    ----------
-    run
-        ``(values, traces, sequences, mask, restarts) -> (results, written values, traces)``.
-        Traces may be `Unfinished`, or None if none are moved.
-    states
-        Returns the States whose values it takes, given those of the model by path.
-    written
-        Returns of as many items those whose States are written.
-    results
-        Makes of results and options what the user gets.
-    take
-        How it gets the traces; see `taken`.
-    replaces
-        Tells for sequences whether it can write traces over those that it is given.
-    finish
-        ``(sources, before) -> traces`` of what is `Unfinished`.
-    reads_initial
-        Whether it reads the initial values of States also where no step has a flag.
-    """
-
-    run: Callable[..., Found]
-    states: Callable[[States], Sequence[brainstate.State]]
-    written: Callable[[Sequence[PyTree]], Sequence[PyTree]]
-    results: Callable[[PyTree, Options], PyTree] = lambda found, options: found
-    take: Callable[[CarriedTraces, Take], Given] = taken
-    replaces: Callable[[PyTree], bool] = lambda sequences: True
-    finish: Callable[[PyTree, Traces | None], Traces] | None = None
-    reads_initial: bool = False
+"""Results, new values of States, and a function that computes the traces, if any have moved."""
 
 
 class Driver:
@@ -180,8 +75,11 @@ class Driver:
         arguments
             What it is run on.
         """
-        found: tuple[PyTree, list[PyTree], Traces | None] = self._pure(values, traces, *arguments)
-        return found
+        try:
+            results, written, after = self._pure(values, traces, *arguments)
+        except jax.errors.UnexpectedTracerError as error:
+            raise OptionError(LOOPS) from error
+        return results, written, after
 
     def _unpacked(
         self, values: list[PyTree], traces: Traces, *arguments: PyTree
@@ -268,6 +166,7 @@ def prepared(
     flags = check_reset(request.reset, states, steps)
     restarts = (flags, [] if flags is None else initial())
     arguments = (sequences, mask, restarts)
+    mesh = jax.sharding.get_abstract_mesh()
     features = Features(request.method, request.options, learner.graph)
     if request.functions:
         features = features._replace(
@@ -276,6 +175,7 @@ def prepared(
             structure=jax.tree.structure(sequences),
             slices=tuple((aval.shape[1:], aval.dtype) for aval in avals),
             states=tuple(map(id, states.values())),
+            mesh=mesh if mesh.manual_axes else None,
         )
 
     def make() -> Driver:

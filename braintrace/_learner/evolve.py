@@ -13,8 +13,8 @@ from .._graph import Traces
 from .._jax import Var
 from .._runtime import CarriedTraces, Take, read_states, start_anew, whole_values
 from .._typing import PyTree
+from .body import Arguments, Body, Found, Given, Request, not_taken, taken
 from .chunks import chunk_length, over_chunks, steps_of
-from .driver import Arguments, Body, Found, Given, Request, not_taken, taken
 from .restart import Initial, Restarts, check_held, initial_inputs
 
 if TYPE_CHECKING:

@@ -32,7 +32,8 @@ from .._runtime import (
 )
 from .._typing import Path, PyTree
 from .arguments import Options
-from .driver import Request, prepared
+from .body import Request
+from .driver import prepared
 from .evolve import evolving, predicting
 from .gradient import differentiating
 from .online import learning_online
@@ -123,10 +124,10 @@ class FunctionalLearner:
         """
         self._check(state)
         states = [place.state for place in self._places.values()]
-        values = self._values(state, states)
+        values, traces = jax.tree.map(jnp.asarray, (self._values(state, states), state.traces))
         with uninterrupted:
             write_values(states, values)
-            self.algorithm.traces.value = state.traces
+            self.algorithm.traces.value = traces
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -155,6 +156,8 @@ class FunctionalLearner:
         state = dataclasses.replace(state, traces=unpack(traces))
         return state, jax.tree.unflatten(graph.traced.output_tree, outputs)
 
+    @one_thread_at_a_time
+    @on_automatic_axes
     def grad(
         self,
         state: LearnerState,
@@ -176,6 +179,8 @@ class FunctionalLearner:
         )
         return self._run(state, request)
 
+    @one_thread_at_a_time
+    @on_automatic_axes
     def online(
         self,
         state: LearnerState,
@@ -194,6 +199,8 @@ class FunctionalLearner:
         )
         return self._run(state, request)
 
+    @one_thread_at_a_time
+    @on_automatic_axes
     def evolve(
         self,
         state: LearnerState,
@@ -205,6 +212,8 @@ class FunctionalLearner:
         options = Options(chunk_size=chunk_size)
         return self._run(state, Request("etrace_evolve", evolving, sequences, options, reset=reset))
 
+    @one_thread_at_a_time
+    @on_automatic_axes
     def predict(
         self, state: LearnerState, *sequences: PyTree, reset: ArrayLike | None = None
     ) -> tuple[LearnerState, PyTree]:
@@ -229,8 +238,6 @@ class FunctionalLearner:
             traces = algorithm.compiled.restart(state.traces, flags)
         return dataclasses.replace(state, hidden=fresh, traces=traces)
 
-    @one_thread_at_a_time
-    @on_automatic_axes
     def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
         self._check(state)
         moved = [state]
@@ -260,7 +267,7 @@ class FunctionalLearner:
         return LearnerState(**found, traces=traces)
 
     def _check(self, state: LearnerState) -> None:
-        check_like(state, self._now(jax.eval_shape(self.algorithm.zero_traces)))
+        check_like(state, self._now(unpack(self.algorithm.starting_traces())))
 
     def _values(self, state: LearnerState, states: Iterable[brainstate.State]) -> list[PyTree]:
         """Return the values that a state has of some States.

@@ -19,9 +19,9 @@ from .._jaxpr import program_of
 from .._runtime import read_states
 from .._typing import PyTree
 from .arguments import Options
+from .body import Arguments, Body, Found, Request, Unfinished, taken_unless_zero
 from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import chunk_length, over_chunks, steps_of
-from .driver import Arguments, Body, Found, Request, Unfinished, taken_unless_zero
 from .recorder import Recorder, run_in_chunk, run_in_window
 from .restart import Initial, Restarts, check_held, restart_states
 from .step_function import (
@@ -154,20 +154,10 @@ class SequenceGradient:
         if traces is None:
             traces = self._zero_traces if is_one_chunk else as_arrays(self._zero_traces)
 
-        def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
-            (written, gradients, kept), results = self._chunks.run(
-                parameters, others, (weights, initial), carry, chunk
-            )
-            return (written, gradients, (kept, carry[2])), results
-
-        def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
-            (written, gradients, (kept, before)), results = run_last(carry, chunk)
-            after = self._updated((weights, kept), _once_computed(gradients, before))
-            return (written, gradients, after), results
-
         start = (self._chunks.step.written_of(others), zero, traces)
-        (written, gradients, (kept, before)), (losses, aux) = over_chunks(
-            run_chunk, run_last, start, ((sequences, flags), scales), steps, length
+        held, data = (weights, initial), ((sequences, flags), scales)
+        (written, gradients, (kept, before)), (losses, aux) = self._over_chunks(
+            (parameters, others, held), start, data, steps, length
         )
 
         def pulled_back(found: Weights) -> PyTree:
@@ -181,6 +171,28 @@ class SequenceGradient:
             read = self._read_by_update(weights, kept, None if is_zero(before) else before)
             after = Unfinished((read, kept), None if is_one_chunk else before)
         return (total, value, aux), written, after
+
+    def _over_chunks(
+        self,
+        fixed: tuple[list[PyTree], list[PyTree], tuple[Weights, Initial]],
+        start: PyTree,
+        data: PyTree,
+        steps: int,
+        length: int,
+    ) -> PyTree:
+        """Run all chunks; the traces after the last one are left to be computed."""
+        weights, _ = fixed[2]
+
+        def run_last(carry: PyTree, chunk: PyTree) -> PyTree:
+            (written, gradients, kept), results = self._chunks.run(*fixed, carry, chunk)
+            return (written, gradients, (kept, carry[2])), results
+
+        def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
+            (written, gradients, (kept, before)), results = run_last(carry, chunk)
+            after = self._updated((weights, kept), _once_computed(gradients, before))
+            return (written, gradients, after), results
+
+        return over_chunks(run_chunk, run_last, start, data, steps, length)
 
     def _updated(self, sources: tuple[PyTree, PyTree], before: Traces | None) -> Traces:
         """Return the traces after a chunk, from its operands and what was kept of it.

@@ -14,8 +14,9 @@ from .._graph.report import Report, report_of
 from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import Path, PyTree
 from .arguments import ALGORITHM, Options
+from .body import Request
 from .compilations import Compilations
-from .driver import Request, prepared
+from .driver import prepared
 from .evolve import evolving, predicting
 from .functional import FunctionalLearner
 from .gradient import differentiating

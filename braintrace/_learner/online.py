@@ -18,7 +18,7 @@ from .._executor import as_arrays
 from .._graph import Traces
 from .._typing import PyTree, path_name
 from .arguments import Options
-from .driver import Arguments, Body, Found, Request
+from .body import Arguments, Body, Found, Request
 from .pure_step import PureStep
 from .recorder import Recorder, Restart, Values, first_written, run_online, values_of
 from .restart import Initial, Restarts, initial_values, restart_states
