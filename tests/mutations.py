@@ -464,6 +464,25 @@ MUTATIONS = [
         "the gradient of a window ends at its start",
     ),
     Mutation(
+        "what a sample that starts anew in a window leaves in the traces before it",
+        "_learner/chunk_gradient.py",
+        "self._zeros_select = has_mask or restart is not None",
+        "self._zeros_select = False",
+        (
+            "tests/test_not_finite.py::test_gradients_of_a_sequence"
+            "[lstm_fused-es_d_rtrl-batch axis-options4-chunk_sizes4]",
+        ),
+        "a NaN of a padded step is in the gradient of the next window",
+    ),
+    Mutation(
+        "programs for one device where constants are evaluated",
+        "_jax.py",
+        "_is_divided_p.def_impl(lambda: jnp.asarray(False))",
+        "_is_divided_p.def_impl(lambda: jax.jit(_is_divided_p.bind)())",
+        (f"{ECONOMY}::test_traces_whose_records_are_computed_over_time_can_be_read[inside jit]",),
+        "traces of a second layer cannot be read inside a jit",
+    ),
+    Mutation(
         "windows with the traces that single steps keep",
         "_executor/param_dim.py",
         "stored = site.influence.reached if every_state else site.influence.stored",
