@@ -33,12 +33,14 @@ def _spike(x: Any, derivative: Callable[[Any], Any]) -> Any:
     return jnp.asarray(x >= 0, jnp.result_type(x))
 
 
-@_spike.defjvp
 def _spike_jvp(
     derivative: Callable[[Any], Any], primals: tuple[Any], tangents: tuple[Any]
 ) -> tuple[Any, Any]:
     (x,), (dx,) = primals, tangents
     return _spike(x, derivative), derivative(x) * dx
+
+
+_spike.defjvp(_spike_jvp)
 
 
 def _potential(x: Any, **shape: Any) -> Any:
