@@ -429,6 +429,22 @@ MUTATIONS = [
         (f"{COUPLED}::test_only_rules_that_compute_with_complex_numbers_see_them[conjugated]",),
         "a rule of a user's own is given numbers that it does not know",
     ),
+    Mutation(
+        "a copy that holds the packed traces of another",
+        "_runtime/traces.py",
+        "        hold(twin, traces)\n",
+        "",
+        (f"{COUPLED}::test_copies_carry_packed_traces_of_their_own",),
+        "two States move each other's traces on",
+    ),
+    Mutation(
+        "the trace of the last operation that uses a weight",
+        "_executor/eligibility.py",
+        "return jnp.add(first, second)",
+        "return second",
+        ("tests/test_eligibility.py::test_several_operations_on_one_weight",),
+        "a part of a weight's trace is missing",
+    ),
     # operations
     Mutation(
         "groups of a convolution in the wrong order",

@@ -319,23 +319,37 @@ def test_saved_traces_are_the_same_on_every_backend(monkeypatch):
         packed.traces.value = {key: saved[key] for key in list(saved)[:1]}
 
 
-def clone(algorithm):
-    return brainstate.graph.clone(algorithm)
-
-
 def merged_again(algorithm):
     return brainstate.graph.treefy_merge(*brainstate.graph.treefy_split(algorithm))
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, clone, merged_again])
-def test_copies_carry_packed_traces_of_their_own(copied):
+def with_copied_state(algorithm):
+    twin = brainstate.graph.clone(algorithm)
+    twin.traces = algorithm.traces.copy()
+    return twin
+
+
+def taking_over(algorithm):
+    twin = brainstate.graph.clone(algorithm)
+    twin.reset_state()
+    twin.traces.copy_from(algorithm.traces)
+    return twin
+
+
+def test_copies_carry_packed_traces_of_their_own():
     algorithm = after_steps(compiled(MATMUL))
-    twin, before = copied(algorithm), jax.tree.map(np.asarray, algorithm.traces.value)
+    ways = [copy.deepcopy, brainstate.graph.clone, merged_again, with_copied_state]
+    twins = {way.__name__: way(algorithm) for way in ways}
+    before = jax.tree.map(np.asarray, algorithm.traces.value)
+    last = taking_over(algorithm)
     after_steps(algorithm)
-    assert_same_bits(twin.traces.value, before)
-    after_steps(twin)
-    assert dtypes_of_traces(twin) == ["complex64"]
-    assert_gradients_close(twin.traces.value, algorithm.traces.value, 1e-6)
+    for name, twin in twins.items():
+        assert_same_bits(twin.traces.value, before, name)
+        after_steps(twin)
+        assert dtypes_of_traces(twin) == ["complex64"], name
+        assert_gradients_close(twin.traces.value, algorithm.traces.value, 1e-6, name)
+    assert_same_bits(last.traces.value, before)
+    assert dtypes_of_traces(last) == ["complex64"]
 
 
 def test_a_loop_of_a_users_own_copies_no_trace():

@@ -1,6 +1,5 @@
 """The State in which a user finds an algorithm's traces, and what may be written to it."""
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -48,21 +47,18 @@ class EligibilityTraces(CarriedTraces):
         """The State that programs and transformations carry: this one, if no traces are packed."""
         if not self.pairs:
             return self
-        return self._packed_in() or self._newly_packed()
-
-    def _packed_in(self) -> "_PackedTraces | None":
         own = held(self)
-        return own if isinstance(own, _PackedTraces) and own.owner() is self else None
+        return own if isinstance(own, CarriedTraces) else self._packed()
 
-    def _newly_packed(self) -> "_PackedTraces":
-        """Return a State for the packed traces; a copy of this one shares their value, not that."""
+    def _packed(self) -> CarriedTraces:
+        """Hold the traces, which are as they were given or restored, in a State of their own."""
         with lock_of(self):
-            found, own = self._packed_in(), held(self)  # another thread may have made it since
-            if found is None:
-                value = peek(own) if isinstance(own, CarriedTraces) else pack(own, self.pairs)
-                found = _PackedTraces(value, self)
-                hold(self, found)
-            return found
+            own = held(self)
+            if not isinstance(own, CarriedTraces):  # no other thread has done it since
+                own = CarriedTraces(pack(own, self.pairs))
+                own.stack_level = self.stack_level  # it takes part in the same transformations
+                hold(self, own)
+            return own
 
     def _get(self) -> Any:
         return unpack(self.carried.read())
@@ -91,6 +87,10 @@ class EligibilityTraces(CarriedTraces):
         hold(twin, traces)
         return twin
 
+    def copy_from(self, other: "EligibilityTraces") -> None:
+        """Take over the traces of another State, which goes on to hold them itself."""
+        self.value = other.value
+
     def _check(self, new: Any) -> None:
         """Refuse traces that are not like those that are held.
 
@@ -105,15 +105,6 @@ class EligibilityTraces(CarriedTraces):
                 f"{''.join(_differences(own, new))}\nRestore those of the same model, batch and "
                 "options; for another batch call `reset_state` with its size first."
             )
-
-
-class _PackedTraces(CarriedTraces):
-    """What is carried in the place of another State, at its level of transformations."""
-
-    def __init__(self, value: Any, owner: EligibilityTraces) -> None:
-        super().__init__(value)
-        self.owner = weakref.ref(owner)
-        self.stack_level = owner.stack_level
 
 
 def _is_alike(own: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:
