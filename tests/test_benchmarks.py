@@ -23,13 +23,14 @@ from benchmarks.questions import (
     trace_dtype,
 )
 
+# Some have the same programs, which are then compiled once.
 SMALLEST = {
     "sequence": sequence.case(16, 8, 2),
     "operations": operations.case("alif", 24, 4, hidden=16),
     "streaming": streaming.case("dense", 8, 2, 2.5, steps=4),
-    "length": length.case((8, 16), hidden=8, batch=2, chunk=4),
-    "memory": memory.against_length((32,), 8, 2),
-    "first_call": first_call.case("dense", hidden=8, repeats=1, steps=4, batch=2),
+    "length": length.case((8, 16), hidden=8, batch=2, chunk=16),
+    "memory": memory.against_length((16,), 8, 2),
+    "first_call": first_call.case("dense", hidden=8, repeats=1, steps=16, batch=2),
     "compile_time": compile_time.case((1,), ((2, 4),)),
     "predict": inference.predict_case("lstm", 4, 2, 8),
     "mask": inference.mask_case(4, 8, 2, 12),
