@@ -77,7 +77,7 @@ def processes(tmp_path_factory):
         assert finished.returncode == 0, finished.stderr
         return finished.stdout, {path.name for path in folder.glob("*-cache")}
 
-    return run("1"), run("2")
+    return run("1"), run("6")  # under which small numbers and names hash to other orders
 
 
 @pytest.mark.core
