@@ -48,7 +48,9 @@ INSTRUCTION = re.compile(r"\s+(?:ROOT )?(%[\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((
 LOOP = re.compile(r'body=(%[\w.\-]+).*?known_trip_count":\{"n":"(\d+)"')
 
 
-def compile_for_gpu(function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()) -> str:
+def compile_for_gpu(
+    function: Callable[..., Any], *arguments: Any, donate: tuple[int, ...] = ()
+) -> str:
     """Return the program that XLA makes of a function for an H200, as text.
 
     Raises

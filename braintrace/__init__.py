@@ -45,7 +45,7 @@ from ._graph import Diagnostic as Diagnostic
 from ._graph import ETraceGraph as ETraceGraph
 from ._graph import HiddenGroup as HiddenGroup
 from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
-from ._graph.report import Report as Report
+from ._graph import Report as Report
 from ._learner import FunctionalLearner as FunctionalLearner
 from ._learner import GradientCheck as GradientCheck
 from ._learner import Learner as Learner

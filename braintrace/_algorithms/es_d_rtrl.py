@@ -7,7 +7,7 @@ import numpy as np
 
 from .._arguments import is_integer
 from .._errors import OptionError
-from .._executor import InputOutputTraces, decay_of
+from .._executor import InputOutputTraces
 from .algorithm import ETraceAlgorithm
 
 
@@ -51,7 +51,7 @@ class ES_D_RTRL(ETraceAlgorithm):
         super().__init__(model, **options)
         is_decay = isinstance(decay_or_rank, (float, np.floating))
         if is_integer(decay_or_rank) and decay_or_rank >= 1:
-            self.decay = decay_of(int(decay_or_rank))
+            self.decay = (int(decay_or_rank) - 1) / (int(decay_or_rank) + 1)
         elif is_decay and 0.0 <= decay_or_rank < 1.0:
             self.decay = float(decay_or_rank)
         else:

@@ -2,12 +2,10 @@
 
 from .complex_packing import Pairs as Pairs
 from .complex_packing import pack as pack
-from .complex_packing import pack_like as pack_like
 from .complex_packing import pairs_of as pairs_of
 from .complex_packing import unpack as unpack
 from .eligibility import eligibility as eligibility
 from .io_dim import InputOutputTraces as InputOutputTraces
-from .io_dim import decay_of as decay_of
 from .jacobians import Inputs as Inputs
 from .jacobians import operands as operands
 from .param_dim import ParameterTraces as ParameterTraces
@@ -17,7 +15,6 @@ from .probed_step import zero_probes as zero_probes
 from .restart import over_first_axis as over_first_axis
 from .restart import restarted as restarted
 from .restart import restarted_probes as restarted_probes
-from .step import Step as Step
 from .step import check_method as check_method
 from .step import chunk_gradient as chunk_gradient
 from .step import plain_step as plain_step

@@ -301,16 +301,3 @@ def _contract(
             part = pull_back_filtered(*site.operation, x, factors[name], weights[relation.key])
             gradients = add(gradients, {relation.key: part})
     return like(weights, gradients)
-
-
-def decay_of(decay_or_rank: float | int) -> float:
-    """Return ``α``: a float is ``α`` itself, an integer ``r ≥ 1`` is ``(r - 1) / (r + 1)``.
-
-    Examples
-    --------
-    >>> decay_of(3)
-    0.5
-    """
-    if isinstance(decay_or_rank, int):
-        return (decay_or_rank - 1) / (decay_or_rank + 1)
-    return decay_or_rank

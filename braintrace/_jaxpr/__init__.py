@@ -1,6 +1,5 @@
 """Tools on jaxprs that know nothing of eligibility traces or of models."""
 
-from .bodies import Loop as Loop
 from .bodies import loop_of as loop_of
 from .bodies import rebuilt as rebuilt
 from .equal import equal_values as equal_values

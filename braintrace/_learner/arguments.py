@@ -15,7 +15,6 @@ from .._arguments import (
     array_of,
     check_arrays,
     check_option,
-    common_length,
     one_of,
 )
 from .._errors import DtypeError, OptionError, ShapeError
@@ -73,19 +72,6 @@ def shapes_of(sequences: PyTree) -> list[PyTree]:
         for index, sequence in enumerate(sequences):
             check_arrays(f"sequence {index}", sequence)
         raise
-
-
-def check_sequences(sequences: PyTree) -> int:
-    """Return the number of steps of sequences.
-
-    Raises
-    ------
-    ShapeError
-        If there are none, they have no steps, or they differ in length.
-    DtypeError
-        If they are not arrays.
-    """
-    return common_length([aval.shape for aval in shapes_of(sequences)], "sequence")
 
 
 def weights_of(mask: ArrayLike, steps: int, reduction: str) -> jax.Array:

@@ -13,11 +13,11 @@ import numpy as np
 import saiunit
 
 from .._algorithms import D_RTRL, ETraceAlgorithm
-from .._arguments import MODEL, check_arrays, check_option, check_takes, shown
+from .._arguments import MODEL, check_arrays, check_option, check_takes, common_length, shown
 from .._errors import OptionError, ShapeError
 from .._graph import ApproximationWarning
 from .._typing import Path, path_name
-from .arguments import check_sequences
+from .arguments import shapes_of
 from .build import compile
 from .learner import Learner
 
@@ -173,7 +173,7 @@ def gradient_check(
         check_arrays(name, sequence)
         if not jax.tree.leaves(sequence):
             raise ShapeError(f"`{name}` is {shown(sequence)}; expected arrays, time first.")
-    steps = check_sequences((xs, ys))
+    steps = common_length([aval.shape for aval in shapes_of((xs, ys))], "sequence")
     first = jax.tree.map(lambda leaf: leaf[0], xs)
     exactly = {name: value for name, value in options.items() if name in ("batch_size", "vmap")}
     start = _kept(model)

@@ -30,7 +30,7 @@ FOURTH = 4
 """The first compilation is needed, a second and third may be (training and validation, a shorter
 last batch); from the fourth on it is a habit, and takes more time than all else."""
 
-_HOME = str(Path(__file__).parent.parent)
+_LIBRARY = str(Path(__file__).parent.parent)
 
 
 class Features(NamedTuple):
@@ -209,6 +209,6 @@ def _change(was: _Noted | None, now: _Noted | None) -> str:
 def _level_of_user() -> int:
     """Return the ``stacklevel`` of the first line that is not of this library, for the caller."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HOME):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
         frame, level = frame.f_back, level + 1
     return level

@@ -9,8 +9,7 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import check_option
-from .._graph import ETraceGraph
-from .._graph.report import Report, report_of
+from .._graph import ETraceGraph, Report, report_of
 from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import Path, PyTree
 from .arguments import ALGORITHM, Options
