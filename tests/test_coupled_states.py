@@ -183,12 +183,14 @@ def test_a_sequence_goes_on_from_packed_traces():
     assert kept == zero
 
 
+@pytest.mark.optimised
 def test_an_output_that_reads_one_of_two_old_states():
     algorithm = compiled(MATMUL, late=True)
     assert dtypes_of_traces(algorithm) == ["complex64"]
     assert_gradients_close(of_stream(algorithm), bptt("matmul", EACH_OTHER, late=True), 1e-5)
 
 
+@pytest.mark.optimised
 def test_double_precision(float64):
     algorithm = compiled(MATMUL, dtype=jnp.float64)
     assert dtypes_of_traces(algorithm) == ["complex128"]
@@ -203,6 +205,7 @@ def test_separate_on_other_backends(monkeypatch):
     assert_gradients_close(of_stream(algorithm), bptt("matmul", EACH_OTHER), 1e-5)
 
 
+@pytest.mark.optimised
 def test_traces_wider_than_the_model():
     algorithm = compiled(MATMUL, dtype=jnp.bfloat16, trace_dtype=jnp.float32)
     assert dtypes_of_traces(algorithm) == ["complex64"]
@@ -281,6 +284,7 @@ def operation_with(rule):
     )
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("rule", [conjugated, of_real_parts, rounded])
 def test_only_rules_that_compute_with_complex_numbers_see_them(rule):
     """They change no real number: such a rule is right as long as it sees no other."""

@@ -94,6 +94,7 @@ def bptt():
 
 
 @pytest.mark.core
+@pytest.mark.optimised
 @pytest.mark.parametrize("way", ["sequence", "chunks", "step by step"])
 def test_mixing_on_the_way_to_them_is_exact(way):
     xs, targets = data()

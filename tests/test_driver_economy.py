@@ -261,6 +261,7 @@ def test_steps_without_weight_have_no_backward_pass(chunk_size):
 
 
 @pytest.mark.core
+@pytest.mark.optimised
 @ALGORITHMS
 def test_traces_in_half_precision(algorithm):
     full = build_learner(CASE, algorithm)
