@@ -7,7 +7,7 @@ by parameter).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -15,19 +15,33 @@ import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
 from .._executor import chunk_gradient, run_window, zero_probes
-from .._graph import Weights
+from .._graph import Records, Traces, Weights
 from .._runtime import add_to_states
+from .._typing import PyTree
 from .at_once import AtOnce, at_once
 from .over_time import zero_sum
 from .padding import leaving_gradients_alone
 from .pure_step import PureStep
+from .recording import Kept
 from .step_by_step import StepByStep
 
-Held = tuple[Weights, Any]
+Held: TypeAlias = tuple[Weights, PyTree]
 """Operands of the relations, and the values that States start anew from."""
 
-Chunk = tuple[Any, jax.Array]
-"""Slices of the sequences, and the scale of every step's loss."""
+Slices: TypeAlias = tuple[PyTree, jax.Array | None]
+"""Of the sequences, and of the flags of samples that start anew."""
+
+Chunk: TypeAlias = tuple[Slices, jax.Array]
+"""Slices of several steps, time first, and the scale of every step's loss."""
+
+Function: TypeAlias = Callable[[Any, Held, Slices], tuple[jax.Array, PyTree, Records]]
+"""``(probes, held, slices) -> (loss, aux, records)`` of one step."""
+
+Gradients: TypeAlias = tuple[list[PyTree], Weights]
+"""Of the parameters by their order, without what goes through the traces; and of the operands."""
+
+KeptOfChunk: TypeAlias = Traces | Kept
+"""The traces after a chunk, or else what the records for their update are made of."""
 
 
 class RecordedChunk:
@@ -38,11 +52,11 @@ class RecordedChunk:
     algorithm
         The algorithm.
     function
-        ``(probes, held, slices) -> (loss, aux, records)``.
+        The step.
     parameters
         The model's parameters.
     held, slices
-        Example slices, and what is held fixed: the operands, and initial values of States.
+        Example values.
     has_mask
         Whether steps whose loss does not count are to have no backward pass.
     """
@@ -50,10 +64,10 @@ class RecordedChunk:
     def __init__(
         self,
         algorithm: ETraceAlgorithm,
-        function: Callable[..., Any],
+        function: Function,
         parameters: list[brainstate.State],
         held: Held,
-        slices: Any,
+        slices: Slices,
         has_mask: bool,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
@@ -72,15 +86,16 @@ class RecordedChunk:
         """What one step of a chunk records."""
         return self._recording.bytes_per_step
 
-    def start(self, parameters: list[Any], weights: Weights) -> Any:
+    def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
         """Return zero gradients: outside the traces, and of the operands."""
         outside = self._recording.chosen(jax.tree.leaves(parameters))
-        return jax.tree.map(zero_sum, (outside, weights))
+        zeros: Gradients = jax.tree.map(zero_sum, (outside, weights))
+        return zeros
 
     def run(
         self,
-        parameters: list[Any],
-        others: list[Any],
+        parameters: list[PyTree],
+        others: list[PyTree],
         held: Held,
         carry: Any,
         chunk: Chunk,
@@ -90,8 +105,7 @@ class RecordedChunk:
         Returns
         -------
         carry
-            ``(written States, gradients, what `traces_after` needs)``; the last is a pair of the
-            traces after the chunk and of what their records are computed from, one of them None.
+            ``(written States, gradients, what `traces_after` needs)``.
         results
             The loss and the auxiliary results of every step.
         """
@@ -103,10 +117,12 @@ class RecordedChunk:
             self._graph, self._method, weights, records, result.signal, traces
         )
         of_operands = jax.tree.map(jnp.add, of_operands, found)
-        kept = (after, result.kept if after is None else None)
+        kept: KeptOfChunk = result.kept if after is None else after
         return (result.written, (result.gradients, of_operands), kept), (result.loss, result.aux)
 
-    def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
+    def total(
+        self, gradients: Gradients, to_parameters: Callable[[Weights], list[PyTree]]
+    ) -> list[PyTree]:
         """Return the gradient of every parameter."""
         outside, of_operands = gradients
         leaves, tree = jax.tree.flatten(to_parameters(of_operands))
@@ -117,16 +133,15 @@ class RecordedChunk:
         ]
         return list(jax.tree.unflatten(tree, total))
 
-    def known_traces(self, kept: Any) -> Any:
+    def known_traces(self, kept: KeptOfChunk) -> Traces | None:
         """Return the traces after a chunk where `run` has computed them anyway, else None."""
-        return kept[0]
+        return None if isinstance(kept, Kept) else kept
 
-    def traces_after(self, weights: Weights, kept: Any, before: Any) -> Any:
+    def traces_after(self, weights: Weights, kept: KeptOfChunk, before: Traces) -> Traces:
         """Return the traces after a chunk, from what `run` has kept and those before it."""
-        after, sources = kept
-        if after is not None:
-            return after
-        records = self._recording.records(sources)
+        if not isinstance(kept, Kept):
+            return kept
+        records = self._recording.records(kept)
         return self._method.update(self._graph, weights, records, before)
 
 
@@ -142,10 +157,10 @@ class WindowChunk:
     def __init__(
         self,
         algorithm: ETraceAlgorithm,
-        function: Callable[..., Any],
+        function: Function,
         parameters: list[brainstate.State],
         held: Held,
-        slices: Any,
+        slices: Slices,
         has_mask: bool,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
@@ -161,14 +176,15 @@ class WindowChunk:
         """What one step of a window records for the traces."""
         return self._graph.record_bytes
 
-    def start(self, parameters: list[Any], weights: Weights) -> Any:
+    def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
         """Return zero gradients: through the window, and of the operands."""
-        return jax.tree.map(zero_sum, (parameters, weights))
+        zeros: Gradients = jax.tree.map(zero_sum, (parameters, weights))
+        return zeros
 
     def run(
         self,
-        parameters: list[Any],
-        others: list[Any],
+        parameters: list[PyTree],
+        others: list[PyTree],
         held: Held,
         carry: Any,
         chunk: Chunk,
@@ -178,16 +194,16 @@ class WindowChunk:
         written, sums, traces = carry
         current = self.step.merge(others, written)
 
-        def enter(probes: dict[str, jax.Array]) -> list[Any]:
+        def enter(probes: dict[str, jax.Array]) -> list[PyTree]:
             states = add_to_states(self._graph, self._paths, current, probes)
             return self.step.written_of(states)
 
-        def step(parameters: list[Any], written: list[Any], inputs: Any) -> Any:
+        def step(parameters: list[PyTree], written: list[PyTree], inputs: PyTree) -> Any:
             others, held, slices = inputs
             return self.step(parameters, self.step.merge(others, written), None, held, slices)
 
-        def window(parameters: list[Any], weights: Weights) -> Any:
-            def scaled(written: list[Any], now: Any) -> Any:
+        def window(parameters: list[PyTree], weights: Weights) -> Any:
+            def scaled(written: list[PyTree], now: Chunk) -> Any:
                 slices, scale = now
                 arguments = parameters, written, (others, held, slices)
                 if self._has_mask:
@@ -207,15 +223,17 @@ class WindowChunk:
         (_, (written, results, records)), found = differentiate(parameters, weights)
         return (written, jax.tree.map(jnp.add, sums, found), records), tuple(results)
 
-    def total(self, gradients: Any, to_parameters: Callable[[Weights], Any]) -> list[Any]:
+    def total(
+        self, gradients: Gradients, to_parameters: Callable[[Weights], list[PyTree]]
+    ) -> list[PyTree]:
         """Return the gradient of every parameter."""
         inside, before = gradients
         past = to_parameters(before)
         return list(jax.tree.map(lambda a, b: (a + b).astype(b.dtype), inside, past))
 
-    def known_traces(self, kept: Any) -> None:
+    def known_traces(self, kept: Records) -> None:
         """Return None: the gradient of a window computes no traces."""
 
-    def traces_after(self, weights: Weights, kept: Any, before: Any) -> Any:
+    def traces_after(self, weights: Weights, kept: Records, before: Traces) -> Traces:
         """Return the traces after a window; see `RecordedChunk.traces_after`."""
         return self._method.update(self._graph, weights, kept, before)

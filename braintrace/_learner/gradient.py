@@ -166,7 +166,7 @@ class SequenceGradient:
         total = self._chunks.total(gradients, pulled_back)
         # The loss of a padded step may be infinite.
         value = jnp.sum(jnp.where(scales == 0, 0, losses * scales))
-        after = self._chunks.known_traces(kept)
+        after: Traces | Unfinished | None = self._chunks.known_traces(kept)
         if after is None:
             read = self._read_by_update(weights, kept, None if is_zero(before) else before)
             after = Unfinished((read, kept), None if is_one_chunk else before)
