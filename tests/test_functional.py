@@ -257,8 +257,11 @@ def changed(field, entry, value):
         (changed("others", ("v",), jnp.zeros(3)), "others/v unexpected"),
         (lambda state: dataclasses.replace(state, traces={}), "traces/w_in@mm0>h missing"),
         (lambda state: state.parameters, "`state` dict LearnerState"),
+        (changed("parameters", "w_in", jnp.zeros((3, 4))), "'w_in' `parameters` no path tuple"),
+        (changed("hidden", 1, jnp.zeros(3)), "1 in `hidden` is no path"),
+        (lambda state: dataclasses.replace(state, hidden=None), "`hidden` None expected a dict"),
     ],
-    ids=["trace", "batch", "dtype", "more", "less", "other"],
+    ids=["trace", "batch", "dtype", "more", "less", "other", "name", "number", "no field"],
 )
 def test_states_of_something_else_are_refused(change, words):
     own = bench()
@@ -278,6 +281,18 @@ def test_states_of_the_user_are_named():
         unnamed.online(unnamed.state(), *own.sequences, **own.streaming)
     with pytest.raises(braintrace.OptionError, match="`optimizer` is"):
         own.learner.functional(optimizer=own.update_fn).state()
+
+
+def test_names_of_the_users_states_are_not_those_of_the_models():
+    """Two States under one name would get one value."""
+    model = Noisy()
+    model.count = brainstate.State(jnp.zeros(()))
+    learner = braintrace.compile(model, "d_rtrl", jnp.ones((BATCH, 3)), batch_size=BATCH)
+    own = brainstate.State(jnp.ones(()))
+    with pytest.raises(braintrace.OptionError, match="'count' is the name of another State"):
+        learner.functional(count=own).state()
+    others = learner.functional(counted=own, model=model).state().others
+    assert others == {("count",): 0.0, ("counted",): 1.0}
 
 
 def test_learners_over_devices():

@@ -52,6 +52,10 @@ class FunctionalLearner:
     (over a stack of states), ``lax.scan`` and ``shard_map`` work on them. ``step_fn`` and
     ``update_fn`` are those of the learner's own methods: they call the learner.
 
+    ``jax.grad`` is for `step`, which gives the online gradient, and for `predict`, which gives that
+    of backpropagation through time. What the others return is computed from traces and records that
+    count as constants: take no derivative of it.
+
     Parameters
     ----------
     learner
@@ -109,7 +113,11 @@ class FunctionalLearner:
     @one_thread_at_a_time
     @on_automatic_axes
     def state(self) -> LearnerState:
-        """Return the state of the learner as it is now."""
+        """Return the state of the learner as it is now.
+
+        Its arrays are those that the learner holds: copy it before you give it to a compiled
+        function that takes its buffers (``donate_argnums``) and go on with the learner.
+        """
         return self._now(self.algorithm.traces.value)
 
     @one_thread_at_a_time

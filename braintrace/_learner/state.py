@@ -100,7 +100,7 @@ jax.tree_util.register_pytree_with_keys(LearnerState, _flatten, _unflatten, _fla
 
 
 def _printed(key: Path | str) -> str:
-    return key if isinstance(key, str) else path_name(key)
+    return path_name(key) if isinstance(key, tuple) else str(key)
 
 
 class Place(NamedTuple):
@@ -124,16 +124,26 @@ def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, PyTree]) -> dict[int
     Raises
     ------
     OptionError
-        If there are no States in something.
+        If there are no States in something, or two have one name.
     """
     places = {
         id(state): Place(state, _field(state), path)
         for path, state in algorithm.states_of_model.items()
     }
+    printed = {(place.field, _printed(place.path)) for place in places.values()}
 
     def add(path: Path, state: brainstate.State) -> None:
-        field = "random" if _field(state) == "random" else "others"
-        places.setdefault(id(state), Place(state, field, path))
+        if id(state) in places:
+            return
+        place = Place(state, "random" if _field(state) == "random" else "others", path)
+        name = (place.field, _printed(path))
+        if name in printed:
+            raise OptionError(
+                f"'{_printed(path)}' is the name of another State: give `{path[0]}` another one in "
+                "`learner.functional`."
+            )
+        printed.add(name)
+        places[id(state)] = place
 
     add(("brainstate", "random"), brainstate.random.DEFAULT)
     for path, state in algorithm.compiled.outside.items():
@@ -221,9 +231,13 @@ def _differences(
     field: str, found: Mapping[Any, PyTree], expected: Mapping[Any, PyTree]
 ) -> list[str]:
     lines = []
+    if not isinstance(found, Mapping):
+        return [f"\n- `{field}` is {shown(found)}; expected a dict"]
     for key in sorted({**found, **expected}, key=_printed):
         name = f"{field}/{_printed(key)}"
-        if key not in found:
+        if key not in expected and field != "traces" and not isinstance(key, tuple):
+            lines.append(f"\n- {key!r} in `{field}` is no path; expected a tuple of names")
+        elif key not in found:
             lines.append(f"\n- '{name}' is missing; expected {shown(expected[key])}")
         elif key not in expected:
             lines.append(f"\n- '{name}' is unexpected: {shown(found[key])}")
