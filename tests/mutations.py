@@ -87,8 +87,8 @@ MUTATIONS = [
     Mutation(
         "D transposed in the adjoint",
         "_executor/recursion.py",
-        "_sum([times(adjoint[a], D[a, d]) for a, d in D if d == c])",
-        "_sum([times(adjoint[d], D[a, d]) for a, d in D if a == c])",
+        "[times(adjoint[a], D[a, d]) for a, d in D if d == c]",
+        "[times(adjoint[d], D[a, d]) for a, d in D if a == c]",
         zoo("TwoCompartments-d_rtrl"),
         "coupled states exchange what they pass back",
     ),

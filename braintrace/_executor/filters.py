@@ -19,7 +19,6 @@ from .._typing import PyTree
 from .active_outputs import ActiveOutputs, active_outputs_of
 from .jacobians import transition_key
 from .layout import TraceSite, filter_key, output_keys, trace_sites, x_key
-from .recursion import num_steps
 from .restart import at_positions, over_first_axis
 from .zero import as_arrays, widened
 
@@ -255,7 +254,7 @@ def run_filters(
 def counts_of(alpha: float, graph: ETraceGraph, records: Records, traces: Traces) -> jax.Array:
     """Return the number of steps that the traces of every step have seen."""
     before = as_arrays(traces[steps_key(alpha)])
-    index = over_first_axis(1 + jnp.arange(num_steps(graph, records)), 1 + before.ndim)
+    index = over_first_axis(1 + jnp.arange(records.num_steps), 1 + before.ndim)
     index = index.astype(before.dtype)
     if records.restart is None:
         return before + index

@@ -57,7 +57,7 @@ from .filters import (
 )
 from .layout import filter_key, old_state_to_positions, output_keys, trace_sites
 from .products import PLAIN, SELECTING, Products, products_of_gradient
-from .recursion import num_steps, scan_block, scan_records, signals
+from .recursion import scan_block, scan_records, signals
 from .restart import at_positions
 from .zero import as_arrays, widened
 
@@ -122,7 +122,7 @@ class InputOutputTraces:
     ) -> Traces:
         """Return the traces after a recorded chunk."""
         over_chunk = functools.partial(
-            scan_records, records=recorded_inputs(graph, records), steps=num_steps(graph, records)
+            scan_records, records=recorded_inputs(graph, records), steps=records.num_steps
         )
         start = filters_of(graph, traces)
         after, _ = run_filters(graph, self.decay, lambda *_: None, start, over_chunk)
@@ -159,7 +159,7 @@ class InputOutputTraces:
             last, (eps_x, factors) = run_filters(graph, self.decay, of_step, start, over_records)
             return last, _contract(graph, weights, eps_x, factors, products)
 
-        steps, start = num_steps(graph, records), filters_of(graph, before)
+        steps, start = records.num_steps, filters_of(graph, before)
         length = _block_length(steps, start)
         if length == steps:
             last, gradients = run(start, functools.partial(scan_records, steps=steps))

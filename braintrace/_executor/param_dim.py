@@ -60,7 +60,7 @@ from .products import (
     where_kept,
     which_entries,
 )
-from .recursion import Blocks, backward, num_steps, signals, suffix_products, transition_blocks
+from .recursion import Blocks, backward, signals, suffix_products, transition_blocks
 from .restart import at_positions
 from .zero import is_zero, widened
 
@@ -95,7 +95,7 @@ class ParameterTraces:
             traces = _restarted(graph, traces, records.restart.any(0))
         before, traces = traces, unpack(traces)
         # What a single step adds to a trace is not multiplied by any transition.
-        is_single = num_steps(graph, records) == 1
+        is_single = records.num_steps == 1
         products = (products_of_gradient if is_single else products_of_traces)(records)
         new: dict[str, Any] = {}
         for group in graph.traced_groups:
@@ -107,7 +107,7 @@ class ParameterTraces:
                 group,
                 transition_blocks(group, records),
                 tuple(sorted(rows)),
-                num_steps(graph, records),
+                records.num_steps,
                 products.times,
             )
             for site in members:

@@ -13,6 +13,7 @@ All arrays are per position of a group, with time as their first axis. A ``D`` t
 in every step may have a time axis of length 1.
 """
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import TypeVar
@@ -20,7 +21,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, HiddenGroup, Records
+from .._graph import HiddenGroup, Records
 from .._typing import PyTree
 from .jacobians import transition_key
 from .layout import new_state_to_positions, old_state_to_positions
@@ -57,13 +58,6 @@ def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
         pre_step = old_state_to_positions(group, a, signal[pre_step_probe(group.states[a])])
         found[a] = found[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
     return found
-
-
-def _sum(terms: list[jax.Array]) -> jax.Array:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 def scan_records(
@@ -119,7 +113,8 @@ def backward(
         signal_now, D = recorded
         adjoint = {a: s + carry[a] if a in carry else s for a, s in signal_now.items()}
         before = {
-            c: _sum([times(adjoint[a], D[a, d]) for a, d in D if d == c]) for c in group.read_states
+            c: functools.reduce(operator.add, [times(adjoint[a], D[a, d]) for a, d in D if d == c])
+            for c in group.read_states
         }
         return before, adjoint
 
@@ -164,9 +159,10 @@ def suffix_products(
 
     def step(carry: Blocks, D: Blocks) -> tuple[Blocks, Blocks]:
         before = {
-            (i, j): _sum(
+            (i, j): functools.reduce(
+                operator.add,
                 [times(carry[i, m], D[m, d]) for m, d in D if d == j and (i, m) in carry]
-                or [jnp.zeros(group.shape, dtype)]
+                or [jnp.zeros(group.shape, dtype)],
             )
             for i, j in pairs
         }
@@ -184,9 +180,3 @@ def _reachable(group: HiddenGroup, rows: tuple[int, ...]) -> list[tuple[int, int
         if more == pairs:
             return sorted(pairs)
         pairs = more
-
-
-def num_steps(graph: ETraceGraph, records: Records) -> int:
-    """Return the length of a recorded chunk; 1 where no operation has a trace."""
-    recorded = jax.tree.leaves(records.Df)
-    return int(recorded[0].shape[0]) if recorded else 1

@@ -75,6 +75,12 @@ class Records:
     has_mask: bool = False
 
     @property
+    def num_steps(self) -> int:
+        """Length of the recorded chunk; 1 where no operation has a trace."""
+        recorded = jax.tree.leaves(self.Df)
+        return int(recorded[0].shape[0]) if recorded else 1
+
+    @property
     def zeros_select(self) -> bool:
         """Whether a factor of zero is to leave nothing of what it meets in a trace, NaN or not."""
         return self.has_mask or self.restart is not None

@@ -163,7 +163,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         tables = [
-            f"<h4>{html.escape(_TITLES[name])}</h4>" + _html_table(_HEADS[name], rows)
+            f"<h4>{html.escape(_TITLES[name])}</h4>" + html_table(_HEADS[name], rows)
             for name, rows in self._tables()
         ]
         return "".join([*tables, f"<p>{html.escape(self._total())}</p>"])
@@ -275,8 +275,10 @@ def _columns(heads: list[str], rows: list[list[str]]) -> list[str]:
     ]
 
 
-def _html_table(heads: list[str], rows: list[list[str]]) -> str:
-    def line(tag: str, cells: list[str]) -> str:
+def html_table(heads: Sequence[str], rows: list[list[str]]) -> str:
+    """Write a table."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
 
     return "<table>" + line("th", heads) + "".join(line("td", row) for row in rows) + "</table>"

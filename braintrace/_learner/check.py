@@ -16,6 +16,7 @@ from .._algorithms import D_RTRL, ETraceAlgorithm
 from .._arguments import MODEL, check_arrays, check_option, check_takes, common_length, shown
 from .._errors import OptionError, ShapeError
 from .._graph import ApproximationWarning
+from .._graph.report import html_table
 from .._typing import Path, path_name
 from .arguments import shapes_of
 from .build import compile
@@ -83,11 +84,8 @@ class GradientCheck:
         return {**dataclasses.asdict(self), "rows": [dataclasses.asdict(r) for r in self.rows]}
 
     def _repr_html_(self) -> str:
-        def line(tag: str, cells: Any) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        body = "".join(line("td", cells) for cells in self._cells())
-        return f"<h4>{html.escape(self._title())}</h4><table>{line('th', _HEADS)}{body}</table>"
+        table = html_table(_HEADS, self._cells())
+        return f"<h4>{html.escape(self._title())}</h4>{table}"
 
     def _title(self) -> str:
         return f"{self.algorithm} against backpropagation through time over {self.steps} steps"
