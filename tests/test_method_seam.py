@@ -240,8 +240,19 @@ def test_a_name_belongs_to_one_algorithm():
     try:
         with pytest.raises(braintrace.OptionError, match=r"First.*Other.*'twice'"):
             build_learner(case, "twice")
+        assert type(build_learner(case, other).algorithm) is other
     finally:
         del other.names
+
+
+@pytest.mark.parametrize("names", ["twice", (3,), None])
+def test_names_are_a_tuple_of_strings(names):
+    wrong = type("Wrong", (Immediate,), {"names": names})
+    try:
+        with pytest.raises(braintrace.OptionError, match=r"Wrong` is .*expected a tuple"):
+            build_learner(cases.BY_NAME["leaky"], "immediate")
+    finally:
+        del wrong.names
 
 
 def test_a_subclass_has_names_of_its_own():

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator
 
+from .._arguments import shown
 from .._errors import OptionError
 from .algorithm import ETraceAlgorithm
 
@@ -15,11 +16,11 @@ def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
     Raises
     ------
     OptionError
-        If two different classes announce the same name.
+        If two different classes announce the same name, or ``names`` are no tuple of them.
     """
     found: dict[str, type[ETraceAlgorithm]] = {}
     for algorithm in _subclasses(ETraceAlgorithm):  # type: ignore[type-abstract]
-        for name in map(str.lower, vars(algorithm).get("names", ())):
+        for name in _names(algorithm):
             other = found.setdefault(name, algorithm)
             if _full_name(other) != _full_name(algorithm):
                 raise OptionError(
@@ -28,6 +29,15 @@ def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
                 )
             found[name] = algorithm
     return found
+
+
+def _names(algorithm: type[ETraceAlgorithm]) -> list[str]:
+    names = vars(algorithm).get("names", ())
+    if isinstance(names, (tuple, list)) and all(isinstance(name, str) for name in names):
+        return [name.lower() for name in names]
+    raise OptionError(
+        f"`names` of `{_full_name(algorithm)}` is {shown(names)}; expected a tuple of strings."
+    )
 
 
 def _subclasses(of: type[ETraceAlgorithm]) -> Iterator[type[ETraceAlgorithm]]:

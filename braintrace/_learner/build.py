@@ -153,11 +153,11 @@ def _common_size(shapes: Iterable[tuple[int, ...]]) -> int | None:
 
 
 def _algorithm(algorithm: str | type[ETraceAlgorithm]) -> type[ETraceAlgorithm]:
+    if _is_algorithm(algorithm):
+        return algorithm
     by_name = algorithms_by_name()
     if isinstance(algorithm, str) and algorithm.lower() in by_name:
         return by_name[algorithm.lower()]
-    if _is_algorithm(algorithm):
-        return algorithm
     raise OptionError(
         f"`algorithm` is {shown(algorithm)}; expected one of {', '.join(map(repr, by_name))} or "
         "a class such as `braintrace.D_RTRL`."
