@@ -6,7 +6,7 @@ the output of a marked operation reaches position ``p(u)`` and no other, and eac
 next step its own. States that reach each other like this are a *group*; a marked operation, with
 the groups that it reaches like this, is a *relation*, and its weight learns online.
 
-So the heart of the compiler is a walk (`positions`). It starts at the new value of a state, with
+So the heart of the compiler is a walk (`walk`). It starts at the new value of a state, with
 the numbers ``0 .. V-1`` of its positions, and carries them back through the equations, up to the
 marked operations and to the states before the step. Where an operation mixes positions, the way
 is cut there, and reported.

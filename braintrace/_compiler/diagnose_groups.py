@@ -6,8 +6,8 @@ from .._graph import Cut, HiddenGroup
 from .._graph.diagnostics import Diagnostic, quoted
 from .._jax import source_line
 from .backward import bent_uses
-from .positions import Walk
 from .upstream import Upstream
+from .walk import Walk
 
 BENT = (
     "`custom_vjp` whose backward rule is not proportional to the gradient that it is given (one "

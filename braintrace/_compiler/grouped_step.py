@@ -10,8 +10,8 @@ from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Var
 from .analysis import Analysis
 from .marked_operations import MarkedOperation
-from .positions import Walk
 from .transfer import MANY
+from .walk import Walk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

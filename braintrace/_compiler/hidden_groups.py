@@ -12,8 +12,8 @@ from .._jax import Atom, Var
 from .analysis import Analysis
 from .delay_lines import find_delay_lines
 from .placement import Placement, Together
-from .positions import Walk
 from .transfer import Ids
+from .walk import Walk
 
 
 def find_hidden_groups(

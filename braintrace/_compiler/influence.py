@@ -14,8 +14,8 @@ from .._graph import HiddenGroup, InfluenceMap, InjectionPoint
 from .._graph.influence import NO_SLOT
 from .._jax import Var
 from .analysis import Analysis
-from .positions import Walk
 from .transfer import MANY, NONE, Ids, places_of
+from .walk import Walk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from .._jax import Var
 from .analysis import Analysis, Origin
 from .candidates import Candidate
 from .common_positions import CommonPositions
-from .positions import Walk, walk_back
 from .transfer import Ids
+from .walk import Walk, walk_back
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

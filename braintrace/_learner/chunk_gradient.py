@@ -20,10 +20,10 @@ from .._runtime import add_to_states
 from .._typing import PyTree
 from .at_once import AtOnce, at_once
 from .over_time import zero_sum
-from .padding import leaving_gradients_alone
 from .pure_step import PureStep
 from .recording import Kept
 from .step_by_step import StepByStep
+from .uncounted_steps import leaving_gradients_alone
 
 Held: TypeAlias = tuple[Weights, PyTree]
 """Operands of the relations, and the values that States start anew from."""
