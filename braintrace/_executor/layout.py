@@ -173,8 +173,8 @@ def injection_to_slots(
         # The elements that do not reach this state have a derivative of zero.
         return value.reshape(influence.slot_shape)
     slots = np.where(used, point.slots, size)
-    table = jnp.zeros(size, value.dtype).at[slots].add(value.ravel(), mode="drop")
-    return table.reshape(influence.slot_shape)
+    in_slots = jnp.zeros(size, value.dtype).at[slots].add(value.ravel(), mode="drop")
+    return in_slots.reshape(influence.slot_shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -167,7 +167,9 @@ class TraceMethod(Protocol):
 
         ``'cut'``: the end. ``'diagonal'``: passed from each position to itself. ``'passed'``: a
         plain weight; the gradient of a chunk is then reverse mode through the chunk and
-        `entry_gradient` of what arrives before it.
+        `entry_gradient` of what arrives before it. The compiler takes all three; steps are run for
+        ``'cut'`` alone (`check_method`), and a rule may add to its records what it keeps of a
+        weight.
         """
 
     def check(self, graph: ETraceGraph) -> None:
