@@ -185,6 +185,8 @@ def test_it_reports_and_saves_no_trace():
     assert str(report).startswith(str(learner.graph))
     saved = snapshot(learner)
     assert saved[1] == {}
+    with pytest.raises(braintrace.OptionError, match="no array of the form of 'w_in'"):
+        learner.eligibility("w_in")
     learner.algorithm.traces.value = {}
     with pytest.raises(braintrace.ShapeError, match="'w' is unexpected"):
         learner.algorithm.traces.value = {"w": jnp.zeros(3)}

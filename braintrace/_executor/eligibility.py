@@ -55,9 +55,9 @@ def eligibility(
     }
     if not leaf_of:
         raise OptionError(
-            f"There is no array of the form of '{name}' among these traces. ES_D_RTRL keeps "
-            "filters of inputs and of outputs, whose product is never formed: read those from "
-            "`traces.value`. With D_RTRL, every weight has a trace of its own."
+            f"There is no array of the form of '{name}' among the traces of this algorithm: with "
+            "D_RTRL, every weight has one. ES_D_RTRL keeps filters of inputs and of outputs, whose "
+            "product is never formed: read what there is from `traces.value`."
         )
     names = _leaf_names(graph, name)
     found: dict[str, dict[str, jax.Array]] = {}
