@@ -4,7 +4,6 @@ import abc
 from typing import Any, ClassVar
 
 import brainstate
-import jax
 
 from .._arguments import (
     BATCH_SIZE,
@@ -23,8 +22,6 @@ from .._executor import (
     eligibility,
     pack,
     pairs_of,
-    restart_traces,
-    size_in_bytes,
     starting_traces,
 )
 from .._foreign import in_words
@@ -267,15 +264,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """Return traces as they are at the start of a sequence."""
         traces: Traces = as_arrays(starting_traces(self.compiled.trace_specs))
         return traces
-
-    @property
-    def trace_bytes(self) -> int:
-        """Size of the traces that are carried."""
-        return size_in_bytes(self.compiled.trace_specs)
-
-    def restarted_traces(self, traces: Traces, flags: jax.Array) -> Traces:
-        """Return traces that start anew where flags, of one sample each or of all, are true."""
-        return restart_traces(self.compiled.trace_specs, traces, flags)
 
     def _reset_traces(self) -> None:
         self.traces.carried.leave(lambda: as_arrays(self.starting_traces()), zero=True)

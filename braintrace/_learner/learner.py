@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import check_option
+from .._executor import size_in_bytes
 from .._graph import ETraceGraph, Report, report_of
 from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import Path, PyTree
@@ -67,7 +68,7 @@ class Learner(brainstate.nn.Module):
 
     def report(self) -> Report:
         """Return what learns online, how, and at what memory; ``print`` it for a table."""
-        carried = self.algorithm.trace_bytes
+        carried = size_in_bytes(self.algorithm.compiled.trace_specs)
         return dataclasses.replace(report_of(self.graph), carried_bytes=carried)
 
     @one_thread_at_a_time

@@ -14,7 +14,7 @@ import jax
 
 from .._compiler import described, state_paths
 from .._errors import OptionError
-from .._executor import as_arrays
+from .._executor import as_arrays, restart_traces
 from .._graph import Traces
 from .._typing import PyTree, path_name
 from .arguments import Options
@@ -135,7 +135,7 @@ class OnlineLearning:
             self._asks = flags is not None
             if flags is not None and self._has_initial:
                 restart_states(algorithm, initial, flags)
-                after = algorithm.restarted_traces(after, flags)
+                after = restart_traces(algorithm.compiled.trace_specs, after, flags)
             return after, loss, aux
 
         return step
