@@ -90,8 +90,14 @@ def scaled_spec(**changes):
 
 
 def own_names(primitives):
-    """Names of the library's own primitives, without those that other tests registered."""
-    return {p.name for p in primitives if p.implementation.__module__.startswith("braintrace.")}
+    """Names of the library's own primitives, without those of other tests and of docstrings."""
+    made = {p.name: p.implementation for p in primitives}
+    return {
+        name
+        for name, function in made.items()
+        if function.__module__.startswith("braintrace.")
+        and not function.__code__.co_filename.startswith("<doctest")
+    }
 
 
 def test_the_built_in_primitives_have_all_rules():
