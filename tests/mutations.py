@@ -226,7 +226,7 @@ MUTATIONS = [
         "_learner/functional.py",
         "fields[field][path] = raw(value)",
         "pass",
-        ("tests/test_functional.py::test_a_scan_over_windows",),
+        ("tests/test_functional.py::test_each_function_is_the_method",),
         "a learner that is a pure function does not learn",
     ),
     # ES_D_RTRL

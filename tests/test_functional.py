@@ -146,6 +146,8 @@ def test_a_scan_over_windows(method):
         state, result = run(state, *jax.tree.map(lambda leaf, i=index: leaf[i], windows))
         close(jax.tree.map(lambda leaf, i=index: leaf[i], results), result)
     close(found, state)
+    moved = jax.tree.map(lambda now, start: not np.array_equal(now, start), found, own.start)
+    assert any(jax.tree.leaves(moved))
 
 
 @pytest.mark.parametrize("vjp_method", ["single-step", "multi-step"])
