@@ -38,7 +38,7 @@ from .evolve import evolving, predicting
 from .gradient import differentiating
 from .online import learning_online
 from .restart import Initial
-from .state import BY_PATH, FIELDS, LearnerState, Place, check_like, like_held, places_of, raw
+from .state import BY_PATH, FIELDS, LearnerState, Places, check_like, like_held, places_of, raw
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
@@ -118,7 +118,7 @@ class FunctionalLearner:
         Its arrays are those that the learner holds: copy it before you give it to a compiled
         function that takes its buffers (``donate_argnums``) and go on with the learner.
         """
-        return self._now(self.algorithm.traces.value)
+        return self._now(self._places(), self.algorithm.traces.value)
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -130,9 +130,10 @@ class FunctionalLearner:
         ShapeError
             If the state is not like that of the learner; then nothing has changed.
         """
-        self._check(state)
-        states = [place.state for place in self._places.values()]
-        values, traces = jax.tree.map(jnp.asarray, (self._values(state, states), state.traces))
+        places = self._checked(state)
+        states = [place.state for place in places.values()]
+        values = self._values(state, states, places)
+        values, traces = jax.tree.map(jnp.asarray, (values, state.traces))
         with uninterrupted:
             write_values(states, values)
             self.algorithm.traces.value = traces
@@ -148,9 +149,9 @@ class FunctionalLearner:
         algorithm = self.algorithm
         graph, compiled = algorithm.graph, algorithm.compiled
         compiled.environment.check()
-        self._check(state)
+        places = self._checked(state)
         states, step = algorithm.states_of_step, unwrap(arguments)
-        values = dict(zip(states, self._values(state, states.values()), strict=True))
+        values = dict(zip(states, self._values(state, states.values(), places), strict=True))
         given = compiled.inputs(states, step, values), pack(state.traces, algorithm.traces.pairs)
         if algorithm.vjp_method == "multi-step":
             window = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], step)
@@ -160,7 +161,8 @@ class FunctionalLearner:
             outputs, leaves, traces = compiled.single_step(*given)
         new = dict(zip(graph.traced.written_vars, leaves, strict=True))
         whole = whole_values(graph, states, values, new)
-        state = self._with(state, [states[path] for path in whole], whole.values())
+        written = [states[path] for path in whole]
+        state = _with_values(state, written, whole.values(), places)
         state = dataclasses.replace(state, traces=unpack(traces))
         return state, jax.tree.unflatten(graph.traced.output_tree, outputs)
 
@@ -233,10 +235,10 @@ class FunctionalLearner:
     def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         algorithm = self.algorithm
-        self._check(state)
+        places = self._checked(state)
         paths = list(algorithm.short_term_states)
         now = {path: state.hidden[path] for path in paths}
-        state, initial = self._initial(state)
+        state, initial = self._initial(state, places)
         fresh = dict(zip(paths, initial, strict=True))
         if where is None:
             traces = algorithm.zero_traces()
@@ -247,37 +249,42 @@ class FunctionalLearner:
         return dataclasses.replace(state, hidden=fresh, traces=traces)
 
     def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
-        self._check(state)
+        places = self._checked(state)
         moved = [state]
 
         def initial() -> Initial:
-            moved[0], values = self._initial(state)
+            moved[0], values = self._initial(state, places)
             return values
 
         of_model = self.algorithm.states_of_model
         driver, arguments = prepared(self._learner, request, of_model, initial)
         body, (state,) = driver.body, moved
         states = body.states(of_model)
-        results, written, traces = driver.pure(self._values(state, states), state.traces, arguments)
-        state = self._with(state, body.written(states), written)
+        values = self._values(state, states, places)
+        results, written, traces = driver.pure(values, state.traces, arguments)
+        state = _with_values(state, body.written(states), written, places)
         if traces is not None:
             state = dataclasses.replace(state, traces=traces)
         return state, body.results(results, request.options)
 
-    @property
-    def _places(self) -> dict[int, Place]:
+    def _places(self) -> Places:
         return places_of(self.algorithm, self._own)
 
-    def _now(self, traces: Traces) -> LearnerState:
+    def _now(self, places: Places, traces: Traces) -> LearnerState:
         found: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
-        for place in self._places.values():
+        for place in places.values():
             found[place.field][place.path] = raw(place.state.value)
         return LearnerState(**found, traces=traces)
 
-    def _check(self, state: LearnerState) -> None:
-        check_like(state, self._now(unpack(self.algorithm.starting_traces())))
+    def _checked(self, state: LearnerState) -> Places:
+        """Return where values stand in a state, which is refused if it is not the learner's."""
+        places = self._places()
+        check_like(state, self._now(places, unpack(self.algorithm.starting_traces())))
+        return places
 
-    def _values(self, state: LearnerState, states: Iterable[brainstate.State]) -> list[PyTree]:
+    def _values(
+        self, state: LearnerState, states: Iterable[brainstate.State], places: Places
+    ) -> list[PyTree]:
         """Return the values that a state has of some States.
 
         Raises
@@ -285,7 +292,6 @@ class FunctionalLearner:
         OptionError
             If it has none of one.
         """
-        places = self._places
         requests = set(map(id, self.algorithm.requested_restarts.states))
 
         def of(found: brainstate.State) -> PyTree:
@@ -302,22 +308,25 @@ class FunctionalLearner:
 
         return [of(found) for found in states]
 
-    def _with(
-        self, state: LearnerState, states: Iterable[brainstate.State], values: Iterable[PyTree]
-    ) -> LearnerState:
-        """Return a state with other values of some States."""
-        places = self._places
-        fields: dict[str, PyTree] = {field: dict(getattr(state, field)) for field in FIELDS}
-        for found, value in zip(states, values, strict=True):
-            if id(found) in places:
-                _, field, path = places[id(found)]
-                fields[field][path] = raw(value)
-        return LearnerState(**fields)
-
-    def _initial(self, state: LearnerState) -> tuple[LearnerState, Initial]:
+    def _initial(self, state: LearnerState, places: Places) -> tuple[LearnerState, Initial]:
         """Return the initial values of the short-term States; random keys move on."""
         states, function = self.algorithm.initial_function()
-        written, fresh = function(self._values(state, states))
+        written, fresh = function(self._values(state, states, places))
         new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]
-        state = self._with(state, [s for s, _ in new], [v for _, v in new])
+        state = _with_values(state, [s for s, _ in new], [v for _, v in new], places)
         return state, [fresh[path] for path in self.algorithm.short_term_states]
+
+
+def _with_values(
+    state: LearnerState,
+    states: Iterable[brainstate.State],
+    values: Iterable[PyTree],
+    places: Places,
+) -> LearnerState:
+    """Return a state with other values of some States."""
+    fields: dict[str, PyTree] = {field: dict(getattr(state, field)) for field in FIELDS}
+    for found, value in zip(states, values, strict=True):
+        if id(found) in places:
+            _, field, path = places[id(found)]
+            fields[field][path] = raw(value)
+    return LearnerState(**fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import brainstate
 import jax
@@ -111,7 +111,11 @@ class Place(NamedTuple):
     path: Path
 
 
-def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, PyTree]) -> dict[int, Place]:
+Places: TypeAlias = dict[int, Place]
+"""By the identity of a State."""
+
+
+def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, PyTree]) -> Places:
     """Return the place of every State by its identity.
 
     Parameters
