@@ -6,7 +6,7 @@ A check names the argument, says what was found and what is expected. What an op
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -263,3 +263,20 @@ def named(names: Sequence[str], values: Sequence[Any]) -> str:
     every = [*names, *(f"argument {index}" for index in range(count, len(values)))]
     pairs = zip(every, values, strict=False)
     return ", ".join(f"`{name}` = {shown(value)}" for name, value in pairs) or "no argument"
+
+
+def differences(
+    found: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    is_like: Callable[[Any, Any], bool],
+) -> list[str]:
+    """Return a line for every entry, by name, that is missing, unexpected or another one."""
+    lines = []
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in found:
+            lines.append(f"\n- '{name}' is missing; expected {shown(expected[name])}")
+        elif name not in expected:
+            lines.append(f"\n- '{name}' is unexpected: {shown(found[name])}")
+        elif not is_like(found[name], expected[name]):
+            lines.append(f"\n- '{name}' is {shown(found[name])}; expected {shown(expected[name])}")
+    return lines

@@ -11,7 +11,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._arguments import shown
+from .._arguments import differences, shown
 from .._errors import OptionError, ShapeError
 from .._graph import Traces
 from .._typing import Path, PyTree, path_name
@@ -234,20 +234,13 @@ def check_like(state: LearnerState, own: LearnerState) -> None:
 def _differences(
     field: str, found: Mapping[Any, PyTree], expected: Mapping[Any, PyTree]
 ) -> list[str]:
-    lines = []
     if not isinstance(found, Mapping):
         return [f"\n- `{field}` is {shown(found)}; expected a dict"]
-    for key in sorted({**found, **expected}, key=_printed):
-        name = f"{field}/{_printed(key)}"
-        if key not in expected and field != "traces" and not isinstance(key, tuple):
-            lines.append(f"\n- {key!r} in `{field}` is no path; expected a tuple of names")
-        elif key not in found:
-            lines.append(f"\n- '{name}' is missing; expected {shown(expected[key])}")
-        elif key not in expected:
-            lines.append(f"\n- '{name}' is unexpected: {shown(found[key])}")
-        elif not _is_like(found[key], expected[key]):
-            lines.append(f"\n- '{name}' is {shown(found[key])}; expected {shown(expected[key])}")
-    return lines
+    odd = [key for key in found if field != "traces" and not isinstance(key, tuple)]
+    lines = [f"\n- {key!r} in `{field}` is no path; expected a tuple of names" for key in odd]
+    named = {f"{field}/{_printed(key)}": found[key] for key in found if key not in odd}
+    wanted = {f"{field}/{_printed(key)}": value for key, value in expected.items()}
+    return lines + differences(named, wanted, _is_like)
 
 
 def _is_like(found: PyTree, expected: PyTree) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import brainstate
 import jax
 
-from .._arguments import shown
+from .._arguments import differences, shown
 from .._brainstate import held, hold, is_watched, peek, seen_through
 from .._errors import ShapeError
 from .._executor import Pairs, pack, unpack
@@ -132,16 +132,10 @@ def _differences(own: Any, new: Any) -> list[str]:
         for other in sorted(expected.keys() - found.keys())
         if _option(key) and key.split(", ")[0] == other.split(", ")[0]
     ]
-    paired = bool(lines)
-    for key in sorted(expected.keys() | found.keys()):
-        if paired and _option(key) and key in expected.keys() ^ found.keys():
-            continue
-        if key not in found:
-            lines.append(f"\n- '{key}' is missing; expected {shown(expected[key])}")
-        elif key not in expected:
-            lines.append(f"\n- '{key}' is unexpected: {shown(found[key])}")
-        elif shown(found[key]) != shown(expected[key]):
-            lines.append(f"\n- '{key}' is {shown(found[key])}; expected {shown(expected[key])}")
+    if lines:  # that is said of them
+        for key in filter(_option, expected.keys() ^ found.keys()):
+            (found if key in found else expected).pop(key)
+    lines += differences(found, expected, lambda one, other: shown(one) == shown(other))
     return lines or [f"\n- found the structure {jax.tree.structure(new)}"]
 
 
