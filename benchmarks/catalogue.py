@@ -11,6 +11,7 @@ from .questions import (
     memory,
     operations,
     sequence,
+    stacks,
     streaming,
     trace_bytes,
     trace_dtype,
@@ -20,6 +21,7 @@ QUESTIONS = {
     module.__name__.rpartition(".")[-1]: module
     for module in (
         sequence,
+        stacks,
         operations,
         streaming,
         length,

@@ -42,7 +42,7 @@ def one_drive(network: Network, batch: int) -> tuple[Step, Any]:
     def step(parameters: Arrays, states: Arrays, traces: Any, x: Any, target: Any) -> Any:
         ops = PlainOps()
         ys = network.drive(ops, parameters, states, x)
-        D, by_y = jacobians(network, states, ys)
+        D, by_y = jacobians(network.cell, states, ys)
         (Df,) = by_y.values()
         new = network.cell(states, ys)
         gradients, signal = _signal(network, parameters, new, target)

@@ -16,7 +16,7 @@ by step (:math:`\alpha` is its decay):
     \nabla w = \sum_t \frac{\sum_a l^t[a] \epsilon_f^t[a]}{1 - \alpha^t} \otimes \epsilon_x^t.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -61,11 +61,13 @@ def _one_at(states: Arrays, name: str) -> Arrays:
     return {key: (jnp.ones_like if key == name else jnp.zeros_like)(states[key]) for key in states}
 
 
-def jacobians(network: Network, states: Arrays, ys: Arrays) -> tuple[Any, Any]:
-    """Return ``D[c][a]`` and ``Df[y][a]``: the cell works position by position."""
+def jacobians(
+    cell: Callable[[Arrays, Arrays], Arrays], states: Arrays, ys: Arrays
+) -> tuple[Any, Any]:
+    """Return ``D[c][a]`` and ``Df[y][a]`` of a cell, which works position by position."""
 
     def along(states_tangent: Arrays, ys_tangent: Arrays) -> Arrays:
-        return jax.jvp(network.cell, (states, ys), (states_tangent, ys_tangent))[1]
+        return jax.jvp(cell, (states, ys), (states_tangent, ys_tangent))[1]
 
     still_states, still_ys = (jax.tree.map(jnp.zeros_like, kept) for kept in (states, ys))
     D = {c: along(_one_at(states, c), still_ys) for c in states}
@@ -82,7 +84,7 @@ def es_d_rtrl(network: Network, alpha: float) -> Any:
             x, target, correction = now
             ops = PlainOps()
             ys = network.drive(ops, parameters, states, x)
-            D, Df = jacobians(network, states, ys)
+            D, Df = jacobians(network.cell, states, ys)
             filtered_x = {n: alpha * filtered_x[n] + ops.inputs[n] for n in ops.inputs}
             filtered_f = {
                 y: {

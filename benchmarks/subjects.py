@@ -145,18 +145,18 @@ def hand_smoothed(task: Task) -> Subject:
     return by_hand(task, lambda network: handwritten.smoothed(network, ALPHA), "es_d_rtrl")
 
 
-def learner_of(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Any:
-    """Compile a network with an algorithm."""
+def compiled(model: brainstate.nn.Module, algorithm: str, x: Any, **options: Any) -> Any:
+    """Compile a model with an algorithm."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that recurrent mixing is left out is the point
-        return braintrace.compile(
-            Model(task.network, jnp.dtype(task.dtype)),
-            algorithm,
-            task.data[0][0],
-            batch_size=task.batch,
-            **OPTIONS[algorithm],
-            **options,
-        )
+        return braintrace.compile(model, algorithm, x, **options)
+
+
+def learner_of(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Any:
+    """Compile a network with an algorithm."""
+    model = Model(task.network, jnp.dtype(task.dtype))
+    given = OPTIONS[algorithm] | options
+    return compiled(model, algorithm, task.data[0][0], batch_size=task.batch, **given)
 
 
 def step_function(learner: Any) -> Callable[[Any, Any], Any]:

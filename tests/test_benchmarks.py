@@ -18,14 +18,18 @@ from benchmarks.questions import (
     memory,
     operations,
     sequence,
+    stacks,
     streaming,
     trace_bytes,
     trace_dtype,
 )
+from benchmarks.stack import StackTask
+from benchmarks.stack_oracles import Layers
 
 # Some have the same programs, which are then compiled once.
 SMALLEST = {
     "sequence": sequence.case(16, 8, 2),
+    "stacks": stacks.case(StackTask(Layers("LeakyRNN", 2, 8), 16, 2)),
     "operations": operations.case("alif", 24, 4, hidden=16),
     "streaming": streaming.case("dense", 8, 2, 2.5, steps=4),
     "length": length.case((8, 16), hidden=8, batch=2, chunk=16),

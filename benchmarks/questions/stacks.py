@@ -1,0 +1,91 @@
+"""What do networks cost that people build: stacks of ``braintrace.nn`` layers?
+
+A plain readout and a loss at every step; 64 inputs, 10 outputs, float32. BPTT is that of the
+same model, as brainstate's users write it: ``jit`` of ``grad`` of ``for_loop``. The library is
+called as users write it, ``reset_state`` and then ``etrace_grad``; "carrying on" leaves the reset
+out, so that every sequence begins with the states and traces of the one before.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from .. import stack
+from ..case import Case, Measurements, Prepared, Subject, Target
+from ..stack import StackTask
+from ..stack_oracles import Layers
+
+CHUNKS = (32, 64, 128, 256)
+BEST = "D_RTRL, auto / best fixed chunk"
+ROWS = (
+    StackTask(Layers("GRUCell", 3, 256), 512, 32),
+    StackTask(Layers("LSTMCell", 1, 256), 256, 32),
+    StackTask(Layers("LeakyRNN", 4, 256), 256, 64),
+    StackTask(Layers("IndRNN", 3, 256), 256, 32),
+    StackTask(Layers("LRUCell", 4, 128), 256, 32),
+    StackTask(Layers("MGUCell", 1, 128), 512, 16),
+    StackTask(Layers("LeakyRNN", 1, 256), 128, 64),
+)
+QUICK = ROWS[-1]
+
+
+def title(task: StackTask) -> str:
+    """Return the name of a row."""
+    network = task.stack
+    cells = f"{network.layers}x{network.cell}"
+    return f"{cells},H={network.hidden},B={task.batch},T={task.steps}"
+
+
+def fixed(task: StackTask) -> dict[str, int]:
+    """Return the chunk sizes that `'auto'` is compared with."""
+    sizes = {f"D_RTRL, chunks of {chunk}": chunk for chunk in CHUNKS if chunk < task.steps}
+    return sizes | {"D_RTRL, one chunk": task.steps}
+
+
+def best(task: StackTask, found: Measurements) -> dict[str, float]:
+    """Return what `'auto'` loses against the best of the fixed sizes."""
+    return {BEST: found.seconds["D_RTRL, auto"] / min(found.seconds[name] for name in fixed(task))}
+
+
+def prepare(task: StackTask) -> Prepared:
+    """Return everything that is compared on a stack."""
+    compared: dict[str, Callable[[], Subject]] = {
+        "BPTT": partial(stack.bptt, task),
+        "D_RTRL, auto": partial(stack.online, task),
+        "D_RTRL, carrying on": partial(stack.carrying_on, task),
+        "ES_D_RTRL, auto": partial(stack.online, task, "es_d_rtrl"),
+        "ES_D_RTRL, carrying on": partial(stack.carrying_on, task, "es_d_rtrl"),
+    }
+    for label, chunk in fixed(task).items():
+        compared[label] = partial(stack.online, task, "d_rtrl", chunk)
+    return Prepared(compared, derive=partial(best, task))
+
+
+def case(task: StackTask) -> Case:
+    """Return the case of one stack."""
+    network = task.stack
+    limit = 0.7 if network.equations.gated else 1.0
+    return Case(
+        name=f"stacks/{title(task)}",
+        parameters={
+            "network": f"{network.cell} × {network.layers}",
+            "hidden": network.hidden,
+            "batch": task.batch,
+            "steps": task.steps,
+            "dtype": "float32",
+        },
+        build=lambda: prepare(task),
+        targets=(
+            Target("D_RTRL, auto", "BPTT", limit),
+            Target(BEST, None, 1.1),
+            Target("D_RTRL, carrying on", "BPTT", 1.2),
+            Target("ES_D_RTRL, auto", "BPTT", limit),
+            Target("ES_D_RTRL, carrying on", "BPTT", 1.2),
+            *(Target(label, "BPTT", None) for label in fixed(task)),
+        ),
+        quick=task == QUICK,
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return the stacks of the targets."""
+    return [case(task) for task in ROWS]
