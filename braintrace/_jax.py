@@ -334,8 +334,10 @@ def divided_dependent(
     """Run one of two functions: for a program on several devices, or on one.
 
     It is chosen when the program is lowered, as in ``jax.lax.platform_dependent``; one trace serves
-    both.
+    both. Where there is one device, nobody traces what would run on several.
     """
+    if jax.device_count() == 1:
+        return whole(*operands)
     return jax.lax.cond(_is_divided_p.bind(), divided, whole, *operands)
 
 

@@ -1,6 +1,6 @@
 """Relations: which marked operation reaches which hidden groups, and its parameters."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from .._etrace_op import validate_rules
 from .._graph import HiddenParamOpRelation, InfluenceMap
@@ -14,6 +14,7 @@ def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:
     """Return the relations of a model, in program order."""
     groups_of = _groups_reached(step)
     relations = []
+    alike: dict[Hashable, MarkedOperation] = {}
     for number, operation in enumerate(step.operations):
         if operation.non_parameters:
             continue
@@ -23,6 +24,8 @@ def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:
         ]
         influences = [influence for influence in reached if influence is not None]
         if influences:
+            if alike.setdefault(_signature(step, operation), operation) is operation:
+                _validate(step, operation)
             relations.append(_relation(step, operation, number, influences))
     return relations
 
@@ -37,6 +40,23 @@ def _groups_reached(step: GroupedStep) -> dict[Var, list[int]]:
     return found
 
 
+def _signature(step: GroupedStep, operation: MarkedOperation) -> Hashable:
+    """Return what the rules of an operation are given: layers of one shape have the same."""
+    equation = step.analysis.program.equations[operation.equation]
+    avals = [(v.aval.shape, v.aval.dtype) for v in (*equation.invars, *equation.outvars)]
+    try:
+        params: Hashable = frozenset(equation.params.items())
+    except TypeError:  # parameters of somebody's own operation, which cannot be compared
+        params = operation.equation
+    return equation.primitive, params, tuple(avals)
+
+
+def _validate(step: GroupedStep, operation: MarkedOperation) -> None:
+    equation, operands = step.analysis.program.equations[operation.equation], operation.operands
+    x, y = operation.x_var, operation.y_var
+    validate_rules(equation.primitive, equation.params, x, y, dict(operands))
+
+
 def _relation(
     step: GroupedStep,
     operation: MarkedOperation,
@@ -44,8 +64,7 @@ def _relation(
     influences: Sequence[InfluenceMap],
 ) -> HiddenParamOpRelation:
     equation = step.analysis.program.equations[operation.equation]
-    primitive, params, operands = equation.primitive, equation.params, dict(operation.operands)
-    validate_rules(primitive, params, operation.x_var, operation.y_var, operands)
+    primitive, params = equation.primitive, equation.params
     name = primitive.name.removeprefix("etp_")
     return HiddenParamOpRelation(
         key=f"{','.join(operation.printed_paths)}@{name}{number}",
