@@ -4,6 +4,7 @@ from .case import Case
 from .questions import (
     compile_time,
     first_call,
+    fresh_process,
     gpu_program,
     inference,
     length,
@@ -27,6 +28,7 @@ QUESTIONS = {
         length,
         memory,
         first_call,
+        fresh_process,
         compile_time,
         inference,
         trace_bytes,

@@ -113,18 +113,31 @@ def _flat(gradients: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
 
-def learner_of(task: StackTask, algorithm: str) -> Any:
-    """Compile a new model of the stack with an algorithm."""
-    return compiled(
-        Model(task.stack), algorithm, task.data[0][0], batch_size=task.batch, **OPTIONS[algorithm]
-    )
+def learner_of(task: StackTask, algorithm: str, model: Model | None = None) -> Any:
+    """Compile a model of the stack, a new one if none is given, with an algorithm."""
+    model = Model(task.stack) if model is None else model
+    options = {"batch_size": task.batch, **OPTIONS[algorithm]}
+    return compiled(model, algorithm, task.data[0][0], **options)
 
 
-def bptt(task: StackTask) -> Subject:
-    """Compile backpropagation through time of the same model, as brainstate's users write it."""
-    model = Model(task.stack)
+def sequence_gradient(task: StackTask, learner: Any, chunk: int | None = None) -> Any:
+    """Return what takes the gradient of the sequence, from the states and traces that are there.
+
+    Parameters
+    ----------
+    task, learner
+        What is learnt, and by whom.
+    chunk
+        ``chunk_size``; ``None``: as the library chooses.
+    """
+    step, sizes = step_function(learner), {} if chunk is None else {"chunk_size": chunk}
+    return lambda: learner.etrace_grad(*task.data, step_fn=step, **sizes)
+
+
+def bptt_gradient(task: StackTask, model: Model) -> Any:
+    """Return backpropagation through time of a model, as brainstate's users write it."""
     brainstate.nn.init_all_states(model, batch_size=task.batch)
-    parameters, data = _parameters(model), task.data
+    parameters = _parameters(model)
 
     @brainstate.transform.jit
     def gradient(xs: Any, targets: Any) -> Any:
@@ -138,29 +151,25 @@ def bptt(task: StackTask) -> Subject:
 
         return brainstate.transform.grad(loss, parameters)()
 
-    return Subject(
-        lambda: gradient(*data), deviation=task.deviation("bptt"), tolerance=task.tolerance
-    )
+    return lambda: gradient(*task.data)
+
+
+def bptt(task: StackTask) -> Subject:
+    """Compile backpropagation through time of the same model."""
+    run = bptt_gradient(task, Model(task.stack))
+    return Subject(run, deviation=task.deviation("bptt"), tolerance=task.tolerance)
 
 
 def online(task: StackTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
-    """Compile a sequence gradient that begins with a reset, which is part of the time.
-
-    Parameters
-    ----------
-    task, algorithm
-        What learns, and how.
-    chunk
-        ``chunk_size``; ``None``: as the library chooses.
-    """
+    """Compile a sequence gradient that begins with a reset, which is part of the time."""
     if algorithm not in task.learners:
         task.learners[algorithm] = learner_of(task, algorithm)
     learner = task.learners[algorithm]
-    step, sizes = step_function(learner), {} if chunk is None else {"chunk_size": chunk}
+    gradient = sequence_gradient(task, learner, chunk)
 
     def run() -> Any:
         learner.reset_state(task.batch)
-        return learner.etrace_grad(*task.data, step_fn=step, **sizes)
+        return gradient()
 
     return Subject(run, deviation=task.deviation(algorithm), tolerance=task.tolerance)
 
@@ -170,11 +179,11 @@ def carrying_on(task: StackTask, algorithm: str = "d_rtrl") -> Subject:
 
     A first sequence has gone through the learner, so that no trace is zero.
     """
-    learner = learner_of(task, algorithm)
-    step = step_function(learner)
-
-    def run() -> Any:
-        return learner.etrace_grad(*task.data, step_fn=step)
-
+    run = sequence_gradient(task, learner_of(task, algorithm))
     jax.block_until_ready(run())
     return Subject(run, deviation=task.deviation(algorithm, True), tolerance=task.tolerance)
+
+
+def agreement(task: StackTask) -> tuple[float, float]:
+    """Return the deviation of D_RTRL's gradient from the oracle, and what is tolerated."""
+    return task.deviation("d_rtrl")(online(task).run()), task.tolerance

@@ -1,16 +1,21 @@
 """The smallest case of every benchmark runs here, and agrees with its oracle. Nothing is timed."""
 
+import importlib
 import json
+import sys
+import tempfile
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import catalogue, child, gpu_programs, markdown, networks, plots, results
+from benchmarks import catalogue, child, gpu_programs, markdown, networks, plots, processes, results
 from benchmarks.__main__ import chosen, line
 from benchmarks.case import Case, Prepared, Subject, Target
 from benchmarks.questions import (
     compile_time,
     first_call,
+    fresh_process,
     gpu_program,
     inference,
     length,
@@ -26,15 +31,18 @@ from benchmarks.questions import (
 from benchmarks.stack import StackTask
 from benchmarks.stack_oracles import Layers
 
+STACK = StackTask(Layers("LeakyRNN", 2, 8), 16, 2)
+
 # Some have the same programs, which are then compiled once.
 SMALLEST = {
     "sequence": sequence.case(16, 8, 2),
-    "stacks": stacks.case(StackTask(Layers("LeakyRNN", 2, 8), 16, 2)),
+    "stacks": stacks.case(STACK),
     "operations": operations.case("alif", 24, 4, hidden=16),
     "streaming": streaming.case("dense", 8, 2, 2.5, steps=4),
     "length": length.case((8, 16), hidden=8, batch=2, chunk=16),
     "memory": memory.against_length((16,), 8, 2),
     "first_call": first_call.case("dense", hidden=8, repeats=1, steps=16, batch=2),
+    "fresh_process": fresh_process.case(STACK, repeats=1),
     "compile_time": compile_time.case((1,), ((2, 4),)),
     "predict": inference.predict_case("lstm", 4, 2, 8),
     "mask": inference.mask_case(4, 8, 2, 12),
@@ -49,6 +57,15 @@ FOR_A_GPU = {
 }
 
 
+def in_this_process(interpreter, module, *arguments):
+    """What a process of its own would write."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        out = Path(folder) / "out.json"
+        patch.setattr(sys, "argv", [module, *arguments, "--out", str(out)])
+        importlib.import_module(f"benchmarks.{module}").main()
+        return json.loads(out.read_text())
+
+
 def agreeing(case):
     found = child.run(case, rounds=1, budget=0.0)
     assert found["error"] is None
@@ -58,7 +75,8 @@ def agreeing(case):
 
 
 @pytest.mark.parametrize("name", SMALLEST)
-def test_smallest_case_agrees_with_its_oracle(name):
+def test_smallest_case_agrees_with_its_oracle(name, monkeypatch):
+    monkeypatch.setattr(processes, "run_module", in_this_process)
     found = agreeing(SMALLEST[name])
     assert found["missing"] == {}
     for row in found["targets"]:

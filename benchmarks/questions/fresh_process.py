@@ -1,0 +1,65 @@
+"""How long does the first call take in a process that has compiled nothing yet?
+
+From the model to its first gradient: states, ``braintrace.compile``, tracing, compilation and the
+call itself, for the stacks of ``stacks``. Each number is the median over processes of their own,
+of both sides in turn, without a compilation cache. "and once more" adds a second call, which
+carries on from the traces of the first.
+"""
+
+import dataclasses
+import statistics
+from functools import cache, partial
+
+from .. import fresh, processes, stack
+from ..case import Case, Prepared, Target
+from ..stack import StackTask
+from .stacks import QUICK, ROWS, title
+
+
+def in_new_process(task: StackTask, way: str) -> fresh.Seconds:
+    """Return the seconds of the first calls in a new process."""
+    sizes = map(str, (*dataclasses.astuple(task.stack), task.steps, task.batch))
+    found = processes.run_module(processes.OWN, "fresh", way, *sizes)
+    return {label: float(seconds) for label, seconds in found.items()}
+
+
+def prepare(task: StackTask, repeats: int) -> Prepared:
+    """Return the medians over some processes."""
+
+    @cache
+    def medians() -> fresh.Seconds:
+        rounds = [{way: in_new_process(task, way) for way in fresh.WAYS} for _ in range(repeats)]
+        return {
+            label: statistics.median(found[way][label] for found in rounds)
+            for way, labels in rounds[0].items()
+            for label in labels
+        }
+
+    def median(label: str) -> float:
+        return medians()[label]
+
+    short = dataclasses.replace(task, steps=min(task.steps, 32))
+    return Prepared(
+        facts={label: partial(median, label) for label in fresh.LABELS},
+        checks={"D_RTRL, auto": lambda: stack.agreement(short)},
+    )
+
+
+def case(task: StackTask, repeats: int = 3) -> Case:
+    """Return the case of one stack."""
+    return Case(
+        name=f"fresh_process/{title(task)},repeats={repeats}",
+        parameters={"steps": task.steps, "batch": task.batch, "hidden": task.stack.hidden},
+        build=lambda: prepare(task, repeats),
+        targets=(
+            Target("D_RTRL, auto", "BPTT", 1.6),
+            Target("D_RTRL, auto, and once more", "BPTT, and once more", None),
+        ),
+        quick=repeats == 1,
+        full=repeats > 1,
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return the stacks of the targets, and one of them once."""
+    return [*map(case, ROWS), case(QUICK, repeats=1)]
