@@ -470,6 +470,14 @@ MUTATIONS = [
         operations(CHUNKS, "sparse_matmul with bias"),
         "an entry follows the unit of its row",
     ),
+    Mutation(
+        "sparse sums of the last part only",
+        "_etrace_op/sampled.py",
+        "(sums + of_part(part), None)",
+        "(of_part(part), None)",
+        ("tests/test_sampled.py::test_sums_of_parts_and_blocks[lead1]",),
+        "steps are taken part by part, and all of them count",
+    ),
     # windows, maxima, units, maps
     Mutation(
         "windows without a past",

@@ -28,6 +28,7 @@ from .dense import init_output_trace
 from .primitive import register_primitive_spec
 from .registry import Arrays
 from .rules import like_operand
+from .sampled import is_large, sampled_product
 from .sparse_pattern import SparsePattern, sparse_pattern
 from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 from .sums import sum_over_samples
@@ -35,7 +36,7 @@ from .sums import sum_over_samples
 BLOCK_CELLS = 2**22
 """Largest dense block, in cells."""
 
-CELLS_PER_ENTRY_FORWARD, CELLS_PER_ENTRY_BACKWARD = 32, 128
+CELLS_PER_ENTRY_FORWARD, CELLS_PER_ENTRY_BACKWARD = 32, 16
 """The density down to which dense blocks pay, measured with 32 to 2048 rows on two cores;
 backward, where an entry's gradient is a sum over all rows, they pay longer."""
 
@@ -150,6 +151,8 @@ def _xy_to_dw(
     leading = tuple(range(hidden_dim.ndim - 1))
     if _pays(sparse_mat, hidden_dim, CELLS_PER_ENTRY_BACKWARD):
         product = _entry_gradients(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
+    elif hidden_dim.ndim == 2 and is_large(sparse_mat, len(hidden_dim)):
+        product = sampled_product(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
     else:
         terms = functools.partial(_terms, sparse_mat=sparse_mat)
         product = sum_over_samples(lambda rows: terms(*rows), (x, hidden_dim), len(leading))
@@ -172,7 +175,11 @@ def _accumulate(
     sparse_mat: SparsePattern,
     has_bias: bool = False,
 ) -> Arrays:
-    result = {"weight": _terms(x, hidden_dim, sparse_mat).sum(0)}
+    if is_large(sparse_mat, len(hidden_dim)):
+        found = sampled_product(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
+        result = {"weight": found.astype(hidden_dim.dtype)}
+    else:
+        result = {"weight": _terms(x, hidden_dim, sparse_mat).sum(0)}
     if has_bias:
         result["bias"] = hidden_dim.sum(0)
     return result

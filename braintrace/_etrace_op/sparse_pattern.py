@@ -1,5 +1,6 @@
 """Where the entries of a sparse matrix stand, as a hashable constant of an equation."""
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,11 @@ class SparsePattern:
     shape: tuple[int, int]
     columns_are_sorted: bool
     digest: str
+
+    @functools.cached_property
+    def has_padding(self) -> bool:
+        """Whether some entry contributes nothing."""
+        return bool((self.rows == self.shape[0]).any())
 
     @property
     def nnz(self) -> int:

@@ -1,0 +1,123 @@
+r"""The sums :math:`\sum_k x_{k\,r(e)} f_{k\,c(e)}` for every entry ``e`` of a sparse matrix.
+
+They are some elements of the dense product :math:`x^\top f`: the gradient of the entries over
+steps and samples, and what a chunk of steps adds to their traces. With ``k`` as their last axis,
+the two factors of an entry are two rows of contiguous numbers. Rows are gathered for a block of
+entries and for a part of the ``k`` at a time, so that both stay in the caches and nothing of the
+size of all entries times all ``k`` is ever held.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._jax import divided_dependent
+from .sparse_pattern import SparsePattern
+
+FEWEST_ROWS, FEWEST_ENTRIES = 8, 2**12
+"""Below, to gather the factors at once is faster: a row costs as much as some 10 numbers."""
+
+ROWS_AT_ONCE, TERMS_AT_ONCE = 128, 2**18
+"""On a processor: a part of the ``k``, and the products of a block of entries."""
+
+MOST_TERMS = 2**26
+"""Elsewhere, and where several devices share the work: the products of a block of entries."""
+
+
+def is_large(sparse_mat: SparsePattern, rows: int) -> bool:
+    """Tell whether sums over some rows are to be taken block by block."""
+    return rows >= FEWEST_ROWS and sparse_mat.nnz >= FEWEST_ENTRIES
+
+
+def sampled_product(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
+    """Return the sums over the first axis, for every entry.
+
+    Parameters
+    ----------
+    x, factor : array ``(k, in)`` and ``(k, out)``, or ``(k, batch, in)`` and ``(k, batch, out)``
+        Of one dtype.
+    sparse_mat : SparsePattern
+        Where the entries stand.
+
+    Returns
+    -------
+    array ``(nnz,)`` or ``(batch, nnz)``
+        Of at least single precision.
+    """
+    if sparse_mat.has_padding:
+        x, factor = (jnp.pad(a, [*[(0, 0)] * (a.ndim - 1), (0, 1)]) for a in (x, factor))
+    operands = x, factor, sparse_mat.rows, sparse_mat.columns
+    at_once = functools.partial(_of_blocks, terms=MOST_TERMS, total=_reduced)
+    on_cpu = functools.partial(divided_dependent, divided=at_once, whole=_of_samples)
+    return jax.lax.platform_dependent(*operands, cpu=on_cpu, default=at_once)
+
+
+def _of_samples(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
+    """Take samples one by one and steps part by part: what is gathered from stays in a cache."""
+    if x.ndim > 2:
+        pairs = jnp.swapaxes(x, 0, 1), jnp.swapaxes(factor, 0, 1)
+        return jax.lax.map(lambda pair: _of_samples(pair[0], pair[1], rows, columns), pairs)
+    parts = math.ceil(x.shape[0] / ROWS_AT_ONCE)
+    length = math.ceil(x.shape[0] / parts)
+    missing = [(0, parts * length - x.shape[0]), (0, 0)]
+
+    def of_part(part: tuple[Any, Any]) -> Any:
+        return _of_blocks(*part, rows, columns, terms=TERMS_AT_ONCE, total=_multiplied_by_ones)
+
+    if parts == 1:
+        return of_part((x, factor))
+    cut = tuple(jnp.pad(array, missing).reshape(parts, length, -1) for array in (x, factor))
+    first = of_part((cut[0][0], cut[1][0]))
+    rest = cut[0][1:], cut[1][1:]
+    return jax.lax.scan(lambda sums, part: (sums + of_part(part), None), first, rest)[0]
+
+
+def _of_blocks(
+    x: Any,
+    factor: Any,
+    rows: Any,
+    columns: Any,
+    *,
+    terms: int,
+    total: Callable[[Any], Any],
+) -> Any:
+    x, factor = (jnp.moveaxis(array, (0, -1), (-1, 0)) for array in (x, factor))
+    count = len(rows)
+    size = min(count, max(1, terms // math.prod(x.shape[1:])))
+    full = count // size
+
+    def of_entries(first: Any, size: int) -> Any:
+        at_rows, at_columns = (
+            jax.lax.dynamic_slice_in_dim(places, first, size) for places in (rows, columns)
+        )
+        return jnp.moveaxis(total(_picked(x, at_rows) * _picked(factor, at_columns)), 0, -1)
+
+    blocks = jax.lax.map(lambda block: of_entries(block * size, size), jnp.arange(full))
+    found = jnp.moveaxis(blocks, 0, -2).reshape(*blocks.shape[1:-1], full * size)
+    if full * size == count:
+        return found
+    rest = of_entries(full * size, count - full * size)
+    return jnp.concatenate([found, rest], axis=-1)
+
+
+def _picked(array: Any, indices: Any) -> Any:
+    return array.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _sum_dtype(products: Any) -> Any:
+    # Sums in half precision would stop growing.
+    return jnp.promote_types(products.dtype, jnp.float32)
+
+
+def _multiplied_by_ones(products: Any) -> Any:
+    """Return sums over the last axis, which XLA on a processor adds up one by one otherwise."""
+    ones = jnp.ones(products.shape[-1], products.dtype)
+    return jnp.dot(products, ones, preferred_element_type=_sum_dtype(products))
+
+
+def _reduced(products: Any) -> Any:
+    return products.sum(-1, dtype=_sum_dtype(products))
