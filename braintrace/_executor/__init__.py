@@ -27,4 +27,5 @@ from .traces import starting_traces as starting_traces
 from .window import run_window as run_window
 from .window import window_step as window_step
 from .zero import as_arrays as as_arrays
+from .zero import examples as examples
 from .zero import is_zero as is_zero

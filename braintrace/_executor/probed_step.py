@@ -23,7 +23,7 @@ from .._graph import ETraceGraph, HiddenGroup, StateLeaf, Weights
 from .._jax import Atom, Var, struct_of
 from .._jaxpr import evaluate
 from .jacobians import Inputs, with_weights
-from .zero import as_arrays
+from .zero import examples
 
 Probes = dict[str, jax.Array]
 """One array per traced hidden state, by name, in the layout of its new variable; for those that
@@ -44,7 +44,7 @@ def probe_shapes(graph: ETraceGraph) -> Probes:
 
 def zero_probes(graph: ETraceGraph) -> Probes:
     """Return a zero for every probe."""
-    probes: Probes = as_arrays(probe_shapes(graph))
+    probes: Probes = examples(probe_shapes(graph))
     return probes
 
 

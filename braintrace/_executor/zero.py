@@ -5,8 +5,11 @@ shapes alone (``jax.ShapeDtypeStruct``): XLA does not drop a product with zeros,
 times infinity is not zero, but a term that is never written costs nothing.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from .._typing import PyTree
@@ -25,6 +28,19 @@ def as_arrays(traces: PyTree) -> PyTree:
         return jnp.zeros(leaf.shape, leaf.dtype) if is_shape else leaf
 
     return jax.tree.map(as_array, traces)
+
+
+def examples(shapes: PyTree) -> PyTree:
+    """Return arrays of zeros for whoever traces a function of arrays of these shapes.
+
+    They are NumPy's: JAX would compile a program for each shape.
+    """
+
+    def example(leaf: Any) -> Any:
+        is_plain = not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+        return (np if is_plain else jnp).zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(example, shapes)
 
 
 def widened(trace: PyTree, dtype: DTypeLike) -> PyTree:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from .._executor import as_arrays, is_zero, operands
+from .._executor import as_arrays, examples, is_zero, operands
 from .._graph import ETraceGraph, Traces, Weights
 from .._jaxpr import program_of
 from .._runtime import read_states
@@ -260,10 +260,10 @@ def _one_number(array: jax.Array) -> jax.Array:
 
 
 def _zero_operands(graph: ETraceGraph) -> Weights:
-    return {
-        relation.key: {
-            name: jnp.zeros(var.aval.shape, var.aval.dtype)
-            for name, var in relation.trainable_vars.items()
+    found: Weights = examples(
+        {
+            relation.key: {name: var.aval for name, var in relation.trainable_vars.items()}
+            for relation in graph.hidden_param_op_relations
         }
-        for relation in graph.hidden_param_op_relations
-    }
+    )
+    return found

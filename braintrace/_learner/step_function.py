@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import brainstate
 import jax
@@ -22,6 +22,7 @@ from .._arguments import (
     shown,
 )
 from .._errors import OptionError
+from .._executor import examples
 from .._foreign import in_words
 from .._typing import Path, PyTree
 from .recorder import Recorder
@@ -146,6 +147,8 @@ def parameters_of(algorithm: ETraceAlgorithm) -> dict[Path, brainstate.State]:
 
 def example_slices(sequences: PyTree) -> PyTree:
     """Return zeros like the slices of one step."""
-    return jax.tree.map(
-        lambda leaf: jnp.zeros(jnp.shape(leaf)[1:], jnp.result_type(leaf)), sequences
-    )
+
+    def of_step(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf))
+
+    return examples(jax.tree.map(of_step, sequences))
