@@ -12,6 +12,7 @@ from .questions import (
     memory,
     operations,
     sequence,
+    sparse_nets,
     stacks,
     streaming,
     trace_bytes,
@@ -23,6 +24,7 @@ QUESTIONS = {
     for module in (
         sequence,
         stacks,
+        sparse_nets,
         operations,
         streaming,
         length,

@@ -9,26 +9,20 @@ from typing import Any
 
 import jax
 
-from . import stack
+from . import ways
 from .stack import StackTask
 from .stack_oracles import Layers
 
 Seconds = dict[str, float]
 
 
-def _online(task: StackTask, model: stack.Model) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    learner = stack.learner_of(task, "d_rtrl", model)
-    carrying_on = stack.sequence_gradient(task, learner)
-
-    def first() -> Any:
-        learner.reset_state(task.batch)
-        return carrying_on()
-
-    return first, carrying_on
+def _online(task: StackTask, model: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    learner = ways.learner_of(task, "d_rtrl", model)
+    return ways.from_zero(task, learner), ways.sequence_gradient(task, learner)
 
 
-def _bptt(task: StackTask, model: stack.Model) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    gradient = stack.bptt_gradient(task, model)
+def _bptt(task: StackTask, model: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    gradient = ways.bptt_gradient(task, model)
     return gradient, gradient
 
 
@@ -41,7 +35,7 @@ LABELS = tuple(label for way in WAYS for label in (way, f"{way}, and once more")
 
 def first_calls(task: StackTask, way: str) -> Seconds:
     """Return the seconds from the model to the first gradient, and to the second."""
-    model = stack.Model(task.stack)
+    model = task.model()
     jax.block_until_ready((task.data, [state.value for state in model.states().values()]))
     start = time.perf_counter()
     first, again = WAYS[way](task, model)

@@ -1,4 +1,4 @@
-"""Stacks of ``braintrace.nn`` layers as people build them, and the ways to learn a sequence."""
+"""Stacks of ``braintrace.nn`` layers as people build them, with a plain readout."""
 
 import dataclasses
 import functools
@@ -12,10 +12,8 @@ import jax.numpy as jnp
 import braintrace
 
 from . import oracles, stack_oracles
-from .case import Subject
-from .networks import squared_error
 from .stack_oracles import Layers
-from .subjects import ALPHA, OPTIONS, compiled, matmul_rounding, step_function
+from .subjects import ALPHA, matmul_rounding
 
 INPUTS, OUTPUTS = 64, 10
 TOLERANCE = 1e-3
@@ -70,6 +68,10 @@ class StackTask:
         """Learners that begin every sequence anew, which the chunk sizes share."""
         return {}
 
+    def model(self) -> Model:
+        """Return a new model; its parameters are the same at every call."""
+        return Model(self.stack)
+
     @functools.cached_property
     def _expected(self) -> dict[tuple[str, bool], Any]:
         return {}
@@ -87,8 +89,8 @@ class StackTask:
             if carrying:
                 data = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), data)
                 mask = jnp.concatenate([jnp.zeros(self.steps), mask])
-            model = Model(self.stack)
-            parameters = {path: state.value for path, state in _parameters(model).items()}
+            states = self.model().states(brainstate.ParamState)
+            parameters = {path: state.value for path, state in states.items()}
             self._expected[key] = jax.jit(gradient)(parameters, *data, mask)
         return self._expected[key]
 
@@ -104,86 +106,6 @@ class StackTask:
         return max(TOLERANCE, 30 * matmul_rounding())
 
 
-def _parameters(model: Model) -> Any:
-    return model.states(brainstate.ParamState)
-
-
 def _flat(gradients: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_flatten_with_path(dict(gradients))[0]
     return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-
-
-def learner_of(task: StackTask, algorithm: str, model: Model | None = None) -> Any:
-    """Compile a model of the stack, a new one if none is given, with an algorithm."""
-    model = Model(task.stack) if model is None else model
-    options = {"batch_size": task.batch, **OPTIONS[algorithm]}
-    return compiled(model, algorithm, task.data[0][0], **options)
-
-
-def sequence_gradient(task: StackTask, learner: Any, chunk: int | None = None) -> Any:
-    """Return what takes the gradient of the sequence, from the states and traces that are there.
-
-    Parameters
-    ----------
-    task, learner
-        What is learnt, and by whom.
-    chunk
-        ``chunk_size``; ``None``: as the library chooses.
-    """
-    step, sizes = step_function(learner), {} if chunk is None else {"chunk_size": chunk}
-    return lambda: learner.etrace_grad(*task.data, step_fn=step, **sizes)
-
-
-def bptt_gradient(task: StackTask, model: Model) -> Any:
-    """Return backpropagation through time of a model, as brainstate's users write it."""
-    brainstate.nn.init_all_states(model, batch_size=task.batch)
-    parameters = _parameters(model)
-
-    @brainstate.transform.jit
-    def gradient(xs: Any, targets: Any) -> Any:
-        brainstate.nn.init_all_states(model, batch_size=task.batch)
-
-        def loss() -> Any:
-            def step(x: Any, target: Any) -> Any:
-                return squared_error(model(x), target)
-
-            return brainstate.transform.for_loop(step, xs, targets).mean()
-
-        return brainstate.transform.grad(loss, parameters)()
-
-    return lambda: gradient(*task.data)
-
-
-def bptt(task: StackTask) -> Subject:
-    """Compile backpropagation through time of the same model."""
-    run = bptt_gradient(task, Model(task.stack))
-    return Subject(run, deviation=task.deviation("bptt"), tolerance=task.tolerance)
-
-
-def online(task: StackTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
-    """Compile a sequence gradient that begins with a reset, which is part of the time."""
-    if algorithm not in task.learners:
-        task.learners[algorithm] = learner_of(task, algorithm)
-    learner = task.learners[algorithm]
-    gradient = sequence_gradient(task, learner, chunk)
-
-    def run() -> Any:
-        learner.reset_state(task.batch)
-        return gradient()
-
-    return Subject(run, deviation=task.deviation(algorithm), tolerance=task.tolerance)
-
-
-def carrying_on(task: StackTask, algorithm: str = "d_rtrl") -> Subject:
-    """Compile a sequence gradient whose states and traces are those that the last call left.
-
-    A first sequence has gone through the learner, so that no trace is zero.
-    """
-    run = sequence_gradient(task, learner_of(task, algorithm))
-    jax.block_until_ready(run())
-    return Subject(run, deviation=task.deviation(algorithm, True), tolerance=task.tolerance)
-
-
-def agreement(task: StackTask) -> tuple[float, float]:
-    """Return the deviation of D_RTRL's gradient from the oracle, and what is tolerated."""
-    return task.deviation("d_rtrl")(online(task).run()), task.tolerance

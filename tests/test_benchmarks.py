@@ -23,11 +23,13 @@ from benchmarks.questions import (
     memory,
     operations,
     sequence,
+    sparse_nets,
     stacks,
     streaming,
     trace_bytes,
     trace_dtype,
 )
+from benchmarks.spiking import Net, SpikingTask
 from benchmarks.stack import StackTask
 from benchmarks.stack_oracles import Layers
 
@@ -37,6 +39,7 @@ STACK = StackTask(Layers("LeakyRNN", 2, 8), 16, 2)
 SMALLEST = {
     "sequence": sequence.case(16, 8, 2),
     "stacks": stacks.case(STACK),
+    "sparse_nets": sparse_nets.case(SpikingTask(Net("ALIF", 40, 5), 16, 2)),
     "operations": operations.case("alif", 24, 4, hidden=16),
     "streaming": streaming.case("dense", 8, 2, 2.5, steps=4),
     "length": length.case((8, 16), hidden=8, batch=2, chunk=16),

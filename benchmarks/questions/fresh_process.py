@@ -10,7 +10,7 @@ import dataclasses
 import statistics
 from functools import cache, partial
 
-from .. import fresh, processes, stack
+from .. import fresh, processes, ways
 from ..case import Case, Prepared, Target
 from ..stack import StackTask
 from .stacks import QUICK, ROWS, title
@@ -41,7 +41,7 @@ def prepare(task: StackTask, repeats: int) -> Prepared:
     short = dataclasses.replace(task, steps=min(task.steps, 32))
     return Prepared(
         facts={label: partial(median, label) for label in fresh.LABELS},
-        checks={"D_RTRL, auto": lambda: stack.agreement(short)},
+        checks={"D_RTRL, auto": lambda: ways.agreement(short)},
     )
 
 

@@ -9,7 +9,7 @@ out, so that every sequence begins with the states and traces of the one before.
 from collections.abc import Callable
 from functools import partial
 
-from .. import stack
+from .. import ways
 from ..case import Case, Measurements, Prepared, Subject, Target
 from ..stack import StackTask
 from ..stack_oracles import Layers
@@ -49,14 +49,14 @@ def best(task: StackTask, found: Measurements) -> dict[str, float]:
 def prepare(task: StackTask) -> Prepared:
     """Return everything that is compared on a stack."""
     compared: dict[str, Callable[[], Subject]] = {
-        "BPTT": partial(stack.bptt, task),
-        "D_RTRL, auto": partial(stack.online, task),
-        "D_RTRL, carrying on": partial(stack.carrying_on, task),
-        "ES_D_RTRL, auto": partial(stack.online, task, "es_d_rtrl"),
-        "ES_D_RTRL, carrying on": partial(stack.carrying_on, task, "es_d_rtrl"),
+        "BPTT": partial(ways.bptt, task),
+        "D_RTRL, auto": partial(ways.online, task),
+        "D_RTRL, carrying on": partial(ways.carrying_on, task),
+        "ES_D_RTRL, auto": partial(ways.online, task, "es_d_rtrl"),
+        "ES_D_RTRL, carrying on": partial(ways.carrying_on, task, "es_d_rtrl"),
     }
     for label, chunk in fixed(task).items():
-        compared[label] = partial(stack.online, task, "d_rtrl", chunk)
+        compared[label] = partial(ways.online, task, "d_rtrl", chunk)
     return Prepared(compared, derive=partial(best, task))
 
 

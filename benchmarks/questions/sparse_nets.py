@@ -1,0 +1,102 @@
+"""What do large nets of spiking neurons with sparse connections cost, per step?
+
+Every neuron feeds 100 others; a plain readout of all spikes and a loss at every step, float32.
+"forward" is the loss of the same model in a jitted ``for_loop``, without gradients. A sequence
+begins with a reset; "carrying on" leaves it out. The temporary memory of a sequence gradient is
+given over what one number for each entry, sample and step would take.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from .. import ways
+from ..case import Case, Prepared, Subject, Target
+from ..spiking import Net, SpikingTask
+from ..subjects import without_states
+from .memory import temporary_bytes
+
+SMALL, LARGE = 10_000, 100_000
+ROWS = (
+    *(SpikingTask(Net("LIF", SMALL, 100), 64, batch) for batch in (1, 16)),
+    *(SpikingTask(Net("ALIF", SMALL, 100), 64, batch) for batch in (1, 16)),
+    *(SpikingTask(Net("LIF", LARGE, 100), 16, batch) for batch in (1, 16)),
+    SpikingTask(Net("ALIF", LARGE, 100), 16, 1),
+)
+QUICK = SpikingTask(Net("LIF", 1_000, 100), 64, 1)
+LARGEST_BPTT = 2**30
+"""Entries, samples and steps up to which BPTT is run: it may hold a number for each."""
+
+BYTES = "temporary bytes / bytes of entries times steps"
+
+
+def title(task: SpikingTask) -> str:
+    """Return the name of a row."""
+    return f"{task.net.neuron},N={task.net.neurons},B={task.batch},T={task.steps}"
+
+
+def held(task: SpikingTask, algorithm: str, carrying: bool) -> float:
+    """Return the temporary bytes of a sequence gradient over those of every entry and step."""
+    learner = ways.learner_of(task, algorithm)
+    gradient = ways.sequence_gradient if carrying else ways.from_zero
+    call: Callable[..., Any] = gradient(task, learner)
+    if carrying:
+        jax.block_until_ready(call())
+    pure, states = without_states(call)
+    compiled = jax.jit(pure).lower([state.value for state in states]).compile()
+    return temporary_bytes(compiled) / (4 * task.net.entries * task.steps * task.batch)
+
+
+def per_step(task: SpikingTask, make: Callable[[], Subject]) -> Subject:
+    """Return a function that is timed per step."""
+    return dataclasses.replace(make(), work=task.steps)
+
+
+def prepare(task: SpikingTask) -> Prepared:
+    """Return everything that is compared on a net."""
+    compared: dict[str, Callable[[], Subject]] = {
+        "forward": partial(ways.forward, task),
+        "D_RTRL, auto": partial(ways.online, task),
+        "ES_D_RTRL, auto": partial(ways.online, task, "es_d_rtrl"),
+        "D_RTRL, carrying on": partial(ways.carrying_on, task),
+        "ES_D_RTRL, carrying on": partial(ways.carrying_on, task, "es_d_rtrl"),
+    }
+    if task.net.entries * task.batch * task.steps <= LARGEST_BPTT:
+        compared["BPTT"] = partial(ways.bptt, task)
+    return Prepared(
+        {label: partial(per_step, task, make) for label, make in compared.items()},
+        facts={f"{BYTES}, carrying on": partial(held, task, "d_rtrl", True)},
+    )
+
+
+def case(task: SpikingTask) -> Case:
+    """Return the case of one net."""
+    return Case(
+        name=f"sparse_nets/{title(task)}",
+        parameters={
+            "network": task.net.neuron,
+            "neurons": task.net.neurons,
+            "synapses": task.net.entries,
+            "batch": task.batch,
+            "steps": task.steps,
+        },
+        build=lambda: prepare(task),
+        targets=(
+            Target("D_RTRL, auto", "forward", 2.0),
+            Target("D_RTRL, carrying on", "forward", 3.0),
+            Target("ES_D_RTRL, auto", "forward", 2.0),
+            Target("ES_D_RTRL, carrying on", "forward", 3.0),
+            Target("BPTT", "forward", None),
+            Target(f"{BYTES}, carrying on", None, 0.5),
+        ),
+        quick=task == QUICK,
+        full=task != QUICK,
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return the nets of the targets, and a small one."""
+    return [*map(case, ROWS), case(QUICK)]

@@ -1,0 +1,146 @@
+"""The ways to learn a sequence with a module of ``braintrace.nn``, as its users write them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import brainstate
+import jax
+
+from .case import Subject
+from .networks import squared_error
+from .subjects import OPTIONS, compiled, step_function
+
+
+class ModuleTask(Protocol):
+    """A module with the sequences that it learns.
+
+    Attributes
+    ----------
+    steps, batch
+        Length of a sequence, and number of sequences at a time.
+    """
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def data(self) -> tuple[Any, Any]:
+        """Inputs and targets, time first."""
+
+    @property
+    def learners(self) -> dict[str, Any]:
+        """Learners that begin every sequence anew, which the chunk sizes share."""
+
+    @property
+    def tolerance(self) -> float:
+        """Largest deviation from the oracle."""
+
+    def model(self) -> brainstate.nn.Module:
+        """Return a new model; its parameters are the same at every call."""
+
+    def deviation(self, algorithm: str, carrying: bool = False) -> Callable[[Any], float] | None:
+        """Return what tells how far gradients are from the oracle, if there is one.
+
+        The oracle's is that of the sequence from fresh states; carrying on, of the same once more.
+        """
+
+
+def learner_of(task: ModuleTask, algorithm: str, model: brainstate.nn.Module | None = None) -> Any:
+    """Compile a model, a new one if none is given, with an algorithm."""
+    model = task.model() if model is None else model
+    options = {"batch_size": task.batch, **OPTIONS[algorithm]}
+    return compiled(model, algorithm, task.data[0][0], **options)
+
+
+def sequence_gradient(task: ModuleTask, learner: Any, chunk: int | None = None) -> Any:
+    """Return what takes the gradient of the sequence, from the states and traces that are there.
+
+    Parameters
+    ----------
+    task, learner
+        What is learnt, and by whom.
+    chunk
+        ``chunk_size``; ``None``: as the library chooses.
+    """
+    step, sizes = step_function(learner), {} if chunk is None else {"chunk_size": chunk}
+    return lambda: learner.etrace_grad(*task.data, step_fn=step, **sizes)
+
+
+def _losses(model: brainstate.nn.Module, xs: Any, targets: Any) -> Any:
+    def step(x: Any, target: Any) -> Any:
+        return squared_error(model(x), target)
+
+    return brainstate.transform.for_loop(step, xs, targets)
+
+
+def bptt_gradient(task: ModuleTask, model: brainstate.nn.Module) -> Any:
+    """Return backpropagation through time of a model."""
+    brainstate.nn.init_all_states(model, batch_size=task.batch)
+    parameters = model.states(brainstate.ParamState)
+
+    @brainstate.transform.jit
+    def gradient(xs: Any, targets: Any) -> Any:
+        brainstate.nn.init_all_states(model, batch_size=task.batch)
+        loss = functools.partial(_losses, model, xs, targets)
+        return brainstate.transform.grad(lambda: loss().mean(), parameters)()
+
+    return lambda: gradient(*task.data)
+
+
+def bptt(task: ModuleTask) -> Subject:
+    """Compile backpropagation through time of the same model."""
+    run = bptt_gradient(task, task.model())
+    return Subject(run, deviation=task.deviation("bptt"), tolerance=task.tolerance)
+
+
+def forward(task: ModuleTask) -> Subject:
+    """Compile the losses of the sequence, without gradients."""
+    model = task.model()
+    brainstate.nn.init_all_states(model, batch_size=task.batch)
+
+    @brainstate.transform.jit
+    def losses(xs: Any, targets: Any) -> Any:
+        brainstate.nn.init_all_states(model, batch_size=task.batch)
+        return _losses(model, xs, targets)
+
+    return Subject(lambda: losses(*task.data))
+
+
+def from_zero(task: ModuleTask, learner: Any, chunk: int | None = None) -> Callable[[], Any]:
+    """Return what resets states and traces and takes the gradient of the sequence."""
+    gradient = sequence_gradient(task, learner, chunk)
+
+    def run() -> Any:
+        learner.reset_state(task.batch)
+        return gradient()
+
+    return run
+
+
+def online(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
+    """Compile a sequence gradient that begins with a reset, which is part of the time."""
+    if algorithm not in task.learners:
+        task.learners[algorithm] = learner_of(task, algorithm)
+    run = from_zero(task, task.learners[algorithm], chunk)
+    return Subject(run, deviation=task.deviation(algorithm), tolerance=task.tolerance)
+
+
+def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl") -> Subject:
+    """Compile a sequence gradient whose states and traces are those that the last call left.
+
+    A first sequence has gone through the learner, so that no trace is zero.
+    """
+    run = sequence_gradient(task, learner_of(task, algorithm))
+    jax.block_until_ready(run())
+    return Subject(run, deviation=task.deviation(algorithm, True), tolerance=task.tolerance)
+
+
+def agreement(task: ModuleTask) -> tuple[float, float]:
+    """Return the deviation of D_RTRL's gradient from the oracle, and what is tolerated."""
+    subject = online(task)
+    assert subject.deviation is not None
+    return subject.deviation(subject.run()), subject.tolerance
