@@ -57,8 +57,8 @@ def test_every_choice_learns(run, model, algorithm):
 
 @pytest.mark.parametrize(
     ("arguments", "reached"),
-    [(["--epochs", "15"], 0.93), pytest.param([], 0.93, marks=pytest.mark.nightly)],
-    ids=["in half of the epochs", "as they are"],
+    [(["--epochs", "8"], 0.87), pytest.param([], 0.93, marks=pytest.mark.nightly)],
+    ids=["in a quarter of the epochs", "as they are"],
 )
 def test_defaults_reach_their_accuracy(run, arguments, reached):
     printed, _ = run(*arguments)
@@ -70,8 +70,9 @@ def test_same_seed_same_numbers(example):
         options = example.parse_options([*SMALL, "--seed", seed])
         return example.train("d_rtrl", example.load_sequences(), options)
 
-    assert curves("1") == curves("1")
-    assert curves("1") != curves("2")
+    first = curves("1")
+    assert curves("1") == first
+    assert curves("2") != first
 
 
 def test_compare_trains_and_draws_all_algorithms(example, run, monkeypatch):
