@@ -264,13 +264,12 @@ def dense_d_rtrl(case, params, states, xs, targets, step_weights=None):
     eps^t = D^t eps^{t-1} + Df^t dY^t
     gradient = sum_t signal^t . eps^t + late^t . eps^{t-1} + direct^t
     """
-    _, unravel = ravel_pytree(params)
     steps = facts_of_steps(case, params, states, xs, targets)
     traces = d_rtrl_traces(case, steps)
     gradient = 0.0
     for t, weight in enumerate(_ones(step_weights, xs)):
         gradient = gradient + weight * _d_rtrl_gradient(case, steps[t], traces[t : t + 2])
-    return unravel(jnp.asarray(gradient))
+    return _as_tree(params, gradient)
 
 
 def _d_rtrl_gradient(case, facts, traces):
@@ -314,23 +313,21 @@ def dense_es_d_rtrl(case, params, states, xs, targets, alpha, step_weights=None)
     gradient = sum_t direct^t + signal^t . eps_f^t / (1 - alpha^t), the latter pulled back
                through y = op(eps_x^t, theta), and late^t with the traces of step t - 1 alike
     """
-    _, unravel = ravel_pytree(params)
     steps = facts_of_steps(case, params, states, xs, targets)
     traces = es_d_rtrl_traces(case, steps, alpha)
     gradient = 0.0
     for t, weight in enumerate(_ones(step_weights, xs)):
         found = _es_d_rtrl_gradient(case, params, xs[t], steps[t], traces[t : t + 2])
         gradient = gradient + weight * found
-    return unravel(jnp.asarray(gradient))
+    return _as_tree(params, gradient)
 
 
 def _es_d_rtrl_gradient(case, params, x, facts, traces):
     """The gradient of one step, from the traces before and after it."""
     before, after = traces
     inputs = case, params, facts["states"], x
-    carried = _pull_back(*inputs, facts["signal"], after)
-    carried = carried + _pull_back(*inputs, facts["late"], before)
-    return carried + facts["direct"]
+    carried = [(facts["signal"], after), (facts["late"], before)]
+    return facts["direct"] + sum(np.asarray(_pull_back(*inputs, *both)) for both in carried)
 
 
 def es_d_rtrl_traces(case, steps, alpha):
@@ -365,6 +362,14 @@ def _pull_back(case, params, states, x, signal, traces):
     return vjp({op: to_outputs[op].reshape(y.shape) for op, y in outputs.items()})[0]
 
 
+def _as_tree(params, flat):
+    """A flat gradient, made to look like params; without a program for each of the shapes."""
+    leaves, tree = jax.tree.flatten(params)
+    parts = np.split(np.asarray(flat), np.cumsum([np.size(leaf) for leaf in leaves])[:-1])
+    shapes = map(np.shape, leaves)
+    return tree.unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+
+
 # --- windows ------------------------------------------------------------------------------
 
 
@@ -375,7 +380,6 @@ def dense_multi_step(case, params, states, xs, targets, window, alpha=None):
 
     with the traces of D-RTRL, or with those of ES-D-RTRL where alpha is given.
     """
-    _, unravel = ravel_pytree(params)
     steps = facts_of_steps(case, params, states, xs, targets)
     traces = d_rtrl_traces(case, steps) if alpha is None else es_d_rtrl_traces(case, steps, alpha)
     gradient = 0.0
@@ -392,7 +396,7 @@ def dense_multi_step(case, params, states, xs, targets, window, alpha=None):
         else:
             past = _pull_back(case, params, before, xs[start], signal, traces[start])
         gradient = gradient + ravel_pytree(to_params)[0] + past
-    return unravel(jnp.asarray(gradient))
+    return _as_tree(params, gradient)
 
 
 # --- learning at every step ---------------------------------------------------------------

@@ -6,6 +6,7 @@ import brainstate
 import compilation
 import jax
 import jax.numpy as jnp
+import numpy as np
 from drivers import snapshot
 from recorded import RecordedCase, mantissas, sequences
 from zoo_record import BATCH
@@ -50,14 +51,9 @@ class Runs:
     def by_own_gradient(self):
         """Step by step, each in a gradient of the user's own."""
         self._start()
-        gradient = brainstate.transform.grad(self.loss, self.weights)
-
-        @brainstate.transform.jit
-        def every_step(xs, targets):
-            return brainstate.transform.for_loop(gradient, xs, targets)
-
-        found = every_step(self.xs, self.targets)
-        return _by_path(jax.tree.map(lambda leaf: leaf.sum(0), found))
+        step = brainstate.transform.jit(brainstate.transform.grad(self.loss, self.weights))
+        found = [step(x, target) for x, target in zip(self.xs, self.targets, strict=True)]
+        return _by_path(jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found))
 
     def in_a_stream(self):
         """By `etrace_online`, which adds up what would change the parameters."""
