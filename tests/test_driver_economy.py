@@ -47,6 +47,7 @@ def test_hundred_calls_compile_once(algorithm):
         if restarted:
             learner.reset_state(2)
         learner.etrace_grad(XS, TARGETS, step_fn=step, chunk_size=4)
+        learner.etrace_grad(XS, TARGETS, step_fn=step, memory_budget=1)
         learner.predict(XS)
         learner.etrace_evolve(XS)
 

@@ -466,6 +466,7 @@ GRADIENT = {
         )
         for name, values in {
             "chunk_size": (0, -2, 1.5, "large", True, None),
+            "memory_budget": (0, -1, 2.0**20, "1 GiB", True),
             "reduction": ("median", 1, None),
             "has_aux": (None, 1, "no"),
             "return_value": ("yes", None),
@@ -524,6 +525,16 @@ GRADIENT = {
     "windows, chunk_size": (
         "`chunk_size`",
         lambda b: b.windows.etrace_grad(XS, step_fn=lambda x: b.windows(x).sum(), chunk_size=0),
+    ),
+    "memory_budget of a given chunk_size": (
+        "`memory_budget` 1024 `chunk_size` 2",
+        lambda b: b.grad(memory_budget=1024, chunk_size=2),
+    ),
+    "windows, memory_budget": (
+        "`memory_budget` vjp_method `chunk_size`",
+        lambda b: b.windows.etrace_grad(
+            XS, step_fn=lambda x: b.windows(x).sum(), memory_budget=2**20
+        ),
     ),
 }
 
@@ -588,6 +599,7 @@ ALONE = {
     **reset_rows("etrace_evolve", evolve),
     **reset_rows("predict", predict),
     "evolve chunk_size": ("`chunk_size` 0", lambda b: evolve(b, chunk_size=0)),
+    "evolve memory_budget": ("`memory_budget` 0", lambda b: evolve(b, memory_budget=0)),
     "evolve chunk_size bool": ("`chunk_size` True", lambda b: evolve(b, chunk_size=True)),
     "evolve two sequences": ("x", lambda b: evolve(b, XS, XS)),
     "evolve features": ("x (2, 5) (2, 3)", lambda b: evolve(b, jnp.ones((4, 2, 5)))),

@@ -21,6 +21,7 @@ from .method import Weights as Weights
 from .method import specs_of as specs_of
 from .relation import HiddenParamOpRelation as HiddenParamOpRelation
 from .report import Report as Report
+from .report import SequenceRow as SequenceRow
 from .report import report_of as report_of
 from .traced_model import StateKind as StateKind
 from .traced_model import StateLeaf as StateLeaf

@@ -19,12 +19,14 @@ _HEADS = {
     "groups": ["group", "states", "shape", "transition"],
     "without_trace": ["parameter", "why"],
     "diagnostics": ["level", "kind", "message", "where"],
+    "sequences": ["call", "steps", "traces before", "chunks", "bytes recorded", "budget"],
 }
 _TITLES = {
     "relations": "Relations (weights with an eligibility trace)",
     "groups": "Hidden groups",
     "without_trace": "Parameters without a trace (gradient of the current step)",
     "diagnostics": "Diagnostics",
+    "sequences": "Sequences (as calls so far have cut them)",
 }
 
 
@@ -106,6 +108,35 @@ class DiagnosticRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class SequenceRow:
+    """How one of a learner's methods cuts sequences of one length into chunks.
+
+    Attributes
+    ----------
+    method
+        Name of the method.
+    steps
+        Length of the sequence.
+    from_zero
+        Whether the traces before it are known to be zero.
+    chunk_size, chunks
+        Number of steps of a chunk, and how many chunks there are.
+    record_bytes
+        What the steps of one chunk record.
+    budget
+        How many bytes that may be; ``None`` where ``chunk_size`` is given, or a window's.
+    """
+
+    method: str
+    steps: int
+    from_zero: bool
+    chunk_size: int
+    chunks: int
+    record_bytes: int
+    budget: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """What learns online in a compiled model, how, and at what memory.
 
@@ -120,6 +151,8 @@ class Report:
         zeros were stored.
     carried_bytes
         Size of what a learner's own algorithm carries, in its dtype; ``None`` for a graph.
+    sequences
+        How a learner has cut sequences, for every method and length that it was called with.
 
     Examples
     --------
@@ -148,13 +181,17 @@ class Report:
     stored_bytes: int
     possible_bytes: int
     carried_bytes: int | None = None
+    sequences: tuple[SequenceRow, ...] = ()
 
     def __str__(self) -> str:
-        lines = []
-        for name, rows in self._tables():
-            lines.append(_TITLES[name])
-            lines += _columns(_HEADS[name], rows)
-        return "\n".join([*lines, self._total()])
+        def table(name: str, rows: list[list[str]]) -> list[str]:
+            return [_TITLES[name], *_columns(_HEADS[name], rows)]
+
+        lines = [line for name, rows in self._tables() for line in table(name, rows)]
+        lines.append(self._total())
+        if self.sequences:
+            lines += table("sequences", list(map(_sequence_cells, self.sequences)))
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers, ready for JSON."""
@@ -162,11 +199,14 @@ class Report:
         return plain
 
     def _repr_html_(self) -> str:
-        tables = [
-            f"<h4>{html.escape(_TITLES[name])}</h4>" + html_table(_HEADS[name], rows)
-            for name, rows in self._tables()
-        ]
-        return "".join([*tables, f"<p>{html.escape(self._total())}</p>"])
+        def table(name: str, rows: list[list[str]]) -> str:
+            return f"<h4>{html.escape(_TITLES[name])}</h4>" + html_table(_HEADS[name], rows)
+
+        parts = [table(name, rows) for name, rows in self._tables()]
+        parts.append(f"<p>{html.escape(self._total())}</p>")
+        if self.sequences:
+            parts.append(table("sequences", list(map(_sequence_cells, self.sequences))))
+        return "".join(parts)
 
     def _tables(self) -> list[tuple[str, list[list[str]]]]:
         rows = {
@@ -261,6 +301,17 @@ def _group_cells(row: GroupRow) -> list[str]:
     arrows = ", ".join(f"{old}→{new}" for old, new in row.transition) or "none"
     after = f"; downstream: {', '.join(row.downstream)}" if row.downstream else ""
     return [str(row.index), ", ".join(row.states), str(row.shape), arrows + after]
+
+
+def _sequence_cells(row: SequenceRow) -> list[str]:
+    return [
+        row.method,
+        f"{row.steps:,}",
+        "zero" if row.from_zero else "any",
+        f"{row.chunks:,} of {row.chunk_size:,}",
+        f"{row.record_bytes:,}",
+        "-" if row.budget is None else f"{row.budget:,}",
+    ]
 
 
 def _columns(heads: list[str], rows: list[list[str]]) -> list[str]:

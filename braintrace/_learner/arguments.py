@@ -29,6 +29,7 @@ ALGORITHM = Kind(
 
 REDUCTION = one_of("mean", "sum")
 CHUNK_SIZE = POSITIVE.or_else("auto")
+MEMORY_BUDGET = POSITIVE.or_else(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +39,12 @@ class Options:
     Raises
     ------
     OptionError
-        For a value that is not accepted.
+        For a value that is not accepted, or a budget where it would decide nothing.
     """
 
     reduction: str = "mean"
     chunk_size: int | str = "auto"
+    memory_budget: int | None = None
     has_aux: bool = False
     unit_aware: bool = False
     return_value: bool = dataclasses.field(default=False, compare=False)  # the same is compiled
@@ -50,6 +52,12 @@ class Options:
     def __post_init__(self) -> None:
         check_option("reduction", self.reduction, REDUCTION)
         check_option("chunk_size", self.chunk_size, CHUNK_SIZE)
+        check_option("memory_budget", self.memory_budget, MEMORY_BUDGET)
+        if self.memory_budget is not None and self.chunk_size != "auto":
+            raise OptionError(
+                f"`memory_budget` is {self.memory_budget} and `chunk_size` is {self.chunk_size}. A "
+                "budget is for `chunk_size='auto'`, which it limits: leave out one of the two."
+            )
         check_option("has_aux", self.has_aux, BOOLEAN)
         check_option("unit_aware", self.unit_aware, BOOLEAN)
         check_option("return_value", self.return_value, BOOLEAN)

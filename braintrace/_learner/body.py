@@ -14,6 +14,7 @@ from .._graph import Traces
 from .._runtime import CarriedTraces, States, Take
 from .._typing import PyTree
 from .arguments import PLAIN, Options
+from .chunks import Cuts
 from .restart import Restarts
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class Body:
         ``(sources, before) -> traces`` of what is `Unfinished`.
     reads_initial
         Whether it reads the initial values of States also where no step has a flag.
+    cuts
+        How the sequences of each length were cut that it has been run on, from zero traces or not.
     """
 
     run: Callable[..., Found]
@@ -116,6 +119,7 @@ class Body:
     written: Callable[[Sequence[PyTree]], Sequence[PyTree]]
     results: Callable[[PyTree, Options], PyTree] = lambda found, options: found
     take: Callable[[CarriedTraces, Take], Given] = taken
-    replaces: Callable[[PyTree], bool] = lambda sequences: True
+    replaces: Callable[[PyTree, Traces | None], bool] = lambda sequences, traces: True
     finish: Callable[[PyTree, Traces | None], Traces] | None = None
     reads_initial: bool = False
+    cuts: Cuts = dataclasses.field(default_factory=dict)

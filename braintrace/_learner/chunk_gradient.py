@@ -1,9 +1,9 @@
 """The gradient of one chunk of a sequence: by records and traces, or through a window.
 
-Both kinds have the same functions: ``start`` (a gradient of zero), ``run`` (add one chunk's
-gradient, and keep what its update of the traces needs), ``known_traces`` (those after the chunk
-where `run` has computed them anyway), ``traces_after`` (that update) and ``total`` (the gradient
-by parameter).
+Both kinds have the same functions: ``cut`` (the length of a chunk), ``start`` (a gradient of zero),
+``run`` (add one chunk's gradient, and keep what its update of the traces needs), ``known_traces``
+(those after the chunk where `run` has computed them anyway), ``traces_after`` (that update) and
+``total`` (the gradient by parameter).
 """
 
 from collections.abc import Callable
@@ -18,7 +18,10 @@ from .._executor import chunk_gradient, run_window, zero_probes
 from .._graph import Records, Traces, Weights
 from .._runtime import add_to_states
 from .._typing import PyTree
+from .arguments import Options
 from .at_once import AtOnce, at_once
+from .chunk_costs import work_of
+from .chunks import Chunks, chunks_of, windows_of
 from .over_time import zero_sum
 from .pure_step import PureStep
 from .recording import Kept
@@ -80,11 +83,11 @@ class RecordedChunk:
         found = None if has_mask else at_once(step, values, slices)
         self._run: AtOnce | StepByStep = found or StepByStep(step, values, slices, has_mask)
         self._probes, self._recording = probes, self._run.recording
+        self._work = work_of(algorithm, self._recording.bytes_per_step)
 
-    @property
-    def bytes_per_step(self) -> int:
-        """What one step of a chunk records."""
-        return self._recording.bytes_per_step
+    def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
+        """Return how a sequence is cut; see `chunks_of`."""
+        return chunks_of(self._work, options, steps, from_zero)
 
     def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
         """Return zero gradients: outside the traces, and of the operands."""
@@ -171,10 +174,9 @@ class WindowChunk:
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
 
-    @property
-    def bytes_per_step(self) -> int:
-        """What one step of a window records for the traces."""
-        return self._graph.record_bytes
+    def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
+        """Return how a sequence is cut; see `windows_of`."""
+        return windows_of(self._graph, options, steps)
 
     def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
         """Return zero gradients: through the window, and of the operands."""

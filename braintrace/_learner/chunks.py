@@ -1,18 +1,55 @@
 """How a sequence is cut into chunks."""
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from .._graph import ETraceGraph
+from .._runtime import memory_of_device
 from .._typing import PyTree
+from .arguments import Options
+from .chunk_costs import ACCELERATOR, PROCESSOR, Work
 
-LONGEST_CHUNK = 128
-SHORTEST_CHUNK = 64
-"""Below, what a chunk costs once weighs more than what it saves, whatever the traces take: 64 steps
-of a small convolution took 4 times as long as BPTT in chunks of 16, and as long in one chunk."""
+AS_GOOD = 1.05
+"""What takes at most so many times as long as the fastest is as good."""
+
+SHARE_OF_DEVICE, MOST_MEMORY = 10, 2**30
+"""A tenth of a device's memory may be recorded in, and at most so many bytes."""
+
+SHORTEST_WINDOW, LONGEST_WINDOW = 64, 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """How a sequence is cut.
+
+    Attributes
+    ----------
+    steps, length
+        Of the sequence, and of a chunk; the last one has what is left.
+    record_bytes
+        What the steps of a chunk record.
+    budget
+        How many bytes that may be; ``None``: memory has not decided.
+    """
+
+    steps: int
+    length: int
+    record_bytes: int
+    budget: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+        return math.ceil(self.steps / self.length)
+
+
+Cuts: TypeAlias = dict[tuple[int, bool], Chunks]
+"""By the length of the sequence, and whether it starts from traces that are known to be zero."""
 
 
 def steps_of(sequences: PyTree) -> int:
@@ -21,28 +58,75 @@ def steps_of(sequences: PyTree) -> int:
     return steps
 
 
-def chunk_length(graph: ETraceGraph, chunk_size: int | str, steps: int, recorded: int) -> int:
-    """Return the number of steps of a chunk.
-
-    ``'auto'`` is the largest chunk whose records stay below the size of what it reads and writes
-    once, within `SHORTEST_CHUNK` and `LONGEST_CHUNK`; a sequence is cut into equal parts.
+def chunks_of(work: Work, options: Options, steps: int, from_zero: bool) -> Chunks:
+    """Return how a sequence is cut where the length of a chunk changes nothing in its gradient.
 
     Parameters
     ----------
-    graph
-        The compiled model.
-    chunk_size
+    work
+        What the sequence consists of.
+    options
         What the user asks for.
     steps
         Length of the sequence.
-    recorded
-        Bytes that one step of a chunk records.
+    from_zero
+        Whether its traces start from zero, and are not computed after its last chunk.
     """
-    if chunk_size != "auto":
-        return min(steps, int(chunk_size))
-    fitting = graph.bytes_per_chunk // max(1, recorded)
-    longest = min(LONGEST_CHUNK, max(SHORTEST_CHUNK, fitting))
-    return math.ceil(steps / math.ceil(steps / longest))
+    budget = None
+    if options.chunk_size == "auto":
+        budget = options.memory_budget or default_budget()
+        length = fastest_length(work, steps, from_zero, budget)
+    else:
+        length = min(steps, int(options.chunk_size))
+    return Chunks(steps, length, length * work.record_bytes, budget)
+
+
+def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
+    """Return the number of steps of the shortest chunk that is expected to be as good as any.
+
+    Compared are all ways to cut a sequence into equal parts whose records stay below the budget,
+    or below the traces where these are larger.
+    """
+    most = max(1, max(budget, work.trace_bytes) // max(1, work.record_bytes))
+    rates = PROCESSOR if jax.default_backend() == "cpu" else ACCELERATOR
+    times = {
+        length: work.seconds(steps, length, from_zero, rates)
+        for length in _equal_parts(steps)
+        if length <= most
+    }
+    as_good = AS_GOOD * min(times.values())
+    return min(length for length, seconds in times.items() if seconds <= as_good)
+
+
+def _equal_parts(steps: int) -> Iterator[int]:
+    """Yield the lengths of the parts of a sequence that is cut into 1, 2, ... of them."""
+    length = steps
+    while length > 1:
+        yield length
+        length = math.ceil(steps / math.ceil(steps / (length - 1)))
+    yield 1
+
+
+def default_budget() -> int:
+    """Return how many bytes may be recorded where the user does not say."""
+    memory = memory_of_device()
+    return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
+
+
+def windows_of(graph: ETraceGraph, options: Options, steps: int) -> Chunks:
+    """Return how a sequence is cut into windows that are differentiated in full.
+
+    Their length is a part of the estimate: the device does not decide it. ``'auto'`` is as many
+    steps as record no more than the traces, or the gradient, take, within `SHORTEST_WINDOW` and
+    `LONGEST_WINDOW`; then the sequence is cut into equal parts.
+    """
+    if options.chunk_size == "auto":
+        fitting = graph.bytes_per_chunk // max(1, graph.record_bytes)
+        longest = min(LONGEST_WINDOW, max(SHORTEST_WINDOW, fitting))
+        length = math.ceil(steps / math.ceil(steps / longest))
+    else:
+        length = min(steps, int(options.chunk_size))
+    return Chunks(steps, length, length * graph.record_bytes)
 
 
 def over_chunks(

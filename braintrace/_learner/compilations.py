@@ -6,12 +6,12 @@ import dataclasses
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._errors import OptionError, RecompilationWarning
-from .._graph import ETraceGraph
+from .._graph import ETraceGraph, SequenceRow
 from .._runtime import Recent
 from .._typing import PyTree
 from .arguments import Options
@@ -80,6 +80,7 @@ class Features(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Compiled:
+    features: Features
     driver: Driver
     lengths: set[int]
 
@@ -136,12 +137,27 @@ class Compilations:
         keys = {name: self._key(name, function) for name, function in functions.items()}
         key = (*keys.values(), features)
         if key not in self._kept:
-            self._kept[key] = _Compiled(make(), set())
+            self._kept[key] = _Compiled(features, make(), set())
         found = self._kept[key]
         if keys and length not in found.lengths:
             found.lengths.add(length)
             self._count(keys, {**features.by_name(), "the number of steps": length})
         return found.driver
+
+    def sequences(self, graph: ETraceGraph) -> Iterator[SequenceRow]:
+        """Yield how the methods have cut sequences for an analysed model."""
+        for compiled in list(self._kept.values()):
+            if compiled.features.graph is graph:
+                for (_, from_zero), cut in compiled.driver.body.cuts.items():
+                    yield SequenceRow(
+                        method=compiled.features.method,
+                        steps=cut.steps,
+                        from_zero=from_zero,
+                        chunk_size=cut.length,
+                        chunks=cut.count,
+                        record_bytes=cut.record_bytes,
+                        budget=cut.budget,
+                    )
 
     def _key(self, name: str, function: Callable[..., PyTree]) -> FunctionKey:
         try:

@@ -100,7 +100,7 @@ class Driver:
 
         def run(take: Take) -> Stored:
             traces, owned = body.take(held, take)
-            in_place = owned and body.replaces(arguments[0])
+            in_place = owned and body.replaces(arguments[0], traces)
             found = self._program(values, traces, *arguments, in_place=in_place)
             results, written, after = found
             if isinstance(after, Unfinished):

@@ -14,7 +14,8 @@ from .._jax import Var
 from .._runtime import CarriedTraces, Take, read_states, start_anew, whole_values
 from .._typing import PyTree
 from .body import Arguments, Body, Found, Given, Request, not_taken, taken
-from .chunks import chunk_length, over_chunks, steps_of
+from .chunk_costs import work_of
+from .chunks import Cuts, chunks_of, over_chunks, steps_of
 from .restart import Initial, Restarts, check_held, initial_inputs
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
     algorithm, graph, method = learner.algorithm, learner.graph, learner.algorithm.method
     if example[2][0] is not None:
         check_held(algorithm, algorithm.short_term_states, restarts=True)
+    work = work_of(algorithm, graph.record_bytes, passes=1)
+    cuts: Cuts = {}
 
     def run(
         values: list[PyTree], traces: Traces, sequences: PyTree, mask: None, restarts: Restarts
@@ -92,13 +95,13 @@ def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
             return (state, method.update(graph, weights, records, carry[1])), outputs
 
         length = steps_of(sequences)
-        chunk = chunk_length(graph, request.options.chunk_size, length, graph.record_bytes)
+        cuts[length, False] = cut = chunks_of(work, request.options, length, from_zero=False)
         (state, traces), outputs = over_chunks(
-            run_chunk, run_chunk, (steps.start, traces), (sequences, flags), length, chunk
+            run_chunk, run_chunk, (steps.start, traces), (sequences, flags), length, cut.length
         )
         return outputs, steps.values(state), traces
 
-    return _body(algorithm, run, taken)
+    return _body(algorithm, run, taken, cuts)
 
 
 def predicting(learner: Learner, request: Request, example: Arguments) -> Body:
@@ -118,13 +121,14 @@ def predicting(learner: Learner, request: Request, example: Arguments) -> Body:
         state, outputs = jax.lax.scan(step, steps.start, (sequences, flags))
         return outputs, steps.values(state), None
 
-    return _body(algorithm, run, not_taken)
+    return _body(algorithm, run, not_taken, cuts={})
 
 
 def _body(
     algorithm: ETraceAlgorithm,
     run: Callable[..., Found],
     take: Callable[[CarriedTraces, Take], Given],
+    cuts: Cuts,
 ) -> Body:
     """Return the body of a function of the model's own States."""
     graph, compiled = algorithm.graph, algorithm.compiled
@@ -141,4 +145,5 @@ def _body(
         written=written,
         results=lambda outputs, options: jax.tree.unflatten(graph.traced.output_tree, outputs),
         take=take,
+        cuts=cuts,
     )

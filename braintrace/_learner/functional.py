@@ -176,13 +176,21 @@ class FunctionalLearner:
         mask: ArrayLike | None = None,
         reduction: str = "mean",
         chunk_size: int | str = "auto",
+        memory_budget: int | None = None,
         has_aux: bool = False,
         return_value: bool = False,
         unit_aware: bool = False,
         reset: ArrayLike | None = None,
     ) -> tuple[LearnerState, PyTree]:
         """Return the gradient of a loss over a sequence as well; see `Learner.etrace_grad`."""
-        options = Options(reduction, chunk_size, has_aux, unit_aware, return_value)
+        options = Options(
+            reduction=reduction,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            has_aux=has_aux,
+            unit_aware=unit_aware,
+            return_value=return_value,
+        )
         functions = {"step_fn": step_fn}
         request = Request(
             "etrace_grad", differentiating, sequences, options, functions, mask, reset
@@ -216,10 +224,11 @@ class FunctionalLearner:
         state: LearnerState,
         *sequences: PyTree,
         chunk_size: int | str = "auto",
+        memory_budget: int | None = None,
         reset: ArrayLike | None = None,
     ) -> tuple[LearnerState, PyTree]:
         """Advance states and traces, and return outputs as well; see `Learner.etrace_evolve`."""
-        options = Options(chunk_size=chunk_size)
+        options = Options(chunk_size=chunk_size, memory_budget=memory_budget)
         return self._run(state, Request("etrace_evolve", evolving, sequences, options, reset=reset))
 
     @one_thread_at_a_time

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from .._errors import OptionError
 from .._executor import as_arrays, examples, is_zero, operands
 from .._graph import ETraceGraph, Traces, Weights
 from .._jaxpr import program_of
@@ -21,7 +22,7 @@ from .._typing import PyTree
 from .arguments import Options
 from .body import Arguments, Body, Found, Request, Unfinished, taken_unless_zero
 from .chunk_gradient import RecordedChunk, WindowChunk
-from .chunks import chunk_length, over_chunks, steps_of
+from .chunks import Chunks, Cuts, over_chunks, steps_of
 from .recorder import Recorder, run_in_chunk, run_in_window
 from .restart import Initial, Restarts, check_held, restart_states
 from .step_function import (
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
 def differentiating(learner: Learner, request: Request, example: Arguments) -> Body:
     """Return a body that differentiates the loss of a sequence."""
     return SequenceGradient(learner, request, example).body
+
+
+WINDOWS = (
+    "`memory_budget` is given with `vjp_method='multi-step'`, where a chunk is the window that is "
+    "differentiated: its length is a part of the estimate, and no matter of memory. Give "
+    "`chunk_size` instead."
+)
 
 
 class SequenceGradient:
@@ -73,9 +81,12 @@ class SequenceGradient:
             mask is not None,
         )
         is_window = self._algorithm.vjp_method == "multi-step"
+        if is_window and self._options.memory_budget is not None:
+            raise OptionError(WINDOWS)
         self._chunks: RecordedChunk | WindowChunk = (
             WindowChunk(*arguments) if is_window else RecordedChunk(*arguments)
         )
+        self._cuts: Cuts = {}
         paths = {id(state): path for path, state in self._algorithm.states_of_step.items()}
         pure = self._chunks.step
         self._paths = [paths.get(id(state), ()) for state in pure.others]
@@ -92,6 +103,7 @@ class SequenceGradient:
             take=taken_unless_zero,
             replaces=self._has_chunks,
             finish=self._updated,
+            cuts=self._cuts,
         )
 
     def _results(self, found: tuple[PyTree, PyTree, PyTree], options: Options) -> PyTree:
@@ -145,19 +157,19 @@ class SequenceGradient:
         restarts: Restarts,
     ) -> Found:
         parameters, others = values[: len(self._parameters)], values[len(self._parameters) :]
-        steps, length = self._lengths(sequences)
-        scales = self._scales(jnp.ones(steps) if mask is None else mask)
+        cut = self._cut(sequences, traces)
+        scales = self._scales(jnp.ones(cut.steps) if mask is None else mask)
         flags, initial = restarts
         weights, to_parameters = jax.vjp(lambda now: self._operands(now, others), parameters)
         zero = self._chunks.start(parameters, weights)
-        is_one_chunk = steps <= length
+        is_one_chunk = cut.count == 1
         if traces is None:
             traces = self._zero_traces if is_one_chunk else as_arrays(self._zero_traces)
 
         start = (self._chunks.step.written_of(others), zero, traces)
         held, data = (weights, initial), ((sequences, flags), scales)
         (written, gradients, (kept, before)), (losses, aux) = self._over_chunks(
-            (parameters, others, held), start, data, steps, length
+            (parameters, others, held), start, data, cut
         )
 
         def pulled_back(found: Weights) -> PyTree:
@@ -177,8 +189,7 @@ class SequenceGradient:
         fixed: tuple[list[PyTree], list[PyTree], tuple[Weights, Initial]],
         start: PyTree,
         data: PyTree,
-        steps: int,
-        length: int,
+        cut: Chunks,
     ) -> PyTree:
         """Run all chunks; the traces after the last one are left to be computed."""
         weights, _ = fixed[2]
@@ -192,7 +203,7 @@ class SequenceGradient:
             after = self._updated((weights, kept), _once_computed(gradients, before))
             return (written, gradients, after), results
 
-        return over_chunks(run_chunk, run_last, start, data, steps, length)
+        return over_chunks(run_chunk, run_last, start, data, cut.steps, cut.length)
 
     def _updated(self, sources: tuple[PyTree, PyTree], before: Traces | None) -> Traces:
         """Return the traces after a chunk, from its operands and what was kept of it.
@@ -221,16 +232,16 @@ class SequenceGradient:
         found = [leaf if var in read else None for leaf, var in zip(leaves, own, strict=True)]
         return jax.tree.unflatten(tree, found)
 
-    def _lengths(self, sequences: PyTree) -> tuple[int, int]:
-        """Return the number of steps of the sequences and of a chunk."""
-        steps = steps_of(sequences)
-        graph, recorded = self._algorithm.graph, self._chunks.bytes_per_step
-        return steps, chunk_length(graph, self._options.chunk_size, steps, recorded)
+    def _cut(self, sequences: PyTree, traces: Traces | None) -> Chunks:
+        """Return how sequences are cut, given the traces before them; ``None``: zero."""
+        key = steps, from_zero = steps_of(sequences), traces is None
+        if key not in self._cuts:
+            self._cuts[key] = self._chunks.cut(self._options, steps, from_zero)
+        return self._cuts[key]
 
-    def _has_chunks(self, sequences: PyTree) -> bool:
+    def _has_chunks(self, sequences: PyTree, traces: Traces | None) -> bool:
         """Tell whether a sequence has several chunks: only their loop replaces the traces."""
-        steps, length = self._lengths(sequences)
-        return steps > length
+        return self._cut(sequences, traces).count > 1
 
     def _scales(self, mask: jax.Array) -> jax.Array:
         if self._options.reduction == "sum":

@@ -67,9 +67,14 @@ class Learner(brainstate.nn.Module):
         return self.algorithm.graph
 
     def report(self) -> Report:
-        """Return what learns online, how, and at what memory; ``print`` it for a table."""
+        """Return what learns online, how, and at what memory; ``print`` it for a table.
+
+        It also has how calls so far have cut sequences into chunks, and what these record.
+        """
         carried = size_in_bytes(self.algorithm.compiled.trace_specs)
-        return dataclasses.replace(report_of(self.graph), carried_bytes=carried)
+        sequences = tuple(dict.fromkeys(self.drivers.sequences(self.graph)))
+        report = report_of(self.graph)
+        return dataclasses.replace(report, carried_bytes=carried, sequences=sequences)
 
     @one_thread_at_a_time
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
@@ -107,6 +112,7 @@ class Learner(brainstate.nn.Module):
         mask: ArrayLike | None = None,
         reduction: str = "mean",
         chunk_size: int | str = "auto",
+        memory_budget: int | None = None,
         has_aux: bool = False,
         return_value: bool = False,
         unit_aware: bool = False,
@@ -133,10 +139,16 @@ class Learner(brainstate.nn.Module):
         reduction
             ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
         chunk_size
-            Number of steps that are run between two updates of the traces; ``'auto'``: as many
-            as record less than the traces, or the gradient, take, and from 64 to 128. It changes
-            speed and memory, not the gradient (with ``vjp_method='multi-step'`` it is the length
-            of the window that is differentiated).
+            Number of steps that are run between two updates of the traces. It changes speed and
+            memory, not the gradient (with ``vjp_method='multi-step'`` it is the length of the
+            window that is differentiated). ``'auto'``: the shortest chunk that is expected to
+            be among the fastest within ``memory_budget``; `report` says which. From zero traces a
+            sequence is best run as one chunk, which needs no trace. (For a window: as many steps
+            as record less than the traces, or the gradient, take, and from 64 to 128.)
+        memory_budget
+            For ``chunk_size='auto'``: how many bytes the steps of a chunk may record, at least one
+            step and as many as the traces take. Beyond it memory does not grow with the
+            sequence. ``None``: a tenth of the device's memory, and at most 1 GiB.
         has_aux
             Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
         return_value
@@ -166,7 +178,14 @@ class Learner(brainstate.nn.Module):
             For an option value that is not accepted, or a ``step_fn`` that does not call the
             learner exactly once, writes a parameter or a hidden state, or returns no scalar.
         """
-        options = Options(reduction, chunk_size, has_aux, unit_aware, return_value)
+        options = Options(
+            reduction=reduction,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            has_aux=has_aux,
+            unit_aware=unit_aware,
+            return_value=return_value,
+        )
         functions = {"step_fn": step_fn}
         return self._run(
             Request("etrace_grad", differentiating, sequences, options, functions, mask, reset)
@@ -255,7 +274,11 @@ class Learner(brainstate.nn.Module):
     @one_thread_at_a_time
     @on_automatic_axes
     def etrace_evolve(
-        self, *sequences: PyTree, chunk_size: int | str = "auto", reset: ArrayLike | None = None
+        self,
+        *sequences: PyTree,
+        chunk_size: int | str = "auto",
+        memory_budget: int | None = None,
+        reset: ArrayLike | None = None,
     ) -> PyTree:
         """Advance states and traces over a sequence without a loss.
 
@@ -263,7 +286,7 @@ class Learner(brainstate.nn.Module):
         ----------
         *sequences
             One sequence ``(T, …)`` per argument of ``update``.
-        chunk_size, reset
+        chunk_size, memory_budget, reset
             See `etrace_grad`.
 
         Returns
@@ -276,7 +299,7 @@ class Learner(brainstate.nn.Module):
         ShapeError
             For sequences that are empty, differ in length or do not fit the states.
         """
-        options = Options(chunk_size=chunk_size)
+        options = Options(chunk_size=chunk_size, memory_budget=memory_budget)
         return self._run(Request("etrace_evolve", evolving, sequences, options, reset=reset))
 
     @one_thread_at_a_time

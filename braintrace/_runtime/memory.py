@@ -1,0 +1,66 @@
+"""How much memory the device has that programs run on."""
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def memory_of_device() -> int | None:
+    """Return the bytes of the default device, or ``None`` where nothing tells them.
+
+    Of a GPU that is what JAX may allocate; of a CPU the physical memory, or the limit that is set
+    for the process (of a container, say).
+    """
+    device = jax.config.jax_default_device
+    if not isinstance(device, jax.Device):  # none is set, or the name of a platform
+        (device, *_) = jax.local_devices(backend=device)
+    return _memory_of(device)
+
+
+@functools.cache
+def _memory_of(device: jax.Device) -> int | None:
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    if limit is not None:
+        return int(limit)
+    return min([*_physical(), *limits_of_cgroups(CGROUPS, OWN_CGROUPS)], default=None)
+
+
+def _physical() -> Iterator[int]:
+    try:
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows has none, other systems not these
+        return
+
+
+def limits_of_cgroups(root: Path, own: Path) -> Iterator[int]:
+    """Yield the limits on memory that Linux sets for the groups that a process belongs to.
+
+    Parameters
+    ----------
+    root, own
+        Where the groups are, and the file that lists those of the process.
+    """
+    for line in _read(own).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0":  # version 2
+            top, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for place in (group, *group.parents):
+            if place.is_relative_to(top) and (limit := _read(place / name).strip()).isdigit():
+                yield int(limit)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

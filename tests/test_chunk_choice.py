@@ -1,0 +1,222 @@
+"""How long the chunks are that ``chunk_size='auto'`` chooses, and what they take."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import pytest
+from assertions import assert_gradients_close
+from drivers import named
+
+import braintrace
+from braintrace._learner import chunks
+from braintrace._learner.arguments import Options
+from braintrace._learner.body import Request
+from braintrace._learner.chunk_costs import Work, flops_of
+from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
+from braintrace._learner.gradient import differentiating
+from braintrace._runtime import memory
+
+MIB = 2**20
+# A leaky layer of 256 units with 64 samples, a linear one of 64 with 4, and one without traces.
+LEAKY = Work(5e6 * 2, 10, 3, 20 * MIB, 5 * MIB, 256 * 1024)
+SMALL = Work(3e4, 20, 3, MIB // 8, MIB // 32, 6 * 1024)
+FILTERS = Work(5e6 * 2, 10, 3, 128 * 1024, 32 * 1024, 128 * 1024)
+WORKS = pytest.mark.parametrize("work", [LEAKY, SMALL, FILTERS], ids=["leaky", "small", "filters"])
+
+
+def leaky_learner(algorithm="d_rtrl", batch=2, hidden=8, **options):
+    brainstate.random.seed(0)
+    model = braintrace.nn.LeakyRNN(3, hidden)
+    return braintrace.compile(model, algorithm, jnp.ones((batch, 3)), batch_size=batch, **options)
+
+
+def gradient(learner, xs, step, **options):
+    return named(learner.etrace_grad(xs, step_fn=step, reduction="sum", **options))
+
+
+def sequence(steps, batch=2):
+    return jax.random.normal(jax.random.key(0), (steps, batch, 3))
+
+
+@pytest.mark.parametrize(
+    ("work", "steps", "from_zero", "budget", "fewest", "most"),
+    [
+        # From zero, one chunk needs no trace.
+        (LEAKY, 128, True, 1024 * MIB, 128, 128),
+        (LEAKY, 4096, True, 1024 * MIB, 4096, 4096),
+        # Traces that are carried on are changed in any case.
+        (LEAKY, 4096, False, 1024 * MIB, 16, 512),
+        # The memory of traces as small as filters costs less than that of records.
+        (FILTERS, 4096, True, 1024 * MIB, 2, 512),
+        (LEAKY, 1, True, 1024 * MIB, 1, 1),
+        # Where not all fits, or the budget is less than the traces.
+        (LEAKY, 4096, True, 64 * MIB, 16, 256),
+        (LEAKY, 4096, True, 1, 16, 80),
+        (FILTERS, 4096, True, 1, 1, 1),
+    ],
+)
+def test_what_is_chosen(work, steps, from_zero, budget, fewest, most):
+    assert fewest <= fastest_length(work, steps, from_zero, budget) <= most
+
+
+@WORKS
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_records_stay_below_the_budget_or_the_traces(work, from_zero):
+    for steps in (1, 7, 100, 1000, 10_000):
+        lengths = []
+        for budget in (1, MIB, 16 * MIB, 256 * MIB, 4096 * MIB):
+            length = fastest_length(work, steps, from_zero, budget)
+            parts = -(-steps // length)
+            assert length == -(-steps // parts), "parts are equal"
+            assert length * work.record_bytes <= max(budget, work.trace_bytes, work.record_bytes)
+            lengths.append(length)
+        assert lengths == sorted(lengths), "more memory, longer chunks"
+
+
+@WORKS
+def test_memory_is_flat_in_time_beyond_the_budget(work):
+    taken = [
+        chunks_of(work, Options(memory_budget=2 * MIB), steps, True).record_bytes
+        for steps in (20_000, 30_000, 100_000)
+    ]
+    assert max(taken) <= max(2 * MIB, work.trace_bytes)
+    assert max(taken) < 1.1 * min(taken)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "expected"),
+    [
+        (braintrace.matmul, [(4, 3), (3, 5)], 4 * 3 * 5),
+        (lambda x, w: braintrace.element_wise(w) * x, [(4, 3), (3,)], 3),
+        (braintrace.conv, [(2, 3, 9), (4, 3, 5)], 2 * 9 * 60),
+        (lambda x, w: jnp.tanh(x) @ w, [(4, 3), (3, 5)], 4 * 3 * 5),
+        (
+            lambda x, w: jax.lax.conv_general_dilated(x, w, (1,), "SAME"),
+            [(2, 3, 9), (4, 3, 5)],
+            2 * 9 * 60,
+        ),
+        (
+            lambda x, w: jax.lax.scan(lambda h, _: (h @ w, None), x, length=7)[0],
+            [(4, 3), (3, 3)],
+            7 * 36,
+        ),
+        (lambda x, w: jax.jit(jnp.matmul)(x, w) + 1, [(4, 3), (3, 5)], 4 * 3 * 5),
+        (lambda x, w: jnp.sum(x), [(4, 3), (3, 5)], 0),
+    ],
+    ids=["matmul", "element_wise", "conv", "dot", "plain conv", "loop", "call", "none"],
+)
+def test_products_of_a_step_are_counted(function, shapes, expected):
+    closed = jax.make_jaxpr(function)(*map(jnp.ones, shapes))
+    assert sum(map(flops_of, closed.jaxpr.eqns)) == 2 * expected
+
+
+def test_a_given_length_is_taken_as_it_is():
+    assert chunks_of(LEAKY, Options(chunk_size=16), 100, True) == Chunks(100, 16, 4 * MIB)
+    assert chunks_of(LEAKY, Options(chunk_size=160), 100, True) == Chunks(100, 100, 25 * MIB)
+
+
+def test_windows_do_not_depend_on_the_device(monkeypatch):
+    """Their length is a part of the estimate."""
+    learner = leaky_learner(vjp_method="multi-step")
+    monkeypatch.setattr(chunks, "memory_of_device", lambda: 1)
+    found = [windows_of(learner.graph, Options(), steps) for steps in (5, 64, 65, 1000, 100_000)]
+    assert [cut.length for cut in found] == [5, 64, 33, 63, 64]
+    assert all(cut.budget is None for cut in found)
+
+
+@pytest.mark.parametrize(
+    ("bytes_of_device", "expected"),
+    [(None, 2**30), (80 * 2**30, 2**30), (2**30, 2**30 // 10)],
+)
+def test_the_budget_is_a_share_of_the_device(monkeypatch, bytes_of_device, expected):
+    monkeypatch.setattr(chunks, "memory_of_device", lambda: bytes_of_device)
+    assert default_budget() == expected
+
+
+def test_the_memory_of_the_device(tmp_path):
+    found = memory.memory_of_device()
+    assert found is None or found > 2**26
+    with jax.default_device(jax.devices()[0]):
+        assert memory.memory_of_device() == found
+    own = tmp_path / "own"
+    own.write_text("4:memory:/outer/inner\n3:cpu:/\n0::/service\n")
+    for name, limit in {
+        "memory/outer/inner/memory.limit_in_bytes": "300\n",
+        "memory/outer/memory.limit_in_bytes": "200\n",
+        "service/memory.max": "100\n",
+        "memory.max": "max\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(limit)
+    assert list(memory.limits_of_cgroups(tmp_path, own)) == [300, 200, 100]
+    assert list(memory.limits_of_cgroups(tmp_path, tmp_path / "none")) == []
+
+
+class FakeDevice:
+    platform = "gpu"
+
+    def memory_stats(self):
+        return {"bytes_limit": 1234, "bytes_in_use": 5}
+
+
+def test_a_device_may_tell_its_memory():
+    assert memory._memory_of(FakeDevice()) == 1234
+
+
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+def test_every_budget_gives_the_same_and_the_report_says_how(algorithm):
+    options = {} if algorithm == "d_rtrl" else {"decay_or_rank": 0.7}
+    xs, steps = sequence(12), 12
+    learner = leaky_learner(algorithm, **options)
+
+    def step(x):
+        return jnp.sum(learner(x) ** 2)
+
+    whole = gradient(learner, xs, step)
+    (row,) = learner.report().sequences
+    assert (row.method, row.steps, row.from_zero) == ("etrace_grad", steps, True)
+    assert (row.chunk_size, row.chunks, row.budget) == (steps, 1, default_budget())
+    traces = learner.report().carried_bytes
+    of_step = row.record_bytes // steps
+    lengths = set()
+    for budget in (1, traces + 2 * of_step, traces + 5 * of_step):
+        learner.reset_state()
+        found = gradient(learner, xs, step, memory_budget=budget)
+        assert_gradients_close(found, whole, 1e-5, f"{budget} bytes")
+        *_, row = learner.report().sequences
+        assert row.budget == budget
+        assert row.record_bytes == row.chunk_size * of_step <= max(budget, traces, of_step)
+        lengths.add(row.chunk_size)
+    assert len(lengths) > 1
+    learner.reset_state()
+    expected = learner.etrace_evolve(xs)
+    learner.reset_state()
+    found = learner.etrace_evolve(xs, memory_budget=1)
+    assert_gradients_close({"outputs": found}, {"outputs": expected}, 1e-5)
+    assert {row.method for row in learner.report().sequences} == {"etrace_grad", "etrace_evolve"}
+
+
+@pytest.mark.optimised
+def test_working_memory_is_flat_in_time_beyond_the_budget():
+    """What the compiled program takes, from zero traces and on, is about what is said."""
+    learner = leaky_learner(batch=8, hidden=32)
+    options = Options(memory_budget=2**18)
+
+    def taken(steps, from_zero):
+        arguments = (sequence(steps, 8),), None, (None, [])
+        functions = {"step_fn": lambda x: jnp.sum(learner(x) ** 2)}
+        request = Request("etrace_grad", differentiating, arguments[0], options, functions)
+        body = differentiating(learner, request, arguments)
+        values = [state.value for state in body.states({})]
+        traces = None if from_zero else learner.algorithm.traces.carried.value
+        compiled = jax.jit(body.run, donate_argnums=1).lower(values, traces, *arguments).compile()
+        (cut,) = body.cuts.values()
+        assert cut.record_bytes <= max(2**18, learner.report().carried_bytes)
+        found = compiled.memory_analysis()
+        return found.temp_size_in_bytes, cut.record_bytes + learner.report().carried_bytes
+
+    for from_zero in (True, False):
+        short, said = taken(1000, from_zero)
+        long, _ = taken(4000, from_zero)
+        assert long - short < 3000 * 32, "a loss and its scale for every step"
+        assert short < 2.5 * said
