@@ -10,12 +10,30 @@ from .results import Result, failed
 BEGIN, END = "<!-- benchmark -->", "<!-- /benchmark -->"
 DASH = "–"
 HOLDS = {True: "yes", False: "**no**", None: ""}
-HEADLINE = (
-    "sequence/T=64,H=256,B=32",
-    "sequence/T=512,H=256,B=32",
-    "sequence/T=64,H=1024,B=32",
+_STACK = "{network}, {steps} steps, {hidden} units, batch {batch}"
+_SPARSE = "sparse {network}, {neurons:,} neurons, {synapses:,} synapses, batch {batch}, per step"
+HEADLINE = dict.fromkeys(
+    (
+        "sequence/T=64,H=256,B=32",
+        "sequence/T=512,H=256,B=32",
+        "sequence/T=64,H=1024,B=32",
+    ),
+    "one leaky layer, {steps} steps, {hidden} units, batch {batch}",
+) | {
+    "stacks/3xGRUCell,H=256,B=32,T=512": _STACK,
+    "stacks/4xLeakyRNN,H=256,B=64,T=256": _STACK,
+    "sparse_nets/LIF,N=10000,B=1,T=64": _SPARSE,
+    "sparse_nets/LIF,N=10000,B=16,T=64": _SPARSE,
+}
+"""Cases in the README, and what their rows are called there, by the parameters of the case."""
+
+HEADLINE_TIMES = (
+    "BPTT",
+    "D_RTRL, one chunk",
+    "D_RTRL, auto",
+    "D_RTRL, carrying on",
+    "ES_D_RTRL, auto",
 )
-HEADLINE_TIMES = ("BPTT", "D_RTRL, one chunk", "D_RTRL, auto", "ES_D_RTRL, auto")
 
 
 def number(value: Any) -> str:
@@ -184,7 +202,7 @@ def page(results: Result, sections: list[tuple[str, str, list[Result]]], plots: 
 def headline(results: Result) -> str:
     """Return the block of the README: the whole-sequence gradient next to BPTT."""
     rows = []
-    for name in HEADLINE:
+    for name, row in HEADLINE.items():
         case = results["cases"].get(name)
         if case is None or failed(case):
             continue
@@ -192,13 +210,14 @@ def headline(results: Result) -> str:
         reference = medians["BPTT"]
         rows.append(
             [
-                "{steps} steps, {hidden} units, batch {batch}".format(**case["parameters"]),
+                row.format(**case["parameters"]),
                 *(_with_ratio(medians[label], reference) for label in HEADLINE_TIMES),
             ]
         )
     intro = (
-        "Gradient of a whole sequence (leaky tanh RNN, 64 inputs, a loss at every step, float32), "
-        "and in brackets its time over that of backpropagation through time, on "
+        "Gradient of a whole sequence with a loss at every step, float32, and in brackets its time "
+        "over that of backpropagation through time. Every sequence begins with a reset, but where "
+        "traces are carried on from the one before. On "
     )
     lines = [intro + " ".join(machine_lines(results["machine"])), ""]
     return "\n".join([*lines, *table(["", *HEADLINE_TIMES], rows)]).rstrip()

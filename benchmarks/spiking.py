@@ -105,7 +105,7 @@ class SpikingTask:
 
     @functools.cached_property
     def learners(self) -> dict[str, Any]:
-        """Learners that begin every sequence anew."""
+        """Learners that ways share."""
         return {}
 
     @property

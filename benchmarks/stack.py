@@ -65,7 +65,7 @@ class StackTask:
 
     @functools.cached_property
     def learners(self) -> dict[str, Any]:
-        """Learners that begin every sequence anew, which the chunk sizes share."""
+        """Learners that ways share."""
         return {}
 
     def model(self) -> Model:

@@ -33,7 +33,7 @@ class ModuleTask(Protocol):
 
     @property
     def learners(self) -> dict[str, Any]:
-        """Learners that begin every sequence anew, which the chunk sizes share."""
+        """Learners that ways share: by algorithm, those that begin every sequence anew."""
 
     @property
     def tolerance(self) -> float:
@@ -134,7 +134,8 @@ def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl") -> Subject:
 
     A first sequence has gone through the learner, so that no trace is zero.
     """
-    run = sequence_gradient(task, learner_of(task, algorithm))
+    learner = task.learners[f"{algorithm}, carrying on"] = learner_of(task, algorithm)
+    run = sequence_gradient(task, learner)
     jax.block_until_ready(run())
     return Subject(run, deviation=task.deviation(algorithm, True), tolerance=task.tolerance)
 

@@ -152,8 +152,10 @@ def test_every_question_is_tested_and_every_case_has_its_own_name():
     for platform in ("cpu", "gpu"):
         names = [case.name for case in catalogue.all_cases(platform)]
         assert len(names) == len(set(names))
+    parameters = {case.name: case.parameters for case in catalogue.all_cases("cpu")}
+    assert all(row.format(**parameters[name]) for name, row in markdown.HEADLINE.items())
     quick = {case.question for case in chosen("cpu", True, None)}
-    assert quick == tested - {"matrix_rate", "memory", "gpu_program"}
+    assert quick == tested - {"matrix_rate", "memory", "gpu_program", "fresh_process"}
 
 
 def test_traces_of_every_network_are_as_large_as_their_definition():
@@ -215,7 +217,7 @@ def test_line_through_times():
 def test_page_plots_and_readme_block(tmp_path):
     found = child.run(made_up(0.0), rounds=2, budget=0.0)
     machine = {"name": "A processor, 2 cores", "python": "3.11", "versions": {"jax": "0.10"}}
-    name = markdown.HEADLINE[0]
+    name = next(iter(markdown.HEADLINE))
     everything = {"machine": machine, "other": None, "cases": {name: found | {"name": name}}}
     drawn = plots.draw(everything, tmp_path / "machine")
     assert all((tmp_path / plot).stat().st_size > 0 for plot in drawn)

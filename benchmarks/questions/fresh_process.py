@@ -13,7 +13,7 @@ from functools import cache, partial
 from .. import fresh, processes, ways
 from ..case import Case, Prepared, Target
 from ..stack import StackTask
-from .stacks import QUICK, ROWS, title
+from .stacks import ROWS, title
 
 
 def in_new_process(task: StackTask, way: str) -> fresh.Seconds:
@@ -48,18 +48,16 @@ def prepare(task: StackTask, repeats: int) -> Prepared:
 def case(task: StackTask, repeats: int = 3) -> Case:
     """Return the case of one stack."""
     return Case(
-        name=f"fresh_process/{title(task)},repeats={repeats}",
+        name=f"fresh_process/{title(task)}",
         parameters={"steps": task.steps, "batch": task.batch, "hidden": task.stack.hidden},
         build=lambda: prepare(task, repeats),
         targets=(
             Target("D_RTRL, auto", "BPTT", 1.6),
             Target("D_RTRL, auto, and once more", "BPTT, and once more", None),
         ),
-        quick=repeats == 1,
-        full=repeats > 1,
     )
 
 
 def cases(platform: str) -> list[Case]:
-    """Return the stacks of the targets, and one of them once."""
-    return [*map(case, ROWS), case(QUICK, repeats=1)]
+    """Return the stacks of the targets."""
+    return list(map(case, ROWS))
