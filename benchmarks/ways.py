@@ -140,6 +140,23 @@ def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl") -> Subject:
     return Subject(run, deviation=task.deviation(algorithm, True), tolerance=task.tolerance)
 
 
+def chosen_chunk(task: ModuleTask, way: str) -> float:
+    """Return the steps of a chunk that the library chose for what a shared learner ran last."""
+    rows = task.learners[way].report().sequences
+    return float([row.chunk_size for row in rows if row.budget is not None][-1])
+
+
+def chosen_chunks(task: ModuleTask) -> dict[str, Callable[[], float]]:
+    """Return facts: the chunks that the library chose."""
+    return {
+        f"steps of a chunk, {what}": functools.partial(chosen_chunk, task, way)
+        for what, way in (
+            ("D_RTRL, auto", "d_rtrl"),
+            ("D_RTRL, carrying on", "d_rtrl, carrying on"),
+        )
+    }
+
+
 def agreement(task: ModuleTask) -> tuple[float, float]:
     """Return the deviation of D_RTRL's gradient from the oracle, and what is tolerated."""
     subject = online(task)

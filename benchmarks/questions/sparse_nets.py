@@ -62,7 +62,7 @@ def prepare(task: SpikingTask) -> Prepared:
         compared["BPTT"] = partial(ways.bptt, task)
     return Prepared(
         {label: partial(per_step, task, make) for label, make in compared.items()},
-        facts={BYTES: partial(held, task, "d_rtrl, carrying on")},
+        facts=ways.chosen_chunks(task) | {BYTES: partial(held, task, "d_rtrl, carrying on")},
     )
 
 

@@ -57,7 +57,7 @@ def prepare(task: StackTask) -> Prepared:
     }
     for label, chunk in fixed(task).items():
         compared[label] = partial(ways.online, task, "d_rtrl", chunk)
-    return Prepared(compared, derive=partial(best, task))
+    return Prepared(compared, ways.chosen_chunks(task), partial(best, task))
 
 
 def case(task: StackTask) -> Case:
