@@ -50,6 +50,7 @@ def operations(test, *names):
 
 
 CHUNKS = "test_d_rtrl_equals_bptt_for_chunks"
+CHOICE = "tests/test_chunk_choice.py"
 DEFINITION = "test_es_d_rtrl_equals_its_definition"
 LATE = ("tests/test_online.py::test_equals_the_dense_recursion_with_changing_parameters",)
 COUPLED = "tests/test_coupled_states.py"
@@ -335,6 +336,30 @@ MUTATIONS = [
         "starts = jnp.arange(full) * (chunk - 1)",
         operations(CHUNKS, "matmul"),
         "some steps are run twice",
+    ),
+    Mutation(
+        "the budget of records",
+        "_learner/chunks.py",
+        "most = max(1, max(budget, work.trace_bytes) // max(1, work.record_bytes))",
+        "most = steps",
+        (f"{CHOICE}::test_records_stay_below_the_budget_or_the_traces",),
+        "memory grows with the sequence",
+    ),
+    Mutation(
+        "traces after the last chunk are always computed",
+        "_learner/chunk_costs.py",
+        "updates = chunks - 1 if from_zero else chunks",
+        "updates = chunks",
+        (f"{CHOICE}::test_what_is_chosen",),
+        "a sequence that needs no trace is cut",
+    ),
+    Mutation(
+        "traces that are carried on count as zero",
+        "_learner/gradient.py",
+        "key = steps, from_zero = steps_of(sequences), traces is None",
+        "key = steps, from_zero = steps_of(sequences), True",
+        (f"{CHOICE}::test_every_budget_gives_the_same_and_the_report_says_how",),
+        "the chunks that are chosen, and reported, are those of a fresh start",
     ),
     Mutation(
         "mean over all steps, whatever the mask",
