@@ -404,6 +404,22 @@ MUTATIONS = [
         ("tests/test_split_steps.py::test_what_cannot_be_mapped_over_time_stays_in_the_loop",),
         "both branches run at every step",
     ),
+    Mutation(
+        "layers of a stack that share a loop",
+        "_learner/stages.py",
+        "levels[s] + by_product for s",
+        "levels[s] for s",
+        ("tests/test_split_steps.py::test_layers_have_loops_of_their_own[Stack]",),
+        "products between layers are taken step by step",
+    ),
+    Mutation(
+        "effects of several layers out of turn",
+        "_learner/dependences.py",
+        "sources[index].append(before)",
+        "pass",
+        ("tests/test_split_steps.py::test_what_layers_do_besides_they_do_in_turn",),
+        "one layer tells of all steps before the next one tells of the first",
+    ),
     # buffers
     Mutation(
         "traces given away while somebody holds them",

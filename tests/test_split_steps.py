@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import stacks
 from assertions import assert_gradients_close
 
 import braintrace
@@ -223,6 +224,7 @@ SPLIT = [
     (Net, noisy),
     (Net, dropped),
     (Net, cumulative),
+    *((net, squared) for net in stacks.STACKS),
 ]
 
 
@@ -285,6 +287,34 @@ def products_in_loops(net, loss):
 @pytest.mark.parametrize("case", [SPLIT[0], (Embedding, squared), (Net, dropped)], ids=name_of)
 def test_only_the_recurrent_product_is_in_the_loop(case):
     assert sorted(products_in_loops(*case)) == [0, 0, 1]
+
+
+IN_LOOPS = {
+    stacks.Stack: [1, 1],
+    stacks.Three: [1, 1],
+    stacks.Diagonals: [],
+    stacks.Feedback: [2],
+    stacks.Delayed: [1, 1],
+    stacks.Dropped: [1, 1],
+    stacks.Watched: [1, 1],
+    stacks.Noting: [1, 1],
+    stacks.Filtered: [1, 1],
+}
+"""How many products are in loops that have any: those of States with themselves."""
+
+
+@pytest.mark.parametrize("net", IN_LOOPS, ids=lambda net: net.__name__)
+def test_layers_have_loops_of_their_own(net):
+    found = products_in_loops(net, squared)
+    assert [count for count in found if count] == IN_LOOPS[net]
+
+
+def test_what_layers_do_besides_they_do_in_turn():
+    learner = learner_of(stacks.Watched, "d_rtrl", inputs_of(stacks.Watched)[0][0])
+    stacks.seen.clear()
+    at_once(learner, stacks.Watched, squared, STEPS)
+    jax.effects_barrier()
+    assert [int(number) for number in stacks.seen] == [0, 1] * STEPS
 
 
 @pytest.mark.parametrize("case", STEP_BY_STEP, ids=name_of)

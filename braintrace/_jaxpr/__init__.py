@@ -2,7 +2,10 @@
 
 from .bodies import loop_of as loop_of
 from .bodies import rebuilt as rebuilt
+from .components import components as components
+from .equal import DRAWS as DRAWS
 from .equal import equal_values as equal_values
+from .equal import merged as merged
 from .evaluate import Rule as Rule
 from .evaluate import Rules as Rules
 from .evaluate import evaluate as evaluate

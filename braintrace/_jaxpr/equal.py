@@ -5,13 +5,14 @@ writes its equations anew. XLA merges what is equal within one loop body; what i
 it has to be recognised before.
 """
 
-from collections.abc import Hashable
+import dataclasses
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr
-from .program import Program
+from .program import Program, readers_of
 
 SAME_VALUE = frozenset({"stop_gradient"})
 """Operations that matter to derivatives alone."""
@@ -20,11 +21,24 @@ DRAWS = frozenset({"rng_uniform"})
 """Operations that give something else every time."""
 
 
-def equal_values(program: Program) -> dict[Var, Var]:
+KEEPS_ZERO = frozenset(
+    {"broadcast_in_dim", "convert_element_type", "reshape", "stop_gradient", "transpose"}
+)
+"""Operations whose result is zero where their operand is."""
+
+
+def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var]:
     """Return, for every variable, the first one that is computed in the same way.
 
     Values are equal, derivatives need not be: a function with a rule of its own is the same as
     another with the same body, and behind a ``stop_gradient`` there is none.
+
+    Parameters
+    ----------
+    program
+        The program.
+    zeros
+        Inputs that are zero: what they are added to stays as it is.
 
     Examples
     --------
@@ -38,20 +52,60 @@ def equal_values(program: Program) -> dict[Var, Var]:
     """
     first: dict[Var, Var] = {var: var for var in program.in_vars}
     seen: dict[Hashable, list[Var]] = {}
+    are_zero = set(zeros)
 
     def key_of(atom: Atom) -> Hashable:
         return first.setdefault(atom, atom) if is_var(atom) else _literal(atom)
 
     for equation in program.equations:
         operands = tuple(key_of(atom) for atom in equation.invars)
-        if equation.primitive.name in SAME_VALUE and is_var(equation.invars[0]):
-            found = [operands[0]]
+        unchanged = _unchanged(equation, are_zero)
+        if unchanged is not None:
+            found = [first[unchanged]]
         elif equation.effects or equation.primitive.name in DRAWS:
             found = equation.outvars
         else:
             found = seen.setdefault((_meaning(equation), operands), equation.outvars)
         first.update(zip(equation.outvars, found, strict=True))
     return first
+
+
+def _unchanged(equation: Equation, zeros: set[Var]) -> Var | None:
+    """Return the operand whose value an equation has; note results that are zero."""
+    name, operands = equation.primitive.name, equation.invars
+    is_zero = [atom in zeros if is_var(atom) else not np.any(atom.val) for atom in operands]
+    if (name in KEEPS_ZERO and all(is_zero)) or (name == "select_n" and all(is_zero[1:])):
+        zeros.update(equation.outvars)
+    if name in SAME_VALUE:
+        return operands[0] if is_var(operands[0]) else None
+    if name in ("add", "add_any") and zeros.intersection(filter(is_var, operands)):
+        other, result = operands[is_zero.index(True) - 1], equation.outvars[0]
+        is_same = (other.aval.shape, other.aval.dtype) == (result.aval.shape, result.aval.dtype)
+        return other if is_var(other) and is_same else None
+    return None
+
+
+def merged(program: Program, equal: Mapping[Var, Var]) -> Program:
+    """Return a program that computes what is equal once, for values alone.
+
+    Parameters
+    ----------
+    program
+        The program.
+    equal
+        For every variable the first one with its value; see `equal_values`.
+    """
+
+    def first(atom: Atom) -> Atom:
+        return equal[atom] if is_var(atom) else atom
+
+    equations = tuple(e.replace(invars=[*map(first, e.invars)]) for e in program.equations)
+    return dataclasses.replace(
+        program,
+        out_atoms=tuple(map(first, program.out_atoms)),
+        equations=equations,
+        readers=readers_of(equations),
+    )
 
 
 def _literal(atom: Atom) -> Hashable:

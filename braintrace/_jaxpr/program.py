@@ -112,14 +112,7 @@ class Program:
 def program_of(jaxpr: AnyJaxpr) -> Program:
     """Index a jaxpr; an open one must have no constants."""
     opened, constants = open_jaxpr(jaxpr)
-    producer: dict[Var, int] = {}
-    readers: dict[Var, list[tuple[int, int]]] = {}
-    for index, equation in enumerate(opened.eqns):
-        for var in equation.outvars:
-            producer[var] = index
-        for operand, atom in enumerate(equation.invars):
-            if is_var(atom):
-                readers.setdefault(atom, []).append((index, operand))
+    producer = {v: index for index, equation in enumerate(opened.eqns) for v in equation.outvars}
     # From jax 0.11.2 on, constants may be listed among the inputs as well.
     constant_vars = tuple(opened.constvars)
     return Program(
@@ -129,5 +122,15 @@ def program_of(jaxpr: AnyJaxpr) -> Program:
         equations=tuple(opened.eqns),
         constants=MappingProxyType(dict(zip(constant_vars, constants, strict=True))),
         producer=MappingProxyType(producer),
-        readers=MappingProxyType({var: tuple(uses) for var, uses in readers.items()}),
+        readers=readers_of(opened.eqns),
     )
+
+
+def readers_of(equations: Iterable[Equation]) -> Mapping[Var, tuple[tuple[int, int], ...]]:
+    """Return ``(equation index, operand index)`` of every use of a variable."""
+    readers: dict[Var, list[tuple[int, int]]] = {}
+    for index, equation in enumerate(equations):
+        for operand, atom in enumerate(equation.invars):
+            if is_var(atom):
+                readers.setdefault(atom, []).append((index, operand))
+    return MappingProxyType({var: tuple(uses) for var, uses in readers.items()})

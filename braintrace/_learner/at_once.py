@@ -10,17 +10,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import open_jaxpr
-from .._jaxpr import evaluate
+from .._jax import Equation, Var, bind, open_jaxpr
+from .._jaxpr import Rule, evaluate
 from .._typing import PyTree
 from .over_time import mapped
 from .pure_step import PureStep
 from .recording import ChunkResult, record_what_waits
-from .split import MOST_EXTRA, Split, split_step
+from .separate import separated
+from .split import Split, split_step
+from .stages import MOST_EXTRA, Loop
 from .step_program import (
     ByVar,
     StepProgram,
     Values,
+    equations_of,
     is_product,
     size_of,
     traced_step,
@@ -43,7 +46,7 @@ def at_once(step: PureStep, values: Values, slices: PyTree) -> "AtOnce | None":
     AtOnce or None
         ``None`` for a step that has to be run step by step, or had better be.
     """
-    found = traced_step(step, values, slices)
+    found = separated(traced_step(step, values, slices))
     split = split_step(found)
     if split is None:
         return None
@@ -105,35 +108,69 @@ class AtOnce:
         sequences, scales = chunk
         fixed = self._step.fixed(values)
         states, tree = jax.tree.flatten(start[0])
-        states, over_time = self._loop(fixed, states, jax.tree.leaves(sequences))
+        states, over_time = self._loops(fixed, states, jax.tree.leaves(sequences))
         (gradients, signal), (losses, aux) = self._losses(fixed, over_time, scales, values[2])
         gradients = jax.tree.map(jnp.add, start[1], gradients)
         kept = self.recording.of_traces.keep(fixed, over_time, len(scales))
         return ChunkResult(gradients, signal, jax.tree.unflatten(tree, states), losses, aux, kept)
 
-    def _loop(
+    def _loops(
         self, fixed: ByVar, start: list[Any], sequences: list[Any]
     ) -> tuple[list[Any], ByVar]:
         """Run what has to wait; return the last States, and values over time."""
         step, split = self._step, self._split
-        over_time = zip_dict(step.slices, sequences)
-        ahead = mapped(step.program, split.ahead, fixed, over_time)
-        over_time.update(zip_dict(split.ahead, ahead))
-        wanted = vars_of((step.written, split.recorded))
+        over_time, states = zip_dict(step.slices, sequences), dict(enumerate(start))
+        for loop in split.loops.in_order:
+            over_time.update(
+                zip_dict(loop.ahead, mapped(split.values, loop.ahead, fixed, over_time))
+            )
+            last, recorded = self._loop(loop, fixed, [start[k] for k in loop.carried], over_time)
+            states.update(zip_dict(loop.carried, last))
+            over_time.update(recorded)
+        at_last = [split.values.out_atoms[k] for k in split.loops.at_last]
+        now = {var: value[-1] for var, value in over_time.items()}
+        wanted = vars_of(at_last)
+        found = zip_dict(wanted, evaluate(split.values, wanted, {**fixed, **now}))
+        values = [value_of(atom, found) for atom in at_last]
+        states.update(zip_dict(split.loops.at_last, values))
+        return [states[k] for k in range(len(start))], over_time
+
+    def _loop(
+        self, loop: Loop, fixed: ByVar, start: list[Any], over_time: ByVar
+    ) -> tuple[list[Any], ByVar]:
+        """Run one loop; return the last States, and what it has recorded."""
+        program = self._split.values
+        carried = [self._step.carried[k] for k in loop.carried]
+        written = [program.out_atoms[k] for k in loop.carried]
+        recorded = [var for var in self._split.recorded if var in loop.made]
+        read = {var: over_time[var] for var in over_time if var in loop.read}
+        wanted = vars_of((written, recorded))
+        fixed = self._once(loop, fixed, wanted)
 
         def one_step(carry: list[Any], now: list[Any]) -> Any:
-            current = {**fixed, **zip_dict(step.carried, carry), **zip_dict(list(over_time), now)}
-            found = zip_dict(wanted, evaluate(step.program, wanted, current, effects=True))
-            return [value_of(a, found) for a in step.written], [found[v] for v in split.recorded]
+            current = {**fixed, **zip_dict(carried, carry), **zip_dict(list(read), now)}
+            values = evaluate(program, wanted, current, effects=loop.has_effects)
+            found = zip_dict(wanted, values)
+            return [value_of(a, found) for a in written], [found[v] for v in recorded]
 
-        last, recorded = jax.lax.scan(one_step, start, list(over_time.values()))
-        over_time.update(zip_dict(split.recorded, recorded))
-        return last, over_time
+        steps = len(next(iter(over_time.values())))
+        last, found = jax.lax.scan(one_step, start, list(read.values()), length=steps)
+        return last, zip_dict(recorded, found)
+
+    def _once(self, loop: Loop, fixed: ByVar, wanted: list[Var]) -> ByVar:
+        """Return what is the same in every step, and is read in a loop."""
+        program, varying = self._split.values, self._step.varying
+        acting = [e for e in program.equations if e.effects and loop.has_effects]
+        computed = [*equations_of(program, loop.made), *acting]
+        read = vars_of((wanted, [equation.invars for equation in computed]))
+        once = [var for var in read if var not in varying]
+        return zip_dict(once, evaluate(program, once, fixed))
 
     def _losses(self, fixed: ByVar, over_time: ByVar, scales: jax.Array, probes: PyTree) -> Any:
         """Return the gradients of parameters and probes, and losses and auxiliary results."""
         step = self._step
-        given = {var: over_time[source] for var, source in self._split.source.items()}
+        source, same = self._split.source, self._split.same
+        read = list(dict.fromkeys([*source.values(), *same.values()]))
         results, tree = jax.tree.flatten(step.results[:2])
         wanted = vars_of(results)
 
@@ -141,11 +178,14 @@ class AtOnce:
             own = {**fixed, **zip_dict(self._differentiated, parameters)}
 
             def of_step(probes: list[Any], now: list[Any]) -> list[Any]:
-                current = {**own, **zip_dict(step.probes, probes), **zip_dict(list(given), now)}
-                found = zip_dict(wanted, evaluate(step.program, wanted, current))
+                known = zip_dict(read, now)
+                given = {var: known[first] for var, first in source.items()}
+                current = {**own, **zip_dict(step.probes, probes), **given}
+                rule = _with_values({var: known[first] for var, first in same.items()})
+                found = zip_dict(wanted, evaluate(step.program, wanted, current, rules=rule))
                 return [value_of(atom, found) for atom in results]
 
-            found = jax.vmap(of_step)(probes, list(given.values()))
+            found = jax.vmap(of_step)(probes, [over_time[var] for var in read])
             losses, aux = jax.tree.unflatten(tree, found)
             return jnp.sum(losses * scales), (losses, aux)
 
@@ -155,3 +195,31 @@ class AtOnce:
         own = [fixed[var] for var in self._differentiated]
         (gradients, signal), outcome = differentiate(own, zeros)
         return (gradients, jax.tree.unflatten(probe_tree, signal)), outcome
+
+
+def _with_values(known: ByVar) -> Rule:
+    """Return a rule by which variables have the values that are known, and derivatives as ever.
+
+    Products whose values are there are then not taken again to be differentiated.
+    """
+
+    def rule(equation: Equation, values: list[Any]) -> list[Any] | None:
+        if not any(var in known for var in equation.outvars):
+            return None
+        found = zip(equation.outvars, bind(equation, values), strict=True)
+        return [_instead(value, known[var]) if var in known else value for var, value in found]
+
+    return rule
+
+
+def _known(value: jax.Array, known: jax.Array) -> jax.Array:
+    return known
+
+
+def _derivative_of_value(primals: Any, tangents: Any) -> Any:
+    return primals[1], tangents[0]
+
+
+_instead = jax.custom_jvp(_known)
+"""``(value, known)``: a value that is known already, with the derivative of how it is computed."""
+_instead.defjvp(_derivative_of_value)

@@ -166,21 +166,23 @@ class Recording:
     ----------
     differentiated
         For every leaf of the parameters: whether the losses depend on it outside the traces.
-    split
-        What is computed ahead of the loop, and what the loop records.
+    written
+        Variables that have a value for every step.
+    source
+        For variables that are given for all steps: which of them has the value.
     of_traces
         The records that the traces need.
     """
 
     differentiated: tuple[bool, ...]
-    split: Split
+    written: tuple[Var, ...]
+    source: Mapping[Var, Var]
     of_traces: Results
 
     @property
     def bytes_per_step(self) -> int:
         """What every step of a chunk writes."""
-        written = (self.split.recorded, self.split.ahead, self.of_traces.computed)
-        return sum(map(size_of, vars_of(written)))
+        return sum(map(size_of, vars_of((self.written, self.of_traces.computed))))
 
     def chosen(self, leaves: Iterable[Leaf]) -> list[Leaf]:
         """Return, of something for every leaf of the parameters, that for the differentiated."""
@@ -208,7 +210,8 @@ def record_all(step: StepProgram) -> Recording:
     inputs = set(step.program.in_vars)
     return Recording(
         tuple(bool(step.program.depends_on([atom]) & inputs) for atom in gradients),
-        Split((), recorded, source),
+        recorded,
+        source,
         results_of(step, results[-1], source),
     )
 
@@ -218,4 +221,5 @@ def record_what_waits(step: StepProgram, split: Split) -> Recording:
     loss, _, records = step.results
     reaching = step.program.depends_on([loss], blocked=frozenset({"stop_gradient"}))
     differentiated = tuple(var in reaching for var in step.parameters)
-    return Recording(differentiated, split, results_of(step, records, split.source))
+    written = (*split.recorded, *split.ahead)
+    return Recording(differentiated, written, split.source, results_of(step, records, split.source))

@@ -44,11 +44,11 @@ class StepByStep:
         self._step = found = differentiated_step(step, values, slices)
         self.recording = recording = record_all(found)
         gradients, *outcome, _ = found.results
-        self._outcome = results_of(found, outcome, recording.split.source)
+        self._outcome = results_of(found, outcome, recording.source)
         self._gradients = recording.chosen(gradients)
         self._scale = found.slices[-1]
         of_loss = found.program.dependents_of([self._scale]) if has_mask else set()
-        wanted = vars_of((found.written, self._gradients, recording.split.recorded))
+        wanted = vars_of((found.written, self._gradients, recording.written))
         self._backward = [var for var in wanted if var in of_loss]
         self._forward = [var for var in wanted if var not in of_loss]
         self._forward += _read_by(found.program, self._backward, of_loss)
@@ -70,7 +70,7 @@ class StepByStep:
         chunk
             Slices of the sequences, and the scale of every step's loss.
         """
-        step, recorded = self._step, self.recording.split.recorded
+        step, recorded = self._step, self.recording.written
         fixed = step.fixed(values)
         states, tree = jax.tree.flatten(start[0])
 

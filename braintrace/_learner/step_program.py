@@ -2,15 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from .._etrace_op import ETP_PRIMITIVES
-from .._jax import Atom, Equation, Var, is_var
-from .._jaxpr import Program, inlined, program_of
+from .._jax import Atom, Equation, Var, is_var, trace_to_jaxpr
+from .._jaxpr import DRAWS, Program, inlined, program_of
 from .._typing import PyTree
 from .pure_step import PureStep
 
@@ -55,7 +55,9 @@ class StepProgram:
     @functools.cached_property
     def varying(self) -> set[Var]:
         """The variables that are not the same in every step."""
-        return self.program.dependents_of([*self.carried, *self.slices])
+        acting = (e for e in self.program.equations if e.effects or e.primitive.name in DRAWS)
+        found = [var for equation in acting for var in equation.outvars]
+        return self.program.dependents_of([*self.carried, *self.slices, *found])
 
     @property
     def bytes_in_and_out(self) -> int:
@@ -66,6 +68,35 @@ class StepProgram:
         """Return the values of the inputs that are the same in every step."""
         given = zip_dict(self.inputs, jax.tree.leaves(values))
         return {var: value for var, value in given.items() if var not in self.carried}
+
+    def retraced(self, run: Callable[..., Sequence[Any]]) -> "StepProgram":
+        """Return the same step by another program.
+
+        Parameters
+        ----------
+        run
+            Returns the values of all outputs, given those of all inputs.
+        """
+        old = self.program
+        closed = trace_to_jaxpr(run, [var.aval for var in old.in_vars])
+        program = program_of(inlined(closed))
+        new = zip_dict(old.in_vars, program.in_vars)
+        tree = jax.tree.structure((self.written, self.results))
+        written, results = jax.tree.unflatten(tree, program.out_atoms)
+
+        def same(variables: tuple[Var, ...]) -> tuple[Var, ...]:
+            return tuple(new[var] for var in variables)
+
+        return StepProgram(
+            program,
+            same(self.parameters),
+            same(self.probes),
+            same(self.inputs),
+            same(self.carried),
+            same(self.slices),
+            written,
+            results,
+        )
 
 
 def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:

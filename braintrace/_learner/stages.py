@@ -1,0 +1,211 @@
+"""The loops over time that the steps of a chunk are cut into.
+
+States that depend on each other, step after step, share a loop. Between two loops products are
+taken for all steps at once, of what the loops before have recorded: a stack of layers runs like
+so many single layers. What is computed element by element stays in the loop of those who read it.
+
+The level of a loop is the number of products on the longest way to it. States of one level share
+a loop; where several levels are possible, a State gets the last one, next to those who read it.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Sequence
+
+from .._jax import Var
+from .._jaxpr import Program
+from .dependences import Dependences, dependences_of
+from .step_program import StepProgram, equations_of, is_product, size_of
+
+MOST_EXTRA = 4
+"""How much more than what a step takes in and gives out its products may take, to be kept for all
+steps of a chunk at once: the logits of a large vocabulary are worth a loop."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loop:
+    """A loop over time, and the products that are taken for all steps before it.
+
+    Attributes
+    ----------
+    ahead
+        These products.
+    carried
+        Indices of the States that it carries.
+    made
+        Variables that it computes or carries.
+    read
+        Variables that it reads of what there is for all steps.
+    has_effects
+        Whether it runs the equations that have an effect.
+    """
+
+    ahead: tuple[Var, ...]
+    carried: tuple[int, ...]
+    made: frozenset[Var]
+    read: frozenset[Var]
+    has_effects: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loops:
+    """The loops of a chunk.
+
+    Attributes
+    ----------
+    in_order
+        The loops.
+    at_last
+        Indices of the States that no loop carries: no step reads them, and the last one gives
+        their values.
+    given
+        All variables that can be had for all steps, if they are recorded.
+    read
+        Those of them that are read before a loop, in it, or for States of the last step.
+    """
+
+    in_order: tuple[Loop, ...]
+    at_last: tuple[int, ...]
+    given: frozenset[Var]
+    read: frozenset[Var]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Levels:
+    """Where equations are run.
+
+    Attributes
+    ----------
+    of_equation
+        The level of each equation that has to be in a loop, by index.
+    of_state
+        The level from which on a State can be carried, and whether it has to be in that loop.
+    products
+        Results of the products that are taken for all steps at once.
+    """
+
+    of_equation: dict[int, int]
+    of_state: list[tuple[int, bool]]
+    products: frozenset[Var]
+
+
+def loops_of(
+    step: StepProgram, values: Program, waiting: Collection[int], later: Collection[Var]
+) -> Loops:
+    """Cut the loop over time into several.
+
+    Parameters
+    ----------
+    step
+        The step.
+    values
+        Its program, where what is equal is computed once.
+    waiting
+        Indices of the equations that have to be run step by step.
+    later
+        What the results of the step are computed from.
+    """
+    levels = _levels(step, values, waiting, later)
+    written = values.out_atoms[: len(step.carried)]
+    numbers = sorted({*levels.of_equation.values(), *(n for n, is_in in levels.of_state if is_in)})
+    loop_of_state = [
+        level if is_in else next((n for n in numbers if n >= level), None)
+        for level, is_in in levels.of_state
+    ]
+    given, read, loops = set(step.slices), set[Var](), list[Loop]()
+
+    def behind(targets: Iterable[Var], stops: Collection[Var]) -> set[Var]:
+        return values.depends_on(targets, frozenset(stops)) & step.varying
+
+    for number in numbers:
+        carried = [k for k, level in enumerate(loop_of_state) if level == number]
+        run = [values.equations[i] for i, level in levels.of_equation.items() if level == number]
+        targets = [written[k] for k in carried]
+        targets += [atom for equation in run for atom in (*equation.invars, *equation.outvars)]
+        there = given | levels.products
+        inside = behind(targets, there)
+        products = behind(inside & levels.products - given, given)
+        made = {v for e in equations_of(values, inside - there) for v in e.outvars}
+        made.update(step.carried[k] for k in carried)
+        ahead = (v for e in equations_of(values, products) for v in e.outvars)
+        loop = Loop(
+            tuple(v for v in ahead if v in levels.products and v not in given),
+            tuple(carried),
+            frozenset(made),
+            frozenset(inside & there),
+            any(equation.effects for equation in run),
+        )
+        loops.append(loop)
+        read |= (inside & there) | (products & given)
+        given.update(made, loop.ahead)
+    at_last = [k for k, level in enumerate(loop_of_state) if level is None]
+    read |= behind([written[k] for k in at_last], given) & given
+    return Loops(tuple(loops), tuple(at_last), frozenset(given), frozenset(read))
+
+
+def _levels(
+    step: StepProgram, values: Program, waiting: Collection[int], later: Collection[Var]
+) -> _Levels:
+    """Find out how many products come before what has to be in a loop.
+
+    Nodes of the graph are the equations, and behind them the carried States.
+    """
+    graph, count = dependences_of(step, values, waiting), len(values.equations)
+    read = {count + k for k, v in enumerate(step.carried) if v in later or v in graph.read}
+    stays = [
+        any(graph.is_circle(node) or node in read or node in waiting for node in group)
+        for group in graph.components
+    ]
+    products, extra = set[int](), 0
+    for index in sorted({node for node in graph.node_of.values() if node < count}):
+        equation, component = values.equations[index], graph.component_of[index]
+        if is_product(equation) and not stays[component]:
+            extra += sum(map(size_of, equation.outvars))
+            if extra <= MOST_EXTRA * step.bytes_in_and_out:
+                products.add(index)
+            else:
+                stays[component] = True
+    levels = _levels_of_components(graph, products, stays)
+    of_node = {node: levels[number] for node, number in graph.component_of.items()}
+    stay = {node for node, number in graph.component_of.items() if stays[number]}
+    return _Levels(
+        {node: of_node[node] for node in sorted(stay) if node < count},
+        [(of_node[count + k], count + k in stay) for k in range(len(step.carried))],
+        frozenset(v for i in products for v in values.equations[i].outvars),
+    )
+
+
+def _levels_of_components(
+    graph: Dependences, products: Collection[int], stays: list[bool]
+) -> list[int]:
+    """Return the number of products before each component: the last possible in loops."""
+    edges = [
+        {(graph.component_of[s], s in products) for node in group for s in graph.sources[node]}
+        for group in graph.components
+    ]
+    first = _after(edges, [None] * len(edges))
+    top = max((n for n, is_in in zip(first, stays, strict=True) if is_in), default=0)
+    last = _before(edges, [top if is_in else len(edges) for is_in in stays])
+    return _after(edges, [n if is_in else None for n, is_in in zip(last, stays, strict=True)])
+
+
+Edges = list[set[tuple[int, bool]]]
+"""For each component those that it depends on, which come before it, and whether by a product."""
+
+
+def _after(edges: Edges, fixed: Sequence[int | None]) -> list[int]:
+    """Return the first possible level of each component, where it is not fixed."""
+    levels: list[int] = []
+    for number, level in enumerate(fixed):
+        behind = (levels[s] + by_product for s, by_product in edges[number] if s != number)
+        levels.append(max(behind, default=0) if level is None else level)
+    return levels
+
+
+def _before(edges: Edges, most: list[int]) -> list[int]:
+    """Return the last possible level of each component, where there is a highest one."""
+    levels = list(most)
+    for number in reversed(range(len(edges))):
+        for source, by_product in edges[number]:
+            if source != number:
+                levels[source] = min(levels[source], levels[number] - by_product)
+    return levels
