@@ -506,8 +506,8 @@ MUTATIONS = [
     Mutation(
         "sparse traces by row",
         "_etrace_op/sparse.py",
-        'trace["weight"] * _at(hidden_dim, sparse_mat.columns)}',
-        'trace["weight"] * _at(hidden_dim, sparse_mat.rows)}',
+        'trace["weight"] * _at(hidden_dim, sparse_mat.columns, sparse_mat)}',
+        'trace["weight"] * _at(hidden_dim, sparse_mat.rows, sparse_mat)}',
         operations(CHUNKS, "sparse_matmul with bias"),
         "an entry follows the unit of its row",
     ),

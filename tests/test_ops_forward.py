@@ -1,5 +1,7 @@
 """Values of the five operations, against NumPy and plain JAX."""
 
+import gc
+
 import brainevent
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from ops_catalogue import CSR, DENSE, ENTRIES, array, quick_jit
 
 from braintrace._errors import DtypeError, OptionError, ShapeError
 from braintrace._etrace_op import conv, element_wise, lora_matmul, matmul, sparse_matmul
+from braintrace._etrace_op import sparse_pattern as sparse_pattern_module
 from braintrace._jax import open_jaxpr, sub_jaxprs
 
 
@@ -281,6 +284,17 @@ def test_equal_patterns_share_one_compilation():
     (second,) = (e.params["sparse_mat"] for e in _sparse_equations(other))
     assert first == second and hash(first) == hash(second) and first is not second
     assert first != CSR
+
+
+def test_a_structure_is_read_once_while_it_lives():
+    matrix = saiunit.sparse.CSC.fromdense(jnp.asarray(DENSE))
+    before = len(sparse_pattern_module._known)
+    first = sparse_pattern_module.sparse_pattern(matrix)
+    assert sparse_pattern_module.sparse_pattern(matrix.with_data(2 * matrix.data)) is first
+    assert len(sparse_pattern_module._known) == before + 1
+    del matrix
+    gc.collect()
+    assert len(sparse_pattern_module._known) == before
 
 
 def _sparse_equations(matrix):

@@ -21,7 +21,7 @@ from .sparse_pattern import SparsePattern
 FEWEST_ROWS, FEWEST_ENTRIES = 8, 2**12
 """Below, to gather the factors at once is faster: a row costs as much as some 10 numbers."""
 
-ROWS_AT_ONCE, TERMS_AT_ONCE = 128, 2**18
+ROWS_AT_ONCE, TERMS_AT_ONCE = 64, 2**18
 """On a processor: a part of the ``k``, and the products of a block of entries."""
 
 MOST_TERMS = 2**26
@@ -51,9 +51,13 @@ def sampled_product(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
     if sparse_mat.has_padding:
         x, factor = (jnp.pad(a, [*[(0, 0)] * (a.ndim - 1), (0, 1)]) for a in (x, factor))
     operands = x, factor, sparse_mat.rows, sparse_mat.columns
-    at_once = functools.partial(_of_blocks, terms=MOST_TERMS, total=_reduced)
-    on_cpu = functools.partial(divided_dependent, divided=at_once, whole=_of_samples)
-    return jax.lax.platform_dependent(*operands, cpu=on_cpu, default=at_once)
+    on_cpu = functools.partial(divided_dependent, divided=_at_once, whole=_of_samples)
+    return jax.lax.platform_dependent(*operands, cpu=on_cpu, default=_at_once)
+
+
+def _at_once(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
+    blocks = _blocks(x, factor, rows, columns, terms=MOST_TERMS, total=_reduced)
+    return _joined(blocks, len(rows))
 
 
 def _of_samples(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
@@ -64,19 +68,20 @@ def _of_samples(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
     parts = math.ceil(x.shape[0] / ROWS_AT_ONCE)
     length = math.ceil(x.shape[0] / parts)
     missing = [(0, parts * length - x.shape[0]), (0, 0)]
+    cut = tuple(jnp.pad(array, missing).reshape(parts, length, -1) for array in (x, factor))
 
     def of_part(part: tuple[Any, Any]) -> Any:
-        return _of_blocks(*part, rows, columns, terms=TERMS_AT_ONCE, total=_multiplied_by_ones)
+        terms, total = TERMS_AT_ONCE, _multiplied_by_ones
+        return _blocks(*part, rows, columns, terms=terms, total=total)
 
-    if parts == 1:
-        return of_part((x, factor))
-    cut = tuple(jnp.pad(array, missing).reshape(parts, length, -1) for array in (x, factor))
-    first = of_part((cut[0][0], cut[1][0]))
-    rest = cut[0][1:], cut[1][1:]
-    return jax.lax.scan(lambda sums, part: (sums + of_part(part), None), first, rest)[0]
+    sums = of_part((cut[0][0], cut[1][0]))
+    if parts > 1:  # blocks are joined once: XLA would join and add them up number by number
+        rest = cut[0][1:], cut[1][1:]
+        sums, _ = jax.lax.scan(lambda sums, part: (sums + of_part(part), None), sums, rest)
+    return _joined(sums, len(rows))
 
 
-def _of_blocks(
+def _blocks(
     x: Any,
     factor: Any,
     rows: Any,
@@ -85,23 +90,27 @@ def _of_blocks(
     terms: int,
     total: Callable[[Any], Any],
 ) -> Any:
-    x, factor = (jnp.moveaxis(array, (0, -1), (-1, 0)) for array in (x, factor))
-    count = len(rows)
-    size = min(count, max(1, terms // math.prod(x.shape[1:])))
-    full = count // size
+    """Return the sums of blocks of entries ``(blocks, ..., entries)``, the last one shifted.
 
-    def of_entries(first: Any, size: int) -> Any:
+    It begins so early that it ends with the last entry.
+    """
+    x, factor = (jnp.moveaxis(array, (0, -1), (-1, 0)) for array in (x, factor))
+    size = min(len(rows), max(1, terms // math.prod(x.shape[1:])))
+
+    def of_block(first: Any) -> Any:
         at_rows, at_columns = (
             jax.lax.dynamic_slice_in_dim(places, first, size) for places in (rows, columns)
         )
         return jnp.moveaxis(total(_picked(x, at_rows) * _picked(factor, at_columns)), 0, -1)
 
-    blocks = jax.lax.map(lambda block: of_entries(block * size, size), jnp.arange(full))
-    found = jnp.moveaxis(blocks, 0, -2).reshape(*blocks.shape[1:-1], full * size)
-    if full * size == count:
-        return found
-    rest = of_entries(full * size, count - full * size)
-    return jnp.concatenate([found, rest], axis=-1)
+    return jax.lax.map(of_block, jnp.arange(0, len(rows), size))
+
+
+def _joined(blocks: Any, entries: int) -> Any:
+    blocks = jnp.moveaxis(blocks, 0, -2)
+    *lead, count, size = blocks.shape
+    full = blocks[..., :-1, :].reshape(*lead, (count - 1) * size)
+    return jnp.concatenate([full, blocks[..., -1, count * size - entries :]], axis=-1)
 
 
 def _picked(array: Any, indices: Any) -> Any:

@@ -2,9 +2,12 @@
 
 import functools
 import hashlib
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from .._errors import DtypeError, ShapeError
@@ -79,8 +82,21 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
             f"`sparse_matmul`: `sparse_mat` must be a matrix without batch or dense axes, got a "
             f"{kind} of shape {tuple(matrix.shape)}."
         )
-    rows, columns = _READERS[kind](matrix)
-    return _make_pattern(rows, columns, (int(matrix.shape[0]), int(matrix.shape[1])))
+    shape = (int(matrix.shape[0]), int(matrix.shape[1]))
+    names, read = _READERS[kind]
+    indices = [getattr(matrix, name) for name in names]
+    if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in indices):
+        return _make_pattern(*read(*indices), shape)
+    key = (kind, shape, *map(id, indices))
+    if key not in _known:
+        _known[key] = _make_pattern(*read(*indices), shape)
+        for array in indices:
+            weakref.finalize(array, _known.pop, key, None).atexit = False
+    return _known[key]
+
+
+_known: dict[tuple[Any, ...], SparsePattern] = {}
+"""What arrays of indices that are still alive have been read as: every trace of a model asks."""
 
 
 def _make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> SparsePattern:
@@ -110,32 +126,32 @@ def _concrete(indices: Any) -> np.ndarray:
     return np.asarray(indices).astype(np.int64)
 
 
-def _read_compressed(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    counts = np.diff(_concrete(matrix.indptr))
-    minor = _concrete(matrix.indices)
+def _read_compressed(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarray]:
+    counts = np.diff(_concrete(pointers))
+    minor = _concrete(indices)
     major = np.full(len(minor), len(counts))  # entries beyond the last pointer are padding
     major[: counts.sum()] = np.repeat(np.arange(len(counts)), counts)
     return major, minor
 
 
-def _read_csc(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    columns, rows = _read_compressed(matrix)
+def _read_csc(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarray]:
+    columns, rows = _read_compressed(indices, pointers)
     return rows, columns
 
 
-def _read_coo(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    return _concrete(matrix.row), _concrete(matrix.col)
+def _read_coo(rows: Any, columns: Any) -> tuple[np.ndarray, np.ndarray]:
+    return _concrete(rows), _concrete(columns)
 
 
-def _read_bcoo(matrix: Any) -> tuple[np.ndarray, np.ndarray]:
-    indices = _concrete(matrix.indices)
-    return indices[:, 0], indices[:, 1]
+def _read_bcoo(indices: Any) -> tuple[np.ndarray, np.ndarray]:
+    places = _concrete(indices)
+    return places[:, 0], places[:, 1]
 
 
-_READERS = {
-    "CSR": _read_compressed,
-    "CSC": _read_csc,
-    "COO": _read_coo,
-    "BCOO": _read_bcoo,
-    "BCSR": _read_compressed,
+_READERS: dict[str, tuple[tuple[str, ...], Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
+    "CSR": (("indices", "indptr"), _read_compressed),
+    "CSC": (("indices", "indptr"), _read_csc),
+    "COO": (("row", "col"), _read_coo),
+    "BCOO": (("indices",), _read_bcoo),
+    "BCSR": (("indices", "indptr"), _read_compressed),
 }
