@@ -118,7 +118,7 @@ def test_a_given_length_is_taken_as_it_is():
 def test_windows_do_not_depend_on_the_device(monkeypatch):
     """Their length is a part of the estimate."""
     learner = leaky_learner(vjp_method="multi-step")
-    monkeypatch.setattr(chunks, "memory_of_device", lambda: 1)
+    monkeypatch.setattr(chunks, "memory_of", lambda device: 1)
     found = [windows_of(learner.graph, Options(), steps) for steps in (5, 64, 65, 1000, 100_000)]
     assert [cut.length for cut in found] == [5, 64, 33, 63, 64]
     assert all(cut.budget is None for cut in found)
@@ -129,15 +129,17 @@ def test_windows_do_not_depend_on_the_device(monkeypatch):
     [(None, 2**30), (80 * 2**30, 2**30), (2**30, 2**30 // 10)],
 )
 def test_the_budget_is_a_share_of_the_device(monkeypatch, bytes_of_device, expected):
-    monkeypatch.setattr(chunks, "memory_of_device", lambda: bytes_of_device)
+    monkeypatch.setattr(chunks, "memory_of", lambda device: bytes_of_device)
     assert default_budget() == expected
 
 
 def test_the_memory_of_the_device(tmp_path):
-    found = memory.memory_of_device()
+    device = memory.current_device()
+    for given in (device, device.platform):
+        with jax.default_device(given):
+            assert memory.current_device() is device
+    found = memory.memory_of(device)
     assert found is None or found > 2**26
-    with jax.default_device(jax.devices()[0]):
-        assert memory.memory_of_device() == found
     own = tmp_path / "own"
     own.write_text("4:memory:/outer/inner\n3:cpu:/\n0::/service\n")
     for name, limit in {
@@ -160,7 +162,7 @@ class FakeDevice:
 
 
 def test_a_device_may_tell_its_memory():
-    assert memory._memory_of(FakeDevice()) == 1234
+    assert memory.memory_of(FakeDevice()) == 1234
 
 
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
@@ -196,7 +198,10 @@ def test_every_budget_gives_the_same_and_the_report_says_how(algorithm):
     learner.reset_state()
     found = learner.etrace_evolve(xs, memory_budget=1)
     assert_gradients_close({"outputs": found}, {"outputs": expected}, 1e-5)
-    assert {row.method for row in learner.report().sequences} == {"etrace_grad", "etrace_evolve"}
+    report = learner.report()
+    assert {row.method for row in report.sequences} == {"etrace_grad", "etrace_evolve"}
+    printed = f"{row.chunks} of {row.chunk_size}", f"{row.record_bytes:,}", f"{row.budget:,}"
+    assert all(text in str(report) and text in report._repr_html_() for text in printed)
 
 
 @pytest.mark.optimised

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._graph import ETraceGraph
-from .._runtime import memory_of_device
+from .._runtime import current_device, memory_of
 from .._typing import PyTree
 from .arguments import Options
 from .chunk_costs import ACCELERATOR, PROCESSOR, Work
@@ -88,7 +88,7 @@ def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
     or below the traces where these are larger.
     """
     most = max(1, max(budget, work.trace_bytes) // max(1, work.record_bytes))
-    rates = PROCESSOR if jax.default_backend() == "cpu" else ACCELERATOR
+    rates = PROCESSOR if current_device().platform == "cpu" else ACCELERATOR
     times = {
         length: work.seconds(steps, length, from_zero, rates)
         for length in _equal_parts(steps)
@@ -109,7 +109,7 @@ def _equal_parts(steps: int) -> Iterator[int]:
 
 def default_budget() -> int:
     """Return how many bytes may be recorded where the user does not say."""
-    memory = memory_of_device()
+    memory = memory_of(current_device())
     return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
 
 

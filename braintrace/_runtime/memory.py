@@ -1,4 +1,4 @@
-"""How much memory the device has that programs run on."""
+"""The device that programs run on, and how much memory it has."""
 
 import functools
 import os
@@ -10,20 +10,21 @@ import jax
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def memory_of_device() -> int | None:
-    """Return the bytes of the default device, or ``None`` where nothing tells them.
+def current_device() -> jax.Device:
+    """Return the device that JAX runs programs on where nobody says another."""
+    found = jax.config.jax_default_device
+    if not isinstance(found, jax.Device):  # none is set, or the name of a platform
+        (found, *_) = jax.local_devices(backend=found)
+    return found
+
+
+@functools.cache
+def memory_of(device: jax.Device) -> int | None:
+    """Return the bytes of a device, or ``None`` where nothing tells them.
 
     Of a GPU that is what JAX may allocate; of a CPU the physical memory, or the limit that is set
     for the process (of a container, say).
     """
-    device = jax.config.jax_default_device
-    if not isinstance(device, jax.Device):  # none is set, or the name of a platform
-        (device, *_) = jax.local_devices(backend=device)
-    return _memory_of(device)
-
-
-@functools.cache
-def _memory_of(device: jax.Device) -> int | None:
     limit = (device.memory_stats() or {}).get("bytes_limit")
     if limit is not None:
         return int(limit)
