@@ -20,7 +20,7 @@ from drivers import (
 from immediate import Immediate
 
 import braintrace
-from braintrace._executor import io_dim, recursion
+from braintrace._executor import io_dim, overwriting, recursion
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
 ALGORITHMS = [*WITH_TRACES, Immediate]
@@ -158,6 +158,26 @@ def blocks_of(length, monkeypatch):
 
     monkeypatch.setattr(io_dim, "scan_block", scan_block)
     return lengths
+
+
+@pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
+@cases.each([FEW[1], FEW[3]], [FEW[0], FEW[2]])
+def test_blocks_of_samples_change_nothing(case, per_sample, monkeypatch):
+    """D_RTRL updates the traces of a chunk block by block where they are large."""
+    xs, targets = (leaf[:5] for leaf in data(case))
+    restart = jnp.arange(5) == 3
+    restart = jnp.stack([restart, restart[::-1]], axis=1) if per_sample else restart
+
+    def run():
+        learner = build_learner(case, braintrace.D_RTRL)
+        options = {"chunk_size": 3, "reset": restart}
+        return sequence_gradient(learner, case, xs, targets, **options), snapshot(learner)
+
+    expected, states_and_traces = run()
+    monkeypatch.setattr(overwriting, "BLOCK_BYTES", 1)
+    actual, after = run()
+    assert_gradients_close(actual, expected, 1e-5, case.name)
+    assert_states_close(after, states_and_traces, case.name)
 
 
 class HalfPrecision(brainstate.nn.Module):

@@ -8,7 +8,7 @@ from assertions import assert_gradients_close
 from operation_cases import BATCH, CASES, STEPS, Diagonal, bptt, by_name, es_d_rtrl, loss
 
 import braintrace
-from braintrace._executor import ParameterTraces
+from braintrace._executor import ParameterTraces, overwriting
 from braintrace._graph import Records
 
 each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -40,7 +40,9 @@ def chunk_sizes(some):
 @pytest.mark.core
 @each_operation
 @chunk_sizes([1, 2])
-def test_d_rtrl_equals_bptt_for_chunks(case, chunks):
+def test_d_rtrl_equals_bptt_for_chunks(case, chunks, monkeypatch):
+    """Traces of several steps are updated sample by sample, as large ones are."""
+    monkeypatch.setattr(overwriting, "BLOCK_BYTES", 1)
     expected = bptt(case)
     _, found = gradients(case, "d_rtrl", chunks)
     for chunk, gradient in found.items():

@@ -14,7 +14,7 @@ reduction, for each addition of two samples would be a message.
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from .._jax import divided_dependent
 
 UNROLLED = 32
-BLOCK = 16
+BLOCK = 8
 
 
 def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 1) -> Any:
@@ -77,24 +77,31 @@ def _one_by_one(products: Callable[[Any], Any], operands: Any) -> Any:
         sample = jax.tree.map(lambda leaf: leaf[index : index + 1], operands)
         return jax.tree.map(lambda product: product[0], products(sample))
 
-    terms = map(of_sample, range(jax.tree.leaves(operands)[0].shape[0]))
-    return functools.reduce(functools.partial(jax.tree.map, operator.add), terms)
+    return _added(map(of_sample, range(jax.tree.leaves(operands)[0].shape[0])))
 
 
 def _in_blocks(products: Callable[[Any], Any], operands: Any) -> Any:
-    blocks = jax.tree.leaves(operands)[0].shape[0] // BLOCK
-    full = blocks * BLOCK
+    samples = jax.tree.leaves(operands)[0].shape[0]
+    full = samples - samples % BLOCK
 
-    def of_block(leaf: jax.Array) -> jax.Array:
-        return leaf[:full].reshape(blocks, BLOCK, *leaf.shape[1:])
+    def add(total: Any, start: jax.Array) -> tuple[Any, None]:
+        # Each sample is read where it is: a block cut out as a whole would be copied first.
+        def of_sample(index: int) -> Any:
+            def cut(leaf: jax.Array) -> jax.Array:
+                return jax.lax.dynamic_slice_in_dim(leaf, start + index, 1)
 
-    def add(total: Any, block: Any) -> Any:
-        return jax.tree.map(jnp.add, total, _one_by_one(products, block)), None
+            return jax.tree.map(lambda product: product[0], products(jax.tree.map(cut, operands)))
+
+        return jax.tree.map(jnp.add, total, _added(map(of_sample, range(BLOCK)))), None
 
     rest = jax.tree.map(lambda leaf: leaf[full:], operands)
-    has_rest = full < jax.tree.leaves(operands)[0].shape[0]
     one = jax.tree.map(lambda leaf: leaf[:1], operands)
     shapes = jax.eval_shape(functools.partial(_one_by_one, products), one)
     zero = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    has_rest = full < samples
     start = _one_by_one(products, rest) if has_rest else zero
-    return jax.lax.scan(add, start, jax.tree.map(of_block, operands))[0]
+    return jax.lax.scan(add, start, jnp.arange(0, full, BLOCK))[0]
+
+
+def _added(terms: Iterable[Any]) -> Any:
+    return functools.reduce(functools.partial(jax.tree.map, operator.add), terms)

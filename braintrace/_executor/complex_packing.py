@@ -235,6 +235,17 @@ def map_arrays(function: Callable[[Any], Any], site: TraceSite, traces: Traces) 
     return _of_arrays(arrays)
 
 
+def of_site(site: TraceSite, traces: Traces) -> Traces:
+    """Return the traces of one site, packed as they are."""
+    own = {site.key(a) for a in site.influence.reached}
+    return _of_arrays({keys: trace for keys, trace in _arrays(traces).items() if keys[0] in own})
+
+
+def joined(parts: Iterable[Traces]) -> Traces:
+    """Return the traces of several sites as one mapping, packed as they are."""
+    return _of_arrays({keys: trace for part in parts for keys, trace in _arrays(part).items()})
+
+
 def _arrays(traces: Traces) -> Mapping[tuple[str, ...], Any]:
     if isinstance(traces, PackedTraces):
         return traces.arrays

@@ -22,7 +22,7 @@ matrix product.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -45,12 +45,15 @@ from .active_outputs import ActiveOutputs, active_outputs_of, trace_shapes
 from .complex_packing import (
     coupled_states,
     factors_and_traces,
+    joined,
     map_arrays,
+    of_site,
     pack_like,
     unpack,
 )
 from .direct import add, direct_gradient, input_of, like
 from .layout import TraceSite, old_state_to_positions, trace_sites
+from .overwriting import known_after, overwritten
 from .products import (
     PLAIN,
     SELECTING,
@@ -58,11 +61,15 @@ from .products import (
     products_of_gradient,
     products_of_traces,
     where_kept,
+    where_slots,
     which_entries,
 )
 from .recursion import Blocks, backward, signals, suffix_products, transition_blocks
 from .restart import at_positions
-from .zero import is_zero, widened
+from .zero import as_arrays, is_zero, widened
+
+Decays: TypeAlias = dict[tuple[str, str], jax.Array]
+"""Factors shaped like an operation's output: of what is written from what is read, by keys."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,16 +98,13 @@ class ParameterTraces:
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk."""
-        if records.restart is not None:
-            traces = _restarted(graph, traces, records.restart.any(0))
-        before, traces = traces, unpack(traces)
         # What a single step adds to a trace is not multiplied by any transition.
         is_single = records.num_steps == 1
         products = (products_of_gradient if is_single else products_of_traces)(records)
-        new: dict[str, Any] = {}
+        new: list[Traces] = []
         for group in graph.traced_groups:
             members = trace_sites(graph, group)
-            rows = {a for site in members for a in site.influence.reached if site.key(a) in traces}
+            rows = {a for site in members for a in _kept_states(site, traces)}
             if not rows:
                 continue
             suffixes = suffix_products(
@@ -111,10 +115,11 @@ class ParameterTraces:
                 products.times,
             )
             for site in members:
-                entering = input_of(graph, site, records), records.Df
-                own_weights = weights[site.relation.key]
-                new.update(_updated(site, suffixes, entering, own_weights, traces, products))
-        return pack_like(new, before)
+                own = of_site(site, traces)
+                if own:
+                    own_weights = weights[site.relation.key]
+                    new.append(_updated(graph, site, suffixes, records, own_weights, own, products))
+        return joined(new)
 
     def gradient(
         self,
@@ -249,57 +254,75 @@ def _kept_states(site: TraceSite, traces: Traces) -> tuple[int, ...]:
 
 
 def _updated(
+    graph: ETraceGraph,
     site: TraceSite,
     suffixes: tuple[Blocks, Blocks],
-    entering: tuple[jax.Array | None, Arrays],
+    records: Records,
     weights: Arrays,
     traces: Traces,
     products: Products,
 ) -> Traces:
     """Return ``P⁰ ε⁰ + Σ x ⊗ (P Df)`` for every stored state of one site."""
-    (each, first), (x, Df) = suffixes, entering
-    active = _active_outputs(site, traces)
+    (each, first), Df, restart = suffixes, records.Df, records.restart
+    active, key_of = _active_outputs(site, traces), site.key
     weights = active.operands(site.relation, weights)
+    known = {key for key, trace in unpack(traces).items() if not is_zero(trace)}
+    decays = {
+        (key_of(i), key_of(j)): active.pick(site.to_slots(block))
+        for (i, j), block in first.items()
+        if key_of(i) in traces and key_of(j) in known
+    }
+    factors: Arrays = {}
+    for (i, m), block in each.items():
+        if key_of(i) in traces and key_of(m) in Df:
+            factor = active.pick(products.times(site.to_slots(block), Df[key_of(m)]))
+            key = key_of(i)
+            factors[key] = factors[key] + factor if key in factors else factor
+    if site.has_fan_out:
+        factors = {key: jnp.moveaxis(factor, 1, 0) for key, factor in factors.items()}
+    x, kept = input_of(graph, site, records), None
+    if restart is not None:
+        kept = active.pick(site.to_slots(at_positions(site.group, ~restart.any(0))))
 
-    keys = {a: site.key(a) for a in site.influence.reached}
-    new = {}
-    for i in [a for a, key in keys.items() if key in traces]:
-        terms = [
-            site.each_layer(
-                functools.partial(propagate, *site.operation),
-                active.pick(site.to_slots(first[i, j])),
-                widened(traces[keys[j]], first[i, j].dtype),
-            )
-            for j in keys
-            if (i, j) in first and keys[j] in traces and not is_zero(traces[keys[j]])
-        ]
-        added = [
-            active.pick(products.times(site.to_slots(each[i, m]), Df[keys[m]]))
-            for m in keys
-            if (i, m) in each and keys[m] in Df
-        ]
-        if added:
-            factor = sum(added[1:], added[0])
-            terms.append(_entered(site, x, factor, weights, products))
-        new[keys[i]] = jax.tree.map(_sum_like, traces[keys[i]], *terms)
+    def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
+        update = functools.partial(_advanced, site, weights, products)
+        has_samples = get_primitive_spec(site.relation.primitive).batched
+        # What a single step adds is a part of the pass over the traces already.
+        if has_samples and records.num_steps > 1:
+            return overwritten(update, (x, factors), of_samples, old, records.never)
+        return update((x, factors), of_samples, known_after(records.never, old))
+
+    new: Traces = site.each_layer(of_layer, factors, (decays, kept), as_arrays(traces))
     return new
 
 
-def _entered(
-    site: TraceSite, x: jax.Array | None, factor: jax.Array, weights: Arrays, products: Products
-) -> Arrays:
-    """Return the sum over time of the terms ``x ⊗ factor``."""
-    if site.has_fan_out:
-        factor = jnp.moveaxis(factor, 1, 0)
+def _advanced(
+    site: TraceSite,
+    weights: Arrays,
+    products: Products,
+    over_time: tuple[jax.Array | None, Arrays],
+    of_samples: tuple[Decays, jax.Array | None],
+    traces: Traces,
+) -> Traces:
+    """Return the traces of one layer of a site, of all samples or of some."""
+    (x, factors), (decays, kept), before = over_time, of_samples, unpack(traces)
+    if kept is not None:  # they are selected, not multiplied by zero: they may be NaN
+        before = {key: where_slots(site, kept, trace) for key, trace in before.items()}
+    new = {}
+    for key, old in before.items():
+        terms = [
+            propagate(*site.operation, decay, widened(before[read], decay.dtype))
+            for (written, read), decay in decays.items()
+            if written == key
+        ]
+        if key in factors:
+            inputs = products.inputs(site, x, factors[key])
+            terms.append(accumulate(*site.operation, inputs, factors[key], weights))
+        new[key] = jax.tree.map(_sum_like, old, *terms)
+    return pack_like(new, traces)
 
-    def of_layer(factor: jax.Array) -> Arrays:
-        return accumulate(*site.operation, products.inputs(site, x, factor), factor, weights)
 
-    entered: Arrays = site.each_layer(of_layer, factor)
-    return entered
-
-
-def _sum_like(old: jax.Array | jax.ShapeDtypeStruct, *parts: jax.Array) -> jax.Array:
+def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:
     if not parts:
         return jnp.zeros(old.shape, old.dtype)
     return sum(parts[1:], parts[0]).astype(old.dtype)

@@ -7,6 +7,7 @@ NaN or infinite there (a padded input, the state that has read it, its trace), a
 """
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ from .._etrace_op import Arrays, get_primitive_spec, propagate
 from .._graph import Records
 from .active_outputs import ActiveOutputs
 from .layout import TraceSite
-from .zero import is_zero
+from .zero import as_arrays, is_zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,23 +46,35 @@ def where_kept(site: TraceSite, active: ActiveOutputs, kept: jax.Array, trace: A
     """Return a trace with zeros for the positions of the group that are not kept."""
     if is_zero(trace):
         return trace
-    entries = which_entries(site, active, kept, trace)
+    select = functools.partial(where_slots, site)
+    selected: Arrays = site.each_layer(select, active.pick(site.to_slots(kept)), trace)
+    return selected
+
+
+def where_slots(site: TraceSite, kept: jax.Array, trace: Arrays) -> Arrays:
+    """Return a trace of one layer with zeros for the outputs that are not kept."""
+    entries = _entries(site, kept, trace)
     return {name: jnp.where(entries[name], leaf, 0) for name, leaf in trace.items()}
 
 
 def which_entries(
     site: TraceSite, active: ActiveOutputs, positions: jax.Array, trace: Arrays
 ) -> Arrays:
-    """Return which entries of a trace belong to some positions of the group."""
-    slots = site.to_slots(positions).astype(site.relation.y_var.aval.dtype)
+    """Return which entries of a trace, which may be given by its shapes, belong to positions."""
+    of_layer, slots = functools.partial(_entries, site), active.pick(site.to_slots(positions))
+    entries: Arrays = site.each_layer(of_layer, slots, as_arrays(trace))
+    return entries
+
+
+def _entries(site: TraceSite, slots: jax.Array, trace: Arrays) -> Arrays:
+    """Return which entries of a trace of one layer belong to some outputs.
+
+    The rules alone know which output an entry of a trace belongs to.
+    """
+    slots = slots.astype(site.relation.y_var.aval.dtype)
     ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, slots.dtype), trace)
-
-    def of_layer(factor: jax.Array, layer: Arrays) -> Arrays:
-        return propagate(*site.operation, factor, layer)
-
-    # The rules alone know which output an entry of a trace belongs to.
-    entries = site.each_layer(of_layer, active.pick(slots), ones)
-    return {name: entry != 0 for name, entry in entries.items()}
+    found = propagate(*site.operation, slots, ones)
+    return {name: entry != 0 for name, entry in found.items()}
 
 
 def _times(factor: jax.Array, value: jax.Array) -> jax.Array:

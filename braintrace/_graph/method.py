@@ -49,7 +49,7 @@ convolution, its groups, inputs, outputs, or entries of which nothing else is kn
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """What steps have left for the traces: time first, except for `has_mask`.
+    """What steps have left for the traces: time first, except for `has_mask` and `never`.
 
     A transition that is the same in every step may have a time axis of length 1.
 
@@ -66,6 +66,10 @@ class Records:
         Which samples have started anew before each step; ``None``: none.
     has_mask
         Whether there are steps whose loss does not count, so that their signal is zero.
+    never
+        A flag that is not set and not known before everything else that reads the traces before
+        the chunk has been computed; ``None``: nothing else does. Traces that are not read, nor
+        overwritten, before it is known are overwritten in place.
     """
 
     x: dict[str, jax.Array]
@@ -73,6 +77,7 @@ class Records:
     Df: dict[str, jax.Array]
     restart: jax.Array | None = None
     has_mask: bool = False
+    never: jax.Array | None = None
 
     @property
     def num_steps(self) -> int:
@@ -87,7 +92,7 @@ class Records:
 
 
 jax.tree_util.register_dataclass(
-    Records, data_fields=["D", "Df", "restart", "x"], meta_fields=["has_mask"]
+    Records, data_fields=["D", "Df", "never", "restart", "x"], meta_fields=["has_mask"]
 )
 
 

@@ -6,6 +6,7 @@ Both kinds have the same functions: ``cut`` (the length of a chunk), ``start`` (
 ``total`` (the gradient by parameter).
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -140,11 +141,20 @@ class RecordedChunk:
         """Return the traces after a chunk where `run` has computed them anyway, else None."""
         return None if isinstance(kept, Kept) else kept
 
-    def traces_after(self, weights: Weights, kept: KeptOfChunk, before: Traces) -> Traces:
-        """Return the traces after a chunk, from what `run` has kept and those before it."""
+    def traces_after(
+        self,
+        weights: Weights,
+        kept: KeptOfChunk,
+        before: Traces,
+        never: jax.Array | None = None,
+    ) -> Traces:
+        """Return the traces after a chunk, from what `run` has kept and those before it.
+
+        The flag is that of `Records`.
+        """
         if not isinstance(kept, Kept):
             return kept
-        records = self._recording.records(kept)
+        records = dataclasses.replace(self._recording.records(kept), never=never)
         return self._method.update(self._graph, weights, records, before)
 
 
@@ -236,6 +246,9 @@ class WindowChunk:
     def known_traces(self, kept: Records) -> None:
         """Return None: the gradient of a window computes no traces."""
 
-    def traces_after(self, weights: Weights, kept: Records, before: Traces) -> Traces:
+    def traces_after(
+        self, weights: Weights, kept: Records, before: Traces, never: jax.Array | None = None
+    ) -> Traces:
         """Return the traces after a window; see `RecordedChunk.traces_after`."""
-        return self._method.update(self._graph, weights, kept, before)
+        records = dataclasses.replace(kept, never=never)
+        return self._method.update(self._graph, weights, records, before)

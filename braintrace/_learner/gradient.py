@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._executor import as_arrays, examples, is_zero, operands
+from .._executor import as_arrays, examples, is_zero, never, operands
 from .._graph import ETraceGraph, Traces, Weights
 from .._jaxpr import program_of
 from .._runtime import read_states
@@ -200,15 +200,21 @@ class SequenceGradient:
 
         def run_chunk(carry: PyTree, chunk: PyTree) -> PyTree:
             (written, gradients, (kept, before)), results = run_last(carry, chunk)
-            after = self._updated((weights, kept), _once_computed(gradients, before))
+            after = self._updated((weights, kept), before, never(gradients))
             return (written, gradients, after), results
 
         return over_chunks(run_chunk, run_last, start, data, cut.steps, cut.length)
 
-    def _updated(self, sources: tuple[PyTree, PyTree], before: Traces | None) -> Traces:
+    def _updated(
+        self,
+        sources: tuple[PyTree, PyTree],
+        before: Traces | None,
+        flag: jax.Array | None = None,
+    ) -> Traces:
         """Return the traces after a chunk, from its operands and what was kept of it.
 
-        ``None`` before it means zero; among the operands, that the value does not matter.
+        ``None`` before it means zero; among the operands, that the value does not matter. The flag
+        is that of `Records`.
         """
         weights, kept = sources
         before = self._zero_traces if before is None else before
@@ -217,7 +223,7 @@ class SequenceGradient:
             self._operand_shapes,
             weights,
         )
-        after: Traces = self._chunks.traces_after(as_arrays(weights), kept, before)
+        after: Traces = self._chunks.traces_after(as_arrays(weights), kept, before, flag)
         return after
 
     def _read_by_update(self, weights: Weights, kept: PyTree, before: Traces | None) -> PyTree:
@@ -248,26 +254,6 @@ class SequenceGradient:
             return mask
         total = jnp.sum(mask)
         return mask / jnp.where(total == 0, 1, total)
-
-
-def _once_computed(first: PyTree, arrays: PyTree) -> PyTree:
-    """Return arrays as they are, in a way that XLA cannot use before it has computed others.
-
-    It overwrites traces in place only where every other use of them is known to come before;
-    otherwise it copies them. By the time that it decides, optimization barriers are gone: here
-    the arrays would be zero if some number were equal to itself and different from itself.
-    """
-    numbers = [_one_number(leaf) for leaf in jax.tree.leaves(first) if leaf.size]
-    if not numbers:
-        return arrays
-    never = jnp.any(jnp.stack([(number != number) & (number == number) for number in numbers]))
-    return jax.tree.map(lambda leaf: jnp.where(never, jnp.zeros_like(leaf), leaf), arrays)
-
-
-def _one_number(array: jax.Array) -> jax.Array:
-    """Return the first element of an array, of which no axis is folded: it may be divided."""
-    corner = jax.lax.slice(array, (0,) * array.ndim, (1,) * array.ndim)
-    return corner.reshape(())
 
 
 def _zero_operands(graph: ETraceGraph) -> Weights:
