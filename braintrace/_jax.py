@@ -8,6 +8,7 @@ file, so that a new release of JAX is met here and nowhere else. Tried with jax 
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -270,6 +271,43 @@ def _transpose_from_impl(
     results = jax.linear_transpose(of_unknown, *(operands[i].aval for i in unknown))(cotangent)
     by_index = dict(zip(unknown, results, strict=True))
     return [by_index.get(i) for i in range(len(operands))]
+
+
+def run_on_one_cpu(primitive: Any, impl: Callable[..., Any], chosen: Callable[..., Any]) -> None:
+    """Let a primitive run another function where a program runs on one device, a processor.
+
+    Its derivatives and maps stay those of ``impl``. What is exported is ``impl`` as well: a kernel
+    need not be there where it is run.
+    """
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+        module = ctx.module_context
+        is_alone = getattr(module.axis_context, "num_devices", None) == 1
+        is_here = is_alone and not module.lowering_parameters.for_export
+        function = functools.partial(chosen if is_here else impl, **params)
+        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+    mlir.register_lowering(primitive, lower, platform="cpu")
+
+
+_CSR_KERNEL = "cpu_csr_sparse_dense_ffi"
+
+
+def has_csr_kernel() -> bool:
+    """Tell whether this version of JAX brings its kernel for sparse matrices on a processor."""
+    try:
+        # The former knows which kernels there are, the latter tells XLA of them.
+        registrations = importlib.import_module("jaxlib.cpu_sparse").registrations()
+        importlib.import_module("jax.experimental.sparse")
+    except (ImportError, AttributeError):
+        return False
+    return _CSR_KERNEL in {name for name, *_ in registrations.get("cpu", ())}
+
+
+def csr_kernel(result: jax.ShapeDtypeStruct) -> Callable[..., Any]:
+    """Return ``(data, pointers, columns, dense) -> result``: a product with a CSR matrix."""
+    kernel: Callable[..., Any] = jax.ffi.ffi_call(_CSR_KERNEL, result)
+    return kernel
 
 
 # --- zeros that a map tells apart

@@ -41,6 +41,14 @@ class SparsePattern:
         """Whether some entry contributes nothing."""
         return bool((self.rows == self.shape[0]).any())
 
+    @functools.cached_property
+    def by_column(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Entries sorted by their column, where each column begins, and their rows; no padding."""
+        order = np.argsort(self.columns, kind="stable").astype(np.int32)
+        pointers = np.searchsorted(self.columns[order], np.arange(self.shape[1] + 1))
+        order = order[: pointers[-1]]
+        return order, pointers.astype(np.int32), self.rows[order]
+
     @property
     def nnz(self) -> int:
         """Number of entries, padding included."""
