@@ -1,17 +1,20 @@
 """How long the chunks are that ``chunk_size='auto'`` chooses, and what they take."""
 
+import dataclasses
+
 import brainstate
 import jax
 import jax.numpy as jnp
 import pytest
 from assertions import assert_gradients_close
 from drivers import named
+from jax.experimental.sparse import BCOO
 
 import braintrace
 from braintrace._learner import chunks
 from braintrace._learner.arguments import Options
 from braintrace._learner.body import Request
-from braintrace._learner.chunk_costs import Work, flops_of
+from braintrace._learner.chunk_costs import Work, flops_of, work_of
 from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
 from braintrace._learner.gradient import differentiating
 from braintrace._runtime import memory
@@ -81,6 +84,30 @@ def test_memory_is_flat_in_time_beyond_the_budget(work):
     ]
     assert max(taken) <= max(2 * MIB, work.trace_bytes)
     assert max(taken) < 1.1 * min(taken)
+
+
+@pytest.mark.parametrize(("algorithm", "traces"), [("d_rtrl", 2 * 4), ("es_d_rtrl", 0)])
+def test_the_factors_of_entries_are_looked_for_in_every_chunk(algorithm, traces):
+    matrix = BCOO.fromdense(jnp.eye(4))
+
+    class Sparse(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones(4))
+
+        def init_state(self, batch_size):
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+        def update(self, x):
+            y = braintrace.sparse_matmul(x, self.w.value, sparse_mat=matrix)
+            self.h.value = 0.9 * self.h.value + y
+            return self.h.value
+
+    learner = braintrace.compile(Sparse(), algorithm, jnp.ones((2, 4)), batch_size=2)
+    assert work_of(learner.algorithm, 1).gathered == 4 + traces
+    large = dataclasses.replace(LEAKY, gathered=10**7)
+    lengths = [fastest_length(work, 2048, False, 128 * MIB) for work in (LEAKY, large)]
+    assert lengths[0] < lengths[1], "the more there is to look for, the fewer chunks"
 
 
 @pytest.mark.parametrize(

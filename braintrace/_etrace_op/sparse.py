@@ -36,9 +36,10 @@ from .sums import sum_over_samples
 BLOCK_CELLS = 2**22
 """Largest dense block, in cells."""
 
-CELLS_PER_ENTRY_FORWARD, CELLS_PER_ENTRY_BACKWARD = 32, 16
+CELLS_PER_ENTRY_FORWARD, CELLS_PER_ENTRY_BACKWARD, CELLS_PER_SAMPLED_ENTRY = 32, 128, 16
 """The density down to which dense blocks pay, measured with 32 to 2048 rows on two cores;
-backward, where an entry's gradient is a sum over all rows, they pay longer."""
+backward, where an entry's gradient is a sum over all rows, they pay longer, and less long where
+there are so many entries that sums are taken block by block."""
 
 FEWEST_ROWS = 16
 
@@ -164,9 +165,11 @@ def _xy_to_dw(
     has_bias: bool = False,
 ) -> Arrays:
     leading = tuple(range(hidden_dim.ndim - 1))
-    if _pays(sparse_mat, hidden_dim, CELLS_PER_ENTRY_BACKWARD):
+    in_blocks = hidden_dim.ndim == 2 and is_large(sparse_mat, len(hidden_dim))
+    sparsest = CELLS_PER_SAMPLED_ENTRY if in_blocks else CELLS_PER_ENTRY_BACKWARD
+    if _pays(sparse_mat, hidden_dim, sparsest):
         product = _entry_gradients(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
-    elif hidden_dim.ndim == 2 and is_large(sparse_mat, len(hidden_dim)):
+    elif in_blocks:
         product = sampled_product(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
     else:
         terms = functools.partial(_terms, sparse_mat=sparse_mat)

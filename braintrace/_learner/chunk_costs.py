@@ -3,11 +3,13 @@ r"""How long the gradient of a sequence takes, by the length of its chunks.
 Let ``T`` steps be cut into ``n`` chunks of ``K``, of which ``m`` change the traces: all, or, from
 zero traces, all but the last, whose traces are left to whoever reads them. That takes about
 
-.. math:: T s + n c + m u + m K e + K r
+.. math:: T s + n c + m u + m K e + K r + n g + T g'
 
 with the products of a step and its gradient in ``s``, what a chunk costs by itself in ``c``, traces
 that are read and written in ``u``, what a step adds to them in ``e``, and memory for the records of
-a step in ``r``. All of it is counted from sizes: the same sequence is always cut alike.
+a step in ``r``. The two factors of every entry of a sparse matrix are looked for: ``g`` is to find
+them, for all steps of a chunk, and ``g'`` to multiply those of a step. All of it is counted from
+sizes: the same sequence is always cut alike.
 """
 
 import dataclasses
@@ -16,7 +18,7 @@ import math
 
 from .._algorithms import ETraceAlgorithm
 from .._etrace_op import ETPPrimitive, get_primitive_spec
-from .._graph import specs_of
+from .._graph import ETraceGraph, TraceSpec, specs_of
 from .._jax import Equation, open_jaxpr, sub_jaxprs
 
 
@@ -36,6 +38,8 @@ class Rates:
         To get memory for a byte of the records, and to go beyond the caches with it.
     operation
         To start an operation.
+    gather, gathered
+        To find the factors of one entry of a sparse matrix, and to multiply those of one step.
     """
 
     flop: float
@@ -43,16 +47,33 @@ class Rates:
     trace_byte: float
     record_byte: float
     operation: float
+    gather: float
+    gathered: float
 
 
 PROCESSOR = Rates(
-    flop=1.2e-11, trace_flop=4.6e-11, trace_byte=2.7e-10, record_byte=4.7e-10, operation=2.4e-7
+    flop=1.2e-11,
+    trace_flop=4.6e-11,
+    trace_byte=2.7e-10,
+    record_byte=4.7e-10,
+    operation=2.4e-7,
+    gather=1e-8,
+    gathered=4e-10,
 )
 """Fitted to the processor time of gradients on two cores with AVX-512: recurrent, gated and linear
 cells in one to four layers of 64 to 1024 units, with 1 to 128 samples of 64 to 2048 steps, from
-zero traces and carrying them on, in chunks of 8 steps to all."""
+zero traces and carrying them on, in chunks of 8 steps to all. The last two are those of sampled
+products with 10^6 entries and 16 to 128 steps."""
 
-ACCELERATOR = Rates(flop=3e-14, trace_flop=6e-14, trace_byte=2e-12, record_byte=0.0, operation=5e-6)
+ACCELERATOR = Rates(
+    flop=3e-14,
+    trace_flop=6e-14,
+    trace_byte=2e-12,
+    record_byte=0.0,
+    operation=5e-6,
+    gather=0.0,
+    gathered=4e-12,
+)
 """Of the order of what data sheets of graphics cards say: JAX keeps their memory, and to start a
 small operation takes longer than to run it."""
 
@@ -75,6 +96,8 @@ class Work:
         Size of the traces.
     record_bytes
         What a step of a chunk records.
+    gathered
+        How many numbers of gradient and traces are those of entries of sparse matrices.
     """
 
     flops: int
@@ -83,6 +106,7 @@ class Work:
     trace_bytes: int
     trace_entries: int
     record_bytes: int
+    gathered: int = 0
 
     def seconds(self, steps: int, chunk: int, from_zero: bool, rates: Rates) -> float:
         """Return how long it takes in chunks of a length.
@@ -107,6 +131,7 @@ class Work:
             + updates * self.trace_bytes * rates.trace_byte
             + entering * 2 * self.trace_entries * rates.trace_flop
             + chunk * self.record_bytes * rates.record_byte
+            + self.gathered * (chunks * rates.gather + steps * rates.gathered)
         )
 
 
@@ -129,7 +154,21 @@ def work_of(algorithm: ETraceAlgorithm, record_bytes: int, passes: int = 3) -> W
         trace_bytes=sum(spec.nbytes for spec in specs),
         trace_entries=sum(math.prod(spec.shape) for spec in specs),
         record_bytes=record_bytes,
+        gathered=_entries_of(algorithm.graph, specs),
     )
+
+
+def _entries_of(graph: ETraceGraph, specs: list[TraceSpec]) -> int:
+    """Return how many numbers the gradients and the traces of sparse matrices have."""
+    operands = {
+        (relation.key, name): math.prod(var.aval.shape)
+        for relation in graph.hidden_param_op_relations
+        for name, var in relation.trainable_vars.items()
+        if (get_primitive_spec(relation.primitive).trace_axes or {}).get(name) == ("entry",)
+    }
+    traces = (spec for spec in specs if (spec.relation, spec.operand) in operands)
+    sizes: list[int] = [*operands.values(), *(math.prod(spec.shape) for spec in traces)]
+    return sum(sizes)
 
 
 def flops_of(equation: Equation) -> int:
