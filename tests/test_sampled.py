@@ -107,8 +107,8 @@ def test_transformations():
             mapped = jax.vmap(function, in_axes=(0, None))(jnp.stack([x, dx]), f)
             tangent = jax.jvp(function, (x, f), (dx, df))
             gradients = jax.grad(lambda *a: jnp.sum(jnp.sin(function(*a))), (0, 1))(x, f)
-            (transpose,) = jax.linear_transpose(lambda x: function(x, f), x)(mapped[0])
-            return mapped, tangent, gradients, transpose
+            curvature = jax.jvp(jax.grad(lambda x: jnp.sum(jnp.sin(function(x, f)))), (x,), (dx,))
+            return mapped, tangent, gradients, curvature
 
         return quick_jit(both)
 

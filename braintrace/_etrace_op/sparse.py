@@ -8,7 +8,8 @@ one output, so the exact trace has one number per entry and sample:
 :math:`\epsilon_{be}`, of instantaneous term :math:`x_{b\,r(e)} f_{b\,c(e)}`. Nothing of size
 in x out is ever built. Products over many rows go through dense blocks of some columns each,
 where these are not much larger than their entries: scattered numbers are added up a hundred
-times slower.
+times slower. Of larger matrices, gradients and traces are sums over gathered rows (`sampled`), and
+several samples are multiplied by a kernel (`sparse_kernel`). The form follows from sizes alone.
 """
 
 import functools
