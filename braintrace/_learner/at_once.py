@@ -5,41 +5,44 @@ the Jacobians are then computed from what it has recorded, mapped over time, so 
 with weights are taken over time and batch together.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._jax import Equation, Var, bind, open_jaxpr
+from .._jax import Equation, Var, bind
 from .._jaxpr import Rule, evaluate
 from .._typing import PyTree
-from .over_time import mapped
+from .over_time import mapped, zero_sum
 from .pure_step import PureStep
 from .recording import ChunkResult, record_what_waits
 from .separate import separated
 from .split import Split, split_step
-from .stages import MOST_EXTRA, Loop
+from .stages import Loop
 from .step_program import (
     ByVar,
     StepProgram,
     Values,
     equations_of,
-    is_product,
-    size_of,
     traced_step,
     value_of,
     vars_of,
     zip_dict,
 )
 
-EXAMPLE_STEPS = 61
-"""Number of steps of the chunk on which a gradient is tried out; no other axis has that size."""
 
-
-def at_once(step: PureStep, values: Values, slices: PyTree) -> "AtOnce | None":
+def at_once(
+    step: PureStep, values: Values, slices: PyTree, length_of: Callable[[int], int]
+) -> "AtOnce | None":
     """Return how the steps of a chunk are run with most of it over time at once.
 
-    The parameters are those of `StepByStep`.
+    Parameters
+    ----------
+    step, values, slices
+        As for `StepByStep`.
+    length_of
+        ``bytes that a step records -> number of steps`` of a chunk, on which it is tried out.
 
     Returns
     -------
@@ -51,32 +54,31 @@ def at_once(step: PureStep, values: Values, slices: PyTree) -> "AtOnce | None":
     if split is None:
         return None
     gradient = AtOnce(found, split)
-    return gradient if _is_worth_it(gradient, found, values, (step, slices)) else None
+    steps = length_of(gradient.recording.bytes_per_step)
+    return gradient if _can_be_mapped(gradient, step, values, slices, steps) else None
 
 
-def _is_worth_it(
-    gradient: "AtOnce", found: StepProgram, values: Values, example: tuple[PureStep, PyTree]
+def _can_be_mapped(
+    gradient: "AtOnce", step: PureStep, values: Values, slices: PyTree, steps: int
 ) -> bool:
-    """Tell whether a gradient can be mapped over time, without much more memory."""
-    step, slices = example
+    """Tell whether all operations of a gradient can be mapped over time.
 
-    def run(parameters: PyTree, others: PyTree, probes: PyTree, held: PyTree, chunk: Any) -> Any:
-        gradients = gradient.recording.chosen(jax.tree.leaves(parameters))
-        start = (step.written_of(others), gradients)
-        result = gradient((parameters, others, probes, held), start, chunk)
-        return result, gradient.recording.records(result.kept)
+    What is traced for it is not traced again for chunks of as many steps.
+    """
 
     def over_time(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((EXAMPLE_STEPS, *jnp.shape(leaf)), jnp.result_type(leaf))
+        return jax.ShapeDtypeStruct((steps, *jnp.shape(leaf)), jnp.result_type(leaf))
 
+    parameters, others, *_ = values
+    outside = gradient.recording.chosen(jax.tree.leaves(parameters))
+    start = step.written_of(others), jax.eval_shape(lambda: jax.tree.map(zero_sum, outside))
     chunk = jax.tree.map(over_time, (slices, jnp.ones(())))
     try:
-        closed = jax.make_jaxpr(run)(*values, chunk)
+        result = jax.eval_shape(gradient, values, start, chunk)
+        jax.eval_shape(gradient.recording.records, result.kept)
     except NotImplementedError:  # an operation without a batching rule
         return False
-    products = [e.outvars[0] for e in open_jaxpr(closed)[0].eqns if is_product(e)]
-    extra = sum(size_of(v) for v in products if any(n % EXAMPLE_STEPS == 0 for n in v.aval.shape))
-    return extra <= MOST_EXTRA * EXAMPLE_STEPS * found.bytes_in_and_out
+    return True
 
 
 class AtOnce:
@@ -97,6 +99,7 @@ class AtOnce:
         self._step, self._split = step, split
         self.recording = record_what_waits(step, split)
         self._differentiated = self.recording.chosen(step.parameters)
+        self._traced = jax.jit(self._run)
 
     def __call__(
         self,
@@ -104,7 +107,16 @@ class AtOnce:
         start: tuple[PyTree, list[jax.Array]],
         chunk: tuple[PyTree, jax.Array],
     ) -> ChunkResult:
-        """Run a chunk; see `StepByStep`."""
+        """Run a chunk; see `StepByStep`. Chunks of one length are traced once."""
+        result: ChunkResult = self._traced(values, start, chunk)
+        return result
+
+    def _run(
+        self,
+        values: Values,
+        start: tuple[PyTree, list[jax.Array]],
+        chunk: tuple[PyTree, jax.Array],
+    ) -> ChunkResult:
         sequences, scales = chunk
         fixed = self._step.fixed(values)
         states, tree = jax.tree.flatten(start[0])

@@ -63,6 +63,8 @@ class RecordedChunk:
         Example values.
     has_mask
         Whether steps whose loss does not count are to have no backward pass.
+    options, steps
+        How sequences are cut, and the length of the first one.
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class RecordedChunk:
         held: Held,
         slices: Slices,
         has_mask: bool,
+        options: Options,
+        steps: int,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
         # This object outlives the jit in which it may be made.
@@ -81,7 +85,12 @@ class RecordedChunk:
         self.step = step = PureStep(function, parameters, (probes, held, slices))
         current, others = ([s.value for s in states] for states in (parameters, step.others))
         values = (current, others, probes, held)
-        found = None if has_mask else at_once(step, values, slices)
+
+        def length_of(record_bytes: int) -> int:
+            work = work_of(algorithm, record_bytes)
+            return chunks_of(work, options, steps, from_zero=True).length
+
+        found = None if has_mask else at_once(step, values, slices, length_of)
         self._run: AtOnce | StepByStep = found or StepByStep(step, values, slices, has_mask)
         self._probes, self._recording = probes, self._run.recording
         self._work = work_of(algorithm, self._recording.bytes_per_step)

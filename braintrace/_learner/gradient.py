@@ -84,7 +84,9 @@ class SequenceGradient:
         if is_window and self._options.memory_budget is not None:
             raise OptionError(WINDOWS)
         self._chunks: RecordedChunk | WindowChunk = (
-            WindowChunk(*arguments) if is_window else RecordedChunk(*arguments)
+            WindowChunk(*arguments)
+            if is_window
+            else RecordedChunk(*arguments, self._options, steps_of(sequences))
         )
         self._cuts: Cuts = {}
         paths = {id(state): path for path, state in self._algorithm.states_of_step.items()}

@@ -11,8 +11,9 @@ them is one of these:
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import jax
@@ -191,11 +192,21 @@ class Recording:
     def records(self, kept: Kept) -> Records:
         """Return the records of a chunk, from what `Results.keep` has returned.
 
-        All have a full time axis but for transitions ``D`` that do not change.
+        All have a full time axis but for transitions ``D`` that do not change. Chunks of one length
+        are traced once.
         """
-        records: Records = self.of_traces(kept)
-        rest: Records = stretched(dataclasses.replace(records, D={}), kept.steps)
-        return dataclasses.replace(rest, D=records.D)
+        records: Records = self._traced(kept)
+        return records
+
+    @functools.cached_property
+    def _traced(self) -> Callable[[Kept], Records]:
+        def run(kept: Kept) -> Records:
+            records: Records = self.of_traces(kept)
+            rest: Records = stretched(dataclasses.replace(records, D={}), kept.steps)
+            return dataclasses.replace(rest, D=records.D)
+
+        traced: Callable[[Kept], Records] = jax.jit(run)
+        return traced
 
 
 def record_all(step: StepProgram) -> Recording:

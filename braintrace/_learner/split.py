@@ -78,7 +78,10 @@ def split_step(step: StepProgram) -> Split | None:
     ahead = [var for loop in loops.in_order for var in loop.ahead if var in read]
     made = [var for loop in loops.in_order for var in loop.made if var in read]
     recorded = _sorted_by_program(values, set(made))
-    if sum(map(size_of, recorded)) > MOST_EXTRA * step.bytes_in_and_out:
+    products = [e for e in equations_of(program, behind - source.keys()) if is_product(e)]
+    of_products = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in behind]
+    most = MOST_EXTRA * step.bytes_in_and_out
+    if any(sum(map(size_of, kept)) > most for kept in (recorded, of_products)):
         return None
     there = read | {*step.slices}
     twice = behind & differentiable
