@@ -24,7 +24,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         "results/<machine>.json, .md and plots. Exits with 1 where a gradient disagrees with its "
         "oracle or a case does not run; a missed target is only reported.",
     )
-    parser.add_argument("--quick", action="store_true", help="few cases and repeats: two minutes")
+    parser.add_argument("--quick", action="store_true", help="few cases and repeats: three minutes")
     parser.add_argument("--only", metavar="PATTERN", help="cases whose name contains or matches it")
     parser.add_argument("--python", metavar="PATH", help="run under this interpreter as well")
     parser.add_argument("--rounds", type=int, help="rounds of a case")
