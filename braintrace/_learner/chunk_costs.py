@@ -3,12 +3,13 @@ r"""How long the gradient of a sequence takes, by the length of its chunks.
 Let ``T`` steps be cut into ``n`` chunks of ``K``, of which ``m`` change the traces: all, or, from
 zero traces, all but the last, whose traces are left to whoever reads them. That takes about
 
-.. math:: T s + n c + m u + m K e + K r + n g + T g'
+.. math:: T s + n c + m u + m K e + T r \min(1, K / K_c) + n g + T g'
 
 with the products of a step and its gradient in ``s``, what a chunk costs by itself in ``c``, traces
-that are read and written in ``u``, what a step adds to them in ``e``, and memory for the records of
-a step in ``r``. The two factors of every entry of a sparse matrix are looked for: ``g`` is to find
-them, for all steps of a chunk, and ``g'`` to multiply those of a step. All of it is counted from
+that are read and written in ``u``, what a step adds to them in ``e``, and in ``r`` what it takes
+that the records of a step leave the caches, as those of ``K_c`` steps do. The two factors of every
+entry of a sparse matrix are looked for: ``g`` is to find them, for all steps of a chunk, and ``g'``
+to multiply those of a step. All of it is counted from
 sizes: the same sequence is always cut alike.
 """
 
@@ -35,7 +36,7 @@ class Rates:
     trace_byte
         To read and write a byte of the traces.
     record_byte
-        To get memory for a byte of the records, and to go beyond the caches with it.
+        To have a byte of the records in memory instead of the caches.
     operation
         To start an operation.
     gather, gathered
@@ -52,11 +53,11 @@ class Rates:
 
 
 PROCESSOR = Rates(
-    flop=1.2e-11,
-    trace_flop=4.6e-11,
-    trace_byte=2.7e-10,
-    record_byte=4.7e-10,
-    operation=2.4e-7,
+    flop=1e-11,
+    trace_flop=3.5e-11,
+    trace_byte=2e-10,
+    record_byte=5e-10,
+    operation=1.8e-7,
     gather=1e-8,
     gathered=4e-10,
 )
@@ -77,8 +78,11 @@ ACCELERATOR = Rates(
 """Of the order of what data sheets of graphics cards say: JAX keeps their memory, and to start a
 small operation takes longer than to run it."""
 
-OPERATIONS_OF_CHUNK = 20
+OPERATIONS_OF_CHUNK = 80
 """How many operations a chunk has besides its steps, for each of a step."""
+
+CACHES = 32 * 2**20
+"""Records of so many bytes have left the caches before they are read again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +129,13 @@ class Work:
         entering = updates * chunk if from_zero else steps
         of_step = self.passes * self.flops * rates.flop + self.operations * rates.operation
         of_chunk = OPERATIONS_OF_CHUNK * self.operations * rates.operation
+        outside_caches = min(1.0, chunk * self.record_bytes / CACHES)
         return (
             steps * of_step
             + chunks * of_chunk
             + updates * self.trace_bytes * rates.trace_byte
             + entering * 2 * self.trace_entries * rates.trace_flop
-            + chunk * self.record_bytes * rates.record_byte
+            + steps * self.record_bytes * outside_caches * rates.record_byte
             + self.gathered * (chunks * rates.gather + steps * rates.gathered)
         )
 
