@@ -9,8 +9,7 @@ with the products of a step and its gradient in ``s``, what a chunk costs by its
 that are read and written in ``u``, what a step adds to them in ``e``, and in ``r`` what it takes
 that the records of a step leave the caches, as those of ``K_c`` steps do. The two factors of every
 entry of a sparse matrix are looked for: ``g`` is to find them, for all steps of a chunk, and ``g'``
-to multiply those of a step. All of it is counted from
-sizes: the same sequence is always cut alike.
+to multiply those of a step. All of it is counted from sizes: the same sequence is always cut alike.
 """
 
 import dataclasses
