@@ -15,7 +15,7 @@ import stacks
 from assertions import assert_gradients_close
 
 import braintrace
-from braintrace._jaxpr import equal_values, program_of
+from braintrace._jaxpr import equal_values, equal_with_derivatives, inlined, program_of
 
 INPUTS, H, STEPS, BATCH = 3, 4, 6, 2
 pytestmark = pytest.mark.usefixtures("float64")
@@ -355,6 +355,17 @@ def test_equal_values():
     assert values_of(lambda x: (jnp.sin(x), jax.lax.stop_gradient(jnp.sin(x))), x)[:2] == [0, 0]
     assert values_of(lambda x: (x + 1.0, x + 2.0, x + 1.0), x) == [0, 1, 0]
     assert values_of(lambda x: (x[:2], x[1:], x[:2]), x) == [0, 1, 0]
+
+
+def test_equal_values_with_equal_derivatives():
+    def function(x):
+        held = jax.lax.stop_gradient(x)
+        return jnp.sin(x), jnp.sin(x), jnp.sin(held), jax.nn.relu(x), jax.nn.relu(x)
+
+    program = program_of(inlined(jax.make_jaxpr(function)(jnp.arange(3.0))))
+    equal = equal_with_derivatives(program)
+    found = [program.out_atoms.index(equal[atom]) for atom in program.out_atoms]
+    assert found == [0, 0, 2, 3, 4]
 
 
 def surrogate(scale, table):

@@ -5,6 +5,7 @@ from .bodies import rebuilt as rebuilt
 from .components import components as components
 from .equal import DRAWS as DRAWS
 from .equal import equal_values as equal_values
+from .equal import equal_with_derivatives as equal_with_derivatives
 from .equal import merged as merged
 from .evaluate import Rule as Rule
 from .evaluate import Rules as Rules

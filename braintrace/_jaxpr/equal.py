@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr
+from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr, sub_jaxprs
 from .program import Program, readers_of
 
 SAME_VALUE = frozenset({"stop_gradient"})
@@ -85,19 +85,36 @@ def _unchanged(equation: Equation, zeros: set[Var]) -> Var | None:
     return None
 
 
+def equal_with_derivatives(program: Program) -> dict[Var, Var]:
+    """Return the same of variables whose derivatives are equal as well.
+
+    Equations with bodies are left alone: a derivative may be whatever the user has written.
+    """
+    first: dict[Var, Var] = {}
+    seen: dict[Hashable, list[Var]] = {}
+    for equation in program.equations:
+        operands = [first.get(a, a) if is_var(a) else _literal(a) for a in equation.invars]
+        is_known = not (equation.effects or equation.primitive.name in DRAWS)
+        found = equation.outvars
+        if is_known and not any(sub_jaxprs(equation)):
+            found = seen.setdefault((_meaning(equation), tuple(operands)), found)
+        first.update(zip(equation.outvars, found, strict=True))
+    return first
+
+
 def merged(program: Program, equal: Mapping[Var, Var]) -> Program:
-    """Return a program that computes what is equal once, for values alone.
+    """Return a program that computes once what is equal.
 
     Parameters
     ----------
     program
         The program.
     equal
-        For every variable the first one with its value; see `equal_values`.
+        For variables the first one with the same value; see `equal_values`.
     """
 
     def first(atom: Atom) -> Atom:
-        return equal[atom] if is_var(atom) else atom
+        return equal.get(atom, atom) if is_var(atom) else atom
 
     equations = tuple(e.replace(invars=[*map(first, e.invars)]) for e in program.equations)
     return dataclasses.replace(

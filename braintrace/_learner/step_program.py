@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, is_var, trace_to_jaxpr
-from .._jaxpr import DRAWS, Program, inlined, program_of
+from .._jaxpr import DRAWS, Program, equal_with_derivatives, inlined, merged, program_of
 from .._typing import PyTree
 from .pure_step import PureStep
 
@@ -113,6 +113,8 @@ def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
     arguments = (*values, slices)
     closed, shapes = jax.make_jaxpr(step, return_shape=True)(*arguments)
     program = program_of(inlined(closed))
+    # Every State is computed anew, with what it shares with others.
+    program = merged(program, equal_with_derivatives(program))
     written, results = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
     return _step_program(step, program, arguments, written, results)
 
