@@ -60,10 +60,10 @@ PROCESSOR = Rates(
     gather=1e-8,
     gathered=4e-10,
 )
-"""Fitted to the processor time of gradients on two cores with AVX-512: recurrent, gated and linear
-cells in one to four layers of 64 to 1024 units, with 1 to 128 samples of 64 to 2048 steps, from
-zero traces and carrying them on, in chunks of 8 steps to all. The last two are those of sampled
-products with 10^6 entries and 16 to 128 steps."""
+"""Set by hand after fits to the processor time of gradients on two cores with AVX-512: recurrent,
+gated and linear cells in one to four layers of 64 to 1024 units, with 1 to 128 samples of 64 to
+2048 steps, from zero traces and carrying them on, in chunks of 8 steps to all. The last two are
+those of sampled products with 10^6 entries and 16 to 128 steps."""
 
 ACCELERATOR = Rates(
     flop=3e-14,
@@ -74,8 +74,8 @@ ACCELERATOR = Rates(
     gather=0.0,
     gathered=4e-12,
 )
-"""Of the order of what data sheets of graphics cards say: JAX keeps their memory, and to start a
-small operation takes longer than to run it."""
+"""Orders of magnitude, not measured: JAX keeps the memory of a graphics card, and to start a small
+operation there takes longer than to run it."""
 
 OPERATIONS_OF_CHUNK = 80
 """How many operations a chunk has besides its steps, for each of a step."""
