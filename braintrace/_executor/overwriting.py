@@ -10,6 +10,10 @@ rate of one large product, and their results are added to the traces before they
 All samples at once, XLA rearranges whole records, and writes and reads a second array of the size
 of the traces. On a GPU, that is one kernel. Where the program runs on several devices, samples may
 lie on different ones, and stay there.
+
+The traces of two states as one complex array are updated at once on a CPU too: what multiplies
+them element by element outweighs the products, and a loop runs it on one core (LRU x 4, carrying
+on, over BPTT: 1.45 in blocks, 1.01 at once).
 """
 
 import functools
@@ -68,7 +72,8 @@ def overwritten(
 
     samples = jax.tree.leaves(traces)[0].shape[0]
     size = _block_size(samples, traces)
-    if size == samples:
+    is_complex = any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves(traces))
+    if size == samples or is_complex:
         return at_once(over_time, of_samples, traces, flag)
     by_block = functools.partial(_in_blocks, update, samples, size)
     on_cpu = functools.partial(divided_dependent, divided=at_once, whole=by_block)
