@@ -49,8 +49,9 @@ class FunctionalLearner:
     """A learner as pure functions of a `LearnerState`; made by `Learner.functional`.
 
     Each takes a state and returns a new one, and leaves the learner as it is. ``jax.jit``, ``vmap``
-    (over a stack of states), ``lax.scan`` and ``shard_map`` (with ``check_vma=False``) work on them.
-    ``step_fn`` and ``update_fn`` are those of the learner's own methods: they call the learner.
+    (over a stack of states), ``lax.scan`` and, with ``check_vma=False``, ``shard_map`` work on
+    them. ``step_fn`` and ``update_fn`` are those of the learner's own methods: they call the
+    learner.
 
     ``jax.grad`` is for `step`, which gives the online gradient, and for `predict`, which gives that
     of backpropagation through time. What the others return is computed from traces and records that
