@@ -407,18 +407,10 @@ MUTATIONS = [
     Mutation(
         "layers of a stack that share a loop",
         "_learner/stages.py",
-        "levels[s] + by_product for s",
-        "levels[s] for s",
+        "(graph.component_of[s], s in products)",
+        "(graph.component_of[s], False)",
         ("tests/test_split_steps.py::test_layers_have_loops_of_their_own[Stack]",),
         "products between layers are taken step by step",
-    ),
-    Mutation(
-        "effects of several layers out of turn",
-        "_learner/dependences.py",
-        "sources[index].append(before)",
-        "pass",
-        ("tests/test_split_steps.py::test_what_layers_do_besides_they_do_in_turn",),
-        "one layer tells of all steps before the next one tells of the first",
     ),
     # buffers
     Mutation(
@@ -538,14 +530,6 @@ MUTATIONS = [
             "[lstm_fused-es_d_rtrl-batch axis-options4-chunk_sizes4]",
         ),
         "a NaN of a padded step is in the gradient of the next window",
-    ),
-    Mutation(
-        "programs for one device where constants are evaluated",
-        "_jax.py",
-        "_is_divided_p.def_impl(lambda: jnp.asarray(False))",
-        "_is_divided_p.def_impl(lambda: jax.jit(_is_divided_p.bind)())",
-        (f"{ECONOMY}::test_traces_whose_records_are_computed_over_time_can_be_read[inside jit]",),
-        "traces of a second layer cannot be read inside a jit",
     ),
     Mutation(
         "windows with the traces that single steps keep",
