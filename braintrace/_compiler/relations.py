@@ -14,7 +14,7 @@ def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:
     """Return the relations of a model, in program order."""
     groups_of = _groups_reached(step)
     relations = []
-    alike: dict[Hashable, MarkedOperation] = {}
+    validated: set[Hashable] = set()
     for number, operation in enumerate(step.operations):
         if operation.non_parameters:
             continue
@@ -24,8 +24,10 @@ def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:
         ]
         influences = [influence for influence in reached if influence is not None]
         if influences:
-            if alike.setdefault(_signature(step, operation), operation) is operation:
+            signature = _signature(step, operation)
+            if signature not in validated:
                 _validate(step, operation)
+                validated.add(signature)
             relations.append(_relation(step, operation, number, influences))
     return relations
 

@@ -101,7 +101,7 @@ def _blocks(
         at_rows, at_columns = (
             jax.lax.dynamic_slice_in_dim(places, first, size) for places in (rows, columns)
         )
-        return jnp.moveaxis(total(_picked(x, at_rows) * _picked(factor, at_columns)), 0, -1)
+        return jnp.moveaxis(total(picked(x, at_rows) * picked(factor, at_columns)), 0, -1)
 
     return jax.lax.map(of_block, jnp.arange(0, len(rows), size))
 
@@ -113,7 +113,8 @@ def _joined(blocks: Any, entries: int) -> Any:
     return jnp.concatenate([full, blocks[..., -1, count * size - entries :]], axis=-1)
 
 
-def _picked(array: Any, indices: Any) -> Any:
+def picked(array: Any, indices: Any) -> Any:
+    """Return elements of the first axis; no index lies outside."""
     return array.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .._jax import csr_kernel, has_csr_kernel
+from .sampled import picked
 from .sparse_pattern import SparsePattern
 
 FEWEST_SAMPLES, FEWEST_ENTRIES = 6, 2**14
@@ -33,7 +34,7 @@ def suits(x: Any, weight: Any, sparse_mat: SparsePattern) -> bool:
 def product(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
     """Return ``x @ sparse(weight)`` of samples ``(batch, in)``."""
     order, pointers, rows = sparse_mat.by_column
-    data = weight.at[order].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    data = picked(weight, order)
 
     def of_part(x: Any) -> Any:
         shape = jax.ShapeDtypeStruct((sparse_mat.shape[1], len(x)), x.dtype)

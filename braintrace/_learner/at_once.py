@@ -72,7 +72,7 @@ def _can_be_mapped(
     parameters, others, *_ = values
     outside = gradient.recording.chosen(jax.tree.leaves(parameters))
     start = step.written_of(others), jax.eval_shape(lambda: jax.tree.map(zero_sum, outside))
-    chunk = jax.tree.map(over_time, (slices, jnp.ones(())))
+    chunk = jax.tree.map(over_time, (slices, 1.0))
     try:
         result = jax.eval_shape(gradient, values, start, chunk)
         jax.eval_shape(gradient.recording.records, result.kept)
@@ -140,8 +140,9 @@ class AtOnce:
             states.update(zip_dict(loop.carried, last))
             over_time.update(recorded)
         at_last = [split.values.out_atoms[k] for k in split.loops.at_last]
-        now = {var: value[-1] for var, value in over_time.items()}
         wanted = vars_of(at_last)
+        read = split.values.depends_on(wanted, frozenset(over_time))
+        now = {var: value[-1] for var, value in over_time.items() if var in read}
         found = zip_dict(wanted, evaluate(split.values, wanted, {**fixed, **now}))
         values = [value_of(atom, found) for atom in at_last]
         states.update(zip_dict(split.loops.at_last, values))

@@ -86,14 +86,16 @@ class RecordedChunk:
         current, others = ([s.value for s in states] for states in (parameters, step.others))
         values = (current, others, probes, held)
 
+        work = work_of(algorithm, record_bytes=0)
+
         def length_of(record_bytes: int) -> int:
-            work = work_of(algorithm, record_bytes)
-            return chunks_of(work, options, steps, from_zero=True).length
+            recording = dataclasses.replace(work, record_bytes=record_bytes)
+            return chunks_of(recording, options, steps, from_zero=True).length
 
         found = None if has_mask else at_once(step, values, slices, length_of)
         self._run: AtOnce | StepByStep = found or StepByStep(step, values, slices, has_mask)
         self._probes, self._recording = probes, self._run.recording
-        self._work = work_of(algorithm, self._recording.bytes_per_step)
+        self._work = dataclasses.replace(work, record_bytes=self._recording.bytes_per_step)
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
         """Return how a sequence is cut; see `chunks_of`."""
