@@ -370,6 +370,119 @@ def _as_tree(params, flat):
     return tree.unflatten([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
 
 
+# --- RTRL ---------------------------------------------------------------------------------
+
+
+def dense_rtrl(
+    case,
+    params,
+    states,
+    xs,
+    targets,
+    step_weights=None,
+    resets=None,
+    J_mask=1.0,
+    F_mask=1.0,
+    trace_mask=1.0,
+):
+    """RTRL by its recursion over the whole state S (see `whole_state`), samples and all.
+
+    eps^t = trace_mask ((J_mask J^t) eps^{t-1} + F_mask F^t)
+    gradient = sum_t signal^t . eps^t + late^t . eps^{t-1} + direct^t
+
+    Masks are arrays like J (n, n) and F (n, p); `state_slices` and `parameter_slices` say where in
+    S and theta a state and a parameter are. resets, (time,) or (time, batch): before these steps
+    the samples of the first axis of every state start anew.
+    """
+    start, traces, gradient = states, 0.0, 0.0
+    for t, weight in enumerate(_ones(step_weights, xs)):
+        if resets is not None:
+            keep = ~np.asarray(resets[t])
+            states = {name: _kept_rows(keep, states[name], start[name]) for name in states}
+            rows = [np.broadcast_to(_like_rows(keep, s), s.shape).ravel() for s in _floats(states)]
+            traces = traces * np.concatenate(rows)[:, None]
+        states, facts = whole_step(case, params, states, xs[t], targets[t])
+        facts, before = jax.tree.map(np.asarray, facts), traces
+        carried = J_mask * facts["J"] @ before if t else 0.0
+        traces = trace_mask * (carried + F_mask * facts["F"])
+        late = facts["late"] @ before if t else 0.0
+        gradient = gradient + weight * (facts["signal"] @ traces + late + facts["direct"])
+    return _as_tree(params, gradient)
+
+
+@compiled
+def whole_step(case, params, states, x, target):
+    """One step: its new states, and its derivatives; in the last three all new states are given.
+
+    J[q, r] = d S'[q] / d S[r]        F[q, p] = d S'[q] / d theta[p]
+    signal[q] = d L / d S'[q]         late[r] = d L / d S[r]         direct[p] = d L / d theta[p]
+    """
+    theta, unravel = ravel_pytree(params)
+    S, with_S = whole_state(states)
+    ops = PlainOps()
+    case.step(ops, params, states, x)
+    new_S, with_new_S = whole_state(ops.hidden)
+
+    def new(theta, S):
+        ops = PlainOps()
+        case.step(ops, unravel(theta), with_S(S), x)
+        return whole_state(ops.hidden)[0]
+
+    def loss(theta, S, new_S):
+        ops = PlainOps(hidden=with_new_S(new_S))
+        return case.loss(case.step(ops, unravel(theta), with_S(S), x), target)
+
+    F, J = jax.jacrev(new, (0, 1))(theta, S)
+    direct, late, signal = jax.grad(loss, (0, 1, 2))(theta, S, new_S)
+    facts = {"J": J, "F": F, "signal": signal, "late": late, "direct": direct}
+    return ops.hidden, facts
+
+
+def whole_state(states):
+    """All floating-point states as one vector S, in alphabetical order; and a function that puts
+    another S into their place."""
+    floating = {name: states[name] for name in _floating(states)}
+    S, unravel = ravel_pytree(floating)
+    return S, lambda S: {**states, **unravel(S)}
+
+
+def state_slices(states):
+    """{state: its slice of S}."""
+    return _slices({name: states[name] for name in _floating(states)})
+
+
+def parameter_slices(params):
+    """{parameter: its slice of theta}, all leaves together for one that holds several."""
+    return _slices(params)
+
+
+def _slices(tree):
+    names = sorted(tree)
+    sizes = [sum(map(np.size, jax.tree.leaves(tree[name]))) for name in names]
+    ends = np.cumsum([0, *sizes])
+    return {name: slice(*ends[i : i + 2]) for i, name in enumerate(names)}
+
+
+def _floating(states):
+    return sorted(n for n, value in states.items() if jnp.issubdtype(value.dtype, jnp.floating))
+
+
+def _floats(states):
+    return [states[name] for name in _floating(states)]
+
+
+def _like_rows(flags, value):
+    """Flags of the first axis, or one for all, in a shape that goes with an array."""
+    return flags.reshape(flags.shape + (1,) * (value.ndim - 1) if flags.ndim else ())
+
+
+def _kept_rows(keep, value, start):
+    """An array with the rows that do not start anew; a random key goes on, and so does a number
+    where the flags are those of samples."""
+    goes_on = value.dtype == jnp.uint32 or value.ndim < keep.ndim
+    return value if goes_on else jnp.where(_like_rows(keep, value), value, start)
+
+
 # --- windows ------------------------------------------------------------------------------
 
 

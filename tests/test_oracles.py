@@ -49,6 +49,39 @@ def test_windows_are_bptt_on_diagonal_recurrences(case):
     assert_gradients_close(actual, references.bptt(case), 1e-12, case.name)
 
 
+@cases.each([*SOME, cases.BY_NAME["alif_late_threshold"]])
+def test_rtrl_is_bptt_on_every_recurrence(case):
+    assert_gradients_close(references.dense_rtrl(case), references.bptt(case), 1e-12, case.name)
+
+
+def test_rtrl_of_the_diagonal_is_d_rtrl():
+    """Two states of one neuron: the block of each position is what D_RTRL keeps of J."""
+    case = cases.BY_NAME["alif"]
+    S, _ = oracles.whole_state(case.initial_states(2))
+    position = np.concatenate([np.arange(8), np.arange(8)])
+    assert len(S) == len(position)
+    J_mask = position[:, None] == position
+    found = oracles.dense_rtrl(case, *arguments(case), J_mask=J_mask)
+    assert_gradients_close(found, references.dense_d_rtrl(case), 1e-12, case.name)
+
+
+def test_rtrl_with_resets_and_masked_steps_is_bptt_of_parts():
+    case = cases.BY_NAME["two_layers"]
+    params, states, xs, targets = arguments(case)
+    counts, resets = np.array([1, 1, 0, 0.5, 1, 2]), np.zeros((6, 2), bool)
+    resets[[1, 3, 4], [1, 0, 0]] = True
+    found = oracles.dense_rtrl(case, params, states, xs, targets, counts, resets)
+    expected = 0.0
+    for sample in range(2):
+        of_sample = slice(sample, sample + 1)
+        start = {name: value[of_sample] for name, value in states.items()}
+        for steps in np.split(np.arange(6), np.flatnonzero(resets[:, sample])):
+            part = (data[steps, of_sample] for data in (xs, targets))
+            gradient = oracles.bptt(case, params, start, *part, counts[steps] / 2)
+            expected = expected + ravel_pytree(gradient)[0]
+    assert_gradients_close(found, ravel_pytree(params)[1](expected), 1e-12, case.name)
+
+
 def test_es_d_rtrl_in_closed_form():
     """h = 0.8 h + x w: D = 0.8 and Df = 1 everywhere, so both traces are geometric sums."""
     case, alpha, leak = cases.BY_NAME["leaky"], 0.7, 0.8
