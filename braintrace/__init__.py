@@ -27,12 +27,15 @@ from ._etrace_op import conv as conv
 from ._etrace_op import element_wise as element_wise
 from ._etrace_op import etp_conv_p as etp_conv_p
 from ._etrace_op import etp_elemwise_p as etp_elemwise_p
+from ._etrace_op import etp_fb_mm_p as etp_fb_mm_p
+from ._etrace_op import etp_fb_mv_p as etp_fb_mv_p
 from ._etrace_op import etp_lora_mm_p as etp_lora_mm_p
 from ._etrace_op import etp_lora_mv_p as etp_lora_mv_p
 from ._etrace_op import etp_mm_p as etp_mm_p
 from ._etrace_op import etp_mv_p as etp_mv_p
 from ._etrace_op import etp_sp_mm_p as etp_sp_mm_p
 from ._etrace_op import etp_sp_mv_p as etp_sp_mv_p
+from ._etrace_op import feedback_matmul as feedback_matmul
 from ._etrace_op import get_primitive_spec as get_primitive_spec
 from ._etrace_op import inline as inline
 from ._etrace_op import lora_matmul as lora_matmul

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import saiunit
+from ops_catalogue import plain_feedback
 
 import braintrace
 
@@ -166,6 +167,14 @@ CASES = [
         (3,),
         (4,),
         {"B": normal(0, 3, 2), "A": normal(1, 2, 4), "b": normal(2, 4)},
+    ),
+    OperationCase(
+        "feedback_matmul with bias",
+        lambda x, p: braintrace.feedback_matmul(x, p["w"], p["feedback"], p["b"]),
+        lambda x, p: plain_feedback(x, p["w"], p["feedback"]) + p["b"],
+        (3,),
+        (4,),
+        {"w": normal(0, 3, 4), "feedback": normal(1, 3, 4), "b": normal(2, 4)},
     ),
 ]
 

@@ -17,7 +17,14 @@ import saiunit
 from jax import export
 
 from braintrace import _etrace_op
-from braintrace._etrace_op import conv, element_wise, lora_matmul, matmul, sparse_matmul
+from braintrace._etrace_op import (
+    conv,
+    element_wise,
+    feedback_matmul,
+    lora_matmul,
+    matmul,
+    sparse_matmul,
+)
 
 
 def array(seed: int, *shape: int, dtype: Any = np.float32) -> jax.Array:
@@ -90,6 +97,20 @@ def _plain_matmul(x: Any, weights: tuple) -> Any:
     return x @ weights[0] + weights[1]
 
 
+def plain_feedback(x: Any, weight: Any, feedback: Any) -> Any:
+    """``x @ weight`` with a gradient for ``x`` by ``feedback``, and by ``x`` for both matrices.
+
+    A sum of three terms with a way back each; the first has the value, and the others are zero.
+    """
+    held, fixed = jax.lax.stop_gradient(x), jax.lax.stop_gradient(feedback)
+    to_x, to_feedback = x @ fixed, held @ feedback
+    return held @ weight + sum(y - jax.lax.stop_gradient(y) for y in (to_x, to_feedback))
+
+
+def _plain_feedback(x: Any, weights: tuple) -> Any:
+    return plain_feedback(x, *weights[:2]) + weights[2]
+
+
 def _plain_sparse(x: Any, weights: tuple) -> Any:
     return x @ dense_from_entries(weights[0]) + weights[1]
 
@@ -114,6 +135,10 @@ def _marked_matmul(x: Any, weights: tuple) -> Any:
     return matmul(x, *weights)
 
 
+def _marked_feedback(x: Any, weights: tuple) -> Any:
+    return feedback_matmul(x, *weights)
+
+
 def _marked_sparse(x: Any, weights: tuple) -> Any:
     return sparse_matmul(x, weights[0], sparse_mat=CSR, bias=weights[1])
 
@@ -124,6 +149,7 @@ def _marked_lora(x: Any, weights: tuple) -> Any:
 
 _BATCH, _SAMPLE, _BIAS = array(0, 2, 3), array(1, 3), array(2, 4)
 _MATRIX = (array(3, 3, 4), _BIAS)
+_FEEDBACK = (_MATRIX[0], array(10, 3, 4), _BIAS)
 _SPARSE = (ENTRIES, _BIAS)
 _LORA = (array(4, 3, 2), array(5, 2, 4), _BIAS)
 
@@ -151,6 +177,8 @@ OPERATIONS = [
     Operation("etp_sp_mv", _marked_sparse, _plain_sparse, _SAMPLE, _SPARSE, "etp_sp_mm"),
     Operation("etp_lora_mm", _marked_lora, _plain_lora, _BATCH, _LORA, "etp_lora_mm"),
     Operation("etp_lora_mv", _marked_lora, _plain_lora, _SAMPLE, _LORA, "etp_lora_mm"),
+    Operation("etp_fb_mm", _marked_feedback, _plain_feedback, _BATCH, _FEEDBACK, "etp_fb_mm"),
+    Operation("etp_fb_mv", _marked_feedback, _plain_feedback, _SAMPLE, _FEEDBACK, "etp_fb_mm"),
 ]
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import marks
 import numpy as np
 import saiunit
+from ops_catalogue import plain_feedback
 
 import braintrace
 
@@ -33,6 +34,12 @@ class Recorder:
 
     def element_wise(self, weight, fn=lambda w: w):
         return self._record(lambda _, value: value, None, fn(weight))
+
+    def feedback_matmul(self, x, weight, feedback, bias=None):
+        def plain(x, weight, feedback, *bias):
+            return sum(bias, plain_feedback(x, weight, feedback))
+
+        return self._record(plain, x, weight, feedback, bias)
 
     def lora_matmul(self, x, B, A, bias=None, *, alpha=1.0):
         return self._record(lambda x, B, A, *b: sum(b, alpha * (x @ B @ A)), x, B, A, bias)
@@ -109,7 +116,14 @@ def _mapped(function, in_axes=0, **_):
 @contextlib.contextmanager
 def recording(recorder):
     """Inside, the marked operations and the marks of a model go to the recorder."""
-    operations = ("matmul", "element_wise", "lora_matmul", "conv", "sparse_matmul")
+    operations = (
+        "matmul",
+        "element_wise",
+        "lora_matmul",
+        "conv",
+        "sparse_matmul",
+        "feedback_matmul",
+    )
     transforms = {
         "for_loop": _python_loop,
         "cond": _selection,

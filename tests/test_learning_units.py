@@ -111,6 +111,13 @@ OPERATIONS = {
         },
         lambda x, p: braintrace.lora_matmul(x, p["B"], p["A"]),
     ),
+    "feedback_matmul": (
+        {
+            "w": jnp.linspace(-1, 1, 12).reshape(3, 4) * u.siemens,
+            "feedback": jnp.linspace(1, -2, 12).reshape(3, 4) * 1e-3 * u.ksiemens,
+        },
+        lambda x, p: braintrace.feedback_matmul(x, p["w"], p["feedback"]),
+    ),
 }
 
 

@@ -409,6 +409,7 @@ AXES = {
     "grouped 1-D conv": {"weight": ("batch", "spatial", "group", "input", "output")},
     "sparse_matmul with bias": {"weight": ("batch", "entry"), **OF_BIAS},
     "lora_matmul with bias": {"effective": ("batch", "input", "output"), **OF_BIAS},
+    "feedback_matmul with bias": {"weight": ("batch", "input", "output"), **OF_BIAS},
 }
 
 

@@ -1,4 +1,4 @@
-"""Values of the five operations, against NumPy and plain JAX."""
+"""Values of the operations, against NumPy and plain JAX."""
 
 import gc
 
@@ -12,9 +12,18 @@ from jax.experimental import sparse as jax_sparse
 from ops_catalogue import CSR, DENSE, ENTRIES, array, quick_jit
 
 from braintrace._errors import DtypeError, OptionError, ShapeError
-from braintrace._etrace_op import conv, element_wise, lora_matmul, matmul, sparse_matmul
+from braintrace._etrace_op import (
+    conv,
+    element_wise,
+    feedback_matmul,
+    lora_matmul,
+    matmul,
+    sparse_matmul,
+)
 from braintrace._etrace_op import sparse_pattern as sparse_pattern_module
 from braintrace._jax import open_jaxpr, sub_jaxprs
+
+PREFIXES = ("etp_", "etp_lora_", "etp_fb_", "etp_sp_")
 
 
 def bound_primitives(function, *arguments):
@@ -29,16 +38,18 @@ def bound_primitives(function, *arguments):
 def test_leading_axes(leading, primitive):
     x, weight, bias = array(0, *leading, 3), array(1, 3, 4), array(2, 4)
     B, A = array(3, 3, 2), array(4, 2, 4)
-    names = [primitive.replace("etp_", prefix) for prefix in ("etp_", "etp_lora_", "etp_sp_")]
+    names = [primitive.replace("etp_", prefix) for prefix in PREFIXES]
 
     def products(x):
         dense, low_rank = matmul(x, weight, bias), lora_matmul(x, B, A, alpha=0.5)
-        return dense, low_rank, sparse_matmul(x, ENTRIES, sparse_mat=CSR)
+        other_way_back = feedback_matmul(x, weight, -weight, bias)
+        return dense, low_rank, other_way_back, sparse_matmul(x, ENTRIES, sparse_mat=CSR)
 
     assert bound_primitives(products, x) == names
     x_now, *operands = map(np.asarray, (x, weight, bias, B, A))
     weight, bias, B, A = operands
-    wanted = (x_now @ weight + bias, 0.5 * (x_now @ B @ A), x_now @ DENSE)
+    product = x_now @ weight + bias
+    wanted = (product, 0.5 * (x_now @ B @ A), product, x_now @ DENSE)
     for found, want in zip(quick_jit(products)(x), wanted, strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
@@ -69,6 +80,7 @@ def test_dtypes(x_dtype, weight_dtype, result_dtype):
     def products(x, weight):
         return [
             matmul(x, weight),
+            feedback_matmul(x, weight, jnp.ones(weight.shape, int)),
             sparse_matmul(x, weight[CSR_ROWS, CSR_COLUMNS], sparse_mat=FULL),
             conv(x[..., None, :], weight[None], dimension_numbers=("NWC", "WIO", "NWC"))[:, 0],
         ]

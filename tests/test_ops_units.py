@@ -1,4 +1,4 @@
-"""Quantities through the five operations."""
+"""Quantities through the operations."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,14 @@ import saiunit
 from ops_catalogue import CSR, DENSE, ENTRIES, array, quick_jit
 
 from braintrace._errors import UnitError
-from braintrace._etrace_op import conv, element_wise, lora_matmul, matmul, sparse_matmul
+from braintrace._etrace_op import (
+    conv,
+    element_wise,
+    feedback_matmul,
+    lora_matmul,
+    matmul,
+    sparse_matmul,
+)
 
 VOLT, SIEMENS, AMPERE = saiunit.volt, saiunit.siemens, saiunit.amp
 BIAS = array(2, 4)
@@ -23,6 +30,10 @@ def _lora(x, weight, bias=None):
     return lora_matmul(x, weight, jnp.eye(4), bias=bias)
 
 
+def _feedback(x, weight, bias=None):
+    return feedback_matmul(x, weight, -2 * jax.lax.stop_gradient(weight), bias)
+
+
 def _sparse(x, weight, bias=None):
     return sparse_matmul(x, weight, sparse_mat=CSR, bias=bias)
 
@@ -31,6 +42,7 @@ OPERATIONS = {
     "matmul": (matmul, array(1, 3, 4)),
     "conv": (_conv, array(1, 3, 4)),
     "lora_matmul": (_lora, array(1, 3, 4)),
+    "feedback_matmul": (_feedback, array(1, 3, 4)),
     "sparse_matmul": (_sparse, ENTRIES),
 }
 

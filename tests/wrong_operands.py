@@ -40,6 +40,12 @@ def sparse(x=None, weight=MATRIX.data, **options):
     return braintrace.sparse_matmul(x, weight, **{"sparse_mat": MATRIX, **options})
 
 
+def feedback(x=X, weight=None, matrix=None, bias=None):
+    weight = jnp.ones((3, 4)) if weight is None else weight
+    matrix = jnp.ones((3, 4)) if matrix is None else matrix
+    return braintrace.feedback_matmul(x, weight, matrix, bias)
+
+
 def lora(x=X, B=None, A=None, **options):
     B = jnp.ones((3, 2)) if B is None else B
     return braintrace.lora_matmul(x, B, jnp.ones((2, 4)) if A is None else A, **options)
@@ -66,6 +72,12 @@ OPERANDS = {
         "B": lambda v: braintrace.lora_matmul(X, v, jnp.ones((2, 4))),
         "A": lambda v: braintrace.lora_matmul(X, jnp.ones((3, 2)), v),
         "bias": lambda v: lora(bias=v),
+    },
+    "feedback_matmul": {
+        "x": lambda v: feedback(v),
+        "weight": lambda v: braintrace.feedback_matmul(X, v, jnp.ones((3, 4))),
+        "feedback": lambda v: braintrace.feedback_matmul(X, jnp.ones((3, 4)), v),
+        "bias": lambda v: feedback(bias=v),
     },
     "element_wise": {"weight": lambda v: braintrace.element_wise(v)},
 }
@@ -136,6 +148,20 @@ OPERATIONS = {
             "lora alpha": ("`alpha` 'a'", lambda: lora(alpha="a")),
             "lora alpha None": ("`alpha` None", lambda: lora(alpha=None)),
             "lora alpha infinite": ("`alpha` inf", lambda: lora(alpha=float("inf"))),
+            "feedback vector weight": ("`weight` (3,)", lambda: feedback(weight=jnp.ones(3))),
+            "feedback features": ("`x` (2, 3) (5, 4)", lambda: feedback(weight=jnp.ones((5, 4)))),
+            "feedback transposed": (
+                "`feedback` (3, 4) (4, 3)",
+                lambda: feedback(matrix=jnp.ones((4, 3))),
+            ),
+            "feedback unit": (
+                "`feedback` mV mA",
+                lambda: feedback(weight=jnp.ones((3, 4)) * u.mA, matrix=jnp.ones((3, 4)) * u.mV),
+            ),
+            "feedback complex": (
+                "`feedback` complex64 float32",
+                lambda: feedback(matrix=1j * jnp.ones((3, 4))),
+            ),
             "element_wise fn": ("`fn` 3", lambda: braintrace.element_wise(X, 3)),
             "element_wise fn None": ("`fn` None", lambda: braintrace.element_wise(X, None)),
             "element_wise fn of nothing": (

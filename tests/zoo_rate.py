@@ -3,6 +3,7 @@
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 from marks import mixing
 from zoo_record import INPUTS, OUTPUTS, Cell, H, zoo
 
@@ -341,3 +342,32 @@ class SkipConnected(Cell):
         lower = self.lower(x)
         upper = self.upper(joined(x, lower))
         return (lower + upper) @ self.w_out.value
+
+
+@zoo(
+    "w_in -> lower",
+    "w_rec -> lower",
+    "w_up,feedback -> upper",
+    groups=("lower", "upper"),
+    diagnostics=("recurrent-mixing", "layer-to-layer", "no-hidden-state"),
+)
+class RandomFeedback(Cell):
+    """Two layers whose products go back by matrices of their own, one of which learns."""
+
+    weights = {"w_in": W_IN, "w_rec": W_REC, "w_up": (H, 3), "feedback": (H, 3), "w_out": (3, 2)}
+    states_of = {"lower": (H,), "upper": (3,)}
+
+    def __init__(self):
+        super().__init__()
+        fixed = np.random.default_rng(4).standard_normal((H, H)) / 2
+        self.recurrent = brainstate.LongTermState(jnp.asarray(fixed, float))
+        self.readout = brainstate.LongTermState(jnp.asarray(fixed[:3, :2], float))
+
+    def update(self, x):
+        product = braintrace.feedback_matmul
+        drive = braintrace.matmul(x, self.w_in.value)
+        recurrent = product(self.lower.value, self.w_rec.value, self.recurrent.value)
+        self.lower.value = 0.7 * self.lower.value + jnp.tanh(drive + recurrent)
+        up = product(self.lower.value, self.w_up.value, self.feedback.value)
+        self.upper.value = 0.5 * self.upper.value + jnp.tanh(up)
+        return product(self.upper.value, self.w_out.value, self.readout.value)

@@ -9,6 +9,9 @@ from .dense import etp_mv_p as etp_mv_p
 from .dense import matmul as matmul
 from .elemwise import element_wise as element_wise
 from .elemwise import etp_elemwise_p as etp_elemwise_p
+from .feedback import etp_fb_mm_p as etp_fb_mm_p
+from .feedback import etp_fb_mv_p as etp_fb_mv_p
+from .feedback import feedback_matmul as feedback_matmul
 from .inline import inline as inline
 from .input_filter import InputFilter as InputFilter
 from .lora import etp_lora_mm_p as etp_lora_mm_p
