@@ -195,6 +195,12 @@ SIGNS = np.array([[1.0], [-1.0], [1.0]])
 BIAS = {"b_init": np.full(H, 0.1)}
 
 layer("Linear", lambda: nn.Linear(INPUTS, H, w_mask=MASK))
+layer("FeedbackLinear", lambda: nn.FeedbackLinear(INPUTS, H, **BIAS))
+layer(
+    "FeedbackLinear, adaptive",
+    lambda: nn.FeedbackLinear(INPUTS, H, b_init=None, adaptive=True),
+    "layer/weight,layer/feedback",
+)
 layer("SignedWLinear", lambda: nn.SignedWLinear(INPUTS, H, w_sign=SIGNS))
 layer("ScaledWSLinear", lambda: nn.ScaledWSLinear(INPUTS, H))
 layer("SparseLinear", sparse)

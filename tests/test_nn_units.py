@@ -75,6 +75,7 @@ VECTOR = array(0, 2, 3)
 LAYERS = {
     "Linear": dense(nn.Linear),
     "Linear with a mask": dense(nn.Linear, w_mask=jnp.ones((3, 2)) / 2),
+    "FeedbackLinear": dense(nn.FeedbackLinear),
     "SignedWLinear": (signed, VECTOR),
     "ScaledWSLinear": dense(nn.ScaledWSLinear),
     "ScaledWSLinear without gain": dense(nn.ScaledWSLinear, ws_gain=False),

@@ -190,6 +190,7 @@ SIZES = {
 }
 LAYERS_OF_SIZES = {
     "Linear": (("in_size", "out_size"), lambda a, b: nn.Linear(a, b)),
+    "FeedbackLinear": (("in_size", "out_size"), lambda a, b: nn.FeedbackLinear(a, b)),
     "SignedWLinear": (("in_size", "out_size"), lambda a, b: nn.SignedWLinear(a, b)),
     "ScaledWSLinear": (("in_size", "out_size"), lambda a, b: nn.ScaledWSLinear(a, b)),
     "AllToAll": (("in_size", "out_size"), lambda a, b: nn.AllToAll(a, b)),
@@ -281,6 +282,18 @@ LAYERS = {
             "channel_first": (
                 "`channel_first` 'yes'",
                 lambda: nn.Conv1d((8, 3), 4, 3, channel_first="yes"),
+            ),
+            "feedback of another shape": (
+                "`FeedbackLinear` `feedback_init` (2, 3)",
+                lambda: nn.FeedbackLinear(3, 2, feedback_init=jnp.ones((2, 3))),
+            ),
+            "feedback None": (
+                "`FeedbackLinear` `feedback_init` None",
+                lambda: nn.FeedbackLinear(3, 2, feedback_init=None),
+            ),
+            "adaptive": (
+                "`FeedbackLinear` `adaptive` 'yes'",
+                lambda: nn.FeedbackLinear(3, 2, adaptive="yes"),
             ),
             "ws_gain": ("`ws_gain` None", lambda: nn.ScaledWSLinear(3, 2, ws_gain=None)),
             "kernel size": ("`Conv1d` `kernel_size` -3", lambda: nn.Conv1d((8, 3), 4, -3)),

@@ -22,6 +22,7 @@ from ._gated_cells import GRUCell as GRUCell
 from ._gated_cells import LSTMCell as LSTMCell
 from ._gated_cells import MGUCell as MGUCell
 from ._gated_cells import URLSTMCell as URLSTMCell
+from ._linear import FeedbackLinear as FeedbackLinear
 from ._linear import Linear as Linear
 from ._linear import ScaledWSLinear as ScaledWSLinear
 from ._linear import SignedWLinear as SignedWLinear

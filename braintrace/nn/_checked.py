@@ -59,7 +59,9 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(("out_channels", "lora_rank", "groups"), POSITIVE),
     "out_size": SIZE,
     "num_hidden": POSITIVE.or_else(None),
-    **dict.fromkeys(("w_init", "u_init", "state_init", "kernel_init"), INITIALIZER),
+    **dict.fromkeys(
+        ("w_init", "u_init", "feedback_init", "state_init", "kernel_init"), INITIALIZER
+    ),
     "b_init": INITIALIZER.or_else(None),
     "w_mask": INITIALIZER.or_else(None),
     **dict.fromkeys(("R", "tau", "tau_a", "tau_rise", "tau_decay", "beta", "alpha", "E"), NUMBER),
@@ -69,7 +71,9 @@ KINDS: dict[str, Kind] = {
     "activation": ACTIVATION,
     "spk_fun": FUNCTION,
     "spk_reset": one_of("soft", "hard"),
-    **dict.fromkeys(("reset_after", "include_self", "channel_first", "ws_gain"), BOOLEAN),
+    **dict.fromkeys(
+        ("reset_after", "include_self", "channel_first", "ws_gain", "adaptive"), BOOLEAN
+    ),
     "base_module": FUNCTION.or_else(None),
     "param_type": Kind("a class of States", lambda v: isinstance(v, type)),
     "batch_size": BATCH_SIZE,

@@ -4,9 +4,10 @@ from typing import Any
 
 import brainstate
 import saiunit
+from brainstate.nn import init
 
 from .. import _etrace_op
-from ._affine import affine
+from ._affine import affine, row
 from ._checked import checked
 
 
@@ -43,6 +44,82 @@ class Linear(brainstate.nn.Linear):
         params = self.weight.value
         weight = params["weight"]
         return affine(x, weight if self.w_mask is None else weight * self.w_mask, params)
+
+
+@checked
+class FeedbackLinear(Linear):
+    r"""Dense layer with a way back of its own: ``y = x @ weight + bias``.
+
+    .. math:: \bar x = \bar y B^T, \qquad \bar W = x^T \bar y
+
+    What arrives at the output goes back to the input by a matrix B in the place of the weight
+    (`feedback_matmul`), under every learning rule and in backpropagation through time.
+
+    Parameters
+    ----------
+    in_size, out_size : int or tuple of int
+        Shapes of one input and one output; all axes but the last are equal.
+    w_init : callable or array, optional
+        Weight ``(in, out)``. Default ``KaimingNormal()``. May carry a unit.
+    b_init : callable, array or None, optional
+        Bias ``(out,)``. Default ``ZeroInit()``; None for no bias.
+    feedback_init : callable or array, optional
+        The matrix B ``(in, out)``. Default ``KaimingNormal()``. Without a unit, it is in that of
+        the weight.
+    adaptive : bool, optional
+        Whether B learns by the gradient of the weight. With a decay of both, which is the
+        optimizer's business, they become alike. Default False: B stays as it is.
+    name : str, optional
+        Name of the module.
+    param_type : type, optional
+        Kind of state of the parameters. Default ``brainstate.ParamState``. B is one of them where
+        it is adaptive, and otherwise in a ``brainstate.LongTermState``.
+
+    References
+    ----------
+    .. [1] T. P. Lillicrap et al., "Random synaptic feedback weights support error
+       backpropagation for deep learning", Nature Communications 7, 2016.
+    .. [2] J. F. Kolen, J. B. Pollack, "Backpropagation without weight transport", IEEE
+       International Conference on Neural Networks, 1994.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> options = {"w_init": jnp.ones((3, 2)), "feedback_init": 5 * jnp.ones((3, 2))}
+    >>> layer = braintrace.nn.FeedbackLinear(3, 2, **options)
+    >>> layer(jnp.ones(3))
+    Array([3., 3.], dtype=float32)
+    >>> jax.grad(lambda x: layer(x).sum())(jnp.ones(3))
+    Array([10., 10., 10.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        in_size: Any,
+        out_size: Any,
+        w_init: Any = init.KaimingNormal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        feedback_init: Any = init.KaimingNormal(),  # noqa: B008
+        adaptive: bool = False,
+        name: str | None = None,
+        param_type: type = brainstate.ParamState,
+    ) -> None:
+        super().__init__(in_size, out_size, w_init, b_init, name=name, param_type=param_type)
+        weight = self.weight.value["weight"]
+        feedback = init.param(feedback_init, weight.shape, allow_none=False)
+        unit = saiunit.get_unit(weight)
+        if saiunit.is_unitless(feedback) and not unit.is_unitless:
+            feedback = saiunit.Quantity(feedback, unit=unit)
+        self.feedback = (param_type if adaptive else brainstate.LongTermState)(feedback)
+
+    def update(self, x: Any) -> Any:
+        """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
+        params = self.weight.value
+        weight, bias = params["weight"], params.get("bias")
+        bias = row(bias, weight.shape[-1])
+        return _etrace_op.feedback_matmul(x, weight, self.feedback.value, bias)
 
 
 @checked
