@@ -342,6 +342,48 @@ def test_traces_need_not_start_at_zero():
     assert counts() == [9, 9]
 
 
+class Streaming(Counting):
+    """The same rule, with a count of all steps that there have been."""
+
+    def trace_specs(self, graph, every_state):
+        every = TraceSpec((), jnp.dtype("uint32"), (), initial=5, outlives_reset=True)
+        return {"count": super().trace_specs(graph, every_state)["count"], "every": every}
+
+    def update(self, graph, weights, records, traces):
+        steps = len(jax.tree.leaves(records.Df)[0])
+        return {"count": traces["count"] + steps, "every": traces["every"] + jnp.uint32(steps)}
+
+
+def test_traces_may_outlive_a_reset():
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, algorithm_of(Streaming()), batch=BATCH)
+    pure, (xs, targets) = learner.functional(), case.sequences(BATCH, LENGTH)
+
+    def counts(state=None):
+        traces = pure.state().traces if state is None else state.traces
+        return [int(traces["every"]), *map(int, traces["count"])]
+
+    learner.reset_state()
+    assert counts() == [5, 3, 3]
+    sequence_gradient(learner, case, xs, targets)
+    assert counts(pure.reset(pure.state())) == [11, 3, 3]
+    assert counts(pure.reset(pure.state(), where=[True, False])) == [11, 3, 9]
+    learner.reset_state(where=[False, True])
+    assert counts() == [11, 9, 3]
+    learner.reset_state(3)
+    learner.reset_state(BATCH)
+    sequence_gradient(learner, case, xs, targets)
+    assert counts() == [17, 9, 9]
+    brainstate.transform.jit(learner.reset_state)()
+    learner.etrace_online(
+        xs,
+        targets,
+        step_fn=lambda x, y: case.loss(learner(x), y),
+        update_fn=lambda gradients: learner.reset_state(),
+    )
+    assert counts() == [23, 3, 3]
+
+
 # --- what specifications say --------------------------------------------------------------------
 
 SPECS = {

@@ -1,6 +1,7 @@
 """The object that holds a model, its compiled graph and its eligibility traces."""
 
 import abc
+import contextlib
 from typing import Any, ClassVar
 
 import brainstate
@@ -16,10 +17,11 @@ from .._arguments import (
     one_of,
 )
 from .._compiler import CompilerOptions
-from .._errors import NotCompiledError, NotInitializedError, OptionError
+from .._errors import LostTracesError, NotCompiledError, NotInitializedError, OptionError
 from .._executor import (
     as_arrays,
     eligibility,
+    outliving,
     pack,
     pairs_of,
     starting_traces,
@@ -193,7 +195,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         # A State belongs to the transformation that it is made in: not to what renames meshes.
         self._compile(first_step(arguments), batch_size)
         self.traces = EligibilityTraces({}, pairs_of(self.compiled.trace_specs))
-        self._reset_traces()
+        self._leave_starting_traces()
 
     @on_automatic_axes
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
@@ -261,11 +263,28 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return pack(starting_traces(self.compiled.trace_specs), self.traces.pairs)
 
     def zero_traces(self) -> Traces:
-        """Return traces as they are at the start of a sequence."""
+        """Return traces as they are at the start of the first sequence."""
         traces: Traces = as_arrays(starting_traces(self.compiled.trace_specs))
         return traces
 
+    def started_anew(self, before: Traces) -> Traces:
+        """Return traces as they are at the start of a sequence, given those before it.
+
+        Both have each trace in an array of its own.
+        """
+        going_on = {key: before[key] for key in outliving(self.compiled.trace_specs)}
+        return {**self.zero_traces(), **going_on}
+
     def _reset_traces(self) -> None:
+        carried = self.traces.carried
+        if outliving(self.compiled.trace_specs) and not carried.is_zero:
+            with contextlib.suppress(LostTracesError):  # a stream that is lost begins anew
+                fresh = pack(self.started_anew(self.traces.value), self.traces.pairs)
+                carried.leave(lambda: fresh)
+                return
+        self._leave_starting_traces()
+
+    def _leave_starting_traces(self) -> None:
         self.traces.carried.leave(lambda: as_arrays(self.starting_traces()), zero=True)
 
     @one_thread_at_a_time

@@ -55,10 +55,16 @@ def starting_traces(specs: TraceSpecs) -> Traces:
     return traces
 
 
+def outliving(specs: TraceSpecs) -> list[str]:
+    """Return the keys of traces that go on where a sequence starts anew."""
+    found = specs.items()
+    return [key for key, s in found if isinstance(s, TraceSpec) and s.outlives_reset]
+
+
 def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Traces:
     """Return traces that start anew where flags, of one sample each or of all, are true.
 
-    They are selected, not multiplied by zero: they may be NaN.
+    They are selected, not multiplied by zero: they may be NaN. Those that outlive a reset go on.
 
     Raises
     ------
@@ -68,6 +74,8 @@ def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Trace
     goes_on = ~flags
 
     def chosen(spec: TraceSpec, trace: jax.Array) -> jax.Array:
+        if spec.outlives_reset:
+            return trace
         is_kept = (spec.samples or _along_batch(spec))(goes_on)
         return jnp.where(is_kept, trace, spec.initial)
 

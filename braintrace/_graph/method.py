@@ -116,6 +116,9 @@ class TraceSpec:
         Whether it is carried. What is not is listed for the size that it would have.
     takes_trace_dtype
         Whether it is kept in the dtype that a user gives as ``trace_dtype``.
+    outlives_reset
+        Whether it goes on where a sequence starts anew, for some samples or all, like a random
+        stream. It then has a key of its own among the traces, in no dict inside.
     full_shape
         The shape if structural zeros were stored as well; ``None``: there are none.
     samples
@@ -135,6 +138,7 @@ class TraceSpec:
     initial: float | jax.Array = 0
     is_stored: bool = True
     takes_trace_dtype: bool = True
+    outlives_reset: bool = False
     full_shape: tuple[int, ...] | None = None
     samples: Callable[[jax.Array], jax.Array] | None = None
     packed_with: str | None = None

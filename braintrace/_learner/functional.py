@@ -251,7 +251,7 @@ class FunctionalLearner:
         state, initial = self._initial(state, places)
         fresh = dict(zip(paths, initial, strict=True))
         if where is None:
-            traces = algorithm.zero_traces()
+            traces = algorithm.started_anew(state.traces)
         else:
             flags = check_where(where, now)
             fresh = {path: start_anew(now[path], fresh[path], flags) for path in paths}
