@@ -7,3 +7,4 @@ from .es_d_rtrl import ES_D_RTRL as ES_D_RTRL
 from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop
 from .names import algorithms_by_name as algorithms_by_name
+from .rflo import RFLO as RFLO

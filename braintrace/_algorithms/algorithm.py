@@ -205,7 +205,18 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         # A window's gradient goes back, through mixing, to states that no trace is read from.
         options = CompilerOptions(self.strict, self.unroll_limit, self.vjp_method == "multi-step")
         step = (self.model, self.method, example, batch_size, options)
-        return compile_step(*step, self.trace_dtype)
+        compiled = compile_step(*step, self.trace_dtype)
+        self.check_model(compiled.graph)
+        return compiled
+
+    def check_model(self, graph: ETraceGraph) -> None:
+        """Accept every model; an algorithm for some alone raises a `CompilationError` for others.
+
+        Parameters
+        ----------
+        graph
+            The compiled model.
+        """
 
     @one_thread_at_a_time
     @on_automatic_axes

@@ -1,0 +1,97 @@
+"""RFLO: random feedback local online learning."""
+
+from .._errors import CompilationError
+from .._etrace_op import etp_fb_mm_p, etp_fb_mv_p
+from .._graph import ETraceGraph
+from .._graph.diagnostics import quoted
+from .._jax import Equation
+from .d_rtrl import D_RTRL
+
+_PLAIN_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
+
+class RFLO(D_RTRL):
+    r"""D_RTRL of a network whose readout sends errors back by a matrix of its own.
+
+    For a leaky network :math:`h^t = (1 - 1/\tau) h^{t-1} + \phi(u^t) / \tau`, with
+    :math:`u^t = h^{t-1} W`, read out as :math:`y^t = h^t W_{out}` with an error
+    :math:`e^t = \partial L^t / \partial y^t`,
+
+    .. math::
+
+        p_{ij}^t = (1 - 1/\tau)\, p_{ij}^{t-1} + h_i^{t-1} \phi'(u_j^t) / \tau, \qquad
+        \nabla W_{ij} = \sum_t (e^t B^T)_j\, p_{ij}^t, \qquad
+        \nabla W_{out} = \sum_t h^t \otimes e^t.
+
+    The traces are those of `D_RTRL`, which leaves the mixing of units out; the feedback
+    :math:`B` is the readout's (`feedback_matmul`, `braintrace.nn.FeedbackLinear`). So it is the
+    same rule for any network that has such a readout, and refuses one that has none.
+
+    Parameters
+    ----------
+    model, **options
+        See `D_RTRL`.
+
+    References
+    ----------
+    .. [1] J. M. Murray, "Local online learning in recurrent networks with random feedback",
+       eLife 8:e43299, 2019, eqs. 3 to 5.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Network(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.cell = braintrace.nn.LeakyRNN(2, 5)
+    ...         self.readout = braintrace.nn.FeedbackLinear(5, 1)
+    ...
+    ...     def update(self, x):
+    ...         return self.readout(self.cell(x))
+    >>> learner = braintrace.compile(Network(), "rflo", jnp.ones((1, 2)), batch_size=1)
+    >>> gradients = learner.etrace_grad(
+    ...     jnp.ones((4, 1, 2)), step_fn=lambda x: ((learner(x) - 1.0) ** 2).sum()
+    ... )
+    >>> sorted(gradients)
+    [('cell', 'W', 'weight'), ('readout', 'weight')]
+    """
+
+    names = ("rflo",)
+
+    def check_model(self, graph: ETraceGraph) -> None:
+        """Refuse a model that is not read out by a `feedback_matmul`."""
+        if not any(_is_readout(graph, equation) for equation in graph.traced.program.equations):
+            states = quoted([state.name for group in graph.hidden_groups for state in group.states])
+            raise CompilationError(
+                f"`RFLO` sends errors back by the feedback of the readout, but no "
+                f"`feedback_matmul` leads from the hidden states {states} to the output of "
+                f"`{type(self.model).__name__}.update`. Read them out there with "
+                "`braintrace.nn.FeedbackLinear` or `braintrace.feedback_matmul`, or use `D_RTRL`, "
+                "which sends errors back by the readout's own weight."
+            )
+
+
+def _is_readout(graph: ETraceGraph, equation: Equation) -> bool:
+    """Tell whether an equation is the last product between hidden states and the output.
+
+    What comes after it may be a state of its own (a leaky readout), but not one that it reads.
+    """
+    if equation.primitive not in (etp_fb_mm_p, etp_fb_mv_p):
+        return False
+    program, outputs = graph.traced.program, graph.traced.output_atoms
+    new = {
+        state.in_var: var
+        for group in graph.hidden_groups
+        for state, var in zip(group.states, group.new_vars, strict=True)
+    }
+    ends = frozenset(new.values())
+    x, y = equation.invars[0], equation.outvars[0]
+    read = program.depends_on([x], stops=ends)
+    products = _PLAIN_PRODUCTS | {
+        program.equations[index].primitive.name for index in graph.opaque_equations
+    }
+    if read.isdisjoint([*new, *ends]) or y not in program.depends_on(outputs, blocked=products):
+        return False
+    is_output = y in program.depends_on(outputs, stops=ends, blocked=products)
+    own = [after for before, after in new.items() if before in read]
+    return is_output or y not in program.depends_on(own)
