@@ -5,6 +5,7 @@ from ._algorithms import D_RTRL as D_RTRL
 from ._algorithms import ES_D_RTRL as ES_D_RTRL
 from ._algorithms import RFLO as RFLO
 from ._algorithms import ETraceAlgorithm as ETraceAlgorithm
+from ._algorithms import Immediate as Immediate
 from ._algorithms import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._algorithms import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from ._algorithms import pp_prop as pp_prop

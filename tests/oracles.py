@@ -108,6 +108,22 @@ def bptt(case, params, states, xs, targets, step_weights=None):
     return loss_and_gradients(case, params, states, xs, targets, step_weights)[1][0]
 
 
+@compiled
+def immediate(case, params, states, xs, targets):
+    """Gradients of the steps' losses, the states before each of them held constant; their sum."""
+
+    def loss(params):
+        def one_step(states, inputs):
+            x, target = inputs
+            ops = PlainOps()
+            output = case.step(ops, params, jax.lax.stop_gradient(states), x)
+            return ops.hidden, case.loss(output, target)
+
+        return jax.lax.scan(one_step, states, (xs, targets))[1].sum()
+
+    return jax.grad(loss)(params)
+
+
 def finite_differences(case, params, states, xs, targets, entries, step=1e-6):
     """Central differences of the whole sequence's loss for some entries of flat theta."""
     theta, unravel = ravel_pytree(params)

@@ -18,7 +18,8 @@ from braintrace._graph import Boundary, DiagnosticKind
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "diagnostics.md"
 BATCH, INPUTS, H = 2, 3, 4
-ALWAYS = {"backward-not-linear", "untraced-state", "unused-parameter"}
+PASSED = {"backward-not-linear", "untraced-state", "not-carried", "unused-parameter"}
+CLOSED = {"no-hidden-state", "not-carried", "unused-parameter"}
 
 
 def test_the_page_explains_every_kind():
@@ -35,7 +36,7 @@ def test_every_kind_says_which_rules_it_concerns():
     assert set(REPORTED) == set(get_args(DiagnosticKind))
     for boundary in get_args(Boundary):
         found = {kind for kind, boundaries in REPORTED.items() if boundary in boundaries}
-        assert found == (ALWAYS if boundary == "passed" else set(REPORTED))
+        assert found == {"passed": PASSED, "closed": CLOSED}.get(boundary, set(REPORTED))
 
 
 @jax.custom_vjp
@@ -76,7 +77,11 @@ class Rule:
     """All that the compiler asks of a rule: this one carries nothing."""
 
     boundary: Boundary
+    carried: bool = True
     needs = frozenset()
+
+    def carries(self, relation):
+        return self.carried
 
     def check(self, graph):
         pass
@@ -85,10 +90,10 @@ class Rule:
         return {}
 
 
-def compiled(model, boundary, **options):
+def compiled(model, boundary, carried=True, **options):
     brainstate.nn.init_all_states(model, batch_size=BATCH)
     x, options = jnp.ones((BATCH, INPUTS)), CompilerOptions(**options)
-    return compile_model(model, (x,), None, options, Rule(boundary))[0]
+    return compile_model(model, (x,), None, options, Rule(boundary, carried))[0]
 
 
 def kinds(graph, level=None):
@@ -105,6 +110,19 @@ def test_a_rule_that_passes_weights_hears_of_none():
     graph = compiled(Model(braintrace.matmul), "passed", strict=True)
     assert kinds(graph) == {"unused-parameter"}
     assert graph.hidden_param_op_relations
+
+
+def test_a_weight_that_a_rule_does_not_carry_is_told():
+    graph = compiled(Model(braintrace.matmul), "cut", carried=False)
+    assert graph.hidden_param_op_relations == ()
+    assert kinds(graph, "info") == {"recurrent-mixing", "not-carried", "unused-parameter"}
+    told = {path for d in graph.diagnostics if d.kind == "not-carried" for path in d.paths}
+    assert told == {"w", "w_rec"}
+
+
+def test_a_rule_that_is_closed_to_the_past_hears_of_none():
+    graph = compiled(Model(jnp.matmul, bend=clipped, mean=0.1), "closed", strict=True)
+    assert kinds(graph) == {"unused-parameter"}
 
 
 @pytest.mark.parametrize("boundary", ["cut", "diagonal"])

@@ -17,13 +17,12 @@ from drivers import (
     snapshot,
     weights_of,
 )
-from immediate import Immediate
 
 import braintrace
 from braintrace._executor import io_dim, overwriting, recursion
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
-ALGORITHMS = [*WITH_TRACES, Immediate]
+ALGORITHMS = [*WITH_TRACES, braintrace.Immediate]
 FEW = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "two_layers")]
 STEPS = references.LENGTH
 ONCE = [

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 from assertions import assert_gradients_close
 from drivers import catalogue_gradient, expected_warnings, named, weights_of
-from immediate import Immediate
 from operation_cases import BATCH, CASES, Diagonal, bptt, by_name, es_d_rtrl, loss
 
 import braintrace
@@ -16,7 +15,7 @@ DECAY = {"decay_or_rank": 0.7}
 ALGORITHMS = {
     "d_rtrl": braintrace.D_RTRL,
     "es_d_rtrl": braintrace.ES_D_RTRL,
-    "immediate": Immediate,
+    "immediate": braintrace.Immediate,
 }
 OPERATIONS = [
     case
@@ -85,7 +84,7 @@ def test_models_windows_and_resets(name, algorithm, options):
     case, window = cases.BY_NAME[name], 3 if "vjp_method" in options else 1
     xs, targets = (part.reshape(-1, window, *part.shape[1:]) for part in case.sequences(BATCH, 6))
     model = case.build()
-    with expected_warnings(case):
+    with expected_warnings(case, algorithm):
         instance = initialised(model, algorithm, xs[0, 0], LANES, **options)
     run = brainstate.nn.Vmap(instance, vmap_states="lane")
 

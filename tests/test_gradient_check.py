@@ -19,7 +19,7 @@ DIAGONAL, RECURRENT = cases.BY_NAME["alif"], cases.BY_NAME["leaky_rnn"]
 @compilation.cache
 def checked(case, algorithm, length=6, **options):
     xs, targets = case.sequences(2, length)
-    with drivers.expected_warnings(case):
+    with drivers.expected_warnings(case, algorithm):
         return braintrace.gradient_check(
             case.build(), algorithm, xs, targets, case.loss, batch_size=2, **options
         )

@@ -1,147 +1,59 @@
 """A learning rule from outside the package learns with every driver, by its definition."""
 
 import dataclasses
-import functools
 
 import brainstate
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-import references
-from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
+from assertions import assert_gradients_close, assert_gradients_differ
 from drivers import (
     build_algorithm,
     build_learner,
     expected_warnings,
+    learnt_online,
     named,
     sequence_gradient,
-    snapshot,
     weights_of,
 )
-from immediate import Immediate, NoTraces
+from no_past import NoPast, OfRecords
 from operation_cases import CASES, Diagonal
+from single_steps import BATCH, LENGTH, plain_gradient, plain_steps
 
 import braintrace
 from braintrace._executor import as_arrays
 from braintrace._executor.traces import kept_specs, restart_traces, starting_traces
 from braintrace._graph import TraceSpec, specs_of
 
-LENGTH, BATCH = 6, 2
-NAMES = ("learnt_leak", "alif_late_threshold", "lstm_fused", "two_layers", "gru")
 MASK = np.float32([1, 0, 2, 0.5, 1, 0])
-ALL_AT_3 = np.arange(LENGTH) == 3
-SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
+RESET = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
 
 
-def by_day(*names):
-    """Some of the models, and the others at night."""
-    rest = [cases.BY_NAME[name] for name in NAMES if name not in names]
-    return cases.each([cases.BY_NAME[name] for name in names], rest)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def plain_step(case, params, states, x, target):
-    """Loss of a step, its gradient with the old states held constant, and the new states."""
-
-    def loss(params):
-        ops = oracles.PlainOps()
-        output = case.step(ops, params, jax.lax.stop_gradient(states), x)
-        return case.loss(output, target), ops.hidden
-
-    (value, states), gradient = jax.value_and_grad(loss, has_aux=True)(params)
-    return value, gradient, states
-
-
-def restarted(case, states, flags):
-    """States in which some samples, or all, are at the start of a sequence."""
-    flags = np.broadcast_to(flags, BATCH)[:, None]
-    fresh = case.initial_states(BATCH)
-    return {name: np.where(flags, fresh[name], value) for name, value in states.items()}
-
-
-def plain_steps(case, rate=0.0, reset=None):
-    """Yield loss and gradient of every step; with a rate, parameters descend between them."""
-    params, states = case.params(), case.initial_states(BATCH)
-    for t, (x, target) in enumerate(zip(*case.sequences(BATCH, LENGTH), strict=True)):
-        if reset is not None:
-            states = restarted(case, states, reset[t])
-        found = plain_step(case, params, states, x, target)
-        loss, gradient, states = jax.device_get(found)
-        params = jax.tree.map(lambda w, g: w - rate * g, params, gradient)
-        yield loss, gradient, params
-
-
-def plain_gradient(case, mask=None, reset=None):
-    """The weighted sum of the gradients of all steps."""
-    weights = np.ones(LENGTH) if mask is None else mask
-    found = [gradient for _, gradient, _ in plain_steps(case, reset=reset)]
-    parts = [
-        jax.tree.map(lambda leaf, weight=weight: weight * leaf, gradient)
-        for weight, gradient in zip(weights, found, strict=True)
-    ]
-    return jax.tree.map(lambda *leaves: sum(leaves), *parts)
-
-
-def in_turn():
-    """One style for each model, in turn; the other at night."""
-    for index, name in enumerate(NAMES):
-        for turn, style in enumerate(["batch axis", "mapped"]):
-            marks = [] if index % 2 == turn else [pytest.mark.nightly]
-            yield pytest.param(cases.BY_NAME[name], style, id=f"{name}-{style}", marks=marks)
-
-
-@pytest.mark.parametrize(("case", "style"), [*in_turn()])
-def test_the_gradient_of_a_sequence(case, style):
-    learner = build_learner(case, "immediate", style, BATCH)
+def test_the_gradient_of_a_sequence():
+    case = cases.BY_NAME["lstm_fused"]
+    learner = build_learner(case, "no_past", "mapped", BATCH)
     data = case.sequences(BATCH, LENGTH)
-    runs = {1: {}, 4: {"mask": MASK}, LENGTH: {"reset": SOME}}
-    if style == "batch axis":
-        runs |= {2: {"reset": ALL_AT_3, "mask": MASK}}
-    for chunk_size, options in runs.items():
+    for chunk_size, options in {1: {}, 4: {"mask": MASK}, LENGTH: {"reset": RESET}}.items():
         learner.reset_state(BATCH)
         found = sequence_gradient(learner, case, *data, chunk_size=chunk_size, **options)
-        context = f"{case.name}, chunks of {chunk_size}, {list(options)}"
+        context = f"chunks of {chunk_size}, {list(options)}"
         assert_gradients_close(found, plain_gradient(case, **options), 1e-5, context)
 
 
-@by_day("alif_late_threshold", "gru")
-def test_learning_at_every_step_of_a_stream(case):
-    learner = build_learner(case, "immediate", batch=BATCH)
-    weights = weights_of(learner.algorithm.model)
-
-    def descend(gradients):
-        for path, weight in weights.items():
-            weight.value = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
-
-    losses = learner.etrace_online(
-        *case.sequences(BATCH, LENGTH),
-        step_fn=lambda x, target: case.loss(learner(x), target),
-        update_fn=descend,
-        reset=SOME,
-    )
-    expected = list(plain_steps(case, 0.1, SOME))
+def test_learning_at_every_step_of_a_stream():
+    case = cases.BY_NAME["alif_late_threshold"]
+    found, losses = learnt_online(build_learner(case, "no_past", batch=BATCH), case, 0.1, RESET)
+    expected = list(plain_steps(case, 0.1, RESET))
     np.testing.assert_allclose(losses, [loss for loss, _, _ in expected], rtol=1e-5)
-    found = named({path: weight.value for path, weight in weights.items()})
-    assert_gradients_close(found, expected[-1][2], 1e-5, case.name)
-    assert_gradients_differ(found, case.params(), 1e-3, case.name)
+    assert_gradients_close(found, expected[-1][2], 1e-5)
+    assert_gradients_differ(found, case.params(), 1e-3)
 
 
-@by_day("learnt_leak", "two_layers")
-def test_the_gradient_after_steps_without_a_loss(case):
-    learner = build_learner(case, "immediate", batch=BATCH)
-    xs, targets = case.sequences(BATCH, LENGTH)
-    learner.etrace_evolve(xs[:4], chunk_size=3)
-    found = sequence_gradient(learner, case, xs[4:], targets[4:])
-    expected = plain_gradient(case, mask=np.arange(LENGTH) >= 4)
-    assert_gradients_close(found, expected, 1e-5, case.name)
-
-
-@by_day("alif_late_threshold", "lstm_fused")
-def test_single_steps_in_a_gradient_of_the_users_own(case):
-    model, algorithm = build_algorithm(case, Immediate, BATCH)
+def test_single_steps_in_a_gradient_of_the_users_own():
+    case = cases.BY_NAME["two_layers"]
+    model, algorithm = build_algorithm(case, NoPast, BATCH)
     gradient = brainstate.transform.jit(
         brainstate.transform.grad(
             lambda x, target: case.loss(algorithm(x), target), weights_of(model)
@@ -149,54 +61,13 @@ def test_single_steps_in_a_gradient_of_the_users_own(case):
     )
     steps = zip(*case.sequences(BATCH, LENGTH), plain_steps(case), strict=True)
     for x, target, (_, expected, _) in steps:
-        assert_gradients_close(named(gradient(x, target)), expected, 1e-5, case.name)
-
-
-def test_windows_go_through_all_their_steps():
-    """And to no trace before them: in one window, the gradient is BPTT's."""
-    case = cases.BY_NAME["leaky_rnn"]
-    learner = build_learner(case, "immediate", batch=BATCH, vjp_method="multi-step")
-    found = sequence_gradient(learner, case, *case.sequences(BATCH, LENGTH), chunk_size=LENGTH)
-    assert_gradients_close(found, references.bptt(case, BATCH, LENGTH), 1e-5)
-    learner.reset_state(BATCH)
-    found = sequence_gradient(learner, case, *case.sequences(BATCH, LENGTH), chunk_size=1)
-    assert_gradients_close(found, plain_gradient(case), 1e-5)
-
-
-def test_samples_start_anew_between_two_steps():
-    case = cases.BY_NAME["alif_late_threshold"]
-    learner = build_learner(case, "immediate", batch=BATCH)
-    xs, targets = case.sequences(BATCH, LENGTH)
-    flags = np.asarray([True, False])
-    parts = [sequence_gradient(learner, case, xs[:2], targets[:2])]
-    learner.reset_state(where=flags)
-    parts.append(sequence_gradient(learner, case, xs[2:], targets[2:]))
-    reset = np.where(np.arange(LENGTH)[:, None] == 2, flags, False)
-    found = jax.tree.map(np.add, *parts)
-    assert_gradients_close(found, plain_gradient(case, reset=reset), 1e-5)
-
-
-def test_it_reports_and_saves_no_trace():
-    case = cases.BY_NAME["alif"]
-    learner = build_learner(case, "immediate", batch=BATCH)
-    report = learner.report()
-    assert report.stored_bytes == report.possible_bytes == report.carried_bytes == 0
-    assert "none needed" in str(report)
-    assert str(report).startswith(str(learner.graph))
-    saved = snapshot(learner)
-    assert saved[1] == {}
-    with pytest.raises(braintrace.OptionError, match="no array of the form of 'w_in'"):
-        learner.eligibility("w_in")
-    learner.algorithm.traces.value = {}
-    with pytest.raises(braintrace.ShapeError, match="'w' is unexpected"):
-        learner.algorithm.traces.value = {"w": jnp.zeros(3)}
-    assert_states_close(snapshot(learner), saved)
+        assert_gradients_close(named(gradient(x, target)), expected, 1e-5)
 
 
 def test_a_chunk_records_what_the_rule_needs_and_is_as_long_as_pays():
     """By the size of the traces, or of the gradient where that is larger."""
     case = cases.BY_NAME["alif"]
-    carried, none = (build_learner(case, name, batch=8).graph for name in ("d_rtrl", "immediate"))
+    carried, none = (build_learner(case, name, batch=8).graph for name in ("d_rtrl", "no_past"))
     assert carried.bytes_per_chunk == carried_bytes(carried) == 8 * 2 * none.bytes_per_chunk
     assert none.bytes_per_chunk == case.params()["w_in"].nbytes
     (group,) = none.hidden_groups
@@ -211,10 +82,10 @@ def carried_bytes(graph):
 # --- names ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["immediate", "Immediate", "NO_PAST", Immediate])
+@pytest.mark.parametrize("name", ["no_past", "No_Past", "OF_RECORDS", NoPast])
 def test_an_algorithm_announces_its_names(name):
     learner = build_learner(cases.BY_NAME["leaky"], name)
-    assert type(learner.algorithm) is Immediate
+    assert type(learner.algorithm) is NoPast
 
 
 @pytest.mark.parametrize(
@@ -227,13 +98,13 @@ def test_case_does_not_matter(name, algorithm):
 
 
 def test_unknown_names_are_answered_with_those_there_are():
-    with pytest.raises(braintrace.OptionError, match=r"'d_rtrl'.*'pp_prop'.*'immediate'"):
-        build_learner(cases.BY_NAME["leaky"], "immediately")
+    with pytest.raises(braintrace.OptionError, match=r"'d_rtrl'.*'pp_prop'.*'no_past'"):
+        build_learner(cases.BY_NAME["leaky"], "no_pas")
 
 
 def test_a_name_belongs_to_one_algorithm():
     """A class defined anew, as in a notebook, takes the place of the one before."""
-    named_same = {"names": ("twice",), "method": Immediate.method, "__module__": __name__}
+    named_same = {"names": ("twice",), "method": NoPast.method, "__module__": __name__}
     type("First", (braintrace.ETraceAlgorithm,), named_same)
     last = type("First", (braintrace.ETraceAlgorithm,), named_same)
     case = cases.BY_NAME["leaky"]
@@ -249,10 +120,10 @@ def test_a_name_belongs_to_one_algorithm():
 
 @pytest.mark.parametrize("names", ["twice", (3,), None])
 def test_names_are_a_tuple_of_strings(names):
-    wrong = type("Wrong", (Immediate,), {"names": names})
+    wrong = type("Wrong", (NoPast,), {"names": names})
     try:
         with pytest.raises(braintrace.OptionError, match=r"Wrong` is .*expected a tuple"):
-            build_learner(cases.BY_NAME["leaky"], "immediate")
+            build_learner(cases.BY_NAME["leaky"], "no_past")
     finally:
         del wrong.names
 
@@ -281,12 +152,12 @@ def algorithm_of(method):
     ],
 )
 def test_what_drivers_cannot_give_a_rule_is_said(attribute, value, message):
-    asking = type("Asking", (NoTraces,), {attribute: value})
+    asking = type("Asking", (OfRecords,), {attribute: value})
     with pytest.raises(braintrace.OptionError, match=message):
         build_learner(cases.BY_NAME["leaky"], algorithm_of(asking()))
 
 
-class Clipping(NoTraces):
+class Clipping(OfRecords):
     """A rule that limits the learning signals."""
 
     def signal(self, graph, records, signal):
@@ -299,12 +170,12 @@ def test_a_rule_sees_the_learning_signals_first():
     xs, targets = case.sequences(BATCH, LENGTH)
     found = sequence_gradient(learner, case, xs, targets)
     assert np.all(np.abs(found["w_in"]) <= 0.01 * np.abs(xs).sum((0, 1))[:, None] + 1e-6)
-    unlimited = sequence_gradient(build_learner(case, "immediate"), case, xs, targets)
+    unlimited = sequence_gradient(build_learner(case, "no_past"), case, xs, targets)
     assert_gradients_close({"w_out": found["w_out"]}, {"w_out": unlimited["w_out"]}, 1e-6)
     assert_gradients_differ({"w_in": found["w_in"]}, {"w_in": unlimited["w_in"]}, 0.1)
 
 
-class Counting(NoTraces):
+class Counting(OfRecords):
     """A rule that counts the steps of every sample, from 3 on, next to a trace that stays zero."""
 
     def trace_specs(self, graph, every_state):

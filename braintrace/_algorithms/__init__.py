@@ -6,5 +6,6 @@ from .d_rtrl import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from .es_d_rtrl import ES_D_RTRL as ES_D_RTRL
 from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop
+from .immediate import Immediate as Immediate
 from .names import algorithms_by_name as algorithms_by_name
 from .rflo import RFLO as RFLO

@@ -76,9 +76,10 @@ def check_learns(
 ) -> None:
     """Refuse a model of which no weight would learn online.
 
-    A rule that passes weights follows every parameter, marked or not.
+    A rule that passes weights follows every parameter, marked or not, and one that looks at single
+    steps only follows none.
     """
-    if relations or step.outputs or boundary == "passed":
+    if relations or step.outputs or boundary in ("closed", "passed"):
         return
     names = ", ".join(state.name for state, _ in step.new_states)
     reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)

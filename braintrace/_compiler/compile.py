@@ -77,20 +77,26 @@ def compile_model(
     check_hidden_states(traced)
 
     # Groups of hidden states, in the form of the step that shows most of what positions do alone.
-    step = _with_loops_split(traced, options)
+    is_closed = method.boundary == "closed"
+    step = (
+        _grouped(traced, options.every_state) if is_closed else _with_loops_split(traced, options)
+    )
     check_has_states(model, step)
 
     # Relations: of what the walks have met, how each output lies on the positions of a group.
-    relations = find_relations(step)
+    # Those that the rule does not carry are plain operations from here on.
+    found = find_relations(step)
+    relations = [relation for relation in found if method.carries(relation)]
 
     # What no trace carries is told, as far as it is left out by this rule.
-    diagnostics = reported(diagnose(step, relations, method.boundary), method.boundary)
-    check_learns(model, step, relations, diagnostics, method.boundary)
+    findings = diagnose(step, found, relations, method.boundary)
+    diagnostics = reported(findings, method.boundary)
+    check_learns(model, step, found, diagnostics, method.boundary)
     publish(diagnostics, options.strict)
 
     # Last of all, what the rule carries from step to step.
-    found = (step.traced, tuple(step.groups), tuple(relations), diagnostics)
-    graph = ETraceGraph(*found, needs=method.needs, trace_specs={})
+    parts = (step.traced, tuple(step.groups), tuple(relations), diagnostics)
+    graph = ETraceGraph(*parts, needs=method.needs, trace_specs={})
     method.check(graph)
     specs = method.trace_specs(graph, options.every_state)
     return dataclasses.replace(graph, trace_specs=specs), outside

@@ -16,14 +16,19 @@ from .upstream import Upstream
 
 
 def diagnose(
-    step: GroupedStep, relations: Sequence[HiddenParamOpRelation], boundary: Boundary
+    step: GroupedStep,
+    found: Sequence[HiddenParamOpRelation],
+    relations: Sequence[HiddenParamOpRelation],
+    boundary: Boundary,
 ) -> Iterator[Diagnostic]:
     """Yield every diagnostic of a model, in a fixed order, those of no concern to a rule included.
 
     Parameters
     ----------
-    step, relations
-        The step, and what learns online in it.
+    step, found
+        The step, and what can learn online in it.
+    relations
+        What does so by the rule.
     boundary
         Where the rule lets a way back end; see `TraceMethod`.
     """
@@ -32,7 +37,8 @@ def diagnose(
     for group, walks in zip(step.groups, step.walks, strict=True):
         yield from about_group(upstream, group, walks)
     yield from _bent_weights(step, relations)
-    yield from _without_relation(step, relations)
+    yield from _without_relation(step, found)
+    yield from _not_carried(found, relations)
     yield from _inside_rules(step)
     yield from _partly_mixed(step, relations)
     yield from also_plain(step, relations)
@@ -97,6 +103,23 @@ def _why_no_trace(
         "with a trace position by position; it gets the gradient of the current step."
     )
     return "info", "no-hidden-state", message
+
+
+def _not_carried(
+    found: Sequence[HiddenParamOpRelation], relations: Sequence[HiddenParamOpRelation]
+) -> Iterator[Diagnostic]:
+    carried = {relation.key for relation in relations}
+    for relation in found:
+        if relation.key not in carried:
+            names = tuple(path_name(path) for path in relation.parameter_paths)
+            yield Diagnostic(
+                "info",
+                "not-carried",
+                f"{quoted(names)} of `{relation.primitive.name}` has no trace by its learning "
+                "rule; it gets the gradient of the current step.",
+                names,
+                relation.source,
+            )
 
 
 def _inside_rules(step: GroupedStep) -> Iterator[Diagnostic]:

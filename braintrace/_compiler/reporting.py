@@ -8,7 +8,8 @@ from .._errors import CompilationError
 from .._graph import ApproximationWarning, Boundary, Diagnostic, DiagnosticKind
 
 _EVERY: frozenset[Boundary] = frozenset(get_args(Boundary))
-_MARKED_ONLY = _EVERY - {"passed"}
+_PAST = _EVERY - {"closed"}
+_MARKED_ONLY = _PAST - {"passed"}
 
 REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "plain-mixing": _MARKED_ONLY,
@@ -20,15 +21,17 @@ REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "partly-mixed": _MARKED_ONLY,
     "operand-not-parameters": _MARKED_ONLY,
     "inside-custom-rule": _MARKED_ONLY,
-    "no-hidden-state": _MARKED_ONLY,
-    "backward-not-linear": _EVERY,
-    "untraced-state": _EVERY,
+    "no-hidden-state": _EVERY - {"passed"},
+    "backward-not-linear": _PAST,
+    "untraced-state": _PAST,
+    "not-carried": _EVERY,
     "unused-parameter": _EVERY,
 }
 """The boundaries (see `TraceMethod`) under which a finding is one.
 
 A rule that passes weights on the way back passes mixing, too, and follows every parameter, marked
-or not: nothing that is about either of these is left out of its gradient.
+or not: nothing that is about either of these is left out of its gradient. One that is closed to the
+past leaves all of it out, wherever it comes from.
 """
 
 

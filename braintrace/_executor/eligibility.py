@@ -81,8 +81,8 @@ def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation
     if not found:
         known = quoted(list(dict.fromkeys(own for own, _, _ in every)))
         raise OptionError(
-            f"`path` is '{name}', for which there is no trace; the weights that reach a hidden "
-            f"state through a marked operation are {known}."
+            f"`path` is '{name}', for which there is no trace. Weights that have one, as "
+            f"they reach a hidden state through a marked operation: {known or 'none by this rule'}."
         )
     return found
 

@@ -80,6 +80,10 @@ class InputOutputTraces:
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
     boundary: ClassVar[Boundary] = "cut"
 
+    def carries(self, relation: HiddenParamOpRelation) -> bool:
+        """Tell that every relation has traces."""
+        return True
+
     def check(self, graph: ETraceGraph) -> None:
         """Raise unless every operation can be pulled back with a filter in place of its input.
 

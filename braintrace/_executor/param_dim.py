@@ -32,6 +32,7 @@ from .._graph import (
     Boundary,
     ETraceGraph,
     HiddenGroup,
+    HiddenParamOpRelation,
     Record,
     Records,
     Role,
@@ -78,6 +79,10 @@ class ParameterTraces:
 
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
     boundary: ClassVar[Boundary] = "cut"
+
+    def carries(self, relation: HiddenParamOpRelation) -> bool:
+        """Tell that every relation has traces."""
+        return True
 
     def check(self, graph: ETraceGraph) -> None:
         """Accept every operation: its own rules carry the trace."""

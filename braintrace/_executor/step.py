@@ -38,10 +38,10 @@ def check_method(method: TraceMethod) -> None:
             f"step; recorded are {', '.join(map(repr, sorted(RECORDED)))}."
         )
     # 'passed' is what `run_window` does: reverse mode through the steps, then `entry_gradient`.
-    if method.boundary != "cut":
+    if method.boundary not in ("closed", "cut"):
         raise OptionError(
             f"The learning rule `{name}` has the boundary {method.boundary!r}; steps are "
-            "differentiated with the boundary 'cut' only."
+            "differentiated with the boundaries 'closed' and 'cut' only."
         )
 
 

@@ -19,6 +19,7 @@ DiagnosticKind = Literal[
     "no-hidden-state",
     "backward-not-linear",
     "untraced-state",
+    "not-carried",
     "unused-parameter",
 ]
 """What a finding is about. ``docs/diagnostics.md`` says of each what it means and what to do."""

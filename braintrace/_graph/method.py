@@ -23,6 +23,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from .graph import ETraceGraph
+    from .relation import HiddenParamOpRelation
 
 Weights: TypeAlias = dict[str, dict[str, jax.Array]]
 """Values of the trainable operands, by relation and name."""
@@ -39,7 +40,7 @@ TraceSpecs: TypeAlias = Mapping[str, Any]
 Record = Literal["x", "D", "Df"]
 """What can be recorded of a step; see `Records`."""
 
-Boundary = Literal["cut", "diagonal", "passed"]
+Boundary = Literal["closed", "cut", "diagonal", "passed"]
 """What a marked weight is on the way back from a state to the states before the step."""
 
 Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry"]
@@ -176,9 +177,16 @@ class TraceMethod(Protocol):
 
         ``'cut'``: the end. ``'diagonal'``: passed from each position to itself. ``'passed'``: a
         plain weight; the gradient of a chunk is then reverse mode through the chunk and
-        `entry_gradient` of what arrives before it. The compiler takes all three; steps are run for
-        ``'cut'`` alone (`check_method`), and a rule may add to its records what it keeps of a
-        weight.
+        `entry_gradient` of what arrives before it. ``'closed'``: a plain weight within the step,
+        but no way leads to the states before it. The compiler takes all of them; steps are run for
+        ``'closed'`` and ``'cut'`` alone (`check_method`), and a rule may add to its records what it
+        keeps of a weight.
+        """
+
+    def carries(self, relation: HiddenParamOpRelation) -> bool:
+        """Tell whether a marked operation has traces: else its weights are plain ones.
+
+        The gradient of those is that of each step, with the states before it held constant.
         """
 
     def check(self, graph: ETraceGraph) -> None:

@@ -3,7 +3,6 @@
 import dataclasses
 import html
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,9 @@ import jax
 import numpy as np
 import saiunit
 
-from .._algorithms import D_RTRL, ETraceAlgorithm
+from .._algorithms import ETraceAlgorithm, Immediate
 from .._arguments import MODEL, check_arrays, check_option, check_takes, common_length, shown
 from .._errors import OptionError, ShapeError
-from .._graph import ApproximationWarning
 from .._graph.report import html_table
 from .._typing import Path, path_name
 from .arguments import shapes_of
@@ -187,7 +185,7 @@ def gradient_check(
     _restore(start)
     # A window that covers the whole sequence is backpropagation through time.
     exact = gradient(
-        _silently(compile, model, D_RTRL, first, vjp_method="multi-step", **exactly),
+        compile(model, Immediate, first, vjp_method="multi-step", **exactly),
         chunk_size=steps,
     )
     return _compared(type(learner.algorithm).__name__, steps, online, exact)
@@ -202,13 +200,6 @@ def _kept(model: brainstate.nn.Module) -> list[tuple[brainstate.State, Any]]:
 def _restore(kept: list[tuple[brainstate.State, Any]]) -> None:
     for state, value in kept:
         state.value = value
-
-
-def _silently(function: Callable[..., Learner], *arguments: Any, **options: Any) -> Learner:
-    """Call a function whose warnings have been given before."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ApproximationWarning)
-        return function(*arguments, **options)
 
 
 def _compared(

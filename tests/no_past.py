@@ -1,7 +1,7 @@
-"""The immediate gradient: a learning rule from outside the package, which carries no trace.
+"""A learning rule from outside the package: the records of a step, contracted, and no trace.
 
 Every step learns from itself alone, `sum_s x^s (x) (Df^s . l^s)`: what older steps have left in the
-states counts as constant.
+states counts as constant. It is the gradient of `braintrace.Immediate`, by the records.
 """
 
 import dataclasses
@@ -16,11 +16,14 @@ from braintrace._executor.products import products_of_gradient
 
 
 @dataclasses.dataclass(frozen=True)
-class NoTraces:
+class OfRecords:
     """The learning rule; see `braintrace._graph.TraceMethod`."""
 
     needs = frozenset({"x", "Df"})
     boundary = "cut"
+
+    def carries(self, relation):
+        return True
 
     def check(self, graph):
         pass
@@ -50,11 +53,11 @@ class NoTraces:
         return jax.tree.map(jnp.zeros_like, weights)
 
 
-class Immediate(braintrace.ETraceAlgorithm):
+class NoPast(braintrace.ETraceAlgorithm):
     """The algorithm by its names."""
 
-    names = ("immediate", "no_past")
+    names = ("no_past", "of_records")
 
     @property
     def method(self):
-        return NoTraces()
+        return OfRecords()
