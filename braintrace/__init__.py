@@ -9,6 +9,7 @@ from ._algorithms import Immediate as Immediate
 from ._algorithms import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._algorithms import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from ._algorithms import pp_prop as pp_prop
+from ._algorithms import three_factor_loss as three_factor_loss
 from ._errors import BraintraceError as BraintraceError
 from ._errors import CompilationError as CompilationError
 from ._errors import DtypeError as DtypeError

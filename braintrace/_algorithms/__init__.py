@@ -9,3 +9,4 @@ from .es_d_rtrl import pp_prop as pp_prop
 from .immediate import Immediate as Immediate
 from .names import algorithms_by_name as algorithms_by_name
 from .rflo import RFLO as RFLO
+from .three_factor import three_factor_loss as three_factor_loss
