@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
-from immediate import Immediate
 
 import braintrace
 from braintrace import three_factor_loss
@@ -67,8 +66,7 @@ MODULATORS = {
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_gradient_is_the_modulator_times_the_eligibility(rule):
-    algorithm = Immediate if rule == "immediate" else rule
-    learner = braintrace.compile(Leaky(), algorithm, XS[0], batch_size=BATCH, **RULES[rule])
+    learner = braintrace.compile(Leaky(), rule, XS[0], batch_size=BATCH, **RULES[rule])
     traces = eligibilities(rule)
     for name, modulator in MODULATORS.items():
         each = modulator.reshape(*modulator.shape, *(1,) * (3 - modulator.ndim))
