@@ -8,5 +8,6 @@ from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop
 from .immediate import Immediate as Immediate
 from .names import algorithms_by_name as algorithms_by_name
+from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
 from .rflo import RFLO as RFLO
 from .three_factor import three_factor_loss as three_factor_loss

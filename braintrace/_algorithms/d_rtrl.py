@@ -1,5 +1,7 @@
 """D-RTRL: real-time recurrent learning with a position-by-position transition."""
 
+from typing import ClassVar
+
 from .._executor import ParameterTraces
 from .algorithm import ETraceAlgorithm
 
@@ -42,7 +44,7 @@ class D_RTRL(ETraceAlgorithm):
     [1.0, 1.5, 1.75]
     """
 
-    names = ("d_rtrl",)
+    names: ClassVar[tuple[str, ...]] = ("d_rtrl",)
 
     @property
     def method(self) -> ParameterTraces:

@@ -1,0 +1,100 @@
+"""OSTL without recurrence: online spatio-temporal learning of feed-forward networks."""
+
+from collections.abc import Iterator
+
+from .._compiler.analysis import Analysis
+from .._errors import CompilationError
+from .._graph import ETraceGraph
+from .._graph.diagnostics import quoted
+from .._jax import Atom, Var, source_line
+from .d_rtrl import D_RTRL
+
+
+class OSTLFeedforward(D_RTRL):
+    r"""D_RTRL of a feed-forward network with states.
+
+    For layers :math:`l` of units that carry their state on by themselves,
+    :math:`s_l^t = f(s_l^{t-1}, y_{l-1}^t W_l)` with the output :math:`y_l^t = g(s_l^t)`,
+
+    .. math::
+
+        \epsilon_l^t = \frac{\partial s_l^t}{\partial s_l^{t-1}} \epsilon_l^{t-1} +
+            \frac{\partial s_l^t}{\partial W_l}, \qquad
+        \nabla W_l = \sum_t \frac{\partial L^t}{\partial s_l^t}\, \epsilon_l^t,
+
+    where :math:`\partial L^t / \partial s_l^t` goes down through the layers above within the step.
+    For one layer that is the gradient of backpropagation through time. With several, what an upper
+    layer remembers of a lower one is left out. These are the traces of `D_RTRL`; a network with a
+    layer that reads its own past through a product is refused.
+
+    Parameters
+    ----------
+    model, **options
+        See `D_RTRL`.
+
+    References
+    ----------
+    .. [1] T. Bohnstingl et al., "Online spatio-temporal learning in deep neural networks", IEEE
+       Transactions on Neural Networks and Learning Systems 34, 2023 (arXiv:2007.12723), eqs. 10,
+       11 and 13.
+
+    Examples
+    --------
+    >>> import braintrace, jax.numpy as jnp
+    >>> cell = braintrace.nn.IndRNN(2, 3)
+    >>> learner = braintrace.compile(cell, "ostl_feedforward", jnp.ones((1, 2)), batch_size=1)
+    >>> xs = jnp.ones((4, 1, 2))
+    >>> sorted(learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum()))
+    [('W', 'weight'), ('u',)]
+    """
+
+    names = ("ostl_feedforward", "ostlfeedforward")
+
+    def check_model(self, graph: ETraceGraph) -> None:
+        """Refuse a network in which a state reaches the next step through a product."""
+        for states, reached, where in _products_over_time(graph):
+            raise CompilationError(
+                f"`OSTLFeedforward` is for layers whose states carry on by themselves, but in "
+                f"`{type(self.model).__name__}` the hidden state {quoted(states)} of the step "
+                f"before reaches {quoted(reached)} through {where}, which mixes units. Use "
+                "`OSTLRecurrent`, or `D_RTRL`, which leaves this path out."
+            )
+
+
+def _products_over_time(graph: ETraceGraph) -> Iterator[tuple[list[str], list[str], str]]:
+    """Yield the operations that mix units on a way from one step into the next.
+
+    For each, the states that it reads as they were, those that it reaches, and where it stands.
+    """
+    analysis, equations = Analysis(graph.traced.program), graph.traced.program.equations
+    new = frozenset(var for group in graph.hidden_groups for var in group.new_vars)
+    old = _carriers(graph, analysis, new)
+    for group in graph.hidden_groups:
+        ends = new.difference(group.new_vars)
+        behind = analysis.gradients_behind(group.new_vars, ends)
+        met: dict[int, list[Atom]] = {
+            index: equations[index].invars
+            for index in graph.opaque_equations
+            if not behind.isdisjoint(equations[index].outvars)
+        }
+        for cut in [cut for cuts in group.cuts for cut in cuts if not group.delay_line]:
+            met.setdefault(cut.equation, []).append(equations[cut.equation].invars[cut.operand])
+        for index, operands in sorted(met.items()):
+            found = analysis.gradients_behind(operands, ends)
+            states = [name for var, name in old.items() if var in found]
+            if states:
+                where = f"`{equations[index].primitive.name}` [{source_line(equations[index])}]"
+                yield states, [state.name for state in group.states], where
+
+
+def _carriers(graph: ETraceGraph, analysis: Analysis, new: frozenset[Var]) -> dict[Var, str]:
+    """Return the States that depend on weights from step to step: name by old value."""
+    leaves = graph.traced.leaves
+    learnt = new | {leaf.in_var for leaf in leaves if leaf.kind == "parameter"}
+    return {
+        leaf.in_var: leaf.name
+        for leaf in leaves
+        if leaf.kind in ("hidden", "other")
+        and leaf.out_var is not None
+        and not learnt.isdisjoint(analysis.gradients_behind([leaf.out_var]))
+    }
