@@ -71,6 +71,10 @@ def _is_floating(value: Any) -> bool:
 BOOLEAN = Kind("True or False", lambda value: isinstance(value, (bool, np.bool_)))
 POSITIVE = Kind("a positive integer", lambda value: is_integer(value) and value >= 1)
 NOT_NEGATIVE = Kind("an integer of at least 0", lambda value: is_integer(value) and value >= 0)
+DECAY = Kind(
+    "a float in [0, 1)",
+    lambda value: isinstance(value, (float, np.floating)) and bool(0.0 <= value < 1.0),
+)
 BATCH_SIZE = POSITIVE.or_else(None)
 FUNCTION = Kind("a function", callable)
 FLOATING = Kind("a floating-point dtype such as `jnp.bfloat16`", _is_floating)

@@ -19,7 +19,7 @@ from drivers import (
 )
 
 import braintrace
-from braintrace._executor import io_dim, overwriting, recursion
+from braintrace._executor import blocks, overwriting, recursion
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
 ALGORITHMS = [*WITH_TRACES, braintrace.Immediate]
@@ -147,15 +147,15 @@ def test_blocks_within_a_chunk_change_nothing(case, per_sample, monkeypatch):
 
 def blocks_of(length, monkeypatch):
     """Make all blocks as short, and note their lengths."""
-    monkeypatch.setattr(io_dim, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(io_dim, "SHORTEST_BLOCK", length)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(blocks, "SHORTEST_BLOCK", length)
     lengths = []
 
     def scan_block(*arguments, **options):
         lengths.append(options["length"])
         return recursion.scan_block(*arguments, **options)
 
-    monkeypatch.setattr(io_dim, "scan_block", scan_block)
+    monkeypatch.setattr(blocks, "scan_block", scan_block)
     return lengths
 
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 import brainstate
-import numpy as np
 
-from .._arguments import is_integer
+from .._arguments import DECAY, is_integer
 from .._errors import OptionError
 from .._executor import InputOutputTraces
 from .algorithm import ETraceAlgorithm
@@ -49,10 +48,9 @@ class ES_D_RTRL(ETraceAlgorithm):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        is_decay = isinstance(decay_or_rank, (float, np.floating))
         if is_integer(decay_or_rank) and decay_or_rank >= 1:
             self.decay = (int(decay_or_rank) - 1) / (int(decay_or_rank) + 1)
-        elif is_decay and 0.0 <= decay_or_rank < 1.0:
+        elif DECAY.accepts(decay_or_rank):
             self.decay = float(decay_or_rank)
         else:
             raise OptionError(

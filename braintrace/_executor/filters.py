@@ -5,20 +5,20 @@ and kept from chunk to chunk without those that no filter ever changes.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import OptionError
-from .._etrace_op import ETP_RULES_INIT_PP, Arrays, add_to_filter, get_primitive_spec, zero_filter
+from .._etrace_op import ETP_RULES_INIT_PP, Arrays
 from .._graph import ETraceGraph, HiddenParamOpRelation, Records, Role, Traces, TraceSpec
 from .._typing import PyTree
 from .active_outputs import ActiveOutputs, active_outputs_of
+from .input_filters import operand_axes, take_in
 from .jacobians import transition_key
-from .layout import TraceSite, filter_key, output_keys, trace_sites, x_key
+from .layout import TraceSite, output_keys, trace_sites
 from .restart import at_positions, over_first_axis
 from .zero import as_arrays, widened
 
@@ -27,15 +27,6 @@ After = TypeVar("After")
 
 Filters = dict[str, Arrays]
 """Those of inputs, ``'x'``, and of outputs, ``'f'``, with all outputs of the operations."""
-
-
-def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
-    """Return the operation that each filter of an input is carried for, by its name.
-
-    Operations that share a filter are represented by the first of them.
-    """
-    relations = graph.hidden_param_op_relations
-    return {r.key: r for r in relations if r.x_var is not None and filter_key(graph, r) == r.key}
 
 
 def outputs_of(graph: ETraceGraph) -> dict[str, tuple[TraceSite, int]]:
@@ -58,50 +49,14 @@ def _active_outputs(graph: ETraceGraph, outputs: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def specs_of_inputs(graph: ETraceGraph) -> dict[str, TraceSpec]:
-    """Return what is known of the filters of inputs, by name."""
-    specs = {}
-    for site in trace_sites(graph):
-        relation = site.relation
-        if relation.x_var is not None:
-            shape = _shape_of_input_filter(relation)
-            key = filter_key(graph, relation)
-            specs[key] = TraceSpec(
-                shape.shape,
-                shape.dtype,
-                _axes(relation, len(shape.shape), "input"),
-                relation=key,
-                operand="input",
-                samples=functools.partial(_rows_of_samples, graph, key, len(shape.shape)),
-            )
-    return specs
-
-
-def _shape_of_input_filter(relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct:
-    operation = relation.primitive, relation.params
-    found: jax.ShapeDtypeStruct = jax.eval_shape(
-        lambda: zero_filter(*operation, relation.x_var, relation.y_var)
-    )
-    return found
-
-
-def _rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return which rows of a filter of inputs belong to samples whose flag is set."""
-    rows = [
-        _rows(site, flags)
-        for site in trace_sites(graph)
-        if site.relation.x_var is not None and filter_key(graph, site.relation) == key
-    ]
-    return over_first_axis(functools.reduce(jnp.logical_or, rows), ndim)
-
-
-def specs_of_outputs(graph: ETraceGraph, every_state: bool) -> dict[str, TraceSpec]:
-    """Return what is known of the output-shaped traces, by name."""
+def specs_of_outputs(
+    graph: ETraceGraph, kept_states: Callable[[TraceSite], Iterable[int]]
+) -> dict[str, TraceSpec]:
+    """Return what is known of the output-shaped traces of some states, by name."""
     shared, dtypes = output_keys(graph), {}
     for site in trace_sites(graph):
-        relation, influence = site.relation, site.influence
-        for a in influence.reached if every_state else influence.stored:
-            dtypes[shared[site.key(a)]] = _dtype_of_outputs(relation)
+        for a in kept_states(site):
+            dtypes[shared[site.key(a)]] = _dtype_of_outputs(site.relation)
     active = _active_outputs(graph, dtypes)
     return {
         key: _spec_of_output(*outputs_of(graph)[key], active[key], dtype)
@@ -126,7 +81,7 @@ def _spec_of_output(
     return TraceSpec(
         kept.shape,
         dtype,
-        (*lead, *_axes(site.relation, len(kept.shape) - len(lead), "output")),
+        (*lead, *operand_axes(site.relation, len(kept.shape) - len(lead), "output")),
         relation=site.relation.key,
         state=site.group.states[state].name,
         operand="output",
@@ -139,14 +94,6 @@ def _outputs_of_samples(site: TraceSite, active: ActiveOutputs, flags: jax.Array
     """Return which entries of an output-shaped trace belong to samples whose flag is set."""
     found = site.to_slots(at_positions(site.group, flags))
     return active.pick(found)
-
-
-def _axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tuple[Role, ...]:
-    """Return what the axes of an operation's input or output run over."""
-    is_batched = get_primitive_spec(relation.primitive).batched
-    batch: list[Role] = ["batch"] if is_batched else []
-    spatial: list[Role] = ["spatial"] * (ndim - len(batch) - 1)
-    return tuple([*batch, *spatial, last][:ndim])
 
 
 def of_active(graph: ETraceGraph, outputs: Arrays) -> Arrays:
@@ -213,40 +160,23 @@ def run_filters(
 
     ``scan`` runs a function of one step over what they take in, from ``start``.
     """
-    by_key, inputs = outputs_of(graph), inputs_of(graph)
-    names = {key: x_key(graph, relation) for key, relation in inputs.items()}
-    dtypes = {
-        key: relation.y_var.aval.dtype
-        for key, relation in [
-            *inputs.items(),
-            *((k, site.relation) for k, (site, _) in by_key.items()),
-        ]
-    }
+    by_key = outputs_of(graph)
+    dtypes = {key: site.relation.y_var.aval.dtype for key, (site, _) in by_key.items()}
 
     def step(kept: Filters, recorded: PyTree) -> tuple[Filters, Result]:
         x, Df, D, restart, signal_now = recorded
-        before_x = {key: widened(eps, dtypes[key]) for key, eps in kept["x"].items()}
-        before_f = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
+        eps_x, kept_x = take_in(graph, alpha, kept["x"], x, restart)
+        before = {key: widened(eps, dtypes[key]) for key, eps in kept["f"].items()}
         if restart is not None:
-            before = started_anew(graph, {"x": before_x, "f": before_f}, restart)
-            before_x, before_f = before["x"], before["f"]
-        eps_x = {
-            key: add_to_filter(
-                inputs[key].primitive, inputs[key].params, alpha * before_x[key], x[names[key]]
-            )
-            for key in before_x
-        }
+            before = _outputs_started_anew(graph, before, restart)
         eps_f = {}
         for key, (site, _) in by_key.items():
-            terms = [alpha * D[key][c] * before_f[c] for c in D[key] if c in before_f]
+            terms = [alpha * D[key][c] * before[c] for c in D[key] if c in before]
             terms += [(1 - alpha) * Df[key]] if key in Df else []
             shape = site.influence.slot_shape
             eps_f[key] = sum(terms[1:], terms[0]) if terms else jnp.zeros(shape, dtypes[key])
-        after = {
-            "x": {key: eps_x[key].astype(old.dtype) for key, old in kept["x"].items()},
-            "f": {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()},
-        }
-        return after, result(eps_x, eps_f, signal_now)
+        kept_f = {key: eps_f[key].astype(old.dtype) for key, old in kept["f"].items()}
+        return {"x": kept_x, "f": kept_f}, result(eps_x, eps_f, signal_now)
 
     return scan(step, start)
 
@@ -263,31 +193,11 @@ def counts_of(alpha: float, graph: ETraceGraph, records: Records, traces: Traces
     return jnp.where(began == 0, before + index, index - began + 1)
 
 
-def started_anew(graph: ETraceGraph, filters: Filters, restart: jax.Array) -> Filters:
-    """Return filters that start anew for some samples, or all."""
-    inputs, outputs = dict(filters["x"]), dict(filters["f"])
-    for site in trace_sites(graph):
-        if site.relation.x_var is not None:
-            key = filter_key(graph, site.relation)
-            rows = over_first_axis(_rows(site, restart), inputs[key].ndim)
-            inputs[key] = jnp.where(rows, 0, inputs[key])
-    for key, (site, _) in outputs_of(graph).items():
-        if key in outputs:
-            is_new = site.to_slots(at_positions(site.group, restart))
-            outputs[key] = jnp.where(is_new, 0, outputs[key])
-    return {"x": inputs, "f": outputs}
-
-
-def _rows(site: TraceSite, restart: jax.Array) -> jax.Array:
-    """Return which rows of an operation's input belong to samples whose flag is set."""
-    if restart.ndim == 0:
-        return restart
-    if not get_primitive_spec(site.relation.primitive).batched:
-        raise OptionError(
-            f"The input of '{site.relation.key}' is shared by all samples, so that this algorithm "
-            "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
-        )
-    at_elements = site.to_slots(at_positions(site.group, restart))
-    if site.has_fan_out:
-        at_elements = at_elements.any(0)
-    return at_elements.any(tuple(range(1, at_elements.ndim)))
+def _outputs_started_anew(graph: ETraceGraph, outputs: Arrays, restart: jax.Array) -> Arrays:
+    """Return output-shaped traces that start anew for some samples, or all."""
+    found, by_key = {}, outputs_of(graph)
+    for key, output in outputs.items():
+        site, _ = by_key[key]
+        is_new = site.to_slots(at_positions(site.group, restart))
+        found[key] = jnp.where(is_new, 0, output)
+    return found

@@ -91,7 +91,9 @@ def compile(
         instance = chosen(model, **algorithm_options)
     except TypeError as error:
         named = ", ".join(f"`{name}`" for name in sorted(algorithm_options))
-        raise OptionError(f"{chosen.__name__} does not accept {named}: {error}.") from error
+        raise OptionError(
+            f"{chosen.__name__} does not accept {named or 'no options'}: {error}."
+        ) from error
     example = first_step(example_arguments)
     mapped = _mapped_size(example, batch_size) if vmap else None
     size = None if vmap else batch_size

@@ -31,8 +31,8 @@ class EligibilityTraces(CarriedTraces):
 
     Saved traces are restored by writing to ``value`` (or by ``restore_value``, or with the other
     States of a learner). They have the keys, shapes and dtypes of those that are held: those of
-    the same model, batch, ``vjp_method`` and ``trace_dtype``. A key of ES_D_RTRL names its decay,
-    ``"steps, decay=0.9"``. Anything else is a `ShapeError`, and what is held stays.
+    the same model, batch, ``vjp_method`` and ``trace_dtype``. A decay is a part of a key, such as
+    ``"steps, decay=0.9"`` of ES_D_RTRL. Anything else is a `ShapeError`, and what is held stays.
     """
 
     def __init__(self, value: Any, pairs: Pairs = (), **options: Any) -> None:
@@ -126,12 +126,13 @@ def _differences(own: Any, new: Any) -> list[str]:
     if not isinstance(new, dict):
         return [f"\n- found {shown(new)}; expected a dict of traces"]
     expected, found = _by_key(own), _by_key(new)
-    lines = [
+    others = [
         f"\n- made with {_option(key)}; this algorithm has {_option(other)}"
         for key in sorted(found.keys() - expected.keys())
         for other in sorted(expected.keys() - found.keys())
         if _option(key) and key.split(", ")[0] == other.split(", ")[0]
     ]
+    lines = list(dict.fromkeys(others))
     if lines:  # that is said of them
         for key in filter(_option, expected.keys() ^ found.keys()):
             (found if key in found else expected).pop(key)
@@ -146,4 +147,4 @@ def _by_key(traces: Any) -> dict[str, Any]:
 
 def _option(key: str) -> str:
     """Return the option that a key names, as in ``'decay=0.9'``, or nothing."""
-    return key.partition(", ")[2]
+    return key.partition(", ")[2].partition("/")[0]

@@ -1,0 +1,67 @@
+"""Gradients of a chunk, added up in blocks of steps.
+
+Where what the steps of a chunk write is larger than the caches, a block of steps is read back
+before it has left them.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from .._graph import Weights
+from .recursion import scan_block, scan_records
+from .zero import widened
+
+Carry = TypeVar("Carry")
+
+BLOCK_BYTES = 2**23
+"""What a block of steps may write, to stay in the caches."""
+SHORTEST_BLOCK = 16
+
+
+def in_blocks(
+    run: Callable[[Carry, Callable[..., Any]], tuple[Carry, Weights]],
+    start: Carry,
+    weights: Weights,
+    steps: int,
+) -> tuple[Carry, Weights]:
+    """Return what is carried after all steps of a chunk, and the sum of their gradients.
+
+    Parameters
+    ----------
+    run
+        ``(carry, scan) -> (carry, gradients)`` of some steps, by ``scan(step, carry, records)``.
+    start
+        What is carried before the first step. A step writes about as much.
+    weights
+        What the gradients are like.
+    steps
+        Length of the chunk.
+    """
+    length = _length(steps, start)
+    if length == steps:
+        return run(start, functools.partial(scan_records, steps=steps))
+
+    def add_block(
+        carry: tuple[Carry, Weights], first: jax.Array | int, size: int
+    ) -> tuple[Carry, Weights]:
+        after, gradients = run(carry[0], functools.partial(scan_block, first=first, length=size))
+        return after, jax.tree.map(jnp.add, carry[1], gradients)
+
+    # Sums in half precision would stop growing.
+    carry = (start, widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32))
+    rest = steps % length
+    firsts = jnp.arange(0, steps - rest, length)
+    carry, _ = jax.lax.scan(lambda c, first: (add_block(c, first, length), None), carry, firsts)
+    return add_block(carry, steps - rest, rest) if rest else carry
+
+
+def _length(steps: int, carry: Any) -> int:
+    """Return the length of blocks of steps, about equal, whose arrays fit the caches."""
+    written = sum(int(leaf.size * leaf.dtype.itemsize) for leaf in jax.tree.leaves(carry))
+    fitting = max(SHORTEST_BLOCK, BLOCK_BYTES // max(1, written))
+    return math.ceil(steps / math.ceil(steps / fitting))

@@ -1,0 +1,154 @@
+"""Low-pass filters of the operations' inputs, for the rules that keep one.
+
+Operations that filter the same input alike share a filter, which the first of them names. Of an
+operation that is not linear in its input, something else of it is filtered (`InputFilter`).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from .._errors import OptionError, PrimitiveError
+from .._etrace_op import (
+    Arrays,
+    add_to_filter,
+    get_primitive_spec,
+    pull_back_filtered,
+    zero_filter,
+)
+from .._graph import ETraceGraph, HiddenParamOpRelation, Role, TraceSpec
+from .._jax import struct_of
+from .._jaxpr import Kind, kinds_of
+from .layout import TraceSite, filter_key, trace_sites, x_key
+from .restart import at_positions, over_first_axis
+from .zero import widened
+
+
+def check_filtered_inputs(graph: ETraceGraph, rule: str) -> None:
+    """Raise unless every operation can be pulled back with a filter in place of its input.
+
+    Raises
+    ------
+    PrimitiveError
+        Naming the rule, and the first operation that is not linear in its input and does not say
+        what to filter.
+    """
+    for relation in graph.hidden_param_op_relations:
+        spec = get_primitive_spec(relation.primitive)
+        is_known = spec.linear_in_input or spec.input_filter is not None
+        if relation.x_var is None or is_known or _is_linear_in_input(relation):
+            continue
+        raise PrimitiveError(
+            f"{rule} filters the input of '{relation.key}' ({relation.source}), but "
+            f"`xy_to_dw` of `{relation.primitive}` is not linear in that input. Give its "
+            "specification an `input_filter`, which says what to filter instead, or "
+            "`linear_in_input=True` if JAX cannot see that it is linear; or use `D_RTRL`."
+        )
+
+
+def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
+    operation = relation.primitive, relation.params
+    filtered = _shape_of_filter(relation)
+    weights = {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
+
+    def pulled_back(x: jax.Array, factor: jax.Array, weights: Arrays) -> Arrays:
+        return pull_back_filtered(*operation, x[None], factor[None], weights)
+
+    try:
+        kinds = kinds_of(pulled_back, filtered, struct_of(relation.y_var.aval), weights)
+    except Exception:  # a rule for integers, such as an index, may fail for anything else
+        return False
+    return Kind.OTHER not in kinds
+
+
+def _shape_of_filter(relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct:
+    operation = relation.primitive, relation.params
+    found: jax.ShapeDtypeStruct = jax.eval_shape(
+        lambda: zero_filter(*operation, relation.x_var, relation.y_var)
+    )
+    return found
+
+
+def inputs_of(graph: ETraceGraph) -> dict[str, HiddenParamOpRelation]:
+    """Return the operation that each filter of an input is carried for, by its name.
+
+    Operations that share a filter are represented by the first of them.
+    """
+    relations = graph.hidden_param_op_relations
+    return {r.key: r for r in relations if r.x_var is not None and filter_key(graph, r) == r.key}
+
+
+def specs_of_inputs(graph: ETraceGraph) -> dict[str, TraceSpec]:
+    """Return what is known of the filters of inputs, by name."""
+    specs = {}
+    for key, relation in inputs_of(graph).items():
+        shape = _shape_of_filter(relation)
+        specs[key] = TraceSpec(
+            shape.shape,
+            shape.dtype,
+            operand_axes(relation, len(shape.shape), "input"),
+            relation=key,
+            operand="input",
+            samples=functools.partial(_rows_of_samples, graph, key, len(shape.shape)),
+        )
+    return specs
+
+
+def operand_axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tuple[Role, ...]:
+    """Return what the axes of an operation's input or output run over."""
+    is_batched = get_primitive_spec(relation.primitive).batched
+    batch: list[Role] = ["batch"] if is_batched else []
+    spatial: list[Role] = ["spatial"] * (ndim - len(batch) - 1)
+    return tuple([*batch, *spatial, last][:ndim])
+
+
+def take_in(
+    graph: ETraceGraph, alpha: float, kept: Arrays, x: Arrays, restart: jax.Array | None
+) -> tuple[Arrays, Arrays]:
+    """Return ``α ε_x + x`` of one more step, and the same as it is kept.
+
+    Samples whose flag is set start anew before it.
+    """
+    by_key = inputs_of(graph)
+    before = {key: widened(eps, by_key[key].y_var.aval.dtype) for key, eps in kept.items()}
+    if restart is not None:
+        before = inputs_started_anew(graph, before, restart)
+    taken = {
+        key: add_to_filter(r.primitive, r.params, alpha * before[key], x[x_key(graph, r)])
+        for key, r in by_key.items()
+    }
+    return taken, {key: eps.astype(kept[key].dtype) for key, eps in taken.items()}
+
+
+def inputs_started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) -> Arrays:
+    """Return filters of inputs that start anew for some samples, or all."""
+    return {
+        key: jnp.where(_rows_of_samples(graph, key, eps.ndim, restart), 0, eps)
+        for key, eps in inputs.items()
+    }
+
+
+def _rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return which rows of a filter of inputs belong to samples whose flag is set."""
+    rows = [
+        _rows(site, flags)
+        for site in trace_sites(graph)
+        if site.relation.x_var is not None and filter_key(graph, site.relation) == key
+    ]
+    return over_first_axis(functools.reduce(jnp.logical_or, rows), ndim)
+
+
+def _rows(site: TraceSite, restart: jax.Array) -> jax.Array:
+    """Return which rows of an operation's input belong to samples whose flag is set."""
+    if restart.ndim == 0:
+        return restart
+    if not get_primitive_spec(site.relation.primitive).batched:
+        raise OptionError(
+            f"The input of '{site.relation.key}' is shared by all samples, so that this algorithm "
+            "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
+        )
+    at_elements = site.to_slots(at_positions(site.group, restart))
+    if site.has_fan_out:
+        at_elements = at_elements.any(0)
+    return at_elements.any(tuple(range(1, at_elements.ndim)))
