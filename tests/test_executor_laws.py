@@ -22,7 +22,7 @@ import braintrace
 from braintrace._executor import blocks, overwriting, recursion
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
-ALGORITHMS = [*WITH_TRACES, braintrace.Immediate]
+ALGORITHMS = [*WITH_TRACES, braintrace.RTRL, braintrace.Immediate]
 FEW = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "two_layers")]
 STEPS = references.LENGTH
 ONCE = [
@@ -31,6 +31,7 @@ ONCE = [
         ("alif", "es_d_rtrl"),
         ("lstm_fused", "d_rtrl"),
         ("two_layers", "immediate"),
+        ("two_layers", "rtrl"),
     )
 ]
 each_once = pytest.mark.parametrize(("case", "algorithm"), ONCE)

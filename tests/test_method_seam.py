@@ -146,7 +146,6 @@ def algorithm_of(method):
 @pytest.mark.parametrize(
     ("attribute", "value", "message"),
     [
-        ("boundary", "passed", "`Asking` has the boundary 'passed'"),
         ("boundary", "diagonal", "`Asking` has the boundary 'diagonal'"),
         ("needs", frozenset({"x", "J"}), "`Asking` needs 'J' of every step"),
     ],

@@ -10,4 +10,5 @@ from .immediate import Immediate as Immediate
 from .names import algorithms_by_name as algorithms_by_name
 from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
 from .rflo import RFLO as RFLO
+from .rtrl import RTRL as RTRL
 from .three_factor import three_factor_loss as three_factor_loss

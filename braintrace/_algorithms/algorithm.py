@@ -203,7 +203,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         # A window's gradient goes back, through mixing, to states that no trace is read from.
-        options = CompilerOptions(self.strict, self.unroll_limit, self.vjp_method == "multi-step")
+        every_state, rule = self.vjp_method == "multi-step", type(self).__name__
+        options = CompilerOptions(self.strict, self.unroll_limit, every_state, rule)
         step = (self.model, self.method, example, batch_size, options)
         compiled = compile_step(*step, self.trace_dtype)
         self.check_model(compiled.graph)

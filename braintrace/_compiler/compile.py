@@ -37,6 +37,7 @@ from .reporting import publish, reported
 from .split_loops import split_loops
 from .split_shared_uses import split_shared_uses
 from .trace import trace_model
+from .whole_state import whole_state_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +50,14 @@ class CompilerOptions:
         See `compile_etrace_graph`.
     every_state
         Whether states that no later step reads position by position have traces as well.
+    rule
+        Name of the learning rule, for messages.
     """
 
     strict: bool = False
     unroll_limit: int = 32
     every_state: bool = False
+    rule: str = "D_RTRL"
 
 
 def compile_model(
@@ -77,16 +81,19 @@ def compile_model(
     check_hidden_states(traced)
 
     # Groups of hidden states, in the form of the step that shows most of what positions do alone.
-    is_closed = method.boundary == "closed"
-    step = (
-        _grouped(traced, options.every_state) if is_closed else _with_loops_split(traced, options)
-    )
+    follows_positions = method.boundary in ("cut", "diagonal")
+    grouped = _with_loops_split(traced, options) if follows_positions else None
+    step = grouped or _grouped(traced, options.every_state)
     check_has_states(model, step)
 
     # Relations: of what the walks have met, how each output lies on the positions of a group.
     # Those that the rule does not carry are plain operations from here on.
     found = find_relations(step)
     relations = [relation for relation in found if method.carries(relation)]
+
+    # For a rule that leaves nothing out, all hidden state as one vector.
+    is_passed = method.boundary == "passed"
+    whole = whole_state_of(step, options.rule) if is_passed else None
 
     # What no trace carries is told, as far as it is left out by this rule.
     findings = diagnose(step, found, relations, method.boundary)
@@ -96,7 +103,7 @@ def compile_model(
 
     # Last of all, what the rule carries from step to step.
     parts = (step.traced, tuple(step.groups), tuple(relations), diagnostics)
-    graph = ETraceGraph(*parts, needs=method.needs, trace_specs={})
+    graph = ETraceGraph(*parts, needs=method.needs, trace_specs={}, whole=whole)
     method.check(graph)
     specs = method.trace_specs(graph, options.every_state)
     return dataclasses.replace(graph, trace_specs=specs), outside

@@ -24,7 +24,7 @@ REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "no-hidden-state": _EVERY - {"passed"},
     "backward-not-linear": _PAST,
     "untraced-state": _PAST,
-    "not-carried": _EVERY,
+    "not-carried": _EVERY - {"passed"},
     "unused-parameter": _EVERY,
 }
 """The boundaries (see `TraceMethod`) under which a finding is one.

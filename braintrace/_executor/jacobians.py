@@ -36,13 +36,12 @@ def transition_key(group: HiddenGroup, a: int, c: int) -> str:
 
 
 def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
-    """Return the trainable operands of every relation: its prologue, evaluated."""
+    """Return what gradients go to: of a relation its prologue, evaluated."""
     program = graph.traced.program
     weights: Weights = {}
-    for relation in graph.hidden_param_op_relations:
-        names = list(relation.trainable_vars)
-        values = evaluate(program, [relation.trainable_vars[name] for name in names], inputs)
-        weights[relation.key] = dict(zip(names, values, strict=True))
+    for key, atoms in graph.operand_atoms.items():
+        values = evaluate(program, list(atoms.values()), inputs)
+        weights[key] = dict(zip(atoms, values, strict=True))
     return weights
 
 
@@ -105,6 +104,8 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
         See `operands`.
     """
     inputs = {var: jax.lax.stop_gradient(value) for var, value in inputs.items()}
+    if "step" in graph.needs:
+        return Records(x={}, D={}, Df={}, inputs=tuple(inputs[v] for v in graph.recorded_inputs))
     weights = jax.lax.stop_gradient(weights)
     known = _known(graph, inputs, weights)
     at = _Point(graph, inputs, known, maxima_of(graph.traced.program))

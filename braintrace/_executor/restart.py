@@ -41,6 +41,8 @@ def at_positions(group: HiddenGroup, per_sample: jax.Array) -> jax.Array:
 
 def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Records:
     """Return the records of one step, before which some samples have started anew."""
+    if graph.whole is not None:
+        return dataclasses.replace(records, restart=restart)
     transitions = dict(records.D)
     for group in graph.traced_groups:
         for a, c in group.transition:

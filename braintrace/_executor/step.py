@@ -12,14 +12,22 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._graph import ETraceGraph, Record, Records, TraceMethod, Traces, Weights
+from .._graph import ETraceGraph, Record, Records, StateLeaf, TraceMethod, Traces, Weights
 from .._jax import Var, zeros_mapped_like
 from .._typing import PyTree
 from .jacobians import Inputs, jacobians, operands
-from .probed_step import Probes, finish, pre_step_probe, probe_shapes, probed_step
-from .restart import restarted, restarted_probes
+from .probed_step import (
+    Probes,
+    finish,
+    hold_old_states,
+    pre_step_probe,
+    probe_shapes,
+    probed_step,
+)
+from .restart import over_first_axis, restarted, restarted_probes
+from .window import probes_of_past, window_step
 
-RECORDED: frozenset[Record] = frozenset({"x", "D", "Df"})
+RECORDED: frozenset[Record] = frozenset({"x", "D", "Df", "step", "traces"})
 """What is recorded of a step where a learning rule needs it."""
 
 
@@ -37,11 +45,10 @@ def check_method(method: TraceMethod) -> None:
             f"The learning rule `{name}` needs {', '.join(map(repr, sorted(unknown)))} of every "
             f"step; recorded are {', '.join(map(repr, sorted(RECORDED)))}."
         )
-    # 'passed' is what `run_window` does: reverse mode through the steps, then `entry_gradient`.
-    if method.boundary not in ("closed", "cut"):
+    if method.boundary == "diagonal":
         raise OptionError(
             f"The learning rule `{name}` has the boundary {method.boundary!r}; steps are "
-            "differentiated with the boundaries 'closed' and 'cut' only."
+            "differentiated with the boundaries 'closed', 'cut' and 'passed' only."
         )
 
 
@@ -82,6 +89,8 @@ def single_step(
     restart
         Which samples have started anew before the step; ``None``: none.
     """
+    if graph.whole is not None:
+        return _passed_step(graph, method, inputs, traces, restart)
     weights = operands(graph, inputs)
     found = jacobians(graph, inputs, weights)
     if restart is not None:
@@ -113,6 +122,31 @@ def single_step(
         probes = restarted_probes(graph, probes, restart)
     outputs, new_states = probed_step(graph, inputs, weights, probes)
     return Step(outputs, new_states, after)
+
+
+def _passed_step(
+    graph: ETraceGraph,
+    method: TraceMethod,
+    inputs: Inputs,
+    traces: Traces,
+    restart: jax.Array | None,
+) -> Step:
+    """Run a step on its own for a rule that passes weights: a window of one step."""
+    inputs = hold_old_states(graph, inputs)
+    past = operands(graph, inputs), traces
+    probes = probes_of_past(graph, method, past, zeros_select=restart is not None)
+
+    def entering(state: StateLeaf) -> jax.Array:
+        probe = probes[state.name]
+        if restart is not None:
+            probe = jnp.where(over_first_axis(restart, probe.ndim), 0, probe)
+        return inputs[state.in_var] + probe
+
+    old = {state.in_var: entering(state) for state in graph.traced_states}
+    outputs, new_states, records = window_step(graph, {**inputs, **old})
+    records = dataclasses.replace(records, restart=restart)
+    weights, before = jax.lax.stop_gradient(past)
+    return Step(outputs, new_states, method.update(graph, weights, as_chunk(records), before))
 
 
 def chunk_gradient(
@@ -147,7 +181,9 @@ def as_chunk(tree: PyTree) -> PyTree:
 def recorded_step(
     graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
 ) -> tuple[list[jax.Array], dict[Var, jax.Array], Records]:
-    """Run one step with given probes, and record its Jacobians."""
+    """Run one step with given probes, and record what the learning rule needs."""
+    if graph.whole is not None:
+        return window_step(graph, inputs)
     outputs, new_states = probed_step(graph, inputs, weights, probes)
     return outputs, new_states, jacobians(graph, inputs, weights)
 

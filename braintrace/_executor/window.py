@@ -60,12 +60,12 @@ def run_window(
     records
         Of all steps; no gradient goes through them.
     """
-    probes = _probes_of_past(graph, method, past, zeros_select)
+    probes = probes_of_past(graph, method, past, zeros_select)
     states, (results, records) = jax.lax.scan(step, enter(probes), sequences)
     return states, results, jax.lax.stop_gradient(records)
 
 
-def _probes_of_past(
+def probes_of_past(
     graph: ETraceGraph, method: TraceMethod, past: tuple[Weights, Traces], zeros_select: bool
 ) -> StateProbes:
     """Return a zero for every traced state, whose derivative goes to the operands by the traces."""

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
-from .._jax import Var
+from .._jax import Atom, Var
+from .._typing import Path
 from .diagnostics import Diagnostic
 from .hidden_group import HiddenGroup
 from .marked import role
@@ -11,6 +13,7 @@ from .method import Record, TraceSpecs, specs_of
 from .relation import HiddenParamOpRelation
 from .report import report_of
 from .traced_model import StateLeaf, TracedModel
+from .whole_state import WholeState
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,6 +33,8 @@ class ETraceGraph:
     needs, trace_specs
         What the learning rule that the model was compiled for reads of every step, and what it
         carries from step to step; see `TraceMethod`.
+    whole
+        The hidden states as one vector, for rules with the boundary ``'passed'``.
 
     Examples
     --------
@@ -58,6 +63,7 @@ class ETraceGraph:
     diagnostics: tuple[Diagnostic, ...]
     needs: frozenset[Record]
     trace_specs: TraceSpecs
+    whole: WholeState | None = None
 
     @property
     def traced_groups(self) -> tuple[HiddenGroup, ...]:
@@ -71,7 +77,9 @@ class ETraceGraph:
 
     @property
     def traced_states(self) -> tuple[StateLeaf, ...]:
-        """The hidden states of these groups."""
+        """The hidden states that traces follow: those of these groups, or the whole state."""
+        if self.whole is not None:
+            return self.whole.leaves
         return tuple(state for group in self.traced_groups for state in group.states)
 
     @property
@@ -82,6 +90,26 @@ class ETraceGraph:
             (group, a, var) for group in self.traced_groups for a, var in enumerate(group.new_vars)
         ]
         return tuple(sorted(found, key=lambda entry: producer[entry[2]]))
+
+    @property
+    def recorded_inputs(self) -> list[Var]:
+        """The inputs of the program that are no parameters."""
+        parameters = {leaf.in_var for leaf in self.traced.leaves if leaf.kind == "parameter"}
+        return [var for var in self.traced.program.in_vars if var not in parameters]
+
+    @property
+    def operand_atoms(self) -> Mapping[str, Mapping[str, Atom]]:
+        """What gradients go to: the operands of each relation, or every parameter by itself."""
+        if self.whole is None:
+            return {r.key: r.trainable_vars for r in self.hidden_param_op_relations}
+        parameters = (leaf for leaf in self.traced.leaves if leaf.kind == "parameter")
+        return {leaf.name: {"value": leaf.in_var} for leaf in parameters}
+
+    @property
+    def held_paths(self) -> Mapping[str, tuple[Path, ...]]:
+        """Paths of the States, by what they are behind, that weights are computed from."""
+        uses = self.hidden_param_op_relations if self.whole is None else self.whole.uses
+        return {use.key: use.held_paths for use in uses}
 
     @property
     def opaque_equations(self) -> tuple[int, ...]:
@@ -97,14 +125,15 @@ class ETraceGraph:
         where that is larger.
         """
         traces = sum(spec.full_nbytes for spec in specs_of(self.trace_specs))
-        operands = (
-            var.aval for r in self.hidden_param_op_relations for var in r.trainable_vars.values()
-        )
+        operands = (atom.aval for own in self.operand_atoms.values() for atom in own.values())
         return max(traces, sum(int(aval.size * aval.dtype.itemsize) for aval in operands))
 
     @functools.cached_property
     def record_bytes(self) -> int:
         """Size of what one step records: what the learning rule needs, and the signals."""
+        if "step" in self.needs:
+            inputs = sum(var.aval.size * var.aval.dtype.itemsize for var in self.recorded_inputs)
+            return int(inputs) + (0 if self.whole is None else self.whole.record_bytes)
         relations = self.hidden_param_op_relations if "x" in self.needs else ()
         inputs = {r.x_var: r.x_var.aval for r in relations if r.x_var is not None}
         total = sum(aval.size * aval.dtype.itemsize for aval in inputs.values())

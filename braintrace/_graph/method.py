@@ -37,15 +37,20 @@ Traces: TypeAlias = Mapping[str, Any]
 TraceSpecs: TypeAlias = Mapping[str, Any]
 """The structure of traces, with a `TraceSpec` in the place of each array."""
 
-Record = Literal["x", "D", "Df"]
-"""What can be recorded of a step; see `Records`."""
+Record = Literal["x", "D", "Df", "step", "traces"]
+"""What can be recorded of a step; see `Records`.
+
+``'step'`` are the inputs of its program. ``'traces'`` are those before it: a chunk has one step for
+a rule that needs these, whatever length is asked for, and its gradient is that of a single step.
+"""
 
 Boundary = Literal["closed", "cut", "diagonal", "passed"]
 """What a marked weight is on the way back from a state to the states before the step."""
 
-Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry"]
+Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry", "state"]
 """What an axis of a trace runs over: samples, the positions that one output reaches, places of a
-convolution, its groups, inputs, outputs, or entries of which nothing else is known."""
+convolution, its groups, inputs, outputs, entries of which nothing else is known, or the numbers of
+a sample's whole state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +68,8 @@ class Records:
     Df
         Derivatives of a state's new value with respect to an operation's output, in its layout, by
         relation and state.
+    inputs
+        What each step was run on: the inputs of its program that are no parameters, in order.
     restart
         Which samples have started anew before each step; ``None``: none.
     has_mask
@@ -76,6 +83,7 @@ class Records:
     x: dict[str, jax.Array]
     D: dict[str, jax.Array]
     Df: dict[str, jax.Array]
+    inputs: tuple[jax.Array, ...] = ()
     restart: jax.Array | None = None
     has_mask: bool = False
     never: jax.Array | None = None
@@ -83,7 +91,7 @@ class Records:
     @property
     def num_steps(self) -> int:
         """Length of the recorded chunk; 1 where no operation has a trace."""
-        recorded = jax.tree.leaves(self.Df)
+        recorded = jax.tree.leaves((self.Df, self.inputs))
         return int(recorded[0].shape[0]) if recorded else 1
 
     @property
@@ -93,7 +101,7 @@ class Records:
 
 
 jax.tree_util.register_dataclass(
-    Records, data_fields=["D", "Df", "never", "restart", "x"], meta_fields=["has_mask"]
+    Records, data_fields=["D", "Df", "inputs", "never", "restart", "x"], meta_fields=["has_mask"]
 )
 
 
@@ -177,16 +185,18 @@ class TraceMethod(Protocol):
 
         ``'cut'``: the end. ``'diagonal'``: passed from each position to itself. ``'passed'``: a
         plain weight; the gradient of a chunk is then reverse mode through the chunk and
-        `entry_gradient` of what arrives before it. ``'closed'``: a plain weight within the step,
-        but no way leads to the states before it. The compiler takes all of them; steps are run for
-        ``'closed'`` and ``'cut'`` alone (`check_method`), and a rule may add to its records what it
-        keeps of a weight.
+        `entry_gradient` of what arrives before it, the graph has a `WholeState`, and operands are
+        the parameters themselves. ``'closed'``: a plain weight within the step, but no way leads to
+        the states before it. The compiler takes all of them; steps are run for all but
+        ``'diagonal'`` (`check_method`), and a rule may add to its records what it keeps of a
+        weight.
         """
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Tell whether a marked operation has traces: else its weights are plain ones.
 
-        The gradient of those is that of each step, with the states before it held constant.
+        The gradient of those is that of each step, with the states before it held constant. A rule
+        that passes weights carries none: it has traces of parameters.
         """
 
     def check(self, graph: ETraceGraph) -> None:

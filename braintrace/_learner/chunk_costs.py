@@ -101,6 +101,9 @@ class Work:
         What a step of a chunk records.
     gathered
         How many numbers of gradient and traces are those of entries of sparse matrices.
+    state_size
+        Length of the vector that is all state of a sample, for rules that go back through steps
+        from each number of it.
     """
 
     flops: int
@@ -110,6 +113,7 @@ class Work:
     trace_entries: int
     record_bytes: int
     gathered: int = 0
+    state_size: int = 0
 
     def seconds(self, steps: int, chunk: int, from_zero: bool, rates: Rates) -> float:
         """Return how long it takes in chunks of a length.
@@ -129,8 +133,11 @@ class Work:
         of_step = self.passes * self.flops * rates.flop + self.operations * rates.operation
         of_chunk = OPERATIONS_OF_CHUNK * self.operations * rates.operation
         outside_caches = min(1.0, chunk * self.record_bytes / CACHES)
+        of_transition = 2 * self.state_size * self.trace_entries * rates.trace_flop
         return (
             steps * of_step
+            + entering * self.state_size * self.flops * rates.flop
+            + updates * of_transition
             + chunks * of_chunk
             + updates * self.trace_bytes * rates.trace_byte
             + entering * 2 * self.trace_entries * rates.trace_flop
@@ -150,7 +157,7 @@ def work_of(algorithm: ETraceAlgorithm, record_bytes: int, passes: int = 3) -> W
         See `Work`.
     """
     equations = algorithm.graph.traced.program.equations
-    specs = specs_of(algorithm.compiled.trace_specs)
+    specs, whole = specs_of(algorithm.compiled.trace_specs), algorithm.graph.whole
     return Work(
         flops=sum(map(flops_of, equations)),
         operations=len(equations),
@@ -159,6 +166,7 @@ def work_of(algorithm: ETraceAlgorithm, record_bytes: int, passes: int = 3) -> W
         trace_entries=sum(math.prod(spec.shape) for spec in specs),
         record_bytes=record_bytes,
         gathered=_entries_of(algorithm.graph, specs),
+        state_size=0 if whole is None else whole.size,
     )
 
 

@@ -48,6 +48,11 @@ KeptOfChunk: TypeAlias = Traces | Kept
 """The traces after a chunk, or else what the records for their update are made of."""
 
 
+def is_window(algorithm: ETraceAlgorithm) -> bool:
+    """Tell whether the length of a chunk is a part of the estimate."""
+    return algorithm.vjp_method == "multi-step"
+
+
 class RecordedChunk:
     """Every step's derivative goes to the traces; see `braintrace._executor.param_dim`.
 
@@ -172,6 +177,8 @@ class RecordedChunk:
 class WindowChunk:
     """A chunk's derivative goes through all its steps, then to the traces before it.
 
+    The length of a window changes the gradient, but for a rule that passes weights.
+
     Parameters
     ----------
     algorithm, function, parameters, held, slices, has_mask
@@ -188,6 +195,7 @@ class WindowChunk:
         has_mask: bool,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
+        self._work = None if is_window(algorithm) else work_of(algorithm, self._graph.record_bytes)
         _, restart = slices
         self._has_mask = has_mask
         self._zeros_select = has_mask or restart is not None
@@ -196,8 +204,12 @@ class WindowChunk:
         self._paths = [paths.get(id(state)) for state in self.step.others]
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
-        """Return how a sequence is cut; see `windows_of`."""
-        return windows_of(self._graph, options, steps)
+        """Return how a sequence is cut; see `chunks_of` and `windows_of`."""
+        if self._work is None:
+            return windows_of(self._graph, options, steps)
+        if "traces" in self._graph.needs:
+            return Chunks(steps, 1, self._work.record_bytes)
+        return chunks_of(self._work, options, steps, from_zero)
 
     def start(self, parameters: list[PyTree], weights: Weights) -> Gradients:
         """Return zero gradients: through the window, and of the operands."""

@@ -21,7 +21,7 @@ from .._runtime import read_states
 from .._typing import PyTree
 from .arguments import Options
 from .body import Arguments, Body, Found, Request, Unfinished, taken_unless_zero
-from .chunk_gradient import RecordedChunk, WindowChunk
+from .chunk_gradient import RecordedChunk, WindowChunk, is_window
 from .chunks import Chunks, Cuts, over_chunks, steps_of
 from .recorder import Recorder, run_in_chunk, run_in_window
 from .restart import Initial, Restarts, check_held, restart_states
@@ -80,12 +80,11 @@ class SequenceGradient:
             slices,
             mask is not None,
         )
-        is_window = self._algorithm.vjp_method == "multi-step"
-        if is_window and self._options.memory_budget is not None:
+        if is_window(self._algorithm) and self._options.memory_budget is not None:
             raise OptionError(WINDOWS)
         self._chunks: RecordedChunk | WindowChunk = (
             WindowChunk(*arguments)
-            if is_window
+            if is_window(self._algorithm) or graph.whole is not None
             else RecordedChunk(*arguments, self._options, steps_of(sequences))
         )
         self._cuts: Cuts = {}
@@ -261,8 +260,8 @@ class SequenceGradient:
 def _zero_operands(graph: ETraceGraph) -> Weights:
     found: Weights = examples(
         {
-            relation.key: {name: var.aval for name, var in relation.trainable_vars.items()}
-            for relation in graph.hidden_param_op_relations
+            key: {name: atom.aval for name, atom in atoms.items()}
+            for key, atoms in graph.operand_atoms.items()
         }
     )
     return found

@@ -69,8 +69,8 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
     OptionError
         If a weight is computed from a State that is written.
     """
-    for relation in algorithm.graph.hidden_param_op_relations:
-        for path in relation.held_paths:
+    for key, paths in algorithm.graph.held_paths.items():
+        for path in paths:
             if path not in written:
                 continue
             is_fresh = restarts and path in algorithm.short_term_states
@@ -81,7 +81,7 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
                 else "Change it between the calls, or in the `update_fn` of `etrace_online`"
             )
             raise OptionError(
-                f"The weight of '{relation.key}' is computed from State '{path_name(path)}', which "
+                f"The weight of '{key}' is computed from State '{path_name(path)}', which "
                 f"{changes}. Within a sequence weights are fixed. {remedy}."
             )
 

@@ -1,0 +1,306 @@
+r"""What the steps of a chunk add to the derivative of the whole state, by sample and parameter.
+
+A use of parameters is a product, of which the inputs and the cotangents of all steps are
+multiplied at once; or it is added up step by step (see `ParameterUse`). What lies between the
+parameters and the operands of the use (a mask, a transpose) is the same in all steps, and pulled
+back through once.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._graph import ETraceGraph, ParameterUse, Records, Weights
+from .._jax import Var, bind
+from .._jaxpr import Place, evaluate
+from .jacobians import Inputs
+from .whole_state import (
+    ByState,
+    PulledStep,
+    inputs_of_step,
+    places_of,
+    pulled_back,
+    to_rows,
+    whole_of,
+)
+
+Sums = dict[str, list[jax.Array]]
+"""For every use that is no product, an array for each of its operands."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PulledChunk:
+    """What cotangents of the states after a chunk have become.
+
+    Attributes
+    ----------
+    before
+        Those of the states before the chunk, ``(rows, samples, n)``.
+    of_parameters
+        Derivatives ``(samples, rows, *shape)`` with respect to parameters, by name: what the steps
+        of the chunk have added. Of the rows only those that `rows_of` names.
+    """
+
+    before: jax.Array
+    of_parameters: dict[str, jax.Array]
+
+
+def pulled_through(
+    graph: ETraceGraph,
+    weights: Weights,
+    records: Records,
+    cotangents: ByState,
+    rows_of: Mapping[str, np.ndarray],
+) -> PulledChunk:
+    """Pull cotangents of the states after a recorded chunk back through its steps.
+
+    Parameters
+    ----------
+    graph, weights, records
+        The compiled model, its parameters, and the chunk.
+    cotangents
+        Of the states after the chunk, with one leading axis: the rows.
+    rows_of
+        The rows that are wanted, by parameter.
+    """
+    whole = whole_of(graph)
+    alive = None if records.restart is None else jnp.ones(records.restart.shape[1:], bool)
+
+    def one_step(carry: Any, now: Any) -> Any:
+        cotangents, sums, alive = carry
+        recorded, restart = now
+        inputs = inputs_of_step(graph, weights, recorded)
+        found = _selected(graph, pulled_back(graph, inputs, cotangents), alive)
+        added = {
+            use.key: _of_step(graph, use, inputs, found, cotangents, alive)
+            for use in whole.uses
+            if use.kind != "product"
+        }
+        sums = jax.tree.map(jnp.add, sums, added)
+        before = found.old
+        if restart is not None:
+            before = [_where_first(~restart, value) for value in before]
+            alive = alive & ~restart
+        of_products = {
+            p: found.at[p]
+            for use in whole.uses
+            if use.kind == "product"
+            for p in places_of(graph, use)
+        }
+        return (before, sums, alive), (_listed(of_products), found.x)
+
+    start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
+    over_time = (records.inputs, records.restart)
+    if records.num_steps == 1:
+        now = jax.tree.map(lambda leaf: leaf[0], over_time)
+        (before, sums, _), kept = one_step(start, now)
+        kept = jax.tree.map(lambda leaf: leaf[None], kept)
+    else:
+        (before, sums, _), kept = jax.lax.scan(one_step, start, over_time, reverse=True)
+    first = jax.tree.map(lambda leaf: leaf[0], records.inputs)
+    fixed = inputs_of_step(graph, weights, first)
+    places = [p for use in whole.uses if use.kind == "product" for p in places_of(graph, use)]
+    at, x = dict(zip(places, kept[0], strict=True)), kept[1]
+    of_parameters: dict[str, jax.Array] = {}
+    for use in whole.uses:
+        rows = _rows_of_use(graph, use, rows_of)
+        if use.kind == "product":
+            (place,) = places_of(graph, use)
+            operands = _of_product(graph, use, fixed, x[use.key], at[place][:, rows])
+        else:
+            operands = _of_sums(use, sums[use.key], rows, whole.samples)
+        for name, found in _of_parameters(graph, use, fixed, operands).items():
+            own = found[:, np.searchsorted(rows, rows_of[name])]
+            known = of_parameters.get(name)
+            of_parameters[name] = own if known is None else known + own
+    return PulledChunk(to_rows(whole, before), of_parameters)
+
+
+def _listed(found: dict[Place, jax.Array]) -> list[jax.Array]:
+    return list(found.values())
+
+
+def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
+    """Return zeros like what `_of_step` returns."""
+    whole, found = whole_of(graph), {}
+    for use in whole.uses:
+        if use.kind != "product":
+            lead = (whole.samples, rows) if use.kind == "any" else (rows,)
+            avals = _operand_avals(graph, use)
+            found[use.key] = [jnp.zeros((*lead, *a.shape), a.dtype) for a in avals]
+    return found
+
+
+def _operand_avals(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
+    if use.equation is None:
+        leaf = whole_of(graph).leaves[use.operands[0]]
+        return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)]
+    equation = graph.traced.program.equations[use.equation]
+    return [equation.invars[index].aval for index in use.operands]
+
+
+def _rows_of_use(
+    graph: ETraceGraph, use: ParameterUse, rows_of: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Return the rows that are wanted of any parameter behind a use."""
+    names = _parameters_behind(graph, use)
+    wanted = [rows_of[name] for name in names]
+    return np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, int)
+
+
+def _parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
+    program = graph.traced.program
+    behind = program.depends_on(_operand_vars(graph, use))
+    return {
+        leaf.name: leaf.in_var
+        for leaf in graph.traced.leaves
+        if leaf.kind == "parameter" and leaf.in_var in behind
+    }
+
+
+def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
+    if use.equation is None:
+        return [whole_of(graph).leaves[use.operands[0]].out_var]
+    equation = graph.traced.program.equations[use.equation]
+    return [equation.invars[index] for index in use.operands]
+
+
+# --- samples that start anew
+
+
+def _where_first(kept: jax.Array, value: jax.Array) -> jax.Array:
+    """Return a value with zeros where flags, of all or of the axis after the first, are not set."""
+    return jnp.where(kept.reshape(*kept.shape, *(1,) * (value.ndim - 1 - kept.ndim)), value, 0)
+
+
+def _where_samples(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
+    if kept.ndim == 0 or axis is None:
+        return jnp.where(kept, value, 0) if kept.ndim == 0 else value
+    shape = [1] * value.ndim
+    shape[axis] = kept.size
+    return jnp.where(kept.reshape(shape), value, 0) if value.shape[axis] == kept.size else value
+
+
+def _selected(graph: ETraceGraph, found: PulledStep, alive: jax.Array | None) -> PulledStep:
+    """Leave nothing of samples that start anew later in the chunk: they may be NaN."""
+    if alive is None:
+        return found
+    old, at, x = [_where_first(alive, value) for value in found.old], dict(found.at), {}
+    for use in whole_of(graph).uses:
+        if use.kind == "product":
+            (place,) = places_of(graph, use)
+            y_axis = None if use.y_axis is None else use.y_axis + 1
+            at[place] = _where_samples(alive, y_axis, at[place])
+            x[use.key] = _where_samples(alive, use.x_axis, found.x[use.key])
+        elif use.equation is not None and alive.ndim < 2:
+            for place, samples in zip(places_of(graph, use), use.samples, strict=True):
+                kept = alive if alive.ndim == 0 else alive[np.maximum(samples, 0) % alive.size]
+                at[place] = jnp.where(kept, at[place], 0)
+    return PulledStep(old, at, x)
+
+
+# --- uses of parameters
+
+
+def _of_step(
+    graph: ETraceGraph,
+    use: ParameterUse,
+    inputs: Inputs,
+    found: PulledStep,
+    cotangents: ByState,
+    alive: jax.Array | None,
+) -> list[jax.Array]:
+    """Return what one step adds for the operands of a use that is no product."""
+    if use.equation is None:
+        value = cotangents[use.operands[0]]
+        return [value if alive is None else _where_first(alive, value)]
+    at = [found.at[place] for place in places_of(graph, use)]
+    if use.kind == "elementwise":
+        return at
+    program = graph.traced.program
+    equation = program.equations[use.equation]
+    values = evaluate(program, equation.invars, inputs)
+
+    def run(operands: list[jax.Array]) -> list[jax.Array]:
+        given = list(values)
+        for index, operand in zip(use.operands, operands, strict=True):
+            given[index] = operand
+        return [y for y in bind(equation, given) if jnp.issubdtype(y.dtype, jnp.inexact)]
+
+    _, pull = jax.vjp(run, [values[index] for index in use.operands])
+
+    def of_sample(sample: jax.Array) -> list[jax.Array]:
+        own = [jnp.where(s == sample, y, 0) for s, y in zip(use.samples, at, strict=True)]
+        return list(jax.vmap(pull)(own)[0])
+
+    return list(jax.vmap(of_sample)(jnp.arange(whole_of(graph).samples)))
+
+
+def _of_product(
+    graph: ETraceGraph, use: ParameterUse, fixed: Inputs, x: jax.Array, at: jax.Array
+) -> list[jax.Array]:
+    """Return ``sum_s x^s (x) c^s`` for each operand, ``(samples, rows, *shape)``.
+
+    ``x`` is ``(time, *shape)`` and ``at`` is ``(time, rows, *shape)``.
+    """
+    program = graph.traced.program
+    assert use.equation is not None and use.x is not None
+    equation, place = program.equations[use.equation], use.x
+    others = [i for i in range(len(equation.invars)) if i != place]
+    values = dict(
+        zip(others, evaluate(program, [equation.invars[i] for i in others], fixed), strict=True)
+    )
+
+    def of_sample(x: jax.Array, at: jax.Array) -> list[jax.Array]:
+        if use.x_axis is not None and use.y_axis is not None:
+            x, at = jnp.expand_dims(x, use.x_axis + 1), jnp.expand_dims(at, use.y_axis + 2)
+
+        def run(operands: list[jax.Array]) -> jax.Array:
+            given = {**values, **dict(zip(use.operands, operands, strict=True))}
+
+            def of_step(now: jax.Array) -> jax.Array:
+                (y,) = bind(equation, [given.get(i, now) for i in range(len(equation.invars))])
+                return y
+
+            return jax.vmap(of_step)(x)
+
+        _, pull = jax.vjp(run, [values[i] for i in use.operands])
+        return list(jax.vmap(lambda row: pull(row)[0], in_axes=1)(at))
+
+    if use.x_axis is None or use.y_axis is None:
+        return [found[None] for found in of_sample(x, at)]
+    axes = (use.x_axis + 1, use.y_axis + 2)
+    return list(jax.vmap(of_sample, in_axes=axes)(x, at))
+
+
+def _of_sums(
+    use: ParameterUse, sums: list[jax.Array], rows: np.ndarray, samples: int
+) -> list[jax.Array]:
+    """Return what was added up step by step for each operand, ``(samples, rows, *shape)``."""
+    if use.kind == "any":
+        return [total[:, rows] for total in sums]
+    number = np.arange(samples)
+    return [
+        jnp.where(of_operand == number.reshape(-1, *(1,) * total.ndim), total[rows], 0)
+        for of_operand, total in zip(use.samples, sums, strict=True)
+    ]
+
+
+def _of_parameters(
+    graph: ETraceGraph, use: ParameterUse, fixed: Inputs, operands: list[jax.Array]
+) -> dict[str, jax.Array]:
+    """Pull what there is for the operands of a use back to the parameters behind them."""
+    program, behind = graph.traced.program, _parameters_behind(graph, use)
+    atoms = _operand_vars(graph, use)
+
+    def run(parameters: dict[str, jax.Array]) -> list[Any]:
+        now = {behind[name]: value for name, value in parameters.items()}
+        return evaluate(program, atoms, {**fixed, **now})
+
+    _, pull = jax.vjp(run, {name: fixed[var] for name, var in behind.items()})
+    found: dict[str, jax.Array] = jax.vmap(jax.vmap(pull))(operands)[0]
+    return found

@@ -1,0 +1,170 @@
+r"""All hidden state of a sample as one vector, and cotangents of it pulled back through steps.
+
+With :math:`S` the state of one sample, :math:`J^s = \partial S^s / \partial S^{s-1}` and
+:math:`F^s = \partial S^s / \partial y^s` for the output of an equation where parameters meet an
+input :math:`x`, cotangents :math:`c^K` of the last state go back as
+
+.. math:: c^{s-1} = c^s J^s, \qquad
+    \frac{\partial (c^K S^K)}{\partial w} = c^0 \frac{\partial S^0}{\partial w}
+    + \sum_s x^s \otimes (c^s F^s).
+
+Neither Jacobian is built: each step is one vector-Jacobian product for every row of :math:`c`, of
+all samples at once, and the sum one product over time. The gradients of samples are kept apart.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._graph import ETraceGraph, ParameterUse, StateLeaf, Weights, WholeState
+from .._jax import Atom, Var
+from .._jaxpr import Place, evaluate_probed
+from .jacobians import Inputs
+
+ByState = list[jax.Array]
+"""An array for every state of the whole, in its layout after leading axes."""
+
+
+# --- layouts
+
+
+def to_rows(whole: WholeState, values: ByState) -> jax.Array:
+    """Bring arrays ``(*lead, *state shape)`` to one ``(*lead, samples, n)``."""
+    parts = []
+    for leaf, axis, size, value in zip(whole.leaves, whole.axes, whole.sizes, values, strict=True):
+        lead = value.ndim - len(leaf.shape)
+        moved = value if axis is None else jnp.moveaxis(value, lead + axis, lead)
+        parts.append(moved.reshape(*value.shape[:lead], whole.samples, size))
+    return jnp.concatenate(parts, axis=-1)
+
+
+def from_rows(whole: WholeState, rows: jax.Array) -> ByState:
+    """Bring an array ``(*lead, samples, n)`` to one ``(*lead, *state shape)`` for each state."""
+    values, lead = [], rows.ndim - 2
+    parts = jnp.split(rows, np.cumsum(whole.sizes)[:-1], axis=-1)
+    for leaf, axis, part in zip(whole.leaves, whole.axes, parts, strict=True):
+        if axis is None:
+            value = part.reshape(*part.shape[:lead], *leaf.shape)
+        else:
+            rest = (*leaf.shape[:axis], *leaf.shape[axis + 1 :])
+            value = part.reshape(*part.shape[: lead + 1], *rest)
+            value = jnp.moveaxis(value, lead, lead + axis)
+        values.append(value.astype(leaf.dtype))
+    return values
+
+
+def row_dtype(whole: WholeState) -> Any:
+    """Return the dtype that holds all states."""
+    return jnp.result_type(*(leaf.dtype for leaf in whole.leaves))
+
+
+def unit_rows(whole: WholeState) -> ByState:
+    """Return ``n`` cotangents: a one for each number of the state, in all samples at once."""
+    shape = (whole.size, whole.samples, whole.size)
+    ones = jnp.broadcast_to(jnp.eye(whole.size, dtype=row_dtype(whole))[:, None], shape)
+    return from_rows(whole, ones)
+
+
+def which_rows(whole: WholeState, flags: jax.Array) -> jax.Array:
+    """Return booleans ``(samples, n)`` from one for all samples, or one per entry of first axes."""
+
+    def of_state(leaf: StateLeaf) -> jax.Array:
+        per_entry = flags.reshape(*flags.shape, *(1,) * (len(leaf.shape) - flags.ndim))
+        return jnp.broadcast_to(per_entry, leaf.shape).astype(jnp.int8)
+
+    as_float = dataclasses.replace(
+        whole, leaves=tuple(dataclasses.replace(s, dtype=jnp.int8) for s in whole.leaves)
+    )
+    return to_rows(as_float, [of_state(leaf) for leaf in whole.leaves]).astype(bool)
+
+
+# --- one step
+
+
+def whole_of(graph: ETraceGraph) -> WholeState:
+    """Return the whole state of a graph that was compiled with one."""
+    assert graph.whole is not None
+    return graph.whole
+
+
+def inputs_of_step(
+    graph: ETraceGraph, weights: Weights, recorded: tuple[jax.Array, ...]
+) -> dict[Var, Any]:
+    """Return the inputs of a step, from its records and the parameters."""
+    parameters = {
+        leaf.in_var: weights[leaf.name]["value"]
+        for leaf in graph.traced.leaves
+        if leaf.kind == "parameter"
+    }
+    return {**dict(zip(graph.recorded_inputs, recorded, strict=True)), **parameters}
+
+
+@dataclasses.dataclass(frozen=True)
+class PulledStep:
+    """What cotangents of a step's new states have become.
+
+    Attributes
+    ----------
+    old
+        Those of the states before the step.
+    at
+        Those at the places where parameters enter.
+    x
+        The other operand of every product, by the key of the use.
+    """
+
+    old: ByState
+    at: dict[Place, jax.Array]
+    x: dict[str, jax.Array]
+
+
+jax.tree_util.register_dataclass(PulledStep)
+
+
+def pulled_back(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> PulledStep:
+    """Pull cotangents of the new states, with one leading axis, back through one step."""
+    whole, program = whole_of(graph), graph.traced.program
+    new: list[Atom] = [leaf.out_var for leaf in whole.leaves if leaf.out_var is not None]
+    places = [place for use in whole.uses for place in places_of(graph, use)]
+    products = [use for use in whole.uses if use.kind == "product"]
+    x_atoms = [_equation(graph, use).invars[use.x or 0] for use in products]
+
+    def states(old: ByState, probes: list[jax.Array]) -> tuple[ByState, list[jax.Array]]:
+        now = {leaf.in_var: value for leaf, value in zip(whole.leaves, old, strict=True)}
+        at = dict(zip(places, probes, strict=True))
+        found = evaluate_probed(program, [*new, *x_atoms], {**inputs, **now}, at)
+        return found[: len(new)], found[len(new) :]
+
+    zeros = [jnp.zeros(atom.aval.shape, atom.aval.dtype) for atom in _atoms(graph, places)]
+    old = [inputs[leaf.in_var] for leaf in whole.leaves]
+    _, pull, xs = jax.vjp(states, old, zeros, has_aux=True)
+    before, found = jax.vmap(pull)(cotangents)
+    x = {use.key: value for use, value in zip(products, xs, strict=True)}
+    return PulledStep(before, dict(zip(places, found, strict=True)), x)
+
+
+def places_of(graph: ETraceGraph, use: ParameterUse) -> Iterator[Place]:
+    """Yield the places at which cotangents of a use are taken."""
+    if use.equation is None:
+        return
+    if use.kind == "elementwise":
+        yield from ((use.equation, "in", index) for index in use.operands)
+    else:
+        for index, var in enumerate(_equation(graph, use).outvars):
+            if jnp.issubdtype(var.aval.dtype, jnp.inexact):
+                yield use.equation, "out", index
+
+
+def _equation(graph: ETraceGraph, use: ParameterUse) -> Any:
+    assert use.equation is not None
+    return graph.traced.program.equations[use.equation]
+
+
+def _atoms(graph: ETraceGraph, places: list[Place]) -> Iterator[Atom]:
+    for index, side, number in places:
+        equation = graph.traced.program.equations[index]
+        yield (equation.invars if side == "in" else equation.outvars)[number]

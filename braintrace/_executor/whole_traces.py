@@ -1,0 +1,153 @@
+r"""The derivative of the whole state with respect to every parameter: real-time recurrent learning.
+
+.. math::
+
+    \epsilon^t = J^t \epsilon^{t-1} + F^t \otimes x^t, \qquad
+    \nabla w = \frac{\partial L}{\partial w} + \sum_q \mu[q]\, \epsilon^0[q]
+
+for a chunk before which :math:`\epsilon^0` is the trace: the partial derivative goes back through
+the steps of the chunk, mixing included, and :math:`\mu` is what arrives at the states before it.
+The trace moves on once for a chunk,
+
+.. math::
+
+    \epsilon^K = P^0 \epsilon^0 + \sum_s (P^s F^s) \otimes x^s, \qquad
+    P^s = J^K \cdots J^{s+1},
+
+with rows of :math:`P` that are pulled back through the chunk (see `whole_state`).
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._graph import (
+    Boundary,
+    ETraceGraph,
+    HiddenParamOpRelation,
+    Record,
+    Records,
+    Role,
+    Signal,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
+    Weights,
+    WholeState,
+)
+from .whole_chunk import pulled_through
+from .whole_state import row_dtype, to_rows, unit_rows, which_rows, whole_of
+from .zero import is_zero, widened
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeTraces:
+    """A trace of the size of each parameter for every number of the state."""
+
+    needs: ClassVar[frozenset[Record]] = frozenset({"step"})
+    boundary: ClassVar[Boundary] = "passed"
+
+    def carries(self, relation: HiddenParamOpRelation) -> bool:
+        """Tell that traces are those of parameters, marked or not."""
+        return False
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Accept every operation that has a derivative."""
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return an array ``(samples, states, *shape)`` for each parameter that reaches a state."""
+        whole = whole_of(graph)
+        specs = {}
+        for leaf in graph.traced.leaves:
+            if leaf.kind == "parameter" and leaf.name in whole.reached:
+                rows = whole.rows(whole.reached[leaf.name])
+                specs[leaf.name] = TraceSpec(
+                    (whole.samples, len(rows), *leaf.shape),
+                    jnp.promote_types(row_dtype(whole), leaf.dtype),
+                    ("batch", "state", *_entries(len(leaf.shape))),
+                    operand=leaf.name,
+                    full_shape=(whole.samples, whole.size, *leaf.shape),
+                    samples=functools.partial(_of_rows, whole, rows, len(leaf.shape)),
+                )
+        return specs
+
+    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
+        """Return the learning signals as they are."""
+        return signal
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after a recorded chunk."""
+        whole = whole_of(graph)
+        rows_of = {name: whole.rows(reached) for name, reached in whole.reached.items()}
+        found = pulled_through(graph, weights, records, unit_rows(whole), rows_of)
+        transition = jnp.moveaxis(found.before, 1, 0)
+        new = {}
+        for name, old in traces.items():
+            rows, term = rows_of[name], found.of_parameters[name]
+            if not is_zero(old):
+                own = transition[:, rows[:, None], rows] if len(rows) < whole.size else transition
+                term = term + _moved_on(own, widened(old, own.dtype), records.zeros_select)
+            new[name] = term.astype(old.dtype)
+        return new
+
+    def gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        before: Traces,
+        after: Traces | None = None,
+    ) -> tuple[Weights, Traces | None]:
+        """Not called: the gradient goes back through the chunk."""
+        raise NotImplementedError
+
+    def entry_gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        mu: Signal,
+        traces: Traces,
+        zeros_select: bool = False,
+    ) -> Weights:
+        """Return the sum over samples and states of ``mu[q] eps[q]``."""
+        whole = whole_of(graph)
+        arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
+        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
+        for name, trace in traces.items():
+            if not is_zero(trace):
+                own = arriving[:, whole.rows(whole.reached[name])]
+                trace = widened(trace, own.dtype)
+                if zeros_select:
+                    trace = _where_rows(own != 0, trace)
+                found = jnp.einsum("bq,bq...->...", own, trace)
+                gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
+        return gradients
+
+
+def _entries(ndim: int) -> list[Role]:
+    entry: Role = "entry"
+    return [entry] * ndim
+
+
+def _of_rows(whole: WholeState, rows: np.ndarray, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return which rows of a trace belong to samples whose flag is set."""
+    found = which_rows(whole, flags)[:, rows]
+    return found.reshape(*found.shape, *(1,) * ndim)
+
+
+def _moved_on(transition: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
+    """Return ``P eps`` of every sample."""
+    if zeros_select:
+        trace = _where_rows((transition != 0).any(1), trace)
+    return jnp.einsum("bqr,br...->bq...", transition, trace)
+
+
+def _where_rows(kept: jax.Array, trace: jax.Array) -> jax.Array:
+    return jnp.where(kept.reshape(*kept.shape, *(1,) * (trace.ndim - 2)), trace, 0)

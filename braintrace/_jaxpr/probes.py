@@ -1,0 +1,50 @@
+"""Zeros that are added to values inside a program, so that it has derivatives there."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from .._jax import Atom, Equation, Var, bind
+from .evaluate import Rule, evaluate
+from .program import Program
+
+Place: TypeAlias = tuple[int, str, int]
+"""``(index of an equation, 'in' or 'out', which of its operands or results)``."""
+
+
+def evaluate_probed(
+    program: Program,
+    targets: Sequence[Atom],
+    inputs: Mapping[Var, Any],
+    probes: Mapping[Place, Any],
+    rules: Mapping[int, Rule] | None = None,
+    overrides: Mapping[Var, Any] | None = None,
+) -> list[Any]:
+    """Return the values of targets, with something added at some places.
+
+    Parameters
+    ----------
+    program, targets, inputs, overrides
+        See `evaluate`.
+    probes
+        What is added, by place.
+    rules
+        How some equations are run otherwise.
+    """
+    own = rules or {}
+    at: dict[int, dict[tuple[str, int], Any]] = {}
+    for (equation, side, index), probe in probes.items():
+        at.setdefault(equation, {})[side, index] = probe
+
+    def rule_for(index: int, added: Mapping[tuple[str, int], Any]) -> Rule:
+        def rule(equation: Equation, values: list[Any]) -> list[Any]:
+            given = [v + added["in", i] if ("in", i) in added else v for i, v in enumerate(values)]
+            found = own[index](equation, given) if index in own else None
+            results = bind(equation, given) if found is None else found
+            return [
+                r + added["out", i] if ("out", i) in added else r for i, r in enumerate(results)
+            ]
+
+        return rule
+
+    probing = {index: rule_for(index, added) for index, added in at.items()}
+    return evaluate(program, targets, inputs, overrides, {**own, **probing})
