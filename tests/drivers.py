@@ -8,6 +8,7 @@ import jax
 import no_past  # noqa: F401 - algorithms announce their names when they are defined
 import numpy as np
 import pytest
+from rules import options_of
 
 import braintrace
 
@@ -23,6 +24,7 @@ def build_learner(case, algorithm="d_rtrl", style="batch axis", batch=2, **optio
     mapped over the batch. ``'single'``: there is one sample and no batch axis.
     """
     dtype = options.pop("dtype", np.float32)
+    options = {**options_of(algorithm), **options}
     model = case.build(dtype)
     x0 = case.sequences(None if style == "single" else batch, 1, dtype)[0][0]
     with expected_warnings(case, algorithm):
@@ -36,7 +38,7 @@ def build_algorithm(case, algorithm=braintrace.D_RTRL, batch=2, dtype=np.float32
     """A model with initialised states and a compiled algorithm around it."""
     model = case.build(dtype)
     brainstate.nn.init_all_states(model, batch_size=batch)
-    instance = algorithm(model, **options)
+    instance = algorithm(model, **options_of(algorithm), **options)
     with expected_warnings(case, algorithm):
         instance.compile_graph(case.sequences(batch, 1, dtype)[0][0])
     return model, instance

@@ -17,12 +17,13 @@ from drivers import (
     snapshot,
     weights_of,
 )
+from rules import OTHERS, RULES
 
 import braintrace
 from braintrace._executor import blocks, overwriting, recursion
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
-ALGORITHMS = [*WITH_TRACES, braintrace.RTRL, braintrace.Immediate]
+ALGORITHMS = [braintrace.RTRL, *(rule.algorithm for rule in RULES.values())]
 FEW = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "two_layers")]
 STEPS = references.LENGTH
 ONCE = [
@@ -30,8 +31,8 @@ ONCE = [
     for case, algorithm in (
         ("alif", "es_d_rtrl"),
         ("lstm_fused", "d_rtrl"),
-        ("two_layers", "immediate"),
         ("two_layers", "rtrl"),
+        *(("two_layers", rule.name) for rule in OTHERS),
     )
 ]
 each_once = pytest.mark.parametrize(("case", "algorithm"), ONCE)

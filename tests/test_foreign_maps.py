@@ -8,15 +8,11 @@ import pytest
 from assertions import assert_gradients_close
 from drivers import catalogue_gradient, expected_warnings, named, weights_of
 from operation_cases import BATCH, CASES, Diagonal, bptt, by_name, es_d_rtrl, loss
+from rules import OTHERS, RULES
 
 import braintrace
 
 DECAY = {"decay_or_rank": 0.7}
-ALGORITHMS = {
-    "d_rtrl": braintrace.D_RTRL,
-    "es_d_rtrl": braintrace.ES_D_RTRL,
-    "immediate": braintrace.Immediate,
-}
 OPERATIONS = [
     case
     for case in CASES
@@ -28,7 +24,7 @@ LANES = {"axis_size": BATCH, "state_tag": "lane"}
 
 def initialised(model, algorithm, x, *maps, **options):
     """An algorithm that is initialised under maps of brainstate's, the outermost one last."""
-    instance = ALGORITHMS[algorithm](model, **options)
+    instance = RULES[algorithm].algorithm(model, **{**RULES[algorithm].options, **options})
 
     def initialise(x):
         brainstate.nn.init_all_states(model)
@@ -73,7 +69,7 @@ def test_every_operation(case, algorithm):
     [
         pytest.param("rotation", "d_rtrl", {}, marks=pytest.mark.nightly),
         ("alif_late_threshold", "es_d_rtrl", DECAY),
-        ("alif_late_threshold", "immediate", {}),
+        *(("alif_late_threshold", rule.name, {}) for rule in OTHERS),
         ("rotation", "d_rtrl", {"vjp_method": "multi-step"}),
         ("lstm_fused", "es_d_rtrl", {"vjp_method": "multi-step", **DECAY}),
     ],

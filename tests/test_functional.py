@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from assertions import assert_same_bits
 from drivers import build_learner, snapshot
+from rules import OTHERS
 
 import braintrace
 
@@ -24,7 +25,7 @@ ROWS = [
     pytest.param("leaky", "d_rtrl", marks=pytest.mark.core),
     pytest.param("alif", "d_rtrl"),
     pytest.param("leaky", "es_d_rtrl"),
-    pytest.param("leaky", "immediate"),
+    *(pytest.param("leaky", rule.name) for rule in OTHERS),
 ]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
 from drivers import build_learner, named, sequence_gradient, snapshot
+from rules import OTHERS
 
 import braintrace
 
@@ -19,7 +20,7 @@ METHODS = [
     ("es_d_rtrl", "batch axis", {"decay_or_rank": 0.8}),
     ("es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
     ("d_rtrl", "batch axis", {"vjp_method": "multi-step"}),
-    ("immediate", "batch axis", {}),
+    *((rule.name, "batch axis", {}) for rule in OTHERS),
 ]
 BY_DAY = {
     ("independent_rnn", 3),
@@ -27,7 +28,7 @@ BY_DAY = {
     ("alif_late_threshold", 2),
     ("lstm_fused", 4),
     ("rotation", 0),
-    ("rotation", 5),
+    *(("alif_late_threshold", number) for number in range(5, len(METHODS))),
 }
 MODELS_AND_METHODS = pytest.mark.parametrize(
     ("case", "algorithm", "style", "options"),

@@ -8,6 +8,7 @@ import oracles
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
 from recorded import RecordedCase
+from rules import OTHERS, RULES
 from zoo import BY_NAME, MODELS
 from zoo_runs import CHUNK_SIZES, Runs, data, runs_of
 
@@ -16,6 +17,7 @@ DECAY = 0.7
 CORE = {"LSTMPeephole", "LinearRecurrentUnit", "ALIF", "PopulationsAsSlices", "ReshapedStates"}
 OPTIMISED = {"LSTMFused", "PooledConvolution", "SparseLIF"}
 METHODS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": DECAY}}
+METHODS |= {rule.name: rule.options for rule in OTHERS}
 STEP_BY_STEP = (Runs.by_own_gradient, Runs.in_a_stream)
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -32,7 +34,10 @@ def each(models, *more):
 # All oracles, and with them the filters of ES_D_RTRL, meet all models at night, and a third of
 # them in a short run. The others are held against one oracle.
 WITH_FILTERS = [m for i, m in enumerate(MODELS) if i % 3 == 0 or m.name in CORE]
-OTHERS = [m for m in MODELS if m not in WITH_FILTERS]
+WITHOUT = [m for m in MODELS if m not in WITH_FILTERS]
+# The other rules meet all models at night, and a few of their own in a short run.
+QUICK = [m for m in MODELS if m.name not in OPTIMISED]
+SOME = {rule.name: QUICK[3 + i :: 15] for i, rule in enumerate(OTHERS)}
 
 
 # The scope brings the tests of a model together, so that they share what they compile.
@@ -64,7 +69,9 @@ def expected_of(entry, algorithm):
     """The gradient of BPTT where that is what D-RTRL promises, else by the literal recursions."""
     if algorithm == "d_rtrl":
         return expected(entry, bptt if entry.diagonal else oracles.dense_d_rtrl)
-    return expected(entry, oracles.dense_es_d_rtrl, alpha=DECAY)
+    if algorithm == "es_d_rtrl":
+        return expected(entry, oracles.dense_es_d_rtrl, alpha=DECAY)
+    return expected(entry, RULES[algorithm].oracle)
 
 
 def named(group):
@@ -86,7 +93,7 @@ def test_relations_groups_and_diagnostics(entry):
 
 
 @pytest.mark.parametrize(
-    "entry", [*each(WITH_FILTERS), *each(OTHERS, pytest.mark.nightly)], indirect=True
+    "entry", [*each(WITH_FILTERS), *each(WITHOUT, pytest.mark.nightly)], indirect=True
 )
 def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
     found, exact = expected(entry, oracles.dense_d_rtrl), expected(entry, bptt)
@@ -120,7 +127,7 @@ def check(entry, algorithm, chunk_sizes, step_by_step):
     ("entry", "algorithm"),
     [
         pytest.param(*row.values, algorithm, id=f"{row.id}-{algorithm}", marks=row.marks)
-        for algorithm, models in (("d_rtrl", MODELS), ("es_d_rtrl", WITH_FILTERS))
+        for algorithm, models in {"d_rtrl": MODELS, "es_d_rtrl": WITH_FILTERS, **SOME}.items()
         for row in each(models)
     ],
     indirect=["entry"],

@@ -1,0 +1,47 @@
+"""The learning rules: a row each, by which all laws that hold for every rule are tested on it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import oracles
+
+import braintrace
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rule:
+    """One learning rule.
+
+    algorithm: the class.
+    oracle: (case, params, states, xs, targets) -> gradient of the summed losses.
+    options: those that it needs, and the oracle is for.
+    """
+
+    algorithm: type[braintrace.ETraceAlgorithm]
+    oracle: Callable
+    options: Mapping = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self):
+        return self.algorithm.names[0]
+
+
+OLDEST = [
+    Rule(braintrace.D_RTRL, oracles.dense_d_rtrl),
+    Rule(braintrace.ES_D_RTRL, functools.partial(oracles.dense_es_d_rtrl, alpha=0.9)),
+]
+"""Those that tests have rows of their own for."""
+
+OTHERS = [
+    Rule(braintrace.Immediate, oracles.immediate),
+]
+
+RULES = {rule.name: rule for rule in OLDEST + OTHERS}
+
+
+def options_of(algorithm):
+    """What a rule needs to be made, given its name or its class."""
+    name = algorithm if isinstance(algorithm, str) else "".join(algorithm.names[:1])
+    rule = RULES.get(name.lower())
+    return rule.options if rule else {}
