@@ -508,8 +508,16 @@ MUTATIONS = [
         "_etrace_op/sampled.py",
         "(sums + of_part(part), None)",
         "(of_part(part), None)",
-        ("tests/test_sampled.py::test_sums_of_parts_and_blocks[lead1]",),
+        ("tests/test_sampled.py::test_sums_of_parts_and_blocks[7-2-lead1]",),
         "steps are taken part by part, and all of them count",
+    ),
+    Mutation(
+        "sparse sums in the order of their blocks",
+        "_etrace_op/sampled.py",
+        "return picked(by_block, ordered[2])",
+        "return by_block",
+        ("tests/test_sampled.py::test_sums_of_parts_and_blocks[7-2-lead1]",),
+        "entries that are sorted go back to where they were",
     ),
     # windows, maxima, units, maps
     Mutation(

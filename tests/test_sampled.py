@@ -13,9 +13,8 @@ from operation_cases import BATCH, CASES, Diagonal, bptt, by_name, es_d_rtrl, lo
 from ops_catalogue import quick_jit
 
 import braintrace
-from braintrace._etrace_op import sampled
+from braintrace._etrace_op import sampled, sparse_pattern
 from braintrace._etrace_op.sampled import sampled_product
-from braintrace._etrace_op.sparse_pattern import sparse_pattern
 from braintrace._jax import jaxpr_as_fun, open_jaxpr, struct_of, sub_jaxprs
 
 INPUTS, OUTPUTS, ENTRIES, BATCHES = 7, 6, 23, 3
@@ -25,7 +24,8 @@ PLACES = GENERATOR.integers((INPUTS, OUTPUTS), size=(ENTRIES, 2))
 
 def pattern(places=PLACES):
     entries = jnp.ones(len(places)), jnp.asarray(places)
-    return sparse_pattern(jax_sparse.BCOO(entries, shape=(INPUTS, OUTPUTS)))
+    matrix = jax_sparse.BCOO(entries, shape=(INPUTS, OUTPUTS))
+    return sparse_pattern.sparse_pattern(matrix)
 
 
 def factors(*lead, dtype=np.float32):
@@ -47,9 +47,12 @@ def summed(x, f, sparse_mat=PATTERN):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Let parts and blocks have remainders, and small matrices count as large ones."""
-    monkeypatch.setattr(sampled, "ROWS_AT_ONCE", 4)
-    monkeypatch.setattr(sampled, "TERMS_AT_ONCE", 20)
+    """Let parts, pieces and blocks have remainders, and small matrices count as wide ones."""
+    monkeypatch.setattr(sampled, "WIDE", INPUTS)
+    monkeypatch.setattr(sparse_pattern, "BLOCK", 9)
+    monkeypatch.setattr(sampled, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(sampled, "PIECE", 2)
+    monkeypatch.setattr(sampled, "TERMS_AT_ONCE", 10)
     monkeypatch.setattr(sampled, "MOST_TERMS", 100)
     monkeypatch.setattr(sampled, "FEWEST_ROWS", 1)
     monkeypatch.setattr(sampled, "FEWEST_ENTRIES", 1)
@@ -57,10 +60,24 @@ def small_blocks(monkeypatch):
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("lead", [(3,), (10,), (10, BATCHES)])
-def test_sums_of_parts_and_blocks(lead):
+@pytest.mark.parametrize(("wide", "piece"), [(INPUTS, 2), (INPUTS + 1, 16)])
+def test_sums_of_parts_and_blocks(wide, piece, lead, monkeypatch):
+    monkeypatch.setattr(sampled, "WIDE", wide)
+    monkeypatch.setattr(sampled, "PIECE", piece)
     x, f = factors(*lead)
     found = summed(x, f)
     np.testing.assert_allclose(found, by_definition(x, f), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("by", [0, 1])
+def test_blocks_are_sorted_by_the_index_that_is_scattered(by):
+    places = PLACES[np.lexsort(PLACES.T[::-1] if by == 0 else PLACES.T)]
+    rows, columns, at = pattern(places).by_block
+    np.testing.assert_array_equal(np.stack([rows, columns], 1)[at], places)
+    scattered = (columns, rows)[by]
+    for start in range(0, ENTRIES, sparse_pattern.BLOCK):
+        assert np.all(np.diff(scattered[start : start + sparse_pattern.BLOCK]) >= 0)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -163,9 +180,10 @@ class Recurrent(brainstate.nn.Module):
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
-def test_nothing_of_all_entries_times_all_steps_is_held(algorithm, monkeypatch):
+@pytest.mark.parametrize(("algorithm", "wide"), [("d_rtrl", 1), ("es_d_rtrl", 2**15)])
+def test_nothing_of_all_entries_times_all_steps_is_held(algorithm, wide, monkeypatch):
     units, entries, steps, batch = 600, 20_000, 32, 1
+    monkeypatch.setattr(sampled, "WIDE", wide)
     monkeypatch.setattr(sampled, "TERMS_AT_ONCE", 2**12)
     monkeypatch.setattr(sampled, "MOST_TERMS", 2**12)
     xs = jnp.ones((steps, batch, units))

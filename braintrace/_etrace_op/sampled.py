@@ -4,7 +4,10 @@ They are some elements of the dense product :math:`x^\top f`: the gradient of th
 steps and samples, and what a chunk of steps adds to their traces. With ``k`` as their last axis,
 the two factors of an entry are two rows of contiguous numbers. Rows are gathered for a block of
 entries and for a part of the ``k`` at a time, so that both stay in the caches and nothing of the
-size of all entries times all ``k`` is ever held.
+size of all entries times all ``k`` is ever held. A processor adds up pieces of a row in one
+register before it adds up the numbers of that register: the latter takes as long as some 60
+products. Of a matrix whose rows do not fit the caches, entries near each other are taken by the
+row that their order scatters, and put back.
 """
 
 import functools
@@ -21,8 +24,11 @@ from .sparse_pattern import SparsePattern
 FEWEST_ROWS, FEWEST_ENTRIES = 8, 2**12
 """Below, to gather the factors at once is faster: a row costs as much as some 10 numbers."""
 
-ROWS_AT_ONCE, TERMS_AT_ONCE = 64, 2**18
-"""On a processor: a part of the ``k``, and the products of a block of entries."""
+ROWS_AT_ONCE, PIECE, TERMS_AT_ONCE = 64, 16, 2**18
+"""On a processor: a part of the ``k``, a piece of it, and the products of a block of entries."""
+
+WIDE = 2**15
+"""Rows or columns from which on a matrix is wide: what is gathered from leaves the caches."""
 
 MOST_TERMS = 2**26
 """Elsewhere, and where several devices share the work: the products of a block of entries."""
@@ -50,29 +56,53 @@ def sampled_product(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
     """
     if sparse_mat.has_padding:
         x, factor = (jnp.pad(a, [*[(0, 0)] * (a.ndim - 1), (0, 1)]) for a in (x, factor))
-    operands = x, factor, sparse_mat.rows, sparse_mat.columns
-    on_cpu = functools.partial(divided_dependent, divided=_at_once, whole=_of_samples)
+    ordered = sparse_mat.by_block if max(sparse_mat.shape) >= WIDE else ()
+    operands = x, factor, sparse_mat.rows, sparse_mat.columns, *ordered
+    on_cpu = functools.partial(divided_dependent, divided=_at_once, whole=_on_processor)
     return jax.lax.platform_dependent(*operands, cpu=on_cpu, default=_at_once)
 
 
-def _at_once(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
-    blocks = _blocks(x, factor, rows, columns, terms=MOST_TERMS, total=_reduced)
-    return _joined(blocks, len(rows))
+def _at_once(x: Any, factor: Any, rows: Any, columns: Any, *_: Any) -> Any:
+    x, factor = (jnp.moveaxis(array, (0, -1), (-1, 0)) for array in (x, factor))
+
+    def of_block(at_rows: Any, at_columns: Any) -> Any:
+        products = picked(x, at_rows) * picked(factor, at_columns)
+        return jnp.moveaxis(products.sum(-1, dtype=_sum_dtype(products)), 0, -1)
+
+    size = MOST_TERMS // math.prod(x.shape[1:])
+    return _joined(_over_blocks(of_block, rows, columns, size), len(rows))
 
 
-def _of_samples(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
+def _on_processor(x: Any, factor: Any, rows: Any, columns: Any, *ordered: Any) -> Any:
     """Take samples one by one and steps part by part: what is gathered from stays in a cache."""
-    if x.ndim > 2:
-        pairs = jnp.swapaxes(x, 0, 1), jnp.swapaxes(factor, 0, 1)
-        return jax.lax.map(lambda pair: _of_samples(pair[0], pair[1], rows, columns), pairs)
+
+    def of_sample(pair: tuple[Any, Any]) -> Any:
+        if not ordered:
+            return _of_parts(*pair, rows, columns)
+        by_block = _of_parts(*pair, *ordered[:2])
+        return picked(by_block, ordered[2])
+
+    if x.ndim == 2:
+        return of_sample((x, factor))
+    return jax.lax.map(of_sample, (jnp.swapaxes(x, 0, 1), jnp.swapaxes(factor, 0, 1)))
+
+
+def _of_parts(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
+    piece = min(PIECE, 8 * math.ceil(x.shape[0] / 8))
     parts = math.ceil(x.shape[0] / ROWS_AT_ONCE)
-    length = math.ceil(x.shape[0] / parts)
-    missing = [(0, parts * length - x.shape[0]), (0, 0)]
-    cut = tuple(jnp.pad(array, missing).reshape(parts, length, -1) for array in (x, factor))
+    pieces = math.ceil(x.shape[0] / parts / piece)
+    missing = [(0, parts * pieces * piece - x.shape[0]), (0, 0)]
+    cut = tuple(jnp.pad(array, missing).reshape(parts, pieces, piece, -1) for array in (x, factor))
 
     def of_part(part: tuple[Any, Any]) -> Any:
-        terms, total = TERMS_AT_ONCE, _multiplied_by_ones
-        return _blocks(*part, rows, columns, terms=terms, total=total)
+        # Each piece is an array of its own: XLA would look for every number of a slice.
+        pairs = [(of_x.T, of_factor.T) for of_x, of_factor in zip(*part, strict=True)]
+
+        def of_block(at_rows: Any, at_columns: Any) -> Any:
+            products = [picked(x, at_rows) * picked(factor, at_columns) for x, factor in pairs]
+            return _multiplied_by_ones(sum(p.astype(_sum_dtype(p)) for p in products))
+
+        return _over_blocks(of_block, rows, columns, TERMS_AT_ONCE // piece)
 
     sums = of_part((cut[0][0], cut[1][0]))
     if parts > 1:  # blocks are joined once: XLA would join and add them up number by number
@@ -81,29 +111,18 @@ def _of_samples(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
     return _joined(sums, len(rows))
 
 
-def _blocks(
-    x: Any,
-    factor: Any,
-    rows: Any,
-    columns: Any,
-    *,
-    terms: int,
-    total: Callable[[Any], Any],
-) -> Any:
+def _over_blocks(of_block: Callable[[Any, Any], Any], rows: Any, columns: Any, size: int) -> Any:
     """Return the sums of blocks of entries ``(blocks, ..., entries)``, the last one shifted.
 
     It begins so early that it ends with the last entry.
     """
-    x, factor = (jnp.moveaxis(array, (0, -1), (-1, 0)) for array in (x, factor))
-    size = min(len(rows), max(1, terms // math.prod(x.shape[1:])))
+    size = min(len(rows), max(1, size))
 
-    def of_block(first: Any) -> Any:
-        at_rows, at_columns = (
-            jax.lax.dynamic_slice_in_dim(places, first, size) for places in (rows, columns)
-        )
-        return jnp.moveaxis(total(picked(x, at_rows) * picked(factor, at_columns)), 0, -1)
+    def of_places(first: Any) -> Any:
+        places = (jax.lax.dynamic_slice_in_dim(array, first, size) for array in (rows, columns))
+        return of_block(*places)
 
-    return jax.lax.map(of_block, jnp.arange(0, len(rows), size))
+    return jax.lax.map(of_places, jnp.arange(0, len(rows), size))
 
 
 def _joined(blocks: Any, entries: int) -> Any:
@@ -125,9 +144,4 @@ def _sum_dtype(products: Any) -> Any:
 
 def _multiplied_by_ones(products: Any) -> Any:
     """Return sums over the last axis, which XLA on a processor adds up one by one otherwise."""
-    ones = jnp.ones(products.shape[-1], products.dtype)
-    return jnp.dot(products, ones, preferred_element_type=_sum_dtype(products))
-
-
-def _reduced(products: Any) -> Any:
-    return products.sum(-1, dtype=_sum_dtype(products))
+    return jnp.dot(products, jnp.ones(products.shape[-1], products.dtype))
