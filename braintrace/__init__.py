@@ -10,6 +10,7 @@ from ._algorithms import Immediate as Immediate
 from ._algorithms import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._algorithms import OSTLFeedforward as OSTLFeedforward
 from ._algorithms import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
+from ._algorithms import SnAp as SnAp
 from ._algorithms import pp_prop as pp_prop
 from ._algorithms import three_factor_loss as three_factor_loss
 from ._errors import BraintraceError as BraintraceError

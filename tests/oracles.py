@@ -40,15 +40,19 @@ class PlainOps:
     hidden: {state: value} that the rest of the step sees as the state's new value.
     held: operations whose weights count as constants.
     cut_mixing: whether mixing between positions counts as constant.
+    mixed: {number of a mixing, in the order in which they are computed: value} used instead.
     """
 
-    def __init__(self, inputs=None, outputs=None, hidden=None, held=(), cut_mixing=False):
-        self.inputs, self.outputs, self.hidden = {}, {}, {}
+    def __init__(
+        self, inputs=None, outputs=None, hidden=None, held=(), cut_mixing=False, mixed=None
+    ):
+        self.inputs, self.outputs, self.hidden, self.mixed = {}, {}, {}, []
         self._given_inputs = inputs or {}
         self._given_outputs = outputs or {}
         self._given_hidden = hidden or {}
         self._held = held
         self._cut_mixing = cut_mixing
+        self._given_mixed = mixed or {}
 
     def matmul(self, name, x, weight, bias=None):
         x = self._given_inputs.get(name, x)
@@ -65,6 +69,9 @@ class PlainOps:
         return self.hidden[name]
 
     def mixing(self, value):
+        self.mixed.append(value)
+        if len(self.mixed) - 1 in self._given_mixed:
+            return self._given_mixed[len(self.mixed) - 1]
         return jax.lax.stop_gradient(value) if self._cut_mixing else value
 
     def _operands(self, name, operands):
@@ -177,9 +184,9 @@ def linearise(case, params, states, x, target):
     return ops.hidden, facts
 
 
-def _transition(case, params, states, x, members, old, outputs):
+def _transition(case, params, states, x, members, old, outputs, mixed=None):
     """(old states of a group, y of all operations) -> its new states, mixing cut."""
-    ops = PlainOps(outputs=outputs, cut_mixing=True)
+    ops = PlainOps(outputs=outputs, cut_mixing=True, mixed=mixed)
     case.step(ops, params, {**states, **old}, x)
     return jnp.stack([ops.hidden[name].ravel() for name in members])
 
@@ -226,14 +233,27 @@ def _direct_loss(case, unravel, states, x, target, theta):
     return _loss_of(case, params, states, x, target, hidden)
 
 
-def facts_of_steps(case, params, states, xs, targets):
-    """A list with one dict of NumPy arrays per step, shaped as in the notation above."""
+def facts_of_steps(case, params, states, xs, targets, snap=False):
+    """A list with one dict of NumPy arrays per step, shaped as in the notation above.
+
+    snap: whether D has what products pass from each position to itself.
+    """
     steps = []
     for x, target in zip(xs, targets, strict=True):
-        states, facts = linearise(case, params, states, x, target)
-        steps.append(_flatten(case, jax.tree.map(np.asarray, facts)))
+        states, facts = _facts_of_step(case, params, states, x, target, snap)
+        steps.append(facts)
     _check_description(case, steps)
     return steps
+
+
+def _facts_of_step(case, params, states, x, target, snap):
+    """The new states, and the facts of one step."""
+    new, facts = linearise(case, params, states, x, target)
+    facts = _flatten(case, jax.tree.map(np.asarray, facts))
+    if snap:
+        for group, passed in through_products(case, params, states, x).items():
+            facts["D"][group] = facts["D"][group] + np.asarray(passed)
+    return new, facts
 
 
 def _flatten(case, facts):
@@ -271,16 +291,85 @@ def _check_description(case, steps):
                 raise AssertionError(f"{case.name}: one element of {op} reaches two positions")
 
 
+@compiled
+def through_products(case, params, states, x):
+    """{group: (a, v, c)}: d h^t[a, v] / d h^{t-1}[c, v] by way of one product each, a marked
+    operation or a mixing, while all others are held fixed.
+
+    Full Jacobians of h' to the product, of the product to its input, and of that to h: the
+    diagonal is taken of all three together.
+    """
+    ops = PlainOps()
+    case.step(ops, params, states, x)
+    found = {}
+    for group, members in case.groups.items():
+        old = {name: states[name] for name in members}
+        total = 0.0
+        transition = partial(_transition, case, params, states, x, members)
+        Df = jax.jacrev(transition, 1)(old, ops.outputs)
+        for op, value in ops.inputs.items():
+            to_input = partial(_input, case, params, states, x, op, ops.outputs)
+            of_input = jax.jacrev(partial(_output, case, params, states, x, op))(value)
+            full = _chained(Df[op], of_input, value, jax.jacrev(to_input)(old))
+            total = total + _diagonal_of(full, members)
+        for k, value in enumerate(ops.mixed):
+            of_mixed = partial(_with_mixed, case, params, states, x, members, old, ops.outputs, k)
+            to_mixed = partial(_mixed, case, params, states, x, ops.outputs, k)
+            full = _chained(jax.jacrev(of_mixed)(value), None, value, jax.jacrev(to_mixed)(old))
+            total = total + _diagonal_of(full, members)
+        found[group] = total
+    return found
+
+
+def _input(case, params, states, x, op, outputs, old):
+    """(old states of a group) -> the input of one operation, the outputs of all held fixed."""
+    ops = PlainOps(outputs=outputs, cut_mixing=True)
+    case.step(ops, params, {**states, **old}, x)
+    return ops.inputs[op]
+
+
+def _output(case, params, states, x, op, value):
+    """(input of one operation) -> its output."""
+    ops = PlainOps(inputs={op: value})
+    case.step(ops, params, states, x)
+    return ops.outputs[op]
+
+
+def _mixed(case, params, states, x, outputs, k, old):
+    """(old states of a group) -> one mixed value, everything else that mixes held fixed."""
+    ops = PlainOps(outputs=outputs, cut_mixing=True)
+    case.step(ops, params, {**states, **old}, x)
+    return ops.mixed[k]
+
+
+def _with_mixed(case, params, states, x, members, old, outputs, k, value):
+    """(one mixed value) -> the new states of a group."""
+    return _transition(case, params, states, x, members, old, outputs, {k: value})
+
+
+def _chained(of_output, of_input, value, to_old):
+    """(a, v, *y), (*y, *x), {c: (*x, *v)} -> {c: (a, v, v)}; without the second, y is x."""
+    if of_input is not None:
+        axes = of_input.ndim - value.ndim
+        of_output = jnp.tensordot(of_output, of_input, axes)
+    full = {c: jnp.tensordot(of_output, dX, value.ndim) for c, dX in to_old.items()}
+    return {c: block.reshape(*block.shape[:2], -1) for c, block in full.items()}
+
+
+def _diagonal_of(blocks, members):
+    return jnp.stack([jnp.einsum("avv->av", blocks[name]) for name in members], axis=-1)
+
+
 # --- D-RTRL -------------------------------------------------------------------------------
 
 
-def dense_d_rtrl(case, params, states, xs, targets, step_weights=None):
-    """D-RTRL by its recursion over full traces.
+def dense_d_rtrl(case, params, states, xs, targets, step_weights=None, snap=False):
+    """D-RTRL by its recursion over full traces; with `snap`, SnAp-1 by its D.
 
     eps^t = D^t eps^{t-1} + Df^t dY^t
     gradient = sum_t signal^t . eps^t + late^t . eps^{t-1} + direct^t
     """
-    steps = facts_of_steps(case, params, states, xs, targets)
+    steps = facts_of_steps(case, params, states, xs, targets, snap)
     traces = d_rtrl_traces(case, steps)
     gradient = 0.0
     for t, weight in enumerate(_ones(step_weights, xs)):
@@ -502,14 +591,14 @@ def _kept_rows(keep, value, start):
 # --- windows ------------------------------------------------------------------------------
 
 
-def dense_multi_step(case, params, states, xs, targets, window, alpha=None):
+def dense_multi_step(case, params, states, xs, targets, window, alpha=None, snap=False):
     """BPTT inside every window of steps, and a trace for all that lies before it.
 
     gradient = sum over windows of  dL/dtheta  +  dL/dh^0 . eps^0
 
-    with the traces of D-RTRL, or with those of ES-D-RTRL where alpha is given.
+    with the traces of D-RTRL or SnAp-1, or with those of ES-D-RTRL where alpha is given.
     """
-    steps = facts_of_steps(case, params, states, xs, targets)
+    steps = facts_of_steps(case, params, states, xs, targets, snap)
     traces = d_rtrl_traces(case, steps) if alpha is None else es_d_rtrl_traces(case, steps, alpha)
     gradient = 0.0
     for start in range(0, len(xs), window):
@@ -531,18 +620,18 @@ def dense_multi_step(case, params, states, xs, targets, window, alpha=None):
 # --- learning at every step ---------------------------------------------------------------
 
 
-def dense_online(case, params, states, xs, targets, rate, alpha=None):
+def dense_online(case, params, states, xs, targets, rate, alpha=None, snap=False):
     """Gradient descent at every step: the parameters after the last, and the losses.
 
-    The traces go on with what they have from older parameters; those of D-RTRL, or those of
-    ES-D-RTRL where alpha is given.
+    The traces go on with what they have from older parameters; those of D-RTRL or SnAp-1, or those
+    of ES-D-RTRL where alpha is given.
     """
     steps, losses = [], []
     for x, target in zip(xs, targets, strict=True):
         theta, unravel = ravel_pytree(params)
         losses.append(case.loss(case.step(PlainOps(), params, states, x), target))
-        states, facts = linearise(case, params, states, x, target)
-        steps.append(_flatten(case, jax.tree.map(np.asarray, facts)))
+        states, facts = _facts_of_step(case, params, states, x, target, snap)
+        steps.append(facts)
         if alpha is None:
             gradient = _d_rtrl_gradient(case, steps[-1], d_rtrl_traces(case, steps)[-2:])
         else:

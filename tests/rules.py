@@ -35,6 +35,7 @@ OLDEST = [
 
 OTHERS = [
     Rule(braintrace.Immediate, oracles.immediate),
+    Rule(braintrace.SnAp, functools.partial(oracles.dense_d_rtrl, snap=True)),
 ]
 
 RULES = {rule.name: rule for rule in OLDEST + OTHERS}

@@ -6,6 +6,7 @@ whatever smaller trace it keeps.
 """
 
 import copy
+import dataclasses
 import functools
 
 import jax
@@ -15,6 +16,7 @@ import pytest
 from ops_catalogue import OPERATIONS, array, quick_jit, restored_registries
 
 from braintrace._etrace_op import (
+    ETP_PRIMITIVE_SPECS,
     ETP_PRIMITIVES,
     accumulate,
     contract,
@@ -22,6 +24,9 @@ from braintrace._etrace_op import (
     element_wise,
     get_primitive_spec,
     init_trace,
+    input_derivative,
+    is_joined,
+    is_linear_in_input,
     matmul,
     propagate,
     pull_back,
@@ -106,7 +111,7 @@ class Case:
         marked, self.plain, x, self.weights = CASES[name]
         jaxpr = jax.make_jaxpr(marked)(x, self.weights)
         (equation,) = (e for e in jaxpr.eqns if e.primitive in ETP_PRIMITIVES)
-        spec = get_primitive_spec(equation.primitive)
+        spec, self.equation = get_primitive_spec(equation.primitive), equation
         layout = spec.resolve_trainable_invars(equation.params)
         self.primitive, self.params, self.names = equation.primitive, equation.params, list(layout)
         self.variables = {name: equation.invars[index] for name, index in layout.items()}
@@ -220,6 +225,33 @@ def test_accumulate_over_time_is_the_sum_of_steps(name):
 def test_rules_fit_their_equation(name):
     case = case_of(name)
     validate_rules(case.primitive, case.params, case.x_var, case.y_var, case.variables)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [(name, "its own") for name in CASES if name != "etp_elemwise"]
+    + [("etp_mm", "none"), ("etp_mv", "none")],
+)
+def test_the_derivative_to_the_input_is_the_jacobian_of_a_sample(name, rule):
+    case = case_of(name)
+    spec = get_primitive_spec(case.primitive)
+    x = case.xs[0][:1] if spec.batched else case.xs[0]
+    y = case.factors[0][:1] if spec.batched else case.factors[0]
+    outputs, inputs = np.indices((y.size, x.size))
+
+    def both(x, weights):
+        found = input_derivative(case.equation, [x, *weights], inputs, outputs)
+        return found, jax.jacrev(case.plain)(x, weights).reshape(y.size, x.size)
+
+    with restored_registries():
+        if rule == "none":
+            without = dataclasses.replace(spec, joins_input=None, input_derivative=None)
+            ETP_PRIMITIVE_SPECS[case.primitive] = without
+        joined = is_joined(case.equation, inputs, outputs)
+        assert is_linear_in_input(case.equation)
+        found, jacobian = quick_jit(both)(x, case.weights)
+    np.testing.assert_allclose(np.where(joined, found, 0), jacobian, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(joined, jacobian != 0)
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "float32"), ("float32", "bfloat16")])

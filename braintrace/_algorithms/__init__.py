@@ -11,4 +11,5 @@ from .names import algorithms_by_name as algorithms_by_name
 from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
 from .rflo import RFLO as RFLO
 from .rtrl import RTRL as RTRL
+from .snap import SnAp as SnAp
 from .three_factor import three_factor_loss as three_factor_loss

@@ -21,7 +21,7 @@ from typing import Any
 import brainstate
 
 from .._arguments import BOOLEAN, MODEL, NOT_NEGATIVE, check_option
-from .._graph import ETraceGraph, TracedModel, TraceMethod
+from .._graph import Boundary, ETraceGraph, TracedModel, TraceMethod
 from .._typing import Path
 from .analysis import Analysis
 from .backward import states_as_outputs
@@ -81,9 +81,10 @@ def compile_model(
     check_hidden_states(traced)
 
     # Groups of hidden states, in the form of the step that shows most of what positions do alone.
-    follows_positions = method.boundary in ("cut", "diagonal")
-    grouped = _with_loops_split(traced, options) if follows_positions else None
-    step = grouped or _grouped(traced, options.every_state)
+    boundary, every_state = method.boundary, options.every_state
+    follows_positions = boundary in ("cut", "diagonal")
+    grouped = _with_loops_split(traced, options, boundary) if follows_positions else None
+    step = grouped or _grouped(traced, every_state, boundary)
     check_has_states(model, step)
 
     # Relations: of what the walks have met, how each output lies on the positions of a group.
@@ -109,26 +110,30 @@ def compile_model(
     return dataclasses.replace(graph, trace_specs=specs), outside
 
 
-def _with_loops_split(traced: TracedModel, options: CompilerOptions) -> GroupedStep:
+def _with_loops_split(
+    traced: TracedModel, options: CompilerOptions, boundary: Boundary
+) -> GroupedStep:
     """Return the step, its loops unrolled where that keeps what positions do on their own."""
-    step = _with_shared_uses_split(traced, options.every_state)
+    step = _with_shared_uses_split(traced, options.every_state, boundary)
     while (unrolled := split_loops(step, options.unroll_limit)) is not None:
-        again = _with_shared_uses_split(unrolled, options.every_state)
+        again = _with_shared_uses_split(unrolled, options.every_state, boundary)
         if again.num_traced <= step.num_traced:
             break  # everything in the loop mixes: it may as well stay a loop
         step = again
     return step
 
 
-def _with_shared_uses_split(traced: TracedModel, every_state: bool) -> GroupedStep:
+def _with_shared_uses_split(
+    traced: TracedModel, every_state: bool, boundary: Boundary
+) -> GroupedStep:
     """Return the step, with a copy of a marked output for each use that reaches other positions."""
-    step = _grouped(traced, every_state)
+    step = _grouped(traced, every_state, boundary)
     while (copied := split_shared_uses(step)) is not None:
-        step = _grouped(copied, every_state)
+        step = _grouped(copied, every_state, boundary)
     return step
 
 
-def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
+def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> GroupedStep:
     """Return the step as it is, with its hidden states grouped."""
     # What all passes ask of the program is found out once.
     analysis = Analysis(traced.program)
@@ -147,6 +152,6 @@ def _grouped(traced: TracedModel, every_state: bool) -> GroupedStep:
     placement = Placement(analysis, candidates)
 
     # States that read each other at common positions are a group; the walks back from them say
-    # what reaches them, and what is cut.
-    groups, walks = find_hidden_groups(traced, placement, outputs, every_state)
+    # what reaches them, and what is cut (all of a product, or all but its diagonal).
+    groups, walks = find_hidden_groups(traced, placement, outputs, every_state, boundary)
     return GroupedStep(traced, analysis, operations, outputs, groups, walks)

@@ -33,7 +33,7 @@ def diagnose(
         Where the rule lets a way back end; see `TraceMethod`.
     """
     passes_weights = boundary == "passed"
-    upstream = Upstream(step, passes_weights)
+    upstream = Upstream(step, boundary)
     for group, walks in zip(step.groups, step.walks, strict=True):
         yield from about_group(upstream, group, walks)
     yield from _bent_weights(step, relations)

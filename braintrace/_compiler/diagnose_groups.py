@@ -1,11 +1,13 @@
 """What is left out, or bent, on the way into a hidden group."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from .._graph import Cut, HiddenGroup
+from .._graph import Boundary, Cut, HiddenGroup
 from .._graph.diagnostics import Diagnostic, quoted
 from .._jax import source_line
+from .._jaxpr.factors import PRODUCTS
 from .backward import bent_uses
+from .diagonals import products_met
 from .upstream import Upstream
 from .walk import Walk
 
@@ -26,6 +28,8 @@ def about_group(
         yield from _about_cuts(upstream, group, equation, cuts)
     for equation in sorted({index for walk in walks for index in walk.weights_met}):
         yield from _about_weight_met(upstream, group, equation)
+    if upstream.boundary == "diagonal":
+        yield from _about_two_products(upstream, group, walks)
     yield from _about_states_met(upstream, group, walks)
     yield from _about_bent_uses(upstream, group)
 
@@ -52,10 +56,8 @@ def _about_cuts(
             "warning",
             "plain-mixing",
             f"Hidden state {quoted(states)} reaches {names_of(group)} through `{name}`, "
-            "which mixes positions. Traces carry what happens position by position only, so "
-            "this path into the next step is left out of the gradient of every weight. If it "
-            "is a recurrent weight, use `braintrace.matmul` so that the weight itself learns "
-            "online; "
+            f"which mixes positions. {_what_is_carried(group, index)} If it is a "
+            "recurrent weight, use `braintrace.matmul` so that the weight itself learns online; "
             "if it must count in full, use BPTT or `vjp_method='multi-step'`.",
             (*states, *_names(group)),
             source_line(equation),
@@ -77,13 +79,14 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
     """Yield what lies behind a marked operation at which a walk has ended."""
     equation = upstream.step.analysis.program.equations[index]
     behind, name = upstream.behind(equation.invars, group), equation.primitive.name
+    rule = _RULES[upstream.boundary]
     if behind.old_states:
         yield Diagnostic(
             "info",
             "recurrent-mixing",
             f"Hidden state {quoted(behind.old_states)} reaches {names_of(group)} through the "
-            f"marked operation `{name}`. Its weight learns online; the path from state to state "
-            "through it is what D-RTRL leaves out.",
+            f"marked operation `{name}`. Its weight learns online; "
+            f"{_left_out(rule, group, index)}",
             (*behind.old_states, *_names(group)),
             source_line(equation),
         )
@@ -93,7 +96,7 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
             "layer-to-layer",
             f"Hidden state {quoted(behind.new_states)} feeds {names_of(group)} through the marked "
             f"operation `{name}`. The learning signal of a step goes back through it; what "
-            f"{names_of(group)} remembers of earlier steps is what D-RTRL leaves out on this path.",
+            f"{names_of(group)} remembers of earlier steps is what {rule} leaves out on this path.",
             (*behind.new_states, *_names(group)),
             source_line(equation),
         )
@@ -109,6 +112,66 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
             (*behind.weights, *_names(group)),
             source_line(equation),
         )
+
+
+def _what_is_carried(group: HiddenGroup, equation: int) -> str:
+    if _is_kept(group, equation):
+        return (
+            "Of this path into the next step, traces carry the way of each position to itself; "
+            "the rest is left out of the gradient of every weight."
+        )
+    return (
+        "Traces carry what happens position by position only, so this path into the next step is "
+        "left out of the gradient of every weight."
+    )
+
+
+def _left_out(rule: str, group: HiddenGroup, equation: int) -> str:
+    if _is_kept(group, equation):
+        return (
+            "of the path from state to state through it, the way of each position to itself is "
+            f"kept, and the rest is what {rule} leaves out."
+        )
+    return f"the path from state to state through it is what {rule} leaves out."
+
+
+def _is_kept(group: HiddenGroup, equation: int) -> bool:
+    return any(d.equation == equation for found in group.diagonals for d in found)
+
+
+_RULES: Mapping[Boundary, str] = {
+    "closed": "a rule without a past",
+    "cut": "D-RTRL",
+    "diagonal": "SnAp-1",
+    "passed": "RTRL",
+}
+
+
+def _about_two_products(
+    upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
+) -> Iterator[Diagnostic]:
+    """Yield the products of which one comes after another, between two values of a state."""
+    analysis = upstream.step.analysis
+    equations, marked = analysis.program.equations, analysis.opaque
+    for last, operand in sorted({met for walk in walks for met in products_met(analysis, walk)}):
+        x = equations[last].invars[operand]
+        for first in analysis.makers(analysis.gradients_behind([x], upstream.ends(group))):
+            if first not in marked and equations[first].primitive.name not in PRODUCTS:
+                continue
+            old = upstream.behind(equations[first].invars, group).old_states
+            states = [name for name in old if name in _names(group)]
+            if states:
+                yield Diagnostic(
+                    "info",
+                    "recurrent-mixing",
+                    f"Hidden state {quoted(states)} reaches {names_of(group)} through "
+                    f"`{equations[first].primitive.name}`, and then through "
+                    f"`{equations[last].primitive.name}` ({source_line(equations[last])}). SnAp-1 "
+                    "follows one product: this path is left out, from a position to itself as "
+                    "well.",
+                    (*states, *_names(group)),
+                    source_line(equations[first]),
+                )
 
 
 def _about_states_met(
@@ -135,7 +198,9 @@ def _about_states_met(
 def _about_bent_uses(upstream: Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
     """Yield the custom backward rules on the way into a group that bend a gradient."""
     analysis, ends = upstream.step.analysis, upstream.ends(group)
-    for equation, operands in bent_uses(analysis, group.new_vars, ends):
+    kept = {(d.equation, d.operand) for found in group.diagonals for d in found}
+    passed = [analysis.program.equations[index].invars[operand] for index, operand in sorted(kept)]
+    for equation, operands in bent_uses(analysis, [*group.new_vars, *passed], ends):
         names = upstream.behind(operands, group).names
         if names:
             yield Diagnostic(

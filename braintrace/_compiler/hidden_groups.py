@@ -2,22 +2,28 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
-from .._graph import Cut, HiddenGroup
+from .._graph import Boundary, Cut, Diagonal, HiddenGroup
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var
 from .analysis import Analysis
 from .delay_lines import find_delay_lines
+from .diagonals import diagonals_of
 from .placement import Placement, Together
 from .transfer import Ids
 from .walk import Walk
 
 
 def find_hidden_groups(
-    traced: TracedModel, placement: Placement, outputs: Sequence[StateLeaf], every_state: bool
+    traced: TracedModel,
+    placement: Placement,
+    outputs: Sequence[StateLeaf],
+    every_state: bool,
+    boundary: Boundary,
 ) -> tuple[list[HiddenGroup], list[list[Walk]]]:
     """Group the hidden states of a step.
 
@@ -31,6 +37,8 @@ def find_hidden_groups(
         States that count as outputs of the step; they are in no group.
     every_state
         Whether all states are to have traces, also those that no later step reads.
+    boundary
+        What a product is to the learning rule; see `TraceMethod`.
 
     Returns
     -------
@@ -51,10 +59,11 @@ def find_hidden_groups(
     for members in _connected(placement, lines):
         together = placement.together(members)
         is_read = [state.leaf.in_var in behind_output for state in together.states]
-        found, downstream = _walks(together, new_vars, is_read, every_state)
+        find = diagonals_of if boundary == "diagonal" else _no_diagonals
+        found = _walks(together, new_vars, is_read, every_state, find)
         is_line = lines.issuperset(members)
-        groups.append(_group(len(groups), together, found, is_read, downstream, is_line))
-        walks.append(found)
+        groups.append(_group(len(groups), together, found, is_read, is_line))
+        walks.append(list(found.walks))
     return groups, walks
 
 
@@ -96,22 +105,49 @@ def _coupled(placement: Placement) -> Iterator[tuple[int, int]]:
             yield from ((a, c) for var, c in owner.items() if c != a and _reaches(walk, var))
 
 
+FindDiagonals: TypeAlias = Callable[[Together, Walk, frozenset[Var]], tuple[Diagonal, ...]]
+"""See `diagonals_of`."""
+
+
+def _no_diagonals(together: Together, walk: Walk, stops: frozenset[Var]) -> tuple[Diagonal, ...]:
+    return ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Found:
+    """The walks back from a group's states, what products pass to them, and who is downstream."""
+
+    walks: list[Walk]
+    diagonals: list[tuple[Diagonal, ...]]
+    downstream: tuple[int, ...]
+
+
 def _walks(
-    together: Together, new_vars: Counter[Var], is_read: Sequence[bool], every_state: bool
-) -> tuple[list[Walk], tuple[int, ...]]:
-    """Return the walk back from every state of a group, and the states that are downstream."""
+    together: Together,
+    new_vars: Counter[Var],
+    is_read: Sequence[bool],
+    every_state: bool,
+    find: FindDiagonals,
+) -> _Found:
+    """Walk back from every state of a group."""
     every_new = frozenset(new_vars)
     own = Counter(var for state in together.states for var in state.new_vars)
     stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
     walks = [together.walk(state, stops) for state in together.states]
+    diagonals = [find(together, walk, stops) for walk in walks]
     if len(walks) == 1 or every_state:
-        return walks, ()
-    downstream = _downstream(together, walks, is_read, every_new)
-    for a in downstream:
+        return _Found(walks, diagonals, ())
+    carried = {c for found in diagonals for diagonal in found for c in diagonal.reads}
+    is_read = [found or a in carried for a, found in enumerate(is_read)]
+    downstream = []
+    for a in _downstream(together, walks, is_read, every_new):
         held = stops | own.keys() - set(together.states[a].new_vars)
         walk = together.walk(together.states[a], held)
-        walks[a] = _without_held_cuts(together.analysis, walk, held)
-    return walks, downstream
+        if not find(together, walk, held):
+            downstream.append(a)
+            walks[a] = _without_held_cuts(together.analysis, walk, held)
+            diagonals[a] = ()
+    return _Found(walks, diagonals, tuple(downstream))
 
 
 def _downstream(
@@ -160,9 +196,8 @@ def _reaches(walk: Walk, var: Var) -> bool:
 def _group(
     index: int,
     together: Together,
-    walks: Sequence[Walk],
+    found: _Found,
     is_read: Sequence[bool],
-    downstream: tuple[int, ...],
     delay_line: bool,
 ) -> HiddenGroup:
     states = together.states
@@ -181,12 +216,14 @@ def _group(
         shape=shape,
         transition=tuple(
             (a, c)
-            for a, walk in enumerate(walks)
+            for a, walk in enumerate(found.walks)
             for c, state in enumerate(states)
             if _reaches(walk, state.leaf.in_var)
+            or any(c in diagonal.reads for diagonal in found.diagonals[a])
         ),
-        cuts=tuple(walk.cuts for walk in walks),
-        read_by_output=tuple(a for a, found in enumerate(is_read) if found),
-        downstream=downstream,
+        cuts=tuple(walk.cuts for walk in found.walks),
+        diagonals=tuple(found.diagonals),
+        read_by_output=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
+        downstream=found.downstream,
         delay_line=delay_line,
     )

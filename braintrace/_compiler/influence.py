@@ -19,7 +19,7 @@ from .walk import Walk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Entry:
+class Way:
     """One way from ``y`` to one state.
 
     Attributes
@@ -43,12 +43,12 @@ def find_influence(
     analysis: Analysis, y: Var, group: HiddenGroup, walks: Sequence[Walk]
 ) -> InfluenceMap | None:
     """Return how ``y`` reaches ``group``, or ``None`` where no element of it does."""
-    entries: list[_Entry] = []
+    entries: list[Way] = []
     mixed = False
     for state, walk in enumerate(walks):
         if y in walk.ids:
-            origin, lost = _roots_behind(analysis, y, walk)
-            found = _entries(y, state, walk, origin)
+            origin, lost = roots_behind(analysis, y, walk)
+            found = ways_of(y, state, walk, origin)
             entries += found
             mixed |= lost or not _covered(walk.ids[y], found)
     if not entries:
@@ -73,14 +73,14 @@ def find_influence(
     )
 
 
-def _injection_point(entry: _Entry, places: np.ndarray, size: int) -> InjectionPoint:
+def _injection_point(entry: Way, places: np.ndarray, size: int) -> InjectionPoint:
     slots = np.full(entry.var.aval.size, NO_SLOT, np.int32)
     slots[entry.elements] = places
     in_order = np.array_equal(slots, np.arange(size))
     return InjectionPoint(entry.state, entry.var, None if in_order else slots)
 
 
-def _roots_behind(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids], bool]:
+def roots_behind(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids], bool]:
     """Return the roots made from ``y`` element by element, and whether others are made from it."""
     if not np.any(walk.ids[y] == MANY):
         return {}, False
@@ -95,28 +95,28 @@ def _roots_behind(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids
     )
 
 
-def _entries(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[_Entry]:
+def ways_of(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[Way]:
     """Return the way from ``y`` itself to a state, and those from each of its broadcasts."""
     ids = walk.ids[y].ravel()
-    entries: list[_Entry] = []
+    entries: list[Way] = []
     direct = np.flatnonzero(ids >= 0)
     if len(direct):
-        entries.append(_Entry(state, y, direct, direct, ids[direct]))
+        entries.append(Way(state, y, direct, direct, ids[direct]))
     for root, found in origin.items():
         reached, source = walk.ids[root].ravel(), found.ravel()
         elements = np.flatnonzero((source != NONE) & (reached >= 0))
         if len(elements):
-            entries.append(_Entry(state, root, elements, source[elements], reached[elements]))
+            entries.append(Way(state, root, elements, source[elements], reached[elements]))
     return entries
 
 
-def _covered(ids: Ids, entries: Sequence[_Entry]) -> bool:
+def _covered(ids: Ids, entries: Sequence[Way]) -> bool:
     """Tell whether every element that reaches the state has a slot."""
     sources = [entry.sources for entry in entries] or [np.zeros(0, int)]
     return np.array_equal(places_of(np.concatenate(sources), ids.size), ids.ravel() != NONE)
 
 
-def _slots(entries: Sequence[_Entry], size: int) -> tuple[list[np.ndarray], np.ndarray]:
+def _slots(entries: Sequence[Way], size: int) -> tuple[list[np.ndarray], np.ndarray]:
     """Give every pair (element of y, position) a slot.
 
     Returns

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from .._graph import HiddenGroup
+from .._graph import Boundary, HiddenGroup
 from .._jax import Atom, Var
 from .grouped_step import GroupedStep
 from .transfer import carries_derivative
@@ -30,13 +30,14 @@ class Upstream:
     ----------
     step
         The step.
-    passes_weights
-        Whether the way goes on behind marked operations and the states of other groups.
+    boundary
+        Where a rule lets a way back end (see `TraceMethod`): where weights are passed, it goes on
+        behind marked operations and the states of other groups.
     """
 
-    def __init__(self, step: GroupedStep, passes_weights: bool) -> None:
-        self.step = step
-        self._passes_weights = passes_weights
+    def __init__(self, step: GroupedStep, boundary: Boundary) -> None:
+        self.step, self.boundary = step, boundary
+        self._passes_weights = boundary == "passed"
         self._weights = {operation.y_var: operation.printed_paths for operation in step.operations}
         self._old = {state.in_var: state.name for state, _ in step.new_states}
         self._new = {var: state.name for state, var in step.new_states}

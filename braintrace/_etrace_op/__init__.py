@@ -13,6 +13,9 @@ from .feedback import etp_fb_mm_p as etp_fb_mm_p
 from .feedback import etp_fb_mv_p as etp_fb_mv_p
 from .feedback import feedback_matmul as feedback_matmul
 from .inline import inline as inline
+from .input_derivative import input_derivative as input_derivative
+from .input_derivative import is_joined as is_joined
+from .input_derivative import is_linear_in_input as is_linear_in_input
 from .input_filter import InputFilter as InputFilter
 from .lora import etp_lora_mm_p as etp_lora_mm_p
 from .lora import etp_lora_mv_p as etp_lora_mv_p

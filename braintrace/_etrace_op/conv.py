@@ -24,11 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import PrimitiveError
+from .._jaxpr.factors import NOTHING, joining_of_conv
 from . import quantities
 from .conv_layout import canonical_dimension_numbers, dilated, to_canonical_call
 from .dense import init_output_trace
 from .primitive import register_primitive_spec
-from .registry import Arrays, Pick
+from .registry import Arrays, Pick, Shapes
 from .rules import like_operand
 from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 from .sums import sum_over_samples
@@ -194,6 +195,45 @@ def _select_outputs(
     return {name: pick(operand) for name, operand in weights.items()}
 
 
+def _taps(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    convolution: Mapping[str, Any],
+) -> np.ndarray:
+    """Return which element of the kernel joins elements of a sample's input and output."""
+    x_shape, y_shape = shapes
+    whole = (1, *x_shape), tuple(weights["weight"].shape), (1, *y_shape)
+    return joining_of_conv(whole, inputs, outputs, **convolution)
+
+
+def _joins_input(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    has_bias: bool = False,
+    **convolution: Any,
+) -> np.ndarray:
+    return np.asarray(_taps(weights, shapes, inputs, outputs, convolution) != NOTHING)
+
+
+def _input_derivative(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    has_bias: bool = False,
+    **convolution: Any,
+) -> jax.Array:
+    taps = _taps(weights, shapes, inputs, outputs, convolution)
+    kernel = weights["weight"].ravel()
+    return jnp.where(taps != NOTHING, kernel[np.maximum(taps, 0)], 0)
+
+
 def _init_drtrl(
     x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
 ) -> Arrays:
@@ -224,6 +264,8 @@ etp_conv_p = register_primitive_spec(
         contract=_contract,
         select_outputs=_select_outputs,
         trace_axes={"weight": ("group", "input", "output"), "bias": ("output",)},
+        joins_input=_joins_input,
+        input_derivative=_input_derivative,
     )
 )
 

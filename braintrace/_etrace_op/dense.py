@@ -14,11 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._errors import ShapeError
 from . import quantities
 from .primitive import register_primitive_spec
-from .registry import Arrays, Pick
+from .registry import Arrays, Pick, Shapes
 from .rules import like_operand
 from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 
@@ -67,6 +68,17 @@ def _select_outputs(weights: Arrays, pick: Pick, *, has_bias: bool = False) -> A
     return {name: pick(operand) for name, operand in weights.items()}
 
 
+def _input_derivative(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    has_bias: bool = False,
+) -> jax.Array:
+    return weights["weight"][inputs, outputs]
+
+
 def _init_drtrl(
     x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
 ) -> Arrays:
@@ -98,6 +110,7 @@ _spec = functools.partial(
     accumulate=_accumulate,
     select_outputs=_select_outputs,
     trace_axes={"weight": ("input", "output"), "bias": ("output",)},
+    input_derivative=_input_derivative,
 )
 etp_mm_p = register_primitive_spec(_spec(name="etp_mm", batched=True))
 etp_mv_p = register_primitive_spec(_spec(name="etp_mv", batched_form=etp_mm_p))

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import saiunit
 from jax.custom_derivatives import SymbolicZero
 
@@ -24,7 +25,7 @@ from .._errors import DtypeError, ShapeError, UnitError
 from . import quantities
 from .dense import etp_mm_p, etp_mv_p
 from .primitive import get_primitive_spec, register_primitive_spec
-from .registry import Arrays
+from .registry import Arrays, Shapes
 from .rules import like_operand
 from .sums import sum_over_samples
 
@@ -72,6 +73,17 @@ def _contract(
     return _of_both(sum_over_samples(products, (signal, trace), axes=signal.ndim - 1), weights)
 
 
+def _input_derivative(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    has_bias: bool = False,
+) -> jax.Array:
+    return weights["feedback"][inputs, outputs]
+
+
 def _of_both(gradients: Arrays, weights: Arrays) -> Arrays:
     """Return the gradients of all operands: the weight's is that of the feedback too."""
     found = {**gradients, "feedback": gradients["weight"]}
@@ -89,6 +101,7 @@ _spec = functools.partial(
     xy_to_dw=_xy_to_dw,
     contract=_contract,
     trainable_invars_fn=_trainable_invars,
+    input_derivative=_input_derivative,
 )
 etp_fb_mm_p = register_primitive_spec(_spec(_DENSE, name="etp_fb_mm"))
 etp_fb_mv_p = register_primitive_spec(

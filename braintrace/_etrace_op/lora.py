@@ -16,13 +16,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from . import quantities
 from .dense import init_output_trace
 from .primitive import register_primitive_spec
-from .registry import Arrays, Pick
+from .registry import Arrays, Pick, Shapes
 from .rules import like_operand
 from .spec import ETPPrimitiveSpec
 from .sums import sum_over_samples
@@ -115,6 +116,19 @@ def _select_outputs(
     return {name: w if name == "lora_b" else pick(w) for name, w in weights.items()}
 
 
+def _input_derivative(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    alpha: float = 1.0,
+    has_bias: bool = False,
+) -> jax.Array:
+    rows, columns = weights["lora_b"][inputs], weights["lora_a"].T[outputs]
+    return alpha * jnp.sum(rows * columns, axis=-1)
+
+
 def _init_drtrl(
     x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
 ) -> Arrays:
@@ -145,6 +159,7 @@ _spec = functools.partial(
     contract=_contract,
     select_outputs=_select_outputs,
     trace_axes={"effective": ("input", "output"), "bias": ("output",)},
+    input_derivative=_input_derivative,
 )
 etp_lora_mm_p = register_primitive_spec(_spec(name="etp_lora_mm", batched=True))
 etp_lora_mv_p = register_primitive_spec(_spec(name="etp_lora_mv", batched_form=etp_lora_mm_p))

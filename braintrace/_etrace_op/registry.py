@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Arrays: TypeAlias = dict[str, jax.Array]
 """Weights, their gradients or their traces, by the name of a trainable operand."""
 
+Shapes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of the input and the output of one sample."""
+
 Pick: TypeAlias = Callable[[jax.Array], jax.Array]
 """Keeps some entries of the last axis of an array."""
 

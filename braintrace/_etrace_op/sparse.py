@@ -27,7 +27,7 @@ from .._jax import divided_dependent, run_on_one_cpu
 from . import quantities, sparse_kernel
 from .dense import init_output_trace
 from .primitive import register_primitive_spec
-from .registry import Arrays
+from .registry import Arrays, Shapes
 from .rules import like_operand
 from .sampled import is_large, sampled_product
 from .sparse_pattern import SparsePattern, sparse_pattern
@@ -204,6 +204,36 @@ def _accumulate(
     return result
 
 
+def _joins_input(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    sparse_mat: SparsePattern,
+    has_bias: bool = False,
+) -> np.ndarray:
+    first, last = sparse_mat.entries_at(inputs, outputs)
+    return first < last
+
+
+def _input_derivative(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    sparse_mat: SparsePattern,
+    has_bias: bool = False,
+) -> jax.Array:
+    first, last = sparse_mat.entries_at(inputs, outputs)
+    order, total = sparse_mat.by_place[1], jnp.zeros(inputs.shape, weights["weight"].dtype)
+    for rank in range(int(np.max(last - first, initial=0))):  # several at one place add up
+        entry = order[np.minimum(first + rank, len(order) - 1)]
+        total = total + jnp.where(first + rank < last, weights["weight"][entry], 0)
+    return total
+
+
 def _init_drtrl(
     x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
 ) -> Arrays:
@@ -227,6 +257,8 @@ _spec = functools.partial(
     linear_in_input=True,
     accumulate=_accumulate,
     trace_axes={"weight": ("entry",), "bias": ("output",)},
+    joins_input=_joins_input,
+    input_derivative=_input_derivative,
 )
 etp_sp_mm_p = register_primitive_spec(_spec(name="etp_sp_mm", batched=True))
 run_on_one_cpu(etp_sp_mm_p, _impl, _impl_on_one_cpu)

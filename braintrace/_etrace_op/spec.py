@@ -69,6 +69,15 @@ class ETPPrimitiveSpec:
         What the last axes of each array of ``init_drtrl`` run over, without that of the states:
         ``{'weight': ('input', 'output'), 'bias': ('output',)}``; one of `TRACE_AXES` each. The
         axes before them, behind the batch, are spatial. Without it, nothing is known of them.
+    joins_input : callable, optional
+        ``joins_input(weights, shapes, inputs, outputs, **static_params) -> flags``: whether
+        elements of a sample's output depend on elements of its input at all. Both are flat numbers
+        in NumPy arrays of one shape, ``shapes`` those of a sample's input and output, and of the
+        weights only shapes are known. Without it, all may.
+    input_derivative : callable, optional
+        ``input_derivative(weights, shapes, inputs, outputs, **static_params) -> array``: the
+        derivatives of these elements, for an operation that is linear in ``x``. Without it, `SnAp`
+        multiplies by unit vectors.
     batched_form : ETPPrimitive, optional
         The primitive that computes the same for a batch, with the same static parameters.
     batching : callable, optional
@@ -100,6 +109,8 @@ class ETPPrimitiveSpec:
     contract: Rule | None = None
     select_outputs: Rule | None = None
     trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None
+    joins_input: Rule | None = None
+    input_derivative: Rule | None = None
     batched_form: ETPPrimitive | None = None
     batching: Rule | None = None
 
@@ -138,7 +149,8 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
             raise PrimitiveError(
                 f"`{field}` of `{spec.name}` must be callable, got {getattr(spec, field)!r}."
             )
-    for field in ("accumulate", "contract", "select_outputs", "batching"):
+    optional = "accumulate contract select_outputs joins_input input_derivative batching"
+    for field in optional.split():
         if getattr(spec, field) is not None and not callable(getattr(spec, field)):
             raise PrimitiveError(
                 f"`{field}` of `{spec.name}` must be callable or None, "

@@ -8,20 +8,30 @@ r"""The step's own Jacobians: ``D``, ``Df`` and the operations' inputs.
 
 Both come from the derivative of one state's new value with respect to the old states and the
 marked outputs, with everything that mixes positions held constant. Each element then reaches
-one position only, so that pulling back a one for every position gives all of them at once.
+one position only, so that pulling back a one for every position gives all of them at once. A rule
+may keep what products pass from positions to themselves; see `diagonal`.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, HiddenGroup, HiddenParamOpRelation, Records, Weights
+from .._graph import (
+    Cut,
+    Diagonal,
+    ETraceGraph,
+    HiddenGroup,
+    HiddenParamOpRelation,
+    Records,
+    Weights,
+)
 from .._jax import Atom, Equation, Var, bind, is_var
 from .._jaxpr import Rule, evaluate
+from .diagonal import factors_of, with_diagonals
 from .forward_mode import has_while, pushed_forward
 from .layout import injection_to_slots, old_state_to_positions, trace_sites, x_key
 from .maxima import bind_differentiable, maxima_of
@@ -108,7 +118,7 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
         return Records(x={}, D={}, Df={}, inputs=tuple(inputs[v] for v in graph.recorded_inputs))
     weights = jax.lax.stop_gradient(weights)
     known = _known(graph, inputs, weights)
-    at = _Point(graph, inputs, known, maxima_of(graph.traced.program))
+    at = _Point(graph, inputs, weights, known, maxima_of(graph.traced.program))
     records = Records(x={}, D={}, Df={})
     for relation in graph.hidden_param_op_relations:
         if "x" in graph.needs and relation.x_var is not None:
@@ -130,6 +140,8 @@ class _Point:
     ----------
     graph, inputs
         The compiled model, and the values of its program's inputs.
+    weights
+        Operands of its relations.
     known
         Values of this step's variables: all those that the Jacobians need, computed at once.
     maxima
@@ -138,6 +150,7 @@ class _Point:
 
     graph: ETraceGraph
     inputs: Inputs
+    weights: Weights
     known: Mapping[Var, jax.Array]
     maxima: Mapping[int, Rule]
 
@@ -154,6 +167,10 @@ def _known(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> dict[Var, ja
     for group in graph.hidden_groups:
         wanted.update(dict.fromkeys(group.new_vars))
         wanted.update(dict.fromkeys(s.joined_var for s in group.states))
+    for diagonal in (d for group in graph.traced_groups for of in group.diagonals for d in of):
+        equation = graph.traced.program.equations[diagonal.equation]
+        others = [a for i, a in enumerate(equation.invars) if i != diagonal.operand]
+        wanted.update(dict.fromkeys([*filter(is_var, others), *equation.outvars]))
     targets = [atom for atom in wanted if isinstance(atom, Var)]
     found = evaluate(graph.traced.program, targets, inputs, rules=with_weights(graph, weights))
     return dict(zip(targets, found, strict=True))
@@ -202,17 +219,47 @@ def _derivatives(
 ) -> dict[Var, jax.Array]:
     """Return the derivative of each leaf's element to the one position that it reaches."""
     program, target = at.graph.traced.program, group.new_vars[state]
-    held, rules = _held(at, group, state), {**at.maxima, **_cut_rules(group, state)}
+    held, rules = _held(at, group, state), {**at.maxima, **_cut_rules(group.cuts[state])}
+    old_vars = {old.in_var for old in group.states}
+    diagonals = [(d, _factors(at, d)) for d in group.diagonals[state]]
 
     def new_state(*changed: jax.Array) -> jax.Array:
-        overrides = {**held, **dict(zip(leaves, changed, strict=True))}
-        value: jax.Array = evaluate(program, [target], at.inputs, overrides, rules)[0]
+        given = dict(zip(leaves, changed, strict=True))
+        old = {var: value for var, value in given.items() if var in old_vars}
+        passing = [(d, _operand(at, d, {**held, **old}), factors) for d, factors in diagonals]
+        overrides, passed = with_diagonals(program, {**held, **given}, rules, passing)
+        value: jax.Array = evaluate(program, [target], at.inputs, overrides, passed)[0]
         return value
 
     if has_while(program, target):
         return pushed_forward(at.graph, group, state, new_state, leaves)
     value, pull_back = jax.vjp(new_state, *leaves.values())
     return dict(zip(leaves, pull_back(jnp.ones_like(value)), strict=True))
+
+
+def _operand(at: _Point, diagonal: Diagonal, overrides: Mapping[Var, Any]) -> jax.Array:
+    """Return the operand of a diagonal's product, as a function of old states in ``overrides``."""
+    program = at.graph.traced.program
+    x = program.equations[diagonal.equation].invars[diagonal.operand]
+    rules = {**at.maxima, **_cut_rules(diagonal.cuts)}
+    value: jax.Array = evaluate(program, [x], at.inputs, overrides, rules)[0]
+    return value
+
+
+def _factors(at: _Point, diagonal: Diagonal) -> jax.Array:
+    """Return the derivatives of a diagonal's variable with respect to its operand."""
+    graph = at.graph
+    equation = graph.traced.program.equations[diagonal.equation]
+    operands = [
+        None if i == diagonal.operand else at.value(atom) for i, atom in enumerate(equation.invars)
+    ]
+    for relation in graph.hidden_param_op_relations:
+        if relation.equation == diagonal.equation:
+            for name, position in relation.trainable_positions.items():
+                operands[position] = at.weights[relation.key][name]
+    factors = factors_of(diagonal, equation, operands)
+    (y,) = equation.outvars
+    return factors if diagonal.var is y else factors * _from_output(at, y, diagonal.var)
 
 
 def _held(at: _Point, group: HiddenGroup, state: int) -> dict[Var, jax.Array]:
@@ -227,10 +274,10 @@ def _held(at: _Point, group: HiddenGroup, state: int) -> dict[Var, jax.Array]:
     return {var: at.value(var) for var in held}
 
 
-def _cut_rules(group: HiddenGroup, state: int) -> dict[int, Rule]:
+def _cut_rules(cuts: Sequence[Cut]) -> dict[int, Rule]:
     """Return rules that hold the operands constant that mix positions."""
     operands_of: dict[int, set[int]] = {}
-    for cut in group.cuts[state]:
+    for cut in cuts:
         operands_of.setdefault(cut.equation, set()).add(cut.operand)
 
     def rule_for(held: set[int]) -> Rule:

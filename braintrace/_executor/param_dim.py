@@ -1,4 +1,4 @@
-r"""The parameter-dimension trace (D-RTRL).
+r"""The parameter-dimension trace (D-RTRL, and SnAp-1 with another ``D``).
 
 .. math::
 
@@ -52,6 +52,7 @@ from .complex_packing import (
     pack_like,
     unpack,
 )
+from .diagonal import check_diagonals
 from .direct import add, direct_gradient, input_of, like
 from .layout import TraceSite, old_state_to_positions, trace_sites
 from .overwriting import known_after, overwritten
@@ -75,17 +76,25 @@ Decays: TypeAlias = dict[tuple[str, str], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class ParameterTraces:
-    """A trace of the size of the weight for every hidden state that it reaches."""
+    """A trace of the size of the weight for every hidden state that it reaches.
 
+    Attributes
+    ----------
+    boundary
+        ``'cut'`` for D-RTRL; ``'diagonal'``: ``D`` has what products pass from each position to
+        itself (SnAp-1).
+    """
+
+    boundary: Boundary = "cut"
     needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
-    boundary: ClassVar[Boundary] = "cut"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Tell that every relation has traces."""
         return True
 
     def check(self, graph: ETraceGraph) -> None:
-        """Accept every operation: its own rules carry the trace."""
+        """Refuse products whose diagonal is not the same for every input."""
+        check_diagonals(graph)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the arrays that an operation's rules make for a state, for each such pair."""

@@ -45,11 +45,6 @@ def check_method(method: TraceMethod) -> None:
             f"The learning rule `{name}` needs {', '.join(map(repr, sorted(unknown)))} of every "
             f"step; recorded are {', '.join(map(repr, sorted(RECORDED)))}."
         )
-    if method.boundary == "diagonal":
-        raise OptionError(
-            f"The learning rule `{name}` has the boundary {method.boundary!r}; steps are "
-            "differentiated with the boundaries 'closed', 'cut' and 'passed' only."
-        )
 
 
 @dataclasses.dataclass(frozen=True)

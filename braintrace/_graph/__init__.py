@@ -5,6 +5,7 @@ from .diagnostics import Diagnostic as Diagnostic
 from .diagnostics import DiagnosticKind as DiagnosticKind
 from .graph import ETraceGraph as ETraceGraph
 from .hidden_group import Cut as Cut
+from .hidden_group import Diagonal as Diagonal
 from .hidden_group import HiddenGroup as HiddenGroup
 from .influence import InfluenceMap as InfluenceMap
 from .influence import InjectionPoint as InjectionPoint

@@ -22,6 +22,39 @@ class Cut:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Diagonal:
+    """What goes through one product from the positions of old states to the same positions.
+
+    Attributes
+    ----------
+    equation, operand
+        The product, and the operand of it that the old states reach position by position.
+    var
+        Its output, or a variable that this is broadcast to.
+    outputs
+        For every element of ``var`` the element of the output behind it.
+    inputs
+        For every element of ``var`` an element of the operand, or `NO_ELEMENT`; in front an axis
+        over the elements of the operand that are at one position.
+    cuts
+        The uses of variables on the way to the operand that are held constant.
+    reads
+        States ``c`` of the group whose old values reach it.
+    """
+
+    equation: int
+    operand: int
+    var: Var
+    outputs: np.ndarray
+    inputs: np.ndarray
+    cuts: tuple[Cut, ...]
+    reads: tuple[int, ...]
+
+
+NO_ELEMENT = -1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class HiddenGroup:
     """Hidden states that share positions and influence each other position by position.
 
@@ -42,6 +75,9 @@ class HiddenGroup:
         Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
     cuts
         For each state the uses of variables that mix positions and are held constant.
+    diagonals
+        For each state what reaches it, all the same, through one product from its own position:
+        nothing, unless the learning rule keeps that. It is a part of ``D``.
     read_by_output
         States whose value before the step the outputs of the step read.
     downstream
@@ -61,6 +97,7 @@ class HiddenGroup:
     shape: tuple[int, ...]
     transition: tuple[tuple[int, int], ...]
     cuts: tuple[tuple[Cut, ...], ...]
+    diagonals: tuple[tuple[Diagonal, ...], ...]
     read_by_output: tuple[int, ...]
     downstream: tuple[int, ...]
     delay_line: bool

@@ -183,13 +183,11 @@ class TraceMethod(Protocol):
     def boundary(self) -> Boundary:
         """What a marked weight is on the way back from a state.
 
-        ``'cut'``: the end. ``'diagonal'``: passed from each position to itself. ``'passed'``: a
-        plain weight; the gradient of a chunk is then reverse mode through the chunk and
-        `entry_gradient` of what arrives before it, the graph has a `WholeState`, and operands are
-        the parameters themselves. ``'closed'``: a plain weight within the step, but no way leads to
-        the states before it. The compiler takes all of them; steps are run for all but
-        ``'diagonal'`` (`check_method`), and a rule may add to its records what it keeps of a
-        weight.
+        ``'cut'``: the end. ``'diagonal'``: ``D`` has what one product, marked or plain, passes from
+        each position to itself. ``'passed'``: a plain weight; the gradient of a chunk is then
+        reverse mode through the chunk and `entry_gradient` of what arrives before it, the graph has
+        a `WholeState`, and operands are the parameters themselves. ``'closed'``: a plain weight
+        within the step, but no way leads to the states before it.
         """
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:

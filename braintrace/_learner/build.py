@@ -35,8 +35,8 @@ def compile(
     model
         A brainstate module; its ``update`` is one time step.
     algorithm
-        A class, or one of its ``names``, in any case: ``'d_rtrl'``, ``'es_d_rtrl'``, ``'pp_prop'``,
-        and those of your own subclasses of `ETraceAlgorithm`.
+        A class, or one of its ``names``, in any case: ``'d_rtrl'``, ``'es_d_rtrl'``, ``'snap'``
+        and so on, and those of your own subclasses of `ETraceAlgorithm`.
     *example_arguments
         Example arguments of ``update`` for one step; only structure, shapes and units matter.
     batch_size
