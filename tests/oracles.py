@@ -454,6 +454,35 @@ def es_d_rtrl_traces(case, steps, alpha):
     return history
 
 
+# --- OTTT ---------------------------------------------------------------------------------
+
+
+def dense_ottt(case, params, states, xs, targets, decay, step_weights=None):
+    """OTTT by its recursion over an input trace.
+
+    eps_x^t = decay eps_x^{t-1} + x^t
+    gradient = sum_t direct^t + signal^t . Df^t pulled back through y = op(eps_x^t, theta), and
+               late^t with the trace and Df of step t - 1 alike
+    """
+    steps = facts_of_steps(case, params, states, xs, targets)
+    traces = ottt_traces(case, steps, decay)
+    gradient = 0.0
+    for t, weight in enumerate(_ones(step_weights, xs)):
+        found = _es_d_rtrl_gradient(case, params, xs[t], steps[t], traces[t : t + 2])
+        gradient = gradient + weight * found
+    return _as_tree(params, gradient)
+
+
+def ottt_traces(case, steps, decay):
+    """(eps_x, Df) before the first step (all zero) and after every step."""
+    eps_x = jax.tree.map(np.zeros_like, steps[0]["x"])
+    history = [(eps_x, jax.tree.map(np.zeros_like, steps[0]["Df"]))]
+    for facts in steps:
+        eps_x = {op: decay * eps_x[op] + x for op, x in facts["x"].items()}
+        history.append((eps_x, facts["Df"]))
+    return history
+
+
 @compiled
 def _pull_back(case, params, states, x, signal, traces):
     """Gradient of theta, had every operation its input trace for an input."""
@@ -591,15 +620,21 @@ def _kept_rows(keep, value, start):
 # --- windows ------------------------------------------------------------------------------
 
 
-def dense_multi_step(case, params, states, xs, targets, window, alpha=None, snap=False):
+def dense_multi_step(case, params, states, xs, targets, window, alpha=None, decay=None, snap=False):
     """BPTT inside every window of steps, and a trace for all that lies before it.
 
     gradient = sum over windows of  dL/dtheta  +  dL/dh^0 . eps^0
 
-    with the traces of D-RTRL or SnAp-1, or with those of ES-D-RTRL where alpha is given.
+    with the traces of D-RTRL or SnAp-1, with those of ES-D-RTRL where alpha is given, or with
+    those of OTTT where decay is.
     """
     steps = facts_of_steps(case, params, states, xs, targets, snap)
-    traces = d_rtrl_traces(case, steps) if alpha is None else es_d_rtrl_traces(case, steps, alpha)
+    if alpha is not None:
+        traces = es_d_rtrl_traces(case, steps, alpha)
+    elif decay is not None:
+        traces = ottt_traces(case, steps, decay)
+    else:
+        traces = d_rtrl_traces(case, steps)
     gradient = 0.0
     for start in range(0, len(xs), window):
         part, before = slice(start, start + window), steps[start]["states"]
@@ -609,7 +644,7 @@ def dense_multi_step(case, params, states, xs, targets, window, alpha=None, snap
             group: np.stack([np.ravel(to_states[name]) for name in members])
             for group, members in case.groups.items()
         }
-        if alpha is None:
+        if alpha is None and decay is None:
             past = sum(_contract(signal[group], traces[start][group]) for group in case.groups)
         else:
             past = _pull_back(case, params, before, xs[start], signal, traces[start])

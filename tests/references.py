@@ -30,6 +30,7 @@ def _in_float64(oracle):
 bptt = _in_float64(oracles.bptt)
 dense_d_rtrl = _in_float64(oracles.dense_d_rtrl)
 dense_es_d_rtrl = _in_float64(oracles.dense_es_d_rtrl)
+dense_ottt = _in_float64(oracles.dense_ottt)
 dense_multi_step = _in_float64(oracles.dense_multi_step)
 dense_rtrl = _in_float64(oracles.dense_rtrl)
 dense_online = _in_float64(oracles.dense_online)

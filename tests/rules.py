@@ -36,6 +36,7 @@ OLDEST = [
 OTHERS = [
     Rule(braintrace.Immediate, oracles.immediate),
     Rule(braintrace.SnAp, functools.partial(oracles.dense_d_rtrl, snap=True)),
+    Rule(braintrace.OTTT, functools.partial(oracles.dense_ottt, decay=0.7), {"decay": 0.7}),
 ]
 
 RULES = {rule.name: rule for rule in OLDEST + OTHERS}

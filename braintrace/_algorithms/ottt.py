@@ -1,0 +1,217 @@
+r"""OTTT, online training through time: a filter of the input alone.
+
+.. math::
+
+    \epsilon_x^t = \lambda\, \epsilon_x^{t-1} + x^t, \qquad
+    \nabla w = \sum_t \Big( \sum_a l^t[p(u), a]\, D_f^t[u, a] \Big) \otimes \epsilon_x^t.
+
+What a state takes over from the step before is thus the same number for all states, positions and
+steps. Where an output reads a state as it was before the step, and before a window, the derivative
+of that state is :math:`D_f^{t-1} \otimes \epsilon_x^{t-1}`: its last :math:`D_f` is kept for that.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import brainstate
+import jax.numpy as jnp
+
+from .._arguments import DECAY, check_option
+from .._etrace_op import Arrays
+from .._executor.blocks import in_blocks
+from .._executor.direct import like
+from .._executor.filtered_products import ByGroup, at_entry, contract, contract_once, factors
+from .._executor.filters import of_active, outputs_of, specs_of_outputs, whole
+from .._executor.input_filters import check_filtered_inputs, specs_of_inputs, take_in
+from .._executor.layout import TraceSite
+from .._executor.products import PLAIN, SELECTING, products_of_gradient
+from .._executor.recursion import scan_records, signals
+from .._executor.zero import as_arrays, widened
+from .._graph import (
+    Boundary,
+    ETraceGraph,
+    HiddenParamOpRelation,
+    Record,
+    Records,
+    Signal,
+    Traces,
+    TraceSpecs,
+    Weights,
+)
+from .algorithm import ETraceAlgorithm
+
+
+@dataclasses.dataclass(frozen=True)
+class InputTraces:
+    """A filter of every operation's input.
+
+    Attributes
+    ----------
+    decay
+        ``λ`` of all of them.
+    """
+
+    decay: float
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "Df"})
+    boundary: ClassVar[Boundary] = "cut"
+
+    def carries(self, relation: HiddenParamOpRelation) -> bool:
+        """Tell that every relation has traces."""
+        return True
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Raise a `PrimitiveError` for an operation of which no input can be filtered."""
+        check_filtered_inputs(graph, "OTTT")
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return the filters, and the last ``Df`` of states that are read after their step."""
+
+        def read_later(site: TraceSite) -> Iterable[int]:
+            reached = site.influence.reached
+            return [a for a in reached if every_state or a in site.group.read_by_output]
+
+        return {self._key: specs_of_inputs(graph), "f": specs_of_outputs(graph, read_later)}
+
+    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
+        """Return the learning signals as they are."""
+        return signal
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after a recorded chunk."""
+
+        def step(kept: Arrays, now: Any) -> tuple[Arrays, None]:
+            return take_in(graph, self.decay, kept, *now)[1], None
+
+        before = as_arrays(traces)
+        recorded = records.x, records.restart
+        last, _ = scan_records(step, before[self._key], recorded, records.num_steps)
+        return self._after(graph, records, before, last)
+
+    def gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        records: Records,
+        signal: Signal,
+        before: Traces,
+        after: Traces | None = None,
+    ) -> tuple[Weights, Traces]:
+        """Return the gradient of a recorded chunk, and the traces after it."""
+        products, before = products_of_gradient(records), as_arrays(before)
+        by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
+        recorded = records.x, records.restart, _in_slots(graph, by_group), records.Df
+
+        def step(kept: Arrays, now: Any) -> tuple[Arrays, tuple[Arrays, Arrays]]:
+            x, restart, signal_now, Df = now
+            eps_x, kept = take_in(graph, self.decay, kept, x, restart)
+            return kept, (eps_x, factors(graph, signal_now, Df, products))
+
+        def run(start: Arrays, scan: Callable[..., Any]) -> tuple[Arrays, Weights]:
+            last, (eps_x, found) = scan(step, start, recorded)
+            return last, contract(graph, weights, eps_x, found, products)
+
+        last, gradients = in_blocks(run, before[self._key], weights, records.num_steps)
+        return like(weights, gradients), self._after(graph, records, before, last)
+
+    def entry_gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        mu: Signal,
+        traces: Traces,
+        zeros_select: bool = False,
+    ) -> Weights:
+        """Return the gradient that reaches the operands through the states before a window."""
+        traces, products = as_arrays(traces), SELECTING if zeros_select else PLAIN
+        dtype = jnp.result_type(*mu.values())
+        eps_x, Df = (widened(part, dtype) for part in (traces[self._key], traces["f"]))
+        signal = _in_slots(graph, at_entry(graph, mu))
+        return contract_once(graph, weights, eps_x, signal, whole(graph, Df), products)
+
+    @property
+    def _key(self) -> str:
+        """Name the filters, and with them their decay: others are not restored in their place."""
+        return f"x, decay={self.decay}"
+
+    def _after(
+        self, graph: ETraceGraph, records: Records, before: Traces, filters: Arrays
+    ) -> Traces:
+        """Return the traces after a chunk, of which the filters are known."""
+        last = of_active(graph, {key: records.Df[key][-1] for key in before["f"]})
+        Df = {key: last[key].astype(trace.dtype) for key, trace in before["f"].items()}
+        return {self._key: filters, "f": Df}
+
+
+def _in_slots(graph: ETraceGraph, signal: ByGroup) -> Arrays:
+    """Return signals in the layout of each operation's output, by the name of its trace."""
+    return {
+        key: site.to_slots(signal[site.group.index][a])
+        for key, (site, a) in outputs_of(graph).items()
+        if a in signal[site.group.index]
+    }
+
+
+class OTTT(ETraceAlgorithm):
+    r"""Online learning with a filter of the input, made for spiking networks.
+
+    One low-pass filter for every input of a marked operation is all that is carried, whatever the
+    number of units and states behind it: the least memory of the rules with a past. It stands for
+    the derivative of a leaky membrane, whose leak is ``decay``; what a reset, an adaptation or a
+    synapse changes in it is left out. Signals go through the layers of the same step. A bias, or
+    an element-wise weight, has no input to filter: its gradient is that of each step.
+
+    Parameters
+    ----------
+    model
+        See `ETraceAlgorithm`.
+    decay
+        ``λ`` of the filters, a float in ``[0, 1)``: as a rule, the leak of the membranes. At zero,
+        each step learns from itself alone, as with `Immediate`.
+    **options
+        ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``; see `ETraceAlgorithm`.
+
+    Raises
+    ------
+    OptionError
+        If ``decay`` is no such number.
+
+    References
+    ----------
+    .. [1] M. Xiao, Q. Meng, Z. Zhang, D. He, Z. Lin, "Online training through time for spiking
+       neural networks", NeurIPS 2022, arXiv:2210.04195.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> class Leaky(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.w = brainstate.ParamState(jnp.ones((2, 3)))
+    ...
+    ...     def init_state(self, batch_size=1):
+    ...         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+    ...
+    ...     def update(self, x):
+    ...         self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+    ...         return self.h.value
+    >>> xs = jnp.ones((3, 1, 2))
+    >>> learner = braintrace.compile(Leaky(), "ottt", xs[0], batch_size=1, decay=0.5)
+    >>> gradients = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), reduction="sum")
+    >>> float(gradients[("w",)][0, 0])
+    4.25
+    """
+
+    names = ("ottt",)
+
+    def __init__(self, model: brainstate.nn.Module, decay: float, **options: Any) -> None:
+        super().__init__(model, **options)
+        check_option("decay", decay, DECAY)
+        self.decay = float(decay)
+
+    @property
+    def method(self) -> InputTraces:
+        """Filters of inputs."""
+        return InputTraces(self.decay)

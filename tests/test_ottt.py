@@ -1,0 +1,271 @@
+"""OTTT by its recursion: that of the paper in NumPy, and that of the dense oracle."""
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import test_input_filter
+from assertions import assert_gradients_close, assert_gradients_differ
+from drivers import build_learner, catalogue_gradient, learnt_online, named, weights_of
+from operation_cases import BATCH, CASES, Diagonal, by_name, loss
+from ops_catalogue import restored_registries
+from steps import spike
+
+import braintrace
+from braintrace._executor import blocks
+
+DECAY, LEAK = 0.7, 0.8
+LENGTH, INPUTS, H, OUTPUTS = 8, 3, 6, 2
+RANDOM = np.random.default_rng(4)
+XS = RANDOM.normal(size=(LENGTH, BATCH, INPUTS))
+TARGETS = RANDOM.normal(size=(LENGTH, BATCH, OUTPUTS))
+WEIGHTS = {
+    "w": 1.5 * RANDOM.normal(size=(INPUTS, H)),
+    "b": 0.3 * RANDOM.normal(size=H),
+    "w_upper": RANDOM.normal(size=(H, H)),
+    "w_out": RANDOM.normal(size=(H, OUTPUTS)),
+}
+
+
+class Network(brainstate.nn.Module):
+    """Two layers of leaky integrate-and-fire neurons and a readout of spikes."""
+
+    def __init__(self):
+        super().__init__()
+        for name, value in WEIGHTS.items():
+            setattr(self, name, brainstate.ParamState(jnp.asarray(value, jnp.float32)))
+
+    def init_state(self, batch_size=None, **_):
+        self.V, self.U = (brainstate.HiddenState(jnp.zeros((batch_size, H))) for _ in range(2))
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value, self.b.value)
+        self.V.value = LEAK * (self.V.value - spike(self.V.value - 1)) + drive
+        upper = braintrace.matmul(spike(self.V.value - 1), self.w_upper.value)
+        self.U.value = LEAK * (self.U.value - spike(self.U.value - 1)) + upper
+        return spike(self.U.value - 1) @ self.w_out.value
+
+
+def step_loss(output, target):
+    return 0.5 * jnp.sum((output - target) ** 2)
+
+
+def paper(mask=None, resets=()):
+    """Gradients of every step: spatial errors by hand, times the traces of what came in."""
+    w, b, w_upper, w_out = (np.float32(value).astype(float) for value in WEIGHTS.values())
+    V = U = np.zeros((BATCH, H))
+    of_input, of_spikes = np.zeros((BATCH, INPUTS)), np.zeros((BATCH, H))
+    steps = []
+    for t, (x, target) in enumerate(zip(XS, TARGETS, strict=True)):
+        for step, sample in resets:
+            keep = np.where((np.arange(BATCH) == sample) & (step == t), 0, 1)[:, None]
+            V, U, of_input, of_spikes = (keep * a for a in (V, U, of_input, of_spikes))
+        V = LEAK * (V - (V >= 1)) + x @ w + b
+        spikes = (V >= 1).astype(float)
+        U = LEAK * (U - (U >= 1)) + spikes @ w_upper
+        upper_spikes = (U >= 1).astype(float)
+        of_input, of_spikes = DECAY * of_input + x, DECAY * of_spikes + spikes
+        error = (upper_spikes @ w_out - target) * (1 if mask is None else mask[t])
+        to_U = error @ w_out.T / (1 + 2 * np.abs(U - 1)) ** 2
+        to_V = to_U @ w_upper.T / (1 + 2 * np.abs(V - 1)) ** 2
+        steps.append(
+            {
+                "w": of_input.T @ to_V,
+                "b": to_V.sum(0),
+                "w_upper": of_spikes.T @ to_U,
+                "w_out": upper_spikes.T @ error,
+            }
+        )
+    return steps
+
+
+def summed(steps):
+    return jax.tree.map(lambda *leaves: sum(leaves), *steps)
+
+
+def test_the_network_of_the_paper_with_every_driver():
+    xs, targets = jnp.asarray(XS, jnp.float32), jnp.asarray(TARGETS, jnp.float32)
+    learner = braintrace.compile(Network(), "ottt", xs[0], batch_size=BATCH, decay=DECAY)
+
+    def step_fn(x, target):
+        return step_loss(learner(x), target)
+
+    def gradient(first=0, **options):
+        found = learner.etrace_grad(
+            xs[first:], targets[first:], step_fn=step_fn, reduction="sum", **options
+        )
+        return named(found)
+
+    resets, mask = ((3, 0), (5, 1)), np.float32([1, 0, 2, 1, 0.5, 1, 0, 1])
+    flags = np.zeros((LENGTH, BATCH), bool)
+    flags[tuple(zip(*resets, strict=True))] = True
+    for chunk_size, options in ((3, {}), (LENGTH, {"mask": mask}), (2, {"reset": flags})):
+        learner.reset_state()
+        expected = summed(paper(options.get("mask"), resets if "reset" in options else ()))
+        found = gradient(chunk_size=chunk_size, **options)
+        assert_gradients_close(found, expected, 1e-5, f"chunks of {chunk_size}")
+    steps = paper()
+    learner.reset_state()
+    learner.etrace_evolve(xs[:4])
+    assert_gradients_close(gradient(first=4), summed(steps[4:]), 1e-5, "after steps without a loss")
+    learner.reset_state()
+    own = brainstate.transform.grad(step_fn, weights_of(learner.algorithm.model))
+    for x, target, expected in zip(xs[:2], targets[:2], steps, strict=False):
+        assert_gradients_close(named(own(x, target)), expected, 1e-5, "a gradient of one's own")
+
+
+@pytest.mark.parametrize(
+    ("name", "style"),
+    [
+        ("alif_late_threshold", "batch axis"),
+        ("lstm_fused", "mapped"),
+        ("gru", "batch axis"),
+        ("rotation", "mapped"),
+        ("leaky_with_bypass", "batch axis"),
+        pytest.param("two_layers", "mapped", marks=pytest.mark.nightly),
+        pytest.param("synapse", "batch axis", marks=pytest.mark.nightly),
+        pytest.param("independent_rnn", "mapped", marks=pytest.mark.nightly),
+    ],
+)
+def test_chunks_equal_the_dense_oracle(name, style):
+    case = cases.BY_NAME[name]
+    expected = references.dense_ottt(case, decay=DECAY)
+    for chunk_size in (2, references.LENGTH):
+        found = catalogue_gradient(case, "ottt", style, chunk_size=chunk_size)
+        assert_gradients_close(found, expected, 1e-5, f"{name}, chunks of {chunk_size}")
+    assert_gradients_differ(found, references.dense_d_rtrl(case), 1e-3, name)
+
+
+def test_a_stream_that_descends_equals_single_steps():
+    """The traces go on with what they have from older parameters."""
+    case = cases.BY_NAME["alif_late_threshold"]
+    found, _ = learnt_online(build_learner(case, "ottt"), case, 0.1)
+    learner = build_learner(case, "ottt")
+    weights = weights_of(learner.algorithm.model)
+    own = brainstate.transform.grad(lambda x, y: case.loss(learner(x), y), weights)
+    for x, target in zip(*case.sequences(2, 6), strict=True):
+        for path, gradient in own(x, target).items():
+            weights[path].value = weights[path].value - 0.1 * gradient
+    expected = named({path: weight.value for path, weight in weights.items()})
+    assert_gradients_close(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["gru", "alif_late_threshold"])
+def test_windows_and_what_lies_before_them(name):
+    case = cases.BY_NAME[name]
+    for window in (2, 3):
+        found = catalogue_gradient(case, "ottt", vjp_method="multi-step", chunk_size=window)
+        expected = references.dense_multi_step(case, window=window, decay=DECAY)
+        assert_gradients_close(found, expected, 1e-5, f"{name}, windows of {window}")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=[pytest.mark.nightly] if i % 2 else [])
+        for i, case in enumerate(CASES)
+    ],
+)
+def test_every_operation(case):
+    """In blocks of steps, as large chunks are added up."""
+    learner = braintrace.compile(
+        Diagonal(case), "ottt", case.inputs[0], batch_size=BATCH, decay=DECAY
+    )
+    found = by_name(
+        learner.etrace_grad(
+            case.inputs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=3
+        )
+    )
+
+    def recursion(parameters):
+        h, eps_x = jnp.zeros((BATCH, *case.hidden)), jnp.zeros(case.inputs.shape[1:])
+        total = jax.tree.map(jnp.zeros_like, parameters)
+        for x in case.inputs:
+            y = case.plain(x, parameters)
+            h, eps_x = LEAK * h + jnp.tanh(y), DECAY * eps_x + x
+            _, pull_back = jax.vjp(lambda p, x=eps_x: case.plain(x, p), parameters)
+            factor = jax.grad(loss)(h) * (1 - jnp.tanh(y) ** 2)
+            total = jax.tree.map(jnp.add, total, pull_back(factor)[0])
+        return total
+
+    assert_gradients_close(found, jax.jit(recursion)(case.parameters), 1e-5, case.name)
+
+
+def test_blocks_within_a_chunk_change_nothing(monkeypatch):
+    expected = catalogue_gradient(cases.BY_NAME["lstm_fused"], "ottt", chunk_size=6)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(blocks, "SHORTEST_BLOCK", 4)
+    learner = build_learner(cases.BY_NAME["lstm_fused"], "ottt")
+    case = cases.BY_NAME["lstm_fused"]
+    found = named(
+        learner.etrace_grad(
+            *case.sequences(2, 6),
+            step_fn=lambda x, y: case.loss(learner(x), y),
+            reduction="sum",
+            chunk_size=6,
+        )
+    )
+    assert_gradients_close(found, expected, 1e-5)
+
+
+def test_an_operation_says_what_is_filtered_of_its_input():
+    """Counts of looked-up rows; an operation that does not say is refused."""
+    case = test_input_filter.CASES[1]
+    xs = jnp.asarray(case.xs)
+
+    def compiled(input_filter):
+        model = test_input_filter.Leaky(case.operation(input_filter))
+        size = test_input_filter.BATCH
+        return braintrace.compile(model, "ottt", xs[0], batch_size=size, decay=DECAY)
+
+    with restored_registries():
+        learner = compiled(case.input_filter)
+        found = learner.etrace_grad(
+            xs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=3
+        )
+    with restored_registries(), pytest.raises(braintrace.PrimitiveError, match="OTTT filters"):
+        compiled(None)
+    weight, bias = np.float32(test_input_filter.WEIGHT), np.float32(test_input_filter.BIAS)
+    h, eps_x, total, of_bias = np.zeros((3, 4)), np.zeros((3, 5)), 0.0, 0.0
+    for phi in case.filtered:
+        y = phi @ weight + bias
+        h, eps_x = LEAK * h + np.tanh(y), DECAY * eps_x + phi
+        factor = np.asarray(jax.grad(loss)(h)) * (1 - np.tanh(y) ** 2)
+        total, of_bias = total + eps_x.T @ factor, of_bias + factor.sum(0)
+    assert_gradients_close(by_name(found), {"weight": total, "bias": of_bias}, 1e-5)
+
+
+def test_traces_are_filters_of_inputs_and_what_is_read_late():
+    adaptive = cases.BY_NAME["alif"]
+    traces = build_learner(adaptive, "ottt").algorithm.traces.value
+    shapes = jax.tree.map(jnp.shape, traces)
+    assert shapes == {f"x, decay={DECAY}": {"w_in@mm0": (2, cases.INPUTS)}, "f": {}}
+    late = build_learner(cases.BY_NAME["alif_late_threshold"], "ottt").algorithm.traces.value
+    assert {key: trace.shape for key, trace in late["f"].items()} == {
+        "w_in@mm0>a": (2, cases.HIDDEN)
+    }
+    report = build_learner(adaptive, "ottt", trace_dtype=jnp.bfloat16).report()
+    assert (report.stored_bytes, report.carried_bytes) == (24, 12)
+
+
+def test_traces_of_another_decay_are_refused():
+    case = cases.BY_NAME["two_layers"]
+    own, other = (build_learner(case, "ottt", decay=decay) for decay in (0.7, 0.9))
+    with pytest.raises(braintrace.ShapeError, match=r"made with decay=0.9; .* has decay=0.7") as e:
+        own.algorithm.traces.value = other.algorithm.traces.value
+    assert str(e.value).count("decay=0.9") == 1
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.1, 1, "0.5", None, float("nan")])
+def test_a_decay_is_a_float_below_one(decay):
+    with pytest.raises(braintrace.OptionError, match=r"`decay` is .*a float in \[0, 1\)"):
+        build_learner(cases.BY_NAME["leaky"], "ottt", decay=decay)
+
+
+def test_there_is_no_decay_by_default():
+    model, x = cases.BY_NAME["leaky"].build(), jnp.ones((2, cases.INPUTS))
+    with pytest.raises(braintrace.OptionError, match="'decay'"):
+        braintrace.compile(model, "ottt", x, batch_size=2)
