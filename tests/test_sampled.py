@@ -49,7 +49,8 @@ def summed(x, f, sparse_mat=PATTERN):
 def small_blocks(monkeypatch):
     """Let parts, pieces and blocks have remainders, and small matrices count as wide ones."""
     monkeypatch.setattr(sampled, "WIDE", INPUTS)
-    monkeypatch.setattr(sparse_pattern, "BLOCK", 9)
+    monkeypatch.setattr(sparse_pattern, "FEWEST_NEAR", 9)
+    monkeypatch.setattr(sparse_pattern, "NEAR_PER_LINE", 1)
     monkeypatch.setattr(sampled, "ROWS_AT_ONCE", 5)
     monkeypatch.setattr(sampled, "PIECE", 2)
     monkeypatch.setattr(sampled, "TERMS_AT_ONCE", 10)
@@ -64,6 +65,7 @@ def small_blocks(monkeypatch):
 def test_sums_of_parts_and_blocks(wide, piece, lead, monkeypatch):
     monkeypatch.setattr(sampled, "WIDE", wide)
     monkeypatch.setattr(sampled, "PIECE", piece)
+    monkeypatch.setattr(sampled, "MANY_ROWS", 10 if piece == 16 else 2**8)
     x, f = factors(*lead)
     found = summed(x, f)
     np.testing.assert_allclose(found, by_definition(x, f), rtol=1e-4, atol=1e-5)
@@ -76,8 +78,8 @@ def test_blocks_are_sorted_by_the_index_that_is_scattered(by):
     rows, columns, at = pattern(places).by_block
     np.testing.assert_array_equal(np.stack([rows, columns], 1)[at], places)
     scattered = (columns, rows)[by]
-    for start in range(0, ENTRIES, sparse_pattern.BLOCK):
-        assert np.all(np.diff(scattered[start : start + sparse_pattern.BLOCK]) >= 0)
+    for start in range(0, ENTRIES, sparse_pattern.FEWEST_NEAR):
+        assert np.all(np.diff(scattered[start : start + sparse_pattern.FEWEST_NEAR]) >= 0)
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -13,9 +13,10 @@ import numpy as np
 from .._errors import DtypeError, ShapeError
 from .._jax import is_tracer
 
-BLOCK = 2**18
-"""Entries near each other: what they read of one factor fits a cache, and they pass by the other
-one in its order. It was best of powers of two with 10^5 columns and 10^7 entries."""
+FEWEST_NEAR, NEAR_PER_LINE = 2**16, 2.5
+"""Entries near each other, at least and for each column (or row) that they scatter: what they read
+of one factor fits a cache, and they pass by the other one in its order. With 10^4 columns 2^16
+were best of powers of two, with 10^5 columns 2^18."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,8 +61,9 @@ class SparsePattern:
         They are sorted by the index that the order of the entries scatters.
         """
         scattered = self.rows if self.columns_are_sorted else self.columns
-        starts = range(0, self.nnz, BLOCK)
-        sorted_blocks = (np.argsort(scattered[start : start + BLOCK]) + start for start in starts)
+        size = max(FEWEST_NEAR, int(NEAR_PER_LINE * max(self.shape)))
+        starts = range(0, self.nnz, size)
+        sorted_blocks = (np.argsort(scattered[start : start + size]) + start for start in starts)
         order = np.concatenate([*sorted_blocks]).astype(np.int32)
         places = np.empty_like(order)
         places[order] = np.arange(self.nnz, dtype=np.int32)
