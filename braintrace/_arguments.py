@@ -75,6 +75,7 @@ DECAY = Kind(
     "a float in [0, 1)",
     lambda value: isinstance(value, (float, np.floating)) and bool(0.0 <= value < 1.0),
 )
+SEED = Kind("an integer from 0 to 2**32 - 1", lambda v: is_integer(v) and 0 <= v < 2**32)
 BATCH_SIZE = POSITIVE.or_else(None)
 FUNCTION = Kind("a function", callable)
 FLOATING = Kind("a floating-point dtype such as `jnp.bfloat16`", _is_floating)

@@ -212,6 +212,13 @@ COMPILE = {
     "vjp_method": ("`vjp_method` 'no-step'", lambda b: compiled(vjp_method="no-step")),
     "vjp_method, list": ("`vjp_method`", lambda b: compiled(vjp_method=["single-step"])),
     **{
+        f"seed {value!r}": (
+            f"`seed` {value!r}",
+            lambda b, value=value: compiled(None, "uoro", seed=value),
+        )
+        for value in (-1, 1.0, True, 2**32, None)
+    },
+    **{
         f"decay_or_rank {value!r}": (
             f"`decay_or_rank` {value!r}",
             lambda b, value=value: compiled(None, "es_d_rtrl", decay_or_rank=value),

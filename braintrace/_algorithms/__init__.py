@@ -14,3 +14,4 @@ from .rflo import RFLO as RFLO
 from .rtrl import RTRL as RTRL
 from .snap import SnAp as SnAp
 from .three_factor import three_factor_loss as three_factor_loss
+from .uoro import UORO as UORO

@@ -13,6 +13,7 @@ from .param_dim import ParameterTraces as ParameterTraces
 from .probed_step import Probes as Probes
 from .probed_step import hold_old_states as hold_old_states
 from .probed_step import zero_probes as zero_probes
+from .rank_one import RankOneTraces as RankOneTraces
 from .restart import over_first_axis as over_first_axis
 from .restart import restarted as restarted
 from .restart import restarted_probes as restarted_probes

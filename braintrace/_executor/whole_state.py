@@ -147,6 +147,21 @@ def pulled_back(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> Pull
     return PulledStep(before, dict(zip(places, found, strict=True)), x)
 
 
+def pushed_forward(graph: ETraceGraph, inputs: Inputs, tangents: ByState) -> ByState:
+    """Push tangents of the states before a step forward to the new states.
+
+    It is the transpose of pulling back: what has a backward rule alone has this as well.
+    """
+    whole = whole_of(graph)
+
+    def pulled(cotangents: ByState) -> ByState:
+        return [value[0] for value in pulled_back(graph, inputs, cotangents).old]
+
+    zeros = [jnp.zeros((1, *leaf.shape), leaf.dtype) for leaf in whole.leaves]
+    (pushed,) = jax.vjp(pulled, zeros)[1](tangents)
+    return [value[0] for value in pushed]
+
+
 def places_of(graph: ETraceGraph, use: ParameterUse) -> Iterator[Place]:
     """Yield the places at which cotangents of a use are taken."""
     if use.equation is None:

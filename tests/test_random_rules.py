@@ -1,0 +1,370 @@
+"""UORO and KF-RTRL: the numbers of their recursions by every driver, and RTRL in the mean."""
+
+import dataclasses
+import functools
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import random_oracles
+import references
+from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
+from drivers import build_learner, named, sequence_gradient, snapshot, weights_of
+
+import braintrace
+from braintrace._executor.random_signs import key_of_step, signs
+
+LENGTH, BATCH, SEED = 6, 2, 3
+MASK = np.array([1, 0, 2, 0.5, 1, 0])
+ALL_AT_3 = np.arange(LENGTH) == 3
+SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
+
+
+def learner_of(name, algorithm, style="batch axis", dtype=np.float64, **options):
+    case = cases.BY_NAME[name]
+    # What is cut under other rules costs these nothing: they warn of nothing.
+    case = dataclasses.replace(case, costs_accuracy=False)
+    return build_learner(case, algorithm, style, BATCH, dtype=dtype, seed=SEED, **options)
+
+
+def drawn(learner, shape, start=0, length=LENGTH, stream=None):
+    """The signs of some steps."""
+    traces = learner.algorithm.zero_traces() if stream is None else stream
+    steps = [{"key": traces["key"], "draws": jnp.uint32(start + t)} for t in range(length)]
+    return np.stack([signs(key_of_step(s, jnp.zeros(1)), shape, np.float64) for s in steps])
+
+
+def signs_of(learner, **options):
+    """Those of UORO, in the order of the oracle."""
+    whole = learner.graph.whole
+    found = drawn(learner, (whole.samples, whole.size), **options)
+    names = [leaf.name.replace("/", ".") for leaf in whole.leaves]
+    parts = dict(zip(names, np.split(found, np.cumsum(whole.sizes)[:-1], axis=2), strict=True))
+    return np.concatenate([parts[name] for name in sorted(parts)], axis=2)
+
+
+def expected(name, learner, batch=BATCH, **options):
+    arguments = references.arguments(cases.BY_NAME[name], batch, LENGTH)
+    return random_oracles.uoro(cases.BY_NAME[name], *arguments, signs_of(learner), **options)
+
+
+def data(name, dtype=np.float64):
+    return cases.BY_NAME[name].sequences(BATCH, LENGTH, dtype)
+
+
+def rewound(learner, draws=0):
+    """Let a learner draw what it drew before."""
+    traces = learner.algorithm.traces
+    traces.value = {**traces.value, "draws": jnp.uint32(draws)}
+
+
+RUNS = [
+    ("gru", "batch axis", {}),
+    ("lstm_fused", "mapped", {"chunk_size": 4}),
+    ("alif_late_threshold", "batch axis", {"resets": SOME, "step_weights": MASK}),
+    ("leaky_pair_with_tied_weight", "mapped", {"resets": ALL_AT_3}),
+    ("learnt_leak", "batch axis", {"step_weights": MASK, "chunk_size": 1}),
+    pytest.param("two_layers", "mapped", {"resets": SOME}, marks=pytest.mark.nightly),
+    pytest.param("layer_norm_rnn", "batch axis", {}, marks=pytest.mark.nightly),
+    pytest.param("leaky_with_masked_weight", "mapped", {}, marks=pytest.mark.nightly),
+    pytest.param("rotation", "batch axis", {"resets": ALL_AT_3}, marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("name", "style", "options"), RUNS)
+def test_the_gradient_of_a_sequence(name, style, options):
+    options = dict(options)
+    chunks = {"chunk_size": options.pop("chunk_size", "auto")}
+    learner = learner_of(name, "uoro", style)
+    call = {"reset": options.get("resets"), "mask": options.get("step_weights")}
+    found = sequence_gradient(learner, cases.BY_NAME[name], *data(name), **call, **chunks)
+    assert_gradients_close(found, expected(name, learner, **options), 1e-10, name)
+
+
+@pytest.mark.usefixtures("float64")
+def test_every_driver_goes_on_where_another_has_stopped():
+    name = "tanh_rnn"
+    case, (xs, targets) = cases.BY_NAME[name], data(name)
+    learner = learner_of(name, "uoro")
+    wanted = expected(name, learner)
+    gradient = brainstate.transform.jit(
+        brainstate.transform.grad(
+            lambda x, target: case.loss(learner(x), target), weights_of(learner.algorithm.model)
+        )
+    )
+    pure = learner.functional()
+
+    def stream(part):
+        kept = []
+        learner.etrace_online(
+            xs[part],
+            targets[part],
+            step_fn=lambda x, target: case.loss(learner(x), target),
+            update_fn=lambda gradients: jax.debug.callback(kept.append, gradients),
+        )
+        jax.effects_barrier()
+        return [named(found) for found in kept]
+
+    def functional(part):
+        state, found = pure.grad(
+            pure.state(),
+            xs[part],
+            targets[part],
+            step_fn=lambda x, target: case.loss(learner(x), target),
+            reduction="sum",
+        )
+        pure.restore(state)
+        return [named(found)]
+
+    found = [
+        sequence_gradient(learner, case, xs[:2], targets[:2]),
+        *(named(gradient(xs[2], targets[2])),),
+        *stream(slice(3, 5)),
+        *functional(slice(5, 6)),
+    ]
+    total = jax.tree.map(lambda *leaves: sum(leaves), *found)
+    assert_gradients_close(total, wanted, 1e-10)
+    after = snapshot(learner)
+    learner.reset_state(BATCH)
+    rewound(learner)
+    learner.etrace_evolve(xs[:4])
+    found = sequence_gradient(learner, case, xs[4:], targets[4:])
+    late = expected(name, learner, step_weights=np.arange(LENGTH) >= 4)
+    assert_gradients_close(found, late, 1e-10)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), snapshot(learner), after)
+
+
+@pytest.mark.usefixtures("float64")
+def test_parameters_that_change_at_every_step():
+    name = "leaky_rnn"
+    case, (xs, targets) = cases.BY_NAME[name], data(name)
+    learner = learner_of(name, "uoro")
+    weights = weights_of(learner.algorithm.model)
+
+    def descend(gradients):
+        for path, weight in weights.items():
+            weight.value = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
+
+    learner.etrace_online(
+        xs,
+        targets,
+        step_fn=lambda x, target: case.loss(learner(x), target),
+        update_fn=descend,
+        reset=SOME,
+    )
+    found = named({path: weight.value for path, weight in weights.items()})
+    assert_gradients_close(found, expected(name, learner, resets=SOME, rate=0.1), 1e-10)
+    assert_gradients_differ(found, case.params(), 1e-3)
+
+
+# --- the mean and the variance of many draws ------------------------------------------------------
+
+DRAWS = [
+    pytest.param(2_000, id="2,000 draws"),
+    pytest.param(20_000, id="20,000 draws", marks=pytest.mark.nightly),
+]
+RANDOM = ["uoro"]
+
+
+@functools.cache
+def of_keys(name, algorithm):
+    """Gradients by parameter, for many keys at once, of a loss with weights for the samples."""
+    learner = learner_of(name, algorithm)
+    pure, case = learner.functional(), cases.BY_NAME[name]
+    start, (xs, targets) = pure.state(), data(name)
+
+    def of_key(key, weights):
+        state = dataclasses.replace(start, traces={**start.traces, "key": key})
+
+        def step_fn(x, target):
+            return (jax.vmap(case.loss)(learner(x), target) * weights).mean()
+
+        return pure.grad(state, xs, targets, step_fn=step_fn, reduction="sum")[1]
+
+    return jax.jit(jax.vmap(of_key, in_axes=(0, None)))
+
+
+@functools.cache
+def estimates(name, algorithm, draws, weights=(1.0, 1.0)):
+    keys = jax.random.key_data(jax.random.split(jax.random.key(1), draws))
+    return named(jax.device_get(of_keys(name, algorithm)(keys, jnp.array(weights))))
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("draws", DRAWS)
+@pytest.mark.parametrize("name", ["tanh_rnn", "gru", "alif_late_threshold"])
+@pytest.mark.parametrize("algorithm", RANDOM)
+def test_the_mean_is_the_gradient_of_rtrl(algorithm, name, draws):
+    exact = jax.tree.leaves(references.bptt(cases.BY_NAME[name], BATCH, LENGTH))
+    found = jax.tree.leaves(estimates(name, algorithm, draws))
+    noise = 0.0
+    for wanted, each in zip(exact, found, strict=True):
+        error = np.abs(each.mean(0) - wanted)
+        deviation = each.std(0, ddof=1)
+        assert np.all(error <= 4 * deviation / np.sqrt(draws) + 1e-10 * np.abs(wanted).max())
+        noise = noise + deviation.sum()
+    assert noise > 0
+
+
+def noise_of(found):
+    """Deviations from the mean, (draws, entries)."""
+    leaves = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(found)]
+    return np.concatenate([leaf - leaf.mean(0) for leaf in leaves], axis=1)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("algorithm", RANDOM)
+def test_samples_draw_apart(algorithm):
+    """The noise of both adds up like that of independent draws."""
+    both, *each = (
+        noise_of(estimates("tanh_rnn", algorithm, 2_000, weights))
+        for weights in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
+    )
+    first, second = each
+    np.testing.assert_allclose(both, first + second, atol=1e-9)
+    together = (first * second).sum(1).mean() / np.sqrt((first**2).sum(1).mean())
+    assert abs(together) < 0.1 * np.sqrt((second**2).sum(1).mean())
+
+
+# --- the random stream ----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_seed_says_what_is_drawn():
+    """With the key, all is as it was: see the mean over keys."""
+    case = cases.BY_NAME["leaky"]
+    x = data("leaky", np.float32)[0][0]
+    learners = [
+        braintrace.compile(case.build(), "uoro", x, batch_size=BATCH, seed=seed)
+        for seed in (5, 5, 6)
+    ]
+    first, same, other = (drawn(learner, (BATCH, 50)) for learner in learners)
+    np.testing.assert_array_equal(first, same)
+    rows = np.concatenate([first, other]).reshape(-1, 50)
+    assert len(np.unique(rows, axis=0)) == 2 * LENGTH * BATCH
+    assert set(np.unique(rows)) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize("algorithm", RANDOM)
+def test_a_reset_is_a_fresh_start_whatever_there_was(algorithm):
+    """But for the random stream, which goes on: the next sequence has noise of its own."""
+    case, (xs, targets) = cases.BY_NAME["alif"], data("alif", np.float32)
+    learner = learner_of("alif", algorithm, dtype=np.float32)
+    flags = np.zeros((LENGTH, BATCH), bool)
+    first = sequence_gradient(learner, case, xs, targets, reset=flags)
+    learner.reset_state()
+    start = snapshot(learner)
+    again = sequence_gradient(learner, case, xs, targets, reset=flags)
+    assert_gradients_differ(again, first, 1e-2)
+    assert int(learner.algorithm.traces.value["draws"]) == 2 * LENGTH
+    flags[0] = True
+    spoiled = jax.tree.map(
+        lambda leaf: leaf * np.nan if leaf.dtype == np.float32 else leaf,
+        learner.algorithm.traces.value,
+    )
+    learner.algorithm.traces.value = spoiled
+    rewound(learner)
+    again = sequence_gradient(learner, case, xs, targets, reset=flags)
+    assert_gradients_close(again, first, 1e-5)
+    learner.algorithm.traces.value = spoiled
+    learner.reset_state(where=np.ones(BATCH, bool))
+    rewound(learner, LENGTH)
+    assert_same_bits(snapshot(learner), start)
+
+
+class OneSample(brainstate.nn.Module):
+    """A recurrent layer of one sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.eye(4) / 2)
+
+    def init_state(self, **_):
+        self.h = brainstate.HiddenState(jnp.ones(4))
+
+    def update(self, x):
+        self.h.value = jnp.tanh(x + braintrace.matmul(self.h.value, self.w.value))
+        return self.h.value
+
+
+@pytest.mark.parametrize("algorithm", RANDOM)
+def test_lanes_of_somebody_elses_map_draw_apart(algorithm):
+    """Also of a map in a map; lanes with keys of their own draw from these."""
+    model, lanes = OneSample(), 3
+    instance = braintrace.compile(OneSample(), algorithm, jnp.ones(4)).algorithm
+    instance = type(instance)(model)
+
+    def initialise(x):
+        brainstate.nn.init_all_states(model)
+        instance.compile_graph(x)
+
+    x = jnp.ones((2, lanes, 4))
+    for size, tag in ((lanes, "inner"), (2, "outer")):
+        options = {"axis_size": size, "state_tag": tag}
+        initialise = brainstate.transform.vmap_new_states(initialise, **options)
+    initialise(x)
+    run = brainstate.nn.Vmap(instance, vmap_states="inner")
+    run = brainstate.nn.Vmap(run, vmap_states="outer")
+    for _ in range(3):
+        run(x)
+    noise = jax.tree.leaves(instance.traces.value)[-1]
+    rows = np.asarray(noise, np.float64).reshape(2 * lanes, -1)
+    assert len(np.unique(rows.round(5), axis=0)) == 2 * lanes
+
+
+def test_learners_that_are_mapped_draw_from_keys_of_their_own():
+    """Each as if it were alone; and apart where the map has given all of them one key."""
+    learner = learner_of("tanh_rnn", "uoro", dtype=np.float32)
+    case, (xs, targets) = cases.BY_NAME["tanh_rnn"], data("tanh_rnn", np.float32)
+    pure = learner.functional()
+    start = pure.state()
+
+    def of_key(key, scale=1.0):
+        state = dataclasses.replace(start, traces={**start.traces, "key": key})
+        options = {"step_fn": lambda x, y: case.loss(learner(x), y), "reduction": "sum"}
+        return named(pure.grad(state, scale * xs, targets, **options)[1])
+
+    keys = jax.random.key_data(jax.random.split(jax.random.key(1), 2))
+    mapped = jax.vmap(of_key)(keys)
+    for lane in range(2):
+        own = jax.tree.map(lambda leaf, lane=lane: leaf[lane], mapped)
+        assert_gradients_close(own, of_key(keys[lane]), 1e-5)
+    same = jax.vmap(of_key, in_axes=(None, 0))(keys[0], jnp.ones(2))
+    assert_gradients_differ(
+        *(jax.tree.map(lambda leaf, lane=lane: leaf[lane], same) for lane in range(2)), 1e-2
+    )
+
+
+# --- what is carried ------------------------------------------------------------------------------
+
+
+def test_what_is_carried_is_reported_in_its_dtype():
+    case = cases.BY_NAME["gru"]
+    learner = learner_of("gru", "uoro", dtype=np.float32, trace_dtype=jnp.bfloat16)
+    size = sum(np.size(w) for name, w in case.params().items() if name != "w_out")
+    traces = learner.algorithm.traces.value
+    assert {leaf.dtype for leaf in jax.tree.leaves((traces["s"], traces["t"]))} == {
+        np.dtype(jnp.bfloat16)
+    }
+    report = learner.report()
+    assert report.carried_bytes == 2 * BATCH * (4 + size) + 8 + 4
+    assert report.stored_bytes == 4 * BATCH * (4 + size) + 8 + 4
+    found = sequence_gradient(learner, case, *data("gru", np.float32))
+    exact = learner_of("gru", "uoro", dtype=np.float32)
+    assert_gradients_close(found, sequence_gradient(exact, case, *data("gru", np.float32)), 0.05)
+
+
+@pytest.mark.parametrize("algorithm", RANDOM)
+def test_norms_that_are_zero_make_no_numbers_that_are_none(algorithm):
+    """Silent inputs, states and weights: every factor is zero at first, and some for ever."""
+    case = cases.BY_NAME["tanh_rnn"]
+    learner = learner_of("tanh_rnn", algorithm, dtype=np.float32)
+    for state in learner.algorithm.model.states().values():
+        state.value = jax.tree.map(jnp.zeros_like, state.value)
+    xs, targets = data("tanh_rnn", np.float32)
+    found = sequence_gradient(learner, case, 0 * xs, targets)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((found, snapshot(learner))))
