@@ -17,6 +17,7 @@ from .questions import (
     streaming,
     trace_bytes,
     trace_dtype,
+    whole_state,
 )
 
 QUESTIONS = {
@@ -24,6 +25,7 @@ QUESTIONS = {
     for module in (
         sequence,
         stacks,
+        whole_state,
         sparse_nets,
         operations,
         streaming,

@@ -82,6 +82,7 @@ class StackTask:
         if key not in self._expected:
             gradient = {
                 "bptt": stack_oracles.bptt(self.stack),
+                "rtrl": stack_oracles.bptt(self.stack),
                 "d_rtrl": stack_oracles.d_rtrl(self.stack),
                 "es_d_rtrl": stack_oracles.es_d_rtrl(self.stack, ALPHA),
             }[algorithm]

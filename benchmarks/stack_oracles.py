@@ -13,6 +13,7 @@ comes last, the traces not zero where it begins.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -89,6 +90,72 @@ def d_rtrl(stack: Layers) -> Callable[..., Any]:
         return {path: found[path[1] if path[0] == "layers" else 0][path] for path in parameters}
 
     return gradients
+
+
+def rtrl_step_by_step(stack: Layers) -> Callable[..., Any]:
+    r"""Return ``(parameters, xs, targets, mask) -> gradients`` of one layer by RTRL's recursion.
+
+    :math:`\epsilon^t = J^t \epsilon^{t-1} + \partial S^t / \partial w` for each sample, as one
+    writes it with ``jax.jacrev`` and ``jax.vmap``.
+    """
+
+    def gradients(parameters: Parameters, xs: Any, targets: Any, mask: Any) -> Any:
+        start = stack.start(xs.shape[1], xs.dtype)[0]
+        own = stack.weights(parameters, 0)
+
+        def new(weights: Arrays, state: Any, x: Any) -> Any:
+            old = {name: value[None] for name, value in state.items()}
+            cell = stack.equations
+            found = cell.cell(old, cell.drive(PlainOps(), weights, old, x[None]))
+            return {name: value[0] for name, value in found.items()}
+
+        def loss(parameters: Parameters, state: Arrays, x: Any, target: Any) -> Any:
+            output = stack.equations.output(stack.weights(parameters, 0), state, x)
+            return squared_error(readout(parameters, output), target)
+
+        @functools.partial(jax.vmap, in_axes=(0, 0, 0))
+        def moved_on(state: Arrays, traces: Any, x: Any) -> Any:
+            F, J = jax.jacrev(new, (0, 1))(own, state, x)
+            carried = {
+                q: jax.tree.map(
+                    lambda *terms: sum(terms),
+                    F[q],
+                    *(jax.tree.map(lambda eps, J=J[q][r]: _product(J, eps), traces[r]) for r in J),
+                )
+                for q in J
+            }
+            return new(own, state, x), carried
+
+        def step(carry: Any, now: Any) -> Any:
+            states, traces, total = carry
+            x, target, weight = now
+            states, traces = moved_on(states, traces, x)
+            direct, signal = jax.grad(loss, (0, 1))(parameters, states, x, target)
+            found = [
+                jax.tree.map(
+                    lambda eps, s=signal[q]: jnp.einsum("bq,bq...->...", s, eps), traces[q]
+                )
+                for q in signal
+            ]
+            of_layer = jax.tree.map(lambda *terms: sum(terms), *found)
+            total = _add(total, direct, weight)
+            total = _add(total, {("layers", 0, k): g for k, g in of_layer.items()}, weight)
+            return (states, traces, total), None
+
+        def zeros(state: Any) -> Any:
+            return jax.tree.map(lambda w: jnp.zeros((*state.shape, *w.shape), w.dtype), own)
+
+        start_of_traces = {name: zeros(value) for name, value in start.items()}
+        zero = jax.tree.map(jnp.zeros_like, dict(parameters))
+        carry = (start, start_of_traces, zero)
+        total = jax.lax.scan(step, carry, (xs, targets, mask))[0][-1]
+        return jax.tree.map(lambda value: value / jnp.sum(mask), total)
+
+    return gradients
+
+
+def _product(J: Any, eps: Any) -> Any:
+    return jnp.tensordot(J, eps, 1)
 
 
 def _sequence_loss(

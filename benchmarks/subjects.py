@@ -19,7 +19,7 @@ from .operations import MarkedOps
 
 ALPHA = 0.9
 ES_OPTIONS = {"decay_or_rank": ALPHA}
-OPTIONS: dict[str, dict[str, Any]] = {"d_rtrl": {}, "es_d_rtrl": ES_OPTIONS}
+OPTIONS: dict[str, dict[str, Any]] = {"d_rtrl": {}, "es_d_rtrl": ES_OPTIONS, "rtrl": {}}
 TOLERANCES = {"float32": 1.0, "bfloat16": 500.0}
 """Factors on a network's tolerance by dtype."""
 

@@ -129,13 +129,15 @@ def online(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None
     return Subject(run, deviation=task.deviation(algorithm), tolerance=task.tolerance)
 
 
-def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl") -> Subject:
+def carrying_on(task: ModuleTask, algorithm: str = "d_rtrl", chunk: int | None = None) -> Subject:
     """Compile a sequence gradient whose states and traces are those that the last call left.
 
     A first sequence has gone through the learner, so that no trace is zero.
     """
-    learner = task.learners[f"{algorithm}, carrying on"] = learner_of(task, algorithm)
-    run = sequence_gradient(task, learner)
+    learner = learner_of(task, algorithm)
+    if chunk is None:
+        task.learners[f"{algorithm}, carrying on"] = learner
+    run = sequence_gradient(task, learner, chunk)
     jax.block_until_ready(run())
     return Subject(run, deviation=task.deviation(algorithm, True), tolerance=task.tolerance)
 
@@ -146,13 +148,15 @@ def chosen_chunk(task: ModuleTask, way: str) -> float:
     return float([row.chunk_size for row in rows if row.budget is not None][-1])
 
 
-def chosen_chunks(task: ModuleTask) -> dict[str, Callable[[], float]]:
+def chosen_chunks(
+    task: ModuleTask, name: str = "D_RTRL", algorithm: str = "d_rtrl"
+) -> dict[str, Callable[[], float]]:
     """Return facts: the chunks that the library chose."""
     return {
         f"steps of a chunk, {what}": functools.partial(chosen_chunk, task, way)
         for what, way in (
-            ("D_RTRL, auto", "d_rtrl"),
-            ("D_RTRL, carrying on", "d_rtrl, carrying on"),
+            (f"{name}, auto", algorithm),
+            (f"{name}, carrying on", f"{algorithm}, carrying on"),
         )
     }
 

@@ -11,6 +11,7 @@ from ._algorithms import ETraceAlgorithm as ETraceAlgorithm
 from ._algorithms import Immediate as Immediate
 from ._algorithms import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._algorithms import OSTLFeedforward as OSTLFeedforward
+from ._algorithms import OSTLRecurrent as OSTLRecurrent
 from ._algorithms import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from ._algorithms import SnAp as SnAp
 from ._algorithms import pp_prop as pp_prop

@@ -25,6 +25,7 @@ theta is the flat vector of all parameters, so every trace is one full tensor (a
 position map is needed.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -570,6 +571,71 @@ def whole_step(case, params, states, x, target):
     direct, late, signal = jax.grad(loss, (0, 1, 2))(theta, S, new_S)
     facts = {"J": J, "F": F, "signal": signal, "late": late, "direct": direct}
     return ops.hidden, facts
+
+
+def dense_ostl(case, params, states, xs, targets, layers, step_weights=None):
+    """RTRL with J and F block-diagonal by layer: {layer: (state, ...)}, in the order of a step.
+
+    eps_l^t = J_ll^t eps_l^{t-1} + F_l^t
+    gradient = sum_t sum_l signal_l^t . eps_l^t + late_l^t . eps_l^{t-1} + direct^t
+
+    The signal of a layer goes down through the layers above it within the step.
+    """
+    traces, gradient = dict.fromkeys(layers, 0.0), 0.0
+    layered = Layered(case, tuple(layers.items()))
+    for t, weight in enumerate(_ones(step_weights, xs)):
+        states, facts = layered_step(layered, params, states, xs[t], targets[t])
+        facts = jax.tree.map(np.asarray, facts)
+        gradient = gradient + weight * facts["direct"]
+        for name in layers:
+            own, before = facts[name], traces[name]
+            carried = own["J"] @ before if t else 0.0
+            traces[name] = carried + own["F"]
+            late = own["late"] @ before if t else 0.0
+            gradient = gradient + weight * (own["signal"] @ traces[name] + late)
+    return _as_tree(params, gradient)
+
+
+@dataclass(frozen=True)
+class Layered:
+    """A case and its layers."""
+
+    case: object
+    layers: tuple
+
+
+@compiled
+def layered_step(layered, params, states, x, target):
+    """One step: its new states; J, F, signal and late of each layer, see `dense_ostl`; direct."""
+    case = layered.case
+    theta, unravel = ravel_pytree(params)
+    ops = PlainOps()
+    case.step(ops, params, states, x)
+    hidden = ops.hidden
+
+    def loss_of_old(old):
+        return _loss_of(case, params, {**states, **old}, x, target, hidden)
+
+    def loss_of_theta(theta):
+        return _loss_of(case, unravel(theta), states, x, target, hidden)
+
+    facts = {"direct": jax.grad(loss_of_theta)(theta)}
+    for layer, members in layered.layers:
+        others = {name: value for name, value in hidden.items() if name not in members}
+        old = {name: states[name] for name in members}
+
+        def new(theta, old, others=others, members=members):
+            ops = PlainOps(hidden=others)
+            case.step(ops, unravel(theta), {**states, **old}, x)
+            return ravel_pytree({name: ops.hidden[name] for name in members})[0]
+
+        F, by_state = jax.jacrev(new, (0, 1))(theta, old)
+        J = jnp.concatenate([by_state[n].reshape(len(F), -1) for n in sorted(members)], 1)
+        signal = jax.grad(partial(_loss_of, case, params, states, x, target))
+        own = {name: hidden[name] for name in members}
+        signal, late = (ravel_pytree(g)[0] for g in (signal(own), jax.grad(loss_of_old)(old)))
+        facts[layer] = {"J": J, "F": F, "signal": signal, "late": late}
+    return hidden, facts
 
 
 def whole_state(states):

@@ -28,6 +28,7 @@ from benchmarks.questions import (
     streaming,
     trace_bytes,
     trace_dtype,
+    whole_state,
 )
 from benchmarks.spiking import Net, SpikingTask
 from benchmarks.stack import StackTask
@@ -39,6 +40,7 @@ STACK = StackTask(Layers("LeakyRNN", 2, 8), 16, 2)
 SMALLEST = {
     "sequence": sequence.case(16, 8, 2),
     "stacks": stacks.case(STACK),
+    "whole_state": whole_state.case(StackTask(Layers("LeakyRNN", 1, 8), 16, 2), compare=True),
     "sparse_nets": sparse_nets.case(SpikingTask(Net("ALIF", 40, 5), 16, 2)),
     "operations": operations.case("alif", 24, 4, hidden=16),
     "streaming": streaming.case("dense", 8, 2, 2.5, steps=4),

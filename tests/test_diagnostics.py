@@ -18,8 +18,12 @@ from braintrace._graph import Boundary, DiagnosticKind
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "diagnostics.md"
 BATCH, INPUTS, H = 2, 3, 4
-PASSED = {"backward-not-linear", "untraced-state", "not-carried", "unused-parameter"}
-CLOSED = {"no-hidden-state", "not-carried", "unused-parameter"}
+PASSED = {"backward-not-linear", "untraced-state", "unused-parameter"}
+CONCERNED = {
+    "closed": {"no-hidden-state", "not-carried", "unused-parameter"},
+    "passed": PASSED,
+    "layered": PASSED | {"between-layers"},
+}
 
 
 def test_the_page_explains_every_kind():
@@ -36,7 +40,7 @@ def test_every_kind_says_which_rules_it_concerns():
     assert set(REPORTED) == set(get_args(DiagnosticKind))
     for boundary in get_args(Boundary):
         found = {kind for kind, boundaries in REPORTED.items() if boundary in boundaries}
-        assert found == {"passed": PASSED, "closed": CLOSED}.get(boundary, set(REPORTED))
+        assert found == CONCERNED.get(boundary, set(REPORTED) - {"between-layers"})
 
 
 @jax.custom_vjp
@@ -141,19 +145,13 @@ def test_a_model_without_marks_needs_none_where_weights_are_passed():
     assert [group.paths for group in graph.hidden_groups] == [(("h",),)]
 
 
-@pytest.mark.parametrize(("boundary", "level"), [("cut", "info"), ("passed", "warning")])
-def test_an_untraced_state_behind_a_weight_costs_a_rule_that_passes_it(boundary, level):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        graph = compiled(Model(braintrace.matmul, mean=0.1), boundary)
-    assert "untraced-state" in kinds(graph, level)
+def test_an_untraced_state_behind_a_weight_is_refused_where_weights_are_passed():
+    assert "untraced-state" in kinds(compiled(Model(braintrace.matmul, mean=0.1), "cut"), "info")
+    with pytest.raises(braintrace.CompilationError, match="'average' carries what depends on"):
+        compiled(Model(braintrace.matmul, mean=0.1), "passed")
 
 
-@pytest.mark.parametrize(
-    ("boundary", "found"), [("cut", set()), ("passed", {"backward-not-linear"})]
-)
-def test_a_gradient_bent_behind_a_weight_costs_a_rule_that_passes_it(boundary, found):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
-        graph = compiled(Model(braintrace.matmul, bend=clipped), boundary)
-    assert kinds(graph, "warning") == found
+def test_a_gradient_bent_behind_a_weight_is_refused_where_weights_are_passed():
+    assert not kinds(compiled(Model(braintrace.matmul, bend=clipped), "cut"), "warning")
+    with pytest.raises(braintrace.CompilationError, match="not proportional"):
+        compiled(Model(braintrace.matmul, bend=clipped), "passed")

@@ -9,6 +9,7 @@ from .es_d_rtrl import pp_prop as pp_prop
 from .immediate import Immediate as Immediate
 from .names import algorithms_by_name as algorithms_by_name
 from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
+from .ostl_recurrent import OSTLRecurrent as OSTLRecurrent
 from .ottt import OTTT as OTTT
 from .rflo import RFLO as RFLO
 from .rtrl import RTRL as RTRL

@@ -103,6 +103,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.strict = strict
         self.unroll_limit = unroll_limit
         self.trace_dtype = trace_dtype
+        self.samples_of_model: int | None = None
         self._compiled: CompiledModel | None = None
         self._found_states = FoundStates()
         self.requested_restarts = RequestedRestarts()
@@ -204,7 +205,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         # A window's gradient goes back, through mixing, to states that no trace is read from.
         every_state, rule = self.vjp_method == "multi-step", type(self).__name__
-        options = CompilerOptions(self.strict, self.unroll_limit, every_state, rule)
+        samples = self.samples_of_model
+        options = CompilerOptions(self.strict, self.unroll_limit, every_state, rule, samples)
         step = (self.model, self.method, example, batch_size, options)
         compiled = compile_step(*step, self.trace_dtype)
         self.check_model(compiled.graph)
@@ -244,7 +246,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             kernel of `conv` has a trace at every output position, ``(batch, *positions, groups,
             inputs of a group, features of a group)``; the factors of `lora_matmul` have that of
             their product. If one output of an operation reaches several positions of a state,
-            these are an axis in front. If the model computes an operand from the parameter (a
+            these are an axis in front. `RTRL` has ``(batch, *shape of the state's sample, *weight
+            shape)``, for every weight. If the model computes an operand from the parameter (a
             mask, a transpose), it is the trace of the operand. After a reset, all is zero.
 
         Raises
@@ -361,6 +364,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             return
         given = named(["batch_size", *kwargs], [batch_size, *kwargs.values()])
         call = f"`init_state` of `{type(self.model).__name__}` fails for {given}"
+        if self.samples_of_model is not None and batch_size is not None:
+            self.samples_of_model = batch_size
         with in_words(OptionError, lambda: call):
             fresh = self.initial_values(self.states_of_model, batch_size, **kwargs)
         with uninterrupted:

@@ -79,7 +79,7 @@ def check_learns(
     A rule that passes weights follows every parameter, marked or not, and one that looks at single
     steps only follows none.
     """
-    if relations or step.outputs or boundary in ("closed", "passed"):
+    if relations or step.outputs or boundary in ("closed", "layered", "passed"):
         return
     names = ", ".join(state.name for state, _ in step.new_states)
     reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)

@@ -15,6 +15,7 @@ Below are all passes in their order, each from a file of its own. None changes w
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ from .check_model import check_has_states, check_hidden_states, check_learns, ch
 from .diagnose import diagnose
 from .grouped_step import GroupedStep
 from .hidden_groups import find_hidden_groups
+from .layers import about_layers, layers_of
 from .marked_operations import marked_operations
 from .placement import Placement
 from .relations import find_relations
@@ -52,12 +54,15 @@ class CompilerOptions:
         Whether states that no later step reads position by position have traces as well.
     rule
         Name of the learning rule, for messages.
+    samples
+        How many samples the model itself is written for; ``None``: that is not known.
     """
 
     strict: bool = False
     unroll_limit: int = 32
     every_state: bool = False
     rule: str = "D_RTRL"
+    samples: int | None = None
 
 
 def compile_model(
@@ -93,12 +98,15 @@ def compile_model(
     relations = [relation for relation in found if method.carries(relation)]
 
     # For a rule that leaves nothing out, all hidden state as one vector.
-    is_passed = method.boundary == "passed"
-    whole = whole_state_of(step, options.rule) if is_passed else None
+    layers = layers_of(step) if method.boundary == "layered" else []
+    is_passed = method.boundary in ("layered", "passed")
+    told = options.rule, options.samples
+    whole = whole_state_of(step, *told, layers) if is_passed else None
 
     # What no trace carries is told, as far as it is left out by this rule.
     findings = diagnose(step, found, relations, method.boundary)
-    diagnostics = reported(findings, method.boundary)
+    between = about_layers(step, layers)
+    diagnostics = reported(itertools.chain(findings, between), method.boundary)
     check_learns(model, step, found, diagnostics, method.boundary)
     publish(diagnostics, options.strict)
 

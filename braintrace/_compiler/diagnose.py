@@ -32,7 +32,7 @@ def diagnose(
     boundary
         Where the rule lets a way back end; see `TraceMethod`.
     """
-    passes_weights = boundary == "passed"
+    passes_weights = boundary in ("layered", "passed")
     upstream = Upstream(step, boundary)
     for group, walks in zip(step.groups, step.walks, strict=True):
         yield from about_group(upstream, group, walks)

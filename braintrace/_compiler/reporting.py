@@ -9,22 +9,23 @@ from .._graph import ApproximationWarning, Boundary, Diagnostic, DiagnosticKind
 
 _EVERY: frozenset[Boundary] = frozenset(get_args(Boundary))
 _PAST = _EVERY - {"closed"}
-_MARKED_ONLY = _PAST - {"passed"}
+_MARKED_ONLY = _PAST - {"layered", "passed"}
 
 REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "plain-mixing": _MARKED_ONLY,
     "mixed-positions": _MARKED_ONLY,
     "recurrent-mixing": _MARKED_ONLY,
     "layer-to-layer": _MARKED_ONLY,
+    "between-layers": frozenset({"layered"}),
     "weight-behind-weight": _MARKED_ONLY,
     "also-plain": _MARKED_ONLY,
     "partly-mixed": _MARKED_ONLY,
     "operand-not-parameters": _MARKED_ONLY,
     "inside-custom-rule": _MARKED_ONLY,
-    "no-hidden-state": _EVERY - {"passed"},
+    "no-hidden-state": _EVERY - {"layered", "passed"},
     "backward-not-linear": _PAST,
     "untraced-state": _PAST,
-    "not-carried": _EVERY - {"passed"},
+    "not-carried": _EVERY - {"layered", "passed"},
     "unused-parameter": _EVERY,
 }
 """The boundaries (see `TraceMethod`) under which a finding is one.

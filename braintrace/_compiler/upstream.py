@@ -37,7 +37,7 @@ class Upstream:
 
     def __init__(self, step: GroupedStep, boundary: Boundary) -> None:
         self.step, self.boundary = step, boundary
-        self._passes_weights = boundary == "passed"
+        self._passes_weights = boundary in ("layered", "passed")
         self._weights = {operation.y_var: operation.printed_paths for operation in step.operations}
         self._old = {state.in_var: state.name for state, _ in step.new_states}
         self._new = {var: state.name for state, var in step.new_states}

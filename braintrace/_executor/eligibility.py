@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._arguments import is_quantity
 from .._errors import OptionError, ShapeError
@@ -13,6 +14,7 @@ from .._graph import (
     Traces,
     TraceSpec,
     TraceSpecs,
+    WholeState,
     specs_of,
 )
 from .._graph.diagnostics import quoted
@@ -48,6 +50,8 @@ def eligibility(
         If it is used by operations whose traces have different forms.
     """
     name = path_name(tuple(path)) if isinstance(path, (tuple, list)) else str(path)
+    if graph.whole is not None:
+        return _of_whole_state(graph, graph.whole, specs, traces, name)
     leaf_of = {
         (relation.key, array): relation.trainable_leaves[operand]
         for relation, operand in _operands(graph, name)
@@ -67,6 +71,34 @@ def eligibility(
             own = found.setdefault(spec.state, {})
             whole = _with_zeros(graph, specs, spec, trace)
             own[names[leaf]] = _added(name, own.get(names[leaf]), whole)
+    return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
+
+
+def _of_whole_state(
+    graph: ETraceGraph, whole: WholeState, specs: TraceSpecs, traces: Traces, name: str
+) -> dict[str, Any]:
+    """Return the derivative of every state, ``(samples, *its shape, *shape of the array)``."""
+    kept = {spec.operand for spec in specs_of(specs) if "state" in spec.axes}
+    every = [leaf for leaf in graph.traced.leaves if leaf.name in kept]
+    own = [leaf for leaf in every if path_name(leaf.path) == name]
+    if not own:
+        known = quoted(list(dict.fromkeys(path_name(leaf.path) for leaf in every)))
+        raise OptionError(
+            f"`path` is '{name}', for which there is no array of that form. Weights that have one, "
+            f"as they reach a hidden state: {known or 'none by this rule'}."
+        )
+    names = _leaf_names(graph, name)
+    found: dict[str, dict[str, jax.Array]] = {}
+    for leaf in own:
+        reached = whole.reached[leaf.name]
+        ends = np.cumsum([whole.sizes[index] for index in reached])[:-1]
+        parts = jnp.split(traces[leaf.name], ends, axis=1)
+        for index, part in zip(reached, parts, strict=True):
+            state, axis = whole.leaves[index], whole.axes[index]
+            of_sample = tuple(size for a, size in enumerate(state.shape) if a != axis)
+            lead = () if axis is None else (whole.samples,)
+            array = part.reshape(*lead, *of_sample, *leaf.shape)
+            found.setdefault(state.name, {})[names[leaf.leaf]] = array
     return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
 
 

@@ -13,17 +13,18 @@ all samples at once, and the sum one product over time. The gradients of samples
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, ParameterUse, StateLeaf, Weights, WholeState
+from .._graph import ETraceGraph, Layer, ParameterUse, StateLeaf, Weights, WholeState
 from .._jax import Atom, Var
-from .._jaxpr import Place, evaluate_probed
+from .._jaxpr import Place, evaluate, evaluate_probed
 from .jacobians import Inputs
+from .probed_step import finish
 
 ByState = list[jax.Array]
 """An array for every state of the whole, in its layout after leading axes."""
@@ -103,6 +104,62 @@ def inputs_of_step(
     return {**dict(zip(graph.recorded_inputs, recorded, strict=True)), **parameters}
 
 
+def seen_by_layers(
+    graph: ETraceGraph, inputs: Inputs
+) -> list[tuple[tuple[int, ...], dict[Var, Any]]]:
+    """Return for every layer its states, and the new values of others that it sees, constant."""
+    whole, program, found = whole_of(graph), graph.traced.program, []
+    for layer in whole.layers:
+        others = [other for other in whole.layers if other is not layer]
+        new = [var for other in others for var in other.new_vars]
+        values = dict(zip(new, evaluate(program, new, inputs), strict=True))
+        overrides = {**values, **_joined(others, values)}
+        found.append((layer.states, jax.lax.stop_gradient(overrides)))
+    return found
+
+
+def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
+    """Run a step of which layers remember nothing of each other.
+
+    Returns
+    -------
+    outputs, new_states
+        See `probed_step`. Within the step the outputs depend on all layers; the new states of one
+        depend on its own old states, and the values of other layers are constants to it.
+    """
+    whole, program = whole_of(graph), graph.traced.program
+    seen: dict[Var, Any] = {}
+    carried: dict[Var, Any] = {}
+    for number, layer in enumerate(whole.layers):
+        others = [
+            leaf.in_var for other in whole.layers if other is not layer for leaf in other.leaves
+        ]
+        now = {**inputs, **{var: jax.lax.stop_gradient(inputs[var]) for var in others}}
+        own = [whole.leaves[index] for index in layer.states]
+        new: list[Atom] = [leaf.out_var for leaf in own if leaf.out_var is not None]
+        constant = jax.lax.stop_gradient(seen)
+        kept = evaluate(program, new, now, constant)
+        carried.update({leaf.in_var: value for leaf, value in zip(own, kept, strict=True)})
+        seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
+        seen.update(_joined(whole.layers[: number + 1], seen))
+    outputs, new_states = finish(graph, inputs, seen)
+    return outputs, {**new_states, **carried}
+
+
+def _joined(layers: Sequence[Layer], values: Mapping[Var, Any]) -> dict[Var, Any]:
+    """Return the values of States that hold several states."""
+    parts: dict[Any, list[Any]] = {}
+    for layer in layers:
+        for leaf, var in zip(layer.leaves, layer.new_vars, strict=True):
+            if leaf.joined_var is not None:
+                parts.setdefault(leaf.joined_var, []).append((leaf.component, values[var]))
+    return {
+        joined: jnp.stack([value for _, value in sorted(found, key=lambda part: part[0])], -1)
+        for joined, found in parts.items()
+        if joined.aval.shape[-1] == len(found)
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class PulledStep:
     """What cotangents of a step's new states have become.
@@ -133,11 +190,20 @@ def pulled_back(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> Pull
     products = [use for use in whole.uses if use.kind == "product"]
     x_atoms = [_equation(graph, use).invars[use.x or 0] for use in products]
 
+    seen = seen_by_layers(graph, inputs)
+
     def states(old: ByState, probes: list[jax.Array]) -> tuple[ByState, list[jax.Array]]:
-        now = {leaf.in_var: value for leaf, value in zip(whole.leaves, old, strict=True)}
         at = dict(zip(places, probes, strict=True))
-        found = evaluate_probed(program, [*new, *x_atoms], {**inputs, **now}, at)
-        return found[: len(new)], found[len(new) :]
+
+        def together(indices: Sequence[int], overrides: Mapping[Var, Any]) -> list[jax.Array]:
+            now = {whole.leaves[i].in_var: old[i] for i in indices}
+            targets = [new[i] for i in indices]
+            return evaluate_probed(program, targets, {**inputs, **now}, at, None, overrides)
+
+        values: dict[int, jax.Array] = {}
+        for indices, others in seen or [(tuple(range(len(new))), {})]:
+            values.update(zip(indices, together(indices, others), strict=True))
+        return [values[i] for i in range(len(new))], evaluate(program, x_atoms, inputs)
 
     zeros = [jnp.zeros(atom.aval.shape, atom.aval.dtype) for atom in _atoms(graph, places)]
     old = [inputs[leaf.in_var] for leaf in whole.leaves]

@@ -46,10 +46,16 @@ from .zero import is_zero, widened
 
 @dataclasses.dataclass(frozen=True)
 class WholeTraces:
-    """A trace of the size of each parameter for every number of the state."""
+    """A trace of the size of each parameter for every number of the state.
 
+    Attributes
+    ----------
+    boundary
+        ``'passed'``, or ``'layered'``: then ``J`` and ``F`` are block-diagonal by layer.
+    """
+
+    boundary: Boundary = "passed"
     needs: ClassVar[frozenset[Record]] = frozenset({"step"})
-    boundary: ClassVar[Boundary] = "passed"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Tell that traces are those of parameters, marked or not."""

@@ -18,6 +18,7 @@ from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
 from .._jax import Var, struct_of, zeros_mapped_like
 from .jacobians import Inputs, jacobians, operands
 from .probed_step import finish
+from .whole_state import step_of_layers
 from .zero import is_zero
 
 States = TypeVar("States")
@@ -95,5 +96,7 @@ def probes_of_past(
 def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
     """Run one step of a window, differentiable in full, and record its Jacobians."""
     weights = operands(graph, inputs)
-    outputs, new_states = finish(graph, inputs, {})
+    is_layered = graph.whole is not None and graph.whole.layers
+    run = step_of_layers(graph, inputs) if is_layered else finish(graph, inputs, {})
+    outputs, new_states = run
     return outputs, new_states, jacobians(graph, inputs, weights)

@@ -27,5 +27,6 @@ from .report import report_of as report_of
 from .traced_model import StateKind as StateKind
 from .traced_model import StateLeaf as StateLeaf
 from .traced_model import TracedModel as TracedModel
+from .whole_state import Layer as Layer
 from .whole_state import ParameterUse as ParameterUse
 from .whole_state import WholeState as WholeState

@@ -20,6 +20,7 @@ DiagnosticKind = Literal[
     "backward-not-linear",
     "untraced-state",
     "not-carried",
+    "between-layers",
     "unused-parameter",
 ]
 """What a finding is about. ``docs/diagnostics.md`` says of each what it means and what to do."""

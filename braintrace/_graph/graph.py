@@ -34,7 +34,7 @@ class ETraceGraph:
         What the learning rule that the model was compiled for reads of every step, and what it
         carries from step to step; see `TraceMethod`.
     whole
-        The hidden states as one vector, for rules with the boundary ``'passed'``.
+        The hidden states as one vector, for rules that pass weights, or do so within layers.
 
     Examples
     --------

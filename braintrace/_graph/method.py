@@ -44,7 +44,7 @@ Record = Literal["x", "D", "Df", "step", "traces"]
 a rule that needs these, whatever length is asked for, and its gradient is that of a single step.
 """
 
-Boundary = Literal["closed", "cut", "diagonal", "passed"]
+Boundary = Literal["closed", "cut", "diagonal", "layered", "passed"]
 """What a marked weight is on the way back from a state to the states before the step."""
 
 Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry", "state"]
@@ -186,8 +186,9 @@ class TraceMethod(Protocol):
         ``'cut'``: the end. ``'diagonal'``: ``D`` has what one product, marked or plain, passes from
         each position to itself. ``'passed'``: a plain weight; the gradient of a chunk is then
         reverse mode through the chunk and `entry_gradient` of what arrives before it, the graph has
-        a `WholeState`, and operands are the parameters themselves. ``'closed'``: a plain weight
-        within the step, but no way leads to the states before it.
+        a `WholeState`, and operands are the parameters themselves. ``'layered'``: the same, but the
+        end on the way from a layer to what another one was before the step. ``'closed'``: a plain
+        weight within the step, but no way leads to the states before it.
         """
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._typing import path_name
@@ -37,13 +37,13 @@ class RelationRow:
     Attributes
     ----------
     key
-        Name of the relation, and of its traces.
+        Name of the relation, and of its traces; of the parameter, for a rule that carries those.
     operation, source
-        The primitive, and the user's line that called it.
+        The primitive, and the user's line that called it; ``'any'`` and empty for a parameter.
     parameters
         Printed paths of the parameters behind its weights.
     x_shape, y_shape
-        Of the operation's input (``None`` where it has none) and output.
+        Of the operation's input (``None`` where it has none) and output (``None``: no single one).
     states
         The states of every hidden group that it reaches.
     maps
@@ -60,7 +60,7 @@ class RelationRow:
     source: str
     parameters: tuple[str, ...]
     x_shape: tuple[int, ...] | None
-    y_shape: tuple[int, ...]
+    y_shape: tuple[int, ...] | None
     states: tuple[tuple[str, ...], ...]
     maps: tuple[str, ...]
     traces: tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -227,11 +227,12 @@ class Report:
 def report_of(graph: "ETraceGraph") -> Report:
     """Return the report of a compiled model."""
     specs = specs_of(graph.trace_specs)
+    of_relations = (
+        _relation_row(relation, [spec for spec in specs if spec.relation == relation.key])
+        for relation in graph.hidden_param_op_relations
+    )
     return Report(
-        relations=tuple(
-            _relation_row(relation, [spec for spec in specs if spec.relation == relation.key])
-            for relation in graph.hidden_param_op_relations
-        ),
+        relations=(*of_relations, *_parameter_rows(graph, specs)),
         groups=tuple(_group_row(group) for group in graph.hidden_groups),
         without_trace=tuple(_plain_rows(graph)),
         diagnostics=tuple(
@@ -262,6 +263,27 @@ def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -
     )
 
 
+def _parameter_rows(graph: "ETraceGraph", specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
+    """Yield the parameters that have a trace for all states that they reach."""
+    if graph.whole is None:
+        return
+    for name, reached in graph.whole.reached.items():
+        own = [spec for spec in specs if spec.operand == name]
+        yield RelationRow(
+            key=name,
+            operation="any",
+            source="",
+            parameters=(name,),
+            x_shape=None,
+            y_shape=None,
+            states=(tuple(graph.whole.leaves[index].name for index in reached),),
+            maps=("whole state",),
+            traces=tuple((spec.state or "", spec.operand, spec.shape) for spec in own),
+            stored_bytes=sum(spec.nbytes for spec in own),
+            possible_bytes=sum(spec.full_nbytes for spec in own),
+        )
+
+
 def _group_row(group: HiddenGroup) -> GroupRow:
     names = tuple(state.name for state in group.states)
     transition = tuple((names[c], names[a]) for a, c in group.transition)
@@ -271,6 +293,9 @@ def _group_row(group: HiddenGroup) -> GroupRow:
 
 def _plain_rows(graph: "ETraceGraph") -> list[PlainRow]:
     related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
+    if graph.whole is not None:
+        leaves = graph.traced.leaves
+        related |= {leaf.path for leaf in leaves if leaf.name in graph.whole.reached}
     rows = []
     for path in graph.traced.parameter_paths:
         if path in related:
@@ -289,7 +314,7 @@ def _relation_cells(row: RelationRow) -> list[str]:
     return [
         row.key,
         "-" if row.x_shape is None else str(row.x_shape),
-        str(row.y_shape),
+        "-" if row.y_shape is None else str(row.y_shape),
         "; ".join(", ".join(states) for states in row.states),
         "; ".join(row.maps),
         ", ".join(traces) or "none needed",

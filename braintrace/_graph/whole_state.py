@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from .._jax import Var
 from .._typing import Path
 from .traced_model import StateLeaf
 
@@ -58,6 +59,23 @@ class ParameterUse:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Layer:
+    """Hidden states that depend on each other over time, step after step.
+
+    Attributes
+    ----------
+    leaves, new_vars
+        The states that a step writes, and where the model goes on with their new values.
+    states
+        Indices of those among them that are a part of the whole state.
+    """
+
+    leaves: tuple[StateLeaf, ...]
+    new_vars: tuple[Var, ...]
+    states: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class WholeState:
     """The hidden states of a step as one vector for every sample.
 
@@ -73,8 +91,9 @@ class WholeState:
         Where parameters enter.
     reached
         Indices of the states that each parameter reaches, in this step or a later one, by name.
-    layer_of
-        For a rule that keeps layers apart, the layer of each state; empty: it does not.
+    layers
+        For a rule that leaves out what layers remember of each other: those, each after the ones
+        that it reads. Empty: nothing is left out.
     """
 
     leaves: tuple[StateLeaf, ...]
@@ -82,7 +101,7 @@ class WholeState:
     axes: tuple[int | None, ...]
     uses: tuple[ParameterUse, ...]
     reached: Mapping[str, tuple[int, ...]]
-    layer_of: tuple[int, ...] = ()
+    layers: tuple[Layer, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -97,6 +97,7 @@ def compile(
     example = first_step(example_arguments)
     mapped = _mapped_size(example, batch_size) if vmap else None
     size = None if vmap else batch_size
+    instance.samples_of_model = size
     initialise(model, size)
     try:
         instance.compile_graph(*example, batch_size=mapped)

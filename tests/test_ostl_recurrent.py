@@ -1,0 +1,94 @@
+"""OSTL is RTRL of each layer by itself: its recursion, written out; of one layer, BPTT."""
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import references
+from assertions import assert_gradients_close, assert_gradients_differ
+from drivers import build_learner, sequence_gradient
+from test_rtrl import CHANGES, Population
+
+import braintrace
+
+LENGTH, TOLERANCE = 6, 1e-10
+STACKS = {
+    "two_layers": {"lower": ("lower.h",), "upper": ("upper.h",)},
+    "two_layers_plain_link": {"lower": ("lower",), "upper": ("upper",)},
+}
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def gradients(case, style="batch axis", chunks=(1, 4), **options):
+    """By every chunk size, from one learner."""
+    learner = build_learner(case, "ostl_recurrent", style, dtype=np.float64)
+    xs, targets = case.sequences(2, LENGTH, np.float64)
+    for chunk in chunks:
+        learner.reset_state(2)
+        yield sequence_gradient(learner, case, xs, targets, chunk_size=chunk, **options)
+
+
+@cases.each([cases.BY_NAME["lstm_fused"]], [cases.BY_NAME["gru"], cases.BY_NAME["alif"]])
+def test_one_layer_is_backpropagation_through_time(case):
+    for found in gradients(case):
+        assert_gradients_close(found, references.bptt(case), TOLERANCE, case.name)
+
+
+def ostl_of(case, **options):
+    return oracles.dense_ostl(case, *references.arguments(case), STACKS[case.name], **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "style"), [("two_layers", "mapped"), ("two_layers_plain_link", "batch axis")]
+)
+def test_layers_are_apart_over_time(name, style):
+    case, mask = cases.BY_NAME[name], np.array([1, 0, 2, 0.5, 1, 0])
+    expected = ostl_of(case)
+    with pytest.warns(braintrace.ApproximationWarning, match="keeps of earlier values of"):
+        for found in gradients(case, style):
+            assert_gradients_close(found, expected, TOLERANCE, name)
+            assert_gradients_differ(found, references.bptt(case), 1e-3, name)
+    with pytest.warns(braintrace.ApproximationWarning):
+        (found,) = gradients(case, style, chunks=(3,), mask=mask)
+    assert_gradients_close(found, ostl_of(case, step_weights=mask), TOLERANCE, name)
+
+
+def test_steps_one_by_one():
+    case = cases.BY_NAME["two_layers_plain_link"]
+    with pytest.warns(braintrace.ApproximationWarning):
+        learner = build_learner(case, "ostl_recurrent", dtype=np.float64)
+    weights = learner.algorithm.model.states(brainstate.ParamState)
+    gradient = brainstate.transform.jit(
+        brainstate.transform.grad(lambda x, y: case.loss(learner(x), y), weights)
+    )
+    steps = zip(*case.sequences(2, LENGTH, np.float64), strict=True)
+    found = [gradient(x, target) for x, target in steps]
+    total = jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found)
+    named = {".".join(path): leaf for path, leaf in total.items()}
+    assert_gradients_close(named, ostl_of(case), TOLERANCE)
+
+
+def test_each_weight_has_a_trace_for_its_own_layer():
+    with pytest.warns(braintrace.ApproximationWarning):
+        learner = build_learner(cases.BY_NAME["two_layers"], "ostl_recurrent", dtype=np.float64)
+    shapes = {name: leaf.shape for name, leaf in learner.algorithm.traces.value.items()}
+    assert shapes == {"lower/w": (2, 4, 3, 4), "upper/w": (2, 5, 4, 5)}
+
+
+def test_between_layers_strict_finds_what_is_left_out():
+    case = cases.BY_NAME["two_layers"]
+    with pytest.raises(braintrace.CompilationError, match="keeps of earlier values"):
+        build_learner(case, "ostl_recurrent", strict=True)
+
+
+def test_what_rtrl_refuses_is_refused():
+    model = Population(lambda h, y, b: 0.5 * (h - h.mean(0)) + y + b)
+    with pytest.raises(braintrace.CompilationError, match=r"`OSTLRecurrent` .*over the batch"):
+        braintrace.compile(model, "ostl_recurrent", jnp.ones((2, 3)), batch_size=2)
+    model = Population(CHANGES["plain"])
+    learner = braintrace.compile(model, "ostl_recurrent", jnp.ones((2, 3)), batch_size=2)
+    assert learner.graph.whole.samples == 2

@@ -1,0 +1,325 @@
+"""RTRL is backpropagation through time, on every model that has a derivative."""
+
+import functools
+
+import brainstate
+import cases
+import compilation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import references
+from assertions import assert_gradients_close, assert_states_close
+from drivers import BATCH_STYLES, build_learner, named, sequence_gradient, snapshot, weights_of
+from recorded import RecordedCase
+from zoo import MODELS
+from zoo_runs import CHUNK_SIZES, Runs, data, runs_of
+
+import braintrace
+
+TOLERANCE, LENGTH = 1e-10, 6
+MASK = np.array([1, 0, 2, 0.5, 1, 0])
+AT_3 = np.arange(LENGTH) == 3
+SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
+REFUSED = {
+    "LeakInInnerLoops": "`while` loop of unknown length",
+    "DelayedRecurrence": "carries what depends on the weights",
+    "DelayedSelfInhibition": "carries what depends on the weights",
+    "FilteredReadout": "carries what depends on the weights",
+}
+PATHS = ("at_once", "by_own_gradient", "in_a_stream")
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def learner_of(case, style="batch axis"):
+    return kept_learner(case, style)
+
+
+@compilation.cache
+def kept_learner(case, style):
+    return build_learner(case, "rtrl", style, dtype=np.float64, strict=True)
+
+
+def gradient(case, style="batch axis", **options):
+    learner = learner_of(case, style)
+    batch = None if style == "single" else 2
+    learner.reset_state(*([] if batch is None else [batch]))
+    xs, targets = case.sequences(batch, LENGTH, np.float64)
+    return sequence_gradient(learner, case, xs, targets, **options)
+
+
+def in_pairs():
+    """Every model, some with a style and a chunk size of their own; all others at night."""
+    for number, case in enumerate(cases.ALL):
+        for turn, style in enumerate(BATCH_STYLES):
+            for place, chunk in enumerate((1, 3, LENGTH)):
+                own = number % 2 == 0 and (turn, place) == (number // 2 % 3, number // 6 % 3)
+                marks = [] if own else [pytest.mark.nightly]
+                yield pytest.param(
+                    case, style, chunk, id=f"{case.name}-{style}-{chunk}", marks=marks
+                )
+
+
+@pytest.mark.parametrize(("case", "style", "chunk"), [*in_pairs()])
+def test_it_is_backpropagation_through_time(case, style, chunk):
+    expected = references.bptt(case, None if style == "single" else 2)
+    found = gradient(case, style, chunk_size=chunk)
+    assert_gradients_close(found, expected, TOLERANCE, f"{case.name}, {style}, chunks of {chunk}")
+
+
+def zoo_in_pairs():
+    """Every model of the zoo on one of its paths; on all of them at night."""
+    exact = [entry for entry in MODELS if entry.name not in REFUSED]
+    rows = [("at_once", chunk) for chunk in CHUNK_SIZES] + [(path, None) for path in PATHS[1:]]
+    for number, entry in enumerate(exact):
+        for turn, (path, chunk) in enumerate(rows):
+            own = number % 3 == 0 and turn == number // 3 % len(rows)
+            marks = [] if own else [pytest.mark.nightly]
+            name = f"{entry.name}-{path}{'' if chunk is None else f'-{chunk}'}"
+            yield pytest.param(entry, path, chunk, id=name, marks=marks)
+
+
+@functools.cache
+def bptt_of(entry):
+    model = entry.build()
+    case = RecordedCase(entry.name, model, data(entry)[0][0], entry.named_groups(), entry.canonical)
+    arguments = jax.tree.map(np.asarray, (case.params(), case.states()))
+
+    @jax.jit
+    def gradient(params, states, xs, targets):
+        return jax.grad(lambda p: oracles.sequence_loss(case, p, states, xs, targets))(params)
+
+    return gradient(*arguments, *data(entry))
+
+
+@pytest.mark.parametrize(("entry", "path", "chunk"), [*zoo_in_pairs()])
+def test_every_model_of_the_zoo(entry, path, chunk):
+    runs = runs_of(entry, "rtrl", strict=True)
+    found = getattr(runs, path)(*([] if chunk is None else [chunk]))
+    assert_gradients_close(found, bptt_of(entry), TOLERANCE, f"{entry.name}, {path}, {chunk}")
+
+
+@pytest.mark.parametrize("entry", [e for e in MODELS if e.name in REFUSED], ids=lambda e: e.name)
+def test_what_cannot_be_exact_is_refused_by_name(entry):
+    with pytest.raises(braintrace.CompilationError, match=f"`RTRL` .*{REFUSED[entry.name]}"):
+        Runs(entry, "rtrl")
+
+
+# --- resets, masks, parts of sequences ----------------------------------------------------------
+
+OPTIONS = {
+    "mask": {"mask": MASK},
+    "reset all": {"reset": AT_3},
+    "reset samples": {"reset": SOME},
+    "both": {"reset": SOME, "mask": MASK},
+}
+
+
+def each_option():
+    names = ("lstm_fused", "two_layers_plain_link", "alif_late_threshold", "gru")
+    for number, (option, given) in enumerate(OPTIONS.items()):
+        for turn, name in enumerate(names):
+            marks = [] if number == turn else [pytest.mark.nightly]
+            yield pytest.param(cases.BY_NAME[name], given, id=f"{name}-{option}", marks=marks)
+
+
+@pytest.mark.parametrize(("case", "given"), [*each_option()])
+def test_resets_and_masks(case, given):
+    expected = oracles.dense_rtrl(
+        case, *references.arguments(case), step_weights=given.get("mask"), resets=given.get("reset")
+    )
+    left = []
+    for chunk in (4, 1):
+        found = gradient(case, chunk_size=chunk, **given)
+        assert_gradients_close(found, expected, TOLERANCE, f"{case.name}, chunks of {chunk}")
+        left.append(snapshot(learner_of(case)))
+    assert_states_close(*left, case.name)
+
+
+def test_a_sequence_in_parts():
+    case = cases.BY_NAME["two_layers_plain_link"]
+    learner, (xs, targets) = learner_of(case), case.sequences(2, LENGTH, np.float64)
+    learner.reset_state(2)
+    parts = [sequence_gradient(learner, case, xs[:4], targets[:4], chunk_size=3)]
+    parts.append(sequence_gradient(learner, case, xs[4:], targets[4:]))
+    assert_gradients_close(jax.tree.map(np.add, *parts), references.bptt(case), TOLERANCE)
+    after = snapshot(learner)
+    learner.reset_state(2)
+    learner.etrace_evolve(xs, chunk_size=4)
+    assert_states_close(snapshot(learner), after)
+
+
+def test_nothing_of_what_was_not_finite_before_a_restart_is_left():
+    case = cases.BY_NAME["gru"]
+    xs, targets = case.sequences(2, LENGTH, np.float64)
+    params, states, *_ = references.arguments(case)
+    broken = xs.at[:2, 0].set(np.nan)
+    reset, mask = np.zeros((LENGTH, 2), bool), np.array([0, 0, 1, 1, 1, 1])
+    reset[2, 0] = True
+    finite = broken.at[:2, 0].set(0.0)
+    expected = oracles.dense_rtrl(case, params, states, finite, targets, mask, reset)
+    learner = learner_of(case)
+    for chunk in (1, 3, LENGTH):
+        learner.reset_state(2)
+        given = {"mask": mask, "reset": reset, "chunk_size": chunk}
+        found = sequence_gradient(learner, case, broken, targets, **given)
+        assert_gradients_close(found, expected, TOLERANCE, f"chunks of {chunk}")
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(snapshot(learner)))
+
+
+# --- what is carried ----------------------------------------------------------------------------
+
+
+def test_traces_are_those_of_the_definition():
+    """The derivative of the last states, sample by sample."""
+    case = cases.BY_NAME["two_layers"]
+    params, states, xs, _ = references.arguments(case)
+    gradient(case, chunk_size=4)
+    traces = learner_of(case).algorithm.traces.value
+
+    def last(params, sample):
+        now = {name: value[sample : sample + 1] for name, value in states.items()}
+        for x in xs[:, sample : sample + 1]:
+            ops = oracles.PlainOps()
+            case.step(ops, params, now, x)
+            now = ops.hidden
+        return jnp.concatenate([now["lower.h"][0], now["upper.h"][0]])
+
+    for sample in range(2):
+        expected = jax.jacrev(lambda p, k=sample: last(p, k))(params)
+        np.testing.assert_allclose(traces["lower/w"][sample], expected["lower.w"], atol=1e-12)
+        np.testing.assert_allclose(traces["upper/w"][sample], expected["upper.w"][4:], atol=1e-12)
+
+
+def test_what_no_state_depends_on_is_not_carried():
+    """The weights of an upper layer reach its own states alone, a readout none."""
+    learner = learner_of(cases.BY_NAME["two_layers"])
+    shapes = {name: leaf.shape for name, leaf in learner.algorithm.traces.value.items()}
+    assert shapes == {"lower/w": (2, 9, 3, 4), "upper/w": (2, 5, 4, 5)}
+    report = learner.report()
+    assert report.carried_bytes == 8 * (2 * 9 * 12 + 2 * 5 * 20)
+    assert [row.parameters for row in report.relations] == [("lower/w",), ("upper/w",)]
+    assert {row.parameter for row in report.without_trace} == {"w_out", "w_out_lower"}
+    assert not report.diagnostics
+
+
+def test_the_trace_of_a_weight_by_state():
+    learner = learner_of(cases.BY_NAME["two_layers"])
+    found = learner.eligibility("lower/w")
+    assert {name: leaf.shape for name, leaf in found.items()} == {
+        "lower/h": (2, 4, 3, 4),
+        "upper/h": (2, 5, 3, 4),
+    }
+    whole = learner.algorithm.traces.value["lower/w"]
+    np.testing.assert_array_equal(found["upper/h"], whole[:, 4:])
+    with pytest.raises(braintrace.OptionError, match=r"'w_out'.*'lower/w', 'upper/w'"):
+        learner.eligibility("w_out")
+
+
+def test_traces_in_half_precision():
+    case = cases.BY_NAME["leaky_rnn"]
+    learner = build_learner(case, "rtrl", dtype=np.float64, trace_dtype=jnp.bfloat16)
+    data = case.sequences(2, LENGTH, np.float64)
+    found = sequence_gradient(learner, case, *data, chunk_size=3)
+    assert_gradients_close(found, references.bptt(case), 0.02)
+    assert {leaf.dtype for leaf in jax.tree.leaves(learner.algorithm.traces.value)} == {
+        jnp.dtype(jnp.bfloat16)
+    }
+
+
+# --- samples ------------------------------------------------------------------------------------
+
+
+class Population(brainstate.nn.Module):
+    """A layer of units; what becomes of them is up to a function."""
+
+    def __init__(self, change, axis=0):
+        super().__init__()
+        self.change, self.axis = change, axis
+        generator = np.random.default_rng(2)
+        self.w = brainstate.ParamState(jnp.asarray(generator.standard_normal((3, 4)), float))
+        self.b = brainstate.ParamState(jnp.linspace(-0.5, 0.5, 4))
+
+    def init_state(self, batch_size=None, **_):
+        shape = (batch_size, 4) if self.axis == 0 else (4, batch_size)
+        self.h = brainstate.HiddenState(jnp.linspace(-0.3, 0.4, 4 * batch_size).reshape(shape))
+
+    def update(self, x):
+        h = self.h.value if self.axis == 0 else self.h.value.T
+        h = self.change(h, x @ self.w.value, self.b.value)
+        self.h.value = h if self.axis == 0 else h.T
+        return h
+
+
+def population_gradients(model, batch=2):
+    """By RTRL in chunks, and by BPTT."""
+    xs = jnp.asarray(np.random.default_rng(5).standard_normal((LENGTH, batch, 3)))
+    learner = braintrace.compile(model, "rtrl", xs[0], batch_size=batch)
+    weights = weights_of(model)
+    values = {path: state.value for path, state in weights.items()}
+    start = model.h.value
+
+    def loss(values):
+        h, total = (start if model.axis == 0 else start.T), 0.0
+        for x in xs:
+            h = model.change(h, x @ values["w",], values["b",])
+            total += (h**2).sum()
+        return total
+
+    def of_step(x):
+        return (learner(x) ** 2).sum()
+
+    found = learner.etrace_grad(xs, step_fn=of_step, reduction="sum", chunk_size=4)
+    return learner, named(found), named(jax.grad(loss)(values))
+
+
+CHANGES = {
+    "plain": lambda h, y, b: jnp.tanh(0.5 * h + y + b),
+    "sorted units": lambda h, y, b: jnp.sort(0.5 * h, -1) + jnp.tanh(y) * b,
+    "softmax": lambda h, y, b: 0.5 * h + jax.nn.softmax(y * b + h, -1),
+    "rolled": lambda h, y, b: jnp.roll(h, 1, -1) * jax.nn.sigmoid(b) + y,
+    "cumulative": lambda h, y, b: 0.1 * jnp.cumsum(h, -1) + jnp.tanh(y + b),
+    "looked up": lambda h, y, b: 0.5 * h + y + b[jnp.argmax(h, -1)][:, None],
+    "scanned": lambda h, y, b: jax.lax.scan(
+        lambda c, _: (c + 0.1 * (jnp.tanh(c * b) + y), None), h, None, length=3
+    )[0],
+    "branched": lambda h, y, b: (
+        0.5 * jax.lax.cond(h.sum() > 0, jnp.tanh, lambda v: 0.3 * v, h + y * b)
+    ),
+    "stopped mean": lambda h, y, b: 0.5 * (h - jax.lax.stop_gradient(h.mean(0))) + y * b,
+}
+BY_DAY = ("looked up", "scanned", "stopped mean")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly]) for name in CHANGES],
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_samples_are_told_apart(change, axis):
+    learner, found, expected = population_gradients(Population(CHANGES[change], axis))
+    assert learner.graph.whole.samples == 2
+    assert_gradients_close(found, expected, TOLERANCE, change)
+
+
+def test_samples_that_mix_are_refused_by_name():
+    model = Population(lambda h, y, b: 0.5 * (h - h.mean(0)) + y + b)
+    with pytest.raises(braintrace.CompilationError, match=r"`RTRL` .*'h' .* mean over the batch"):
+        population_gradients(model)
+
+
+@jax.custom_vjp
+def clipped(value):
+    return value
+
+
+clipped.defvjp(lambda value: (value, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
+
+
+def test_a_backward_rule_that_bends_gradients_is_refused_by_name():
+    model = Population(lambda h, y, b: 0.5 * clipped(h) + y + b)
+    with pytest.raises(braintrace.CompilationError, match=r"`RTRL` .*not proportional"):
+        population_gradients(model)
