@@ -12,6 +12,8 @@ from ops_catalogue import plain_feedback
 
 import braintrace
 from braintrace import nn
+from braintrace._executor import chunk_gradient
+from braintrace._graph import Records
 
 INPUTS, UNITS, OUTPUTS, BATCH, STEPS = 3, 5, 2, 2, 4
 XS = normal(0, STEPS, BATCH, INPUTS)
@@ -114,3 +116,38 @@ def test_a_feedback_without_a_unit_is_in_that_of_the_weight():
     np.testing.assert_allclose(gradient, 1e-2, rtol=1e-6)
     with pytest.raises(braintrace.UnitError, match=r"`feedback` has unit `mV`.* `mS`"):
         nn.FeedbackLinear(3, 2, feedback_init=np.ones((3, 2)) * u.mV, **options)(jnp.ones(3))
+
+
+class Leaky(brainstate.nn.Module):
+    """A leaky layer behind such a product."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.w = brainstate.ParamState(normal(2, INPUTS, UNITS))
+        self.feedback = kind(normal(3, INPUTS, UNITS))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
+
+    def update(self, x):
+        drive = braintrace.feedback_matmul(x, self.w.value, self.feedback.value)
+        self.h.value = 0.8 * self.h.value + drive
+        return self.h.value
+
+
+@pytest.mark.parametrize("kind", [brainstate.LongTermState, brainstate.ParamState])
+def test_only_what_learns_has_a_gradient_in_a_chunk(kind):
+    """What is added up over chunks is computed, whether somebody reads the sum or not."""
+    model = Leaky(kind)
+    model.init_state(BATCH)
+    graph = braintrace.compile_etrace_graph(model, XS[0])
+    (relation,) = graph.hidden_param_op_relations
+    weights = {relation.key: {"weight": model.w.value, "feedback": model.feedback.value}}
+    ones = jnp.ones((STEPS, BATCH, UNITS))
+    records = Records(x={relation.key: XS}, D={"h<h": 0.8 * ones}, Df={f"{relation.key}>h": ones})
+    method = braintrace.D_RTRL(model).method
+    found, _ = chunk_gradient(graph, method, weights, records, {"h": ones}, {})
+    learns = kind is brainstate.ParamState
+    expected = found[relation.key]["weight"]
+    assert np.any(expected)
+    np.testing.assert_array_equal(found[relation.key]["feedback"], expected if learns else 0.0)

@@ -165,7 +165,22 @@ def chunk_gradient(
         mu = {state.name: signal[pre_step_probe(state)][0] for state in states}
         past = method.entry_gradient(graph, weights, mu, before, records.zeros_select)
         gradients = jax.tree.map(jnp.add, gradients, past)
-    return gradients, after
+    return _of_parameters(graph, gradients), after
+
+
+def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
+    """Return gradients of operands, zero for those that no parameter is behind.
+
+    Nobody reads these; but a loop that adds them up does not know, and computes them.
+    """
+    learning = {r.key: set(r.trainable_paths) for r in graph.hidden_param_op_relations}
+    return {
+        key: {
+            name: gradient if name in learning[key] else jnp.zeros_like(gradient)
+            for name, gradient in found.items()
+        }
+        for key, found in gradients.items()
+    }
 
 
 def as_chunk(tree: PyTree) -> PyTree:
