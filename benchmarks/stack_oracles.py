@@ -13,8 +13,8 @@ comes last, the traces not zero where it begins.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -113,17 +113,13 @@ def rtrl_step_by_step(stack: Layers) -> Callable[..., Any]:
             output = stack.equations.output(stack.weights(parameters, 0), state, x)
             return squared_error(readout(parameters, output), target)
 
-        @functools.partial(jax.vmap, in_axes=(0, 0, 0))
+        @jax.vmap
         def moved_on(state: Arrays, traces: Any, x: Any) -> Any:
-            F, J = jax.jacrev(new, (0, 1))(own, state, x)
-            carried = {
-                q: jax.tree.map(
-                    lambda *terms: sum(terms),
-                    F[q],
-                    *(jax.tree.map(lambda eps, J=J[q][r]: _product(J, eps), traces[r]) for r in J),
-                )
-                for q in J
-            }
+            found = jax.jacrev(new, (0, 1))(own, state, x)
+            carried = {}
+            for q, (F, J) in found.items():
+                parts = [jax.tree.map(partial(_product, J[r]), traces[r]) for r in J]
+                carried[q] = jax.tree.map(lambda *terms: sum(terms), F, *parts)
             return new(own, state, x), carried
 
         def step(carry: Any, now: Any) -> Any:
@@ -139,7 +135,7 @@ def rtrl_step_by_step(stack: Layers) -> Callable[..., Any]:
             ]
             of_layer = jax.tree.map(lambda *terms: sum(terms), *found)
             total = _add(total, direct, weight)
-            total = _add(total, {("layers", 0, k): g for k, g in of_layer.items()}, weight)
+            total = _add(total, {p: of_layer[p[2]] for p in parameters if p[0] == "layers"}, weight)
             return (states, traces, total), None
 
         def zeros(state: Any) -> Any:
