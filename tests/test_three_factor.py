@@ -50,36 +50,50 @@ def eligibilities(rule):
         trace = LEAK * trace + now
         filtered_x = ALPHA * filtered_x + x
         filtered_f = ALPHA * LEAK * filtered_f + (1 - ALPHA) * slope
-        smoothed = filtered_x[:, :, None] * filtered_f[:, None] / (1 - ALPHA**t)
-        found.append({"d_rtrl": trace, "es_d_rtrl": smoothed, "immediate": now}[rule])
+        each = {
+            "immediate": now,
+            "ottt": filtered_x[:, :, None] * slope[:, None],
+            "es_d_rtrl": filtered_x[:, :, None] * filtered_f[:, None] / (1 - ALPHA**t),
+        }
+        found.append(each.get(rule, trace))
     return np.array(found)
 
 
-RULES = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": ALPHA}, "immediate": {}}
 MODULATORS = {
     "per unit": draw(2, STEPS, BATCH, UNITS),
     "per sample": draw(3, STEPS, BATCH),
     "for all": draw(4, STEPS),
     "same for all samples": draw(5, STEPS, 1, UNITS),
 }
+RULES = {
+    "d_rtrl": {},
+    "es_d_rtrl": {"decay_or_rank": ALPHA},
+    "immediate": {},
+    "ottt": {"decay": ALPHA},
+    "rtrl": {},
+    "snap": {},
+}
+ROWS = [("d_rtrl", name) for name in MODULATORS] + [
+    (rule, "per unit") for rule in RULES if rule != "d_rtrl"
+]
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_the_gradient_is_the_modulator_times_the_eligibility(rule):
+@pytest.mark.parametrize(("rule", "name"), ROWS)
+def test_the_gradient_is_the_modulator_times_the_eligibility(rule, name):
+    """Nothing mixes units: what rules beyond the diagonal carry is the trace of D_RTRL."""
     learner = braintrace.compile(Leaky(), rule, XS[0], batch_size=BATCH, **RULES[rule])
-    traces = eligibilities(rule)
-    for name, modulator in MODULATORS.items():
-        each = modulator.reshape(*modulator.shape, *(1,) * (3 - modulator.ndim))
-        expected = np.einsum("tbj,tbij->ij", np.broadcast_to(each, (STEPS, BATCH, UNITS)), traces)
-        learner.reset_state(BATCH)
-        found = learner.etrace_grad(
-            XS,
-            modulator,
-            step_fn=lambda x, m: three_factor_loss(learner(x), m),
-            reduction="sum",
-            chunk_size=2,
-        )
-        assert_gradients_close(dict(found), {("w",): expected}, 1e-12, f"{rule}, {name}")
+    modulator = MODULATORS[name]
+    each = modulator.reshape(*modulator.shape, *(1,) * (3 - modulator.ndim))
+    each = np.broadcast_to(each, (STEPS, BATCH, UNITS))
+    expected = np.einsum("tbj,tbij->ij", each, eligibilities(rule))
+    found = learner.etrace_grad(
+        XS,
+        modulator,
+        step_fn=lambda x, m: three_factor_loss(learner(x), m),
+        reduction="sum",
+        chunk_size=2,
+    )
+    assert_gradients_close(dict(found), {("w",): expected}, 1e-12, rule)
 
 
 def test_a_sample_without_a_batch():
