@@ -290,6 +290,38 @@ def lstm(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
     )
 
 
+def gru(inputs: int = 64, hidden: int = 256, outputs: int = 10) -> Network:
+    """Return a GRU whose reset gate acts after the recurrent product."""
+
+    def drive(ops: Any, p: Arrays, states: Arrays, x: Any) -> Arrays:
+        into = jnp.split(ops.matmul("w_in", x, p["w_in"]), 3, axis=-1)
+        among = jnp.split(ops.matmul("w_rec", ops.mixing(states["h"]), p["w_rec"]), 3, axis=-1)
+        gates = {gate: a + b for gate, a, b in zip("zr", into, among, strict=False)}
+        return {**gates, "in": into[2], "rec": among[2]}
+
+    def cell(states: Arrays, ys: Arrays) -> Arrays:
+        z, r = jax.nn.sigmoid(ys["z"]), jax.nn.sigmoid(ys["r"])
+        candidate = jnp.tanh(ys["in"] + r * ys["rec"])
+        return {"h": z * states["h"] + (1 - z) * candidate}
+
+    return Network(
+        name="gru",
+        input_shape=(inputs,),
+        outputs=outputs,
+        scales={
+            "w_in": ((inputs, 3 * hidden), inputs**-0.5),
+            "w_rec": ((hidden, 3 * hidden), hidden**-0.5),
+            "w_out": ((hidden, outputs), hidden**-0.5),
+        },
+        states={"h": (hidden,)},
+        drive=drive,
+        cell=cell,
+        readout=_linear_readout,
+        trace_elements=(inputs + hidden) * 3 * hidden,
+        factor_elements=6 * hidden,
+    )
+
+
 @jax.custom_jvp
 def spike(v: Any) -> Any:
     """Return 1 where a neuron is above its threshold; its derivative is smooth."""

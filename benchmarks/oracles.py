@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from .networks import Arrays, Network, squared_error
-from .operations import PlainOps
+from .operations import DiagonalOps, PlainOps
 
 
 def sequence_loss(
@@ -55,6 +55,15 @@ def bptt(network: Network, cut_mixing: bool = False) -> Any:
         return sequence_loss(network, ops, parameters, xs, targets, mask)
 
     return jax.value_and_grad(loss)
+
+
+def snap(network: Network) -> Any:
+    """Return ``(parameters, xs, targets) -> gradients`` of SnAp-1."""
+
+    def loss(parameters: Arrays, xs: Any, targets: Any) -> Any:
+        return sequence_loss(network, DiagonalOps(), parameters, xs, targets)
+
+    return jax.grad(loss)
 
 
 def _one_at(states: Arrays, name: str) -> Arrays:

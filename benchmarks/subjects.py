@@ -19,7 +19,12 @@ from .operations import MarkedOps
 
 ALPHA = 0.9
 ES_OPTIONS = {"decay_or_rank": ALPHA}
-OPTIONS: dict[str, dict[str, Any]] = {"d_rtrl": {}, "es_d_rtrl": ES_OPTIONS, "rtrl": {}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "d_rtrl": {},
+    "es_d_rtrl": ES_OPTIONS,
+    "rtrl": {},
+    "snap": {},
+}
 TOLERANCES = {"float32": 1.0, "bfloat16": 500.0}
 """Factors on a network's tolerance by dtype."""
 
@@ -92,6 +97,11 @@ class Task:
         """What ES_D_RTRL has to give."""
         return jax.jit(oracles.es_d_rtrl(self.network, ALPHA))(self.parameters, *self.data)
 
+    @functools.cached_property
+    def snap(self) -> Any:
+        """What SnAp-1 has to give."""
+        return jax.jit(oracles.snap(self.network))(self.parameters, *self.data)
+
     @property
     def tolerance(self) -> float:
         """Largest deviation from the oracle: the network's, or what the matrix unit rounds."""
@@ -99,7 +109,7 @@ class Task:
 
     def expected(self, algorithm: str) -> Any:
         """Return what an algorithm has to give."""
-        return self.d_rtrl if algorithm == "d_rtrl" else self.es_d_rtrl
+        return getattr(self, algorithm)
 
 
 @functools.cache

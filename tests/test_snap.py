@@ -1,11 +1,32 @@
 """SnAp-1 is what its definition says: D-RTRL with the diagonal of what goes through one product."""
 
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
 import cases
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+import saiunit
 from assertions import assert_gradients_close, assert_gradients_differ
-from drivers import build_learner, catalogue_gradient, sequence_gradient
+from drivers import (
+    build_algorithm,
+    build_learner,
+    catalogue_gradient,
+    named,
+    sequence_gradient,
+    weights_of,
+)
+from ops_catalogue import restored_registries
+
+import braintrace
+from braintrace import get_primitive_spec, register_primitive_spec
+from braintrace._graph import specs_of
 
 STYLES = ("batch axis", "mapped")
 WITH_PRODUCTS = [
@@ -13,6 +34,8 @@ WITH_PRODUCTS = [
     for c in cases.RECURRENT
     if c.name not in ("plain_encoder", "two_layers", "two_layers_plain_link")
 ]
+GRU, LSTM = cases.BY_NAME["gru"], cases.BY_NAME["lstm_fused"]
+BATCH, STEPS = 2, references.LENGTH
 
 
 @pytest.mark.core
@@ -25,13 +48,387 @@ def test_the_literal_recursion(case):
         assert_gradients_differ(found, references.dense_d_rtrl(case), 1e-3, case.name)
 
 
+@cases.each([cases.BY_NAME["alif"], cases.BY_NAME["rotation"]])
+def test_without_products_it_is_d_rtrl(case):
+    found = catalogue_gradient(case, "snap")
+    assert_gradients_close(found, references.bptt(case), 1e-5, case.name)
+    snap, d_rtrl = build_learner(case, "snap"), build_learner(case)
+    assert snap.report() == d_rtrl.report()
+
+
 @pytest.mark.usefixtures("float64")
-@cases.each([cases.BY_NAME["gru"], cases.BY_NAME["lstm_fused"]])
-def test_chunks_of_all_lengths(case):
+@cases.each([GRU, LSTM])
+def test_sequences_however_they_are_cut(case):
     learner = build_learner(case, "snap", dtype=np.float64)
     _, _, xs, targets = references.arguments(case)
-    for chunk_size in (1, 4, 6):
-        learner.reset_state(batch_size=2)
+    expected = references.dense_d_rtrl(case, snap=True)
+    for chunk_size in (1, 4):
+        learner.reset_state(BATCH)
         found = sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
-        expected = references.dense_d_rtrl(case, snap=True)
         assert_gradients_close(found, expected, 1e-10, f"{case.name}, {chunk_size}")
+    learner.reset_state(BATCH)
+    learner.etrace_evolve(xs[:2], chunk_size=2)
+    found = sequence_gradient(learner, case, xs[2:], targets[2:], chunk_size=4)
+    late = tuple(np.float64(np.arange(STEPS) >= 2))
+    expected = references.dense_d_rtrl(case, snap=True, step_weights=late)
+    assert_gradients_close(found, expected, 1e-10, case.name)
+
+
+@cases.each([LSTM], [GRU])
+def test_single_steps_in_a_gradient_of_the_users_own(case):
+    model, algorithm = build_algorithm(case, braintrace.SnAp, BATCH)
+    gradient = brainstate.transform.jit(
+        brainstate.transform.grad(
+            lambda x, target: case.loss(algorithm(x), target), weights_of(model)
+        )
+    )
+    steps = [named(gradient(*now)) for now in zip(*case.sequences(BATCH, STEPS), strict=True)]
+    found = jax.tree.map(lambda *leaves: sum(leaves), *steps)
+    assert_gradients_close(found, references.dense_d_rtrl(case, snap=True), 1e-5, case.name)
+
+
+@cases.each([LSTM], [GRU])
+def test_learning_at_every_step_of_a_stream(case):
+    learner = build_learner(case, "snap")
+    weights = weights_of(learner.algorithm.model)
+
+    def descend(gradients):
+        for path, weight in weights.items():
+            weight.value = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
+
+    losses = learner.etrace_online(
+        *case.sequences(BATCH, STEPS),
+        step_fn=lambda x, target: case.loss(learner(x), target),
+        update_fn=descend,
+    )
+    expected, expected_losses = references.dense_online(case, rate=0.1, snap=True)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    found = named({path: weight.value for path, weight in weights.items()})
+    assert_gradients_close(found, expected, 1e-5, case.name)
+
+
+def test_windows_end_in_its_traces():
+    case = LSTM
+    found = catalogue_gradient(case, "snap", vjp_method="multi-step", chunk_size=2)
+    expected = references.dense_multi_step(case, window=2, snap=True)
+    assert_gradients_close(found, expected, 1e-5)
+    assert_gradients_differ(found, references.dense_multi_step(case, window=2), 1e-4)
+
+
+def test_resets_and_masked_steps():
+    """Samples that start anew in a sequence, after traces that are not finite."""
+    learner = build_learner(LSTM, "snap")
+    xs, targets = LSTM.sequences(BATCH, STEPS)
+    mask = np.float32([0, 0, 0, 1, 2, 0.5])
+    learner.etrace_evolve(xs[:3])
+    spoilt = jax.tree.map(lambda leaf: jnp.full_like(leaf, np.nan), learner.algorithm.traces.value)
+    learner.algorithm.traces.value = spoilt
+    reset = np.arange(STEPS) == 3
+    found = sequence_gradient(learner, LSTM, xs, targets, mask=mask, reset=reset, chunk_size=2)
+    learner.reset_state(BATCH)
+    expected = sequence_gradient(learner, LSTM, xs[3:], targets[3:], mask=mask[3:])
+    assert_gradients_close(found, expected, 1e-5)
+    per_sample = np.stack([reset, reset], axis=1)
+    learner.reset_state(BATCH)
+    found = sequence_gradient(learner, LSTM, xs, targets, mask=mask, reset=per_sample)
+    assert_gradients_close(found, expected, 1e-5)
+
+
+def test_what_it_carries_is_what_its_report_says():
+    case = cases.BY_NAME["tanh_rnn"]
+    learner = build_learner(case, "snap", trace_dtype=jnp.bfloat16)
+    report, traces = learner.report(), jax.tree.leaves(learner.algorithm.traces.value)
+    entries = BATCH * sum(np.size(w) for n, w in case.params().items() if n in ("w_in", "w_rec"))
+    entries += BATCH * case.shapes["bias"][0]
+    assert report.stored_bytes == 4 * entries
+    assert report.carried_bytes == sum(leaf.nbytes for leaf in traces) == 2 * entries
+    assert report.groups[0].transition == (("h", "h"),)
+    assert not any(spec.is_stored for spec in specs_of(build_learner(case).graph.trace_specs))
+    found = sequence_gradient(learner, case, *case.sequences(BATCH, STEPS), chunk_size=2)
+    assert_gradients_close(found, references.dense_d_rtrl(case, snap=True), 3e-2)
+
+
+def test_gradient_check():
+    xs, targets = LSTM.sequences(BATCH, STEPS)
+    check = braintrace.gradient_check(
+        LSTM.build(), "snap", xs, targets, LSTM.loss, batch_size=BATCH
+    )
+    wanted, exact = references.dense_d_rtrl(LSTM, snap=True), references.bptt(LSTM)
+    error = [
+        np.linalg.norm(w - e) for w, e in zip(*map(jax.tree.leaves, (wanted, exact)), strict=True)
+    ]
+    size = [np.linalg.norm(e) for e in jax.tree.leaves(exact)]
+    deviation = np.linalg.norm(error) / np.linalg.norm(size)
+    np.testing.assert_allclose(check.rows[-1].deviation, deviation, rtol=1e-4)
+
+
+# --- products of all kinds ------------------------------------------------------------------
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) / 2, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recurrence:
+    """``recurrent(h, x, parameters)``, by marked operations and in plain JAX.
+
+    In the plain form, what goes through two products is held constant.
+    """
+
+    name: str
+    marked: Callable[[Any, Any, Any], Any]
+    plain: Callable[[Any, Any, Any], Any]
+    parameters: dict[str, Any]
+    hidden: tuple[int, ...] = (4,)
+    sample: tuple[int, ...] = (4,)
+
+
+PATTERN = np.asarray(normal(5, 4, 4)) * np.float32(
+    [[1, 0, 1, 0], [0, 0, 1, 1], [1, 1, 1, 0], [0, 1, 0, 0]]
+)
+CSR = saiunit.sparse.CSR.fromdense(jnp.asarray(PATTERN))
+WIDTH = ("NWC", "WIO", "NWC")
+
+
+def dense_of(data):
+    return jnp.zeros((4, 4)).at[np.nonzero(PATTERN)].set(data)
+
+
+def plain_conv(h, kernel, **options):
+    return jax.lax.conv_general_dilated(h, kernel, (1,), "SAME", dimension_numbers=WIDTH, **options)
+
+
+def same(name, function, parameters, **options):
+    """A recurrence without marks of its own."""
+    return Recurrence(name, function, function, parameters, **options)
+
+
+def fed_back(h, weight, feedback):
+    held = jax.lax.stop_gradient(h)
+    return held @ weight + (h - held) @ jax.lax.stop_gradient(feedback)
+
+
+def gated(h, x, p):
+    """Two gates behind each other: a product of a value that another product has made."""
+    gate = jax.nn.sigmoid(braintrace.matmul(h, p["w_r"]))
+    return braintrace.matmul(gate * h, p["w"])
+
+
+def gated_once(h, x, p):
+    gate = jax.nn.sigmoid(jax.lax.stop_gradient(h @ p["w_r"]))
+    return (gate * h) @ p["w"]
+
+
+RECURRENCES = [
+    Recurrence(
+        "conv",
+        lambda h, x, p: braintrace.conv(h, p["w"], padding="SAME", dimension_numbers=WIDTH),
+        lambda h, x, p: plain_conv(h, p["w"]),
+        {"w": normal(0, 3, 2, 2)},
+        hidden=(5, 2),
+        sample=(5, 2),
+    ),
+    same(
+        "plain grouped conv",
+        lambda h, x, p: plain_conv(h, 0.5 * jnp.ones((3, 1, 2)), feature_group_count=2),
+        {},
+        hidden=(5, 2),
+        sample=(5, 2),
+    ),
+    Recurrence(
+        "sparse",
+        lambda h, x, p: braintrace.sparse_matmul(h, p["w"], sparse_mat=CSR),
+        lambda h, x, p: h @ dense_of(p["w"]),
+        {"w": CSR.data},
+    ),
+    Recurrence(
+        "low rank",
+        lambda h, x, p: braintrace.lora_matmul(h, p["B"], p["A"], alpha=0.7),
+        lambda h, x, p: 0.7 * h @ p["B"] @ p["A"],
+        {"B": normal(0, 4, 2), "A": normal(1, 2, 4)},
+    ),
+    Recurrence(
+        "feedback",
+        lambda h, x, p: braintrace.feedback_matmul(h, p["w"], jax.lax.stop_gradient(2 * p["w"])),
+        lambda h, x, p: fed_back(h, p["w"], 2 * p["w"]),
+        {"w": normal(0, 4, 4)},
+    ),
+    Recurrence(
+        "one number for all, broadcast",
+        lambda h, x, p: -jax.nn.relu(braintrace.matmul(jnp.tanh(h), p["w"]) + 2),
+        lambda h, x, p: -jax.nn.relu(jnp.tanh(h) @ p["w"] + 2),
+        {"w": normal(0, 4, 1)},
+    ),
+    same("plain, broadcast", lambda h, x, p: -0.2 * (h @ jnp.ones((4, 1))), {}),
+    same("einsum", lambda h, x, p: jnp.einsum("oi,bi->bo", 0.3 * normal(3, 4, 4), h**2), {}),
+    same(
+        "a matrix of each sample and step",
+        lambda h, x, p: (
+            jnp.einsum("bi,bj,bi->bj", h, x, x) * 0.3
+            + jnp.einsum("bi,bij->bj", jnp.sin(h), x[:, :, None] + x[:, None, :])
+        ),
+        {},
+    ),
+    Recurrence(
+        "halves that change places",
+        lambda h, x, p: braintrace.matmul(jnp.concatenate([h[:, 2:], x, h[:, :2]], 1), p["w"]),
+        lambda h, x, p: jnp.concatenate([h[:, 2:], x, h[:, :2]], 1) @ p["w"],
+        {"w": normal(0, 8, 4)},
+    ),
+    Recurrence(
+        "interleaved gates",
+        lambda h, x, p: jnp.prod(braintrace.matmul(h, p["w"]).reshape(-1, 4, 3), axis=-1),
+        lambda h, x, p: jnp.prod((h @ p["w"]).reshape(-1, 4, 3), axis=-1),
+        {"w": normal(0, 4, 12)},
+    ),
+    Recurrence(
+        "twice the same state",
+        lambda h, x, p: braintrace.matmul(jnp.concatenate([h, h**2], -1), p["w"]),
+        lambda h, x, p: jnp.concatenate([h, h**2], -1) @ p["w"],
+        {"w": normal(0, 8, 4)},
+    ),
+    Recurrence("two products", gated, gated_once, {"w": normal(0, 4, 4), "w_r": normal(1, 4, 4)}),
+]
+
+
+class Recurrent(brainstate.nn.Module):
+    """``h' = tanh(0.5 h + recurrent(h, x) + u x)``."""
+
+    def __init__(self, recurrence):
+        super().__init__()
+        self.recurrence = recurrence
+        values = {**recurrence.parameters, "u": normal(7, *recurrence.hidden)}
+        self.parameters_of = {name: brainstate.ParamState(v) for name, v in values.items()}
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, *self.recurrence.hidden)))
+
+    def update(self, x):
+        p = {name: state.value for name, state in self.parameters_of.items()}
+        drive = braintrace.element_wise(p["u"]) * x
+        h = 0.5 * self.h.value + self.recurrence.marked(self.h.value, x, p) + drive
+        self.h.value = jnp.tanh(h)
+        return self.h.value
+
+
+def loss(h):
+    return jnp.sum(h**2 * jnp.linspace(0.5, 1.5, h.size).reshape(h.shape))
+
+
+def literal(recurrence, xs):
+    """The sum over steps, by full Jacobians of which the diagonal is kept."""
+    parameters = {**recurrence.parameters, "u": normal(7, *recurrence.hidden)}
+
+    def step(p, h, x):
+        return jnp.tanh(0.5 * h + recurrence.plain(h, x, p) + p["u"] * x)
+
+    @jax.jit
+    def facts(h, x):
+        new = step(parameters, h, x)
+        J = jax.jacrev(step, 1)(parameters, h, x).reshape(h.size, h.size)
+        F = jax.jacrev(step)(parameters, h, x)
+        return new, jnp.diag(J).reshape(h.shape), F, jax.grad(loss)(new)
+
+    h, eps, total = jnp.zeros((BATCH, *recurrence.hidden)), None, None
+    for x in xs:
+        h, D, F, signal = facts(h, x)
+
+        def carried(old, term, D=D):
+            return term + D.reshape(*D.shape, *[1] * (term.ndim - D.ndim)) * old
+
+        eps = F if eps is None else jax.tree.map(carried, eps, F)
+        found = jax.tree.map(lambda e, s=signal: jnp.tensordot(s, e, s.ndim), eps)
+        total = found if total is None else jax.tree.map(jnp.add, total, found)
+    return total
+
+
+@pytest.mark.parametrize("recurrence", RECURRENCES, ids=lambda recurrence: recurrence.name)
+def test_products_of_all_kinds(recurrence):
+    xs = normal(9, STEPS, BATCH, *recurrence.sample)
+    model = Recurrent(recurrence)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        learner = braintrace.compile(model, "snap", xs[0], batch_size=BATCH)
+    found = learner.etrace_grad(
+        xs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=4
+    )
+    expected = literal(recurrence, xs)
+    if recurrence.name == "two products":  # its own trace of the first weight is that of the step
+        expected.pop("w_r")
+    found = {path[-1]: value for path, value in found.items() if path[-1] in expected}
+    assert_gradients_close(found, expected, 1e-5, recurrence.name)
+
+
+# --- what is left out, and refused ------------------------------------------------------------
+
+
+def compiled(recurrence, **options):
+    x = normal(9, BATCH, *recurrence.sample)
+    return braintrace.compile(Recurrent(recurrence), "snap", x, batch_size=BATCH, **options)
+
+
+def test_what_goes_through_two_products_is_told():
+    by_name = {recurrence.name: recurrence for recurrence in RECURRENCES}
+    with pytest.warns(braintrace.ApproximationWarning, match="w_r' reaches 'h' through"):
+        found = [str(d) for d in compiled(by_name["two products"]).graph.diagnostics]
+    (left_out,) = (message for message in found if "and then through" in message)
+    assert "'h' reaches 'h' through `etp_mm`, and then through `etp_mm`" in left_out
+    kept = "the way of each position to itself is kept"
+    assert any(kept in message for message in found)
+    with pytest.warns(braintrace.ApproximationWarning, match="carry the way of each position"):
+        compiled(by_name["einsum"])
+    # A product that passes nothing to a position itself: the matrix has an empty diagonal.
+    learner = compiled(
+        Recurrence(
+            "sparse, no self",
+            lambda h, x, p: braintrace.sparse_matmul(h, p["w"], sparse_mat=OFF_DIAGONAL),
+            None,
+            {"w": OFF_DIAGONAL.data},
+        )
+    )
+    assert not any(kept in str(d) for d in learner.graph.diagnostics)
+    assert learner.graph.hidden_groups[0].diagonals == ((),)
+
+
+OFF_DIAGONAL = saiunit.sparse.CSR.fromdense(jnp.ones((4, 4)) - jnp.eye(4))
+
+
+def of_own(function):
+    """A marked operation of one's own: a product with a function of its input."""
+    dense = get_primitive_spec(braintrace.etp_mm_p)
+    return register_primitive_spec(
+        dataclasses.replace(
+            dense,
+            name="etp_own",
+            impl=lambda x, weight, **_: function(x) @ weight,
+            xy_to_dw=lambda x, f, weights, **_: {"weight": function(x).T @ f},
+            accumulate=None,
+            select_outputs=None,
+            joins_input=None,
+            input_derivative=None,
+        )
+    )
+
+
+@pytest.mark.parametrize("function", [lambda x: 2 * x, jnp.sin], ids=["linear", "not linear"])
+def test_operations_of_ones_own_have_to_be_linear_in_their_input(function):
+    with restored_registries():
+        own = of_own(function)
+        recurrence = Recurrence(
+            "own",
+            lambda h, x, p: own.bind(h, p["w"]),
+            lambda h, x, p: function(h) @ p["w"],
+            {"w": normal(0, 4, 4)},
+        )
+        if function is jnp.sin:
+            with pytest.raises(braintrace.PrimitiveError, match=r"(?s)SnAp.*`etp_own`.*'h'"):
+                compiled(recurrence)
+        else:
+            test_products_of_all_kinds(recurrence)
+
+
+@pytest.mark.parametrize("n", [0, 1.0, True, 2])
+def test_options(n):
+    with pytest.raises(braintrace.OptionError, match="`n` is"):
+        braintrace.SnAp(LSTM.build(), n=n)

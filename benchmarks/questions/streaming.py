@@ -22,7 +22,7 @@ from ..case import Case, NotOffered, Prepared, Subject, Target
 from ..handwritten_steps import BY_HAND
 from ..networks import NETWORKS, squared_error
 from ..subjects import (
-    ALPHA,
+    OPTIONS,
     Model,
     Task,
     learner_of,
@@ -44,6 +44,12 @@ JIT = "D_RTRL step, single calls, transform.jit"
 DRIVER = "D_RTRL step, single calls, etrace_online"
 ES_LOOP = "ES_D_RTRL step, in a loop"
 
+ALGORITHMS: dict[str, Any] = {
+    "d_rtrl": braintrace.D_RTRL,
+    "es_d_rtrl": braintrace.ES_D_RTRL,
+    "snap": braintrace.SnAp,
+}
+
 Step = Callable[[Any, Any], Any]
 Begin = Callable[[], None]
 
@@ -56,17 +62,14 @@ class Stream:
     task
         The network and its sequence.
     algorithm
-        ``'d_rtrl'`` or ``'es_d_rtrl'``.
+        A name of `subjects.OPTIONS`.
     """
 
     def __init__(self, task: Task, algorithm: str = "d_rtrl") -> None:
         self.task = task
         self.model = Model(task.network, jnp.dtype(task.dtype))
         brainstate.nn.init_all_states(self.model, batch_size=task.batch)
-        if algorithm == "d_rtrl":
-            self.algorithm = braintrace.D_RTRL(self.model)
-        else:
-            self.algorithm = braintrace.ES_D_RTRL(self.model, decay_or_rank=ALPHA)
+        self.algorithm = ALGORITHMS[algorithm](self.model, **OPTIONS[algorithm])
         self.algorithm.compile_graph(task.data[0][0])
         weights = self.model.states(brainstate.ParamState)
         self._gradient = brainstate.transform.grad(self._loss, weights)
