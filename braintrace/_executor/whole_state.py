@@ -114,7 +114,7 @@ def seen_by_layers(
         new = [var for other in others for var in other.new_vars]
         values = dict(zip(new, evaluate(program, new, inputs), strict=True))
         overrides = {**values, **_joined(others, values)}
-        found.append((layer.states, jax.lax.stop_gradient(overrides)))
+        found.append((layer.states, _constant(overrides)))
     return found
 
 
@@ -137,13 +137,17 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
         now = {**inputs, **{var: jax.lax.stop_gradient(inputs[var]) for var in others}}
         own = [whole.leaves[index] for index in layer.states]
         new: list[Atom] = [leaf.out_var for leaf in own if leaf.out_var is not None]
-        constant = jax.lax.stop_gradient(seen)
-        kept = evaluate(program, new, now, constant)
+        kept = evaluate(program, new, now, _constant(seen))
         carried.update({leaf.in_var: value for leaf, value in zip(own, kept, strict=True)})
         seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
         seen.update(_joined(whole.layers[: number + 1], seen))
     outputs, new_states = finish(graph, inputs, seen)
     return outputs, {**new_states, **carried}
+
+
+def _constant(values: Mapping[Var, Any]) -> dict[Var, Any]:
+    """Return values without a gradient; variables have no order, as keys of a pytree would."""
+    return {var: jax.lax.stop_gradient(value) for var, value in values.items()}
 
 
 def _joined(layers: Sequence[Layer], values: Mapping[Var, Any]) -> dict[Var, Any]:
