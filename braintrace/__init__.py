@@ -3,6 +3,7 @@
 from . import nn as nn
 from ._algorithms import D_RTRL as D_RTRL
 from ._algorithms import ES_D_RTRL as ES_D_RTRL
+from ._algorithms import KF_RTRL as KF_RTRL
 from ._algorithms import OTTT as OTTT
 from ._algorithms import RFLO as RFLO
 from ._algorithms import RTRL as RTRL

@@ -23,7 +23,12 @@ import braintrace
 from braintrace._executor import blocks, outliving, overwriting, recursion
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
-ALGORITHMS = [braintrace.RTRL, braintrace.UORO, *(rule.algorithm for rule in RULES.values())]
+ALGORITHMS = [
+    braintrace.RTRL,
+    braintrace.UORO,
+    braintrace.KF_RTRL,
+    *(rule.algorithm for rule in RULES.values()),
+]
 FEW = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "two_layers")]
 STEPS = references.LENGTH
 ONCE = [

@@ -15,6 +15,7 @@ from assertions import assert_gradients_close, assert_gradients_differ, assert_s
 from drivers import build_learner, named, sequence_gradient, snapshot, weights_of
 
 import braintrace
+from braintrace._executor.product_uses import parameters_of_uses
 from braintrace._executor.random_signs import key_of_step, signs
 
 LENGTH, BATCH, SEED = 6, 2, 3
@@ -37,18 +38,35 @@ def drawn(learner, shape, start=0, length=LENGTH, stream=None):
     return np.stack([signs(key_of_step(s, jnp.zeros(1)), shape, np.float64) for s in steps])
 
 
-def signs_of(learner, **options):
-    """Those of UORO, in the order of the oracle."""
+def in_order_of_oracle(learner):
+    """Signs of UORO, (time, samples, states by name)."""
     whole = learner.graph.whole
-    found = drawn(learner, (whole.samples, whole.size), **options)
+    found = drawn(learner, (whole.samples, whole.size))
     names = [leaf.name.replace("/", ".") for leaf in whole.leaves]
     parts = dict(zip(names, np.split(found, np.cumsum(whole.sizes)[:-1], axis=2), strict=True))
     return np.concatenate([parts[name] for name in sorted(parts)], axis=2)
 
 
-def expected(name, learner, batch=BATCH, **options):
-    arguments = references.arguments(cases.BY_NAME[name], batch, LENGTH)
-    return random_oracles.uoro(cases.BY_NAME[name], *arguments, signs_of(learner), **options)
+def by_operation(case, learner):
+    """Those of KF-RTRL, {operation: (time, samples)}."""
+    graph, whole = learner.graph, learner.graph.whole
+    products = [use for use in whole.uses if use.kind == "product"]
+    found = drawn(learner, (whole.samples, len(products)))
+    signs = {}
+    for index, use in enumerate(products):
+        alone = dataclasses.replace(graph, whole=dataclasses.replace(whole, uses=(use,)))
+        names = parameters_of_uses(alone)
+        behind = {name.replace("/", ".").partition("#")[0] for name in names}
+        (operation,) = (op for op in case.relations if case.parameters_of(op) == behind)
+        signs[operation] = found[:, :, index]
+    return signs
+
+
+def expected(name, learner, **options):
+    case, arguments = cases.BY_NAME[name], references.arguments(cases.BY_NAME[name], BATCH, LENGTH)
+    if isinstance(learner.algorithm, braintrace.UORO):
+        return random_oracles.uoro(case, *arguments, in_order_of_oracle(learner), **options)
+    return random_oracles.kf_rtrl(case, *arguments, by_operation(case, learner), **options)
 
 
 def data(name, dtype=np.float64):
@@ -61,35 +79,50 @@ def rewound(learner, draws=0):
     traces.value = {**traces.value, "draws": jnp.uint32(draws)}
 
 
+BOTH = {"resets": SOME, "step_weights": MASK}
 RUNS = [
-    ("gru", "batch axis", {}),
-    ("lstm_fused", "mapped", {"chunk_size": 4}),
-    ("alif_late_threshold", "batch axis", {"resets": SOME, "step_weights": MASK}),
-    ("leaky_pair_with_tied_weight", "mapped", {"resets": ALL_AT_3}),
-    ("learnt_leak", "batch axis", {"step_weights": MASK, "chunk_size": 1}),
-    pytest.param("two_layers", "mapped", {"resets": SOME}, marks=pytest.mark.nightly),
-    pytest.param("layer_norm_rnn", "batch axis", {}, marks=pytest.mark.nightly),
-    pytest.param("leaky_with_masked_weight", "mapped", {}, marks=pytest.mark.nightly),
-    pytest.param("rotation", "batch axis", {"resets": ALL_AT_3}, marks=pytest.mark.nightly),
+    ("uoro", "gru", "batch axis", {}),
+    ("uoro", "lstm_fused", "mapped", {"chunk_size": 4}),
+    ("uoro", "alif_late_threshold", "batch axis", BOTH),
+    ("uoro", "leaky_pair_with_tied_weight", "mapped", {"resets": ALL_AT_3}),
+    ("kf_rtrl", "gru", "mapped", {"resets": ALL_AT_3}),
+    ("kf_rtrl", "independent_rnn", "batch axis", BOTH),
+    ("kf_rtrl", "leaky_with_masked_weight", "batch axis", {"chunk_size": 4}),
 ]
+AT_NIGHT = [
+    ("uoro", "learnt_leak", "batch axis", {"step_weights": MASK, "chunk_size": 1}),
+    ("uoro", "two_layers", "mapped", {"resets": SOME}),
+    ("uoro", "layer_norm_rnn", "batch axis", {}),
+    ("uoro", "leaky_with_masked_weight", "mapped", {}),
+    ("uoro", "rotation", "batch axis", {"resets": ALL_AT_3}),
+    ("kf_rtrl", "lstm_fused", "batch axis", BOTH),
+    ("kf_rtrl", "two_layers", "batch axis", {"resets": SOME}),
+    ("kf_rtrl", "alif_late_threshold", "mapped", {"step_weights": MASK}),
+    ("kf_rtrl", "learnt_leak", "mapped", {}),
+]
+ROWS = [*RUNS, *(pytest.param(*row, marks=pytest.mark.nightly) for row in AT_NIGHT)]
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "style", "options"), RUNS)
-def test_the_gradient_of_a_sequence(name, style, options):
+@pytest.mark.parametrize(("algorithm", "name", "style", "options"), ROWS)
+def test_the_gradient_of_a_sequence(algorithm, name, style, options):
     options = dict(options)
     chunks = {"chunk_size": options.pop("chunk_size", "auto")}
-    learner = learner_of(name, "uoro", style)
+    learner = learner_of(name, algorithm, style)
     call = {"reset": options.get("resets"), "mask": options.get("step_weights")}
     found = sequence_gradient(learner, cases.BY_NAME[name], *data(name), **call, **chunks)
     assert_gradients_close(found, expected(name, learner, **options), 1e-10, name)
 
 
+RANDOM = ["uoro", "kf_rtrl"]
+
+
 @pytest.mark.usefixtures("float64")
-def test_every_driver_goes_on_where_another_has_stopped():
+@pytest.mark.parametrize("algorithm", RANDOM)
+def test_every_driver_goes_on_where_another_has_stopped(algorithm):
     name = "tanh_rnn"
     case, (xs, targets) = cases.BY_NAME[name], data(name)
-    learner = learner_of(name, "uoro")
+    learner = learner_of(name, algorithm)
     wanted = expected(name, learner)
     gradient = brainstate.transform.jit(
         brainstate.transform.grad(
@@ -139,10 +172,11 @@ def test_every_driver_goes_on_where_another_has_stopped():
 
 
 @pytest.mark.usefixtures("float64")
-def test_parameters_that_change_at_every_step():
+@pytest.mark.parametrize("algorithm", RANDOM)
+def test_parameters_that_change_at_every_step(algorithm):
     name = "leaky_rnn"
     case, (xs, targets) = cases.BY_NAME[name], data(name)
-    learner = learner_of(name, "uoro")
+    learner = learner_of(name, algorithm)
     weights = weights_of(learner.algorithm.model)
 
     def descend(gradients):
@@ -167,7 +201,6 @@ DRAWS = [
     pytest.param(2_000, id="2,000 draws"),
     pytest.param(20_000, id="20,000 draws", marks=pytest.mark.nightly),
 ]
-RANDOM = ["uoro"]
 
 
 @functools.cache
@@ -214,6 +247,13 @@ def noise_of(found):
     """Deviations from the mean, (draws, entries)."""
     leaves = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(found)]
     return np.concatenate([leaf - leaf.mean(0) for leaf in leaves], axis=1)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["tanh_rnn", "gru", "alif_late_threshold"])
+def test_kronecker_factors_vary_less_than_rank_one(name):
+    first, second = (noise_of(estimates(name, algorithm, 2_000)) for algorithm in RANDOM)
+    assert 0 < (second**2).sum() < 0.5 * (first**2).sum()
 
 
 @pytest.mark.usefixtures("float64")
@@ -309,7 +349,7 @@ def test_lanes_of_somebody_elses_map_draw_apart(algorithm):
     initialise(x)
     run = brainstate.nn.Vmap(instance, vmap_states="inner")
     run = brainstate.nn.Vmap(run, vmap_states="outer")
-    for _ in range(3):
+    for _ in range(8):
         run(x)
     noise = jax.tree.leaves(instance.traces.value)[-1]
     rows = np.asarray(noise, np.float64).reshape(2 * lanes, -1)
@@ -356,6 +396,40 @@ def test_what_is_carried_is_reported_in_its_dtype():
     found = sequence_gradient(learner, case, *data("gru", np.float32))
     exact = learner_of("gru", "uoro", dtype=np.float32)
     assert_gradients_close(found, sequence_gradient(exact, case, *data("gru", np.float32)), 0.05)
+
+
+def test_factors_and_exact_traces_are_reported():
+    case = cases.BY_NAME["independent_rnn"]
+    learner = learner_of("independent_rnn", "kf_rtrl", dtype=np.float32)
+    traces = learner.algorithm.traces.value
+    shapes = {name: [leaf.shape for leaf in traces[name].values()] for name in ("u", "A", "exact")}
+    assert shapes == {"u": [(BATCH, 3 + 1)], "A": [(BATCH, 4, 4)], "exact": [(BATCH, 4, 4)]}
+    assert learner.report().carried_bytes == 4 * BATCH * (4 + 16 + 16) + 8 + 4
+    assert case.shapes["w_rec"] == (4,)
+
+
+class Convolving(brainstate.nn.Module):
+    """A convolution of the past."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = brainstate.ParamState(jnp.ones((2, 2, 3)) / 6)
+
+    def init_state(self, batch_size=1, **_):
+        self.h = brainstate.HiddenState(jnp.ones((batch_size, 2, 5)))
+
+    def update(self, x):
+        past = braintrace.conv(self.h.value, self.kernel.value, padding="SAME")
+        self.h.value = jnp.tanh(x + past)
+        return self.h.value
+
+
+def test_a_convolution_has_no_kronecker_factors():
+    x = jnp.ones((BATCH, 2, 5))
+    with pytest.raises(braintrace.PrimitiveError, match=r"KF_RTRL.*`etp_conv`.*Use UORO"):
+        braintrace.compile(Convolving(), "kf_rtrl", x, batch_size=BATCH)
+    learner = braintrace.compile(Convolving(), "uoro", x, batch_size=BATCH)
+    assert learner.algorithm.traces.value["t"]["kernel"].shape == (BATCH, 2, 2, 3)
 
 
 @pytest.mark.parametrize("algorithm", RANDOM)

@@ -7,6 +7,7 @@ from .es_d_rtrl import ES_D_RTRL as ES_D_RTRL
 from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop
 from .immediate import Immediate as Immediate
+from .kf_rtrl import KF_RTRL as KF_RTRL
 from .names import algorithms_by_name as algorithms_by_name
 from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
 from .ostl_recurrent import OSTLRecurrent as OSTLRecurrent

@@ -8,6 +8,7 @@ from .eligibility import eligibility as eligibility
 from .io_dim import InputOutputTraces as InputOutputTraces
 from .jacobians import Inputs as Inputs
 from .jacobians import operands as operands
+from .kronecker import KroneckerTraces as KroneckerTraces
 from .overwriting import never as never
 from .param_dim import ParameterTraces as ParameterTraces
 from .probed_step import Probes as Probes

@@ -30,3 +30,4 @@ from .traced_model import TracedModel as TracedModel
 from .whole_state import Layer as Layer
 from .whole_state import ParameterUse as ParameterUse
 from .whole_state import WholeState as WholeState
+from .whole_state import operand_key as operand_key

@@ -13,7 +13,7 @@ from .method import Record, TraceSpecs, specs_of
 from .relation import HiddenParamOpRelation
 from .report import report_of
 from .traced_model import StateLeaf, TracedModel
-from .whole_state import WholeState
+from .whole_state import WholeState, operand_key, operands_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +103,11 @@ class ETraceGraph:
         if self.whole is None:
             return {r.key: r.trainable_vars for r in self.hidden_param_op_relations}
         parameters = (leaf for leaf in self.traced.leaves if leaf.kind == "parameter")
-        return {leaf.name: {"value": leaf.in_var} for leaf in parameters}
+        atoms: dict[str, Mapping[str, Atom]] = {s.name: {"value": s.in_var} for s in parameters}
+        if "operands" in self.needs:
+            program = self.traced.program
+            atoms |= {operand_key(use): operands_of(program, use) for use in self.whole.uses}
+        return atoms
 
     @property
     def held_paths(self) -> Mapping[str, tuple[Path, ...]]:

@@ -37,11 +37,13 @@ Traces: TypeAlias = Mapping[str, Any]
 TraceSpecs: TypeAlias = Mapping[str, Any]
 """The structure of traces, with a `TraceSpec` in the place of each array."""
 
-Record = Literal["x", "D", "Df", "step", "traces"]
+Record = Literal["x", "D", "Df", "step", "traces", "operands"]
 """What can be recorded of a step; see `Records`.
 
 ``'step'`` are the inputs of its program. ``'traces'`` are those before it: a chunk has one step for
 a rule that needs these, whatever length is asked for, and its gradient is that of a single step.
+``'operands'`` are those of products with parameters: where weights are passed, gradients can go to
+them, as well as to the parameters themselves.
 """
 
 Boundary = Literal["closed", "cut", "diagonal", "layered", "passed"]

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+import jax.numpy as jnp
 import numpy as np
 
-from .._jax import Var
+from .._jax import Atom, Var
+from .._jaxpr import Program
 from .._typing import Path
 from .traced_model import StateLeaf
 
@@ -56,6 +58,22 @@ class ParameterUse:
     samples: tuple[np.ndarray, ...] = ()
     held_paths: tuple[Path, ...] = ()
     output_bytes: int = 0
+
+
+def operand_key(use: ParameterUse) -> str:
+    """Name the operands of a use among the weights, apart from parameters."""
+    return f"operands of {use.key}"
+
+
+def operands_of(program: Program, use: ParameterUse) -> dict[str, Atom]:
+    """Return the operands of a product but its input, by their places; of other uses none."""
+    if use.equation is None or use.kind != "product":
+        return {}
+    return {
+        str(place): atom
+        for place, atom in enumerate(program.equations[use.equation].invars)
+        if place != use.x and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+    }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,0 +1,268 @@
+r"""Traces of products as random Kronecker factors (KF-RTRL).
+
+The derivative :math:`\epsilon` of the states ``S`` of a sample with respect to what multiplies an
+input :math:`x` is estimated by :math:`u \otimes A`, with ``u`` like the input and ``A`` of states
+times outputs :math:`y`:
+
+.. math::
+
+    u' = p_0 u + p_1 \nu x, \qquad A' = J A / p_0 + \nu F / p_1, \qquad
+    p_0 = \sqrt{|J A| / |u|}, \quad p_1 = \sqrt{|F| / |x|}
+
+with :math:`F = \partial S' / \partial y` and one random sign :math:`\nu` for each product. The mean
+of :math:`u' \otimes A'` over it is :math:`u \otimes J A + x \otimes F`. Where one factor of a
+product is zero, both are left out. A bias has the constant input 1, a part of ``x`` and of ``u``.
+
+What is no product (a leak, a gain: parameters that meet data element by element) has the trace of
+RTRL, of states times parameters: as large as an ``A``, and exact.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import PrimitiveError
+from .._graph import (
+    ETraceGraph,
+    Record,
+    Records,
+    Role,
+    Signal,
+    Traces,
+    TraceSpec,
+    TraceSpecs,
+    Weights,
+)
+from .._jax import source_line
+from .._jaxpr import Kind
+from .passing import PassingTraces
+from .product_uses import (
+    Operands,
+    Product,
+    flags_of_rows,
+    flags_of_samples,
+    parameters_of_uses,
+    products_of,
+    samples_back,
+    samples_first,
+    shape_of_sample,
+    where_rows,
+    without_products,
+)
+from .random_signs import DRAWS, KEY, key_of_step, signs, specs_of_stream
+from .rank_one import balance, entries, norms, over_samples, over_steps, where_samples
+from .whole_chunk import pulled_through
+from .whole_state import (
+    inputs_of_step,
+    places_of,
+    pulled_back,
+    row_dtype,
+    to_rows,
+    unit_rows,
+    which_rows,
+    whole_of,
+)
+from .zero import as_arrays, widened
+
+
+@dataclasses.dataclass(frozen=True)
+class KroneckerTraces(PassingTraces):
+    """A vector like the input and a matrix of states times outputs, for every product and sample.
+
+    Attributes
+    ----------
+    seed
+        Of the random signs.
+    """
+
+    seed: int
+    needs: ClassVar[frozenset[Record]] = frozenset({"step", "traces", "operands"})
+
+    def check(self, graph: ETraceGraph) -> None:
+        """Raise unless every product has one vector for the input of a sample.
+
+        Raises
+        ------
+        PrimitiveError
+            Naming the first operation that is not linear in its input, or whose weights meet it in
+            several places.
+        """
+        for product in products_of(graph):
+            where = f"`{product.equation.primitive}` ({source_line(product.equation)})"
+            shape = product.x_aval.shape
+            if len(shape_of_sample(shape, product.use.x_axis)) != 1:
+                raise PrimitiveError(
+                    "KF_RTRL keeps one vector for the input of a weight. The weight of "
+                    f"{where} meets an input of shape {shape} in several places, as in a "
+                    "convolution. Use UORO, which takes every operation, or RTRL."
+                )
+            if Kind.OTHER in product.kinds().values():
+                raise PrimitiveError(
+                    f"KF_RTRL adds up inputs, and the gradient of {where} is not linear in its "
+                    "input. Use UORO, which takes every operation, or RTRL."
+                )
+
+    def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
+        """Return ``u`` and ``A`` of each product, the exact traces, and the random stream."""
+        whole, others = whole_of(graph), parameters_of_uses(without_products(graph))
+        inputs, outputs, exact = {}, {}, {}
+        for product in products_of(graph):
+            (length,) = shape_of_sample(product.x_aval.shape, product.use.x_axis)
+            inputs[product.key] = TraceSpec(
+                (whole.samples, length + bool(product.constants)),
+                product.dtype,
+                ("batch", "input"),
+                operand="u",
+                samples=functools.partial(flags_of_samples, whole, 2),
+            )
+            rest = shape_of_sample(product.y_aval.shape, product.use.y_axis)
+            outputs[product.key] = TraceSpec(
+                (whole.samples, whole.size, *rest),
+                product.dtype,
+                ("batch", "state", *_outputs(len(rest))),
+                operand="A",
+                samples=functools.partial(flags_of_rows, whole, 2 + len(rest)),
+            )
+        for leaf in graph.traced.leaves:
+            if leaf.kind == "parameter" and leaf.name in others:
+                exact[leaf.name] = TraceSpec(
+                    (whole.samples, whole.size, *leaf.shape),
+                    jnp.promote_types(row_dtype(whole), leaf.dtype),
+                    ("batch", "state", *entries(len(leaf.shape))),
+                    operand=leaf.name,
+                    samples=functools.partial(flags_of_rows, whole, 2 + len(leaf.shape)),
+                )
+        return {"u": inputs, "A": outputs, "exact": exact, **specs_of_stream(self.seed)}
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """Return the traces after recorded steps, one by one."""
+        return over_steps(functools.partial(_advanced, graph, weights), records, traces)
+
+    def entry_gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        mu: Signal,
+        traces: Traces,
+        zeros_select: bool = False,
+    ) -> Weights:
+        """Return the sum over samples of ``u (x) (mu . A)``, and what the exact traces give."""
+        whole, traces = whole_of(graph), as_arrays(traces)
+        arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
+        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
+
+        def arrived(trace: jax.Array) -> jax.Array:
+            trace = widened(trace, arriving.dtype)
+            if zeros_select:
+                trace = where_rows(arriving != 0, trace)
+            return jnp.einsum("bq,bq...->b...", arriving, trace)
+
+        for product in products_of(graph):
+            u = widened(traces["u"][product.key], arriving.dtype)
+            if zeros_select:
+                u = where_samples((arriving != 0).any(1), u)
+            key, onto = product.operand_key, arrived(traces["A"][product.key])
+            found = _of_product(product, weights[key], u, onto)
+            gradients[key] = {**gradients[key], **found}
+        for name, trace in traces["exact"].items():
+            found = arrived(trace).sum(0)
+            gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
+        return gradients
+
+
+def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
+    """Return the traces after one step."""
+    whole, products = whole_of(graph), products_of(graph)
+    dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
+    u, A, exact = (widened(traces[kind], dtype) for kind in ("u", "A", "exact"))
+    if records.restart is not None:  # they are selected, not multiplied by zero: they may be NaN
+        goes_on = which_rows(whole, ~records.restart[0])
+        u = jax.tree.map(lambda leaf: where_samples(goes_on.any(1), leaf), u)
+        A, exact = jax.tree.map(lambda leaf: where_rows(goes_on, leaf), (A, exact))
+    inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
+    found = pulled_back(graph, inputs, unit_rows(whole))
+    J = jnp.moveaxis(to_rows(whole, found.old), 1, 0).astype(dtype)
+    nu = signs(key_of_step(traces, J), (whole.samples, len(products)), dtype)
+    new_u, new_A = {}, {}
+    for product, sign in zip(products, nu.T, strict=True):
+        key, use, (place,) = product.key, product.use, places_of(graph, product.use)
+        x = samples_first(found.x[key], use.x_axis).astype(dtype)
+        if product.constants:
+            x = jnp.concatenate([x, jnp.ones((len(x), 1), dtype)], axis=1)
+        F = samples_first(found.at[place], None if use.y_axis is None else use.y_axis + 1)
+        moved = jnp.einsum("bqr,br...->bq...", J, A[key])
+        after = _combined((u[key], moved), (x, F.astype(dtype)), sign)
+        new_u[key], new_A[key] = (
+            new.astype(traces[kind][key].dtype) for kind, new in zip("uA", after, strict=True)
+        )
+    return {
+        "u": new_u,
+        "A": new_A,
+        "exact": _exact(graph, weights, records, J, exact, traces["exact"]),
+        KEY: traces[KEY],
+        DRAWS: traces[DRAWS] + jnp.uint32(1),
+    }
+
+
+def _combined(
+    carried: tuple[jax.Array, jax.Array], entering: tuple[jax.Array, jax.Array], sign: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the factors of one product whose mean is the sum of two, samples first."""
+    (u, moved), (x, F) = carried, entering
+    p_0, inverse_0 = balance(norms(moved), norms(u))
+    p_1, inverse_1 = balance(norms(F), norms(x))
+    after_u = over_samples(p_0, 2) * u + over_samples(sign * p_1, 2) * x
+    of_old, of_new = (over_samples(f, F.ndim) for f in (inverse_0, sign * inverse_1))
+    return after_u, of_old * moved + of_new * F
+
+
+def _outputs(ndim: int) -> tuple[Role, ...]:
+    output: Role = "output"
+    return (output,) * ndim
+
+
+def _exact(
+    graph: ETraceGraph,
+    weights: Weights,
+    records: Records,
+    J: jax.Array,
+    traces: dict[str, jax.Array],
+    kept: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """Return the traces of parameters that are no part of a product, after one step."""
+    if not traces:
+        return {}
+    whole, others = whole_of(graph), without_products(graph)
+    every = {name: np.arange(whole.size) for name in traces}
+    found = pulled_through(others, weights, records, unit_rows(whole), every)
+    after = {}
+    for name, trace in traces.items():
+        carried = jnp.einsum("bqr,br...->bq...", J, trace)
+        after[name] = (carried + found.of_parameters[name]).astype(kept[name].dtype)
+    return after
+
+
+def _of_product(
+    product: Product, operands: Mapping[str, jax.Array], u: jax.Array, onto: jax.Array
+) -> Operands:
+    """Return the gradients of a product's operands, with ``u`` in the place of its input."""
+    constants, use = product.constants, product.use
+    of_one = u[:, -1] if constants else None
+    x = samples_back(u[:, :-1] if constants else u, use.x_axis).astype(product.x_aval.dtype)
+
+    def pulled(onto: jax.Array) -> Operands:
+        y = samples_back(onto, use.y_axis).astype(product.y_aval.dtype)
+        return product.gradients(operands, x, y)
+
+    gradients = pulled(onto)
+    if of_one is not None:
+        added = pulled(over_samples(of_one, onto.ndim) * onto)
+        gradients.update({name: added[name] for name in constants})
+    return gradients

@@ -1,0 +1,170 @@
+"""Products of parameters and data, one by one: their parts, by sample and by operand."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._graph import ETraceGraph, ParameterUse, WholeState, operand_key
+from .._jax import Equation, bind, is_var, struct_of
+from .._jaxpr import Kind, kinds_of
+from .whole_state import row_dtype, which_rows, whole_of
+
+Operands = dict[str, jax.Array]
+"""Of one product, by the place of each among the operands of its equation."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Product:
+    """A product of parameters and an input of every sample.
+
+    Attributes
+    ----------
+    graph, use
+        The compiled model, and where its parameters enter.
+    """
+
+    graph: ETraceGraph
+    use: ParameterUse
+
+    @property
+    def key(self) -> str:
+        """Name of the product, and of its traces."""
+        return self.use.key
+
+    @property
+    def operand_key(self) -> str:
+        """Name of its operands among the weights."""
+        return operand_key(self.use)
+
+    @property
+    def equation(self) -> Equation:
+        """The equation."""
+        assert self.use.equation is not None
+        return self.graph.traced.program.equations[self.use.equation]
+
+    @property
+    def x_place(self) -> int:
+        """Which operand the input is."""
+        assert self.use.x is not None
+        return self.use.x
+
+    @property
+    def x_aval(self) -> Any:
+        """What is known of the input."""
+        return self.equation.invars[self.x_place].aval
+
+    @property
+    def y_aval(self) -> Any:
+        """What is known of the output."""
+        return self.equation.outvars[0].aval
+
+    @property
+    def dtype(self) -> Any:
+        """Of its traces."""
+        dtypes = row_dtype(whole_of(self.graph)), self.x_aval.dtype, self.y_aval.dtype
+        return jnp.result_type(*dtypes)
+
+    def gradients(self, operands: Mapping[str, Any], x: jax.Array, y: jax.Array) -> Operands:
+        """Return the gradients of parameters' operands, given an input and a cotangent."""
+
+        def run(changed: Operands) -> jax.Array:
+            given = {**operands, **changed}
+            values = [
+                x if place == self.x_place else self.operand_at(given, place)
+                for place in range(len(self.equation.invars))
+            ]
+            (found,) = bind(self.equation, values)
+            return found
+
+        own = {str(place): operands[str(place)] for place in self.use.operands}
+        gradients: Operands = jax.vjp(run, own)[1](y)[0]
+        return gradients
+
+    def operand_at(self, operands: Mapping[str, Any], place: int) -> Any:
+        """Return an operand of the equation, given those that parameters are behind."""
+        if str(place) in operands:
+            return operands[str(place)]
+        atom = self.equation.invars[place]
+        return self.graph.traced.program.constants[atom] if is_var(atom) else atom.val
+
+    def kinds(self) -> dict[str, Kind]:
+        """Return how the gradient of each operand depends on the input."""
+        atoms = self.graph.operand_atoms[self.operand_key]
+        shapes = {name: struct_of(atom.aval) for name, atom in atoms.items()}
+
+        def of_input(x: jax.Array, y: jax.Array, operands: Operands) -> Operands:
+            return self.gradients(operands, x, y)
+
+        avals = struct_of(self.x_aval), struct_of(self.y_aval), shapes
+        names = sorted(map(str, self.use.operands))
+        return dict(zip(names, kinds_of(of_input, *avals), strict=True))
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Operands that are added, whatever the input: those that multiply a constant one."""
+        kinds = self.kinds()
+        return tuple(name for name, kind in kinds.items() if kind is not Kind.LINEAR)
+
+
+def products_of(graph: ETraceGraph) -> list[Product]:
+    """Return the products of a model."""
+    return [Product(graph, use) for use in whole_of(graph).uses if use.kind == "product"]
+
+
+def without_products(graph: ETraceGraph) -> ETraceGraph:
+    """Return the same model as if products had no parameters."""
+    whole = whole_of(graph)
+    others = tuple(use for use in whole.uses if use.kind != "product")
+    return dataclasses.replace(graph, whole=dataclasses.replace(whole, uses=others))
+
+
+def shape_of_sample(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    """Return what is left of a shape without the axis of samples."""
+    return shape if axis is None else (*shape[:axis], *shape[axis + 1 :])
+
+
+def samples_first(value: jax.Array, axis: int | None) -> jax.Array:
+    """Return an array with its axis of samples in front, of length one if it has none."""
+    return value[None] if axis is None else jnp.moveaxis(value, axis, 0)
+
+
+def samples_back(value: jax.Array, axis: int | None) -> jax.Array:
+    """Return an array with its axis of samples where it was before `samples_first`."""
+    return value[0] if axis is None else jnp.moveaxis(value, 0, axis)
+
+
+def where_rows(kept: jax.Array, value: jax.Array) -> jax.Array:
+    """Return an array ``(samples, n, ...)`` with zeros where flags ``(samples, n)`` are not set."""
+    return jnp.where(kept.reshape(*kept.shape, *(1,) * (value.ndim - 2)), value, 0)
+
+
+def flags_of_samples(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return, for arrays with samples first, which entries are of samples with a flag that is set.
+
+    Flags are one for all, or one for each entry of the first axis of every state.
+    """
+    found = which_rows(whole, flags).any(1)
+    return found.reshape(*found.shape, *(1,) * (ndim - 1))
+
+
+def flags_of_rows(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return the same for arrays with samples and the numbers of the state first."""
+    found = which_rows(whole, flags)
+    return found.reshape(*found.shape, *(1,) * (ndim - 2))
+
+
+def parameters_of_uses(graph: ETraceGraph) -> frozenset[str]:
+    """Return the names of the parameters that enter anywhere."""
+    program, names = graph.traced.program, set()
+    for use in whole_of(graph).uses:
+        if use.equation is None:
+            atoms = [whole_of(graph).leaves[place].out_var for place in use.operands]
+        else:
+            atoms = [program.equations[use.equation].invars[place] for place in use.operands]
+        behind = program.depends_on([atom for atom in atoms if atom is not None])
+        leaves = (leaf for leaf in graph.traced.leaves if leaf.kind == "parameter")
+        names |= {leaf.name for leaf in leaves if leaf.in_var in behind}
+    return frozenset(names)
