@@ -8,12 +8,14 @@ from .es_d_rtrl import IODimVjpAlgorithm as IODimVjpAlgorithm
 from .es_d_rtrl import pp_prop as pp_prop
 from .immediate import Immediate as Immediate
 from .kf_rtrl import KF_RTRL as KF_RTRL
-from .names import algorithms_by_name as algorithms_by_name
+from .names import algorithm_of as algorithm_of
+from .names import made as made
 from .ostl_feedforward import OSTLFeedforward as OSTLFeedforward
 from .ostl_recurrent import OSTLRecurrent as OSTLRecurrent
 from .ottt import OTTT as OTTT
 from .rflo import RFLO as RFLO
 from .rtrl import RTRL as RTRL
+from .rules_by_path import RulesByPath as RulesByPath
 from .snap import SnAp as SnAp
 from .three_factor import three_factor_loss as three_factor_loss
 from .uoro import UORO as UORO

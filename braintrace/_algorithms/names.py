@@ -1,7 +1,10 @@
 """The names by which algorithms are asked for: each class announces its own."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard
+
+import brainstate
 
 from .._arguments import shown
 from .._errors import OptionError
@@ -29,6 +32,47 @@ def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
                 )
             found[name] = algorithm
     return found
+
+
+def algorithm_of(given: Any, option: str) -> type[ETraceAlgorithm]:
+    """Return the class that a user gives by itself or by one of its names.
+
+    Raises
+    ------
+    OptionError
+        Naming the option, if there is none.
+    """
+    if _is_algorithm(given):
+        return given
+    by_name = algorithms_by_name()
+    if isinstance(given, str) and given.lower() in by_name:
+        return by_name[given.lower()]
+    raise OptionError(
+        f"`{option}` is {shown(given)}; expected one of {', '.join(map(repr, by_name))} or "
+        "a class such as `braintrace.D_RTRL`."
+    )
+
+
+def _is_algorithm(given: object) -> TypeGuard[type[ETraceAlgorithm]]:
+    is_class = isinstance(given, type) and issubclass(given, ETraceAlgorithm)
+    return is_class and not inspect.isabstract(given)
+
+
+def made(
+    algorithm: type[ETraceAlgorithm], model: brainstate.nn.Module, options: Mapping[str, Any]
+) -> ETraceAlgorithm:
+    """Return an algorithm with some options.
+
+    Raises
+    ------
+    OptionError
+        If it does not take them, or needs others.
+    """
+    try:
+        return algorithm(model, **options)
+    except TypeError as error:
+        named = ", ".join(f"`{name}`" for name in sorted(options)) or "no options"
+        raise OptionError(f"{algorithm.__name__} does not accept {named}: {error}.") from error
 
 
 def _names(algorithm: type[ETraceAlgorithm]) -> list[str]:

@@ -4,6 +4,7 @@ from .complex_packing import Pairs as Pairs
 from .complex_packing import pack as pack
 from .complex_packing import pairs_of as pairs_of
 from .complex_packing import unpack as unpack
+from .composed import ComposedTraces as ComposedTraces
 from .eligibility import eligibility as eligibility
 from .io_dim import InputOutputTraces as InputOutputTraces
 from .jacobians import Inputs as Inputs

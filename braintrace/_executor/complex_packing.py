@@ -241,6 +241,16 @@ def of_site(site: TraceSite, traces: Traces) -> Traces:
     return _of_arrays({keys: trace for keys, trace in _arrays(traces).items() if keys[0] in own})
 
 
+def renamed(traces: Traces, name: Callable[[str], str | None]) -> Traces:
+    """Return traces, packed as they are, by other keys; without those that have none."""
+    arrays = {}
+    for keys, trace in _arrays(traces).items():
+        names = tuple(new for new in map(name, keys) if new is not None)
+        if names:
+            arrays[names] = trace
+    return _of_arrays(arrays)
+
+
 def joined(parts: Iterable[Traces]) -> Traces:
     """Return the traces of several sites as one mapping, packed as they are."""
     return _of_arrays({keys: trace for part in parts for keys, trace in _arrays(part).items()})

@@ -162,7 +162,8 @@ def chunk_gradient(
     gradients, after = method.gradient(graph, weights, records, signal, before, after)
     states = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
     if states:
-        mu = {state.name: signal[pre_step_probe(state)][0] for state in states}
+        late = {state.name: signal[pre_step_probe(state)] for state in states}
+        mu = jax.tree.map(lambda leaf: leaf[0], late)
         past = method.entry_gradient(graph, weights, mu, before, records.zeros_select)
         gradients = jax.tree.map(jnp.add, gradients, past)
     return _of_parameters(graph, gradients), after

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 Weights: TypeAlias = dict[str, dict[str, jax.Array]]
 """Values of the trainable operands, by relation and name."""
 
-Signal: TypeAlias = dict[str, jax.Array]
-"""Derivatives of the loss by the name of a state (see `probed_step`), time first."""
+Signal: TypeAlias = dict[str, Any]
+"""Derivatives of the loss by the name of a state (see `probed_step`), time first: arrays, or what a
+rule makes of them."""
 
 Traces: TypeAlias = Mapping[str, Any]
 """Arrays in dicts with stable string keys, nested or not."""
@@ -138,6 +139,8 @@ class TraceSpec:
     packed_with
         Key of another trace that this one may be kept together with, as real and imaginary part of
         one complex array; see `complex_packing`.
+    rule
+        Name of the rule that carries it, in a model with several.
     """
 
     shape: tuple[int, ...]
@@ -153,6 +156,7 @@ class TraceSpec:
     full_shape: tuple[int, ...] | None = None
     samples: Callable[[jax.Array], jax.Array] | None = None
     packed_with: str | None = None
+    rule: str | None = None
 
     @property
     def nbytes(self) -> int:

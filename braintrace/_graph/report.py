@@ -53,6 +53,8 @@ class RelationRow:
         follows no single one.
     stored_bytes, possible_bytes
         Size of those traces, and of all that the states would have.
+    rule
+        The algorithm that carries it, in a model with several.
     """
 
     key: str
@@ -66,6 +68,7 @@ class RelationRow:
     traces: tuple[tuple[str, str, tuple[int, ...]], ...]
     stored_bytes: int
     possible_bytes: int
+    rule: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,6 +263,7 @@ def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -
         traces=tuple((spec.state or "", spec.operand, spec.shape) for spec in stored),
         stored_bytes=sum(spec.nbytes for spec in stored),
         possible_bytes=sum(spec.full_nbytes for spec in specs),
+        rule=next((spec.rule for spec in specs), None),
     )
 
 
@@ -311,13 +315,14 @@ def _relation_cells(row: RelationRow) -> list[str]:
         f"{state} ({array}): {shape}" if state else f"{array}: {shape}"
         for state, array, shape in row.traces
     ]
+    listed = ", ".join(traces) or "none needed"
     return [
         row.key,
         "-" if row.x_shape is None else str(row.x_shape),
         "-" if row.y_shape is None else str(row.y_shape),
         "; ".join(", ".join(states) for states in row.states),
         "; ".join(row.maps),
-        ", ".join(traces) or "none needed",
+        f"{row.rule}: {listed}" if row.rule else listed,
         f"{row.stored_bytes:,}",
     ]
 

@@ -1,14 +1,13 @@
 """From a model to a learner in one call."""
 
-import inspect
-from collections.abc import Iterable
-from typing import Any, TypeGuard
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import brainstate
 import jax
 
-from .._algorithms import ETraceAlgorithm, algorithms_by_name
-from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option, shown
+from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of, made
+from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option
 from .._errors import CompilationError, OptionError, ShapeError
 from .._foreign import in_words
 from .._runtime import all_states, first_step
@@ -26,6 +25,7 @@ def compile(
     *example_arguments: Any,
     batch_size: int | None = None,
     vmap: bool = False,
+    rules: Mapping[Any, Any] | None = None,
     **algorithm_options: Any,
 ) -> Learner:
     """Initialise a model's states, analyse one step, and return a learner.
@@ -44,13 +44,21 @@ def compile(
     vmap
         The model is written for one sample and is mapped over a batch axis, which leads in
         the arguments, in the states and (behind time) in the sequences.
+    rules
+        Other algorithms for some weights: ``{"conv": "es_d_rtrl"}``. A key says which parameters: a
+        path or the beginning of one (``"cell/w"``, ``("cell", "w")``), or a function that tells of
+        a path whether it is one; the first key that fits counts. A value is an algorithm, or a pair
+        of it and its own options: ``("ottt", {"decay": 0.9})``. The gradient of each weight is
+        that of its algorithm alone. What traces of both follow has to end at the same places, as
+        `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without `Immediate`.
     **algorithm_options
-        Given to the algorithm.
+        Given to the algorithm; ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``
+        hold for all.
 
     Raises
     ------
     OptionError
-        For an unknown algorithm or option.
+        For an unknown algorithm or option, or ``rules`` that fit no parameter or not together.
     ShapeError
         With ``vmap``, if the arguments have no common leading axis of ``batch_size``.
     CompilationError, DtypeError, UnitError
@@ -83,17 +91,14 @@ def compile(
     >>> float(gradients[("w",)][0, 0])
     4.25
     """
-    chosen = _algorithm(algorithm)
+    chosen = algorithm_of(algorithm, "algorithm")
     check_option("model", model, NOT_COMPILED)
     check_option("batch_size", batch_size, BATCH_SIZE)
     check_option("vmap", vmap, BOOLEAN)
-    try:
-        instance = chosen(model, **algorithm_options)
-    except TypeError as error:
-        named = ", ".join(f"`{name}`" for name in sorted(algorithm_options))
-        raise OptionError(
-            f"{chosen.__name__} does not accept {named or 'no options'}: {error}."
-        ) from error
+    if rules is not None:
+        algorithm_options = {"elsewhere": chosen, "rules": rules, **algorithm_options}
+        chosen = RulesByPath
+    instance = made(chosen, model, algorithm_options)
     example = first_step(example_arguments)
     mapped = _mapped_size(example, batch_size) if vmap else None
     size = None if vmap else batch_size
@@ -153,23 +158,6 @@ def _common_size(shapes: Iterable[tuple[int, ...]]) -> int | None:
     """Return the size of the first axis that all arrays have, or ``None``."""
     sizes = {shape[0] if shape else None for shape in shapes}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _algorithm(algorithm: str | type[ETraceAlgorithm]) -> type[ETraceAlgorithm]:
-    if _is_algorithm(algorithm):
-        return algorithm
-    by_name = algorithms_by_name()
-    if isinstance(algorithm, str) and algorithm.lower() in by_name:
-        return by_name[algorithm.lower()]
-    raise OptionError(
-        f"`algorithm` is {shown(algorithm)}; expected one of {', '.join(map(repr, by_name))} or "
-        "a class such as `braintrace.D_RTRL`."
-    )
-
-
-def _is_algorithm(given: object) -> TypeGuard[type[ETraceAlgorithm]]:
-    is_class = isinstance(given, type) and issubclass(given, ETraceAlgorithm)
-    return is_class and not inspect.isabstract(given)
 
 
 def _mapped_size(example: tuple[Any, ...], batch_size: int | None) -> int:

@@ -1,0 +1,208 @@
+"""Another learning rule for some weights, by the paths of their parameters."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import brainstate
+
+from .._arguments import shown
+from .._errors import CompilationError, OptionError
+from .._executor import ComposedTraces
+from .._graph import ETraceGraph, HiddenParamOpRelation
+from .._graph.diagnostics import quoted
+from .._typing import Path, path_name
+from .algorithm import ETraceAlgorithm
+from .names import algorithm_of, made
+
+SHARED = ("vjp_method", "strict", "unroll_limit", "trace_dtype")
+"""Options that hold for a whole model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One algorithm, and the parameters that it is for.
+
+    Attributes
+    ----------
+    name
+        By which its traces are called.
+    algorithm, options
+        Its class, and what it is made with.
+    given, fits
+        How a user says which parameters, and ``path -> bool``.
+    """
+
+    name: str
+    algorithm: type[ETraceAlgorithm]
+    options: tuple[tuple[str, Any], ...]
+    given: Any
+    fits: Callable[[Path], bool]
+
+    def instance(self, model: brainstate.nn.Module) -> ETraceAlgorithm:
+        """Return the algorithm of a model."""
+        return made(self.algorithm, model, dict(self.options))
+
+
+@dataclasses.dataclass(frozen=True)
+class ByPath:
+    """Which algorithm a relation has: the first one that fits its parameters."""
+
+    parts: tuple[Part, ...]
+
+    def __call__(self, relation: HiddenParamOpRelation) -> str:
+        """Return the name of the algorithm.
+
+        Raises
+        ------
+        CompilationError
+            If the parameters of one operation have several.
+        """
+        by_path = {path: self.of_path(path).name for path in relation.parameter_paths}
+        if len(set(by_path.values())) > 1:
+            listed = ", ".join(f"'{path_name(path)}': {rule}" for path, rule in by_path.items())
+            raise CompilationError(
+                f"`{relation.primitive.name}` ({relation.source}) has parameters with several "
+                f"`rules` ({listed}). An operation is carried by one: give its parameters the same."
+            )
+        return next(iter(by_path.values()))
+
+    def of_path(self, path: Path) -> Part:
+        """Return the first algorithm that fits a parameter."""
+        return next(part for part in self.parts if part.fits(path))
+
+
+class RulesByPath(ETraceAlgorithm):
+    """Several algorithms in one model; made by `braintrace.compile` with ``rules``.
+
+    Parameters
+    ----------
+    model
+        See `ETraceAlgorithm`.
+    elsewhere
+        The algorithm of the weights that no rule is for.
+    rules
+        See `braintrace.compile`.
+    **options
+        Those of `ETraceAlgorithm`, and of ``elsewhere``.
+
+    Raises
+    ------
+    OptionError
+        If ``rules`` are no such mapping, one of them fits no parameter, or they do not go together.
+    """
+
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        elsewhere: type[ETraceAlgorithm],
+        rules: Mapping[Any, Any],
+        **options: Any,
+    ) -> None:
+        shared = {name: value for name, value in options.items() if name in SHARED}
+        super().__init__(model, **shared)
+        if not isinstance(rules, Mapping):
+            raise OptionError(
+                f"`rules` is {shown(rules)}; expected a dict such as {{'conv': 'es_d_rtrl'}}."
+            )
+        own = {name: value for name, value in options.items() if name not in SHARED}
+        parts = [_part(given, rule) for given, rule in rules.items()]
+        parts.append(Part("", elsewhere, tuple(own.items()), None, _everywhere))
+        self._parts = _with_names(parts)
+        self._check_paths()
+        methods = {part.name: part.instance(model).method for part in self._parts}
+        self._method = ComposedTraces(methods, ByPath(self._parts))
+        self._check_boundaries()
+
+    @property
+    def method(self) -> ComposedTraces:
+        """The traces of all algorithms."""
+        return self._method
+
+    def check_model(self, graph: ETraceGraph) -> None:
+        """Ask every algorithm about the weights that it has."""
+        own = self._method.own_graphs(graph)
+        for part in self._parts:
+            if part.name in own:
+                part.instance(self.model).check_model(own[part.name])
+
+    def _check_paths(self) -> None:
+        paths = list(self.model.states(brainstate.ParamState))
+        for part in self._parts[:-1]:
+            if not any(map(part.fits, paths)):
+                raise OptionError(
+                    f"`rules` has {part.given!r}, which fits no parameter of "
+                    f"`{type(self.model).__name__}`; its parameters are "
+                    f"{quoted([path_name(path) for path in paths])}."
+                )
+
+    def _check_boundaries(self) -> None:
+        """Refuse rules that differ in what a weight is on the way back from a state."""
+        found = {part.name: self._method.rules[part.name].boundary for part in self._parts}
+        ways = set(found.values())
+        if len(ways - {"closed"}) > 1 or ("passed" in ways and len(found) > 1):
+            listed = ", ".join(
+                f"{part.algorithm.__name__} ({found[part.name]})" for part in self._parts
+            )
+            raise OptionError(
+                f"`rules` has algorithms that do not go together: {listed}. What leads from state "
+                "to state is one thing for all weights of a model: give algorithms of one kind, "
+                "'cut' or 'diagonal', with or without `Immediate` ('closed')."
+            )
+
+
+def _part(given: Any, rule: Any) -> Part:
+    has_options = isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[1], Mapping)
+    algorithm, options = rule if has_options else (rule, {})
+    name = f"rules[{given!r}]"
+    for option in set(SHARED) & set(options):
+        raise OptionError(
+            f"`{name}` has `{option}`, which holds for all weights of a model: give it to "
+            "`compile` itself."
+        )
+    return Part("", algorithm_of(algorithm, name), tuple(options.items()), given, _filter(given))
+
+
+def _filter(given: Any) -> Callable[[Path], bool]:
+    """Return whether a path is meant by a function, or by a path or the beginning of one.
+
+    Raises
+    ------
+    OptionError
+        If it is neither.
+    """
+    if isinstance(given, (str, tuple)):
+        return Below(tuple(given.split("/")) if isinstance(given, str) else given)
+    if not callable(given):
+        raise OptionError(
+            f"`rules` has the key {shown(given)}; expected a path such as 'cell/w' or "
+            "('cell', 'w'), the beginning of one, or a function of a path."
+        )
+    fits: Callable[[Path], bool] = given
+    return fits
+
+
+@dataclasses.dataclass(frozen=True)
+class Below:
+    """Whether a path begins with another one."""
+
+    start: tuple[Any, ...]
+
+    def __call__(self, path: Path) -> bool:
+        """Tell whether it does; keys of lists may be given as strings."""
+        return tuple(map(str, path[: len(self.start)])) == tuple(map(str, self.start))
+
+
+def _everywhere(path: Path) -> bool:
+    return True
+
+
+def _with_names(parts: list[Part]) -> tuple[Part, ...]:
+    """Return the parts with names that differ: those of their classes, numbered if need be."""
+    names = [(part.algorithm.names or (part.algorithm.__name__,))[0] for part in parts]
+    numbered = [
+        name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}"
+        for i, name in enumerate(names)
+    ]
+    pairs = zip(parts, numbered, strict=True)
+    return tuple(dataclasses.replace(part, name=name) for part, name in pairs)

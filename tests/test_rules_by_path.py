@@ -1,0 +1,298 @@
+"""Several algorithms in one model: the gradient of each weight is that of its algorithm alone."""
+
+import copy
+import functools
+import re
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close, assert_same_bits, assert_states_close
+from drivers import build_learner, expected_warnings, named, sequence_gradient, snapshot, weights_of
+
+import braintrace
+from braintrace._graph import specs_of
+
+LENGTH, BATCH = 6, 2
+MASK = np.float32([1, 0, 2, 0.5, 1, 0])
+RESET = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
+OTTT = ("ottt", {"decay": 0.7})
+MODELS = [
+    pytest.param(
+        "two_layers",
+        {"lower": "es_d_rtrl"},
+        "batch axis",
+        id="layers",
+        marks=pytest.mark.nightly,
+    ),
+    pytest.param(
+        "lstm_separate",
+        {"w_i": OTTT, ("w_f",): "immediate", lambda path: path == ("w_g",): "es_d_rtrl"},
+        "mapped",
+        id="gates",
+    ),
+    pytest.param(
+        "rotation",
+        {"w_re": braintrace.ES_D_RTRL},
+        "batch axis",
+        id="coupled states",
+        marks=pytest.mark.nightly,
+    ),
+    pytest.param("alif_late_threshold", {"w_in": OTTT}, "batch axis", id="late reads"),
+    pytest.param(
+        "independent_rnn", {"w_rec": OTTT}, "mapped", id="fan-out", marks=pytest.mark.nightly
+    ),
+]
+each_model = pytest.mark.parametrize(("name", "rules", "style"), MODELS)
+
+
+def hashable(rule):
+    """A rule, its options as a tuple of pairs."""
+    return (rule[0], tuple(rule[1].items())) if isinstance(rule, tuple) else rule
+
+
+def alone(rules, gradient_by):
+    """The gradient of every weight, by a learner with the algorithm of that weight alone."""
+
+    @functools.cache
+    def of(rule):
+        name, options = rule if isinstance(rule, tuple) else (rule, ())
+        return gradient_by(name, **dict(options))
+
+    expected = dict(of("d_rtrl"))
+    for given, rule in rules.items():
+        for path in expected:
+            parts = tuple(path.split("."))
+            start = (given,) if isinstance(given, str) else given
+            if given(parts) if callable(given) else parts[: len(start)] == start:
+                expected[path] = of(hashable(rule))[path]
+    return expected
+
+
+@each_model
+def test_sequences(name, rules, style):
+    case = cases.BY_NAME[name]
+    data = case.sequences(BATCH, LENGTH)
+
+    def gradient(chunk_size, learner, **how):
+        learner.reset_state(BATCH)
+        return sequence_gradient(learner, case, *data, chunk_size=chunk_size, **how)
+
+    def by_one(algorithm, **options):
+        learner = build_learner(case, algorithm, style, BATCH, **options)
+        return gradient(4, learner, mask=MASK, reset=RESET), gradient(LENGTH, learner)
+
+    learner = build_learner(case, "d_rtrl", style, BATCH, rules=rules)
+    kept = functools.cache(by_one)
+    masked, whole = (alone(rules, lambda *a, i=i, **k: kept(*a, **k)[i]) for i in range(2))
+    found = gradient(4, learner, mask=MASK, reset=RESET)
+    assert_gradients_close(found, masked, 1e-5, f"{name}, with a mask and restarts")
+    for chunk_size in (1, LENGTH):
+        found = gradient(chunk_size, learner)
+        assert_gradients_close(found, whole, 1e-5, f"{name}, chunks of {chunk_size}")
+
+
+@pytest.mark.parametrize(
+    ("name", "rules", "style"),
+    [
+        pytest.param(*MODELS[0].values, id="layers"),
+        pytest.param(*MODELS[1].values, id="gates", marks=pytest.mark.nightly),
+    ],
+)
+def test_streams_own_loops_and_windows(name, rules, style):
+    case = cases.BY_NAME[name]
+    xs, targets = case.sequences(BATCH, LENGTH)
+
+    def online(algorithm, **options):
+        learner = build_learner(case, algorithm, style, BATCH, **options)
+        values = {path: state.value for path, state in weights_of(learner.algorithm.model).items()}
+        total = brainstate.State(jax.tree.map(jnp.zeros_like, values))
+
+        def add(gradients):
+            total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
+
+        learner.etrace_evolve(xs[:2])
+        learner.etrace_online(
+            xs[2:], targets[2:], step_fn=lambda x, y: case.loss(learner(x), y), update_fn=add
+        )
+        return named(total.value)
+
+    def own_loop(algorithm, **options):
+        learner = build_learner(case, algorithm, style, BATCH, **options)
+        weights = weights_of(learner.algorithm.model)
+        step = brainstate.transform.grad(lambda x, y: case.loss(learner(x), y), weights)
+        step = brainstate.transform.jit(step)
+        found = [named(step(x, y)) for x, y in zip(xs, targets, strict=True)]
+        return jax.tree.map(lambda *leaves: sum(leaves), *found)
+
+    def windows(algorithm, **options):
+        options = {"vjp_method": "multi-step", **options}
+        learner = build_learner(case, algorithm, style, BATCH, **options)
+        return sequence_gradient(learner, case, xs, targets, chunk_size=3)
+
+    for run in (online, own_loop, windows):
+        expected = alone(rules, run)
+        found = run("d_rtrl", rules=rules)
+        assert_gradients_close(found, expected, 1e-5, f"{name}, {run.__name__}")
+
+
+class Convolution(brainstate.nn.Module):
+    """A convolutional layer before a recurrent one, a weight of which is plain."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = braintrace.nn.Conv1d((6, 2), 3, 3)
+        self.cell = braintrace.nn.LeakyRNN(18, 4)
+        self.readout = brainstate.nn.Linear(4, 2)
+
+    def init_state(self, batch_size=None, **_):
+        self.V = brainstate.HiddenState(jnp.zeros((batch_size, 6, 3)))
+
+    def update(self, x):
+        self.V.value = 0.7 * self.V.value + self.conv(x)
+        return self.readout(self.cell(jnp.tanh(self.V.value).reshape(len(x), -1)))
+
+
+def convolution(**options):
+    brainstate.random.seed(3)
+    x = jnp.ones((BATCH, 6, 2))
+    return braintrace.compile(Convolution(), "d_rtrl", x, batch_size=BATCH, **options)
+
+
+def test_filters_for_a_convolution_and_traces_elsewhere():
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, BATCH, 6, 2)), jnp.float32)
+
+    def gradient(learner):
+        found = learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum(), chunk_size=4)
+        return {"/".join(path): jax.tree.leaves(value) for path, value in found.items()}
+
+    both = convolution(rules={"conv": ("es_d_rtrl", {"decay_or_rank": 0.8})})
+    brainstate.random.seed(3)
+    filters = braintrace.compile(
+        Convolution(), "es_d_rtrl", xs[0], batch_size=BATCH, decay_or_rank=0.8
+    )
+    traces, filters = gradient(convolution()), gradient(filters)
+    expected = {name: (filters if "conv" in name else traces)[name] for name in traces}
+    found = gradient(both)
+    assert_gradients_close(dict(pairs(found)), dict(pairs(expected)), 1e-5)
+    report = both.report()
+    by_rule = {row.key.split("/")[0]: row.rule for row in report.relations}
+    assert by_rule == {"conv": "es_d_rtrl", "cell": "d_rtrl"}
+    assert {" es_d_rtrl: ", " d_rtrl: "} <= set(re.findall(r" \w+: ", str(report)))
+    held = jax.tree.leaves(both.algorithm.traces.value)
+    assert report.carried_bytes == sum(leaf.nbytes for leaf in held)
+    assert report.carried_bytes < convolution().report().carried_bytes
+
+
+def pairs(gradients):
+    for name, leaves in gradients.items():
+        for index, leaf in enumerate(leaves):
+            yield f"{name} {index}", np.asarray(leaf)
+
+
+def test_traces_are_kept_apart_saved_and_cloned():
+    case = cases.BY_NAME["rotation"]
+    xs, targets = case.sequences(BATCH, LENGTH)
+    rules = {"w_re": "es_d_rtrl"}
+    first, second = (build_learner(case, rules=rules) for _ in range(2))
+    traces = first.algorithm.traces.value
+    assert {key.split("/")[0] for key in traces} == {"d_rtrl", "es_d_rtrl"}
+    # Two states that are coupled are updated in place, under several rules as under one.
+    assert len(first.algorithm.traces.pairs) > 0 or jax.default_backend() not in ("cpu", "gpu")
+    specs = first.algorithm.compiled.trace_specs
+    assert {spec.rule for spec in specs_of(specs)} == {"d_rtrl", "es_d_rtrl"}
+    sequence_gradient(first, case, xs[:3], targets[:3])
+    states, traces = jax.tree.map(np.asarray, snapshot(first))
+    for path, state in second.algorithm.model.states().items():
+        state.value = states[path]
+    second.algorithm.traces.value = traces
+    twins = [second, copy.deepcopy(first), brainstate.graph.clone(first)]
+    found = [sequence_gradient(each, case, xs[3:], targets[3:]) for each in (first, *twins)]
+    for other, twin in zip(found[1:], twins, strict=True):
+        assert_gradients_close(other, found[0], 1e-6)
+        assert_states_close(snapshot(twin), snapshot(first))
+    others = build_learner(case, rules={"w_re": ("es_d_rtrl", {"decay_or_rank": 0.5})})
+    with pytest.raises(braintrace.ShapeError, match=r"made with decay=0.5; .* has decay=0.9"):
+        first.algorithm.traces.value = others.algorithm.traces.value
+    first.reset_state()
+    assert_same_bits(
+        first.algorithm.traces.value, build_learner(case, rules=rules).algorithm.traces.value
+    )
+
+
+def test_a_weight_without_a_past_is_told_and_has_no_trace():
+    case = cases.BY_NAME["two_layers"]
+    learner = build_learner(case, rules={"lower/w": "immediate"})
+    assert [r.key for r in learner.graph.hidden_param_op_relations] == ["upper/w@mm1"]
+    assert [d.paths for d in learner.graph.diagnostics if d.kind == "not-carried"] == [("lower/w",)]
+    nothing = build_learner(case, "immediate", rules={"lower/w": "immediate"})
+    assert snapshot(nothing)[1] == {}
+
+
+def test_two_of_one_kind_and_the_check_of_a_gradient():
+    case = cases.BY_NAME["two_layers"]
+    rules = {"lower": ("es_d_rtrl", {"decay_or_rank": 0.5})}
+    data = case.sequences(BATCH, LENGTH)
+    learner = build_learner(
+        case, "es_d_rtrl", rules=rules, decay_or_rank=0.8, trace_dtype="bfloat16"
+    )
+    traces = learner.algorithm.traces.value
+    assert {key.split("/")[0] for key in traces} == {"es_d_rtrl 1", "es_d_rtrl 2"}
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(traces)} == {"bfloat16", "int32"}
+    check = braintrace.gradient_check(
+        case.build(), "es_d_rtrl", *data, case.loss, batch_size=BATCH, rules=rules
+    )
+    own = braintrace.gradient_check(
+        case.build(), "es_d_rtrl", *data, case.loss, batch_size=BATCH, decay_or_rank=0.5
+    )
+    by_name = [{row.parameter: row.deviation for row in each.rows} for each in (check, own)]
+    np.testing.assert_allclose(by_name[0]["lower/w"], by_name[1]["lower/w"], rtol=1e-4)
+    assert abs(by_name[0]["upper/w"] - by_name[1]["upper/w"]) > 1e-3
+
+
+WRONG = {
+    "no dict": (["w_in"], r"`rules` is .*expected a dict"),
+    "no path": ({3: "ottt"}, r"the key 3; expected a path"),
+    "a path of nothing": ({"w_inn": "d_rtrl"}, r"'w_inn', which fits no parameter.*'w_in'"),
+    "no algorithm": ({"w_in": "d_rtl"}, r"`rules\['w_in'\]` is 'd_rtl'"),
+    "options missing": ({"w_in": "ottt"}, r"OTTT does not accept no options.*'decay'"),
+    "other options": ({"w_in": ("d_rtrl", {"decay": 0.5})}, "D_RTRL does not accept `decay`"),
+    "options of all": (
+        {"w_in": ("d_rtrl", {"strict": True})},
+        r"has `strict`, which holds for all",
+    ),
+    "another kind": ({"w_in": "rtrl"}, r"do not go together: RTRL \(passed\), D_RTRL \(cut\)"),
+    "a diagonal": ({"w_in": "snap"}, r"do not go together: SnAp \(diagonal\), D_RTRL \(cut\)"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_rules_that_do_not_fit_are_explained(wrong):
+    rules, message = WRONG[wrong]
+    with pytest.raises(braintrace.OptionError, match=message):
+        build_learner(cases.BY_NAME["leaky"], rules=rules)
+
+
+def test_parameters_of_one_operation_have_one_rule():
+    case = cases.BY_NAME["independent_rnn"]
+    with pytest.raises(braintrace.CompilationError, match=r"'w_in': es_d_rtrl, 'b_in': d_rtrl"):
+        build_learner(case, rules={"w_in": "es_d_rtrl"})
+
+
+def test_rules_of_the_diagonal_go_together():
+    case = cases.BY_NAME["gru"]
+    with expected_warnings(case, "snap"):
+        learner = braintrace.compile(
+            case.build(),
+            "snap",
+            case.sequences(2, 1)[0][0],
+            batch_size=2,
+            rules={"w_z": "immediate"},
+        )
+    found = sequence_gradient(learner, case, *case.sequences(2, 6))
+    expected = sequence_gradient(build_learner(case, "snap"), case, *case.sequences(2, 6))
+    now = sequence_gradient(build_learner(case, "immediate"), case, *case.sequences(2, 6))
+    assert_gradients_close(found, {**expected, "w_z": now["w_z"]}, 1e-5)
