@@ -42,6 +42,8 @@ from .rules import pull_back as pull_back
 from .rules import pull_back_filtered as pull_back_filtered
 from .rules import select_outputs as select_outputs
 from .rules import zero_filter as zero_filter
+from .side_by_side import SideBySide as SideBySide
+from .side_by_side import as_one as as_one
 from .sparse import etp_sp_mm_p as etp_sp_mm_p
 from .sparse import etp_sp_mv_p as etp_sp_mv_p
 from .sparse import sparse_matmul as sparse_matmul

@@ -27,7 +27,15 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._etrace_op import Arrays, accumulate, contract, get_primitive_spec, propagate
+from .._etrace_op import (
+    Arrays,
+    SideBySide,
+    accumulate,
+    as_one,
+    contract,
+    get_primitive_spec,
+    propagate,
+)
 from .._graph import (
     Boundary,
     ETraceGraph,
@@ -86,7 +94,7 @@ class ParameterTraces:
     """
 
     boundary: Boundary = "cut"
-    needs: ClassVar[frozenset[Record]] = frozenset({"x", "D", "Df"})
+    needs: ClassVar[frozenset[Record]] = frozenset({"x", "x in parts", "D", "Df"})
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Tell that every relation has traces."""
@@ -314,12 +322,13 @@ def _advanced(
     site: TraceSite,
     weights: Arrays,
     products: Products,
-    over_time: tuple[jax.Array | None, Arrays],
+    over_time: tuple[jax.Array | SideBySide | None, Arrays],
     of_samples: tuple[Decays, jax.Array | None],
     traces: Traces,
 ) -> Traces:
     """Return the traces of one layer of a site, of all samples or of some."""
     (x, factors), (decays, kept), before = over_time, of_samples, unpack(traces)
+    x = as_one(x)
     if kept is not None:  # they are selected, not multiplied by zero: they may be NaN
         before = {key: where_slots(site, kept, trace) for key, trace in before.items()}
     new = {}

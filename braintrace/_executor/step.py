@@ -27,7 +27,9 @@ from .probed_step import (
 from .restart import over_first_axis, restarted, restarted_probes
 from .window import probes_of_past, window_step
 
-RECORDED: frozenset[Record] = frozenset({"x", "D", "Df", "step", "traces", "operands"})
+RECORDED: frozenset[Record] = frozenset(
+    {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
+)
 """What is recorded of a step where a learning rule needs it."""
 
 

@@ -19,6 +19,7 @@ from .method import Traces as Traces
 from .method import TraceSpec as TraceSpec
 from .method import TraceSpecs as TraceSpecs
 from .method import Weights as Weights
+from .method import inputs_for as inputs_for
 from .method import specs_of as specs_of
 from .relation import HiddenParamOpRelation as HiddenParamOpRelation
 from .report import Report as Report

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import jax
 import numpy as np
+
+from .._etrace_op import SideBySide, as_one
 
 if TYPE_CHECKING:
     from .graph import ETraceGraph
@@ -38,9 +40,10 @@ Traces: TypeAlias = Mapping[str, Any]
 TraceSpecs: TypeAlias = Mapping[str, Any]
 """The structure of traces, with a `TraceSpec` in the place of each array."""
 
-Record = Literal["x", "D", "Df", "step", "traces", "operands"]
+Record = Literal["x", "x in parts", "D", "Df", "step", "traces", "operands"]
 """What can be recorded of a step; see `Records`.
 
+A rule that needs ``'x in parts'`` as well as ``'x'`` takes inputs that are `SideBySide`.
 ``'step'`` are the inputs of its program. ``'traces'`` are those before it: a chunk has one step for
 a rule that needs these, whatever length is asked for, and its gradient is that of a single step.
 ``'operands'`` are those of products with parameters: where weights are passed, gradients can go to
@@ -65,7 +68,8 @@ class Records:
     Attributes
     ----------
     x
-        Inputs of the operations, by the first relation that has this input.
+        Inputs of the operations, by the first relation that has this input; some of them
+        `SideBySide` for a method that needs ``"x in parts"``.
     D
         Blocks of the transition of each group, by position; see `transition_key`.
     Df
@@ -83,7 +87,7 @@ class Records:
         overwritten, before it is known are overwritten in place.
     """
 
-    x: dict[str, jax.Array]
+    x: dict[str, jax.Array | SideBySide]
     D: dict[str, jax.Array]
     Df: dict[str, jax.Array]
     inputs: tuple[jax.Array, ...] = ()
@@ -168,6 +172,13 @@ class TraceSpec:
         """Size in bytes if structural zeros were stored as well."""
         shape = self.shape if self.full_shape is None else self.full_shape
         return math.prod(shape) * int(np.dtype(self.dtype).itemsize)
+
+
+def inputs_for(needs: Set[Record], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs of operations as a rule with these needs takes them."""
+    if "x in parts" in needs:
+        return dict(inputs)
+    return {key: as_one(x) for key, x in inputs.items()}
 
 
 def specs_of(specs: TraceSpecs) -> list[TraceSpec]:

@@ -55,7 +55,7 @@ PROCESSOR = Rates(
     flop=1e-11,
     trace_flop=3.5e-11,
     trace_byte=2e-10,
-    record_byte=5e-10,
+    record_byte=3e-10,
     operation=1.8e-7,
     gather=1e-8,
     gathered=4e-10,
@@ -80,8 +80,8 @@ operation there takes longer than to run it."""
 OPERATIONS_OF_CHUNK = 80
 """How many operations a chunk has besides its steps, for each of a step."""
 
-CACHES = 32 * 2**20
-"""Records of so many bytes have left the caches before they are read again."""
+CACHES = 128 * 2**20
+"""Records of so many bytes have all left the caches before they are read again."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
 from .._executor import chunk_gradient, run_window, zero_probes
-from .._graph import Records, Traces, Weights
+from .._graph import Records, Traces, Weights, inputs_for
 from .._runtime import add_to_states
 from .._typing import PyTree
 from .arguments import Options
@@ -132,7 +132,7 @@ class RecordedChunk:
         written, (outside, of_operands), traces = carry
         weights, _ = held
         result = self._run((parameters, others, self._probes, held), (written, outside), chunk)
-        records = self._recording.records(result.kept)
+        records = self._records(result.kept)
         found, after = chunk_gradient(
             self._graph, self._method, weights, records, result.signal, traces
         )
@@ -170,8 +170,12 @@ class RecordedChunk:
         """
         if not isinstance(kept, Kept):
             return kept
-        records = dataclasses.replace(self._recording.records(kept), never=never)
+        records = dataclasses.replace(self._records(kept), never=never)
         return self._method.update(self._graph, weights, records, before)
+
+    def _records(self, kept: Kept) -> Records:
+        records = self._recording.records(kept)
+        return dataclasses.replace(records, x=inputs_for(self._method.needs, records.x))
 
 
 class WindowChunk:

@@ -85,7 +85,8 @@ def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
     """Return the number of steps of the shortest chunk that is expected to be as good as any.
 
     Compared are all ways to cut a sequence into equal parts whose records stay below the budget,
-    or below the traces where these are larger.
+    or below the traces where these are larger. Ways that leave no shorter chunk at the end come
+    first: its steps would be compiled apart.
     """
     most = max(1, max(budget, work.trace_bytes) // max(1, work.record_bytes))
     rates = PROCESSOR if current_device().platform == "cpu" else ACCELERATOR
@@ -94,8 +95,9 @@ def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
         for length in _equal_parts(steps)
         if length <= most
     }
-    as_good = AS_GOOD * min(times.values())
-    return min(length for length, seconds in times.items() if seconds <= as_good)
+    most_seconds = AS_GOOD * min(times.values())
+    as_good = [length for length, seconds in times.items() if seconds <= most_seconds]
+    return min(as_good, key=lambda length: (steps % length > 0, length))
 
 
 def _equal_parts(steps: int) -> Iterator[int]:
