@@ -70,6 +70,22 @@ MUTATIONS = [
         "one state of a group forgets what it reads of another",
     ),
     Mutation(
+        "the diagonal of a product, twice",
+        "_executor/diagonal.py",
+        "changed = changed + (factor * taken(dx, inputs)).astype(value.dtype)",
+        "changed = changed + (2 * factor * taken(dx, inputs)).astype(value.dtype)",
+        ("tests/test_snap.py::test_the_literal_recursion[gru]",),
+        "what a product passes from a position to itself counts twice",
+    ),
+    Mutation(
+        "states that are read through products alone count as downstream",
+        "_compiler/hidden_groups.py",
+        "is_read = [found or a in carried for a, found in enumerate(is_read)]",
+        "is_read = list(is_read)",
+        ("tests/test_snap.py::test_a_state_that_only_a_product_reads_has_a_trace",),
+        "a state that only a recurrent weight reads keeps no trace",
+    ),
+    Mutation(
         "suffix products, one step too late",
         "_executor/recursion.py",
         "        return before, carry\n\n    first, each",

@@ -104,6 +104,15 @@ CASES["etp_conv 3-D"] = conv_case(
 )
 
 
+BY_DAY = (
+    "etp_mm",
+    "etp_fb_mv",
+    "etp_sp_mm",
+    "etp_lora_mv",
+    "etp_conv grouped, everything dilated and cropped",
+)
+
+
 class Case:
     """One equation with its operands, and random factors of four steps."""
 
@@ -229,8 +238,15 @@ def test_rules_fit_their_equation(name):
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [(name, "its own") for name in CASES if name != "etp_elemwise"]
-    + [("etp_mm", "none"), ("etp_mv", "none")],
+    [
+        *([name, "its own"] for name in BY_DAY),
+        ["etp_mm", "none"],
+        *(
+            pytest.param(name, "its own", marks=pytest.mark.nightly)
+            for name in CASES
+            if name not in ("etp_elemwise", *BY_DAY)
+        ),
+    ],
 )
 def test_the_derivative_to_the_input_is_the_jacobian_of_a_sample(name, rule):
     case = case_of(name)
