@@ -59,7 +59,85 @@ RESETS = "tests/test_resets.py::test_one_flag_per_step_is_as_separate_sequences"
 ECONOMY = "tests/test_driver_economy.py"
 SEAM = "tests/test_method_seam.py"
 
+READOUTS = "tests/test_linear_readouts.py::test_equals_bptt"
+NO_READOUT = (
+    "tests/test_linear_readouts.py::test_what_is_no_linear_readout_stays_as_it_is_and_says_why"
+)
+
 MUTATIONS = [
+    # linear readouts
+    Mutation(
+        "a filter forgets",
+        "_compiler/readout_filters.py",
+        "new[name] = (_times(kappa, old[name]) + now).astype(aval.dtype)",
+        "new[name] = now.astype(aval.dtype)",
+        (f"{READOUTS}[rates-plain]",),
+        "what the readout remembers is left out",
+    ),
+    Mutation(
+        "a decay that learns by the filters as well",
+        "_compiler/readout_filters.py",
+        "kappa = jax.lax.stop_gradient(readout.decay.compute(known))",
+        "kappa = readout.decay.compute(known)",
+        (f"{READOUTS}[alif-with_everything]",),
+        "the decay of one step is counted twice",
+    ),
+    Mutation(
+        "a bias without its filter of ones",
+        "_compiler/readout_filters.py",
+        "                    values[operand] = values[operand] * ones\n",
+        "",
+        (f"{READOUTS}[lif-in_small_steps]",),
+        "a bias gets the gradient of the current step alone",
+    ),
+    Mutation(
+        "a cascade without what its filters do not give",
+        "_compiler/readout_filters.py",
+        '                overrides[var] = overrides[var] + given["rest", var]\n',
+        "                pass\n",
+        (f"{READOUTS}[rates-cascade]",),
+        "start values and constants of the first filter miss in the weights behind it",
+    ),
+    Mutation(
+        "constants as part of what filters give",
+        "_compiler/readout_filters.py",
+        "                    values[operand] = jnp.zeros_like(values[operand])\n",
+        "                    pass\n",
+        (f"{READOUTS}[rates-cascade]",),
+        "a constant is taken in once instead of at every step",
+    ),
+    Mutation(
+        "filters of what is not at positions",
+        "_compiler/linear_readouts.py",
+        "        if states.mixed_into(alone) & others or apart:\n",
+        "        if apart:\n",
+        (f"{NO_READOUT}[rates-nonlinear_before]",),
+        "a readout behind a softmax counts as linear",
+    ),
+    Mutation(
+        "readouts that others read",
+        "_compiler/linear_readouts.py",
+        "        if not behind.isdisjoint(own):\n",
+        "        if False:\n",
+        (f"{NO_READOUT}[rates-read_by_another]",),
+        "what another state takes from a readout is lost",
+    ),
+    Mutation(
+        "filters that outlive a reset",
+        "_algorithms/algorithm.py",
+        "            self.filters[leaf.name].value = _zeros(leaf)\n",
+        "            pass\n",
+        ("tests/test_linear_readouts.py::test_every_driver[batch axis]",),
+        "a sequence begins with what the last one has left",
+    ),
+    Mutation(
+        "filters that `predict` moves on",
+        "_executor/step.py",
+        "    if model is None:\n        return finish",
+        "    if True:\n        return finish",
+        ("tests/test_linear_readouts.py::test_after_steps_without_a_loss[rates-cascade]",),
+        "filters follow steps that the traces do not",
+    ),
     # the recursions of a chunk
     Mutation(
         "D of a single step, diagonal only",

@@ -58,12 +58,12 @@ def line_of(step, fragment):
 
 def plain_readout(cell, x):
     cell.h.value = 0.8 * cell.h.value + cell.drive(x)
-    cell.o.value = 0.9 * cell.o.value + cell.h.value @ cell.plain.value[:, :2]
+    cell.o.value = 0.9 * jnp.tanh(cell.o.value) + cell.h.value @ cell.plain.value[:, :2]
 
 
 def summed_readout(cell, x):
     cell.h.value = 0.8 * cell.h.value + cell.drive(x)
-    cell.total.value = 0.9 * cell.total.value + cell.h.value.sum(-1)
+    cell.total.value = 0.9 * jnp.tanh(cell.total.value) + cell.h.value.sum(-1)
     cell.o.value = 0.5 * cell.o.value + braintrace.matmul(x, cell.w.value[:, :2])
 
 

@@ -336,6 +336,14 @@ ALGORITHM = {
         "`strict`",
         lambda b: braintrace.compile_etrace_graph(CASE.build(), X, strict=1),
     ),
+    "compile, readout_filters": (
+        "`readout_filters`",
+        lambda b: compiled(readout_filters="yes"),
+    ),
+    "compile_etrace_graph, readout_filters": (
+        "`readout_filters`",
+        lambda b: braintrace.compile_etrace_graph(CASE.build(), X, readout_filters=1),
+    ),
     "compile_etrace_graph, unroll_limit": (
         "`unroll_limit`",
         lambda b: braintrace.compile_etrace_graph(CASE.build(), X, unroll_limit=-3),

@@ -309,7 +309,7 @@ class LeakyLayer(brainstate.nn.Module):
     "middle/cell/w -> middle/h",
     "upper/cell/w -> upper/h",
     groups=("lower/h", "middle/h", "upper/h"),
-    diagnostics=("layer-to-layer",),
+    diagnostics=("layer-to-layer", "not-a-linear-readout"),
 )
 class Stacked(Cell):
     weights = {"w_out": (3, OUTPUTS)}
@@ -328,7 +328,7 @@ class Stacked(Cell):
     "lower/cell/w -> lower/h",
     "upper/cell/w -> upper/h",
     groups=("lower/h", "upper/h"),
-    diagnostics=("layer-to-layer",),
+    diagnostics=("layer-to-layer", "not-a-linear-readout"),
 )
 class SkipConnected(Cell):
     weights = {"w_out": W_OUT}

@@ -18,7 +18,7 @@ W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
     "w -> h",
     "w -> k",
     groups=("h", "k"),
-    diagnostics=("layer-to-layer",),
+    diagnostics=("layer-to-layer", "not-a-linear-readout"),
 )
 class TiedTranspose(Cell):
     weights = {"w": W_IN, "w_out": (INPUTS, OUTPUTS)}
@@ -27,7 +27,7 @@ class TiedTranspose(Cell):
     def update(self, x):
         self.h.value = 0.8 * self.h.value + jnp.tanh(braintrace.matmul(x, self.w.value))
         back = braintrace.matmul(self.h.value, self.w.value.T)
-        self.k.value = 0.5 * self.k.value + back
+        self.k.value = 0.5 * jnp.tanh(self.k.value) + back
         return self.k.value @ self.w_out.value
 
 

@@ -5,6 +5,8 @@ import contextlib
 from typing import Any, ClassVar
 
 import brainstate
+import jax
+import jax.numpy as jnp
 
 from .._arguments import (
     BATCH_SIZE,
@@ -27,7 +29,7 @@ from .._executor import (
     starting_traces,
 )
 from .._foreign import in_words
-from .._graph import ETraceGraph, TraceMethod, Traces
+from .._graph import FILTERS, ETraceGraph, StateLeaf, TraceMethod, Traces
 from .._interrupts import uninterrupted
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
 from .._runtime.compiled_step import CompiledStep
@@ -39,7 +41,7 @@ from .._runtime.restart import RequestedRestarts, check_where, restart_samples
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
 from .._runtime.threads import lock_of, one_thread_at_a_time
-from .._runtime.traces import EligibilityTraces
+from .._runtime.traces import EligibilityTraces, ReadoutFilter
 from .._typing import Path
 
 VJP_METHODS = ("single-step", "multi-step")
@@ -82,6 +84,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     """
 
     names: ClassVar[tuple[str, ...]] = ()
+    readout_filters: bool = False
 
     def __init__(
         self,
@@ -104,6 +107,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.unroll_limit = unroll_limit
         self.trace_dtype = trace_dtype
         self.samples_of_model: int | None = None
+        self.filters: dict[str, ReadoutFilter] = {}
         self._compiled: CompiledModel | None = None
         self._found_states = FoundStates()
         self.requested_restarts = RequestedRestarts()
@@ -131,8 +135,14 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @property
     def states_of_model(self) -> States:
-        """All States of the model by path, as it has them now."""
-        return self._found_states(self.model)
+        """All States of the model by path, as it has them now, and the filters of its readouts."""
+        found = self._found_states(self.model)
+        return {**found, **self._filters_by_path} if self.filters else found
+
+    @property
+    def _filters_by_path(self) -> dict[Path, brainstate.State]:
+        filters = self.compiled.graph.traced.filters
+        return {leaf.path: self.filters[leaf.name] for leaf in filters}
 
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
@@ -196,6 +206,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         # A State belongs to the transformation that it is made in: not to what renames meshes.
         self._compile(first_step(arguments), batch_size)
         self.traces = EligibilityTraces({}, pairs_of(self.compiled.trace_specs))
+        filters = self.compiled.graph.traced.filters
+        self.filters = {leaf.name: ReadoutFilter(_zeros(leaf)) for leaf in filters}
         self._leave_starting_traces()
 
     @on_automatic_axes
@@ -205,8 +217,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         # A window's gradient goes back, through mixing, to states that no trace is read from.
         every_state, rule = self.vjp_method == "multi-step", type(self).__name__
-        samples = self.samples_of_model
-        options = CompilerOptions(self.strict, self.unroll_limit, every_state, rule, samples)
+        more = every_state, rule, self.samples_of_model, self.readout_filters
+        options = CompilerOptions(self.strict, self.unroll_limit, *more)
         step = (self.model, self.method, example, batch_size, options)
         compiled = compile_step(*step, self.trace_dtype)
         self.check_model(compiled.graph)
@@ -291,6 +303,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return {**self.zero_traces(), **going_on}
 
     def _reset_traces(self) -> None:
+        for leaf in self.compiled.graph.traced.filters:
+            self.filters[leaf.name].value = _zeros(leaf)
         carried = self.traces.carried
         if outliving(self.compiled.trace_specs) and not carried.is_zero:
             with contextlib.suppress(LostTracesError):  # a stream that is lost begins anew
@@ -367,9 +381,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if self.samples_of_model is not None and batch_size is not None:
             self.samples_of_model = batch_size
         with in_words(OptionError, lambda: call):
-            fresh = self.initial_values(self.states_of_model, batch_size, **kwargs)
+            compiled, states = self._compiled_model, self._found_states(self.model)
+            fresh = compiled.initial_values(self.model, states, batch_size, kwargs)
         with uninterrupted:
-            compiled = self._compiled_model
             self._compiled = compiled.moved_to(self.model, self._analysed, fresh, batch_size)
             self._reset_traces()
 
@@ -405,8 +419,24 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         ShapeError
             See `reset_state`.
         """
-        return self._compiled_model.initial_values(self.model, states, batch_size, kwargs)
+        own = {path: state for path, state in states.items() if path[0] != FILTERS}
+        fresh = self._compiled_model.initial_values(self.model, own, batch_size, kwargs)
+        return {**fresh, **self._starting_filters}
+
+    @property
+    def _starting_filters(self) -> dict[Path, Any]:
+        return {leaf.path: _zeros(leaf) for leaf in self.compiled.graph.traced.filters}
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` are made of, and how."""
-        return self._compiled_model.initial_function(self.model)
+        states, function = self._compiled_model.initial_function(self.model)
+
+        def with_filters(values: Any) -> Any:
+            written, fresh = function(values)
+            return written, {**fresh, **self._starting_filters}
+
+        return states, with_filters if self.filters else function
+
+
+def _zeros(leaf: StateLeaf) -> jax.Array:
+    return jnp.zeros(leaf.shape, leaf.dtype)

@@ -1,7 +1,10 @@
 """D-RTRL: real-time recurrent learning with a position-by-position transition."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import brainstate
+
+from .._arguments import BOOLEAN, check_option
 from .._executor import ParameterTraces
 from .algorithm import ETraceAlgorithm
 
@@ -18,6 +21,12 @@ class D_RTRL(ETraceAlgorithm):
     ----------
     model, vjp_method, strict, unroll_limit, trace_dtype
         See `ETraceAlgorithm`.
+    readout_filters
+        Exact through linear readouts ``o' = kappa o + A(v)`` as well: ``v`` a function of hidden
+        states position by position, ``A`` linear, ``kappa`` one number for all units. What the
+        readout remembers is that of filters ``f' = kappa f + v``: further states of the layer
+        below, and for each of them a further trace of its weights. They live with the traces, and
+        `learner.report()` lists them; ``False``: none.
 
     Examples
     --------
@@ -45,6 +54,13 @@ class D_RTRL(ETraceAlgorithm):
     """
 
     names: ClassVar[tuple[str, ...]] = ("d_rtrl",)
+
+    def __init__(
+        self, model: brainstate.nn.Module, *, readout_filters: bool = True, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        check_option("readout_filters", readout_filters, BOOLEAN)
+        self.readout_filters = readout_filters
 
     @property
     def method(self) -> ParameterTraces:

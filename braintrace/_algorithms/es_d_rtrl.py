@@ -4,7 +4,7 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import DECAY, is_integer
+from .._arguments import BOOLEAN, DECAY, check_option, is_integer
 from .._errors import OptionError
 from .._executor import InputOutputTraces
 from .algorithm import ETraceAlgorithm
@@ -24,6 +24,8 @@ class ES_D_RTRL(ETraceAlgorithm):
     decay_or_rank
         A float in ``[0, 1)`` is the decay ``α`` of both filters; an integer ``r ≥ 1`` means
         ``α = (r - 1) / (r + 1)``.
+    readout_filters
+        See `D_RTRL`.
     **options
         ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``; see `ETraceAlgorithm`.
 
@@ -45,9 +47,13 @@ class ES_D_RTRL(ETraceAlgorithm):
         self,
         model: brainstate.nn.Module,
         decay_or_rank: float | int = 0.9,
+        *,
+        readout_filters: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
+        check_option("readout_filters", readout_filters, BOOLEAN)
+        self.readout_filters = readout_filters
         if is_integer(decay_or_rank) and decay_or_rank >= 1:
             self.decay = (int(decay_or_rank) - 1) / (int(decay_or_rank) + 1)
         elif DECAY.accepts(decay_or_rank):

@@ -6,7 +6,7 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import shown
+from .._arguments import BOOLEAN, check_option, shown
 from .._errors import CompilationError, OptionError
 from .._executor import ComposedTraces
 from .._graph import ETraceGraph, HiddenParamOpRelation
@@ -15,7 +15,7 @@ from .._typing import Path, path_name
 from .algorithm import ETraceAlgorithm
 from .names import algorithm_of, made
 
-SHARED = ("vjp_method", "strict", "unroll_limit", "trace_dtype")
+SHARED = ("vjp_method", "strict", "unroll_limit", "trace_dtype", "readout_filters")
 """Options that hold for a whole model."""
 
 
@@ -100,7 +100,9 @@ class RulesByPath(ETraceAlgorithm):
         **options: Any,
     ) -> None:
         shared = {name: value for name, value in options.items() if name in SHARED}
+        filters = shared.pop("readout_filters", None)
         super().__init__(model, **shared)
+        check_option("readout_filters", filters, BOOLEAN.or_else(None))
         if not isinstance(rules, Mapping):
             raise OptionError(
                 f"`rules` is {shown(rules)}; expected a dict such as {{'conv': 'es_d_rtrl'}}."
@@ -110,8 +112,11 @@ class RulesByPath(ETraceAlgorithm):
         parts.append(Part("", elsewhere, tuple(own.items()), None, _everywhere))
         self._parts = _with_names(parts)
         self._check_paths()
-        methods = {part.name: part.instance(model).method for part in self._parts}
+        instances = {part.name: part.instance(model) for part in self._parts}
+        methods = {name: instance.method for name, instance in instances.items()}
         self._method = ComposedTraces(methods, ByPath(self._parts))
+        by_default = any(instance.readout_filters for instance in instances.values())
+        self.readout_filters = by_default if filters is None else filters
         self._check_boundaries()
 
     @property

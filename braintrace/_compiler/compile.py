@@ -22,7 +22,7 @@ from typing import Any
 import brainstate
 
 from .._arguments import BOOLEAN, MODEL, NOT_NEGATIVE, check_option
-from .._graph import Boundary, ETraceGraph, TracedModel, TraceMethod
+from .._graph import Boundary, Diagnostic, ETraceGraph, TracedModel, TraceMethod
 from .._typing import Path
 from .analysis import Analysis
 from .backward import states_as_outputs
@@ -32,6 +32,7 @@ from .diagnose import diagnose
 from .grouped_step import GroupedStep
 from .hidden_groups import find_hidden_groups
 from .layers import about_layers, layers_of
+from .linear_readouts import filter_readouts
 from .marked_operations import marked_operations
 from .placement import Placement
 from .relations import find_relations
@@ -56,6 +57,8 @@ class CompilerOptions:
         Name of the learning rule, for messages.
     samples
         How many samples the model itself is written for; ``None``: that is not known.
+    readout_filters
+        See `compile_etrace_graph`.
     """
 
     strict: bool = False
@@ -63,6 +66,7 @@ class CompilerOptions:
     every_state: bool = False
     rule: str = "D_RTRL"
     samples: int | None = None
+    readout_filters: bool = False
 
 
 def compile_model(
@@ -79,6 +83,7 @@ def compile_model(
     check_option("model", model, MODEL)
     check_option("strict", options.strict, BOOLEAN)
     check_option("unroll_limit", options.unroll_limit, NOT_NEGATIVE)
+    check_option("readout_filters", options.readout_filters, BOOLEAN)
     check_parameters(model)
 
     # `update` as a flat program: calls are inlined, branches and loops with marks spelled out.
@@ -91,6 +96,15 @@ def compile_model(
     grouped = _with_loops_split(traced, options, boundary) if follows_positions else None
     step = grouped or _grouped(traced, every_state, boundary)
     check_has_states(model, step)
+
+    # What a linear readout remembers is a function of filters at the positions below it.
+    not_readouts: list[Diagnostic] = []
+    if options.readout_filters:
+
+        def regrouped(filtered: TracedModel) -> GroupedStep:
+            return _with_loops_split(filtered, options, boundary)
+
+        step, not_readouts = filter_readouts(step, regrouped)
 
     # Relations: of what the walks have met, how each output lies on the positions of a group.
     # Those that the rule does not carry are plain operations from here on.
@@ -105,8 +119,8 @@ def compile_model(
 
     # What no trace carries is told, as far as it is left out by this rule.
     findings = diagnose(step, found, relations, method.boundary)
-    between = about_layers(step, layers)
-    diagnostics = reported(itertools.chain(findings, between), method.boundary)
+    more = (*about_layers(step, layers), *not_readouts)
+    diagnostics = reported(itertools.chain(findings, more), method.boundary)
     check_learns(model, step, found, diagnostics, method.boundary)
     publish(diagnostics, options.strict)
 
@@ -151,7 +165,8 @@ def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> Grou
 
     # No trace can follow a backward pass that bends gradients: if no later step reads a state
     # behind one, it is an output, and needs none.
-    outputs = states_as_outputs(traced, analysis)
+    # Neither does a readout, whose derivative goes through filters.
+    outputs = (*states_as_outputs(traced, analysis), *traced.filtered)
 
     # The other hidden states, each at the variable that the model itself goes on with.
     candidates = candidates_of(traced, analysis, outputs)

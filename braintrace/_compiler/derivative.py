@@ -8,7 +8,7 @@ back cotangent is followed to the element of the output's cotangent that it is m
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -104,6 +104,15 @@ class Derivative:
         kinds = [Kind.FREE] * len(self._equation.invars) + [Kind.LINEAR] * len(self._outputs)
         found = zip(self._inputs, kinds_of_outputs(self._pulled, kinds), strict=True)
         return frozenset(i for i, kind in found if kind not in (Kind.ZERO, Kind.LINEAR))
+
+    def is_the_same_for_all(self, operands: Collection[int]) -> bool:
+        """Tell whether the cotangents of some operands do not depend on what these hold."""
+        if self._pulled is None:
+            return False
+        program = program_of(self._pulled)
+        found = zip(self._inputs, program.out_atoms, strict=True)
+        behind = program.depends_on([atom for i, atom in found if i in operands])
+        return behind.isdisjoint(program.in_vars[i] for i in operands)
 
     @functools.cached_property
     def _inputs(self) -> list[int]:

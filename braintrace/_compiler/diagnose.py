@@ -44,7 +44,7 @@ def diagnose(
     yield from also_plain(step, relations)
     yield from carried_without_a_trace(step, () if passes_weights else step.analysis.opaque)
     yield from _unused(step)
-    yield from about_outputs(step.outputs)
+    yield from about_outputs([leaf for leaf in step.outputs if leaf not in step.traced.filtered])
 
 
 def _bent_weights(

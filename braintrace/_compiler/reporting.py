@@ -17,6 +17,7 @@ REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "recurrent-mixing": _MARKED_ONLY,
     "layer-to-layer": _MARKED_ONLY,
     "between-layers": frozenset({"layered"}),
+    "not-a-linear-readout": _MARKED_ONLY,
     "weight-behind-weight": _MARKED_ONLY,
     "also-plain": _MARKED_ONLY,
     "partly-mixed": _MARKED_ONLY,

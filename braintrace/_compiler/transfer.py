@@ -47,7 +47,7 @@ ELEMENTWISE = _names(
     is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg nextafter not
     one_minus_square optimization_barrier or pcast polygamma pow pvary random_gamma_grad real
     reduce_precision regularized_incomplete_beta rem round rsqrt select_n sharding_constraint
-    sign sin sinh sqrt square sub tan tanh xor zeta
+    sign sin sinh sqrt square sub tan tanh with_derivative_of xor zeta
     """
 )
 WINDOWS = _names("reduce_window_sum reduce_window_max reduce_window_min")

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, HiddenGroup, StateLeaf, Weights
+from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TracedModel, Weights
 from .._jax import Atom, Var, struct_of
 from .._jaxpr import evaluate
 from .jacobians import Inputs, with_weights
@@ -103,7 +103,13 @@ def finish(
     graph: ETraceGraph, inputs: Inputs, overrides: dict[Var, Any]
 ) -> tuple[list[Any], dict[Var, Any]]:
     """Return the step's outputs and new states, given the values of some variables."""
-    traced = graph.traced
+    return finish_program(graph.traced, inputs, overrides)
+
+
+def finish_program(
+    traced: TracedModel, inputs: Inputs, overrides: dict[Var, Any]
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Return the same of a step that is not analysed."""
     written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
     targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
     values = evaluate(traced.program, targets, inputs, overrides, effects=True)

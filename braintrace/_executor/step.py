@@ -19,6 +19,7 @@ from .jacobians import Inputs, jacobians, operands
 from .probed_step import (
     Probes,
     finish,
+    finish_program,
     hold_old_states,
     pre_step_probe,
     probe_shapes,
@@ -202,5 +203,13 @@ def recorded_step(
 
 
 def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:
-    """Run one step of the model itself."""
-    return finish(graph, inputs, {})
+    """Run one step of the model itself; filters of its readouts stay as they are."""
+    model = graph.traced.unfiltered
+    if model is None:
+        return finish(graph, inputs, {})
+    filtered = graph.traced
+    pairs = zip(model.program.in_vars, filtered.program.in_vars, strict=False)
+    outputs, written = finish_program(model, {own: inputs[var] for own, var in pairs}, {})
+    pairs = zip(model.written_vars, filtered.written_vars, strict=False)
+    new_states = {var: inputs[var] for var in filtered.written_vars}
+    return outputs, new_states | {var: written[own] for own, var in pairs}

@@ -25,6 +25,8 @@ from .relation import HiddenParamOpRelation as HiddenParamOpRelation
 from .report import Report as Report
 from .report import SequenceRow as SequenceRow
 from .report import report_of as report_of
+from .traced_model import FILTERS as FILTERS
+from .traced_model import FilteredReadout as FilteredReadout
 from .traced_model import StateKind as StateKind
 from .traced_model import StateLeaf as StateLeaf
 from .traced_model import TracedModel as TracedModel

@@ -11,6 +11,7 @@ DiagnosticKind = Literal[
     "mixed-positions",
     "recurrent-mixing",
     "layer-to-layer",
+    "not-a-linear-readout",
     "weight-behind-weight",
     "also-plain",
     "partly-mixed",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _HEADS = {
     "relations": ["relation", "x", "y", "hidden states", "map", "traces", "bytes"],
     "groups": ["group", "states", "shape", "transition"],
+    "readouts": ["readout", "filters", "shapes", "bytes", "traces of filters"],
     "without_trace": ["parameter", "why"],
     "diagnostics": ["level", "kind", "message", "where"],
     "sequences": ["call", "steps", "traces before", "chunks", "bytes recorded", "budget"],
@@ -24,6 +25,7 @@ _HEADS = {
 _TITLES = {
     "relations": "Relations (weights with an eligibility trace)",
     "groups": "Hidden groups",
+    "readouts": "Linear readouts (exact through filters, which are further states)",
     "without_trace": "Parameters without a trace (gradient of the current step)",
     "diagnostics": "Diagnostics",
     "sequences": "Sequences (as calls so far have cut them)",
@@ -93,6 +95,29 @@ class GroupRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class ReadoutRow:
+    """One linear readout, whose derivative goes through filters; several may share one.
+
+    Attributes
+    ----------
+    readout
+        The hidden state.
+    filters, shapes
+        The states that are added for it, and their shapes.
+    stored_bytes
+        Size of these states.
+    trace_bytes
+        Size of the traces that weights have for them.
+    """
+
+    readout: str
+    filters: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    stored_bytes: int
+    trace_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class PlainRow:
     """One parameter without a trace, and why it has none."""
 
@@ -147,11 +172,13 @@ class Report:
 
     Attributes
     ----------
-    relations, groups, without_trace, diagnostics
+    relations, groups, readouts, without_trace, diagnostics
         The rows of the table.
     stored_bytes, possible_bytes
         Size of the traces at the compiled batch size, and the size they would have if structural
         zeros were stored.
+    filter_bytes
+        Size of the filters of linear readouts.
     carried_bytes
         Size of what a learner's own algorithm carries, in its dtype; ``None`` for a graph.
     sequences
@@ -185,6 +212,8 @@ class Report:
     possible_bytes: int
     carried_bytes: int | None = None
     sequences: tuple[SequenceRow, ...] = ()
+    readouts: tuple[ReadoutRow, ...] = ()
+    filter_bytes: int = 0
 
     def __str__(self) -> str:
         def table(name: str, rows: list[list[str]]) -> list[str]:
@@ -215,6 +244,7 @@ class Report:
         rows = {
             "relations": [_relation_cells(row) for row in self.relations],
             "groups": [_group_cells(row) for row in self.groups],
+            "readouts": [_readout_cells(row) for row in self.readouts],
             "without_trace": [[row.parameter, row.reason] for row in self.without_trace],
             "diagnostics": [[d.level, d.kind, d.message, d.source or ""] for d in self.diagnostics],
         }
@@ -222,6 +252,8 @@ class Report:
 
     def _total(self) -> str:
         stored = f"Traces: {self.stored_bytes:,} bytes stored of {self.possible_bytes:,} possible"
+        if self.readouts:
+            stored += f"\nFilters of readouts: {self.filter_bytes:,} bytes"
         if self.carried_bytes is None:
             return stored
         return f"{stored}\nCarried by this learner: {self.carried_bytes:,} bytes"
@@ -243,7 +275,24 @@ def report_of(graph: "ETraceGraph") -> Report:
         ),
         stored_bytes=sum(spec.nbytes for spec in specs if spec.is_stored),
         possible_bytes=sum(spec.full_nbytes for spec in specs),
+        readouts=tuple(_readout_rows(graph)),
+        filter_bytes=sum(leaf.nbytes for leaf in graph.traced.filters),
     )
+
+
+def _readout_rows(graph: "ETraceGraph") -> Iterator[ReadoutRow]:
+    leaves = {leaf.path: leaf for leaf in graph.traced.filters}
+    for readout in graph.traced.readouts:
+        own = [leaves[path] for path in readout.filters]
+        names = tuple(leaf.name for leaf in own)
+        traces = [s for s in specs_of(graph.trace_specs) if s.is_stored and s.state in names]
+        yield ReadoutRow(
+            readout=readout.state,
+            filters=names,
+            shapes=tuple(leaf.shape for leaf in own),
+            stored_bytes=sum(leaf.nbytes for leaf in own),
+            trace_bytes=sum(spec.nbytes for spec in traces),
+        )
 
 
 def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -> RelationRow:
@@ -324,6 +373,17 @@ def _relation_cells(row: RelationRow) -> list[str]:
         "; ".join(row.maps),
         f"{row.rule}: {listed}" if row.rule else listed,
         f"{row.stored_bytes:,}",
+    ]
+
+
+def _readout_cells(row: ReadoutRow) -> list[str]:
+    shapes = ", ".join(map(str, row.shapes))
+    return [
+        row.readout,
+        ", ".join(row.filters),
+        shapes,
+        f"{row.stored_bytes:,}",
+        f"{row.trace_bytes:,}",
     ]
 
 

@@ -1,8 +1,11 @@
 """One step of a model as plain data: a flat program whose inputs and outputs are named."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
+
+import numpy as np
 
 from .._jax import Atom, Var
 from .._jaxpr import Program
@@ -45,15 +48,51 @@ class StateLeaf:
     joined_var: Atom | None
 
     @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
+
+    @property
     def name(self) -> str:
         """Printed form: the path, and the leaf or component where there are several."""
         suffix = "" if self.component is None else f"[{self.component}]"
         return path_name(self.path) + (f"#{self.leaf}" if self.leaf else "") + suffix
 
 
+FILTERS = "<filters>"
+"""First part of the path of a filter that the compiler has added to a step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FilteredReadout:
+    """A linear readout whose derivative goes through filters of what it reads.
+
+    Attributes
+    ----------
+    state
+        Name of the hidden state.
+    filters
+        Paths of the filters, each a State with one leaf. Readouts with the same decay share them.
+    held_paths
+        Paths of the States, parameters apart, behind its coefficients (masks, scales). The step
+        does not write them.
+    operations
+        Names of the marked operations that its coefficients were in; they are plain now.
+    """
+
+    state: str
+    filters: tuple[Path, ...]
+    held_paths: tuple[Path, ...]
+    operations: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TracedModel:
-    """One step of a model as plain data."""
+    """One step of a model as plain data.
+
+    Where readouts are filtered, the leaves and inputs of the filters come after those of the model,
+    which is itself in ``unfiltered``.
+    """
 
     program: Program
     leaves: tuple[StateLeaf, ...]
@@ -66,6 +105,19 @@ class TracedModel:
     output_tree: PyTree
     parameter_paths: tuple[Path, ...]
     batch_size: int | None
+    readouts: tuple[FilteredReadout, ...] = ()
+    unfiltered: "TracedModel | None" = None
+
+    @property
+    def filters(self) -> tuple[StateLeaf, ...]:
+        """The filters of the readouts."""
+        return tuple(leaf for leaf in self.leaves if leaf.path[0] == FILTERS)
+
+    @property
+    def filtered(self) -> tuple[StateLeaf, ...]:
+        """The readouts: hidden states whose derivative goes through filters."""
+        names = {readout.state for readout in self.readouts}
+        return tuple(leaf for leaf in self.leaves if leaf.name in names)
 
     @property
     def written_vars(self) -> list[Var]:

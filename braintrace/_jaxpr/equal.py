@@ -14,7 +14,7 @@ import numpy as np
 from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr, sub_jaxprs
 from .program import Program, readers_of
 
-SAME_VALUE = frozenset({"stop_gradient"})
+SAME_VALUE = frozenset({"stop_gradient", "with_derivative_of"})
 """Operations that matter to derivatives alone."""
 
 DRAWS = frozenset({"rng_uniform"})

@@ -91,6 +91,22 @@ def kinds_of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
     return [kind if kind in (ZERO, LINEAR) else _unknown([kind]) for kind in found]
 
 
+def kinds_of_results(equation: Equation, kinds: Sequence[Kind]) -> list[Kind]:
+    """Return the kinds of an equation's outputs, given those of its operands.
+
+    Parameters
+    ----------
+    equation
+        The equation.
+    kinds
+        Of the operands. A literal is what it is, unless it is given as zero.
+    """
+    given = zip(equation.invars, kinds, strict=True)
+    known = [k if is_var(a) or k is ZERO else _of_value(a.val) for a, k in given]
+    found = _through(0, equation, known)
+    return [kind if kind in (ZERO, LINEAR) else _unknown([kind]) for kind in found]
+
+
 def _of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
     return interpret(jaxpr, kinds, _through, _of_value)
 

@@ -10,7 +10,7 @@ from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of, made
 from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option
 from .._errors import CompilationError, OptionError, ShapeError
 from .._foreign import in_words
-from .._runtime import all_states, first_step
+from .._runtime import first_step
 from .learner import Learner
 
 NOT_COMPILED = Kind(
@@ -112,7 +112,7 @@ def compile(
             raise
         raise type(error)(f"{error} {hint}") from error
     if mapped is not None:
-        states = all_states(model)
+        states = instance.states_of_model
         for path, value in instance.initial_values(states, mapped).items():
             states[path].value = value
     return Learner(instance)

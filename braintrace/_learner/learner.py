@@ -71,9 +71,9 @@ class Learner(brainstate.nn.Module):
 
         It also has how calls so far have cut sequences into chunks, and what these record.
         """
-        carried = size_in_bytes(self.algorithm.compiled.trace_specs)
         sequences = tuple(dict.fromkeys(self.drivers.sequences(self.graph)))
         report = report_of(self.graph)
+        carried = size_in_bytes(self.algorithm.compiled.trace_specs) + report.filter_bytes
         return dataclasses.replace(report, carried_bytes=carried, sequences=sequences)
 
     @one_thread_at_a_time

@@ -53,7 +53,7 @@ def initial_values(algorithm: ETraceAlgorithm, states: States) -> Initial:
 
 
 def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: bool) -> None:
-    """Refuse a sequence within which the weight of a marked operation would be another one.
+    """Refuse a sequence in which the weight of a marked operation, or of a readout, changes.
 
     Parameters
     ----------
@@ -69,7 +69,9 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
     OptionError
         If a weight is computed from a State that is written.
     """
-    for key, paths in algorithm.graph.held_paths.items():
+    held = {f"The weight of '{key}'": paths for key, paths in algorithm.graph.held_paths.items()}
+    held |= {f"The readout '{r.state}'": r.held_paths for r in algorithm.graph.traced.readouts}
+    for what, paths in held.items():
         for path in paths:
             if path not in written:
                 continue
@@ -80,8 +82,10 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
                 if is_fresh
                 else "Change it between the calls, or in the `update_fn` of `etrace_online`"
             )
+            is_readout = what.startswith("The readout")
+            remedy += ", or compile with `readout_filters=False`" if is_readout else ""
             raise OptionError(
-                f"The weight of '{key}' is computed from State '{path_name(path)}', which "
+                f"{what} is computed from State '{path_name(path)}', which "
                 f"{changes}. Within a sequence weights are fixed. {remedy}."
             )
 

@@ -15,6 +15,7 @@ def compile_etrace_graph(
     batch_size: int | None = None,
     strict: bool = False,
     unroll_limit: int = 32,
+    readout_filters: bool = True,
 ) -> ETraceGraph:
     """Analyse one step of a model.
 
@@ -32,6 +33,8 @@ def compile_etrace_graph(
     unroll_limit
         Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
         because it mixes positions of a hidden state beside what it does position by position.
+    readout_filters
+        See `D_RTRL`.
 
     Returns
     -------
@@ -59,5 +62,5 @@ def compile_etrace_graph(
     ApproximationWarning
         Once for every diagnostic of level ``'warning'``.
     """
-    options = CompilerOptions(strict, unroll_limit)
+    options = CompilerOptions(strict, unroll_limit, readout_filters=readout_filters)
     return compile_model(model, arguments, batch_size, options, ParameterTraces())[0]

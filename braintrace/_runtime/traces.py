@@ -107,6 +107,10 @@ class EligibilityTraces(CarriedTraces):
             )
 
 
+class ReadoutFilter(brainstate.ShortTermState):
+    """The State of one filter of what a linear readout reads; it starts at zero with the traces."""
+
+
 def _is_alike(own: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:
     """Tell whether traces have the keys, dtypes and shapes of others; each write asks that."""
     leaves, tree = jax.tree.flatten(new)

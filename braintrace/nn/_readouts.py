@@ -1,8 +1,9 @@
-"""Readouts with a memory of their own, so that their weights need a trace as well.
+"""Readouts with a memory of their own.
 
-What lies below such a readout learns from the answer of the present step: how an earlier spike
-still acts through the readout's memory is left out, as between any two layers with states. A
-plain layer behind the network, ``spikes @ weight``, leaves nothing out.
+A leaky readout is linear: `D_RTRL` and `ES_D_RTRL` carry what it remembers by filters of what it
+reads, and leave nothing out. One that spikes is no linear filter of what is below it: how an
+earlier spike still acts through its memory is left out there, as between any two layers with
+states.
 """
 
 from collections.abc import Callable

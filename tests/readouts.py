@@ -1,0 +1,240 @@
+"""Feed-forward layers below readouts that remember, some of them linear, some not quite."""
+
+import dataclasses
+from collections.abc import Callable
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import braintrace
+
+INPUTS, H, OUTPUTS, BATCH, STEPS = 3, 4, 2, 2, 5
+
+
+def values(seed, *shape, scale=0.8):
+    return scale * np.random.default_rng(seed).standard_normal(shape)
+
+
+def data(batch=BATCH):
+    return 1.5 * values(1, STEPS, batch, INPUTS), values(2, STEPS, batch, OUTPUTS)
+
+
+spike = braintrace.nn.surrogate.triangle
+
+
+# --- layers: what they hand on is a function of their states, position by position
+
+
+def rates(net, x):
+    net.h.value = 0.7 * net.h.value + jnp.tanh(braintrace.matmul(x, net.w_in.value))
+    return net.h.value**2
+
+
+def lif(net, x):
+    left = 0.8 * net.h.value * (1 - spike(net.h.value - 0.5))
+    net.h.value = left + braintrace.matmul(x, net.w_in.value)
+    return spike(net.h.value - 0.5)
+
+
+def alif(net, x):
+    z = spike(net.h.value - 0.3 - 0.5 * net.a.value)
+    net.a.value = 0.9 * net.a.value + z
+    net.h.value = 0.8 * net.h.value - 0.4 * z + braintrace.matmul(x, net.w_in.value)
+    return spike(net.h.value - 0.3 - 0.5 * net.a.value)
+
+
+# --- readouts
+
+
+def plain(net, z, x):
+    net.o.value = 0.8 * net.o.value + z @ net.w_out.value
+    return net.o.value
+
+
+def with_everything(net, z, x):
+    """A decay that learns, coefficients that share it, a marked weight with a bias, a constant."""
+    kappa = jax.nn.sigmoid(net.k.value)
+    current = braintrace.matmul(z, net.w_out.value, net.b.value) + 0.3
+    net.o.value = kappa * net.o.value + (1 - kappa) * current
+    return jax.nn.softmax(net.o.value)
+
+
+def in_small_steps(net, z, x):
+    """One step of Euler's method; gains of the units below; the loss reads the State itself."""
+    current = (z * net.gain.value) @ net.w_out.value + net.b.value
+    net.o.value = net.o.value + (current - net.o.value) / net.tau.value
+    return net.o.value
+
+
+def several(net, z, x):
+    """Two with one decay, one with another, behind one product each or together."""
+    y = z @ net.w_out.value
+    net.o.value = 0.8 * net.o.value + y
+    net.p.value = 0.8 * net.p.value + z @ net.w_two.value
+    net.q.value = 0.5 * net.q.value + y
+    return net.o.value + net.p.value * net.q.value
+
+
+def of_several(net, z, x):
+    """Parts of two states and of data, side by side, and data with a gain that learns."""
+    net.g.value = 0.6 * net.g.value + z
+    parts = jnp.concatenate([net.g.value[..., 1:], net.h.value, x[..., :2]], axis=-1)
+    drive = parts @ net.w_long.value + net.s.value * jnp.sin(x[..., :OUTPUTS])
+    net.o.value = 0.8 * net.o.value + drive - 0.1
+    return net.o.value
+
+
+def cascade(net, z, x):
+    """A synapse behind the weights, and a leaky unit behind weights of its own."""
+    rho = jax.nn.sigmoid(net.k.value)
+    drive = braintrace.matmul(z, net.w_out.value, net.b.value) + 0.3 * x[..., :OUTPUTS] + 0.2
+    net.p.value = rho * net.p.value + drive
+    net.o.value = 0.7 * net.o.value + net.p.value @ net.w_up.value
+    return net.o.value
+
+
+def synapse_and_unit(net, z, x):
+    """The same position by position, without a start value that somebody needs."""
+    net.p.value = 0.6 * net.p.value + z @ net.w_out.value
+    net.o.value = 0.7 * net.o.value + 0.3 * net.p.value
+    return net.o.value
+
+
+def marked_decay(net, z, x):
+    kappa = braintrace.element_wise(net.k.value, jax.nn.sigmoid)
+    net.o.value = kappa * net.o.value + braintrace.lora_matmul(z, net.w_out.value, net.up.value)
+    return net.o.value
+
+
+def with_feedback(net, z, x):
+    """A way back of its own, under backpropagation through time as well."""
+    y = braintrace.feedback_matmul(z, net.w_out.value, net.back.value, net.b.value)
+    net.o.value = 0.8 * net.o.value + y
+    return jnp.tanh(net.o.value)
+
+
+# --- readouts that are none
+
+
+def decay_per_unit(net, z, x):
+    net.o.value = net.d.value * net.o.value + z @ net.w_out.value
+    return net.o.value
+
+
+def nonlinear_inside(net, z, x):
+    net.o.value = jnp.tanh(0.8 * net.o.value + z @ net.w_out.value)
+    return net.o.value
+
+
+def nonlinear_between(net, z, x):
+    net.p.value = 0.6 * net.p.value + z @ net.w_out.value
+    net.o.value = 0.7 * net.o.value + jnp.tanh(net.p.value) @ net.w_up.value
+    return net.o.value
+
+
+def nonlinear_before(net, z, x):
+    net.o.value = 0.8 * net.o.value + jax.nn.softmax(z) @ net.w_out.value
+    return net.o.value
+
+
+def read_by_another(net, z, x):
+    net.o.value = 0.8 * net.o.value + z @ net.w_out.value
+    net.p.value = 0.5 * net.p.value * jnp.tanh(net.o.value)
+    return net.o.value + net.p.value
+
+
+def read_late(net, z, x):
+    before = net.o.value
+    net.o.value = 0.8 * before + z @ net.w_out.value
+    return before + net.o.value
+
+
+WEIGHTS = {
+    "w_in": values(3, INPUTS, H),
+    "w_out": values(4, H, OUTPUTS),
+    "w_two": values(5, H, OUTPUTS),
+    "w_long": values(6, 2 * H + 1, OUTPUTS),
+    "w_up": values(7, OUTPUTS, OUTPUTS),
+    "up": values(8, OUTPUTS, OUTPUTS),
+    "b": values(9, OUTPUTS),
+    "gain": 1 + values(10, H, scale=0.2),
+    "k": np.asarray(1.1),
+    "s": np.asarray(0.4),
+    "tau": np.asarray(2.5),
+    "d": np.linspace(0.6, 0.9, OUTPUTS),
+}
+FIXED = {"back": values(11, H, OUTPUTS)}
+STATES = {
+    "h": (H, 0.0),
+    "a": (H, 0.0),
+    "g": (H, 0.2),
+    "o": (OUTPUTS, 0.5),
+    "p": (OUTPUTS, -0.4),
+    "q": (OUTPUTS, 0.3),
+}
+
+
+class Net(brainstate.nn.Module):
+    """A layer and a readout, with the weights and states that their code names."""
+
+    def __init__(self, layer, readout):
+        super().__init__()
+        self.layer, self.readout = layer, readout
+        names = {*layer.__code__.co_names, *readout.__code__.co_names}
+        self.own = [name for name in STATES if name in names]
+        for name in WEIGHTS:
+            if name in names:
+                setattr(self, name, brainstate.ParamState(jnp.asarray(WEIGHTS[name])))
+        for name in FIXED:
+            if name in names:
+                setattr(self, name, brainstate.State(jnp.asarray(FIXED[name])))
+
+    def init_state(self, batch_size=None):
+        for name in self.own:
+            size, start = STATES[name]
+            batch = () if batch_size is None else (batch_size,)
+            setattr(self, name, brainstate.HiddenState(jnp.full((*batch, size), start)))
+
+    def update(self, x):
+        return self.readout(self, self.layer(self, x), x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A model, how many filters it gets, or why its readout gets none."""
+
+    layer: Callable
+    readout: Callable
+    filters: int = 0
+    why: str = ""
+
+    @property
+    def name(self):
+        return f"{self.layer.__name__}-{self.readout.__name__}"
+
+    def module(self):
+        return Net(self.layer, self.readout)
+
+
+LINEAR = [
+    Row(rates, plain, 1),
+    Row(lif, plain, 1),
+    Row(alif, with_everything, 3),
+    Row(lif, in_small_steps, 3),
+    Row(alif, several, 2),
+    Row(rates, of_several, 4),
+    Row(rates, cascade, 6),
+    Row(alif, synapse_and_unit, 2),
+    Row(lif, marked_decay, 2),
+    Row(alif, with_feedback, 2),
+]
+OTHERS = [
+    Row(rates, decay_per_unit, why="times one number for all units"),
+    Row(lif, nonlinear_inside, why="not linear in its value before"),
+    Row(alif, nonlinear_between, 1, why="'o' reads it"),
+    Row(rates, nonlinear_before, why="position by position"),
+    Row(rates, read_by_another, why="'p' reads it"),
+    Row(rates, read_late, why="read its value before the step"),
+]

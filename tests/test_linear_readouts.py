@@ -1,0 +1,477 @@
+"""Through linear readouts D-RTRL equals backpropagation through time, on every path."""
+
+import dataclasses
+import functools
+import warnings
+
+import brainstate
+import compilation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import readouts
+import saiunit as u
+from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
+from drivers import named, weights_of
+from readouts import BATCH, LINEAR, OTHERS, STEPS
+
+import braintrace
+
+pytestmark = pytest.mark.usefixtures("float64")
+TOLERANCE = 1e-10
+BY_NAME = {row.name: row for row in (*LINEAR, *OTHERS)}
+SIMPLE, HARD = BY_NAME["alif-with_everything"], BY_NAME["rates-cascade"]
+each = functools.partial(pytest.mark.parametrize, "row", ids=lambda row: row.name)
+
+
+def at_night(rows, *by_day):
+    """Some rows of a day, and others of the night."""
+    return [*by_day, *(pytest.param(row, marks=pytest.mark.nightly) for row in rows)]
+
+
+def learner_of(row, algorithm="d_rtrl", style="batch axis", **options):
+    x = readouts.data()[0][0]
+    with warnings.catch_warnings():
+        action = "ignore" if row.why or "readout_filters" in options else "error"
+        warnings.simplefilter(action, braintrace.ApproximationWarning)
+        mapped = {"batch_size": BATCH, "vmap": style == "mapped"}
+        return braintrace.compile(row.module(), algorithm, x, **mapped, **options)
+
+
+def loss_of(run, model, x, target):
+    """The loss of one step; that of some models reads the State instead of the output."""
+    output = run(x)
+    if model.readout is readouts.in_small_steps:
+        output = model.o.value
+    return jnp.sum((output - target) ** 2)
+
+
+@compilation.cache
+def bptt(row, reset=None, mask=None):
+    """The gradient of the summed loss, by differentiating a loop over the model."""
+    model = row.module()
+    xs, targets = readouts.data()
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    start = {path: state.value for path, state in model.states(brainstate.HiddenState).items()}
+    flags = np.zeros((STEPS, BATCH), bool) if reset is None else np.asarray(reset)
+    weights = np.ones(STEPS) if mask is None else np.asarray(mask)
+
+    def total():
+        def step(x, target, restart, weight):
+            for path, state in model.states(brainstate.HiddenState).items():
+                state.value = jax.tree.map(
+                    functools.partial(jnp.where, restart[:, None]), start[path], state.value
+                )
+            return weight * loss_of(model, model, x, target)
+
+        return brainstate.transform.for_loop(step, xs, targets, flags, weights).sum()
+
+    found = brainstate.transform.jit(brainstate.transform.grad(total, weights_of(model)))()
+    return named(found)
+
+
+def sequence_gradient(learner, **options):
+    def step(x, target):
+        return loss_of(learner, learner.algorithm.model, x, target)
+
+    return named(learner.etrace_grad(*readouts.data(), step_fn=step, reduction="sum", **options))
+
+
+@each(LINEAR)
+def test_equals_bptt(row):
+    learner = learner_of(row)
+    assert len(learner.graph.traced.filters) == row.filters
+    assert learner.graph.diagnostics == ()
+    assert_gradients_close(sequence_gradient(learner, chunk_size=2), bptt(row), TOLERANCE, row.name)
+
+
+@pytest.mark.parametrize("row", at_night(LINEAR[1:], LINEAR[0]), ids=lambda row: row.name)
+def test_without_filters_it_does_not(row):
+    learner = learner_of(row, readout_filters=False)
+    assert learner.graph.traced.filters == ()
+    assert_gradients_differ(sequence_gradient(learner), bptt(row), 0.05, row.name)
+
+
+@each(OTHERS)
+def test_what_is_no_linear_readout_stays_as_it_is_and_says_why(row):
+    learner, as_before = learner_of(row), learner_of(row, readout_filters=False)
+    assert len(learner.graph.traced.filters) == row.filters
+    told = [d for d in learner.graph.diagnostics if d.kind == "not-a-linear-readout"]
+    assert any(row.why in d.message for d in told), told
+    if not row.filters:
+        assert_same_bits(*map(sequence_gradient, (learner, as_before)))
+
+
+# --- every path
+
+
+class InOwnLoop:
+    """Gradients of single calls, or of windows of steps, each in a `grad` of the user's own."""
+
+    def __init__(self, learner, run=None):
+        self.model = learner.algorithm.model
+        run = learner if run is None else run
+
+        def loss(x, target):
+            return loss_of(run, self.model, x, target)
+
+        gradient = brainstate.transform.grad(loss, weights_of(self.model))
+        self._gradient = brainstate.transform.jit(gradient)
+
+    def __call__(self, steps=slice(None)):
+        xs, targets = (part[steps] for part in readouts.data())
+        found = [self._gradient(x, target) for x, target in zip(xs, targets, strict=True)]
+        return named(jax.tree.map(lambda *leaves: sum(leaves), *found))
+
+
+def in_a_stream(learner, steps=slice(None), **options):
+    """The sum of the gradients of a stream whose parameters stay as they are."""
+    model = learner.algorithm.model
+    weights = weights_of(model)
+    total = brainstate.State({path: jnp.zeros_like(w.value) for path, w in weights.items()})
+
+    def step(x, target):
+        return loss_of(learner, model, x, target)
+
+    def add(gradients):
+        total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
+
+    sequences = (part[steps] for part in readouts.data())
+    learner.etrace_online(*sequences, step_fn=step, update_fn=add, **options)
+    return named(total.value)
+
+
+SIMPLE_BY_DAY = pytest.mark.parametrize("row", at_night([HARD], SIMPLE), ids=lambda row: row.name)
+HARD_BY_DAY = pytest.mark.parametrize("row", at_night([SIMPLE], HARD), ids=lambda row: row.name)
+
+
+@pytest.mark.parametrize(
+    ("row", "style"),
+    [
+        pytest.param(SIMPLE, "batch axis", id="batch axis"),
+        pytest.param(HARD, "mapped", id="mapped"),
+        pytest.param(SIMPLE, "mapped", marks=pytest.mark.nightly),
+        pytest.param(HARD, "batch axis", marks=pytest.mark.nightly),
+    ],
+)
+def test_every_driver(row, style):
+    learner = learner_of(row, style=style)
+    own = InOwnLoop(learner)
+    paths = {
+        "one chunk": lambda: sequence_gradient(learner),
+        "steps": lambda: sequence_gradient(learner, chunk_size=1),
+        "own loop": own,
+        "stream": lambda: in_a_stream(learner),
+    }
+    for name, path in paths.items():
+        learner.reset_state(BATCH)
+        assert_gradients_close(path(), bptt(row), TOLERANCE, name)
+
+
+@HARD_BY_DAY
+def test_split_calls(row):
+    """A part in a stream, then a sequence, then in an own loop: filters go on with the traces."""
+    learner = learner_of(row)
+    xs, targets = readouts.data()
+
+    def step(x, target):
+        return loss_of(learner, learner.algorithm.model, x, target)
+
+    first = in_a_stream(learner, slice(2))
+    rest = slice(2, 4)
+    second = named(
+        learner.etrace_grad(xs[rest], targets[rest], step_fn=step, reduction="sum", chunk_size=1)
+    )
+    third = InOwnLoop(learner)(slice(4, None))
+    found = jax.tree.map(lambda *parts: sum(parts), first, second, third)
+    assert_gradients_close(found, bptt(row), TOLERANCE, row.name)
+    model = row.module()
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    for x in xs:
+        model(x)
+    for path, state in model.states(brainstate.HiddenState).items():
+        np.testing.assert_allclose(
+            learner.algorithm.model.states()[path].value, state.value, rtol=1e-12
+        )
+
+
+@SIMPLE_BY_DAY
+def test_samples_that_start_anew(row):
+    flags = np.zeros((STEPS, BATCH), bool)
+    flags[2, 0] = flags[3, 1] = True
+    learner = learner_of(row)
+    expected = bptt(row, tuple(map(tuple, flags)))
+    assert_gradients_differ(bptt(row), expected, 0.01)
+    for path in (
+        lambda: sequence_gradient(learner, reset=flags, chunk_size=2),
+        lambda: in_a_stream(learner, reset=flags),
+    ):
+        learner.reset_state(BATCH)
+        assert_gradients_close(path(), expected, TOLERANCE, row.name)
+    learner.reset_state(BATCH)
+    own = InOwnLoop(learner)
+    parts = []
+    for t in range(STEPS):
+        if flags[t].any():
+            learner.reset_state(where=flags[t])
+        parts.append(own(slice(t, t + 1)))
+    found = jax.tree.map(lambda *leaves: sum(leaves), *parts)
+    assert_gradients_close(found, expected, TOLERANCE, row.name)
+
+
+def test_nothing_is_left_of_nan_before_a_restart():
+    learner = learner_of(HARD)
+    learner.etrace_evolve(np.full((1, BATCH, readouts.INPUTS), np.nan))
+    assert sum(bool(jnp.isnan(f.value).all()) for f in learner.algorithm.filters.values()) == 4
+    reset = np.arange(STEPS) == 0
+    found = sequence_gradient(learner, reset=reset, chunk_size=2)
+    assert_gradients_close(found, bptt(HARD), TOLERANCE)
+
+
+@HARD_BY_DAY
+def test_steps_that_do_not_count(row):
+    mask = (0.0, 1.0, 0.5, 0.0, 1.0)
+    found = sequence_gradient(learner_of(row), mask=mask, chunk_size=3)
+    assert_gradients_close(found, bptt(row, mask=mask), TOLERANCE, row.name)
+
+
+@SIMPLE_BY_DAY
+def test_windows(row):
+    learner = learner_of(row, vjp_method="multi-step")
+    found = sequence_gradient(learner, chunk_size=2)
+    assert_gradients_close(found, bptt(row), TOLERANCE, row.name)
+    learner.reset_state(BATCH)
+    assert_gradients_close(InOwnLoop(learner)(), bptt(row), TOLERANCE, row.name)
+
+
+@HARD_BY_DAY
+def test_after_steps_without_a_loss(row):
+    """`etrace_evolve` moves filters on, `predict` leaves them, and both move the model's states."""
+    learner, mask = learner_of(row), (0.0, 0.0, 1.0, 1.0, 1.0)
+    xs, targets = readouts.data()
+    before = learner.functional().state()
+    outputs = learner.predict(xs[:2])
+    for path, found in learner.algorithm.filters.items():
+        assert not found.value.any(), path
+    learner.functional().restore(before)
+    np.testing.assert_allclose(learner.etrace_evolve(xs[:2], chunk_size=1), outputs, rtol=1e-12)
+
+    def step(x, target):
+        return loss_of(learner, learner.algorithm.model, x, target)
+
+    found = learner.etrace_grad(xs[2:], targets[2:], step_fn=step, reduction="sum")
+    assert_gradients_close(named(found), bptt(row, mask=mask), TOLERANCE, row.name)
+
+
+def test_pure_functions_of_the_state():
+    learner = learner_of(SIMPLE)
+    pure, model = learner.functional(), learner.algorithm.model
+    xs, targets = readouts.data()
+
+    def step(x, target):
+        return loss_of(learner, model, x, target)
+
+    def both(state):
+        options = {"step_fn": step, "reduction": "sum"}
+        state, first = pure.grad(state, xs[:2], targets[:2], **options)
+        state, second = pure.grad(state, xs[2:], targets[2:], **options)
+        return state, jax.tree.map(jnp.add, first, second)
+
+    start = pure.state()
+    stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), start)
+    after, found = jax.jit(jax.vmap(both))(stack)
+    for lane in range(2):
+        own = named(jax.tree.map(lambda leaf, lane=lane: leaf[lane], found))
+        assert_gradients_close(own, bptt(SIMPLE), TOLERANCE)
+    fresh = pure.reset(jax.tree.map(lambda leaf: leaf[0], after))
+    assert_same_bits(jax.tree.leaves(fresh), jax.tree.leaves(start))
+
+    def total(parameters):
+        state, loss = dataclasses.replace(start, parameters=parameters), 0.0
+        for x, target in zip(xs, targets, strict=True):
+            state, output = pure.step(state, x)
+            loss = loss + jnp.sum((output - target) ** 2)
+        return loss
+
+    assert_gradients_close(named(jax.grad(total)(start.parameters)), bptt(SIMPLE), TOLERANCE)
+
+
+@SIMPLE_BY_DAY
+def test_mapped_by_somebody_else(row):
+    lanes = {"axis_size": BATCH, "state_tag": "lane"}
+    model = row.module()
+    instance = braintrace.D_RTRL(model)
+    first = readouts.data()[0][0]
+
+    def initialise(x):
+        brainstate.nn.init_all_states(model)
+        instance.compile_graph(x)
+
+    brainstate.transform.vmap_new_states(initialise, **lanes)(first)
+    run = brainstate.nn.Vmap(instance, vmap_states="lane")
+    assert_gradients_close(InOwnLoop(_Wrapped(instance), run)(), bptt(row), TOLERANCE, row.name)
+
+
+class _Wrapped:
+    def __init__(self, algorithm):
+        self.algorithm = algorithm
+
+
+# --- the same with the filters written out
+
+
+class Explicit(readouts.Net):
+    """`rates-plain` with its filter as a state of the model."""
+
+    def __init__(self):
+        super().__init__(readouts.rates, readouts.plain)
+        self.own = [*self.own, "g"]
+
+    def init_state(self, batch_size=None):
+        super().init_state(batch_size)
+        self.g.value = jnp.zeros_like(self.g.value)
+
+    def update(self, x):
+        z = self.layer(self, x)
+        self.g.value = 0.8 * self.g.value + z
+        value = 0.8 * jax.lax.stop_gradient(self.o.value) + z @ self.w_out.value
+        through = self.g.value @ self.w_out.value
+        self.o.value = jax.lax.stop_gradient(value - through) + through
+        return self.o.value
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [("d_rtrl", {}), ("es_d_rtrl", {"decay_or_rank": 0.7})],
+    ids=["d_rtrl", "es_d_rtrl"],
+)
+def test_learning_with_changing_weights_equals_filters_written_out(algorithm, options):
+    row, x = LINEAR[0], readouts.data()[0][0]
+    with pytest.warns(braintrace.ApproximationWarning):  # it looks like a readout behind states
+        written_out = braintrace.compile(
+            Explicit(), algorithm, x, batch_size=BATCH, readout_filters=False, **options
+        )
+    losses, weights = [], []
+    for learner in (learner_of(row, algorithm, **options), written_out):
+        model = learner.algorithm.model
+        own = weights_of(model)
+
+        def descend(gradients, own=own):
+            for path, weight in own.items():
+                weight.value = weight.value - 0.05 * gradients[path]
+
+        def step(x, target, learner=learner, model=model):
+            return loss_of(learner, model, x, target)
+
+        sequences = [np.concatenate([part, -part]) for part in readouts.data()]
+        losses.append(learner.etrace_online(*sequences, step_fn=step, update_fn=descend))
+        weights.append(named({path: weight.value for path, weight in own.items()}))
+    np.testing.assert_allclose(*losses, rtol=1e-10)
+    assert_gradients_close(*weights, TOLERANCE)
+
+
+# --- layers of the library, and what is reported
+
+
+class Spiking(brainstate.nn.Module):
+    """Neurons and a readout of `braintrace.nn`, in units."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = braintrace.nn.Linear(
+            readouts.INPUTS,
+            readouts.H,
+            w_init=readouts.values(3, readouts.INPUTS, readouts.H, scale=14.0) * u.mA,
+            b_init=None,
+        )
+        self.neuron = braintrace.nn.ALIF(readouts.H, tau=8.0 * u.ms)
+        self.leaky = braintrace.nn.LeakyRateReadout(
+            readouts.H,
+            readouts.OUTPUTS,
+            tau=6.0 * u.ms,
+            w_init=readouts.values(4, readouts.H, readouts.OUTPUTS),
+            b_init=readouts.values(5, readouts.OUTPUTS),
+            r_initializer=lambda shape: jnp.full(shape, 0.4),
+        )
+
+    readout = None
+
+    def update(self, x):
+        return self.leaky(self.neuron(self.dense(x)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    name: str = "layers of the library"
+    why: str = ""
+
+    def module(self):
+        return Spiking()
+
+
+def test_layers_of_the_library_in_units():
+    row = Layers()
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        learner = learner_of(row)
+        assert len(learner.graph.traced.filters) == 2
+        assert_gradients_close(sequence_gradient(learner), bptt(row), TOLERANCE)
+
+
+def test_the_report_says_what_is_added():
+    size, shared = 8, BY_NAME["alif-several"]
+    report = learner_of(shared).report()
+    of_o, of_p, of_q = report.readouts
+    assert (of_o.readout, of_p.readout, of_q.readout) == ("o", "p", "q")
+    assert of_o.filters == of_p.filters == ("<filters>/o/0",)
+    assert of_q.filters == ("<filters>/q/1",)
+    state = BATCH * readouts.H * size
+    assert of_o.shapes == ((BATCH, readouts.H),)
+    assert of_o.stored_bytes == of_q.stored_bytes == state
+    assert of_o.trace_bytes == of_q.trace_bytes == readouts.INPUTS * state
+    assert report.filter_bytes == 2 * state
+    assert report.carried_bytes == report.stored_bytes + report.filter_bytes
+    assert "Linear readouts" in str(report)
+    assert "readouts" in report.to_dict()
+    without = learner_of(shared, readout_filters=False).report()
+    assert without.readouts == ()
+    assert without.stored_bytes == report.stored_bytes - of_o.trace_bytes - of_q.trace_bytes
+
+
+def test_the_model_itself_has_no_filters():
+    learner = learner_of(SIMPLE)
+    model = SIMPLE.module()
+    brainstate.nn.init_all_states(model)
+    assert learner.algorithm.model.states().keys() == model.states().keys()
+    names = {path for path in learner.algorithm.states() if path[0] == "filters"}
+    assert len(names) == SIMPLE.filters
+
+
+def test_coefficients_that_change_within_a_sequence_are_refused():
+    """What a filter holds has been taken in before they changed."""
+    row = BY_NAME["alif-with_feedback"]
+    learner = learner_of(row)
+    model = learner.algorithm.model
+
+    def step(x, target):
+        model.back.value = 1.1 * model.back.value
+        return loss_of(learner, model, x, target)
+
+    with pytest.raises(braintrace.OptionError, match="which `step_fn` writes"):
+        learner.etrace_grad(*readouts.data(), step_fn=step)
+
+
+def test_rflo_with_a_leaky_readout():
+    row = BY_NAME["alif-with_feedback"]
+    found = sequence_gradient(learner_of(row, "rflo"))
+    assert_gradients_close(found, bptt(row), TOLERANCE)
+
+
+def test_several_rules_in_one_model():
+    row = BY_NAME["rates-of_several"]
+    learner = learner_of(row, rules={"w_in": ("es_d_rtrl", {"decay_or_rank": 0.7})})
+    found = sequence_gradient(learner)
+    alone = sequence_gradient(learner_of(row, "es_d_rtrl", decay_or_rank=0.7))
+    assert_gradients_close({"w_in": found["w_in"]}, {"w_in": alone["w_in"]}, TOLERANCE)
+    found["w_in"] = bptt(row)["w_in"]
+    assert_gradients_close(found, bptt(row), TOLERANCE)
