@@ -54,7 +54,7 @@ class Rates:
 PROCESSOR = Rates(
     flop=1e-11,
     trace_flop=3.5e-11,
-    trace_byte=2e-10,
+    trace_byte=3e-10,
     record_byte=3e-10,
     operation=1.8e-7,
     gather=1e-8,
