@@ -590,6 +590,22 @@ MUTATIONS = [
         "what traces carry of a low-rank weight has another size",
     ),
     Mutation(
+        "a feedback that is the weight",
+        "_etrace_op/feedback.py",
+        "jnp.matmul(dx, feedback)",
+        "jnp.matmul(dx, weight)",
+        ("tests/test_rflo.py::test_equals_its_definition[batch axis]",),
+        "errors go back by the weight",
+    ),
+    Mutation(
+        "an adaptive feedback that does not learn",
+        "_etrace_op/feedback.py",
+        '"feedback": gradients["weight"]}',
+        '"feedback": 0 * gradients["weight"]}',
+        operations(CHUNKS, "feedback_matmul with bias"),
+        "the feedback stays what it was, and never becomes like the weight",
+    ),
+    Mutation(
         "sparse traces by row",
         "_etrace_op/sparse.py",
         'trace["weight"] * _at(hidden_dim, sparse_mat.columns, sparse_mat)}',
@@ -612,6 +628,26 @@ MUTATIONS = [
         "return by_block",
         ("tests/test_sampled.py::test_sums_of_parts_and_blocks[7-2-lead1]",),
         "entries that are sorted go back to where they were",
+    ),
+    # rules that are names
+    Mutation(
+        "a modulator laid along units",
+        "_algorithms/three_factor.py",
+        "(*modulator.shape, *(1,) * (h.ndim - modulator.ndim))",
+        "(*(1,) * (h.ndim - modulator.ndim), *modulator.shape)",
+        ("tests/test_three_factor.py::test_units_multiply",),
+        "the reward of a sample goes to units, or is refused",
+    ),
+    Mutation(
+        "recurrence by States that are no hidden states",
+        "_algorithms/ostl_feedforward.py",
+        'leaf.kind in ("hidden", "other")',
+        'leaf.kind in ("hidden",)',
+        (
+            "tests/test_ostl_feedforward.py"
+            "::test_refuses_recurrence_through_a_product_by_name[by another State]",
+        ),
+        "a network with recurrence passes for one without",
     ),
     # windows, maxima, units, maps
     Mutation(
