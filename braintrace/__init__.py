@@ -8,6 +8,7 @@ from ._algorithms import OTTT as OTTT
 from ._algorithms import RFLO as RFLO
 from ._algorithms import RTRL as RTRL
 from ._algorithms import UORO as UORO
+from ._algorithms import EProp as EProp
 from ._algorithms import ETraceAlgorithm as ETraceAlgorithm
 from ._algorithms import Immediate as Immediate
 from ._algorithms import IODimVjpAlgorithm as IODimVjpAlgorithm

@@ -198,8 +198,8 @@ MUTATIONS = [
     Mutation(
         "late probe of the last step",
         "_executor/step.py",
-        "mu = {state.name: signal[pre_step_probe(state)][0] for state in states}",
-        "mu = {state.name: signal[pre_step_probe(state)][-1] for state in states}",
+        "mu = jax.tree.map(lambda leaf: leaf[0], late)",
+        "mu = jax.tree.map(lambda leaf: leaf[-1], late)",
         (
             "tests/test_d_rtrl_exact.py"
             "::test_float64_in_several_chunks_and_a_remainder[alif_late_threshold]",

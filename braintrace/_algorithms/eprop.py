@@ -1,0 +1,63 @@
+"""e-prop: eligibility propagation."""
+
+from typing import ClassVar
+
+from .d_rtrl import D_RTRL
+
+
+class EProp(D_RTRL):
+    r"""D_RTRL of a recurrent network with a leaky readout: eligibility propagation.
+
+    For units with a state :math:`s_j` and spikes :math:`z_j`, read out as
+    :math:`y_k^t = \kappa y_k^{t-1} + \sum_j z_j^t W^{out}_{jk} + b_k` with an error
+    :math:`\partial L^t / \partial y_k^t`,
+
+    .. math::
+
+        \epsilon_{ij}^t = \frac{\partial s_j^t}{\partial s_j^{t-1}} \epsilon_{ij}^{t-1} +
+            \frac{\partial s_j^t}{\partial W_{ij}}, \qquad
+        \bar e_{ij}^t = \kappa\, \bar e_{ij}^{t-1} +
+            \frac{\partial z_j^t}{\partial s_j^t} \epsilon_{ij}^t, \qquad
+        \nabla W_{ij} = \sum_{tk} \frac{\partial L^t}{\partial y_k^t} B_{jk}\, \bar e_{ij}^t.
+
+    The eligibility vectors :math:`\epsilon` are the traces of `D_RTRL`; the filtered eligibility
+    :math:`\bar e` is that of the filter which it adds for a linear leaky readout
+    (``readout_filters``). The feedback :math:`B` is the readout's: symmetric
+    (:math:`B = W^{out}`) for ``braintrace.nn.Linear`` and `matmul`, random or adaptive for
+    ``braintrace.nn.FeedbackLinear`` and `feedback_matmul`.
+
+    Parameters
+    ----------
+    model, **options
+        See `D_RTRL`. The equations of the paper have the reset of the potential under
+        ``jax.lax.stop_gradient``; where the model lets a gradient pass the reset, the eligibility
+        follows it.
+
+    References
+    ----------
+    .. [1] G. Bellec et al., "A solution to the learning dilemma for recurrent networks of spiking
+       neurons", Nature Communications 11:3625, 2020, eqs. 1 to 4 and 22 to 28.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp
+    >>> import saiunit as u
+    >>> class Network(brainstate.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.cell = braintrace.nn.IndRNN(2, 5)
+    ...         self.readout = braintrace.nn.LeakyRateReadout(5, 1)
+    ...         self.readout.W = braintrace.nn.FeedbackLinear(5, 1, adaptive=True)
+    ...
+    ...     def update(self, x):
+    ...         return self.readout(self.cell(x))
+    >>> with brainstate.environ.context(dt=1.0 * u.ms):
+    ...     learner = braintrace.compile(Network(), "eprop", jnp.ones((1, 2)), batch_size=1)
+    ...     gradients = learner.etrace_grad(
+    ...         jnp.ones((4, 1, 2)), step_fn=lambda x: ((learner(x) - 1.0) ** 2).sum()
+    ...     )
+    >>> [path for path in gradients if "feedback" in path]
+    [('readout', 'W', 'feedback')]
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("eprop", "e_prop")

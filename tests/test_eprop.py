@@ -1,0 +1,162 @@
+"""e-prop equals its definition: a recurrent network of adaptive units with a leaky readout."""
+
+import functools
+import itertools
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close, assert_gradients_differ
+
+import braintrace
+from braintrace import nn
+
+INPUTS, UNITS, OUTPUTS, BATCH, STEPS = 3, 6, 2, 2, 8
+ALPHA, RHO, BETA, KAPPA, THRESHOLD, GAMMA = 0.8, 0.95, 0.4, 0.7, 0.6, 0.5
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+XS, TARGETS = draw(0, STEPS, BATCH, INPUTS), draw(1, STEPS, BATCH, OUTPUTS)
+W_IN, W_REC = draw(2, INPUTS, UNITS), draw(3, UNITS, UNITS) / 2
+W_OUT, BIAS, B = draw(4, UNITS, OUTPUTS), draw(5, OUTPUTS), draw(6, UNITS, OUTPUTS)
+
+
+def pseudo_derivative(v, a):
+    """ψ of the paper."""
+    distance = jnp.abs((v - THRESHOLD - BETA * a) / THRESHOLD)
+    return GAMMA / THRESHOLD * jnp.maximum(0.0, 1.0 - distance)
+
+
+@jax.custom_jvp
+def spikes(v, a):
+    return (v > THRESHOLD + BETA * a).astype(v.dtype)
+
+
+@spikes.defjvp
+def _(primals, tangents):
+    v_dot, a_dot = tangents
+    return spikes(*primals), pseudo_derivative(*primals) * (v_dot - BETA * a_dot)
+
+
+class Network(brainstate.nn.Module):
+    """Adaptive units, their reset held constant, and a leaky readout."""
+
+    def __init__(self, random):
+        super().__init__()
+        self.w_in, self.w_rec = map(brainstate.ParamState, map(jnp.asarray, (W_IN, W_REC)))
+        values = {"w_init": W_OUT, "b_init": BIAS}
+        own = functools.partial(nn.FeedbackLinear, feedback_init=B) if random else nn.Linear
+        self.readout = own(UNITS, OUTPUTS, **values)
+
+    def init_state(self, batch_size=None, **_):
+        batch = () if batch_size is None else (batch_size,)
+        for name, units in {"v": UNITS, "a": UNITS, "y": OUTPUTS}.items():
+            setattr(self, name, brainstate.HiddenState(jnp.zeros((*batch, units))))
+
+    def update(self, x):
+        v, a = self.v.value, self.a.value
+        z = spikes(v, a)
+        drive = braintrace.matmul(x, self.w_in.value) + braintrace.matmul(z, self.w_rec.value)
+        self.v.value = ALPHA * v + drive - THRESHOLD * jax.lax.stop_gradient(z)
+        self.a.value = RHO * a + z
+        now = self.readout(spikes(self.v.value, self.a.value))
+        self.y.value = KAPPA * self.y.value + now
+        return self.y.value
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def literal_eprop(feedback, kappa):
+    """Gradients by the equations of the paper, sample by sample, and how often units spike."""
+
+    def of_sample(xs, targets):
+        def step(carry, now):
+            v, a, z, y, x_bar, z_bar, eps_a_in, eps_a_rec, e_bar, filtered_z, ones = carry
+            x, target = now
+            psi = pseudo_derivative(v, a)
+
+            # eligibility vectors: of v the filtered presynaptic signals, of a one for each synapse
+            def adaptation(eps_a, presynaptic):
+                return psi * presynaptic[:, None] + (RHO - psi * BETA) * eps_a
+
+            eps_a_in, eps_a_rec = adaptation(eps_a_in, x_bar), adaptation(eps_a_rec, z_bar)
+            x_bar, z_bar = ALPHA * x_bar + x, ALPHA * z_bar + z
+            v, a = ALPHA * v + x @ W_IN + z @ W_REC - THRESHOLD * z, RHO * a + z
+            z, psi = spikes(v, a), pseudo_derivative(v, a)
+            e_bar = {
+                "w_in": kappa * e_bar["w_in"] + psi * (x_bar[:, None] - BETA * eps_a_in),
+                "w_rec": kappa * e_bar["w_rec"] + psi * (z_bar[:, None] - BETA * eps_a_rec),
+            }
+            filtered_z, ones = kappa * filtered_z + z, kappa * ones + 1.0
+            y = kappa * y + z @ W_OUT + BIAS
+            error = y - target
+            gradients = {name: (feedback @ error) * e for name, e in e_bar.items()}
+            gradients["weight"], gradients["bias"] = jnp.outer(filtered_z, error), ones * error
+            after = (v, a, z, y, x_bar, z_bar, eps_a_in, eps_a_rec, e_bar, filtered_z, ones)
+            return after, (gradients, z)
+
+        units, to_in, to_rec = jnp.zeros(UNITS), jnp.zeros_like(W_IN), jnp.zeros_like(W_REC)
+        start = (units, units, units, jnp.zeros(OUTPUTS), jnp.zeros(INPUTS), units)
+        filters = (to_in, to_rec, {"w_in": to_in, "w_rec": to_rec}, units, 0.0)
+        return jax.lax.scan(step, (*start, *filters), (xs, targets))[1]
+
+    gradients, z = jax.vmap(of_sample, in_axes=1)(XS, TARGETS)
+    return jax.tree.map(lambda leaf: leaf.sum((0, 1)), gradients), z.mean()
+
+
+def loss_of(y, target):
+    return 0.5 * jnp.sum((y - target) ** 2)
+
+
+def expected(random, kappa=KAPPA):
+    gradients, rate = literal_eprop(B if random else W_OUT, kappa)
+    assert 0.1 < rate < 0.5
+    found = {(name,): gradients[name] for name in ("w_in", "w_rec")}
+    return {**found, ("readout", "weight"): {name: gradients[name] for name in ("weight", "bias")}}
+
+
+def of_sequence(learner, chunk_size):
+    found = learner.etrace_grad(
+        XS,
+        TARGETS,
+        step_fn=lambda x, target: loss_of(learner(x), target),
+        reduction="sum",
+        chunk_size=chunk_size,
+    )
+    return dict(found)
+
+
+def rows():
+    """Both kinds of feedback and both kinds of batches, together in turn."""
+    for random, mapped in itertools.product([False, True], repeat=2):
+        names = "random" if random else "symmetric", "mapped" if mapped else "batch axis"
+        marks = [] if random == mapped else [pytest.mark.nightly]
+        yield pytest.param(random, mapped, id=", ".join(names), marks=marks)
+
+
+@pytest.mark.parametrize(("random", "mapped"), list(rows()))
+def test_equals_its_definition(random, mapped):
+    network = Network(random)
+    options = {"batch_size": BATCH, "vmap": mapped}
+    learner = braintrace.compile(network, "eprop", jnp.asarray(XS[0]), **options)
+    for chunk_size in (3, 1):
+        learner.reset_state(BATCH)
+        found = of_sequence(learner, chunk_size)
+        assert_gradients_close(found, expected(random), 1e-12, f"chunks of {chunk_size}")
+    learner.reset_state(BATCH)
+    loss = brainstate.transform.grad(
+        lambda x, target: loss_of(learner(x), target), network.states(brainstate.ParamState)
+    )
+    each = brainstate.transform.for_loop(loss, jnp.asarray(XS), jnp.asarray(TARGETS))
+    summed = jax.tree.map(lambda leaf: leaf.sum(0), each)
+    assert_gradients_close(summed, expected(random), 1e-12, "step by step")
+
+
+def test_without_the_filter_of_the_readout_it_is_something_else():
+    assert_gradients_differ(expected(True, kappa=0.0), expected(True), 0.1)
