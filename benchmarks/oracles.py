@@ -66,6 +66,43 @@ def snap(network: Network) -> Any:
     return jax.grad(loss)
 
 
+def immediate(network: Network) -> Any:
+    """Return ``(parameters, xs, targets) -> gradients``, all states before a step constant."""
+
+    def loss(parameters: Arrays, xs: Any, targets: Any) -> Any:
+        def step(states: Arrays, now: Any) -> Any:
+            x, target = now
+            states = jax.lax.stop_gradient(states)
+            states, output = network.step(PlainOps(), parameters, states, x)
+            return states, squared_error(output, target)
+
+        start = network.start(xs.shape[1], xs.dtype)
+        return jnp.mean(jax.lax.scan(step, start, (xs, targets))[1])
+
+    return jax.grad(loss)
+
+
+def ottt(network: Network, decay: float) -> Any:
+    """Return ``(parameters, xs, targets) -> gradients`` of OTTT."""
+
+    def gradients(parameters: Arrays, xs: Any, targets: Any) -> Arrays:
+        def step(carry: Any, now: Any) -> Any:
+            (states, filtered, total), (x, target) = carry, now
+            ops = PlainOps()
+            ys = network.drive(ops, parameters, states, x)
+            _, Df = jacobians(network.cell, states, ys)
+            filtered = {name: decay * filtered[name] + ops.inputs[name] for name in ops.inputs}
+            new, sizes = network.cell(states, ys), (x, target, filtered, Df, 1.0)
+            found = _step_gradient(network, parameters, states, new, *sizes)
+            return (new, filtered, jax.tree.map(jnp.add, total, found)), None
+
+        states, filtered, _, total = _zero_carry(network, parameters, xs[0])
+        total = jax.lax.scan(step, (states, filtered, total), (xs, targets))[0][-1]
+        return {name: value / len(xs) for name, value in total.items()}
+
+    return gradients
+
+
 def _one_at(states: Arrays, name: str) -> Arrays:
     return {key: (jnp.ones_like if key == name else jnp.zeros_like)(states[key]) for key in states}
 

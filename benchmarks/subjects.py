@@ -24,6 +24,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "es_d_rtrl": ES_OPTIONS,
     "rtrl": {},
     "snap": {},
+    "immediate": {},
+    "ottt": {"decay": ALPHA},
 }
 TOLERANCES = {"float32": 1.0, "bfloat16": 500.0}
 """Factors on a network's tolerance by dtype."""
@@ -101,6 +103,16 @@ class Task:
     def snap(self) -> Any:
         """What SnAp-1 has to give."""
         return jax.jit(oracles.snap(self.network))(self.parameters, *self.data)
+
+    @functools.cached_property
+    def immediate(self) -> Any:
+        """What Immediate has to give."""
+        return jax.jit(oracles.immediate(self.network))(self.parameters, *self.data)
+
+    @functools.cached_property
+    def ottt(self) -> Any:
+        """What OTTT has to give."""
+        return jax.jit(oracles.ottt(self.network, ALPHA))(self.parameters, *self.data)
 
     @property
     def tolerance(self) -> float:

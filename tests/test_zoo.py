@@ -12,6 +12,8 @@ from rules import OTHERS, RULES
 from zoo import BY_NAME, MODELS
 from zoo_runs import CHUNK_SIZES, Runs, data, runs_of
 
+import braintrace
+
 TOLERANCE = 1e-9
 DECAY = 0.7
 CORE = {"LSTMPeephole", "LinearRecurrentUnit", "ALIF", "PopulationsAsSlices", "ReshapedStates"}
@@ -110,6 +112,11 @@ def test_every_weight_learns(entry):
 
 def check(entry, algorithm, chunk_sizes, step_by_step):
     """Every path gives the gradient of the oracle; those of single steps, the same traces."""
+    message = RULES[algorithm].refused.get(entry.name)
+    if message is not None:
+        with pytest.raises(braintrace.CompilationError, match=message):
+            Runs(entry, algorithm, **METHODS[algorithm])
+        return
     runs, wanted = runs_of(entry, algorithm, **METHODS[algorithm]), expected_of(entry, algorithm)
     for chunk_size in chunk_sizes:
         found = runs.at_once(chunk_size)

@@ -96,6 +96,11 @@ class Immediate(ETraceAlgorithm):
         See `ETraceAlgorithm`. There are no traces that ``trace_dtype`` would concern, nor cuts
         for ``strict`` to refuse.
 
+    Raises
+    ------
+    CompilationError
+        When it is compiled, for a ``while`` loop between a parameter and a state or an output.
+
     Examples
     --------
     >>> import brainstate, braintrace, jax.numpy as jnp

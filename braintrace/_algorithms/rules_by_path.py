@@ -103,7 +103,7 @@ class RulesByPath(ETraceAlgorithm):
         filters = shared.pop("readout_filters", None)
         super().__init__(model, **shared)
         check_option("readout_filters", filters, BOOLEAN.or_else(None))
-        if not isinstance(rules, Mapping):
+        if not isinstance(rules, Mapping) or not rules:
             raise OptionError(
                 f"`rules` is {shown(rules)}; expected a dict such as {{'conv': 'es_d_rtrl'}}."
             )
@@ -144,8 +144,8 @@ class RulesByPath(ETraceAlgorithm):
     def _check_boundaries(self) -> None:
         """Refuse rules that differ in what a weight is on the way back from a state."""
         found = {part.name: self._method.rules[part.name].boundary for part in self._parts}
-        ways = set(found.values())
-        if len(ways - {"closed"}) > 1 or ("passed" in ways and len(found) > 1):
+        ways = set(found.values()) - {"closed"}
+        if len(ways) > 1 or not ways <= {"cut", "diagonal"}:
             listed = ", ".join(
                 f"{part.algorithm.__name__} ({found[part.name]})" for part in self._parts
             )

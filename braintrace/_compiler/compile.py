@@ -37,6 +37,7 @@ from .marked_operations import marked_operations
 from .placement import Placement
 from .relations import find_relations
 from .reporting import publish, reported
+from .reverse_mode import check_steps
 from .split_loops import split_loops
 from .split_shared_uses import split_shared_uses
 from .trace import trace_model
@@ -110,6 +111,10 @@ def compile_model(
     # Those that the rule does not carry are plain operations from here on.
     found = find_relations(step)
     relations = [relation for relation in found if method.carries(relation)]
+
+    # A rule without traces leaves all derivatives to those of the step.
+    if boundary == "closed":
+        check_steps(step, every_state, options.rule)
 
     # For a rule that leaves nothing out, all hidden state as one vector.
     layers = layers_of(step) if method.boundary == "layered" else []

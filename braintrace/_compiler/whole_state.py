@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from .._errors import CompilationError
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._graph.whole_state import Layer, WholeState
-from .._jax import Equation, Var, equations_inside, is_var, source_line
+from .._jax import is_var, source_line
 from .backward import bent_uses
 from .grouped_step import GroupedStep
 from .layers import HiddenStates
 from .parameter_uses import new_vars, parameters_of, reached_by_parameters, uses_of_parameters
+from .reverse_mode import check_reverse_mode
 from .sample_axes import SampleAxes, numbers_of_samples
 from .untraced import carried_without_a_trace
 
@@ -97,16 +98,8 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
     starts = [leaf.in_var for leaf in (*leaves, *parameters_of(traced))]
     ahead = analysis.gradients_ahead(starts)
     outputs = [atom for atom in traced.output_atoms if is_var(atom)]
-    behind = analysis.gradients_behind([*new_vars(leaves), *outputs])
-    for index in analysis.makers(ahead & behind):
-        equation = analysis.program.equations[index]
-        every = (equation, *equations_inside(equation))
-        if any(inner.primitive.name == "while" for inner in every) and _reads(equation, ahead):
-            raise CompilationError(
-                f"`{rule}` goes back through every step, and a `while` loop of unknown length "
-                f"({source_line(equation)}) has no derivative in that direction. Use a loop of "
-                "known length (`for_loop`, `scan`), `jax.lax.stop_gradient`, or D_RTRL."
-            )
+    ends = [*new_vars(leaves), *outputs]
+    check_reverse_mode(analysis, starts, ends, rule)
     for equation, operands in bent_uses(analysis, new_vars(leaves)):
         if not ahead.isdisjoint(atom for atom in operands if is_var(atom)):
             raise CompilationError(
@@ -115,7 +108,3 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
                 "gradient that it is given (one that clips it, for example). Change gradients "
                 "after `etrace_grad` has returned them instead."
             )
-
-
-def _reads(equation: Equation, variables: set[Var]) -> bool:
-    return any(is_var(atom) and atom in variables for atom in equation.invars)

@@ -1,0 +1,53 @@
+"""What does a sequence cost without a past, or with filters of the inputs alone, next to BPTT?
+
+`Immediate` keeps nothing from step to step, OTTT a low-pass of every input. Both start from fresh
+states, as BPTT does, and each is held against its own oracle.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from .. import subjects
+from ..case import Case, Prepared, Target
+from ..networks import Network, dense, gru
+from ..subjects import Task
+
+STEPS = 256
+TARGETS = (
+    Target("Immediate, auto", "BPTT", 1.0),
+    Target("OTTT, auto", "BPTT", None),
+    Target("D_RTRL, auto", "BPTT", None),
+)
+
+
+def prepare(task: Task) -> Prepared:
+    """Return everything that is compared on a task."""
+    return Prepared(
+        {
+            "BPTT": partial(subjects.bptt, task),
+            "Immediate, auto": partial(subjects.online, task, "immediate"),
+            "OTTT, auto": partial(subjects.online, task, "ottt"),
+            "D_RTRL, auto": partial(subjects.online, task),
+        }
+    )
+
+
+def case(make: Callable[..., Network], hidden: int, batch: int, steps: int = STEPS) -> Case:
+    """Return the case of one size."""
+    network = make(hidden=hidden)
+    return Case(
+        name=f"short_memory/{network.name},H={hidden},B={batch},T={steps}",
+        parameters={
+            "network": network.name,
+            "hidden": hidden,
+            "batch": batch,
+            "steps": steps,
+        },
+        build=lambda: prepare(Task(network, steps, batch)),
+        targets=TARGETS,
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return a leaky and a gated network, one sample and many."""
+    return [case(make, 256, batch) for make in (dense, gru) for batch in (1, 32)]
