@@ -19,7 +19,9 @@ from braintrace._graph import Boundary, DiagnosticKind
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "diagnostics.md"
 BATCH, INPUTS, H = 2, 3, 4
 PASSED = {"backward-not-linear", "untraced-state", "unused-parameter"}
+FOLLOWED_BY_POSITION = set(REPORTED) - {"between-layers"}
 CONCERNED = {
+    "neighbours": FOLLOWED_BY_POSITION - {"plain-mixing", "recurrent-mixing"},
     "closed": {"no-hidden-state", "not-carried", "unused-parameter"},
     "passed": PASSED,
     "layered": PASSED | {"between-layers"},
@@ -40,7 +42,7 @@ def test_every_kind_says_which_rules_it_concerns():
     assert set(REPORTED) == set(get_args(DiagnosticKind))
     for boundary in get_args(Boundary):
         found = {kind for kind, boundaries in REPORTED.items() if boundary in boundaries}
-        assert found == CONCERNED.get(boundary, set(REPORTED) - {"between-layers"})
+        assert found == CONCERNED.get(boundary, FOLLOWED_BY_POSITION)
 
 
 @jax.custom_vjp

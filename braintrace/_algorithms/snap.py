@@ -5,16 +5,17 @@ from typing import Any
 import brainstate
 
 from .._arguments import POSITIVE, check_option
-from .._errors import OptionError
-from .._executor import ParameterTraces
+from .._executor import NeighbourTraces, ParameterTraces
 from .algorithm import ETraceAlgorithm
 
 
 class SnAp(ETraceAlgorithm):
-    r"""Online learning with the sparse n-step approximation, ``n = 1``.
+    r"""Online learning with the sparse n-step approximation.
 
     Of the derivative of all hidden states with respect to a weight, the entries are kept that are
-    not zero after one step: those of the position that the weight reaches. The traces are those of
+    not zero after ``n`` steps.
+
+    After one step, these are those of the position that the weight reaches. The traces are those of
     `D_RTRL`, and so is their size; in addition they follow what goes through one product, such as a
     recurrent weight or the four gates of an LSTM, from each position to itself:
 
@@ -28,22 +29,33 @@ class SnAp(ETraceAlgorithm):
     recurrent weight; `report` tells of it. Where there is no product from state to state, it is
     `D_RTRL`.
 
+    With ``n`` of 2 or more, a weight has a trace for every number of the state that it reaches
+    within so many steps, by the structure of the model: the entries of a sparse matrix, all units
+    of a dense one. Traces go on from number to number through whatever the model computes, so that
+    a dense recurrent layer learns as by `RTRL` from ``n = 2`` on. Sparse connectivity is the use:
+    ``report`` tells the bytes of what is kept, and of all. Every step makes the Jacobian of the
+    state, by one vector-Jacobian product for each number of it.
+
     Parameters
     ----------
     model
         See `ETraceAlgorithm`.
     n
-        Within how many steps: 1.
+        Within how many steps.
     **options
         ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``; see `ETraceAlgorithm`.
 
     Raises
     ------
     OptionError
-        For another ``n``.
+        If ``n`` is no positive integer.
     PrimitiveError
-        When it is compiled, for a marked operation of one's own on the way from a state to itself
-        that is not linear in its input.
+        When it is compiled. With ``n = 1`` for a marked operation of one's own on the way from a
+        state to itself that is not linear in its input. With more for several groups of hidden
+        states (layers), for a weight that is broadcast to several units or samples
+        (`element_wise`), and for states that a ``while`` loop of unknown length computes.
+    CompilationError
+        With ``n`` of 2 or more, for samples that mix.
 
     References
     ----------
@@ -66,11 +78,9 @@ class SnAp(ETraceAlgorithm):
     def __init__(self, model: brainstate.nn.Module, n: int = 1, **options: Any) -> None:
         super().__init__(model, **options)
         check_option("n", n, POSITIVE)
-        if n > 1:
-            raise OptionError(f"`n` is {n}; `SnAp` keeps what a weight reaches within one step: 1.")
         self.n = n
 
     @property
-    def method(self) -> ParameterTraces:
-        """Parameter-dimension traces, the diagonal of products in their transition."""
-        return ParameterTraces("diagonal")
+    def method(self) -> ParameterTraces | NeighbourTraces:
+        """Traces of the position that a weight reaches, or of all that it reaches in n steps."""
+        return ParameterTraces("diagonal") if self.n == 1 else NeighbourTraces(self.n)

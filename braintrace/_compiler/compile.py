@@ -28,6 +28,7 @@ from .analysis import Analysis
 from .backward import states_as_outputs
 from .candidates import candidates_of
 from .check_model import check_has_states, check_hidden_states, check_learns, check_parameters
+from .dependence import with_dependence
 from .diagnose import diagnose
 from .grouped_step import GroupedStep
 from .hidden_groups import find_hidden_groups
@@ -92,11 +93,16 @@ def compile_model(
     check_hidden_states(traced)
 
     # Groups of hidden states, in the form of the step that shows most of what positions do alone.
-    boundary, every_state = method.boundary, options.every_state
-    follows_positions = boundary in ("cut", "diagonal")
+    boundary = method.boundary
+    if boundary == "neighbours":  # no state is computed from others alone: each has a trace
+        options = dataclasses.replace(options, every_state=True)
+    every_state = options.every_state
+    follows_positions = boundary in ("cut", "diagonal", "neighbours")
     grouped = _with_loops_split(traced, options, boundary) if follows_positions else None
     step = grouped or _grouped(traced, every_state, boundary)
     check_has_states(model, step)
+    if boundary == "neighbours":
+        step = with_dependence(step)
 
     # What a linear readout remembers is a function of filters at the positions below it.
     not_readouts: list[Diagnostic] = []

@@ -143,6 +143,7 @@ _RULES: Mapping[Boundary, str] = {
     "closed": "a rule without a past",
     "cut": "D-RTRL",
     "diagonal": "SnAp-1",
+    "neighbours": "SnAp",
     "layered": "OSTL",
     "passed": "RTRL",
 }

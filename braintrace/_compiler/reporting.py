@@ -10,11 +10,12 @@ from .._graph import ApproximationWarning, Boundary, Diagnostic, DiagnosticKind
 _EVERY: frozenset[Boundary] = frozenset(get_args(Boundary))
 _PAST = _EVERY - {"closed"}
 _MARKED_ONLY = _PAST - {"layered", "passed"}
+_POSITIONS = _MARKED_ONLY - {"neighbours"}
 
 REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
-    "plain-mixing": _MARKED_ONLY,
+    "plain-mixing": _POSITIONS,
     "mixed-positions": _MARKED_ONLY,
-    "recurrent-mixing": _MARKED_ONLY,
+    "recurrent-mixing": _POSITIONS,
     "layer-to-layer": _MARKED_ONLY,
     "between-layers": frozenset({"layered"}),
     "not-a-linear-readout": _MARKED_ONLY,
@@ -32,8 +33,9 @@ REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
 """The boundaries (see `TraceMethod`) under which a finding is one.
 
 A rule that passes weights on the way back passes mixing, too, and follows every parameter, marked
-or not: nothing that is about either of these is left out of its gradient. One that is closed to the
-past leaves all of it out, wherever it comes from.
+or not: nothing that is about either of these is left out of its gradient. One that keeps neighbours
+follows mixing from state to state, as far as it keeps them: the bytes of a report tell how many
+these are. One that is closed to the past leaves all of it out, wherever it comes from.
 """
 
 

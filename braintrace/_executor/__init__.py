@@ -10,6 +10,7 @@ from .io_dim import InputOutputTraces as InputOutputTraces
 from .jacobians import Inputs as Inputs
 from .jacobians import operands as operands
 from .kronecker import KroneckerTraces as KroneckerTraces
+from .neighbours import NeighbourTraces as NeighbourTraces
 from .overwriting import never as never
 from .param_dim import ParameterTraces as ParameterTraces
 from .probed_step import Probes as Probes

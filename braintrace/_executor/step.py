@@ -29,7 +29,7 @@ from .restart import over_first_axis, restarted, restarted_probes
 from .window import probes_of_past, window_step
 
 RECORDED: frozenset[Record] = frozenset(
-    {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
+    {"x", "x in parts", "D", "Df", "J", "step", "traces", "operands"}
 )
 """What is recorded of a step where a learning rule needs it."""
 

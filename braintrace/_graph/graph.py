@@ -148,6 +148,9 @@ class ETraceGraph:
             transition = len(group.transition) if "D" in self.needs else 0
             blocks = transition + group.num_states
             total += group.num_positions * blocks * group.states[0].dtype.itemsize
+            if "J" in self.needs and group.dependence is not None:
+                numbers = group.num_positions * group.num_states
+                total += numbers * len(group.dependence) * group.states[0].dtype.itemsize
         return int(total)
 
     def __str__(self) -> str:

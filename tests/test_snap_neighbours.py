@@ -1,0 +1,176 @@
+"""SnAp-n keeps what weights reach within n steps: all of it is RTRL, and less is RTRL masked."""
+
+import brainstate
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import saiunit
+from assertions import assert_gradients_close, assert_gradients_differ
+from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
+
+import braintrace
+
+BATCH, STEPS = 2, references.LENGTH
+DENSE = [cases.BY_NAME[name] for name in ("tanh_rnn", "lstm_fused", "lif_recurrent")]
+MORE = [cases.BY_NAME[name] for name in ("leaky_rnn", "gru_reset_after", "lstm_separate")]
+
+
+@pytest.mark.usefixtures("float64")
+@cases.each(DENSE, MORE)
+def test_a_dense_layer_saturates_in_two_steps(case):
+    learner = build_learner(case, "snap", n=2, dtype=np.float64)
+    _, _, xs, targets = references.arguments(case)
+    for chunk_size in (1, 4):
+        learner.reset_state(BATCH)
+        found = sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
+        assert_gradients_close(found, references.bptt(case), 1e-10, f"{case.name}, {chunk_size}")
+    report = learner.report()
+    assert report.stored_bytes == report.possible_bytes
+    assert not any(diagnostic.level == "warning" for diagnostic in report.diagnostics)
+
+
+def test_single_steps_streams_and_resets():
+    case = cases.BY_NAME["tanh_rnn"]
+    xs, targets = case.sequences(BATCH, STEPS)
+    model, algorithm = build_algorithm(case, braintrace.SnAp, BATCH, n=2)
+    gradient = brainstate.transform.jit(
+        brainstate.transform.grad(
+            lambda x, target: case.loss(algorithm(x), target), weights_of(model)
+        )
+    )
+    steps = [named(gradient(*now)) for now in zip(xs, targets, strict=True)]
+    found = jax.tree.map(lambda *leaves: sum(leaves), *steps)
+    assert_gradients_close(found, references.bptt(case), 1e-5)
+
+    learner = build_learner(case, "snap", n=2)
+    learner.etrace_evolve(xs[:3])
+    spoilt = jax.tree.map(lambda leaf: jnp.full_like(leaf, np.nan), learner.algorithm.traces.value)
+    learner.algorithm.traces.value = spoilt
+    reset, mask = np.zeros((STEPS, BATCH), bool), np.float32([0, 0, 0, 1, 2, 0.5])
+    reset[3] = True
+    found = sequence_gradient(learner, case, xs, targets, reset=reset, mask=mask, chunk_size=4)
+    learner.reset_state(BATCH)
+    expected = sequence_gradient(learner, case, xs[3:], targets[3:], mask=mask[3:])
+    assert_gradients_close(found, expected, 1e-5)
+
+
+# --- a sparse net -----------------------------------------------------------------------------
+
+H, INPUTS, DENSITY = 40, 3, 0.05
+CONNECTED = np.random.default_rng(0).random((H, H)) < DENSITY
+MATRIX = saiunit.sparse.CSR.fromdense(
+    jnp.asarray(np.random.default_rng(1).normal(size=(H, H)) * CONNECTED, jnp.float32)
+)
+ROWS, COLUMNS = np.nonzero(CONNECTED)
+
+
+class SparseNet(brainstate.nn.Module):
+    """A leaky layer of which one unit in twenty is connected with another."""
+
+    def __init__(self):
+        super().__init__()
+        w_in = np.random.default_rng(2).normal(size=(INPUTS, H)) / 2
+        self.w_in = brainstate.ParamState(jnp.asarray(w_in, jnp.float32))
+        self.w_rec = brainstate.ParamState(MATRIX.data)
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, H)))
+
+    def update(self, x):
+        recurrent = braintrace.sparse_matmul(self.h.value, self.w_rec.value, sparse_mat=MATRIX)
+        drive = braintrace.matmul(x, self.w_in.value) + recurrent
+        self.h.value = 0.5 * self.h.value + jnp.tanh(drive)
+        return self.h.value
+
+
+def plain_step(p, h, x):
+    matrix = jnp.zeros((H, H)).at[ROWS, COLUMNS].set(p["w_rec"])
+    return 0.5 * h + jnp.tanh(x @ p["w_in"] + h @ matrix)
+
+
+def loss(h):
+    return jnp.sum(h**2 * jnp.linspace(0.5, 1.5, h.shape[-1]))
+
+
+def neighbours(n):
+    """Which units each unit reaches within n steps, itself included."""
+    reach = np.eye(H, dtype=bool)
+    for _ in range(n - 1):
+        reach = reach | reach @ (CONNECTED | np.eye(H, dtype=bool))
+    return reach
+
+
+def literal(xs, n):
+    """Real-time recurrent learning of each sample, its traces masked after every step."""
+    reach = neighbours(n)
+    w_in = np.asarray(SparseNet().w_in.value)
+    parameters = {"w_in": jnp.asarray(w_in), "w_rec": MATRIX.data}
+    masks = {"w_in": reach.T[:, None, :], "w_rec": reach.T[:, COLUMNS]}
+    facts = jax.jit(
+        lambda h, x: (
+            plain_step(parameters, h, x),
+            jax.jacrev(plain_step, 1)(parameters, h, x),
+            jax.jacrev(plain_step)(parameters, h, x),
+        )
+    )
+    total = jax.tree.map(np.zeros_like, parameters)
+    for sample in range(BATCH):
+        h, eps = jnp.zeros(H), jax.tree.map(lambda w: np.zeros((H, *w.shape)), parameters)
+        for x in xs[:, sample]:
+            h, J, F = facts(h, x)
+            signal = jax.grad(loss)(h)
+            for name, mask in masks.items():
+                eps[name] = mask * (np.tensordot(J, eps[name], 1) + F[name])
+                total[name] = total[name] + np.tensordot(signal, eps[name], 1)
+    return total
+
+
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_a_sparse_net_keeps_structural_neighbours(n):
+    xs = jnp.asarray(np.random.default_rng(3).normal(size=(STEPS, BATCH, INPUTS)), jnp.float32)
+    learner = braintrace.compile(SparseNet(), "snap", xs[0], batch_size=BATCH, n=n)
+    counts = neighbours(n).sum(1)
+    pairs = INPUTS * counts.sum() + counts[COLUMNS].sum()
+    report, traces = learner.report(), jax.tree.leaves(learner.algorithm.traces.value)
+    assert report.stored_bytes == 4 * BATCH * pairs == sum(leaf.nbytes for leaf in traces)
+    assert report.possible_bytes == 4 * BATCH * H * (INPUTS * H + len(ROWS))
+    expected = literal(xs, n)
+    for chunk_size in (1, 4):
+        learner.reset_state(BATCH)
+        found = learner.etrace_grad(
+            xs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=chunk_size
+        )
+        assert_gradients_close({path[-1]: g for path, g in found.items()}, expected, 1e-5)
+    assert_gradients_differ(expected, literal(xs, n + 1), 1e-4)
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("two_layers", r"(?s)SnAp\(n=2\).*one recurrent layer.*'lower/h'; 'upper/h'"),
+        ("independent_rnn", r"(?s)SnAp\(n=2\).*`etp_elemwise` of 'w_rec@.*broadcast"),
+    ],
+)
+def test_what_has_no_neighbours_is_refused(name, message):
+    with pytest.raises(braintrace.PrimitiveError, match=message):
+        build_learner(cases.BY_NAME[name], "snap", n=2)
+
+
+class MixesSamples(SparseNet):
+    """The mean over the batch inhibits every unit."""
+
+    def update(self, x):
+        h = super().update(x)
+        self.h.value = h - 0.1 * h.mean(0)
+        return self.h.value
+
+
+def test_samples_that_mix_are_refused():
+    with pytest.raises(braintrace.CompilationError, match="SnAp follows every sample on its own"):
+        braintrace.compile(MixesSamples(), "snap", jnp.ones((2, INPUTS)), batch_size=2, n=2)
