@@ -349,7 +349,7 @@ class SkipConnected(Cell):
     "w_rec -> lower",
     "w_up,feedback -> upper",
     groups=("lower", "upper"),
-    diagnostics=("recurrent-mixing", "layer-to-layer", "no-hidden-state"),
+    diagnostics=("recurrent-mixing", "layer-to-layer", "not-a-linear-readout", "no-hidden-state"),
 )
 class RandomFeedback(Cell):
     """Two layers whose products go back by matrices of their own, one of which learns."""

@@ -31,7 +31,6 @@ MIXED = (
     "lies behind one that mixes positions"
 )
 READ_BEFORE = "the outputs, or another State, read its value before the step"
-IN_PLACE = "it is at the positions of what it reads, so that traces carry it as it is"
 OTHER_AXES = "what it filters does not begin with the same axis as it does itself"
 
 
@@ -75,7 +74,7 @@ def _told(states: _States, refused: Mapping[str, str]) -> list[Diagnostic]:
             (name,),
         )
         for name, why in refused.items()
-        if why is not IN_PLACE and (name not in layers or why not in (NOT_LINEAR, NO_DECAY))
+        if name not in layers or why not in (NOT_LINEAR, NO_DECAY)
     ]
 
 
@@ -178,7 +177,7 @@ def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list
                 found.append(readout)
         reasons = reasons or {r.leaf.name: why for r in found if (why := _read(states, found, r))}
         mixing = _mixing(accepted, found)
-        reasons = reasons or {r.leaf.name: IN_PLACE for r in found if r.var not in mixing}
+        reasons = reasons or {r.leaf.name: MIXED for r in found if r.var not in mixing}
         if not reasons:
             return found
         refused.update(reasons)
