@@ -323,3 +323,26 @@ def test_a_backward_rule_that_bends_gradients_is_refused_by_name():
     model = Population(lambda h, y, b: 0.5 * clipped(h) + y + b)
     with pytest.raises(braintrace.CompilationError, match=r"`RTRL` .*not proportional"):
         population_gradients(model)
+
+
+@pytest.mark.parametrize("driver", ["a sequence", "a stream", "one's own gradient"])
+def test_what_the_model_is_called_with_depends_on_no_parameter(driver):
+    """No trace would follow it: the gradient would depend on how a sequence is cut."""
+    model = Population(CHANGES["plain"])
+    xs = jnp.ones((LENGTH, 2, 3))
+    learner = braintrace.compile(model, "rtrl", xs[0], batch_size=2)
+
+    def loss(x, through=lambda v: v):
+        return (learner(x * through(model.b.value.sum())) ** 2).sum()
+
+    def run(loss):
+        if driver == "a sequence":
+            return learner.etrace_grad(xs, step_fn=loss, chunk_size=3)
+        if driver == "a stream":
+            return learner.etrace_online(xs, step_fn=loss, update_fn=lambda gradients: None)
+        return brainstate.transform.grad(lambda: loss(xs[0]), weights_of(model))()
+
+    with pytest.raises(braintrace.OptionError, match="depends on what is differentiated"):
+        run(loss)
+    learner.reset_state(2)
+    run(lambda x: loss(x, jax.lax.stop_gradient))

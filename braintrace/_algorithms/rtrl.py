@@ -26,6 +26,8 @@ class RTRL(ETraceAlgorithm):
         When compiled: for samples that mix, for a ``while`` loop of unknown length or a backward
         rule that bends gradients on the way to a state, and for another floating-point State than
         a `brainstate.HiddenState` that carries gradients from step to step.
+    OptionError
+        When differentiated: if what the model is called with depends on parameters or states.
 
     Notes
     -----

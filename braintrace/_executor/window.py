@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from .._errors import OptionError
 from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
 from .._jax import Var, struct_of, zeros_mapped_like
 from .jacobians import Inputs, jacobians, operands
@@ -23,6 +24,27 @@ from .zero import is_zero
 
 States = TypeVar("States")
 Results = TypeVar("Results")
+
+
+@jax.custom_vjp
+def _given(value: Any) -> Any:
+    """Return an argument of a step, which no trace follows."""
+    return value
+
+
+def _refuse(value: Any) -> Any:
+    raise OptionError(
+        "What the model is called with depends on what is differentiated, parameters or states, "
+        "and this learning rule follows these within the model's `update` alone. Compute it in "
+        "`update`, or give it through `jax.lax.stop_gradient`."
+    )
+
+
+def _nothing(residuals: Any, cotangent: Any) -> tuple[None]:
+    return (None,)
+
+
+_given.defvjp(_refuse, _nothing)
 
 StateProbes = dict[str, jax.Array]
 """One array per traced hidden state, by name, in the layout of its old value."""
@@ -94,7 +116,16 @@ def probes_of_past(
 
 
 def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
-    """Run one step of a window, differentiable in full, and record its Jacobians."""
+    """Run one step of a window, differentiable in full, and record what the rule needs.
+
+    Raises
+    ------
+    OptionError
+        For a rule that passes weights, if a derivative is to go back to arguments of the step.
+    """
+    if graph.whole is not None:
+        arguments = set(graph.traced.argument_vars)
+        inputs = {v: _given(x) if v in arguments else x for v, x in inputs.items()}
     weights = operands(graph, inputs)
     is_layered = graph.whole is not None and graph.whole.layers
     run = step_of_layers(graph, inputs) if is_layered else finish(graph, inputs, {})
