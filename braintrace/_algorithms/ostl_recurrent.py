@@ -1,6 +1,6 @@
 """OSTL: exact within every layer, between layers within a step."""
 
-from .._executor import WholeTraces
+from .._executor import LayeredTraces
 from .algorithm import ETraceAlgorithm
 
 
@@ -45,6 +45,6 @@ class OSTLRecurrent(ETraceAlgorithm):
     names = ("ostl_recurrent", "ostlrecurrent")
 
     @property
-    def method(self) -> WholeTraces:
+    def method(self) -> LayeredTraces:
         """Traces of the whole state, each layer by itself."""
-        return WholeTraces("layered")
+        return LayeredTraces()

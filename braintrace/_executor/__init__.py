@@ -30,6 +30,7 @@ from .traces import outliving as outliving
 from .traces import restart_traces as restart_traces
 from .traces import size_in_bytes as size_in_bytes
 from .traces import starting_traces as starting_traces
+from .whole_traces import LayeredTraces as LayeredTraces
 from .whole_traces import WholeTraces as WholeTraces
 from .window import run_window as run_window
 from .window import window_step as window_step

@@ -55,7 +55,7 @@ from .product_uses import (
     without_products,
 )
 from .random_signs import DRAWS, KEY, key_of_step, signs, specs_of_stream
-from .rank_one import balance, entries, norms, over_samples, over_steps, where_samples
+from .rank_one import balance, norms, over_samples, over_steps, where_samples
 from .whole_chunk import pulled_through
 from .whole_state import (
     inputs_of_step,
@@ -67,6 +67,7 @@ from .whole_state import (
     which_rows,
     whole_of,
 )
+from .whole_traces import entries
 from .zero import as_arrays, widened
 
 

@@ -27,7 +27,6 @@ from .._graph import (
     ETraceGraph,
     Record,
     Records,
-    Role,
     Signal,
     Traces,
     TraceSpec,
@@ -46,6 +45,7 @@ from .whole_state import (
     which_rows,
     whole_of,
 )
+from .whole_traces import entries
 from .zero import as_arrays, widened
 
 Arrays = dict[str, jax.Array]
@@ -197,12 +197,6 @@ def balance(above: jax.Array, below: jax.Array) -> tuple[jax.Array, jax.Array]:
     has_both = (above > 0) & (below > 0)
     factor = jnp.sqrt(jnp.where(has_both, above, 1) / jnp.where(has_both, below, 1))
     return jnp.where(has_both, factor, 0), jnp.where(has_both, 1 / factor, 0)
-
-
-def entries(ndim: int) -> tuple[Role, ...]:
-    """Return what the axes of a parameter's array run over."""
-    entry: Role = "entry"
-    return (entry,) * ndim
 
 
 def _of_samples(graph: ETraceGraph, ndim: int, flags: jax.Array) -> jax.Array:

@@ -67,8 +67,31 @@ def pulled_through(
     rows_of
         The rows that are wanted, by parameter.
     """
+    before, sums, at, x = _through_steps(graph, weights, records, cotangents)
     whole = whole_of(graph)
-    alive = None if records.restart is None else jnp.ones(records.restart.shape[1:], bool)
+    first = jax.tree.map(lambda leaf: leaf[0], records.inputs)
+    fixed = inputs_of_step(graph, weights, first)
+    of_parameters: dict[str, jax.Array] = {}
+    for use in whole.uses:
+        rows = _rows_of_use(graph, use, rows_of)
+        if use.kind == "product":
+            (place,) = places_of(graph, use)
+            operands = _of_product(graph, use, fixed, x[use.key], _taken(at[place], rows, 1))
+        else:
+            operands = _of_sums(use, sums[use.key], rows, whole.samples)
+        for name, found in _of_parameters(graph, use, fixed, operands).items():
+            own = _taken(found, np.searchsorted(rows, rows_of[name]), 1)
+            known = of_parameters.get(name)
+            of_parameters[name] = own if known is None else known + own
+    return PulledChunk(to_rows(whole, before), of_parameters)
+
+
+def _through_steps(
+    graph: ETraceGraph, weights: Weights, records: Records, cotangents: ByState
+) -> tuple[ByState, Sums, dict[Place, jax.Array], dict[str, jax.Array]]:
+    """Return cotangents before the chunk, the sums, and for products cotangents and inputs."""
+    whole = whole_of(graph)
+    places = [p for use in whole.uses if use.kind == "product" for p in places_of(graph, use)]
 
     def one_step(carry: Any, now: Any) -> Any:
         cotangents, sums, alive = carry
@@ -80,19 +103,14 @@ def pulled_through(
             for use in whole.uses
             if use.kind != "product"
         }
-        sums = jax.tree.map(jnp.add, sums, added)
         before = found.old
         if restart is not None:
             before = [_where_first(~restart, value) for value in before]
             alive = alive & ~restart
-        of_products = {
-            p: found.at[p]
-            for use in whole.uses
-            if use.kind == "product"
-            for p in places_of(graph, use)
-        }
-        return (before, sums, alive), (_listed(of_products), found.x)
+        carry = before, jax.tree.map(jnp.add, sums, added), alive
+        return carry, ([found.at[place] for place in places], found.x)
 
+    alive = None if records.restart is None else jnp.ones(records.restart.shape[1:], bool)
     start = (cotangents, _zero_sums(graph, len(cotangents[0])), alive)
     over_time = (records.inputs, records.restart)
     if records.num_steps == 1:
@@ -101,27 +119,16 @@ def pulled_through(
         kept = jax.tree.map(lambda leaf: leaf[None], kept)
     else:
         (before, sums, _), kept = jax.lax.scan(one_step, start, over_time, reverse=True)
-    first = jax.tree.map(lambda leaf: leaf[0], records.inputs)
-    fixed = inputs_of_step(graph, weights, first)
-    places = [p for use in whole.uses if use.kind == "product" for p in places_of(graph, use)]
-    at, x = dict(zip(places, kept[0], strict=True)), kept[1]
-    of_parameters: dict[str, jax.Array] = {}
-    for use in whole.uses:
-        rows = _rows_of_use(graph, use, rows_of)
-        if use.kind == "product":
-            (place,) = places_of(graph, use)
-            operands = _of_product(graph, use, fixed, x[use.key], at[place][:, rows])
-        else:
-            operands = _of_sums(use, sums[use.key], rows, whole.samples)
-        for name, found in _of_parameters(graph, use, fixed, operands).items():
-            own = found[:, np.searchsorted(rows, rows_of[name])]
-            known = of_parameters.get(name)
-            of_parameters[name] = own if known is None else known + own
-    return PulledChunk(to_rows(whole, before), of_parameters)
+    return before, sums, dict(zip(places, kept[0], strict=True)), kept[1]
 
 
-def _listed(found: dict[Place, jax.Array]) -> list[jax.Array]:
-    return list(found.values())
+def _taken(value: jax.Array, rows: np.ndarray, axis: int) -> jax.Array:
+    """Return some rows of an array, which mostly are all of them."""
+    if len(rows) == value.shape[axis]:
+        return value
+    if len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
+        return jax.lax.slice_in_dim(value, int(rows[0]), int(rows[-1]) + 1, axis=axis)
+    return jnp.take(value, rows, axis=axis)
 
 
 def _zero_sums(graph: ETraceGraph, rows: int) -> Sums:
@@ -282,10 +289,10 @@ def _of_sums(
 ) -> list[jax.Array]:
     """Return what was added up step by step for each operand, ``(samples, rows, *shape)``."""
     if use.kind == "any":
-        return [total[:, rows] for total in sums]
+        return [_taken(total, rows, 1) for total in sums]
     number = np.arange(samples)
     return [
-        jnp.where(of_operand == number.reshape(-1, *(1,) * total.ndim), total[rows], 0)
+        jnp.where(of_operand == number.reshape(-1, *(1,) * total.ndim), _taken(total, rows, 0), 0)
         for of_operand, total in zip(use.samples, sums, strict=True)
     ]
 

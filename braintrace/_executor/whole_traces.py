@@ -28,7 +28,6 @@ import numpy as np
 from .._graph import (
     Boundary,
     ETraceGraph,
-    HiddenParamOpRelation,
     Record,
     Records,
     Role,
@@ -39,30 +38,17 @@ from .._graph import (
     Weights,
     WholeState,
 )
+from .passing import PassingTraces
 from .whole_chunk import pulled_through
 from .whole_state import row_dtype, to_rows, unit_rows, which_rows, whole_of
 from .zero import is_zero, widened
 
 
 @dataclasses.dataclass(frozen=True)
-class WholeTraces:
-    """A trace of the size of each parameter for every number of the state.
+class WholeTraces(PassingTraces):
+    """A trace of the size of each parameter for every number of the state."""
 
-    Attributes
-    ----------
-    boundary
-        ``'passed'``, or ``'layered'``: then ``J`` and ``F`` are block-diagonal by layer.
-    """
-
-    boundary: Boundary = "passed"
     needs: ClassVar[frozenset[Record]] = frozenset({"step"})
-
-    def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell that traces are those of parameters, marked or not."""
-        return False
-
-    def check(self, graph: ETraceGraph) -> None:
-        """Accept every operation that has a derivative."""
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return an array ``(samples, states, *shape)`` for each parameter that reaches a state."""
@@ -74,16 +60,12 @@ class WholeTraces:
                 specs[leaf.name] = TraceSpec(
                     (whole.samples, len(rows), *leaf.shape),
                     jnp.promote_types(row_dtype(whole), leaf.dtype),
-                    ("batch", "state", *_entries(len(leaf.shape))),
+                    ("batch", "state", *entries(len(leaf.shape))),
                     operand=leaf.name,
                     full_shape=(whole.samples, whole.size, *leaf.shape),
                     samples=functools.partial(_of_rows, whole, rows, len(leaf.shape)),
                 )
         return specs
-
-    def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals as they are."""
-        return signal
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
@@ -101,18 +83,6 @@ class WholeTraces:
                 term = term + _moved_on(own, widened(old, own.dtype), records.zeros_select)
             new[name] = term.astype(old.dtype)
         return new
-
-    def gradient(
-        self,
-        graph: ETraceGraph,
-        weights: Weights,
-        records: Records,
-        signal: Signal,
-        before: Traces,
-        after: Traces | None = None,
-    ) -> tuple[Weights, Traces | None]:
-        """Not called: the gradient goes back through the chunk."""
-        raise NotImplementedError
 
     def entry_gradient(
         self,
@@ -137,9 +107,17 @@ class WholeTraces:
         return gradients
 
 
-def _entries(ndim: int) -> list[Role]:
+@dataclasses.dataclass(frozen=True)
+class LayeredTraces(WholeTraces):
+    """The same with ``J`` and ``F`` block-diagonal by layer."""
+
+    boundary: ClassVar[Boundary] = "layered"
+
+
+def entries(ndim: int) -> tuple[Role, ...]:
+    """Return what the axes of a parameter's array run over."""
     entry: Role = "entry"
-    return [entry] * ndim
+    return (entry,) * ndim
 
 
 def _of_rows(whole: WholeState, rows: np.ndarray, ndim: int, flags: jax.Array) -> jax.Array:

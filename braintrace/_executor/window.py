@@ -26,9 +26,7 @@ States = TypeVar("States")
 Results = TypeVar("Results")
 
 
-@jax.custom_vjp
-def _given(value: Any) -> Any:
-    """Return an argument of a step, which no trace follows."""
+def _itself(value: Any) -> Any:
     return value
 
 
@@ -44,6 +42,8 @@ def _nothing(residuals: Any, cotangent: Any) -> tuple[None]:
     return (None,)
 
 
+_given = jax.custom_vjp(_itself)
+"""An argument of a step, which no trace follows."""
 _given.defvjp(_refuse, _nothing)
 
 StateProbes = dict[str, jax.Array]
