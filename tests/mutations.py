@@ -784,6 +784,31 @@ MUTATIONS = [
         ("tests/test_diagnostics.py::test_a_rule_that_passes_weights_hears_of_none",),
         "a rule that follows every path is told what others leave out",
     ),
+    # the whole state
+    Mutation(
+        "cotangents that go back past a restart",
+        "_executor/whole_chunk.py",
+        "before = [_where_first(~restart, value) for value in before]",
+        "pass",
+        ("tests/test_rtrl.py::test_resets_and_masks[gru-both]",),
+        "what lies before a restart within a chunk stays in the traces",
+    ),
+    Mutation(
+        "rows of a trace that nothing reads",
+        "_executor/whole_traces.py",
+        "trace = _where_rows((transition != 0).any(1), trace)",
+        "pass",
+        ("tests/test_rtrl.py::test_nothing_of_what_was_not_finite_before_a_restart_is_left",),
+        "zero times NaN",
+    ),
+    Mutation(
+        "layers that remember each other",
+        "_executor/whole_state.py",
+        "kept = evaluate(program, new, now, _constant(seen))",
+        "kept = evaluate(program, new, now, seen)",
+        ("tests/test_ostl_recurrent.py::test_layers_are_apart_over_time[two_layers-mapped]",),
+        "a chunk goes back from layer to layer over time, and the traces do not",
+    ),
     # the seam between executor and learning rule
     Mutation(
         "samples that keep their traces between steps",
