@@ -439,3 +439,49 @@ def test_operations_of_ones_own_have_to_be_linear_in_their_input(function):
 def test_options(n):
     with pytest.raises(braintrace.OptionError, match="`n` is"):
         braintrace.SnAp(LSTM.build(), n=n)
+
+
+class LeakyReadout(brainstate.nn.Module):
+    """A vanilla cell with a leaky readout."""
+
+    def __init__(self):
+        super().__init__()
+        self.w_in = brainstate.ParamState(normal(0, 3, 4))
+        self.w_rec = brainstate.ParamState(normal(1, 4, 4))
+        self.w_out = brainstate.ParamState(normal(2, 4, 2))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+        self.o = brainstate.HiddenState(jnp.zeros((batch_size, 2)))
+
+    def update(self, x):
+        recurrent = braintrace.matmul(self.h.value, self.w_rec.value)
+        self.h.value = jnp.tanh(braintrace.matmul(x, self.w_in.value) + recurrent)
+        self.o.value = 0.8 * self.o.value + self.h.value @ self.w_out.value
+        return self.o.value
+
+
+def test_linear_readouts_add_nothing_to_what_is_left_out():
+    """Backpropagation through time, where the recurrent weight goes back by its diagonal."""
+    xs = normal(9, STEPS, BATCH, 3)
+    model = LeakyReadout()
+
+    def sequence_loss(p):
+        h, o, total = jnp.zeros((BATCH, 4)), jnp.zeros((BATCH, 2)), 0.0
+        diagonal = jax.lax.stop_gradient(jnp.diag(p["w_rec"]))
+        for x in xs:
+            held = jax.lax.stop_gradient(h)
+            h = jnp.tanh(x @ p["w_in"] + held @ p["w_rec"] + (h - held) * diagonal)
+            o = 0.8 * o + h @ p["w_out"]
+            total = total + loss(o)
+        return total
+
+    parameters = {name: getattr(model, name).value for name in ("w_in", "w_rec", "w_out")}
+    learner = braintrace.compile(model, "snap", xs[0], batch_size=BATCH)
+    found = learner.etrace_grad(
+        xs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=4
+    )
+    found = {path[-1]: gradient for path, gradient in found.items()}
+    assert_gradients_close(found, jax.grad(sequence_loss)(parameters), 1e-5)
+    with pytest.raises(braintrace.OptionError, match=r"SnAp\(n=2\)"):
+        braintrace.SnAp(model, n=2, readout_filters=True)

@@ -4,7 +4,8 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import POSITIVE, check_option
+from .._arguments import BOOLEAN, POSITIVE, check_option
+from .._errors import OptionError
 from .._executor import NeighbourTraces, ParameterTraces
 from .algorithm import ETraceAlgorithm
 
@@ -42,13 +43,15 @@ class SnAp(ETraceAlgorithm):
         See `ETraceAlgorithm`.
     n
         Within how many steps.
+    readout_filters
+        See `D_RTRL`; ``None``: with ``n = 1``, which is what can have them.
     **options
         ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``; see `ETraceAlgorithm`.
 
     Raises
     ------
     OptionError
-        If ``n`` is no positive integer.
+        If ``n`` is no positive integer, or has ``readout_filters`` though it is not 1.
     PrimitiveError
         When it is compiled. With ``n = 1`` for a marked operation of one's own on the way from a
         state to itself that is not linear in its input. With more for several groups of hidden
@@ -75,9 +78,23 @@ class SnAp(ETraceAlgorithm):
 
     names = ("snap",)
 
-    def __init__(self, model: brainstate.nn.Module, n: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        model: brainstate.nn.Module,
+        n: int = 1,
+        *,
+        readout_filters: bool | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(model, **options)
         check_option("n", n, POSITIVE)
+        check_option("readout_filters", readout_filters, BOOLEAN.or_else(None))
+        if readout_filters and n > 1:
+            raise OptionError(
+                f"`readout_filters` is True for `SnAp(n={n})`, which has none. Leave it out, or "
+                "use `SnAp(n=1)`."
+            )
+        self.readout_filters = n == 1 if readout_filters is None else readout_filters
         self.n = n
 
     @property
