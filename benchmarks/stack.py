@@ -13,7 +13,7 @@ import braintrace
 
 from . import oracles, stack_oracles
 from .stack_oracles import Layers
-from .subjects import ALPHA, matmul_rounding
+from .subjects import ALPHA, RANDOM, matmul_rounding
 
 INPUTS, OUTPUTS = 64, 10
 TOLERANCE = 1e-3
@@ -95,8 +95,10 @@ class StackTask:
             self._expected[key] = jax.jit(gradient)(parameters, *data, mask)
         return self._expected[key]
 
-    def deviation(self, algorithm: str, carrying: bool = False) -> Callable[[Any], float]:
-        """Return what tells how far gradients are from the oracle."""
+    def deviation(self, algorithm: str, carrying: bool = False) -> Callable[[Any], float] | None:
+        """Return what tells how far gradients are from the oracle, if there is one."""
+        if algorithm in RANDOM:
+            return None
         return lambda found: oracles.deviation(
             _flat(found), _flat(self.expected(algorithm, carrying))
         )

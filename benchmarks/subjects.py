@@ -26,7 +26,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "snap": {},
     "immediate": {},
     "ottt": {"decay": ALPHA},
+    "uoro": {},
+    "kf_rtrl": {},
 }
+RANDOM = frozenset({"uoro", "kf_rtrl"})
+"""Rules whose mean over draws alone can be held against an oracle; the tests do that."""
 TOLERANCES = {"float32": 1.0, "bfloat16": 500.0}
 """Factors on a network's tolerance by dtype."""
 

@@ -842,6 +842,30 @@ MUTATIONS = [
         (f"{SEAM}::test_a_subclass_has_names_of_its_own",),
         "an algorithm takes the name of the one that it is made from",
     ),
+    Mutation(
+        "samples with the same random signs",
+        "_executor/random_signs.py",
+        "jax.random.fold_in(key, sample))(jnp.arange",
+        "jax.random.fold_in(key, 0 * sample))(jnp.arange",
+        ("tests/test_random_rules.py::test_samples_draw_apart[uoro]",),
+        "the noise of samples adds up instead of averaging out",
+    ),
+    Mutation(
+        "lanes of a map with the same random signs",
+        "_executor/random_signs.py",
+        "_apart(jnp.where(alike, folded, keys), witness)",
+        "_apart(keys, witness)",
+        ("tests/test_random_rules.py::test_lanes_of_somebody_elses_map_draw_apart[uoro]",),
+        "the noise of lanes adds up instead of averaging out",
+    ),
+    Mutation(
+        "what a sample has been is multiplied by zero",
+        "_executor/rank_one.py",
+        "jnp.where(over_samples(kept, value.ndim), value, 0)",
+        "over_samples(kept, value.ndim) * value",
+        ("tests/test_random_rules.py::test_a_reset_is_a_fresh_start_whatever_there_was[uoro]",),
+        "a trace that was NaN stays NaN",
+    ),
 ]
 
 

@@ -195,6 +195,19 @@ def test_parameters_that_change_at_every_step(algorithm):
     assert_gradients_differ(found, case.params(), 1e-3)
 
 
+@pytest.mark.usefixtures("float64")
+def test_windows_are_exact_inside():
+    """What lies before a window goes through the estimate, and what lies in it does not."""
+    learner = learner_of("tanh_rnn", "uoro", vjp_method="multi-step")
+    case, (xs, targets) = cases.BY_NAME["tanh_rnn"], data("tanh_rnn")
+    exact = references.bptt(case, BATCH, LENGTH)
+    found = sequence_gradient(learner, case, xs, targets, chunk_size=LENGTH)
+    assert_gradients_close(found, exact, 1e-10)
+    learner.reset_state()
+    found = sequence_gradient(learner, case, xs, targets, chunk_size=2)
+    assert_gradients_differ(found, exact, 1e-3)
+
+
 # --- the mean and the variance of many draws ------------------------------------------------------
 
 DRAWS = [
@@ -393,6 +406,10 @@ def test_what_is_carried_is_reported_in_its_dtype():
     report = learner.report()
     assert report.carried_bytes == 2 * BATCH * (4 + size) + 8 + 4
     assert report.stored_bytes == 4 * BATCH * (4 + size) + 8 + 4
+    assert {row.parameters for row in report.relations} == {("w_z",), ("w_r",), ("w_h",)}
+    assert [row.parameter for row in report.without_trace] == ["w_out"]
+    with pytest.raises(braintrace.OptionError, match="none by this rule"):
+        learner.eligibility("w_z")
     found = sequence_gradient(learner, case, *data("gru", np.float32))
     exact = learner_of("gru", "uoro", dtype=np.float32)
     assert_gradients_close(found, sequence_gradient(exact, case, *data("gru", np.float32)), 0.05)
@@ -404,7 +421,17 @@ def test_factors_and_exact_traces_are_reported():
     traces = learner.algorithm.traces.value
     shapes = {name: [leaf.shape for leaf in traces[name].values()] for name in ("u", "A", "exact")}
     assert shapes == {"u": [(BATCH, 3 + 1)], "A": [(BATCH, 4, 4)], "exact": [(BATCH, 4, 4)]}
-    assert learner.report().carried_bytes == 4 * BATCH * (4 + 16 + 16) + 8 + 4
+    report = learner.report()
+    assert report.carried_bytes == report.stored_bytes == 4 * BATCH * (4 + 16 + 16) + 8 + 4
+    rows = [(row.operation, row.parameters, row.stored_bytes) for row in report.relations]
+    assert rows == [
+        ("etp_mm", ("w_in", "b_in"), 4 * BATCH * (4 + 16)),
+        ("any", ("w_rec",), 4 * BATCH * 16),
+    ]
+    assert [row.parameter for row in report.without_trace] == ["w_out"]
+    assert learner.eligibility("w_rec")["h"].shape == (BATCH, 4, 4)
+    with pytest.raises(braintrace.OptionError, match="no array of that form"):
+        learner.eligibility("w_in")
     assert case.shapes["w_rec"] == (4,)
 
 

@@ -1,9 +1,11 @@
 """What does a streaming step of another rule cost, next to one of D_RTRL?
 
 Both are compiled loops over many steps, each with its gradient, on networks of which they carry
-traces of the same size. Each rule is held against its own oracle.
+traces of the same size. Each rule is held against its own oracle, but for UORO, of which only the
+mean over many draws has one.
 """
 
+import functools
 from collections.abc import Callable
 
 from ..case import Case, Prepared, Target
@@ -12,13 +14,18 @@ from ..subjects import Task
 from .streaming import MANY_STEPS, STEPS, loop
 
 D_RTRL, SNAP = "D_RTRL step, in a loop", "SnAp-1 step, in a loop"
+UORO = "UORO step, in a loop"
 OVER_D_RTRL = 1.1
 """The traces are as large, and one factor of each step's transition more is computed."""
+RANK_ONE_OVER_D_RTRL = 2.0
+"""A trace as large is read three times, for its norm, the gradient and the update, and not twice;
+and the step is run forward and back once more."""
 
 
 def prepare(task: Task) -> Prepared:
     """Return everything that is compared on a task."""
-    return Prepared({D_RTRL: lambda: loop(task), SNAP: lambda: loop(task, "snap")})
+    rules = {D_RTRL: "d_rtrl", SNAP: "snap", UORO: "uoro"}
+    return Prepared({label: functools.partial(loop, task, rule) for label, rule in rules.items()})
 
 
 def case(make: Callable[..., Network], hidden: int, batch: int, steps: int | None = None) -> Case:
@@ -35,7 +42,10 @@ def case(make: Callable[..., Network], hidden: int, batch: int, steps: int | Non
             "steps": steps,
         },
         build=lambda: prepare(Task(network, steps, batch)),
-        targets=(Target(SNAP, D_RTRL, OVER_D_RTRL),),
+        targets=(
+            Target(SNAP, D_RTRL, OVER_D_RTRL),
+            Target(UORO, D_RTRL, RANK_ONE_OVER_D_RTRL),
+        ),
         quick=is_quick,
         full=not is_quick,
     )

@@ -23,6 +23,7 @@ from ..handwritten_steps import BY_HAND
 from ..networks import NETWORKS, squared_error
 from ..subjects import (
     OPTIONS,
+    RANDOM,
     Model,
     Task,
     learner_of,
@@ -48,6 +49,7 @@ ALGORITHMS: dict[str, Any] = {
     "d_rtrl": braintrace.D_RTRL,
     "es_d_rtrl": braintrace.ES_D_RTRL,
     "snap": braintrace.SnAp,
+    "uoro": braintrace.UORO,
 }
 
 Step = Callable[[Any, Any], Any]
@@ -227,10 +229,11 @@ def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
         mean = {name: value / task.steps for name, value in total(*task.data).items()}
         return oracles.deviation(mean, task.expected(algorithm))
 
+    is_random = algorithm in RANDOM
     return Subject(
         lambda: last(*task.data),
         before=stream.reset,
-        deviation=deviation,
+        deviation=None if is_random else deviation,
         tolerance=task.tolerance,
         work=task.steps,
     )

@@ -20,6 +20,9 @@ from ..stack_oracles import Layers
 
 CHUNKS = (8, 16, 32, 64, 128)
 BY_HAND = "RTRL step by step, by hand"
+FACTORS = "KF-RTRL, carrying on"
+OVER_HAND = 0.5
+"""A trace of states times outputs instead of states times weights, moved on at every step."""
 BEST = "RTRL, carrying on / best fixed chunk"
 COMPARED = (
     StackTask(Layers("LeakyRNN", 1, 64), 256, 8),
@@ -68,6 +71,7 @@ def prepare(task: StackTask, compare: bool) -> Prepared:
     }
     if compare:
         compared[BY_HAND] = partial(by_hand, task)
+        compared[FACTORS] = partial(ways.carrying_on, task, "kf_rtrl")
         for label, chunk in fixed(task).items():
             compared[label] = partial(ways.carrying_on, task, "rtrl", chunk)
     derive = partial(best, task) if compare else None
@@ -81,6 +85,7 @@ def case(task: StackTask, compare: bool = False, quick: bool = False) -> Case:
     if compare:
         targets += [
             Target("RTRL, carrying on", BY_HAND, 0.35),
+            Target(FACTORS, BY_HAND, OVER_HAND),
             Target("RTRL, auto", BY_HAND, None),
             Target(BEST, None, 1.1),
             *(Target(label, BY_HAND, None) for label in fixed(task)),

@@ -41,6 +41,8 @@ class KF_RTRL(ETraceAlgorithm):
         the next.
     **options
         ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``; see `ETraceAlgorithm`.
+        With ``vjp_method='multi-step'`` a window is exact inside, and only what came before it goes
+        through the estimate: the longer the window, the less noise.
 
     Raises
     ------

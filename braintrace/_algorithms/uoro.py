@@ -42,6 +42,8 @@ class UORO(ETraceAlgorithm):
         noise of one sequence is not that of the next.
     **options
         ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``; see `ETraceAlgorithm`.
+        With ``vjp_method='multi-step'`` a window is exact inside, and only what came before it goes
+        through the estimate: the longer the window, the less noise.
 
     Raises
     ------

@@ -78,7 +78,12 @@ def _of_whole_state(
     graph: ETraceGraph, whole: WholeState, specs: TraceSpecs, traces: Traces, name: str
 ) -> dict[str, Any]:
     """Return the derivative of every state, ``(samples, *its shape, *shape of the array)``."""
-    kept = {spec.operand for spec in specs_of(specs) if "state" in spec.axes}
+    pairs = zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True)
+    kept = {
+        spec.operand: trace
+        for spec, trace in pairs
+        if "state" in spec.axes and spec.relation is None
+    }
     every = [leaf for leaf in graph.traced.leaves if leaf.name in kept]
     own = [leaf for leaf in every if path_name(leaf.path) == name]
     if not own:
@@ -90,9 +95,11 @@ def _of_whole_state(
     names = _leaf_names(graph, name)
     found: dict[str, dict[str, jax.Array]] = {}
     for leaf in own:
-        reached = whole.reached[leaf.name]
+        trace = kept[leaf.name]
+        is_of_all = trace.shape[1] == whole.size
+        reached = range(len(whole.leaves)) if is_of_all else whole.reached[leaf.name]
         ends = np.cumsum([whole.sizes[index] for index in reached])[:-1]
-        parts = jnp.split(traces[leaf.name], ends, axis=1)
+        parts = jnp.split(trace, ends, axis=1)
         for index, part in zip(reached, parts, strict=True):
             state, axis = whole.leaves[index], whole.axes[index]
             of_sample = tuple(size for a, size in enumerate(state.shape) if a != axis)

@@ -118,6 +118,7 @@ class KroneckerTraces(PassingTraces):
                 (whole.samples, length + bool(product.constants)),
                 product.dtype,
                 ("batch", "input"),
+                relation=product.key,
                 operand="u",
                 samples=functools.partial(flags_of_samples, whole, 2),
             )
@@ -126,6 +127,7 @@ class KroneckerTraces(PassingTraces):
                 (whole.samples, whole.size, *rest),
                 product.dtype,
                 ("batch", "state", *_outputs(len(rest))),
+                relation=product.key,
                 operand="A",
                 samples=functools.partial(flags_of_rows, whole, 2 + len(rest)),
             )

@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._graph import (
     ETraceGraph,
@@ -35,7 +34,7 @@ from .._graph import (
 )
 from .passing import PassingTraces
 from .random_signs import DRAWS, KEY, key_of_step, signs, specs_of_stream
-from .whole_chunk import pulled_through
+from .sample_gradients import of_samples
 from .whole_state import (
     from_rows,
     inputs_of_step,
@@ -84,7 +83,6 @@ class RankOneTraces(PassingTraces):
             (whole.samples, whole.size),
             dtype,
             ("batch", "state"),
-            operand="s",
             samples=functools.partial(which_rows, whole),
         )
         return {"s": of_states, "t": of_parameters, **specs_of_stream(self.seed)}
@@ -152,9 +150,8 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     nu = signs(key_of_step(traces, pushed), s.shape, dtype)
     if not t:
         return {**traces, DRAWS: traces[DRAWS] + jnp.uint32(1)}
-    first = {name: np.zeros(1, int) for name in t}
-    found = pulled_through(graph, weights, records, from_rows(whole, nu[None]), first)
-    entering = {name: found.of_parameters[name][:, 0].astype(t[name].dtype) for name in t}
+    found = of_samples(graph, weights, records, from_rows(whole, nu[None]))
+    entering = {name: found[name].astype(t[name].dtype) for name in t}
     (rho_0, inverse_0), (rho_1, inverse_1) = (
         balance(norms(*t.values()), norms(pushed)),
         balance(norms(*entering.values()), norms(nu)),

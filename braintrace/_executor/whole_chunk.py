@@ -79,7 +79,7 @@ def pulled_through(
             operands = _of_product(graph, use, fixed, x[use.key], _taken(at[place], rows, 1))
         else:
             operands = _of_sums(use, sums[use.key], rows, whole.samples)
-        for name, found in _of_parameters(graph, use, fixed, operands).items():
+        for name, found in back_to_parameters(graph, use, fixed, operands).items():
             own = _taken(found, np.searchsorted(rows, rows_of[name]), 1)
             known = of_parameters.get(name)
             of_parameters[name] = own if known is None else known + own
@@ -297,7 +297,7 @@ def _of_sums(
     ]
 
 
-def _of_parameters(
+def back_to_parameters(
     graph: ETraceGraph, use: ParameterUse, fixed: Inputs, operands: list[jax.Array]
 ) -> dict[str, jax.Array]:
     """Pull what there is for the operands of a use back to the parameters behind them."""

@@ -10,6 +10,7 @@ from .diagnostics import DiagnosticKind, Level
 from .hidden_group import HiddenGroup
 from .method import TraceSpec, specs_of
 from .relation import HiddenParamOpRelation
+from .whole_state_report import whole_state_rows
 
 if TYPE_CHECKING:
     from .graph import ETraceGraph
@@ -267,7 +268,7 @@ def report_of(graph: "ETraceGraph") -> Report:
         for relation in graph.hidden_param_op_relations
     )
     return Report(
-        relations=(*of_relations, *_parameter_rows(graph, specs)),
+        relations=(*of_relations, *(RelationRow(**row) for row in whole_state_rows(graph, specs))),
         groups=tuple(_group_row(group) for group in graph.hidden_groups),
         without_trace=tuple(_plain_rows(graph)),
         diagnostics=tuple(
@@ -314,27 +315,6 @@ def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -
         possible_bytes=sum(spec.full_nbytes for spec in specs),
         rule=next((spec.rule for spec in specs), None),
     )
-
-
-def _parameter_rows(graph: "ETraceGraph", specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
-    """Yield the parameters that have a trace for all states that they reach."""
-    if graph.whole is None:
-        return
-    for name, reached in graph.whole.reached.items():
-        own = [spec for spec in specs if spec.operand == name]
-        yield RelationRow(
-            key=name,
-            operation="any",
-            source="",
-            parameters=(name,),
-            x_shape=None,
-            y_shape=None,
-            states=(tuple(graph.whole.leaves[index].name for index in reached),),
-            maps=("whole state",),
-            traces=tuple((spec.state or "", spec.operand, spec.shape) for spec in own),
-            stored_bytes=sum(spec.nbytes for spec in own),
-            possible_bytes=sum(spec.full_nbytes for spec in own),
-        )
 
 
 def _group_row(group: HiddenGroup) -> GroupRow:

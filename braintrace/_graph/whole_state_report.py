@@ -1,0 +1,65 @@
+"""What a report says of rules whose traces are those of the whole state."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._jax import Atom, source_line
+from .method import TraceSpec
+from .whole_state import WholeState
+
+if TYPE_CHECKING:
+    from .graph import ETraceGraph
+
+
+def whole_state_rows(graph: "ETraceGraph", specs: Sequence[TraceSpec]) -> Iterator[dict[str, Any]]:
+    """Yield fields of a `RelationRow` for products and parameters that have traces."""
+    if graph.whole is None:
+        return
+    inside = set[str]()
+    for use in graph.whole.uses:
+        own = [spec for spec in specs if spec.relation == use.key]
+        if own and use.equation is not None:
+            equation = graph.traced.program.equations[use.equation]
+            names = _parameters_behind(graph, [equation.invars[place] for place in use.operands])
+            inside.update(names)
+            atoms = equation.invars[use.x or 0], equation.outvars[0]
+            x_shape, y_shape = (tuple(atom.aval.shape) for atom in atoms)
+            every = tuple(range(len(graph.whole.leaves)))
+            operation = use.key, equation.primitive.name, source_line(equation)
+            yield _whole_state_row(graph.whole, operation, names, x_shape, y_shape, every, own)
+    for name, reached in graph.whole.reached.items():
+        own = [spec for spec in specs if spec.relation is None and spec.operand == name]
+        if own or name not in inside:
+            operation = name, "any", ""
+            yield _whole_state_row(graph.whole, operation, (name,), None, None, reached, own)
+
+
+def _whole_state_row(
+    whole: WholeState,
+    operation: tuple[str, str, str],
+    parameters: tuple[str, ...],
+    x_shape: tuple[int, ...] | None,
+    y_shape: tuple[int, ...] | None,
+    reached: Sequence[int],
+    specs: Sequence[TraceSpec],
+) -> dict[str, Any]:
+    key, primitive, source = operation
+    return {
+        "key": key,
+        "operation": primitive,
+        "source": source,
+        "parameters": parameters,
+        "x_shape": x_shape,
+        "y_shape": y_shape,
+        "states": (tuple(whole.leaves[index].name for index in reached),),
+        "maps": ("whole state",),
+        "traces": tuple((spec.state or "", spec.operand, spec.shape) for spec in specs),
+        "stored_bytes": sum(spec.nbytes for spec in specs),
+        "possible_bytes": sum(spec.full_nbytes for spec in specs),
+    }
+
+
+def _parameters_behind(graph: "ETraceGraph", atoms: Sequence[Atom]) -> tuple[str, ...]:
+    behind = graph.traced.program.depends_on(atoms)
+    leaves = (leaf for leaf in graph.traced.leaves if leaf.kind == "parameter")
+    return tuple(leaf.name for leaf in leaves if leaf.in_var in behind)
