@@ -38,8 +38,6 @@ from ._etrace_op import conv as conv
 from ._etrace_op import element_wise as element_wise
 from ._etrace_op import etp_conv_p as etp_conv_p
 from ._etrace_op import etp_elemwise_p as etp_elemwise_p
-from ._etrace_op import etp_fb_mm_p as etp_fb_mm_p
-from ._etrace_op import etp_fb_mv_p as etp_fb_mv_p
 from ._etrace_op import etp_lora_mm_p as etp_lora_mm_p
 from ._etrace_op import etp_lora_mv_p as etp_lora_mv_p
 from ._etrace_op import etp_mm_p as etp_mm_p

@@ -37,6 +37,9 @@ def quick_jit(function: Callable) -> Callable:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
+# Registered when they are first used, which is not to be undone after a test.
+_etrace_op.feedback_primitives()
+
 _REGISTRIES = [
     _etrace_op.ETP_PRIMITIVES,
     _etrace_op.BATCHED_PRIMITIVES,

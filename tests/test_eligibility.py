@@ -162,7 +162,7 @@ def test_every_step_of_a_loop_of_a_user_s_own():
 def test_what_has_no_trace_is_refused():
     learner = after_steps(Layer(once))
     for path in ("v", ("cell", "w"), "a", 3):
-        with pytest.raises(braintrace.OptionError, match=r"are 'w'\."):
+        with pytest.raises(braintrace.OptionError, match=r"operation: 'w'\."):
             learner.eligibility(path)
     filters = after_steps(Layer(once), "es_d_rtrl", decay_or_rank=0.9)
     with pytest.raises(braintrace.OptionError, match=r"`traces\.value`"):

@@ -144,8 +144,8 @@ def algorithm_of(method):
 
 
 def test_what_drivers_cannot_give_a_rule_is_said():
-    asking = type("Asking", (OfRecords,), {"needs": frozenset({"x", "J"})})
-    with pytest.raises(braintrace.OptionError, match="`Asking` needs 'J' of every step"):
+    asking = type("Asking", (OfRecords,), {"needs": frozenset({"x", "H"})})
+    with pytest.raises(braintrace.OptionError, match="`Asking` needs 'H' of every step"):
         build_learner(cases.BY_NAME["leaky"], algorithm_of(asking()))
 
 

@@ -32,9 +32,10 @@ def prepare(task: Task) -> Prepared:
     )
 
 
-def case(make: Callable[..., Network], hidden: int, batch: int, steps: int = STEPS) -> Case:
-    """Return the case of one size."""
-    network = make(hidden=hidden)
+def case(make: Callable[..., Network], hidden: int, batch: int, steps: int | None = None) -> Case:
+    """Return the case of one size; one with a number of steps is for ``--quick``."""
+    is_quick, network = steps is not None, make(hidden=hidden)
+    steps = steps or STEPS
     return Case(
         name=f"short_memory/{network.name},H={hidden},B={batch},T={steps}",
         parameters={
@@ -45,9 +46,12 @@ def case(make: Callable[..., Network], hidden: int, batch: int, steps: int = STE
         },
         build=lambda: prepare(Task(network, steps, batch)),
         targets=TARGETS,
+        quick=is_quick,
+        full=not is_quick,
     )
 
 
 def cases(platform: str) -> list[Case]:
     """Return a leaky and a gated network, one sample and many."""
-    return [case(make, 256, batch) for make in (dense, gru) for batch in (1, 32)]
+    sizes = [(make, 256, batch) for make in (dense, gru) for batch in (1, 32)]
+    return [*(case(*size) for size in sizes), case(gru, 256, 32, steps=32)]

@@ -1,7 +1,7 @@
 """RFLO: random feedback local online learning."""
 
 from .._errors import CompilationError
-from .._etrace_op import etp_fb_mm_p, etp_fb_mv_p
+from .._etrace_op import feedback_primitives
 from .._graph import ETraceGraph
 from .._graph.diagnostics import quoted
 from .._jax import Equation
@@ -61,7 +61,7 @@ class RFLO(D_RTRL):
     def check_model(self, graph: ETraceGraph) -> None:
         """Refuse a model that is not read out by a `feedback_matmul`."""
         leaky = {name for readout in graph.traced.readouts for name in readout.operations}
-        if not leaky.isdisjoint((etp_fb_mm_p.name, etp_fb_mv_p.name)):
+        if not leaky.isdisjoint(primitive.name for primitive in feedback_primitives()):
             return
         if not any(_is_readout(graph, equation) for equation in graph.traced.program.equations):
             states = quoted([state.name for group in graph.hidden_groups for state in group.states])
@@ -79,7 +79,7 @@ def _is_readout(graph: ETraceGraph, equation: Equation) -> bool:
 
     What comes after it may be a state of its own (a leaky readout), but not one that it reads.
     """
-    if equation.primitive not in (etp_fb_mm_p, etp_fb_mv_p):
+    if equation.primitive not in feedback_primitives():
         return False
     program, outputs = graph.traced.program, graph.traced.output_atoms
     new = {

@@ -9,9 +9,8 @@ from .dense import etp_mv_p as etp_mv_p
 from .dense import matmul as matmul
 from .elemwise import element_wise as element_wise
 from .elemwise import etp_elemwise_p as etp_elemwise_p
-from .feedback import etp_fb_mm_p as etp_fb_mm_p
-from .feedback import etp_fb_mv_p as etp_fb_mv_p
 from .feedback import feedback_matmul as feedback_matmul
+from .feedback import feedback_primitives as feedback_primitives
 from .inline import inline as inline
 from .input_derivative import input_derivative as input_derivative
 from .input_derivative import is_joined as is_joined

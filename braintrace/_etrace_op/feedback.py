@@ -24,7 +24,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._errors import DtypeError, ShapeError, UnitError
 from . import quantities
 from .dense import etp_mm_p, etp_mv_p
-from .primitive import get_primitive_spec, register_primitive_spec
+from .primitive import ETPPrimitive, get_primitive_spec, register_primitive_spec
 from .registry import Arrays, Shapes
 from .rules import like_operand
 from .sums import sum_over_samples
@@ -103,10 +103,18 @@ _spec = functools.partial(
     trainable_invars_fn=_trainable_invars,
     input_derivative=_input_derivative,
 )
-etp_fb_mm_p = register_primitive_spec(_spec(_DENSE, name="etp_fb_mm"))
-etp_fb_mv_p = register_primitive_spec(
-    _spec(_DENSE_VECTOR, name="etp_fb_mv", batched_form=etp_fb_mm_p)
-)
+
+
+@functools.cache
+def feedback_primitives() -> tuple[ETPPrimitive, ETPPrimitive]:
+    """Return the primitives, of one sample and of a batch.
+
+    They are registered where they are first asked for: the registries begin with the five
+    operations that they are documented with.
+    """
+    batch = register_primitive_spec(_spec(_DENSE, name="etp_fb_mm"))
+    vector = _spec(_DENSE_VECTOR, name="etp_fb_mv", batched_form=batch)
+    return register_primitive_spec(vector), batch
 
 
 def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any:
@@ -173,9 +181,11 @@ def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("feedback_matmul", bias, unit, weight.shape[1])
     operands = (weight, _like_weight(feedback, weight, weight_unit), *biases)
-    bind_vector = functools.partial(etp_fb_mv_p.bind, has_bias=bool(biases))
-    bind_batch = functools.partial(etp_fb_mm_p.bind, has_bias=bool(biases))
-    return quantities.attach(quantities.bind_folded(bind_vector, bind_batch, x, *operands), unit)
+    vector, batch = (
+        functools.partial(primitive.bind, has_bias=bool(biases))
+        for primitive in feedback_primitives()
+    )
+    return quantities.attach(quantities.bind_folded(vector, batch, x, *operands), unit)
 
 
 def _like_weight(feedback: Any, weight: Any, unit: Any) -> Any:
