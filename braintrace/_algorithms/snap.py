@@ -22,8 +22,8 @@ class SnAp(ETraceAlgorithm):
 
     .. math::
 
-        D_{\mathrm{SnAp}} = D + \mathrm{diag}\Big(\sum_y \frac{\partial h'}{\partial y}
-        \frac{\partial y}{\partial x} \frac{\partial x}{\partial h}\Big)
+        D_{\mathrm{SnAp}} = D + \mathrm{diag}\left(\sum_y \frac{\partial h'}{\partial y}
+        \frac{\partial y}{\partial x} \frac{\partial x}{\partial h}\right)
 
     over all products ``y`` of values ``x``, marked or plain (``@``, ``jnp.einsum``, convolutions).
     What goes through two of them is left out, such as the reset gate of a GRU that acts before the
