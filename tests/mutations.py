@@ -796,7 +796,7 @@ MUTATIONS = [
     Mutation(
         "rows of a trace that nothing reads",
         "_executor/whole_traces.py",
-        "trace = _where_rows((transition != 0).any(1), trace)",
+        "trace = where_flagged((transition != 0).any(1), trace)",
         "pass",
         ("tests/test_rtrl.py::test_nothing_of_what_was_not_finite_before_a_restart_is_left",),
         "zero times NaN",
@@ -860,9 +860,9 @@ MUTATIONS = [
     ),
     Mutation(
         "what a sample has been is multiplied by zero",
-        "_executor/rank_one.py",
-        "jnp.where(over_samples(kept, value.ndim), value, 0)",
-        "over_samples(kept, value.ndim) * value",
+        "_executor/restart.py",
+        "jnp.where(over_first_axis(flags, value.ndim), value, 0)",
+        "over_first_axis(flags, value.ndim) * value",
         ("tests/test_random_rules.py::test_a_reset_is_a_fresh_start_whatever_there_was[uoro]",),
         "a trace that was NaN stays NaN",
     ),

@@ -15,8 +15,8 @@ from assertions import assert_gradients_close, assert_gradients_differ, assert_s
 from drivers import build_learner, named, sequence_gradient, snapshot, weights_of
 
 import braintrace
-from braintrace._executor.product_uses import parameters_of_uses
 from braintrace._executor.random_signs import key_of_step, signs
+from braintrace._executor.whole_chunk import parameters_behind
 
 LENGTH, BATCH, SEED = 6, 2, 3
 MASK = np.array([1, 0, 2, 0.5, 1, 0])
@@ -54,8 +54,7 @@ def by_operation(case, learner):
     found = drawn(learner, (whole.samples, len(products)))
     signs = {}
     for index, use in enumerate(products):
-        alone = dataclasses.replace(graph, whole=dataclasses.replace(whole, uses=(use,)))
-        names = parameters_of_uses(alone)
+        names = parameters_behind(graph, use)
         behind = {name.replace("/", ".").partition("#")[0] for name in names}
         (operation,) = (op for op in case.relations if case.parameters_of(op) == behind)
         signs[operation] = found[:, :, index]

@@ -44,20 +44,19 @@ from .passing import PassingTraces
 from .product_uses import (
     Operands,
     Product,
-    flags_of_rows,
-    flags_of_samples,
-    parameters_of_uses,
     products_of,
     samples_back,
     samples_first,
     shape_of_sample,
-    where_rows,
     without_products,
 )
 from .random_signs import DRAWS, KEY, key_of_step, signs, specs_of_stream
-from .rank_one import balance, norms, over_samples, over_steps, where_samples
-from .whole_chunk import pulled_through
+from .rank_one import balance, norms, over_steps
+from .restart import over_first_axis, where_flagged
+from .whole_chunk import parameters_behind, pulled_through
 from .whole_state import (
+    flags_of_rows,
+    flags_of_samples,
     inputs_of_step,
     places_of,
     pulled_back,
@@ -110,7 +109,8 @@ class KroneckerTraces(PassingTraces):
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return ``u`` and ``A`` of each product, the exact traces, and the random stream."""
-        whole, others = whole_of(graph), parameters_of_uses(without_products(graph))
+        whole, unproduced = whole_of(graph), whole_of(without_products(graph)).uses
+        others = {name for use in unproduced for name in parameters_behind(graph, use)}
         inputs, outputs, exact = {}, {}, {}
         for product in products_of(graph):
             (length,) = shape_of_sample(product.x_aval.shape, product.use.x_axis)
@@ -164,13 +164,13 @@ class KroneckerTraces(PassingTraces):
         def arrived(trace: jax.Array) -> jax.Array:
             trace = widened(trace, arriving.dtype)
             if zeros_select:
-                trace = where_rows(arriving != 0, trace)
+                trace = where_flagged(arriving != 0, trace)
             return jnp.einsum("bq,bq...->b...", arriving, trace)
 
         for product in products_of(graph):
             u = widened(traces["u"][product.key], arriving.dtype)
             if zeros_select:
-                u = where_samples((arriving != 0).any(1), u)
+                u = where_flagged((arriving != 0).any(1), u)
             key, onto = product.operand_key, arrived(traces["A"][product.key])
             found = _of_product(product, weights[key], u, onto)
             gradients[key] = {**gradients[key], **found}
@@ -187,8 +187,8 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     u, A, exact = (widened(traces[kind], dtype) for kind in ("u", "A", "exact"))
     if records.restart is not None:  # they are selected, not multiplied by zero: they may be NaN
         goes_on = which_rows(whole, ~records.restart[0])
-        u = jax.tree.map(lambda leaf: where_samples(goes_on.any(1), leaf), u)
-        A, exact = jax.tree.map(lambda leaf: where_rows(goes_on, leaf), (A, exact))
+        u = jax.tree.map(lambda leaf: where_flagged(goes_on.any(1), leaf), u)
+        A, exact = jax.tree.map(lambda leaf: where_flagged(goes_on, leaf), (A, exact))
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     found = pulled_back(graph, inputs, unit_rows(whole))
     J = jnp.moveaxis(to_rows(whole, found.old), 1, 0).astype(dtype)
@@ -221,8 +221,8 @@ def _combined(
     (u, moved), (x, F) = carried, entering
     p_0, inverse_0 = balance(norms(moved), norms(u))
     p_1, inverse_1 = balance(norms(F), norms(x))
-    after_u = over_samples(p_0, 2) * u + over_samples(sign * p_1, 2) * x
-    of_old, of_new = (over_samples(f, F.ndim) for f in (inverse_0, sign * inverse_1))
+    after_u = over_first_axis(p_0, 2) * u + over_first_axis(sign * p_1, 2) * x
+    of_old, of_new = (over_first_axis(f, F.ndim) for f in (inverse_0, sign * inverse_1))
     return after_u, of_old * moved + of_new * F
 
 
@@ -266,6 +266,6 @@ def _of_product(
 
     gradients = pulled(onto)
     if of_one is not None:
-        added = pulled(over_samples(of_one, onto.ndim) * onto)
+        added = pulled(over_first_axis(of_one, onto.ndim) * onto)
         gradients.update({name: added[name] for name in constants})
     return gradients

@@ -14,6 +14,7 @@ derivative with respect to a parameter is its ordinary gradient of this step alo
 that no trace carries.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -119,16 +120,18 @@ def finish_program(
 
 
 def _joined(graph: ETraceGraph, seen: dict[Var, Any]) -> dict[Var, Any]:
-    """Return the values of States that hold several states, made from their probed parts."""
+    hidden = ((group.states[a].name, var) for group, a, var in graph.new_hidden_vars)
+    return joined_states(graph.traced, {name: seen[var] for name, var in hidden if var in seen})
+
+
+def joined_states(traced: TracedModel, values: Mapping[str, Any]) -> dict[Var, Any]:
+    """Return the values of States that hold several states, of which all values are given."""
     parts: dict[Var, list[StateLeaf]] = {}
-    for leaf in graph.traced.leaves:
+    for leaf in traced.leaves:
         if leaf.joined_var is not None and leaf.kind == "hidden":
             parts.setdefault(leaf.joined_var, []).append(leaf)
-    new_var = {
-        (group.states[a].name): var for group, a, var in graph.new_hidden_vars if var in seen
-    }
     return {
-        joined: jnp.stack([seen[new_var[leaf.name]] for leaf in leaves], axis=-1)
+        joined: jnp.stack([values[leaf.name] for leaf in leaves], axis=-1)
         for joined, leaves in parts.items()
-        if all(leaf.name in new_var for leaf in leaves)
+        if all(leaf.name in values for leaf in leaves)
     }

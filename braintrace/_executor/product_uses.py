@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, ParameterUse, WholeState, operand_key
+from .._graph import ETraceGraph, ParameterUse, operand_key
 from .._jax import Equation, bind, is_var, struct_of
 from .._jaxpr import Kind, kinds_of
-from .whole_state import row_dtype, which_rows, whole_of
+from .whole_state import equation_of, row_dtype, whole_of
 
 Operands = dict[str, jax.Array]
 """Of one product, by the place of each among the operands of its equation."""
@@ -42,8 +42,7 @@ class Product:
     @property
     def equation(self) -> Equation:
         """The equation."""
-        assert self.use.equation is not None
-        return self.graph.traced.program.equations[self.use.equation]
+        return equation_of(self.graph, self.use)
 
     @property
     def x_place(self) -> int:
@@ -134,37 +133,3 @@ def samples_first(value: jax.Array, axis: int | None) -> jax.Array:
 def samples_back(value: jax.Array, axis: int | None) -> jax.Array:
     """Return an array with its axis of samples where it was before `samples_first`."""
     return value[0] if axis is None else jnp.moveaxis(value, 0, axis)
-
-
-def where_rows(kept: jax.Array, value: jax.Array) -> jax.Array:
-    """Return an array ``(samples, n, ...)`` with zeros where flags ``(samples, n)`` are not set."""
-    return jnp.where(kept.reshape(*kept.shape, *(1,) * (value.ndim - 2)), value, 0)
-
-
-def flags_of_samples(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return, for arrays with samples first, which entries are of samples with a flag that is set.
-
-    Flags are one for all, or one for each entry of the first axis of every state.
-    """
-    found = which_rows(whole, flags).any(1)
-    return found.reshape(*found.shape, *(1,) * (ndim - 1))
-
-
-def flags_of_rows(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return the same for arrays with samples and the numbers of the state first."""
-    found = which_rows(whole, flags)
-    return found.reshape(*found.shape, *(1,) * (ndim - 2))
-
-
-def parameters_of_uses(graph: ETraceGraph) -> frozenset[str]:
-    """Return the names of the parameters that enter anywhere."""
-    program, names = graph.traced.program, set()
-    for use in whole_of(graph).uses:
-        if use.equation is None:
-            atoms = [whole_of(graph).leaves[place].out_var for place in use.operands]
-        else:
-            atoms = [program.equations[use.equation].invars[place] for place in use.operands]
-        behind = program.depends_on([atom for atom in atoms if atom is not None])
-        leaves = (leaf for leaf in graph.traced.leaves if leaf.kind == "parameter")
-        names |= {leaf.name for leaf in leaves if leaf.in_var in behind}
-    return frozenset(names)

@@ -34,8 +34,10 @@ from .._graph import (
 )
 from .passing import PassingTraces
 from .random_signs import DRAWS, KEY, key_of_step, signs, specs_of_stream
+from .restart import over_first_axis, where_flagged
 from .sample_gradients import of_samples
 from .whole_state import (
+    flags_of_samples,
     from_rows,
     inputs_of_step,
     pushed_forward,
@@ -74,7 +76,7 @@ class RankOneTraces(PassingTraces):
                 jnp.promote_types(dtype, leaf.dtype),
                 ("batch", *entries(len(leaf.shape))),
                 operand=leaf.name,
-                samples=functools.partial(_of_samples, graph, len(leaf.shape)),
+                samples=functools.partial(flags_of_samples, whole, 1 + len(leaf.shape)),
             )
             for leaf in graph.traced.leaves
             if leaf.kind == "parameter" and leaf.name in whole.reached
@@ -112,7 +114,7 @@ class RankOneTraces(PassingTraces):
         for name, trace in traces["t"].items():
             trace = widened(trace, onto.dtype)
             if zeros_select:
-                trace = where_samples(is_read, trace)
+                trace = where_flagged(is_read, trace)
             found = jnp.tensordot(onto.astype(trace.dtype), trace, 1)
             gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
         return gradients
@@ -145,7 +147,7 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     if records.restart is not None:  # they are selected, not multiplied by zero: they may be NaN
         goes_on = which_rows(whole, ~records.restart[0])
         s = jnp.where(goes_on, s, 0)
-        t = jax.tree.map(lambda leaf: where_samples(goes_on.any(1), leaf), t)
+        t = jax.tree.map(lambda leaf: where_flagged(goes_on.any(1), leaf), t)
     pushed = to_rows(whole, pushed_forward(graph, inputs, from_rows(whole, s))).astype(dtype)
     nu = signs(key_of_step(traces, pushed), s.shape, dtype)
     if not t:
@@ -158,26 +160,16 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     )
 
     def combined(old: jax.Array, new: jax.Array, kept: jax.Array) -> jax.Array:
-        first, second = (over_samples(f, new.ndim) for f in (inverse_0, inverse_1))
+        first, second = (over_first_axis(f, new.ndim) for f in (inverse_0, inverse_1))
         return (first * old + second * new).astype(kept.dtype)
 
-    after = over_samples(rho_0, 2) * pushed + over_samples(rho_1, 2) * nu
+    after = over_first_axis(rho_0, 2) * pushed + over_first_axis(rho_1, 2) * nu
     return {
         "s": after.astype(traces["s"].dtype),
         "t": jax.tree.map(combined, t, entering, traces["t"]),
         KEY: traces[KEY],
         DRAWS: traces[DRAWS] + jnp.uint32(1),
     }
-
-
-def over_samples(value: jax.Array, ndim: int) -> jax.Array:
-    """Give an array of one number per sample as many axes."""
-    return value.reshape(*value.shape, *(1,) * (ndim - 1))
-
-
-def where_samples(kept: jax.Array, value: jax.Array) -> jax.Array:
-    """Return an array with zeros in the place of samples whose flag is not set, NaN or not."""
-    return jnp.where(over_samples(kept, value.ndim), value, 0)
 
 
 def norms(*arrays: jax.Array) -> jax.Array:
@@ -194,8 +186,3 @@ def balance(above: jax.Array, below: jax.Array) -> tuple[jax.Array, jax.Array]:
     has_both = (above > 0) & (below > 0)
     factor = jnp.sqrt(jnp.where(has_both, above, 1) / jnp.where(has_both, below, 1))
     return jnp.where(has_both, factor, 0), jnp.where(has_both, 1 / factor, 0)
-
-
-def _of_samples(graph: ETraceGraph, ndim: int, flags: jax.Array) -> jax.Array:
-    """Return which entries of an array of a parameter belong to samples with a flag that is set."""
-    return over_samples(which_rows(whole_of(graph), flags).any(1), ndim + 1)

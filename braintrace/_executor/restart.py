@@ -20,8 +20,13 @@ from .probed_step import Probes, pre_step_probe
 
 
 def over_first_axis(value: jax.Array, ndim: int) -> jax.Array:
-    """Give an array of one value, or of one per entry of the first axis, ``ndim`` axes."""
+    """Give an array of one value, or of one per entry of the first axes, ``ndim`` axes."""
     return value.reshape(*value.shape, *(1,) * (ndim - value.ndim))
+
+
+def where_flagged(flags: jax.Array, value: jax.Array) -> jax.Array:
+    """Return zeros, whatever there is, where flags of the first axes are not set."""
+    return jnp.where(over_first_axis(flags, value.ndim), value, 0)
 
 
 def at_positions(group: HiddenGroup, per_sample: jax.Array) -> jax.Array:

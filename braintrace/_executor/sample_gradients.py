@@ -20,6 +20,7 @@ from .whole_chunk import back_to_parameters, pulled_through
 from .whole_state import (
     ByState,
     PulledStep,
+    equation_of,
     inputs_of_step,
     places_of,
     pulled_back,
@@ -62,7 +63,7 @@ def _outer(
     graph: ETraceGraph, use: ParameterUse, inputs: Inputs, pulled: PulledStep
 ) -> list[jax.Array]:
     """Return what an operation adds for each of its operands, ``(samples, 1, *shape)``."""
-    equation, (place,) = _equation(graph, use), places_of(graph, use)
+    equation, (place,) = equation_of(graph, use), places_of(graph, use)
     positions = _positions(equation)
     atoms = [equation.invars[position] for position in positions.values()]
     values = evaluate(graph.traced.program, atoms, inputs)
@@ -78,7 +79,7 @@ def _is_outer(graph: ETraceGraph, use: ParameterUse) -> bool:
     """Tell whether the traces of an operation have, for each sample, the form of its operands."""
     if use.kind != "product" or use.equation is None or use.y_axis not in (None, 0):
         return False
-    equation = _equation(graph, use)
+    equation = equation_of(graph, use)
     spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
     if spec is None or spec.contract is not None or spec.batched != (use.y_axis == 0):
         return False
@@ -96,8 +97,3 @@ def _is_outer(graph: ETraceGraph, use: ParameterUse) -> bool:
 
 def _positions(equation: Equation) -> dict[str, int]:
     return get_primitive_spec(equation.primitive).resolve_trainable_invars(equation.params)
-
-
-def _equation(graph: ETraceGraph, use: ParameterUse) -> Equation:
-    assert use.equation is not None
-    return graph.traced.program.equations[use.equation]

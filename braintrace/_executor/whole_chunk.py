@@ -18,9 +18,11 @@ from .._graph import ETraceGraph, ParameterUse, Records, Weights
 from .._jax import Var, bind
 from .._jaxpr import Place, evaluate
 from .jacobians import Inputs
+from .restart import over_first_axis
 from .whole_state import (
     ByState,
     PulledStep,
+    equation_of,
     inputs_of_step,
     places_of,
     pulled_back,
@@ -146,7 +148,7 @@ def _operand_avals(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
     if use.equation is None:
         leaf = whole_of(graph).leaves[use.operands[0]]
         return [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)]
-    equation = graph.traced.program.equations[use.equation]
+    equation = equation_of(graph, use)
     return [equation.invars[index].aval for index in use.operands]
 
 
@@ -154,12 +156,13 @@ def _rows_of_use(
     graph: ETraceGraph, use: ParameterUse, rows_of: Mapping[str, np.ndarray]
 ) -> np.ndarray:
     """Return the rows that are wanted of any parameter behind a use."""
-    names = _parameters_behind(graph, use)
+    names = parameters_behind(graph, use)
     wanted = [rows_of[name] for name in names]
     return np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, int)
 
 
-def _parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
+def parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
+    """Return the parameters that enter at a use, by name."""
     program = graph.traced.program
     behind = program.depends_on(_operand_vars(graph, use))
     return {
@@ -172,7 +175,7 @@ def _parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
 def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
     if use.equation is None:
         return [whole_of(graph).leaves[use.operands[0]].out_var]
-    equation = graph.traced.program.equations[use.equation]
+    equation = equation_of(graph, use)
     return [equation.invars[index] for index in use.operands]
 
 
@@ -181,7 +184,7 @@ def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
 
 def _where_first(kept: jax.Array, value: jax.Array) -> jax.Array:
     """Return a value with zeros where flags, of all or of the axis after the first, are not set."""
-    return jnp.where(kept.reshape(*kept.shape, *(1,) * (value.ndim - 1 - kept.ndim)), value, 0)
+    return jnp.where(over_first_axis(kept, value.ndim - 1), value, 0)
 
 
 def _where_samples(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
@@ -228,9 +231,8 @@ def _of_step(
     at = [found.at[place] for place in places_of(graph, use)]
     if use.kind == "elementwise":
         return at
-    program = graph.traced.program
-    equation = program.equations[use.equation]
-    values = evaluate(program, equation.invars, inputs)
+    equation = equation_of(graph, use)
+    values = evaluate(graph.traced.program, equation.invars, inputs)
 
     def run(operands: list[jax.Array]) -> list[jax.Array]:
         given = list(values)
@@ -255,8 +257,7 @@ def _of_product(
     ``x`` is ``(time, *shape)`` and ``at`` is ``(time, rows, *shape)``.
     """
     program = graph.traced.program
-    assert use.equation is not None and use.x is not None
-    equation, place = program.equations[use.equation], use.x
+    equation, place = equation_of(graph, use), use.x
     others = [i for i in range(len(equation.invars)) if i != place]
     values = dict(
         zip(others, evaluate(program, [equation.invars[i] for i in others], fixed), strict=True)
@@ -301,7 +302,7 @@ def back_to_parameters(
     graph: ETraceGraph, use: ParameterUse, fixed: Inputs, operands: list[jax.Array]
 ) -> dict[str, jax.Array]:
     """Pull what there is for the operands of a use back to the parameters behind them."""
-    program, behind = graph.traced.program, _parameters_behind(graph, use)
+    program, behind = graph.traced.program, parameters_behind(graph, use)
     atoms = _operand_vars(graph, use)
 
     def run(parameters: dict[str, jax.Array]) -> list[Any]:

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._graph import ETraceGraph, Layer, ParameterUse, StateLeaf, Weights, WholeState
-from .._jax import Atom, Var
+from .._jax import Atom, Equation, Var
 from .._jaxpr import Place, evaluate, evaluate_probed
 from .jacobians import Inputs
-from .probed_step import finish
+from .probed_step import finish, joined_states
+from .restart import over_first_axis
 
 ByState = list[jax.Array]
 """An array for every state of the whole, in its layout after leading axes."""
@@ -83,6 +84,16 @@ def which_rows(whole: WholeState, flags: jax.Array) -> jax.Array:
     return to_rows(as_float, [of_state(leaf) for leaf in whole.leaves]).astype(bool)
 
 
+def flags_of_rows(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return what `which_rows` does for arrays with more axes than samples and numbers."""
+    return over_first_axis(which_rows(whole, flags), ndim)
+
+
+def flags_of_samples(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:
+    """Return which entries of arrays with samples first are of samples with a flag that is set."""
+    return over_first_axis(which_rows(whole, flags).any(1), ndim)
+
+
 # --- one step
 
 
@@ -113,7 +124,7 @@ def seen_by_layers(
         others = [other for other in whole.layers if other is not layer]
         new = [var for other in others for var in other.new_vars]
         values = dict(zip(new, evaluate(program, new, inputs), strict=True))
-        overrides = {**values, **_joined(others, values)}
+        overrides = {**values, **_joined(graph, others, values)}
         found.append((layer.states, _constant(overrides)))
     return found
 
@@ -140,7 +151,7 @@ def step_of_layers(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[
         kept = evaluate(program, new, now, _constant(seen))
         carried.update({leaf.in_var: value for leaf, value in zip(own, kept, strict=True)})
         seen.update(zip(layer.new_vars, evaluate(program, layer.new_vars, now, seen), strict=True))
-        seen.update(_joined(whole.layers[: number + 1], seen))
+        seen.update(_joined(graph, whole.layers[: number + 1], seen))
     outputs, new_states = finish(graph, inputs, seen)
     return outputs, {**new_states, **carried}
 
@@ -150,18 +161,11 @@ def _constant(values: Mapping[Var, Any]) -> dict[Var, Any]:
     return {var: jax.lax.stop_gradient(value) for var, value in values.items()}
 
 
-def _joined(layers: Sequence[Layer], values: Mapping[Var, Any]) -> dict[Var, Any]:
-    """Return the values of States that hold several states."""
-    parts: dict[Any, list[Any]] = {}
-    for layer in layers:
-        for leaf, var in zip(layer.leaves, layer.new_vars, strict=True):
-            if leaf.joined_var is not None:
-                parts.setdefault(leaf.joined_var, []).append((leaf.component, values[var]))
-    return {
-        joined: jnp.stack([value for _, value in sorted(found, key=lambda part: part[0])], -1)
-        for joined, found in parts.items()
-        if joined.aval.shape[-1] == len(found)
-    }
+def _joined(
+    graph: ETraceGraph, layers: Sequence[Layer], values: Mapping[Var, Any]
+) -> dict[Var, Any]:
+    own = (pair for layer in layers for pair in zip(layer.leaves, layer.new_vars, strict=True))
+    return joined_states(graph.traced, {leaf.name: values[var] for leaf, var in own})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +196,7 @@ def pulled_back(graph: ETraceGraph, inputs: Inputs, cotangents: ByState) -> Pull
     new: list[Atom] = [leaf.out_var for leaf in whole.leaves if leaf.out_var is not None]
     places = [place for use in whole.uses for place in places_of(graph, use)]
     products = [use for use in whole.uses if use.kind == "product"]
-    x_atoms = [_equation(graph, use).invars[use.x or 0] for use in products]
+    x_atoms = [equation_of(graph, use).invars[use.x or 0] for use in products]
 
     seen = seen_by_layers(graph, inputs)
 
@@ -239,12 +243,13 @@ def places_of(graph: ETraceGraph, use: ParameterUse) -> Iterator[Place]:
     if use.kind == "elementwise":
         yield from ((use.equation, "in", index) for index in use.operands)
     else:
-        for index, var in enumerate(_equation(graph, use).outvars):
+        for index, var in enumerate(equation_of(graph, use).outvars):
             if jnp.issubdtype(var.aval.dtype, jnp.inexact):
                 yield use.equation, "out", index
 
 
-def _equation(graph: ETraceGraph, use: ParameterUse) -> Any:
+def equation_of(graph: ETraceGraph, use: ParameterUse) -> Equation:
+    """Return the equation at which parameters enter."""
     assert use.equation is not None
     return graph.traced.program.equations[use.equation]
 

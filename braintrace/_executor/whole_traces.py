@@ -39,8 +39,9 @@ from .._graph import (
     WholeState,
 )
 from .passing import PassingTraces
+from .restart import where_flagged
 from .whole_chunk import pulled_through
-from .whole_state import row_dtype, to_rows, unit_rows, which_rows, whole_of
+from .whole_state import flags_of_rows, row_dtype, to_rows, unit_rows, whole_of
 from .zero import is_zero, widened
 
 
@@ -101,7 +102,7 @@ class WholeTraces(PassingTraces):
                 own = arriving[:, whole.rows(whole.reached[name])]
                 trace = widened(trace, own.dtype)
                 if zeros_select:
-                    trace = _where_rows(own != 0, trace)
+                    trace = where_flagged(own != 0, trace)
                 found = jnp.einsum("bq,bq...->...", own, trace)
                 gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
         return gradients
@@ -122,16 +123,11 @@ def entries(ndim: int) -> tuple[Role, ...]:
 
 def _of_rows(whole: WholeState, rows: np.ndarray, ndim: int, flags: jax.Array) -> jax.Array:
     """Return which rows of a trace belong to samples whose flag is set."""
-    found = which_rows(whole, flags)[:, rows]
-    return found.reshape(*found.shape, *(1,) * ndim)
+    return flags_of_rows(whole, 2 + ndim, flags)[:, rows]
 
 
 def _moved_on(transition: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:
     """Return ``P eps`` of every sample."""
     if zeros_select:
-        trace = _where_rows((transition != 0).any(1), trace)
+        trace = where_flagged((transition != 0).any(1), trace)
     return jnp.einsum("bqr,br...->bq...", transition, trace)
-
-
-def _where_rows(kept: jax.Array, trace: jax.Array) -> jax.Array:
-    return jnp.where(kept.reshape(*kept.shape, *(1,) * (trace.ndim - 2)), trace, 0)
