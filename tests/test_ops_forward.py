@@ -113,6 +113,64 @@ def test_element_wise_applies_its_function():
     assert element_wise(2.0).shape == ()
 
 
+def square(weight):
+    return weight**2
+
+
+def halved(bias):
+    return 0.5 * bias
+
+
+X, W, C = array(0, 2, 3), array(1, 3, 4), array(2, 4)
+SIGNAL, KERNEL = array(3, 2, 5, 3), array(4, 2, 3, 4)
+B, A = array(5, 3, 2), array(6, 2, 4)
+NWC = {"dimension_numbers": ("NWC", "WIO", "NWC")}
+BEFORE = {
+    "matmul": (
+        lambda w, b, **f: matmul(X, w, b, **f),
+        (W, C),
+    ),
+    "conv": (
+        lambda w, b, **f: conv(SIGNAL, w, b, **NWC, **f),
+        (KERNEL, C),
+    ),
+    "sparse_matmul": (
+        lambda w, b, **f: sparse_matmul(X, w, sparse_mat=CSR, bias=b, **f),
+        (ENTRIES, C),
+    ),
+    "lora_matmul": (
+        lambda w, b, weight_fn=None, **f: lora_matmul(
+            X, w if weight_fn is None else weight_fn(w), A, bias=b, **f
+        ),
+        (B, C),
+    ),
+    "element_wise": (
+        lambda w, b, weight_fn=None, bias_fn=None: element_wise(w, weight_fn=weight_fn),
+        (W, C),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_functions_of_operands_are_applied_first(name):
+    operation, operands = BEFORE[name]
+
+    def within(w, b):
+        return operation(w, b, weight_fn=square, bias_fn=halved)
+
+    def before(w, b):
+        return operation(square(w), halved(b) if name != "element_wise" else b)
+
+    assert bound_primitives(within, *operands) == bound_primitives(before, *operands)
+    np.testing.assert_array_equal(within(*operands), before(*operands))
+
+
+def test_a_function_makes_the_operand_of_several_arrays():
+    pair = {"size": jnp.abs(W), "sign": jnp.sign(W)}
+    found = matmul(X, pair, weight_fn=lambda p: p["size"] * p["sign"], bias_fn=halved)
+    np.testing.assert_array_equal(found, matmul(X, W))
+
+
 CONVOLUTIONS = [
     ((2, 7, 4), (3, 2, 6), {"dimension_numbers": ("NWC", "WIO", "NWC"), "strides": 2,
                             "feature_group_count": 2}),
@@ -142,6 +200,11 @@ def test_convolution_in_every_layout(x_shape, kernel_shape, options):
         value = options.get(name, 1)
         return (value,) * space if isinstance(value, int) else value
 
+    def of_all_axes(bias):
+        shape = [1] * x.ndim
+        shape[numbers.out_spec[1]] = -1
+        return bias.reshape(shape)
+
     def plain(x, kernel, bias):
         y = jax.lax.conv_general_dilated(
             x,
@@ -154,15 +217,13 @@ def test_convolution_in_every_layout(x_shape, kernel_shape, options):
             options.get("feature_group_count", 1),
             options.get("batch_group_count", 1),
         )
-        shape = [1] * y.ndim
-        shape[numbers.out_spec[1]] = -1
-        return y + bias.reshape(shape)
+        return y + of_all_axes(bias)
 
     def loss(function):
         return lambda *arguments: jnp.sum(jnp.sin(function(*arguments)))
 
     def marked(x, kernel, bias):
-        return conv(x, kernel, bias, **options)
+        return conv(x, kernel, bias if space == 1 else of_all_axes(bias), **options)
 
     @quick_jit
     def values_and_gradients(*arguments):

@@ -138,7 +138,11 @@ OPERATIONS = {
                 "dimension_numbers",
                 lambda: conv(dimension_numbers=("NXC", "WIO", "NWC")),
             ),
-            "conv bias": ("`bias` (3,)", lambda: conv(bias=jnp.ones(3))),
+            "conv bias": ("`bias` (3,) (4,) (1, 1, 4)", lambda: conv(bias=jnp.ones(3))),
+            "conv bias of a layout": (
+                "`bias` (1, 4, 1) (4,) (1, 1, 4)",
+                lambda: conv(bias=jnp.ones((1, 4, 1))),
+            ),
             "sparse entries": ("`weight_data` (3,)", lambda: sparse(weight=jnp.ones(3))),
             "sparse features": ("`x` (5,)", lambda: sparse(jnp.ones(5))),
             "sparse dense matrix": ("`sparse_mat`", lambda: sparse(sparse_mat=jnp.ones((2, 2)))),
@@ -164,6 +168,35 @@ OPERATIONS = {
             ),
             "element_wise fn": ("`fn` 3", lambda: braintrace.element_wise(X, 3)),
             "element_wise fn None": ("`fn` None", lambda: braintrace.element_wise(X, None)),
+            "element_wise weight_fn": (
+                "`weight_fn` 3",
+                lambda: braintrace.element_wise(X, weight_fn=3),
+            ),
+            "element_wise fn twice": (
+                "`fn` `weight_fn`",
+                lambda: braintrace.element_wise(X, jnp.abs, weight_fn=jnp.abs),
+            ),
+            **{
+                f"{name} {option}": (
+                    f"`{name}` `{option}` 3",
+                    lambda call=call, option=option: call(**{option: 3}),
+                )
+                for name, call in {
+                    "matmul": lambda **f: braintrace.matmul(X, jnp.ones((3, 4)), **f),
+                    "conv": conv,
+                    "sparse_matmul": sparse,
+                }.items()
+                for option in ("weight_fn", "bias_fn")
+            },
+            "lora bias_fn": ("`lora_matmul` `bias_fn` 3", lambda: lora(bias_fn=3)),
+            "matmul weight_fn of a string": (
+                "`weight_fn(weight)` 'a'",
+                lambda: braintrace.matmul(X, jnp.ones((3, 4)), weight_fn=lambda w: "a"),
+            ),
+            "matmul weight_fn of a State": (
+                "`weight` .value",
+                lambda: braintrace.matmul(X, STATE, weight_fn=jnp.abs),
+            ),
             "element_wise fn of nothing": (
                 "`fn` None",
                 lambda: braintrace.element_wise(X, lambda w: None),

@@ -16,7 +16,7 @@ fast everywhere.
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -282,6 +282,8 @@ def conv(
     feature_group_count: int = 1,
     batch_group_count: int = 1,
     dimension_numbers: Any = None,
+    weight_fn: Callable[[Any], Any] | None = None,
+    bias_fn: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Convolve with a kernel that learns online, as ``jax.lax.conv_general_dilated``.
 
@@ -292,7 +294,8 @@ def conv(
     kernel : array or Quantity
         Trainable.
     bias : array or Quantity ``(out,)``, optional
-        Trainable, whatever the layout; rescaled into the unit of ``x`` times ``kernel``.
+        Trainable; rescaled into the unit of ``x`` times ``kernel``. Also with all axes of the
+        result, each of size 1 but that of the features: ``(1, 1, 1, out)``.
     strides, lhs_dilation, rhs_dilation : int or sequence of int
         One number for all space axes, or one each.
     padding : str or sequence of pairs
@@ -303,6 +306,8 @@ def conv(
     dimension_numbers : tuple of str, ConvDimensionNumbers or None
         Layouts of ``x``, ``kernel`` and result; None is ``('NCHW', 'OIHW', 'NCHW')`` and its
         like in other dimensions.
+    weight_fn, bias_fn : callable, optional
+        Differentiable functions of kernel and bias, applied first; see `matmul`.
 
     Returns
     -------
@@ -330,7 +335,7 @@ def conv(
     (2, 16, 8)
     """
     x, x_unit = quantities.split("conv", "x", x)
-    kernel, kernel_unit = quantities.split("conv", "kernel", kernel)
+    kernel, kernel_unit = quantities.split_result("conv", "kernel", kernel, "weight_fn", weight_fn)
     call = to_canonical_call(
         x,
         kernel,
@@ -343,7 +348,8 @@ def conv(
         dimension_numbers=dimension_numbers,
     )
     unit = x_unit * kernel_unit
-    biases = quantities.bias_operands("conv", bias, unit, call.kernel.shape[-1])
+    outputs = call.kernel.shape[-1:]
+    biases = quantities.bias_operands("conv", bias, unit, outputs, bias_fn, call.bias_shape)
     bind = functools.partial(etp_conv_p.bind, call.x, call.kernel, *biases)
     y = bind(has_bias=bool(biases), **call.params)
     return quantities.attach(call.restore(y), unit)

@@ -28,12 +28,15 @@ class CanonicalConv:
         Hashable static parameters.
     restore
         Brings the result ``(batch, *positions, outputs)`` into the layout that was asked for.
+    bias_shape
+        Shape of a bias with all axes of the result, in that layout.
     """
 
     x: Any
     kernel: Any
     params: dict[str, Any]
     restore: Callable[[Any], Any]
+    bias_shape: tuple[int, ...]
 
 
 @functools.cache
@@ -81,7 +84,10 @@ def to_canonical_call(
     params["feature_group_count"] = int(feature_group_count) * int(batch_group_count)
     params["batch_group_count"] = 1
     params["dimension_numbers"] = canonical_dimension_numbers(x.ndim)
-    return CanonicalConv(x, kernel, params, functools.partial(_restore, numbers.out_spec))
+    features = numbers.out_spec[1]
+    bias_shape = tuple(kernel.shape[-1] if axis == features else 1 for axis in range(x.ndim))
+    restore = functools.partial(_restore, numbers.out_spec)
+    return CanonicalConv(x, kernel, params, restore, bias_shape)
 
 
 def _dimension_numbers(x: Any, kernel: Any, dimension_numbers: Any) -> Any:

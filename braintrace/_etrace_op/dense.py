@@ -9,7 +9,7 @@ the same ``o`` only, the exact trace has the weight's shape, one per sample:
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -116,7 +116,14 @@ etp_mm_p = register_primitive_spec(_spec(name="etp_mm", batched=True))
 etp_mv_p = register_primitive_spec(_spec(name="etp_mv", batched_form=etp_mm_p))
 
 
-def matmul(x: Any, weight: Any, bias: Any = None) -> Any:
+def matmul(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    weight_fn: Callable[[Any], Any] | None = None,
+    bias_fn: Callable[[Any], Any] | None = None,
+) -> Any:
     """Multiply by a weight matrix that learns online: ``x @ weight (+ bias)``.
 
     Parameters
@@ -127,6 +134,9 @@ def matmul(x: Any, weight: Any, bias: Any = None) -> Any:
         Trainable.
     bias : array or Quantity ``(out,)``, optional
         Trainable; rescaled into the unit of ``x @ weight``.
+    weight_fn, bias_fn : callable, optional
+        Differentiable functions of weight and bias, applied first: a mask, a sign, a square.
+        ``weight`` may then be whatever pytree ``weight_fn`` makes a matrix of.
 
     Returns
     -------
@@ -139,6 +149,8 @@ def matmul(x: Any, weight: Any, bias: Any = None) -> Any:
         If the shapes do not fit.
     DtypeError
         If an operand is nothing that JAX computes with.
+    OptionError
+        If ``weight_fn`` or ``bias_fn`` is no function.
     UnitError
         If the unit of the bias has another dimension than the product.
 
@@ -148,16 +160,20 @@ def matmul(x: Any, weight: Any, bias: Any = None) -> Any:
     >>> import braintrace
     >>> braintrace.matmul(jnp.ones(3), jnp.ones((3, 2)), jnp.zeros(2))
     Array([3., 3.], dtype=float32)
+    >>> braintrace.matmul(jnp.ones(3), -jnp.ones((3, 2)), weight_fn=jnp.abs)
+    Array([3., 3.], dtype=float32)
     """
     x, x_unit = quantities.split("matmul", "x", x)
-    weight, weight_unit = quantities.split("matmul", "weight", weight)
+    weight, weight_unit = quantities.split_result(
+        "matmul", "weight", weight, "weight_fn", weight_fn
+    )
     if weight.ndim != 2:
         raise ShapeError(
             f"`matmul`: expected `weight` of shape (in, out), got shape {weight.shape}."
         )
     quantities.check_features("matmul", x, weight.shape[0], f"a weight of shape {weight.shape}")
     unit = x_unit * weight_unit
-    biases = quantities.bias_operands("matmul", bias, unit, weight.shape[1])
+    biases = quantities.bias_operands("matmul", bias, unit, weight.shape[1:], bias_fn)
     bind_vector = functools.partial(etp_mv_p.bind, has_bias=bool(biases))
     bind_batch = functools.partial(etp_mm_p.bind, has_bias=bool(biases))
     return quantities.attach(

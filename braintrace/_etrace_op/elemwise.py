@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from .._arguments import FUNCTION, check_arrays, check_option, shown
-from .._errors import DtypeError
+from .._errors import DtypeError, OptionError
 from . import quantities
 from .dense import init_output_trace
 from .primitive import ETPPrimitive, register_primitive_spec
@@ -71,7 +71,12 @@ def _identity(weight: Any) -> Any:
     return weight
 
 
-def element_wise(weight: Any, fn: Callable[[Any], Any] = _identity) -> Any:
+def element_wise(
+    weight: Any,
+    fn: Callable[[Any], Any] = _identity,
+    *,
+    weight_fn: Callable[[Any], Any] | None = None,
+) -> Any:
     """Mark a parameter that acts position by position, so that it learns online.
 
     Parameters
@@ -81,6 +86,8 @@ def element_wise(weight: Any, fn: Callable[[Any], Any] = _identity) -> Any:
         reached position keeps its own trace.
     fn : callable
         Differentiable function of the weight, applied first; may return a quantity.
+    weight_fn : callable, optional
+        The same, by the name that the other operations have for it.
 
     Returns
     -------
@@ -90,7 +97,7 @@ def element_wise(weight: Any, fn: Callable[[Any], Any] = _identity) -> Any:
     Raises
     ------
     OptionError
-        If ``fn`` is no function.
+        If ``fn`` is no function, or is given by both names.
     DtypeError
         If ``weight`` or ``fn(weight)`` is nothing that JAX computes with.
 
@@ -101,13 +108,19 @@ def element_wise(weight: Any, fn: Callable[[Any], Any] = _identity) -> Any:
     >>> braintrace.element_wise(jnp.array([1.0, -2.0]), fn=jnp.abs)
     Array([1., 2.], dtype=float32)
     """
-    check_option("fn", fn, FUNCTION, "`element_wise`: ")
+    name, function = ("fn", fn) if weight_fn is None else ("weight_fn", weight_fn)
+    check_option(name, function, FUNCTION, "`element_wise`: ")
+    if weight_fn is not None and fn is not _identity:
+        raise OptionError(
+            "`element_wise` got both `fn` and `weight_fn`, which are two names of one argument: "
+            "leave out one of the two."
+        )
     check_arrays("weight", weight, "`element_wise`: ")
-    result = fn(weight)
+    result = function(weight)
     if isinstance(result, (tuple, list, dict)) or result is None:
         raise DtypeError(
-            f"`element_wise`: `fn` of `weight` is {shown(result)}; expected one array. "
+            f"`element_wise`: `{name}` of `weight` is {shown(result)}; expected one array. "
             "Mark each array with a call of its own."
         )
-    value, unit = quantities.split("element_wise", "fn(weight)", result)
+    value, unit = quantities.split("element_wise", f"{name}(weight)", result)
     return quantities.attach(etp_elemwise_p.bind(value), unit)

@@ -179,7 +179,7 @@ def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any
     fitting = f"a weight of shape {weight.shape}"
     quantities.check_features("feedback_matmul", x, weight.shape[0], fitting)
     unit = x_unit * weight_unit
-    biases = quantities.bias_operands("feedback_matmul", bias, unit, weight.shape[1])
+    biases = quantities.bias_operands("feedback_matmul", bias, unit, weight.shape[1:])
     operands = (weight, _like_weight(feedback, weight, weight_unit), *biases)
     vector, batch = (
         functools.partial(primitive.bind, has_bias=bool(biases))

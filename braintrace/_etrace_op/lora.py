@@ -11,7 +11,7 @@ It is pulled back at the end: :math:`\partial B = \alpha\, \partial M A^T`,
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -165,7 +165,15 @@ etp_lora_mm_p = register_primitive_spec(_spec(name="etp_lora_mm", batched=True))
 etp_lora_mv_p = register_primitive_spec(_spec(name="etp_lora_mv", batched_form=etp_lora_mm_p))
 
 
-def lora_matmul(x: Any, B: Any, A: Any, *, alpha: Any = 1.0, bias: Any = None) -> Any:
+def lora_matmul(
+    x: Any,
+    B: Any,
+    A: Any,
+    *,
+    alpha: Any = 1.0,
+    bias: Any = None,
+    bias_fn: Callable[[Any], Any] | None = None,
+) -> Any:
     """Multiply by a low-rank matrix that learns online: ``alpha * x @ B @ A (+ bias)``.
 
     Parameters
@@ -177,9 +185,13 @@ def lora_matmul(x: Any, B: Any, A: Any, *, alpha: Any = 1.0, bias: Any = None) -
     A : array or Quantity ``(rank, out)``
         Trainable.
     alpha : float
-        Constant; a Python number, not a traced array.
+        The whole scale of the product: 1 by default, and nothing is divided by the rank. For the
+        ``alpha / rank`` of the paper, give that. A Python number, not a traced array.
     bias : array or Quantity ``(out,)``, optional
         Trainable; rescaled into the unit of ``x @ B @ A``.
+    bias_fn : callable, optional
+        Differentiable function of the bias, applied first. One of a factor is applied to it where
+        it is given: ``lora_matmul(x, f(B), A)``.
 
     Returns
     -------
@@ -194,7 +206,8 @@ def lora_matmul(x: Any, B: Any, A: Any, *, alpha: Any = 1.0, bias: Any = None) -
     DtypeError
         If an operand is nothing that JAX computes with.
     OptionError
-        If ``alpha`` is not a finite number that is known when the model is traced.
+        If ``alpha`` is not a finite number that is known when the model is traced, or ``bias_fn``
+        no function.
     UnitError
         If the unit of the bias has another dimension than the product.
 
@@ -220,7 +233,7 @@ def lora_matmul(x: Any, B: Any, A: Any, *, alpha: Any = 1.0, bias: Any = None) -
         )
     quantities.check_features("lora_matmul", x, B.shape[0], f"B of shape {B.shape}")
     unit = x_unit * b_unit * a_unit
-    biases = quantities.bias_operands("lora_matmul", bias, unit, A.shape[1])
+    biases = quantities.bias_operands("lora_matmul", bias, unit, A.shape[1:], bias_fn)
     params = {"alpha": _constant(alpha), "has_bias": bool(biases)}
     y = quantities.bind_folded(
         functools.partial(etp_lora_mv_p.bind, **params),

@@ -7,8 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import saiunit
 
-from .._arguments import array_of, is_quantity
+from .._arguments import FUNCTION, array_of, check_arrays, check_option, is_quantity
 from .._errors import ShapeError, UnitError
+
+FUNCTION_OR_NONE = FUNCTION.or_else(None)
 
 
 def split(operation: str, name: str, value: Any) -> tuple[Any, Any]:
@@ -32,11 +34,40 @@ def attach(mantissa: Any, unit: Any) -> Any:
     return saiunit.maybe_decimal(saiunit.Quantity(mantissa, unit=unit))
 
 
-def bias_operands(operation: str, bias: Any, unit: Any, out_features: int) -> tuple[Any, ...]:
-    """Return the bias, rescaled into the product's unit, as zero or one operands."""
+def split_result(
+    operation: str, name: str, value: Any, option: str, function: Callable[[Any], Any] | None
+) -> tuple[Any, Any]:
+    """Return the array and the unit of an operand, behind the user's function of it, if any.
+
+    Raises
+    ------
+    DtypeError, OptionError
+        If the operand or the result is nothing that JAX computes with, or there is no function.
+    """
+    check_option(option, function, FUNCTION_OR_NONE, f"`{operation}`: ")
+    if function is None:
+        return split(operation, name, value)
+    check_arrays(name, value, f"`{operation}`: ")
+    return split(operation, f"{option}({name})", function(value))
+
+
+def bias_operands(
+    operation: str,
+    bias: Any,
+    unit: Any,
+    shape: tuple[int, ...],
+    function: Callable[[Any], Any] | None = None,
+    full_shape: tuple[int, ...] | None = None,
+) -> tuple[Any, ...]:
+    """Return the bias, rescaled into the product's unit, as zero or one operands.
+
+    Behind a function of it, if there is one. It may have a shape with the other axes of the result
+    as well, where that is given.
+    """
     if bias is None:
+        check_option("bias_fn", function, FUNCTION_OR_NONE, f"`{operation}`: ")
         return ()
-    array, bias_unit = split(operation, "bias", bias)
+    array, bias_unit = split_result(operation, "bias", bias, "bias_fn", function)
     if not bias_unit.has_same_dim(unit):
         raise UnitError(
             f"`{operation}`: `bias` has unit `{bias_unit}`, but `x` times the weight has unit "
@@ -45,11 +76,13 @@ def bias_operands(operation: str, bias: Any, unit: Any, out_features: int) -> tu
     is_plain = bias_unit == saiunit.UNITLESS and unit == saiunit.UNITLESS
     quantity = saiunit.Quantity(array, unit=bias_unit)
     mantissa = array if is_plain else jnp.asarray(quantity.to_decimal(unit))
-    if mantissa.shape != (out_features,):
+    shapes = [shape] if full_shape is None else [shape, full_shape]
+    if mantissa.shape not in shapes:
         raise ShapeError(
-            f"`{operation}`: expected `bias` of shape {(out_features,)}, got {mantissa.shape}."
+            f"`{operation}`: expected `bias` of shape {' or '.join(map(str, shapes))}, got "
+            f"{mantissa.shape}."
         )
-    return (mantissa,)
+    return (mantissa.reshape(shape),)
 
 
 def check_features(operation: str, x: Any, in_features: int, weight: str) -> None:

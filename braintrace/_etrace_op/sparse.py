@@ -15,7 +15,7 @@ several samples are multiplied by a kernel (`sparse_kernel`). The form follows f
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -265,7 +265,15 @@ run_on_one_cpu(etp_sp_mm_p, _impl, _impl_on_one_cpu)
 etp_sp_mv_p = register_primitive_spec(_spec(name="etp_sp_mv", batched_form=etp_sp_mm_p))
 
 
-def sparse_matmul(x: Any, weight_data: Any, *, sparse_mat: Any, bias: Any = None) -> Any:
+def sparse_matmul(
+    x: Any,
+    weight_data: Any,
+    *,
+    sparse_mat: Any,
+    bias: Any = None,
+    weight_fn: Callable[[Any], Any] | None = None,
+    bias_fn: Callable[[Any], Any] | None = None,
+) -> Any:
     """Multiply by a sparse matrix whose entries learn online: ``x @ sparse(weight_data)``.
 
     Parameters
@@ -280,6 +288,8 @@ def sparse_matmul(x: Any, weight_data: Any, *, sparse_mat: Any, bias: Any = None
         JAX's BCOO or BCSR. Its own data are not used.
     bias : array or Quantity ``(out,)``, optional
         Trainable; rescaled into the unit of ``x`` times ``weight_data``.
+    weight_fn, bias_fn : callable, optional
+        Differentiable functions of ``weight_data`` and bias, applied first; see `matmul`.
 
     Returns
     -------
@@ -297,6 +307,8 @@ def sparse_matmul(x: Any, weight_data: Any, *, sparse_mat: Any, bias: Any = None
     DtypeError
         If an operand is nothing that JAX computes with, ``sparse_mat`` is none of these matrices,
         or its structure is traced.
+    OptionError
+        If ``weight_fn`` or ``bias_fn`` is no function.
     UnitError
         If the unit of the bias has another dimension than the product.
 
@@ -310,7 +322,9 @@ def sparse_matmul(x: Any, weight_data: Any, *, sparse_mat: Any, bias: Any = None
     Array([3., 2.], dtype=float32)
     """
     x, x_unit = quantities.split("sparse_matmul", "x", x)
-    weight, weight_unit = quantities.split("sparse_matmul", "weight_data", weight_data)
+    weight, weight_unit = quantities.split_result(
+        "sparse_matmul", "weight_data", weight_data, "weight_fn", weight_fn
+    )
     pattern = sparse_pattern(sparse_mat)
     if weight.shape in ((), (1,)):
         weight = jnp.broadcast_to(weight, (pattern.nnz,))
@@ -321,7 +335,7 @@ def sparse_matmul(x: Any, weight_data: Any, *, sparse_mat: Any, bias: Any = None
         )
     quantities.check_features("sparse_matmul", x, pattern.shape[0], f"a {pattern} matrix")
     unit = x_unit * weight_unit
-    biases = quantities.bias_operands("sparse_matmul", bias, unit, pattern.shape[1])
+    biases = quantities.bias_operands("sparse_matmul", bias, unit, pattern.shape[1:], bias_fn)
     params = {"sparse_mat": pattern, "has_bias": bool(biases)}
     y = quantities.bind_folded(
         functools.partial(etp_sp_mv_p.bind, **params),

@@ -126,6 +126,9 @@ class OneToOne(brainstate.nn.OneToOne):
 class LoRA(brainstate.nn.LoRA):
     """Low-rank adaptation: ``y = x @ lora_a @ lora_b``, plus a base module's output.
 
+    The product has no scale: neither a factor ``alpha`` nor a division by the rank. `lora_matmul`
+    has one, ``alpha``.
+
     Parameters
     ----------
     in_features, lora_rank, out_features : int
