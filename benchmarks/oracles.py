@@ -202,7 +202,7 @@ def _step_gradient(
     return jax.tree.map(jnp.add, plain, through_states)
 
 
-def deviation(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+def deviation(found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> float:
     """Return the largest relative deviation of a parameter's gradient (root mean square).
 
     Not a number where a gradient is missing, not finite, or zero in the oracle: nothing can then

@@ -298,13 +298,49 @@ def test_value_and_auxiliary_results():
         return case.loss(output, target), {"output": output}
 
     options = {"step_fn": step_loss, "has_aux": True, "chunk_size": 4}
-    gradients, value, aux = learner.etrace_grad(xs, targets, return_value=True, **options)
+    gradients, values, aux = learner.etrace_grad(xs, targets, return_value=True, **options)
     assert gradients.keys() == weights_of(learner.algorithm.model).keys()
     losses = jax.vmap(case.loss)(aux["output"], targets)
-    np.testing.assert_allclose(value, losses.mean(), rtol=1e-6)
+    np.testing.assert_allclose(values, losses, rtol=1e-6)
     learner.reset_state(batch_size=2)
     again, aux_again = learner.etrace_grad(xs, targets, **options)
     assert_same_bits((again, aux_again), (gradients, aux))
+
+
+@pytest.mark.parametrize("vjp_method", ["single-step", "multi-step"])
+def test_gradients_of_some_weights(vjp_method):
+    """They are those of all the weights, and the traces of all move on."""
+    case = cases.BY_NAME["leaky"]
+    learner, (xs, targets) = build_learner(case, vjp_method=vjp_method), data(case)
+    every = learner.algorithm.model.states(brainstate.ParamState)
+    chosen = dict(list(every.items())[1:])
+    named = {"/".join(path): state for path, state in reversed(chosen.items())}
+    start = learner.functional().state()
+
+    def step_loss(x, target):
+        return case.loss(learner(x), target)
+
+    options = {"step_fn": step_loss, "chunk_size": 3}
+    expected = learner.etrace_grad(xs, targets, **options)
+    after = learner.functional().state()
+    for weights, path_of in ((chosen, lambda key: key), (named, lambda key: tuple(key.split("/")))):
+        learner.functional().restore(start)
+        found = learner.etrace_grad(xs, targets, weights=weights, **options)
+        assert list(found) == list(weights)
+        wanted = {key: expected[path_of(key)] for key in weights}
+        assert_gradients_close(found, wanted, 1e-6)
+        assert_gradients_close(learner.functional().state().traces, after.traces, 1e-6)
+    assert learner.etrace_grad(xs, targets, weights={}, **options) == {}
+    _, found = learner.functional().grad(start, xs, targets, weights=chosen, **options)
+    assert_gradients_close(found, {path: expected[path] for path in chosen}, 1e-6)
+
+
+def test_a_sequence_whose_outputs_are_not_returned():
+    case = cases.BY_NAME["leaky"]
+    (learner, other), (xs, _) = (build_learner(case) for _ in range(2)), data(case)
+    learner.etrace_evolve(xs)
+    assert other.etrace_evolve(xs, return_outputs=False) is None
+    assert_same_bits(*(one.functional().state() for one in (learner, other)))
 
 
 @pytest.mark.core

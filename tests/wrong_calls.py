@@ -486,9 +486,15 @@ GRADIENT = {
             "has_aux": (None, 1, "no"),
             "return_value": ("yes", None),
             "unit_aware": (0, "mV"),
+            "weights": ("w", 3, ()),
         }.items()
         for value in values
     },
+    "weights of another model": (
+        "`weights['w']` ParamState",
+        lambda b: b.grad(weights={"w": STATE}),
+    ),
+    "weights that are arrays": ("`weights['w']` (2, 3)", lambda b: b.grad(weights={"w": X})),
     "has_aux without a pair": ("has_aux=True pair", lambda b: b.grad(has_aux=True)),
     "aux that is a State": (
         "`step_fn` .value",
@@ -616,6 +622,7 @@ ALONE = {
     "evolve chunk_size": ("`chunk_size` 0", lambda b: evolve(b, chunk_size=0)),
     "evolve memory_budget": ("`memory_budget` 0", lambda b: evolve(b, memory_budget=0)),
     "evolve chunk_size bool": ("`chunk_size` True", lambda b: evolve(b, chunk_size=True)),
+    "evolve return_outputs": ("`return_outputs` 0", lambda b: evolve(b, return_outputs=0)),
     "evolve two sequences": ("x", lambda b: evolve(b, XS, XS)),
     "evolve features": ("x (2, 5) (2, 3)", lambda b: evolve(b, jnp.ones((4, 2, 5)))),
     "evolve batch": ("x (5, 3) (2, 3)", lambda b: evolve(b, jnp.ones((4, 5, 3)))),

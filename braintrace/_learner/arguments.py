@@ -1,7 +1,10 @@
-"""What the methods of a learner take: options, sequences, a mask."""
+"""What the methods of a learner take: options, weights, sequences, a mask."""
 
 import dataclasses
+from collections.abc import Callable, Hashable, Mapping
+from typing import Required, TypeAlias, TypedDict
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +19,11 @@ from .._arguments import (
     check_arrays,
     check_option,
     one_of,
+    shown,
 )
 from .._errors import DtypeError, OptionError, ShapeError
 from .._jax import is_tracer
-from .._typing import PyTree
+from .._typing import Path, PyTree
 
 ALGORITHM = Kind(
     "an algorithm such as `braintrace.D_RTRL(model)`",
@@ -30,6 +34,78 @@ ALGORITHM = Kind(
 REDUCTION = one_of("mean", "sum")
 CHUNK_SIZE = POSITIVE.or_else("auto")
 MEMORY_BUDGET = POSITIVE.or_else(None)
+
+
+Gradients: TypeAlias = dict[Path, PyTree]
+"""Gradients by the paths of their parameters."""
+
+
+class GradientOptions(TypedDict, total=False):
+    """What `Learner.etrace_grad` takes beside what decides on the type of its result."""
+
+    step_fn: Required[Callable[..., PyTree]]
+    mask: ArrayLike | None
+    reduction: str
+    chunk_size: int | str
+    memory_budget: int | None
+    unit_aware: bool
+    reset: ArrayLike | None
+    weights: Mapping[PyTree, brainstate.State] | None
+
+
+class StreamOptions(TypedDict, total=False):
+    """The same for `Learner.etrace_online`."""
+
+    step_fn: Required[Callable[..., PyTree]]
+    update_fn: Required[Callable[..., PyTree]]
+    unit_aware: bool
+    reset: ArrayLike | None
+
+
+class SequenceOptions(TypedDict, total=False):
+    """The same for `Learner.etrace_evolve`."""
+
+    chunk_size: int | str
+    memory_budget: int | None
+    reset: ArrayLike | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """The parameters that somebody wants gradients for.
+
+    Attributes
+    ----------
+    items
+        Paths in the model, by the user's keys.
+    """
+
+    items: tuple[tuple[Hashable, Path], ...]
+
+    @property
+    def paths(self) -> dict[Hashable, Path]:
+        """The same as a dict."""
+        return dict(self.items)
+
+
+def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -> Chosen | None:
+    """Return which of the parameters a user's dict of States has; ``None``: all.
+
+    Raises
+    ------
+    OptionError
+        If it is no dict, or has something else.
+    """
+    if weights is None:
+        return None
+    hint = "expected a dict of parameters of the model, some of `model.states(ParamState)`"
+    if not isinstance(weights, Mapping):
+        raise OptionError(f"`weights` is {shown(weights)}; {hint}.")
+    paths = {id(state): path for path, state in parameters.items()}
+    for key, state in weights.items():
+        if id(state) not in paths:
+            raise OptionError(f"`weights[{key!r}]` is {shown(state)}; {hint}.")
+    return Chosen(tuple((key, paths[id(state)]) for key, state in weights.items()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +123,8 @@ class Options:
     memory_budget: int | None = None
     has_aux: bool = False
     unit_aware: bool = False
+    weights: Chosen | None = None
+    return_outputs: bool = True
     return_value: bool = dataclasses.field(default=False, compare=False)  # the same is compiled
 
     def __post_init__(self) -> None:
@@ -60,6 +138,7 @@ class Options:
             )
         check_option("has_aux", self.has_aux, BOOLEAN)
         check_option("unit_aware", self.unit_aware, BOOLEAN)
+        check_option("return_outputs", self.return_outputs, BOOLEAN)
         check_option("return_value", self.return_value, BOOLEAN)
 
 

@@ -13,6 +13,7 @@ from .._graph import Traces
 from .._jax import Var
 from .._runtime import CarriedTraces, Take, read_states, start_anew, whole_values
 from .._typing import PyTree
+from .arguments import Options
 from .body import Arguments, Body, Found, Given, Request, not_taken, taken
 from .chunk_costs import work_of
 from .chunks import Cuts, chunks_of, over_chunks, steps_of
@@ -72,6 +73,7 @@ def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
     algorithm, graph, method = learner.algorithm, learner.graph, learner.algorithm.method
     if example[2][0] is not None:
         check_held(algorithm, algorithm.short_term_states, restarts=True)
+    returns = request.options.return_outputs
     work = work_of(algorithm, graph.record_bytes, passes=1)
     cuts: Cuts = {}
 
@@ -88,7 +90,7 @@ def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
             outputs, new, records = recorded_step(graph, inputs, weights, probes)
             if restart is not None:
                 records = restarted(graph, records, restart)
-            return steps.written(new), (outputs, records)
+            return steps.written(new), (outputs if returns else [], records)
 
         def run_chunk(carry: PyTree, now: PyTree) -> PyTree:
             state, (outputs, records) = jax.lax.scan(step, carry[0], now)
@@ -139,11 +141,16 @@ def _body(
     def written(items: Sequence[PyTree]) -> list[PyTree]:
         return [item for item, is_one in zip(items, is_written, strict=True) if is_one]
 
+    def results(outputs: PyTree, options: Options) -> PyTree:
+        if not options.return_outputs:
+            return None
+        return jax.tree.unflatten(graph.traced.output_tree, outputs)
+
     return Body(
         run=run,
         states=lambda of_model: list(compiled.find_states(of_model).values()),
         written=written,
-        results=lambda outputs, options: jax.tree.unflatten(graph.traced.output_tree, outputs),
+        results=results,
         take=take,
         cuts=cuts,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import brainstate
 import jax
@@ -31,7 +31,13 @@ from .._runtime import (
     write_values,
 )
 from .._typing import Path, PyTree
-from .arguments import Options
+from .arguments import (
+    GradientOptions,
+    Gradients,
+    Options,
+    StreamOptions,
+    chosen_among,
+)
 from .body import Request
 from .driver import prepared
 from .evolve import evolving, predicting
@@ -39,6 +45,7 @@ from .gradient import differentiating
 from .online import learning_online
 from .restart import Initial
 from .state import BY_PATH, FIELDS, LearnerState, Places, check_like, like_held, places_of, raw
+from .step_function import parameters_of
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
@@ -167,6 +174,25 @@ class FunctionalLearner:
         state = dataclasses.replace(state, traces=unpack(traces))
         return state, jax.tree.unflatten(graph.traced.output_tree, outputs)
 
+    @overload
+    def grad(
+        self,
+        state: LearnerState,
+        *sequences: PyTree,
+        has_aux: Literal[False] = False,
+        return_value: Literal[False] = False,
+        **options: Unpack[GradientOptions],
+    ) -> tuple[LearnerState, Gradients]: ...
+    @overload
+    def grad(
+        self,
+        state: LearnerState,
+        *sequences: PyTree,
+        has_aux: bool = ...,
+        return_value: bool = ...,
+        **options: Unpack[GradientOptions],
+    ) -> tuple[LearnerState, PyTree]: ...
+
     @one_thread_at_a_time
     @on_automatic_axes
     def grad(
@@ -182,6 +208,7 @@ class FunctionalLearner:
         return_value: bool = False,
         unit_aware: bool = False,
         reset: ArrayLike | None = None,
+        weights: Mapping[PyTree, brainstate.State] | None = None,
     ) -> tuple[LearnerState, PyTree]:
         """Return the gradient of a loss over a sequence as well; see `Learner.etrace_grad`."""
         options = Options(
@@ -190,6 +217,7 @@ class FunctionalLearner:
             memory_budget=memory_budget,
             has_aux=has_aux,
             unit_aware=unit_aware,
+            weights=chosen_among(parameters_of(self.algorithm), weights),
             return_value=return_value,
         )
         functions = {"step_fn": step_fn}
@@ -197,6 +225,23 @@ class FunctionalLearner:
             "etrace_grad", differentiating, sequences, options, functions, mask, reset
         )
         return self._run(state, request)
+
+    @overload
+    def online(
+        self,
+        state: LearnerState,
+        *sequences: PyTree,
+        has_aux: Literal[False] = False,
+        **options: Unpack[StreamOptions],
+    ) -> tuple[LearnerState, jax.Array]: ...
+    @overload
+    def online(
+        self,
+        state: LearnerState,
+        *sequences: PyTree,
+        has_aux: bool = ...,
+        **options: Unpack[StreamOptions],
+    ) -> tuple[LearnerState, PyTree]: ...
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -227,9 +272,12 @@ class FunctionalLearner:
         chunk_size: int | str = "auto",
         memory_budget: int | None = None,
         reset: ArrayLike | None = None,
+        return_outputs: bool = True,
     ) -> tuple[LearnerState, PyTree]:
         """Advance states and traces, and return outputs as well; see `Learner.etrace_evolve`."""
-        options = Options(chunk_size=chunk_size, memory_budget=memory_budget)
+        options = Options(
+            chunk_size=chunk_size, memory_budget=memory_budget, return_outputs=return_outputs
+        )
         return self._run(state, Request("etrace_evolve", evolving, sequences, options, reset=reset))
 
     @one_thread_at_a_time

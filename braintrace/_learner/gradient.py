@@ -68,6 +68,8 @@ class SequenceGradient:
         self._algorithm = learner.algorithm
         self._options = request.options
         self._parameters = parameters_of(self._algorithm)
+        chosen = self._options.weights
+        self._wanted = {path: path for path in self._parameters} if chosen is None else chosen.paths
         sequences, mask, (flags, initial) = example
         slices = example_slices((sequences, flags))
         graph = self._algorithm.graph
@@ -108,13 +110,13 @@ class SequenceGradient:
         )
 
     def _results(self, found: tuple[PyTree, PyTree, PyTree], options: Options) -> PyTree:
-        gradients, value, aux = found
+        gradients, losses, aux = found
         if options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
-            value = with_unit(value, self._loss_unit)
-        by_path = dict(zip(self._parameters, gradients, strict=True))
-        extra = ((value,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
-        return (by_path, *extra) if extra else by_path
+            losses = with_unit(losses, self._loss_unit)
+        by_key = dict(zip(self._wanted, gradients, strict=True))
+        extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
+        return (by_key, *extra) if extra else by_key
 
     def _recording(
         self, learner: Learner, has_mask: bool, step_fn: Callable[..., PyTree]
@@ -176,14 +178,15 @@ class SequenceGradient:
         def pulled_back(found: Weights) -> PyTree:
             return to_parameters(jax.tree.map(lambda w, g: g.astype(w.dtype), weights, found))[0]
 
-        total = self._chunks.total(gradients, pulled_back)
-        # The loss of a padded step may be infinite.
-        value = jnp.sum(jnp.where(scales == 0, 0, losses * scales))
+        total = dict(zip(self._parameters, self._chunks.total(gradients, pulled_back), strict=True))
+        wanted = [total[path] for path in self._wanted.values()]
+        if mask is not None:  # the loss of a padded step may be anything
+            losses = jnp.where(mask == 0, 0, losses)
         after: Traces | Unfinished | None = self._chunks.known_traces(kept)
         if after is None:
             read = self._read_by_update(weights, kept, None if is_zero(before) else before)
             after = Unfinished((read, kept), None if is_one_chunk else before)
-        return (total, value, aux), written, after
+        return (wanted, losses, aux), written, after
 
     def _over_chunks(
         self,

@@ -1,10 +1,12 @@
 """The learner: one step, and whole sequences."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Literal, Unpack, overload
 
 import brainstate
+import jax
 from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
@@ -13,7 +15,15 @@ from .._executor import size_in_bytes
 from .._graph import ETraceGraph, Report, report_of
 from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import Path, PyTree
-from .arguments import ALGORITHM, Options
+from .arguments import (
+    ALGORITHM,
+    GradientOptions,
+    Gradients,
+    Options,
+    SequenceOptions,
+    StreamOptions,
+    chosen_among,
+)
 from .body import Request
 from .compilations import Compilations
 from .driver import prepared
@@ -22,10 +32,14 @@ from .functional import FunctionalLearner
 from .gradient import differentiating
 from .online import learning_online
 from .restart import initial_values
+from .step_function import parameters_of
 
 
 class Learner(brainstate.nn.Module):
     """A model with its algorithm, made by `braintrace.compile`.
+
+    ``Learner(algorithm)`` is that of an algorithm which you have made and compiled yourself. The
+    drivers (`etrace_grad`, `etrace_online`, `etrace_evolve`, `predict`) are methods of it.
 
     Calling it runs one step and advances states and traces, like the algorithm itself. The
     methods run whole sequences, in which time is axis 0.
@@ -103,6 +117,47 @@ class Learner(brainstate.nn.Module):
         """
         self.algorithm.reset_state(batch_size, where=where, **kwargs)
 
+    @overload
+    def etrace_grad(
+        self,
+        *sequences: PyTree,
+        has_aux: Literal[False] = False,
+        return_value: Literal[False] = False,
+        **options: Unpack[GradientOptions],
+    ) -> Gradients: ...
+    @overload
+    def etrace_grad(
+        self,
+        *sequences: PyTree,
+        has_aux: Literal[False] = False,
+        return_value: Literal[True],
+        **options: Unpack[GradientOptions],
+    ) -> tuple[Gradients, jax.Array]: ...
+    @overload
+    def etrace_grad(
+        self,
+        *sequences: PyTree,
+        has_aux: Literal[True],
+        return_value: Literal[False] = False,
+        **options: Unpack[GradientOptions],
+    ) -> tuple[Gradients, PyTree]: ...
+    @overload
+    def etrace_grad(
+        self,
+        *sequences: PyTree,
+        has_aux: Literal[True],
+        return_value: Literal[True],
+        **options: Unpack[GradientOptions],
+    ) -> tuple[Gradients, jax.Array, PyTree]: ...
+    @overload
+    def etrace_grad(
+        self,
+        *sequences: PyTree,
+        has_aux: bool = ...,
+        return_value: bool = ...,
+        **options: Unpack[GradientOptions],
+    ) -> PyTree: ...
+
     @one_thread_at_a_time
     @on_automatic_axes
     def etrace_grad(
@@ -117,6 +172,7 @@ class Learner(brainstate.nn.Module):
         return_value: bool = False,
         unit_aware: bool = False,
         reset: ArrayLike | None = None,
+        weights: Mapping[PyTree, brainstate.State] | None = None,
     ) -> PyTree:
         """Return the gradient of a loss over a sequence; states and traces move on.
 
@@ -152,7 +208,8 @@ class Learner(brainstate.nn.Module):
         has_aux
             Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
         return_value
-            Return the reduced loss as well.
+            Return the losses of the steps as well, ``(T,)``: 0 where the mask is 0, and otherwise
+            as ``step_fn`` returns them.
         unit_aware
             Give gradients the unit of the loss over that of the parameter, as
             ``brainstate.transform.grad`` does with this option; without it they are in the
@@ -162,11 +219,15 @@ class Learner(brainstate.nn.Module):
             states and traces start anew before the steps where it is true, as for a sequence of
             its own. States get the values of ``init_state``; nothing that was NaN before is
             seen after it.
+        weights
+            Parameters whose gradients are wanted, some of ``model.states(brainstate.ParamState)``
+            as a dict; ``None``: all. The traces of all move on.
 
         Returns
         -------
-        gradients, or ``(gradients, value)``, ``(gradients, aux)``, ``(gradients, value, aux)``
-            Gradients are a dict keyed like ``model.states(brainstate.ParamState)``.
+        gradients, or ``(gradients, losses)``, ``(gradients, aux)``, ``(gradients, losses, aux)``
+            Gradients are a dict keyed like ``model.states(brainstate.ParamState)``, or like
+            ``weights``.
 
         Raises
         ------
@@ -184,12 +245,29 @@ class Learner(brainstate.nn.Module):
             memory_budget=memory_budget,
             has_aux=has_aux,
             unit_aware=unit_aware,
+            weights=chosen_among(parameters_of(self.algorithm), weights),
             return_value=return_value,
         )
         functions = {"step_fn": step_fn}
         return self._run(
             Request("etrace_grad", differentiating, sequences, options, functions, mask, reset)
         )
+
+    @overload
+    def etrace_online(
+        self,
+        *sequences: PyTree,
+        has_aux: Literal[False] = False,
+        **options: Unpack[StreamOptions],
+    ) -> jax.Array: ...
+    @overload
+    def etrace_online(
+        self, *sequences: PyTree, has_aux: Literal[True], **options: Unpack[StreamOptions]
+    ) -> tuple[jax.Array, PyTree]: ...
+    @overload
+    def etrace_online(
+        self, *sequences: PyTree, has_aux: bool = ..., **options: Unpack[StreamOptions]
+    ) -> PyTree: ...
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -271,6 +349,15 @@ class Learner(brainstate.nn.Module):
             Request("etrace_online", learning_online, sequences, options, functions, reset=reset)
         )
 
+    @overload
+    def etrace_evolve(
+        self, *sequences: PyTree, return_outputs: Literal[False], **options: Unpack[SequenceOptions]
+    ) -> None: ...
+    @overload
+    def etrace_evolve(
+        self, *sequences: PyTree, return_outputs: bool = ..., **options: Unpack[SequenceOptions]
+    ) -> PyTree: ...
+
     @one_thread_at_a_time
     @on_automatic_axes
     def etrace_evolve(
@@ -279,6 +366,7 @@ class Learner(brainstate.nn.Module):
         chunk_size: int | str = "auto",
         memory_budget: int | None = None,
         reset: ArrayLike | None = None,
+        return_outputs: bool = True,
     ) -> PyTree:
         """Advance states and traces over a sequence without a loss.
 
@@ -288,10 +376,12 @@ class Learner(brainstate.nn.Module):
             One sequence ``(T, …)`` per argument of ``update``.
         chunk_size, memory_budget, reset
             See `etrace_grad`.
+        return_outputs
+            Whether the outputs are returned; without, they are not kept.
 
         Returns
         -------
-        pytree
+        pytree or None
             The outputs of the steps, stacked over time.
 
         Raises
@@ -299,7 +389,9 @@ class Learner(brainstate.nn.Module):
         ShapeError
             For sequences that are empty, differ in length or do not fit the states.
         """
-        options = Options(chunk_size=chunk_size, memory_budget=memory_budget)
+        options = Options(
+            chunk_size=chunk_size, memory_budget=memory_budget, return_outputs=return_outputs
+        )
         return self._run(Request("etrace_evolve", evolving, sequences, options, reset=reset))
 
     @one_thread_at_a_time

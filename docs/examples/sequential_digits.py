@@ -179,10 +179,10 @@ def online_gradients(model, algorithm, batch_size, steps, pixels):
     def gradients(xs, labels):
         learner.reset_state(batch_size)
         every_step = jnp.broadcast_to(labels, (steps, batch_size))
-        grads, loss, logits = learner.etrace_grad(
+        grads, losses, logits = learner.etrace_grad(
             xs, every_step, step_fn=step, mask=last_step_only, has_aux=True, return_value=True
         )
-        return grads, loss, logits[-1]
+        return grads, losses[-1], logits[-1]
 
     return gradients
 

@@ -1,0 +1,64 @@
+"""What a type checker knows of the drivers: it is checked by mypy, and not run."""
+
+from typing import assert_type
+
+import brainstate
+import jax
+
+import braintrace
+from braintrace._typing import Path, PyTree
+
+Gradients = dict[Path, PyTree]
+
+
+def loss(x: jax.Array) -> jax.Array:
+    return x
+
+
+def descend(gradients: Gradients) -> None:
+    pass
+
+
+def of_a_learner(model: brainstate.nn.Module, xs: jax.Array, flag: bool) -> None:
+    learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2)
+    assert_type(learner, braintrace.Learner)
+    grad, online, evolve = learner.etrace_grad, learner.etrace_online, learner.etrace_evolve
+    assert_type(grad(xs, step_fn=loss), Gradients)
+    assert_type(grad(xs, step_fn=loss, chunk_size=4, weights={}), Gradients)
+    assert_type(grad(xs, step_fn=loss, return_value=True), tuple[Gradients, jax.Array])
+    assert_type(grad(xs, step_fn=loss, has_aux=True), tuple[Gradients, PyTree])
+    assert_type(
+        grad(xs, step_fn=loss, has_aux=True, return_value=True),
+        tuple[Gradients, jax.Array, PyTree],
+    )
+    assert_type(grad(xs, step_fn=loss, has_aux=flag), PyTree)
+    assert_type(online(xs, step_fn=loss, update_fn=descend), jax.Array)
+    assert_type(online(xs, step_fn=loss, update_fn=descend, has_aux=True), tuple[jax.Array, PyTree])
+    assert_type(evolve(xs), PyTree)
+    assert_type(evolve(xs, chunk_size=4, return_outputs=False), None)
+    grad(xs)  # type: ignore[call-overload]
+    grad(xs, step_fn=loss, chunks=4)  # type: ignore[call-overload]
+    online(xs, step_fn=loss)  # type: ignore[call-overload]
+
+
+def of_pure_functions(learner: braintrace.Learner, xs: jax.Array) -> None:
+    pure = learner.functional()
+    state = pure.state()
+    assert_type(state, braintrace.LearnerState)
+    assert_type(pure.grad(state, xs, step_fn=loss), tuple[braintrace.LearnerState, Gradients])
+    assert_type(
+        pure.grad(state, xs, step_fn=loss, return_value=True),
+        tuple[braintrace.LearnerState, PyTree],
+    )
+    assert_type(
+        pure.online(state, xs, step_fn=loss, update_fn=descend),
+        tuple[braintrace.LearnerState, jax.Array],
+    )
+
+
+def of_a_model(model: brainstate.nn.Module, x: jax.Array) -> None:
+    assert_type(braintrace.compile_etrace_graph(model, x), braintrace.ETraceGraph)
+    algorithm = braintrace.D_RTRL(model)
+    algorithm.compile_graph(x)
+    assert_type(algorithm.graph, braintrace.ETraceGraph)
+    assert_type(braintrace.Learner(algorithm).report(), braintrace.Report)
