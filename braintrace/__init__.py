@@ -35,6 +35,7 @@ from ._etrace_op import InputFilter as InputFilter
 from ._etrace_op import PrimitiveReport as PrimitiveReport
 from ._etrace_op import check_primitive as check_primitive
 from ._etrace_op import conv as conv
+from ._etrace_op import einsum as einsum
 from ._etrace_op import element_wise as element_wise
 from ._etrace_op import etp_conv_p as etp_conv_p
 from ._etrace_op import etp_elemwise_p as etp_elemwise_p
@@ -46,6 +47,7 @@ from ._etrace_op import etp_sp_mm_p as etp_sp_mm_p
 from ._etrace_op import etp_sp_mv_p as etp_sp_mv_p
 from ._etrace_op import feedback_matmul as feedback_matmul
 from ._etrace_op import get_primitive_spec as get_primitive_spec
+from ._etrace_op import grouped_matmul as grouped_matmul
 from ._etrace_op import inline as inline
 from ._etrace_op import lora_matmul as lora_matmul
 from ._etrace_op import matmul as matmul

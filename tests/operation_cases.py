@@ -176,6 +176,22 @@ CASES = [
         (4,),
         {"w": normal(0, 3, 4), "feedback": normal(1, 3, 4), "b": normal(2, 4)},
     ),
+    OperationCase(
+        "grouped_matmul with bias",
+        lambda x, p: braintrace.grouped_matmul(x, p["w"], p["b"]),
+        lambda x, p: jnp.einsum("...gi,gio->...go", x, p["w"]) + p["b"],
+        (2, 3),
+        (2, 4),
+        {"w": normal(0, 2, 3, 4), "b": normal(1, 2, 4)},
+    ),
+    OperationCase(
+        "einsum in another order, over positions",
+        lambda x, p: braintrace.einsum("...tkg,ngk->...gtn", x, p["w"]),
+        lambda x, p: jnp.einsum("...tkg,ngk->...gtn", x, p["w"]),
+        (2, 3, 2),
+        (2, 2, 4),
+        {"w": normal(0, 4, 2, 3)},
+    ),
 ]
 
 

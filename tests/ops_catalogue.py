@@ -21,6 +21,7 @@ from braintrace._etrace_op import (
     conv,
     element_wise,
     feedback_matmul,
+    grouped_matmul,
     lora_matmul,
     matmul,
     sparse_matmul,
@@ -37,8 +38,8 @@ def quick_jit(function: Callable) -> Callable:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-# Registered when they are first used, which is not to be undone after a test.
-_etrace_op.feedback_primitives()
+# Some are registered when they are first used, which is not to be undone after a test.
+_etrace_op.register_every_operation()
 
 _REGISTRIES = [
     _etrace_op.ETP_PRIMITIVES,
@@ -82,6 +83,11 @@ class Operation:
     over_inputs: str | None
     over_weights: str | None = None
 
+    @property
+    def batched(self) -> bool:
+        """Whether ``x`` has an axis of samples in front."""
+        return self.primitive in {p.name for p in _etrace_op.BATCHED_PRIMITIVES}
+
 
 DENSE = np.where(
     np.random.default_rng(9).random((3, 4)) < 0.6, np.random.default_rng(8).normal(size=(3, 4)), 0
@@ -114,6 +120,10 @@ def _plain_feedback(x: Any, weights: tuple) -> Any:
     return plain_feedback(x, *weights[:2]) + weights[2]
 
 
+def _plain_grouped(x: Any, weights: tuple) -> Any:
+    return jnp.einsum("...gi,gio->...go", x, weights[0]) + weights[1]
+
+
 def _plain_sparse(x: Any, weights: tuple) -> Any:
     return x @ dense_from_entries(weights[0]) + weights[1]
 
@@ -142,6 +152,10 @@ def _marked_feedback(x: Any, weights: tuple) -> Any:
     return feedback_matmul(x, *weights)
 
 
+def _marked_grouped(x: Any, weights: tuple) -> Any:
+    return grouped_matmul(x, *weights)
+
+
 def _marked_sparse(x: Any, weights: tuple) -> Any:
     return sparse_matmul(x, weights[0], sparse_mat=CSR, bias=weights[1])
 
@@ -153,6 +167,7 @@ def _marked_lora(x: Any, weights: tuple) -> Any:
 _BATCH, _SAMPLE, _BIAS = array(0, 2, 3), array(1, 3), array(2, 4)
 _MATRIX = (array(3, 3, 4), _BIAS)
 _FEEDBACK = (_MATRIX[0], array(10, 3, 4), _BIAS)
+_GROUPS, _GROUPED = array(11, 3, 2, 3), (array(12, 2, 3, 4), array(13, 2, 4))
 _SPARSE = (ENTRIES, _BIAS)
 _LORA = (array(4, 3, 2), array(5, 2, 4), _BIAS)
 
@@ -182,6 +197,8 @@ OPERATIONS = [
     Operation("etp_lora_mv", _marked_lora, _plain_lora, _SAMPLE, _LORA, "etp_lora_mm"),
     Operation("etp_fb_mm", _marked_feedback, _plain_feedback, _BATCH, _FEEDBACK, "etp_fb_mm"),
     Operation("etp_fb_mv", _marked_feedback, _plain_feedback, _SAMPLE, _FEEDBACK, "etp_fb_mm"),
+    Operation("etp_gmm", _marked_grouped, _plain_grouped, _GROUPS, _GROUPED, "etp_gmm"),
+    Operation("etp_gmv", _marked_grouped, _plain_grouped, _GROUPS[0], _GROUPED, "etp_gmm"),
 ]
 
 

@@ -315,6 +315,10 @@ AXES = {
     "sparse_matmul with bias": {"weight": ("batch", "entry"), **OF_BIAS},
     "lora_matmul with bias": {"effective": ("batch", "input", "output"), **OF_BIAS},
     "feedback_matmul with bias": {"weight": ("batch", "input", "output"), **OF_BIAS},
+    "grouped_matmul with bias": {
+        "weight": ("batch", "group", "input", "output"),
+        "bias": ("batch", "group", "output"),
+    },
 }
 
 

@@ -14,8 +14,10 @@ from ops_catalogue import CSR, DENSE, ENTRIES, array, quick_jit
 from braintrace._errors import DtypeError, OptionError, ShapeError
 from braintrace._etrace_op import (
     conv,
+    einsum,
     element_wise,
     feedback_matmul,
+    grouped_matmul,
     lora_matmul,
     matmul,
     sparse_matmul,
@@ -55,6 +57,36 @@ def test_leading_axes(leading, primitive):
 
 
 @pytest.mark.parametrize(
+    ("equation", "primitive"),
+    [
+        ("bk,kn->bn", "etp_mm"),
+        ("k,kn->n", "etp_mv"),
+        ("btk,kn->btn", "etp_mm"),  # shared by positions
+        ("kb,nk->nb", "etp_mm"),
+        ("btk,kmhn->bhmtn", "etp_mm"),
+        ("gk,gkn->gn", "etp_gmv"),
+        ("tgbkh,nhgk->hbtng", "etp_gmm"),
+        (" ... g k , gkn -> g ... n ", "etp_gmm"),
+        ("btk,kmn->bn", "etp_mm"),  # letters of one operand alone
+        (",n->n", "etp_mv"),
+        ("bs,sn->bn", "etp_mm"),  # an axis of length one
+        ("bgh,g->hb", "etp_elemwise"),  # nothing is free
+        ("bth,hm->h", "etp_elemwise"),
+    ],
+)
+def test_einsum(equation, primitive):
+    spelled = equation.replace(" ", "").replace("...", "tb")
+    x_letters, rest = spelled.split(",")
+    size = {"b": 2, "t": 5, "k": 3, "n": 4, "m": 3, "g": 2, "h": 3, "s": 1}
+    shapes = [[size[a] for a in letters] for letters in (x_letters, rest.split("->")[0])]
+    x, weight = (array(i, *shape) for i, shape in enumerate(shapes))
+    y = einsum(equation, x, weight)
+    np.testing.assert_allclose(y, np.einsum(spelled, x, weight), rtol=1e-5, atol=1e-5)
+    found = bound_primitives(lambda x, w: einsum(equation, x, w), x, weight)
+    assert found == [primitive]
+
+
+@pytest.mark.parametrize(
     ("x_dtype", "weight_dtype", "result_dtype"),
     [
         ("float32", "float32", "float32"),
@@ -80,6 +112,7 @@ def test_dtypes(x_dtype, weight_dtype, result_dtype):
     def products(x, weight):
         return [
             matmul(x, weight),
+            grouped_matmul(x[:, None], weight[None])[:, 0],
             feedback_matmul(x, weight, jnp.ones(weight.shape, int)),
             sparse_matmul(x, weight[CSR_ROWS, CSR_COLUMNS], sparse_mat=FULL),
             conv(x[..., None, :], weight[None], dimension_numbers=("NWC", "WIO", "NWC"))[:, 0],
@@ -143,6 +176,14 @@ BEFORE = {
             X, w if weight_fn is None else weight_fn(w), A, bias=b, **f
         ),
         (B, C),
+    ),
+    "grouped_matmul": (
+        lambda w, b, **f: grouped_matmul(SIGNAL[:, :2], w, b, **f),
+        (KERNEL, array(7, 2, 4)),
+    ),
+    "einsum": (
+        lambda w, b, weight_fn=None, **f: einsum("bk,kn->bn", X, w, weight_fn=weight_fn),
+        (W, C),
     ),
     "element_wise": (
         lambda w, b, weight_fn=None, bias_fn=None: element_wise(w, weight_fn=weight_fn),

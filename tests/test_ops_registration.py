@@ -24,7 +24,7 @@ from braintrace._etrace_op import (
     validate_rules,
 )
 
-BATCHED = {"etp_conv", "etp_fb_mm", "etp_lora_mm", "etp_mm", "etp_sp_mm"}
+BATCHED = {"etp_conv", "etp_fb_mm", "etp_gmm", "etp_lora_mm", "etp_mm", "etp_sp_mm"}
 RULE_REGISTRIES = {
     "yw_to_w": _etrace_op.ETP_RULES_YW_TO_W,
     "xy_to_dw": _etrace_op.ETP_RULES_XY_TO_DW,

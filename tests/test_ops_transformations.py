@@ -88,7 +88,9 @@ compilation.compile_in_a_hurry()
 assert jax.device_count() == 8
 mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
 xs = {
-    o.primitive: jnp.concatenate([(1 + 0.1 * i) * jnp.atleast_2d(o.x) for i in range(8)])
+    o.primitive: jnp.concatenate(
+        [(1 + 0.1 * i) * (o.x if o.batched else o.x[None]) for i in range(8)]
+    )
     for o in catalogue.OPERATIONS
 }
 weights = {o.primitive: o.weights for o in catalogue.OPERATIONS}
@@ -97,7 +99,7 @@ def losses(kind, xs, weights):
     found = {}
     for o in catalogue.OPERATIONS:
         f = getattr(o, kind)
-        f = jax.vmap(f, in_axes=(0, None)) if o.x.ndim == 1 else f
+        f = f if o.batched else jax.vmap(f, in_axes=(0, None))
         found[o.primitive] = jnp.sum(jnp.sin(f(xs[o.primitive], weights[o.primitive])))
     return found
 

@@ -12,6 +12,7 @@ from braintrace._etrace_op import (
     conv,
     element_wise,
     feedback_matmul,
+    grouped_matmul,
     lora_matmul,
     matmul,
     sparse_matmul,
@@ -34,6 +35,11 @@ def _feedback(x, weight, bias=None):
     return feedback_matmul(x, weight, -2 * jax.lax.stop_gradient(weight), bias)
 
 
+def _grouped(x, weight, bias=None):
+    bias = None if bias is None else bias[None]
+    return grouped_matmul(x[:, None], weight[None], bias)[:, 0]
+
+
 def _sparse(x, weight, bias=None):
     return sparse_matmul(x, weight, sparse_mat=CSR, bias=bias)
 
@@ -43,6 +49,7 @@ OPERATIONS = {
     "conv": (_conv, array(1, 3, 4)),
     "lora_matmul": (_lora, array(1, 3, 4)),
     "feedback_matmul": (_feedback, array(1, 3, 4)),
+    "grouped_matmul": (_grouped, array(1, 3, 4)),
     "sparse_matmul": (_sparse, ENTRIES),
 }
 

@@ -46,6 +46,17 @@ def feedback(x=X, weight=None, matrix=None, bias=None):
     return braintrace.feedback_matmul(x, weight, matrix, bias)
 
 
+def grouped(x=None, weight=None, bias=None, **options):
+    x = jnp.ones((2, 2, 3)) if x is None else x
+    weight = jnp.ones((2, 3, 4)) if weight is None else weight
+    return braintrace.grouped_matmul(x, weight, bias, **options)
+
+
+def einsum(equation="bk,kn->bn", x=X, weight=None, **options):
+    weight = jnp.ones((3, 4)) if weight is None else weight
+    return braintrace.einsum(equation, x, weight, **options)
+
+
 def lora(x=X, B=None, A=None, **options):
     B = jnp.ones((3, 2)) if B is None else B
     return braintrace.lora_matmul(x, B, jnp.ones((2, 4)) if A is None else A, **options)
@@ -78,6 +89,15 @@ OPERANDS = {
         "weight": lambda v: braintrace.feedback_matmul(X, v, jnp.ones((3, 4))),
         "feedback": lambda v: braintrace.feedback_matmul(X, jnp.ones((3, 4)), v),
         "bias": lambda v: feedback(bias=v),
+    },
+    "grouped_matmul": {
+        "x": lambda v: braintrace.grouped_matmul(v, jnp.ones((2, 3, 4))),
+        "weight": lambda v: braintrace.grouped_matmul(X, v),
+        "bias": lambda v: grouped(bias=v),
+    },
+    "einsum": {
+        "x": lambda v: einsum(x=v),
+        "weight": lambda v: braintrace.einsum("bk,kn->bn", X, v),
     },
     "element_wise": {"weight": lambda v: braintrace.element_wise(v)},
 }
@@ -166,6 +186,28 @@ OPERATIONS = {
                 "`feedback` complex64 float32",
                 lambda: feedback(matrix=1j * jnp.ones((3, 4))),
             ),
+            "grouped matrix": ("`weight` (3, 4)", lambda: grouped(weight=jnp.ones((3, 4)))),
+            "grouped features": ("`x` (2, 3) (2, 2, 3)", lambda: grouped(X[0])),
+            "grouped groups": ("`x` (5, 3)", lambda: grouped(weight=jnp.ones((5, 3, 4)))),
+            "grouped bias": ("`bias` (2, 4) (4,)", lambda: grouped(bias=jnp.ones(4))),
+            "grouped bias unit": (
+                "`bias` mV mA",
+                lambda: grouped(weight=jnp.ones((2, 3, 4)) * u.mA, bias=jnp.ones((2, 4)) * u.mV),
+            ),
+            "einsum number": ("`equation` 3 'bgk,gkn->bgn'", lambda: einsum(3)),
+            "einsum without a result": ("'bk,kn'", lambda: einsum("bk,kn")),
+            "einsum of three": ("'bk,kn,n->b'", lambda: einsum("bk,kn,n->b")),
+            "einsum of digits": ("'1'", lambda: einsum("b1,1n->bn")),
+            "einsum of a diagonal": ("'b' 'bb' `jnp.diagonal`", lambda: einsum("bb,bn->bn")),
+            "einsum of a diagonal weight": ("'k' 'kk'", lambda: einsum("bk,kk->bk")),
+            "einsum of a result twice": ("'n' 'bnn'", lambda: einsum("bk,kn->bnn")),
+            "einsum of a new letter": ("'z'", lambda: einsum("bk,kn->bz")),
+            "einsum of some axes": ("ellipsis weight", lambda: einsum("b...k,...n->bn")),
+            "einsum of lost axes": ("ellipsis result", lambda: einsum("...k,kn->n")),
+            "einsum rank of x": ("3 `x` (2, 3)", lambda: einsum("btk,kn->btn")),
+            "einsum rank of weight": ("1 `weight` (3, 4)", lambda: einsum("bk,k->b")),
+            "einsum sizes": ("'k' (2, 3) (2, 4)", lambda: einsum(weight=jnp.ones((2, 4)))),
+            "einsum of one for all": ("'k' (1, 4)", lambda: einsum(weight=jnp.ones((1, 4)))),
             "element_wise fn": ("`fn` 3", lambda: braintrace.element_wise(X, 3)),
             "element_wise fn None": ("`fn` None", lambda: braintrace.element_wise(X, None)),
             "element_wise weight_fn": (
@@ -185,9 +227,11 @@ OPERATIONS = {
                     "matmul": lambda **f: braintrace.matmul(X, jnp.ones((3, 4)), **f),
                     "conv": conv,
                     "sparse_matmul": sparse,
+                    "grouped_matmul": grouped,
                 }.items()
                 for option in ("weight_fn", "bias_fn")
             },
+            "einsum weight_fn": ("`einsum` `weight_fn` 3", lambda: einsum(weight_fn=3)),
             "lora bias_fn": ("`lora_matmul` `bias_fn` 3", lambda: lora(bias_fn=3)),
             "matmul weight_fn of a string": (
                 "`weight_fn(weight)` 'a'",

@@ -7,10 +7,15 @@ from .conv import etp_conv_p as etp_conv_p
 from .dense import etp_mm_p as etp_mm_p
 from .dense import etp_mv_p as etp_mv_p
 from .dense import matmul as matmul
+from .einsum import Axes as Axes
+from .einsum import einsum as einsum
+from .einsum import product_over_axes as product_over_axes
 from .elemwise import element_wise as element_wise
 from .elemwise import etp_elemwise_p as etp_elemwise_p
 from .feedback import feedback_matmul as feedback_matmul
 from .feedback import feedback_primitives as feedback_primitives
+from .grouped import grouped_matmul as grouped_matmul
+from .grouped import grouped_primitives as grouped_primitives
 from .inline import inline as inline
 from .input_derivative import input_derivative as input_derivative
 from .input_derivative import is_joined as is_joined
@@ -19,6 +24,7 @@ from .input_filter import InputFilter as InputFilter
 from .lora import etp_lora_mm_p as etp_lora_mm_p
 from .lora import etp_lora_mv_p as etp_lora_mv_p
 from .lora import lora_matmul as lora_matmul
+from .on_demand import register_every_operation as register_every_operation
 from .primitive import ETPPrimitive as ETPPrimitive
 from .primitive import get_primitive_spec as get_primitive_spec
 from .primitive import register_primitive as register_primitive

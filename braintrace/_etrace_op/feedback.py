@@ -24,7 +24,8 @@ from jax.custom_derivatives import SymbolicZero
 from .._errors import DtypeError, ShapeError, UnitError
 from . import quantities
 from .dense import etp_mm_p, etp_mv_p
-from .primitive import ETPPrimitive, get_primitive_spec, register_primitive_spec
+from .on_demand import on_demand
+from .primitive import get_primitive_spec
 from .registry import Arrays, Shapes
 from .rules import like_operand
 from .sums import sum_over_samples
@@ -105,16 +106,10 @@ _spec = functools.partial(
 )
 
 
-@functools.cache
-def feedback_primitives() -> tuple[ETPPrimitive, ETPPrimitive]:
-    """Return the primitives, of one sample and of a batch.
-
-    They are registered where they are first asked for: the registries begin with the five
-    operations that they are documented with.
-    """
-    batch = register_primitive_spec(_spec(_DENSE, name="etp_fb_mm"))
-    vector = _spec(_DENSE_VECTOR, name="etp_fb_mv", batched_form=batch)
-    return register_primitive_spec(vector), batch
+feedback_primitives = on_demand(
+    vector=_spec(_DENSE_VECTOR, name="etp_fb_mv"), batch=_spec(_DENSE, name="etp_fb_mm")
+)
+"""Returns the primitives, of one sample and of a batch."""
 
 
 def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any:

@@ -95,13 +95,18 @@ def check_features(operation: str, x: Any, in_features: int, weight: str) -> Non
 
 
 def bind_folded(
-    bind_vector: Callable[..., Any], bind_batch: Callable[..., Any], x: Any, *operands: Any
+    bind_vector: Callable[..., Any],
+    bind_batch: Callable[..., Any],
+    x: Any,
+    *operands: Any,
+    axes_of_sample: int = 1,
 ) -> Any:
-    """Bind the vector form for 1-D ``x``, else the batched form with all axes but one folded."""
-    if x.ndim == 1:
+    """Bind the vector form for one sample, else the batched form with the other axes folded."""
+    leads = x.ndim - axes_of_sample
+    if leads == 0:
         return bind_vector(x, *operands)
-    if x.ndim == 2:
+    if leads == 1:
         return bind_batch(x, *operands)
-    leading = x.shape[:-1]
-    y = bind_batch(x.reshape(math.prod(leading), x.shape[-1]), *operands)
-    return y.reshape(*leading, y.shape[-1])
+    leading = x.shape[:leads]
+    y = bind_batch(x.reshape(math.prod(leading), *x.shape[leads:]), *operands)
+    return y.reshape(*leading, *y.shape[1:])

@@ -1,0 +1,240 @@
+r"""Products over any axes, one operand of which learns: what marks them is found by their letters.
+
+.. math:: y_{d\,g\,n} = \sum_k x_{d\,g\,k}\, w_{g\,k\,n}
+
+A letter of input, weight and output is shared (``g``), one of input and weight contracted (``k``),
+one of weight and output free (``n``), one of input and output of the data (``d``); each kind may
+have any number of letters, in any order. An output element reads one entry of the weight for every
+``k``, so that the trace is that of a product of matrices side by side (see `grouped`), and without
+shared letters that of one (see `dense`): the axes of each kind are made one, and every other number
+is where it was. Axes of one operand alone are summed over first.
+
+A weight without a free letter meets no input at several outputs. It mixes nothing, and is spelled
+out as an element-wise parameter, a product and a sum: states behind the input keep their traces.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+
+from .._arguments import shown
+from .._errors import OptionError, ShapeError
+from . import quantities
+from .dense import etp_mm_p, etp_mv_p
+from .elemwise import etp_elemwise_p
+from .grouped import bind_grouped
+
+Letters: TypeAlias = tuple[str, ...]
+"""Names of the axes of an array."""
+
+ELLIPSIS = "..."
+EXPECTED = "letters of `x` and of the weight, and those of the result, as in 'bgk,gkn->bgn'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """The letters of an equation."""
+
+    x: Letters
+    weight: Letters
+    output: Letters
+
+    @property
+    def data(self) -> Letters:
+        """Letters of input and output alone, in the order of the input."""
+        return tuple(a for a in self.x if a in self.output and a not in self.weight)
+
+    @property
+    def shared(self) -> Letters:
+        """Letters of input, weight and output."""
+        return tuple(a for a in self.weight if a in self.x and a in self.output)
+
+    @property
+    def contracted(self) -> Letters:
+        """Letters of input and weight that are summed over."""
+        return tuple(a for a in self.weight if a in self.x and a not in self.output)
+
+    @property
+    def free(self) -> Letters:
+        """Letters of weight and output alone."""
+        return tuple(a for a in self.weight if a not in self.x and a in self.output)
+
+
+def product_over_axes(axes: Axes, x: Any, weight: Any) -> Any:
+    """Multiply an input by a weight that learns, both plain arrays.
+
+    Parameters
+    ----------
+    axes
+        Names of the axes of both, each once for an operand, and of the result.
+    x, weight
+        Input and weight, of one size along axes of one name.
+    """
+    x, weight = _summed(x, axes.x, axes.weight, axes), _summed(weight, axes.weight, axes.x, axes)
+    known = {*axes.data, *axes.shared, *axes.contracted, *axes.free}
+    axes = Axes(_among(axes.x, known), _among(axes.weight, known), axes.output)
+    multiply = _in_matrices if axes.free else _element_by_element
+    return multiply(axes, x, weight)
+
+
+def _among(letters: Letters, known: set[str]) -> Letters:
+    return tuple(a for a in letters if a in known)
+
+
+def _summed(array: Any, letters: Letters, of_other: Letters, axes: Axes) -> Any:
+    """Return the sum over the axes that nothing else has."""
+    alone = [i for i, a in enumerate(letters) if a not in of_other and a not in axes.output]
+    return jnp.sum(array, axis=tuple(alone)) if alone else array
+
+
+def _in_matrices(axes: Axes, x: Any, weight: Any) -> Any:
+    size = dict(zip((*axes.x, *axes.weight), (*x.shape, *weight.shape), strict=True))
+    data, shared, free = axes.data, axes.shared, axes.free
+    by_group = (shared,) if shared else ()
+
+    def arranged(array: Any, letters: Letters, kinds: Sequence[Letters]) -> Any:
+        order = [letters.index(a) for kind in kinds for a in kind]
+        sizes = [math.prod(size[a] for a in kind) for kind in kinds]
+        return jnp.transpose(array, order).reshape(sizes)
+
+    x = arranged(x, axes.x, [*((a,) for a in data), *by_group, axes.contracted])
+    weight = arranged(weight, axes.weight, [*by_group, axes.contracted, free])
+    y = bind_grouped(x, weight) if shared else _bind_dense(x, weight)
+    result = (*data, *shared, *free)
+    y = y.reshape([size[a] for a in result])
+    return jnp.transpose(y, [result.index(a) for a in axes.output])
+
+
+def _bind_dense(x: Any, weight: Any) -> Any:
+    vector, batch = (functools.partial(p.bind, has_bias=False) for p in (etp_mv_p, etp_mm_p))
+    return quantities.bind_folded(vector, batch, x, weight)
+
+
+def _element_by_element(axes: Axes, x: Any, weight: Any) -> Any:
+    weight = etp_elemwise_p.bind(weight)
+    order = [axes.weight.index(a) for a in axes.x if a in axes.weight]
+    missing = [i for i, a in enumerate(axes.x) if a not in axes.weight]
+    product = x * jnp.expand_dims(jnp.transpose(weight, order), missing)
+    left = tuple(a for a in axes.x if a in axes.output)
+    y = _summed(product, axes.x, axes.output, axes)
+    return jnp.transpose(y, [left.index(a) for a in axes.output])
+
+
+def einsum(
+    equation: str, x: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | None = None
+) -> Any:
+    """Multiply by a weight that learns online, over any axes, as ``jnp.einsum``.
+
+    Parameters
+    ----------
+    equation : str
+        Letters of the axes of ``x``, of ``weight`` and of the result, as in ``'bgk,gkn->bgn'``:
+        no letter twice in one of them, and the result always named. An ellipsis in ``x`` and the
+        result stands for any number of axes. The first axis of ``x`` that the weight does not have
+        is taken for that of samples.
+    x : array or Quantity
+        Input.
+    weight : array or Quantity
+        Trainable. A trace has its shape, for each element of the result's axes that it does not
+        have.
+    weight_fn : callable, optional
+        Differentiable function of the weight, applied first.
+
+    Returns
+    -------
+    array or Quantity
+        With the unit of ``x`` times that of ``weight``.
+
+    Raises
+    ------
+    OptionError
+        If ``equation`` is none of this form, or ``weight_fn`` no function.
+    ShapeError
+        If the shapes do not fit it.
+    DtypeError
+        If an operand is nothing that JAX computes with.
+
+    Notes
+    -----
+    With letters that weight and result have alone, it is a product of matrices: `matmul`, or
+    `grouped_matmul` where all three share letters, the axes in another order. Without such letters
+    (``'bgh,g->bh'``) every element of ``x`` goes to one element of the result: an `element_wise`
+    weight, a product and a sum, by which no relation of another weight is cut.
+
+    Examples
+    --------
+    Heads of an attention, with a matrix each:
+
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> x, weight = jnp.ones((5, 2, 3)), jnp.ones((2, 3, 4))
+    >>> braintrace.einsum('bhk,hkn->bhn', x, weight).shape
+    (5, 2, 4)
+    """
+    x, x_unit = quantities.split("einsum", "x", x)
+    weight, weight_unit = quantities.split_result(
+        "einsum", "weight", weight, "weight_fn", weight_fn
+    )
+    axes = _axes(equation, x, weight)
+    return quantities.attach(product_over_axes(axes, x, weight), x_unit * weight_unit)
+
+
+def _axes(equation: Any, x: Any, weight: Any) -> Axes:
+    operands, output = _parts(equation)
+    of_x, of_weight = operands
+    where = f"`einsum`: the equation {equation!r}"
+    if ELLIPSIS in of_weight:
+        raise OptionError(f"{where} has an ellipsis in the weight; name each of its axes.")
+    if (ELLIPSIS in of_x) != (ELLIPSIS in output):
+        raise OptionError(f"{where} must have an ellipsis in `x` and in the result, or in none.")
+    unknown = [a for a in output if a not in (*of_x, *of_weight)]
+    if unknown:
+        raise OptionError(f"{where} has {unknown[0]!r} in the result alone.")
+    more = tuple(f"{ELLIPSIS}{i}" for i in range(x.ndim - len(of_x) + 1))
+    found = Axes(_filled(of_x, more), of_weight, _filled(output, more))
+    sizes: dict[str, int] = {}
+    for name, letters, array in (("x", found.x, x), ("weight", found.weight, weight)):
+        if len(letters) != array.ndim:
+            raise ShapeError(
+                f"{where} names {len(letters)} axes of `{name}`, which has shape {array.shape}."
+            )
+        for letter, length in zip(letters, array.shape, strict=True):
+            if sizes.setdefault(letter, length) != length:
+                raise ShapeError(
+                    f"{where} gives {letter!r} to axes of different sizes: `x` has shape {x.shape} "
+                    f"and `weight` {weight.shape}."
+                )
+    return found
+
+
+def _parts(equation: Any) -> tuple[tuple[Letters, Letters], Letters]:
+    """Return the letters of both operands and of the result, an ellipsis as one of them."""
+    form = r"([^,>-]*),([^,>-]*)->([^,>-]*)"
+    parts = re.fullmatch(form, equation.replace(" ", "")) if isinstance(equation, str) else None
+    if parts is None:
+        raise OptionError(f"`einsum`: `equation` is {shown(equation)}; expected {EXPECTED}.")
+    x, weight, output = (tuple(re.findall(r"\.\.\.|.", part)) for part in parts.groups())
+    for letter in (*x, *weight, *output):
+        if letter != ELLIPSIS and not (letter.isascii() and letter.isalpha()):
+            raise OptionError(
+                f"`einsum`: the equation {equation!r} names an axis {letter!r}; expected "
+                f"{EXPECTED}."
+            )
+    for letters in (x, weight, output):
+        twice = [a for a in letters if letters.count(a) > 1]
+        if twice:
+            raise OptionError(
+                f"`einsum`: the equation {equation!r} has {twice[0]!r} twice in "
+                f"{''.join(letters)!r}. Take the diagonal before, with `jnp.diagonal`."
+            )
+    return (x, weight), output
+
+
+def _filled(letters: Letters, more: Letters) -> Letters:
+    """Return letters with others in the place of an ellipsis."""
+    return tuple(b for a in letters for b in (more if a == ELLIPSIS else (a,)))

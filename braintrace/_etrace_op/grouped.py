@@ -1,0 +1,172 @@
+r"""Matrix products side by side: ``etp_gmm`` (a batch) and ``etp_gmv`` (one sample).
+
+.. math:: y_{bgo} = \sum_i x_{bgi} w_{gio} + c_{go}
+
+Shapes: x ``(batch, groups, in)`` or ``(groups, in)``, weight ``(groups, in, out)``, bias
+``(groups, out)``, y ``(batch, groups, out)`` or ``(groups, out)``. Every group has a matrix of its
+own: :math:`\partial y_{bgo} / \partial w_{gio} = x_{bgi}` for the same ``g`` and ``o`` only, so
+that the exact trace has the weight's shape, one per sample. The rules of a trace are those of one
+matrix product (see `dense`), with ``g`` as one more axis that everything shares.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import ShapeError
+from . import quantities
+from .dense import etp_mm_p, etp_mv_p
+from .on_demand import on_demand
+from .primitive import get_primitive_spec
+from .registry import Arrays, Shapes
+from .rules import like_operand
+
+
+def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:
+    y = jnp.einsum("...gi,gio->...go", x, weight)
+    return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+
+
+def _xy_to_dw(
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
+) -> Arrays:
+    product = jnp.einsum("...gi,...go->gio", x.astype(hidden_dim.dtype), hidden_dim)
+    result = {"weight": like_operand(product, weights["weight"])}
+    if has_bias:
+        bias = hidden_dim.sum(tuple(range(hidden_dim.ndim - 2)))
+        result["bias"] = like_operand(bias, weights["bias"])
+    return result
+
+
+def _joins_input(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    has_bias: bool = False,
+) -> np.ndarray:
+    (_, in_features), (_, out_features) = shapes
+    return np.asarray(inputs // in_features == outputs // out_features)
+
+
+def _input_derivative(
+    weights: Arrays,
+    shapes: Shapes,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    has_bias: bool = False,
+) -> jax.Array:
+    (_, in_features), (_, out_features) = shapes
+    group, feature = np.divmod(inputs, in_features)
+    of_output, output = np.divmod(outputs, out_features)
+    return jnp.where(group == of_output, weights["weight"][group, feature, output], 0)
+
+
+def _init_drtrl(
+    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
+) -> Arrays:
+    y = y_var.aval
+    weight = (*y.shape[:-2], *weight_vars["weight"].aval.shape, num_hidden_state)
+    result = {"weight": jnp.zeros(weight, y.dtype)}
+    if "bias" in weight_vars:
+        result["bias"] = jnp.zeros((*y.shape, num_hidden_state), y.dtype)
+    return result
+
+
+_spec = functools.partial(
+    dataclasses.replace,
+    impl=_impl,
+    xy_to_dw=_xy_to_dw,
+    init_drtrl=_init_drtrl,
+    trace_axes={"weight": ("group", "input", "output"), "bias": ("group", "output")},
+    joins_input=_joins_input,
+    input_derivative=_input_derivative,
+)
+grouped_primitives = on_demand(
+    vector=_spec(get_primitive_spec(etp_mv_p), name="etp_gmv"),
+    batch=_spec(get_primitive_spec(etp_mm_p), name="etp_gmm"),
+)
+"""Returns the primitives, of one sample and of a batch."""
+
+
+def bind_grouped(x: Any, weight: Any, *bias: Any) -> Any:
+    """Bind the form for ``x`` with any number of axes before those of groups and inputs."""
+    vector, batch = (
+        functools.partial(primitive.bind, has_bias=bool(bias)) for primitive in grouped_primitives()
+    )
+    return quantities.bind_folded(vector, batch, x, weight, *bias, axes_of_sample=2)
+
+
+def grouped_matmul(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    weight_fn: Callable[[Any], Any] | None = None,
+    bias_fn: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Multiply every group of features by a matrix of its own that learns online.
+
+    The value is ``jnp.einsum('...gi,gio->...go', x, weight) (+ bias)``: heads, ensembles, blocks on
+    the diagonal of a matrix.
+
+    Parameters
+    ----------
+    x : array or Quantity ``(..., groups, in)``
+        One sample (2-D), a batch (3-D), or more leading axes.
+    weight : array or Quantity ``(groups, in, out)``
+        Trainable.
+    bias : array or Quantity ``(groups, out)``, optional
+        Trainable; rescaled into the unit of ``x`` times ``weight``.
+    weight_fn, bias_fn : callable, optional
+        Differentiable functions of weight and bias, applied first.
+
+    Returns
+    -------
+    array or Quantity ``(..., groups, out)``
+        With the unit of ``x`` times that of ``weight``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    DtypeError
+        If an operand is nothing that JAX computes with.
+    OptionError
+        If ``weight_fn`` or ``bias_fn`` is no function.
+    UnitError
+        If the unit of the bias has another dimension than the product.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> y = braintrace.grouped_matmul(jnp.ones((5, 2, 3)), jnp.ones((2, 3, 4)))
+    >>> y.shape
+    (5, 2, 4)
+    """
+    x, x_unit = quantities.split("grouped_matmul", "x", x)
+    weight, weight_unit = quantities.split_result(
+        "grouped_matmul", "weight", weight, "weight_fn", weight_fn
+    )
+    if weight.ndim != 3:
+        raise ShapeError(
+            "`grouped_matmul`: expected `weight` of shape (groups, in, out), got shape "
+            f"{weight.shape}."
+        )
+    if x.shape[-2:] != weight.shape[:2]:
+        raise ShapeError(
+            f"`grouped_matmul`: the last two axes of `x` must have sizes {weight.shape[:2]} to fit "
+            f"a weight of shape {weight.shape}; `x` has shape {x.shape}."
+        )
+    unit = x_unit * weight_unit
+    shape = weight.shape[0], weight.shape[2]
+    biases = quantities.bias_operands("grouped_matmul", bias, unit, shape, bias_fn)
+    return quantities.attach(bind_grouped(x, weight, *biases), unit)
