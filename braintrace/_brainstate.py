@@ -9,6 +9,7 @@ release of brainstate is met here and nowhere else. Tried with brainstate 0.5.0,
 import contextlib
 import dataclasses
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -21,6 +22,30 @@ from ._interrupts import interruptible, uninterrupted
 from ._jax import is_transforming
 
 Kind = TypeVar("Kind", bound=type[brainstate.State])
+
+# --- classes of modules
+
+
+class ConstructorSignature:
+    """Shows a module's class with the arguments of its constructor, to ``inspect.signature``.
+
+    The metaclass of modules calls every class with ``*args, **kwargs``, and hides them. Options
+    that a constructor hands on are shown by name: those of the constructor that takes them.
+    """
+
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        shown: dict[str, inspect.Parameter] = {}
+        for constructor in (vars(c)["__init__"] for c in owner.__mro__ if "__init__" in vars(c)):
+            _, *own = inspect.signature(constructor).parameters.values()
+            for parameter in own:
+                if parameter.name not in shown and parameter.kind is not parameter.VAR_KEYWORD:
+                    shown[parameter.name] = parameter
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in own):
+                break
+        return inspect.Signature(list(shown.values()))
+
 
 # --- functions of States
 

@@ -125,7 +125,7 @@ MUTATIONS = [
     Mutation(
         "filters that outlive a reset",
         "_algorithms/algorithm.py",
-        "            self.filters[leaf.name].value = _zeros(leaf)\n",
+        "            self.filters[leaf.name].value = start_of_filter(leaf)\n",
         "            pass\n",
         ("tests/test_linear_readouts.py::test_every_driver[batch axis]",),
         "a sequence begins with what the last one has left",

@@ -285,6 +285,15 @@ cell(
     states="c, h",
     diagnostics=RECURRENT,
 )
+cell("MiniGRU", lambda: nn.MiniGRU(INPUTS, H, **state()), "W/weight", diagonal=True)
+cell("MiniLSTM", lambda: nn.MiniLSTM(INPUTS, H, **state()), "W/weight", diagonal=True)
+cell(
+    "CFNCell",
+    lambda: nn.CFNCell(INPUTS, H, **state()),
+    "Wg/weight",
+    "W/weight",
+    diagnostics=RECURRENT,
+)
 cell(
     "LRUCell",
     lambda: nn.LRUCell(INPUTS, H, r_min=0.4, **state()),

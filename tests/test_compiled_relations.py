@@ -17,6 +17,10 @@ def compiled(case):
 def test_hidden_groups(case):
     found = {frozenset(map(".".join, group.paths)) for group in compiled(case).hidden_groups}
     assert found == {frozenset(members) for members in case.groups.values()}
+    for group in compiled(case).hidden_groups:
+        assert group.hidden_paths == tuple(state.path for state in group.hidden_states)
+        assert group.num_state == len(group.hidden_paths)
+    assert sum(map(len, found)) == len(compiled(case).hidden_paths)
 
 
 @pytest.mark.core

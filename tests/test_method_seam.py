@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from assertions import assert_gradients_close, assert_gradients_differ
+from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
 from drivers import (
     build_algorithm,
     build_learner,
@@ -90,7 +90,12 @@ def test_an_algorithm_announces_its_names(name):
 
 @pytest.mark.parametrize(
     ("name", "algorithm"),
-    [("D_RTRL", "D_RTRL"), ("Es_D_Rtrl", "ES_D_RTRL"), ("PP_prop", "ES_D_RTRL")],
+    [
+        ("D_RTRL", "D_RTRL"),
+        ("Es_D_Rtrl", "ES_D_RTRL"),
+        ("ESD_RTRL", "ES_D_RTRL"),
+        ("PP_prop", "ES_D_RTRL"),
+    ],
 )
 def test_case_does_not_matter(name, algorithm):
     learner = build_learner(cases.BY_NAME["leaky"], name)
@@ -337,3 +342,16 @@ def test_axes_have_names_that_are_known():
     spec = dataclasses.replace(spec, name="other", trace_axes={"weight": ("in", "output")})
     with pytest.raises(braintrace.PrimitiveError, match=r"\('in', 'output'\) of 'weight'"):
         braintrace.register_primitive_spec(spec)
+
+
+def test_a_learner_of_an_algorithm_that_somebody_has_compiled():
+    case = cases.BY_NAME["leaky"]
+    model, algorithm = build_algorithm(case)
+    learners = braintrace.Learner(algorithm), build_learner(case)
+    sequences = case.sequences(2, 3)
+    found, expected = (sequence_gradient(learner, case, *sequences) for learner in learners)
+    assert_same_bits(found, expected)
+    assert learners[0].is_compiled and not braintrace.Learner(braintrace.D_RTRL(model)).is_compiled
+    assert algorithm.param_states == dict(model.states(brainstate.ParamState))
+    assert algorithm.hidden_states == dict(model.states(brainstate.HiddenState))
+    assert {*algorithm.graph.hidden_paths} == {*algorithm.hidden_states}

@@ -1,5 +1,7 @@
 """Cells that brainstate does not have, or not in this form, follow their equations."""
 
+import inspect
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -49,6 +51,23 @@ def minimal(p, x, h):
     return u * h + (1 - u) * z
 
 
+def minimal_gru(p, x, h):
+    z, candidate = np.split(x @ p["W"]["weight"] + p["W"]["bias"], 2, -1)
+    return (1 - sigmoid(z)) * h + sigmoid(z) * candidate
+
+
+def minimal_lstm(p, x, h):
+    f, i, candidate = np.split(x @ p["W"]["weight"] + p["W"]["bias"], 3, -1)
+    f, i = sigmoid(f), sigmoid(i)
+    return f / (f + i) * h + i / (f + i) * np.sin(candidate)
+
+
+def chaos_free(p, x, h):
+    gates = sigmoid(np.hstack([x, h]) @ p["Wg"]["weight"] + p["Wg"]["bias"])
+    theta, eta = np.split(gates, 2, -1)
+    return theta * np.tanh(h) + eta * np.tanh(x @ p["W"]["weight"])
+
+
 def eigenvalues(p):
     return np.exp(-np.exp(p["recurrence"]["nu"]) + 1j * np.exp(p["recurrence"]["theta"]))
 
@@ -69,6 +88,9 @@ CELLS = {
     "LeakyRNN": (lambda: nn.LeakyRNN(INPUTS, UNITS, alpha=0.3), leaky),
     "IndRNN": (lambda: nn.IndRNN(INPUTS, UNITS), independent),
     "MinimalRNNCell": (lambda: nn.MinimalRNNCell(INPUTS, UNITS), minimal),
+    "MiniGRU": (lambda: nn.MiniGRU(INPUTS, UNITS), minimal_gru),
+    "MiniLSTM": (lambda: nn.MiniLSTM(INPUTS, UNITS, activation=jnp.sin), minimal_lstm),
+    "CFNCell": (lambda: nn.CFNCell(INPUTS, UNITS), chaos_free),
     "RTUCell": (lambda: nn.RTUCell(INPUTS, UNITS, r_min=0.3), trace_units),
 }
 
@@ -98,6 +120,38 @@ def test_equations(name):
         h = equation(parameters, x, h)
         np.testing.assert_allclose(step(jnp.asarray(x)), h, rtol=0, atol=1e-12)
     assert np.abs(h).max() > 0.1
+
+
+def test_gates_that_are_both_closed_have_a_quotient():
+    cell = nn.MiniLSTM(1, 2, w_init=jnp.zeros((1, 6)), b_init=jnp.repeat(-1e4, 6), state_init=1.0)
+    cell.init_state()
+    np.testing.assert_allclose(cell(jnp.ones(1)), 0.5 - 0.5e4)
+
+
+CLASSES = {name: value for name, value in vars(nn).items() if isinstance(value, type)}
+SIZED = [name for name, kind in CLASSES.items() if "num_in" in inspect.signature(kind).parameters]
+SIZES = [
+    (((3, 4), {}), ((), {"in_size": 3, "out_size": (4,)})),
+    (((3, 4), {}), ((3,), {"out_size": 4})),
+]
+OF_LRU = [(((4, 4, 6), {}), ((), {"d_model": 4, "d_hidden": 6}))]
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_by_other_names(name):
+    for calls in SIZES + (OF_LRU if name == "LRUCell" else []):
+        cells = []
+        for arguments, sizes in calls:
+            with brainstate.random.seed_context(2):
+                cells.append(CLASSES[name](*arguments, **sizes))
+        assert cells[0].in_size == cells[1].in_size and cells[0].out_size == cells[1].out_size
+        expected, found = (
+            {path: s.value for path, s in cell.states(brainstate.ParamState).items()}
+            for cell in cells
+        )
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    again = CLASSES[name](in_size=cells[0].in_size, out_size=cells[0].out_size)
+    assert (again.num_in, again.num_out) == (cells[0].num_in, cells[0].num_out)
 
 
 def test_linear_recurrent_unit():

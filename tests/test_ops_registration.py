@@ -110,21 +110,32 @@ def test_the_built_in_primitives_have_all_rules():
     assert own_names(passed_through) == {"etp_elemwise"}
 
 
-def by_class():
+RENAMED = {"dt_to_t" if kind == "yw_to_w" else kind: rule for kind, rule in RULES.items()}
+
+
+def by_class(rules=RULES):
     primitive = register_primitive("scaled", scaled_impl, batched=True)
-    primitive.register_etp_rules(**RULES)
+    primitive.register_etp_rules(**rules)
     return primitive
 
 
-def by_single_rules():
+def by_single_rules(rules=RULES):
     primitive = register_primitive("scaled", scaled_impl, batched=True)
-    for kind, rule in RULES.items():
+    for kind, rule in rules.items():
         assert getattr(primitive, f"register_{kind}")(rule) is rule
     return primitive
 
 
 @pytest.mark.parametrize(
-    "register", [by_class, by_single_rules, lambda: register_primitive_spec(scaled_spec())]
+    "register",
+    [
+        by_class,
+        by_single_rules,
+        lambda: register_primitive_spec(scaled_spec()),
+        lambda: by_class(RENAMED),
+        lambda: by_single_rules(RENAMED),
+        lambda: register_primitive_spec(scaled_spec(**RENAMED, yw_to_w=None)),
+    ],
 )
 def test_every_style_gives_a_complete_primitive(register):
     primitive = register()
@@ -146,6 +157,16 @@ def test_the_spec_comes_back_from_its_primitive():
     assert get_primitive_spec(register_primitive_spec(spec)) is spec
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.name = "other"
+    renamed = scaled_spec(**RENAMED, yw_to_w=None)
+    assert renamed == spec and dataclasses.replace(renamed, name="other").yw_to_w is spec.yw_to_w
+
+
+def test_a_rule_has_one_name_at_a_time():
+    rules = {**RULES, "dt_to_t": scaled_yw_to_w}
+    with pytest.raises(PrimitiveError, match="`scaled` got both `yw_to_w` and `dt_to_t`"):
+        scaled_spec(**rules)
+    with pytest.raises(PrimitiveError, match="`scaled` got both `yw_to_w` and `dt_to_t`"):
+        by_class(rules)
 
 
 def test_a_registered_primitive_stays_itself_under_vmap():

@@ -282,6 +282,9 @@ LAYERS_OF_SIZES = {
     "URLSTMCell": (("num_in", "num_out"), lambda a, b: nn.URLSTMCell(a, b)),
     "LRUCell": (("num_in", "num_out"), lambda a, b: nn.LRUCell(a, b)),
     "RTUCell": (("num_in", "num_out"), lambda a, b: nn.RTUCell(a, b)),
+    "MiniGRU": (("num_in", "num_out"), lambda a, b: nn.MiniGRU(a, b)),
+    "MiniLSTM": (("in_size", "out_size"), lambda a, b: nn.MiniLSTM(in_size=a, out_size=b)),
+    "CFNCell": (("in_size", "num_out"), lambda a, b: nn.CFNCell(in_size=a, num_out=b)),
     "LeakyRateReadout": (("in_size", "out_size"), lambda a, b: nn.LeakyRateReadout(a, b)),
     "LeakySpikeReadout": (("in_size", "out_size"), lambda a, b: nn.LeakySpikeReadout(a, b)),
     "OneToOne": (("in_size",), lambda a, b: nn.OneToOne(a)),
@@ -318,6 +321,22 @@ LAYERS = {
     **{
         f"layer {name}": (words, lambda b, call=call: call())
         for name, (words, call) in {
+            "size of two axes": (
+                "`GRUCell` `in_size` (2, 3) tuple of one",
+                lambda: nn.GRUCell(in_size=(2, 3), out_size=4),
+            ),
+            "size by two names": (
+                "`GRUCell` `num_in` `in_size`",
+                lambda: nn.GRUCell(3, 4, in_size=3),
+            ),
+            "size by two other names": (
+                "`LRUCell` `num_in` `in_size` `d_model`",
+                lambda: nn.LRUCell(in_size=3, d_model=3),
+            ),
+            "hidden size by two names": (
+                "`LRUCell` `num_hidden` `d_hidden`",
+                lambda: nn.LRUCell(3, 4, 5, d_hidden=5),
+            ),
             "size of strings": ("`Linear` `in_size`", lambda: nn.Linear(("a", 3), 2)),
             "size of arrays": ("`Linear` `out_size`", lambda: nn.Linear(3, jnp.ones(2))),
             "initial weight a string": (

@@ -5,8 +5,6 @@ import contextlib
 from typing import Any, ClassVar
 
 import brainstate
-import jax
-import jax.numpy as jnp
 
 from .._arguments import (
     BATCH_SIZE,
@@ -18,6 +16,7 @@ from .._arguments import (
     named,
     one_of,
 )
+from .._brainstate import ConstructorSignature
 from .._compiler import CompilerOptions
 from .._errors import LostTracesError, NotCompiledError, NotInitializedError, OptionError
 from .._executor import (
@@ -29,7 +28,7 @@ from .._executor import (
     starting_traces,
 )
 from .._foreign import in_words
-from .._graph import FILTERS, ETraceGraph, StateLeaf, TraceMethod, Traces
+from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
 from .._runtime.compiled_step import CompiledStep
@@ -41,7 +40,7 @@ from .._runtime.restart import RequestedRestarts, check_where, restart_samples
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
 from .._runtime.threads import lock_of, one_thread_at_a_time
-from .._runtime.traces import EligibilityTraces, ReadoutFilter
+from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
 from .._typing import Path
 
 VJP_METHODS = ("single-step", "multi-step")
@@ -83,6 +82,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     An algorithm is a class that gives its `method`, and whose ``names`` `braintrace.compile` takes.
     """
 
+    __signature__ = ConstructorSignature()
     names: ClassVar[tuple[str, ...]] = ()
     readout_filters: bool = False
 
@@ -143,6 +143,16 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _filters_by_path(self) -> dict[Path, brainstate.State]:
         filters = self.compiled.graph.traced.filters
         return {leaf.path: self.filters[leaf.name] for leaf in filters}
+
+    @property
+    def param_states(self) -> dict[Path, brainstate.State]:
+        """The parameters of the model by path: what gradients are given for."""
+        return {tuple(k): s for k, s in self.model.states(brainstate.ParamState).items()}
+
+    @property
+    def hidden_states(self) -> dict[Path, brainstate.State]:
+        """The hidden States of the model by path."""
+        return {tuple(k): s for k, s in self.model.states(brainstate.HiddenState).items()}
 
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
@@ -207,7 +217,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self._compile(first_step(arguments), batch_size)
         self.traces = EligibilityTraces({}, pairs_of(self.compiled.trace_specs))
         filters = self.compiled.graph.traced.filters
-        self.filters = {leaf.name: ReadoutFilter(_zeros(leaf)) for leaf in filters}
+        self.filters = {leaf.name: ReadoutFilter(start_of_filter(leaf)) for leaf in filters}
         self._leave_starting_traces()
 
     @on_automatic_axes
@@ -304,7 +314,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def _reset_traces(self) -> None:
         for leaf in self.compiled.graph.traced.filters:
-            self.filters[leaf.name].value = _zeros(leaf)
+            self.filters[leaf.name].value = start_of_filter(leaf)
         carried = self.traces.carried
         if outliving(self.compiled.trace_specs) and not carried.is_zero:
             with contextlib.suppress(LostTracesError):  # a stream that is lost begins anew
@@ -388,13 +398,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             self._reset_traces()
 
     def _restart_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
-        if batch_size is not None:
-            raise OptionError(
-                f"`reset_state` got both `where` and `batch_size={batch_size}`. Samples start anew "
-                "in the batch that there is: leave out one of the two."
-            )
         states = self.states_of_model
-        flags = check_where(where, values_by_path(short_term(states)))
+        flags = check_where(where, values_by_path(short_term(states)), batch_size)
         fresh = self.initial_values(states, **options)
         restart_samples(self.compiled, states, self.traces.carried, fresh, flags)
 
@@ -425,7 +430,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @property
     def _starting_filters(self) -> dict[Path, Any]:
-        return {leaf.path: _zeros(leaf) for leaf in self.compiled.graph.traced.filters}
+        return {leaf.path: start_of_filter(leaf) for leaf in self.compiled.graph.traced.filters}
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` are made of, and how."""
@@ -436,7 +441,3 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             return written, {**fresh, **self._starting_filters}
 
         return states, with_filters if self.filters else function
-
-
-def _zeros(leaf: StateLeaf) -> jax.Array:
-    return jnp.zeros(leaf.shape, leaf.dtype)

@@ -41,7 +41,7 @@ class ES_D_RTRL(ETraceAlgorithm):
     0.5
     """
 
-    names = ("es_d_rtrl", "pp_prop")
+    names = ("es_d_rtrl", "esd_rtrl", "pp_prop")
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from .spec import (
     check_input_filter,
     check_spec,
     conventional_trainable_invars,
+    one_rule,
 )
 
 
@@ -59,6 +60,10 @@ class ETPPrimitive(Primitive):
         """Register the rule that multiplies a trace by an output-shaped factor."""
         return _register_rule(self, "yw_to_w", rule)
 
+    def register_dt_to_t(self, rule: Rule) -> Rule:
+        """Register the rule ``yw_to_w`` by its other name."""
+        return self.register_yw_to_w(rule)
+
     def register_xy_to_dw(self, rule: Rule) -> Rule:
         """Register the rule that pulls an output cotangent back to the trainable operands."""
         return _register_rule(self, "xy_to_dw", rule)
@@ -74,7 +79,8 @@ class ETPPrimitive(Primitive):
     def register_etp_rules(
         self,
         *,
-        yw_to_w: Rule,
+        yw_to_w: Rule | None = None,
+        dt_to_t: Rule | None = None,
         xy_to_dw: Rule,
         init_drtrl: Rule,
         init_pp: Rule,
@@ -88,6 +94,8 @@ class ETPPrimitive(Primitive):
         ----------
         yw_to_w, xy_to_dw, init_drtrl, init_pp : callable
             See ``_etrace_op/registry.py``.
+        dt_to_t : callable
+            ``yw_to_w`` by another name.
         trainable_invars_fn : callable, optional
             ``static_params -> {trainable name: operand index}``; by default the operands
             are ``(x, weight)``, and ``(x, weight, bias)`` where ``has_bias=True``.
@@ -99,15 +107,16 @@ class ETPPrimitive(Primitive):
         Raises
         ------
         PrimitiveError
-            If a rule is not callable or one of that kind is registered already.
+            If a rule is not callable, given by two names, or registered already.
         """
+        rule = one_rule(self.name, yw_to_w, dt_to_t)
         check_input_filter(self.name, input_filter)
         self._declared = {
             "trainable_invars_fn": trainable_invars_fn or conventional_trainable_invars,
             "x_invar_index": x_invar_index,
             "input_filter": input_filter,
         }
-        self.register_yw_to_w(yw_to_w)
+        self.register_yw_to_w(rule)
         self.register_xy_to_dw(xy_to_dw)
         self.register_init_drtrl(init_drtrl)
         self.register_init_pp(init_pp)

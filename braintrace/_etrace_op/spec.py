@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from .._errors import PrimitiveError
@@ -37,6 +37,8 @@ class ETPPrimitiveSpec:
         ``impl(*operands, **static_params) -> array``, plain JAX.
     yw_to_w, xy_to_dw, init_drtrl, init_pp : callable
         The four rules; signatures, shapes and meaning in ``_etrace_op/registry.py``.
+    dt_to_t : callable
+        ``yw_to_w`` by another name.
     trainable_invars_fn : callable
         ``static_params -> {trainable name: operand index}``.
     x_invar_index : int or None
@@ -94,7 +96,8 @@ class ETPPrimitiveSpec:
 
     name: str
     impl: Rule
-    yw_to_w: Rule
+    yw_to_w: Rule = None  # type: ignore[assignment]  # it may be given as dt_to_t
+    dt_to_t: InitVar[Rule | None] = None
     xy_to_dw: Rule
     init_drtrl: Rule
     init_pp: Rule
@@ -113,6 +116,9 @@ class ETPPrimitiveSpec:
     input_derivative: Rule | None = None
     batched_form: ETPPrimitive | None = None
     batching: Rule | None = None
+
+    def __post_init__(self, dt_to_t: Rule | None) -> None:
+        object.__setattr__(self, "yw_to_w", one_rule(self.name, self.yw_to_w, dt_to_t))
 
     def resolve_trainable_invars(self, params: Mapping[str, Any]) -> dict[str, int]:
         """Return ``{trainable name: operand index}`` for an equation's static parameters.
@@ -133,6 +139,22 @@ class ETPPrimitiveSpec:
                 f"(x_invar_index={self.x_invar_index})."
             )
         return layout
+
+
+def one_rule(name: str, yw_to_w: Rule | None, dt_to_t: Rule | None) -> Any:
+    """Return the rule that is given by one of its two names; ``None``: by neither.
+
+    Raises
+    ------
+    PrimitiveError
+        If it is given by both.
+    """
+    if yw_to_w is not None and dt_to_t is not None:
+        raise PrimitiveError(
+            f"`{name}` got both `yw_to_w` and `dt_to_t`, which are two names of one rule: leave "
+            "out one of the two."
+        )
+    return dt_to_t if yw_to_w is None else yw_to_w
 
 
 def check_spec(spec: ETPPrimitiveSpec) -> None:

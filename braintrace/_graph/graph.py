@@ -83,6 +83,11 @@ class ETraceGraph:
         return tuple(state for group in self.traced_groups for state in group.states)
 
     @property
+    def hidden_paths(self) -> tuple[Path, ...]:
+        """Paths of the hidden states, group by group."""
+        return tuple(path for group in self.hidden_groups for path in group.paths)
+
+    @property
     def new_hidden_vars(self) -> tuple[tuple[HiddenGroup, int, Var], ...]:
         """``(group, state, variable)`` of the traced groups, in the order of computation."""
         producer = self.traced.program.producer

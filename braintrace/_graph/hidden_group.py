@@ -117,6 +117,21 @@ class HiddenGroup:
         return len(self.states)
 
     @property
+    def hidden_paths(self) -> tuple[Path, ...]:
+        """The same as `paths`."""
+        return self.paths
+
+    @property
+    def hidden_states(self) -> tuple[StateLeaf, ...]:
+        """The same as `states`: what is known of them; a graph holds no State."""
+        return self.states
+
+    @property
+    def num_state(self) -> int:
+        """The same as `num_states`."""
+        return self.num_states
+
+    @property
     def num_positions(self) -> int:
         """Number of positions, batch included."""
         return int(np.prod(self.shape))

@@ -45,7 +45,6 @@ from .gradient import differentiating
 from .online import learning_online
 from .restart import Initial
 from .state import BY_PATH, FIELDS, LearnerState, Places, check_like, like_held, places_of, raw
-from .step_function import parameters_of
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
@@ -217,7 +216,7 @@ class FunctionalLearner:
             memory_budget=memory_budget,
             has_aux=has_aux,
             unit_aware=unit_aware,
-            weights=chosen_among(parameters_of(self.algorithm), weights),
+            weights=chosen_among(self.algorithm.param_states, weights),
             return_value=return_value,
         )
         functions = {"step_fn": step_fn}

@@ -28,7 +28,6 @@ from .restart import Initial, Restarts, check_held, restart_states
 from .step_function import (
     call_step_function,
     example_slices,
-    parameters_of,
 )
 from .units import split_loss, with_unit, with_units
 
@@ -67,7 +66,7 @@ class SequenceGradient:
     def __init__(self, learner: Learner, request: Request, example: Arguments) -> None:
         self._algorithm = learner.algorithm
         self._options = request.options
-        self._parameters = parameters_of(self._algorithm)
+        self._parameters = self._algorithm.param_states
         chosen = self._options.weights
         self._wanted = {path: path for path in self._parameters} if chosen is None else chosen.paths
         sequences, mask, (flags, initial) = example

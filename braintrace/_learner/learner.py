@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import check_option
+from .._brainstate import ConstructorSignature
 from .._executor import size_in_bytes
 from .._graph import ETraceGraph, Report, report_of
 from .._runtime import on_automatic_axes, one_thread_at_a_time
@@ -32,7 +33,6 @@ from .functional import FunctionalLearner
 from .gradient import differentiating
 from .online import learning_online
 from .restart import initial_values
-from .step_function import parameters_of
 
 
 class Learner(brainstate.nn.Module):
@@ -54,6 +54,8 @@ class Learner(brainstate.nn.Module):
     algorithm
         A compiled algorithm.
     """
+
+    __signature__ = ConstructorSignature()
 
     def __init__(self, algorithm: ETraceAlgorithm) -> None:
         super().__init__()
@@ -79,6 +81,11 @@ class Learner(brainstate.nn.Module):
     def graph(self) -> ETraceGraph:
         """The compiled model; ``print`` it for a table."""
         return self.algorithm.graph
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the model has been compiled."""
+        return self.algorithm.is_compiled
 
     def report(self) -> Report:
         """Return what learns online, how, and at what memory; ``print`` it for a table.
@@ -245,7 +252,7 @@ class Learner(brainstate.nn.Module):
             memory_budget=memory_budget,
             has_aux=has_aux,
             unit_aware=unit_aware,
-            weights=chosen_among(parameters_of(self.algorithm), weights),
+            weights=chosen_among(self.algorithm.param_states, weights),
             return_value=return_value,
         )
         functions = {"step_fn": step_fn}

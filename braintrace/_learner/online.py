@@ -26,7 +26,6 @@ from .step_function import (
     call_step_function,
     example_slices,
     no_loops_in_step_function,
-    parameters_of,
 )
 from .units import split_loss, with_unit, with_units
 from .update_function import call_update_function
@@ -76,7 +75,7 @@ class OnlineLearning:
                 "`vjp_method='multi-step'`. Make it with 'single-step', or use `etrace_grad`."
             )
         self._options = request.options
-        self._parameters = parameters_of(self._algorithm)
+        self._parameters = self._algorithm.param_states
         sequences, _, (flags, initial) = example
         traces = jax.eval_shape(as_arrays, self._algorithm.starting_traces())
         slices = example_slices((sequences, flags))

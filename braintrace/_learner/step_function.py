@@ -6,12 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import brainstate
 import jax
 import jax.numpy as jnp
 import saiunit
 
-from .._algorithms import ETraceAlgorithm
 from .._arguments import (
     check_arrays,
     check_takes,
@@ -24,7 +22,7 @@ from .._arguments import (
 from .._errors import OptionError
 from .._executor import examples
 from .._foreign import in_words
-from .._typing import Path, PyTree
+from .._typing import PyTree
 from .recorder import Recorder
 
 if TYPE_CHECKING:
@@ -137,12 +135,6 @@ def no_loops_in_step_function() -> Iterator[None]:
         yield
     except jax.errors.UnexpectedTracerError as error:
         raise OptionError(LOOPS) from error
-
-
-def parameters_of(algorithm: ETraceAlgorithm) -> dict[Path, brainstate.State]:
-    """Return the States that gradients are given for, by path."""
-    found = algorithm.model.states(brainstate.ParamState)
-    return {tuple(path): state for path, state in found.items()}
 
 
 def example_slices(sequences: PyTree) -> PyTree:

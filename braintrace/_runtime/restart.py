@@ -46,14 +46,21 @@ def restart_samples(
         write_by_path(states, anew)
 
 
-def check_where(where: Any, values: Mapping[Path, Any]) -> jax.Array:
+def check_where(where: Any, values: Mapping[Path, Any], batch_size: int | None = None) -> jax.Array:
     """Return which samples are to start anew: one flag for all of them, or one per sample.
 
     Raises
     ------
     ShapeError
         If these are no booleans, or not one per entry of the first axis of every value.
+    OptionError
+        If there is a batch size as well.
     """
+    if batch_size is not None:
+        raise OptionError(
+            f"`reset_state` got both `where` and `batch_size={batch_size}`. Samples start anew "
+            "in the batch that there is: leave out one of the two."
+        )
     shapes = "(batch,), one per sample, or a single one"
     flags = flags_of("where", where, shapes, lambda flags: flags.ndim <= 1)
     if flags.ndim == 1:

@@ -5,11 +5,13 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .._arguments import differences, shown
 from .._brainstate import held, hold, is_watched, peek, seen_through
 from .._errors import ShapeError
 from .._executor import Pairs, pack, unpack
+from .._graph import StateLeaf
 from .._jax import is_tracer
 from .carried_traces import CarriedTraces, computed
 from .threads import lock_of
@@ -109,6 +111,11 @@ class EligibilityTraces(CarriedTraces):
 
 class ReadoutFilter(brainstate.ShortTermState):
     """The State of one filter of what a linear readout reads; it starts at zero with the traces."""
+
+
+def start_of_filter(leaf: StateLeaf) -> jax.Array:
+    """Return the value of a filter at the start of a sequence."""
+    return jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _is_alike(own: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:

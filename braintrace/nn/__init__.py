@@ -26,6 +26,9 @@ from ._linear import FeedbackLinear as FeedbackLinear
 from ._linear import Linear as Linear
 from ._linear import ScaledWSLinear as ScaledWSLinear
 from ._linear import SignedWLinear as SignedWLinear
+from ._minimal_cells import CFNCell as CFNCell
+from ._minimal_cells import MiniGRU as MiniGRU
+from ._minimal_cells import MiniLSTM as MiniLSTM
 from ._neurons import ALIF as ALIF
 from ._neurons import GIF as GIF
 from ._neurons import LIF as LIF

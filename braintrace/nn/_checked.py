@@ -23,6 +23,7 @@ from .._arguments import (
     one_of,
     shown,
 )
+from .._brainstate import ConstructorSignature
 from .._errors import BraintraceError, OptionError, ShapeError
 from .._foreign import in_words
 
@@ -80,6 +81,18 @@ KINDS: dict[str, Kind] = {
 }
 """What the arguments of constructors and of ``init_state`` may be."""
 
+ONE_AXIS = Kind(
+    "a positive integer or a tuple of one",
+    lambda v: POSITIVE.accepts(v) or (_all_positive(v) and len(v) == 1),
+)
+OTHER_NAMES = {
+    "in_size": ("num_in",),
+    "out_size": ("num_out",),
+    "d_model": ("num_in", "num_out"),
+    "d_hidden": ("num_hidden",),
+}
+"""Other names of a cell's sizes, with what they give."""
+
 
 def kind_of(name: str) -> Kind | None:
     """Return what an argument of some name may be; ``None``: anything."""
@@ -96,16 +109,21 @@ def checked(layer: Layer) -> Layer:
         method = getattr(layer, name)
         if method is not getattr(brainstate.nn.Module, name):
             setattr(layer, name, _checked(method, kind))
+    layer.__signature__ = ConstructorSignature()
     return layer
 
 
 def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callable[..., Any]:
     signature = inspect.signature(method)
     name = method.__name__
+    others = _other_names(signature) if name == "__init__" else ()
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         own = f"`{type(self).__name__}`"
+        if not options.keys().isdisjoint(others):
+            first = list(signature.parameters)[1 : 1 + len(arguments)]
+            options = _by_first_names(own, others, first, options)
         try:
             bound = signature.bind(self, *arguments, **options).arguments
         except TypeError:  # Python says which argument is missing
@@ -119,8 +137,50 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
         with in_words(kind, lambda: f"{own}: `{name}` fails for {_told(given, self)}"):
             return method(self, *arguments, **options)
 
+    call.__signature__ = _with_keywords(signature, others)  # type: ignore[attr-defined]
     call.__doc__ = method.__doc__ or getattr(brainstate.nn.Module, name).__doc__
     return call
+
+
+def _other_names(signature: inspect.Signature) -> tuple[str, ...]:
+    """Return the other names of sizes that a constructor takes: those of a cell."""
+    taken = signature.parameters
+    sizes = ("in_size", "out_size") if "num_in" in taken else ()
+    return (*sizes, "d_model", "d_hidden") if sizes and "num_hidden" in taken else sizes
+
+
+def _by_first_names(
+    own: str, others: tuple[str, ...], first: list[str], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Return keyword arguments with the sizes under the names that the constructor has for them.
+
+    Raises
+    ------
+    OptionError
+        If one is given twice, or is none of a single axis.
+    """
+    found = {name: value for name, value in options.items() if name not in others}
+    by = dict.fromkeys([*first, *found])
+    for other in others:
+        if other not in options:
+            continue
+        check_option(other, options[other], ONE_AXIS, f"{own}: ")
+        (size,) = (options[other],) if POSITIVE.accepts(options[other]) else options[other]
+        for name in OTHER_NAMES[other]:
+            if name in by:
+                raise OptionError(
+                    f"{own} got `{name}` by two names, as `{by[name] or name}` and as `{other}`: "
+                    "leave out one of the two."
+                )
+            by[name], found[name] = other, size
+    return found
+
+
+def _with_keywords(signature: inspect.Signature, names: tuple[str, ...]) -> inspect.Signature:
+    """Return a signature with some keywords more."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    more = [inspect.Parameter(name, kind, default=None) for name in names]
+    return signature.replace(parameters=[*signature.parameters.values(), *more])
 
 
 def _check_input(layer: Any, name: str, value: Any, where: str) -> None:

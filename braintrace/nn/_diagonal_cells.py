@@ -64,9 +64,10 @@ class LRUCell(Stateful):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and outputs.
+        Numbers of inputs and outputs, also by the names ``in_size`` and ``out_size``; both, if they
+        are equal, as ``d_model``.
     num_hidden : int, optional
-        Number of complex units n. Default ``num_out``.
+        Number of complex units n, also by the name ``d_hidden``. Default ``num_out``.
     r_min, r_max : float, optional
         Radii between which :math:`|\lambda|` starts. Default 0 and 1.
     max_phase : float, optional
@@ -160,7 +161,8 @@ class RTUCell(Stateful):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and outputs; a and b are half of the outputs each.
+        Numbers of inputs and outputs, also by the names ``in_size`` and ``out_size``; a and b are
+        half of the outputs each.
     r_min, r_max : float, optional
         Bounds of the initial :math:`\rho`. Default 0 and 1.
     max_phase : float, optional

@@ -53,7 +53,7 @@ class GRUCell(brainstate.nn.GRUCell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units.
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
     w_init, b_init : callable or array, optional
         Weights ``Wrz`` ``(in + out, 2 out)`` and ``Wh`` ``(in + out, out)``, and their biases.
         Default ``Orthogonal()``, ``ZeroInit()``.
@@ -122,7 +122,7 @@ class MGUCell(brainstate.nn.MGUCell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units.
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
     w_init, b_init : callable or array, optional
         Weights ``Wf`` and ``Wh`` ``(in + out, out)``, and their biases. Default
         ``Orthogonal()``, ``ZeroInit()``.
@@ -187,7 +187,7 @@ class LSTMCell(brainstate.nn.LSTMCell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units.
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
     w_init, b_init : callable or array, optional
         Weight ``W`` ``(in + out, 4 out)`` and its bias. Default ``XavierNormal()``,
         ``ZeroInit()``.
@@ -239,7 +239,7 @@ class URLSTMCell(brainstate.nn.URLSTMCell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units.
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
     w_init : callable or array, optional
         Weight ``W`` ``(in + out, 4 out)``. Default ``XavierNormal()``. The bias b ``(out,)`` is
         drawn such that :math:`\sigma(b)` is uniform.

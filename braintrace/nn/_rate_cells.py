@@ -14,7 +14,7 @@ from .. import _etrace_op
 from ._affine import affine, joined
 from ._checked import checked
 from ._linear import Linear
-from ._states import Initializers, Stateful, activation_function
+from ._states import Cell
 
 
 @checked
@@ -29,7 +29,7 @@ class ValinaRNNCell(brainstate.nn.ValinaRNNCell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units.
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
     state_init : callable or array, optional
         Initial hidden state. Default ``ZeroInit()``.
     w_init, b_init : callable or array, optional
@@ -61,29 +61,8 @@ class ValinaRNNCell(brainstate.nn.ValinaRNNCell):
         return self.h.value
 
 
-class _Cell(Stateful):
-    """A cell with the hidden state h."""
-
-    def __init__(
-        self,
-        num_in: int,
-        num_out: int,
-        state_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable[[Any], Any] = "tanh",
-        name: str | None = None,
-    ) -> None:
-        super().__init__(name=name)
-        self.num_in, self.num_out = num_in, num_out
-        self.in_size, self.out_size = (num_in,), (num_out,)
-        self.state_init = state_init
-        self.activation = activation_function(activation)
-
-    def _initializers(self) -> Initializers:
-        return {"h": (self.state_init, self.out_size)}
-
-
 @checked
-class LeakyRNN(_Cell):
+class LeakyRNN(Cell):
     r"""Leaky integrator with a nonlinear recurrent drive.
 
     .. math:: h_t = (1 - \alpha) h_{t-1} + \alpha \phi([x_t, h_{t-1}] W + b)
@@ -91,7 +70,7 @@ class LeakyRNN(_Cell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units.
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
     alpha : float or array, optional
         Time step over time constant, in (0, 1]. Default 0.2.
     state_init : callable or array, optional
@@ -142,7 +121,7 @@ class LeakyRNN(_Cell):
 
 
 @checked
-class IndRNN(_Cell):
+class IndRNN(Cell):
     r"""Independently recurrent cell: every unit feeds itself only.
 
     .. math:: h_t = \phi(x_t W + u \odot h_{t-1} + b)
@@ -152,7 +131,7 @@ class IndRNN(_Cell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units.
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
     state_init : callable or array, optional
         Initial hidden state. Default ``ZeroInit()``.
     w_init, b_init : callable or array, optional
@@ -202,7 +181,7 @@ class IndRNN(_Cell):
 
 
 @checked
-class MinimalRNNCell(_Cell):
+class MinimalRNNCell(Cell):
     r"""Minimal recurrent network: an encoded input and an update gate.
 
     .. math::
@@ -216,7 +195,7 @@ class MinimalRNNCell(_Cell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units.
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
     state_init : callable or array, optional
         Initial hidden state. Default ``ZeroInit()``.
     w_init, b_init : callable or array, optional

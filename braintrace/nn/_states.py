@@ -37,6 +37,27 @@ class Stateful(brainstate.nn.Module):
             getattr(self, name).value = initial(initializer, shape, batch_size)
 
 
+class Cell(Stateful):
+    """A cell with the hidden state h."""
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        state_init: Any,
+        activation: str | Callable[[Any], Any],
+        name: str | None,
+    ) -> None:
+        super().__init__(name=name)
+        self.num_in, self.num_out = num_in, num_out
+        self.in_size, self.out_size = (num_in,), (num_out,)
+        self.state_init = state_init
+        self.activation = activation_function(activation)
+
+    def _initializers(self) -> Initializers:
+        return {"h": (self.state_init, self.out_size)}
+
+
 def initial(initializer: Any, shape: tuple[int, ...], batch_size: int | None) -> Any:
     """Return the initial value of a state; a single number counts for every unit.
 

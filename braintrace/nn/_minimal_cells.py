@@ -1,0 +1,202 @@
+r"""Gated cells of few parts.
+
+x ``(..., in)`` is the input, h ``(..., out)`` the hidden state, which is also the output,
+:math:`[x, h]` both side by side and :math:`\sigma` the logistic function. The gates of
+`MiniGRU` and `MiniLSTM` see the input alone, so that every unit remembers by itself and D_RTRL
+gives the gradient of BPTT.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from brainstate.nn import init, sigmoid
+
+from ._affine import joined
+from ._checked import checked
+from ._linear import Linear
+from ._states import Cell
+
+
+def _identity(candidate: Any) -> Any:
+    return candidate
+
+
+@checked
+class MiniGRU(Cell):
+    r"""Gated recurrent unit whose gate and candidate see the input alone (minGRU).
+
+    .. math::
+        [z_t, \hat h_t] &= x_t W + b \\
+        h_t &= (1 - \sigma(z_t)) \odot h_{t-1} + \sigma(z_t) \odot \phi(\hat h_t)
+
+    D_RTRL gives the gradient of BPTT.
+
+    Parameters
+    ----------
+    num_in, num_out : int
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+    w_init, b_init : callable or array, optional
+        Weight ``W`` ``(in, 2 out)``, that of the gate first, and its bias. Default
+        ``XavierNormal()``, ``ZeroInit()``.
+    state_init : callable or array, optional
+        Initial hidden state. Default ``ZeroInit()``.
+    activation : str or callable, optional
+        :math:`\phi`. Default: the identity, as in the paper.
+    name : str, optional
+        Name of the module.
+
+    References
+    ----------
+    .. [1] L. Feng et al., "Were RNNs all we needed?", arXiv:2410.01201, 2024.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> cell = braintrace.nn.MiniGRU(3, 4)
+    >>> cell.init_state(batch_size=5)
+    >>> cell(jnp.ones((5, 3))).shape
+    (5, 4)
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        w_init: Any = init.XavierNormal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        activation: str | Callable[[Any], Any] = _identity,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_in, num_out, state_init, activation, name)
+        self.W = Linear(num_in, 2 * num_out, w_init=w_init, b_init=b_init)
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return the hidden state ``(..., out)``."""
+        z, candidate = jnp.split(self.W(x), 2, axis=-1)
+        z = sigmoid(z)
+        self.h.value = (1 - z) * self.h.value + z * self.activation(candidate)
+        return self.h.value
+
+
+@checked
+class MiniLSTM(Cell):
+    r"""Long short-term memory whose gates and candidate see the input alone (minLSTM).
+
+    .. math::
+        [f_t, i_t, \hat h_t] &= x_t W + b \\
+        h_t &= \frac{\sigma(f_t) \odot h_{t-1} + \sigma(i_t) \odot \phi(\hat h_t)}
+            {\sigma(f_t) + \sigma(i_t)}
+
+    D_RTRL gives the gradient of BPTT.
+
+    Parameters
+    ----------
+    num_in, num_out : int
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+    w_init, b_init : callable or array, optional
+        Weight ``W`` ``(in, 3 out)``, in the order of the equation, and its bias. Default
+        ``XavierNormal()``, ``ZeroInit()``.
+    state_init : callable or array, optional
+        Initial hidden state. Default ``ZeroInit()``.
+    activation : str or callable, optional
+        :math:`\phi`. Default: the identity, as in the paper.
+    name : str, optional
+        Name of the module.
+
+    References
+    ----------
+    .. [1] L. Feng et al., "Were RNNs all we needed?", arXiv:2410.01201, 2024.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> cell = braintrace.nn.MiniLSTM(3, 4)
+    >>> cell.init_state(batch_size=5)
+    >>> cell(jnp.ones((5, 3))).shape
+    (5, 4)
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        w_init: Any = init.XavierNormal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        activation: str | Callable[[Any], Any] = _identity,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_in, num_out, state_init, activation, name)
+        self.W = Linear(num_in, 3 * num_out, w_init=w_init, b_init=b_init)
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return the hidden state ``(..., out)``."""
+        f, i, candidate = jnp.split(self.W(x), 3, axis=-1)
+        # f / (f + i) of two gates that may both be too small for their quotient
+        kept = sigmoid(jax.nn.log_sigmoid(f) - jax.nn.log_sigmoid(i))
+        self.h.value = kept * self.h.value + (1 - kept) * self.activation(candidate)
+        return self.h.value
+
+
+@checked
+class CFNCell(Cell):
+    r"""Chaos-free network: without input, every unit goes to zero by itself.
+
+    .. math::
+        [\theta_t, \eta_t] &= \sigma([x_t, h_{t-1}] W_g + b) \\
+        h_t &= \theta_t \odot \phi(h_{t-1}) + \eta_t \odot \phi(x_t W)
+
+    Parameters
+    ----------
+    num_in, num_out : int
+        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+    w_init, b_init : callable or array, optional
+        Weights ``Wg`` ``(in + out, 2 out)`` and ``W`` ``(in, out)``, and the bias of the first.
+        Default ``XavierNormal()``, ``ZeroInit()``.
+    state_init : callable or array, optional
+        Initial hidden state. Default ``ZeroInit()``.
+    activation : str or callable, optional
+        :math:`\phi`. Default ``'tanh'``.
+    name : str, optional
+        Name of the module.
+
+    References
+    ----------
+    .. [1] T. Laurent, J. von Brecht, "A recurrent neural network without chaos", ICLR 2017
+       (arXiv:1612.06212).
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> cell = braintrace.nn.CFNCell(3, 4)
+    >>> cell.init_state(batch_size=5)
+    >>> cell(jnp.ones((5, 3))).shape
+    (5, 4)
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        w_init: Any = init.XavierNormal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        activation: str | Callable[[Any], Any] = "tanh",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_in, num_out, state_init, activation, name)
+        self.Wg = Linear(num_in + num_out, 2 * num_out, w_init=w_init, b_init=b_init)
+        self.W = Linear(num_in, num_out, w_init=w_init, b_init=None)
+
+    def update(self, x: Any) -> Any:
+        """Advance by one step and return the hidden state ``(..., out)``."""
+        h = self.h.value
+        forget, drive = jnp.split(sigmoid(self.Wg(joined(x, h))), 2, axis=-1)
+        self.h.value = forget * self.activation(h) + drive * self.activation(self.W(x))
+        return self.h.value
