@@ -109,7 +109,7 @@ def checked(layer: Layer) -> Layer:
         method = getattr(layer, name)
         if method is not getattr(brainstate.nn.Module, name):
             setattr(layer, name, _checked(method, kind))
-    layer.__signature__ = ConstructorSignature()
+    layer.__signature__ = ConstructorSignature()  # type: ignore[attr-defined]
     return layer
 
 
