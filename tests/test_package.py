@@ -27,6 +27,7 @@ ROOMS = [
     "_foreign",
     "_interrupts",
     "_brainstate",
+    "_function_model",
     "_jaxpr",
     "_etrace_op",
     "_graph",

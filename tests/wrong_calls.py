@@ -740,6 +740,92 @@ CHECK = {
     "spec of nothing": ("spec", lambda b: braintrace.register_primitive_spec(None)),
 }
 
+
+def of_function(step=lambda params, state, x: (state, x), params=None, state=None, **options):
+    """A learner of a function; without options, a model."""
+    params = {"w": jnp.ones((3, 4))} if params is None else params
+    state = {"h": jnp.zeros((2, 4))} if state is None else state
+    model = braintrace.from_function(step, params, state)
+    return braintrace.compile(model, "rtrl", X, **options) if options else model
+
+
+def returning(new_state):
+    return of_function(lambda params, state, x: (new_state(state["h"]), x), batch_size=2)
+
+
+FUNCTION = {
+    "from_function of nothing": ("`step` None function", lambda b: of_function(None)),
+    **{
+        f"from_function params {name}": (words, lambda b, params=params: of_function(params=params))
+        for name, (words, params) in {
+            "none": ("`params` {}", {}),
+            "numbers": ("`params` 0.5 jnp.asarray", {"a": 0.5}),
+            "integers": ("`params` int32", {"a": jnp.arange(3)}),
+            "a State": ("`params/w` ParamState `.value`", {"w": STATE}),
+        }.items()
+    },
+    **{
+        f"from_function state {name}": (words, lambda b, state=state: of_function(state=state))
+        for name, (words, state) in {
+            "none": ("`state` {}", {}),
+            "integers": ("`state` int32", {"t": jnp.arange(3)}),
+            "a State": ("`state/h` ParamState `.value`", {"h": STATE}),
+        }.items()
+    },
+    "from_function of another batch": (
+        "'state/h' (2, 4) `batch_size` 3 first axis vmap=True",
+        lambda b: of_function(batch_size=3),
+    ),
+    "from_function without its batch": (
+        "`init_state` `batch_size` None 'batch'",
+        lambda b: of_function(state=lambda batch: {"h": jnp.zeros((batch, 4))}, vmap=False),
+    ),
+    "from_function with other inputs": (
+        "`inputs[0]` (2, 3) argument 'y'",
+        lambda b: of_function(lambda params, state, x, y: (state, x), batch_size=2),
+    ),
+    "from_function, a step without a pair": (
+        "`step` (2, 4) (state, output)",
+        lambda b: of_function(lambda params, state, x: state["h"], batch_size=2),
+    ),
+    **{
+        f"from_function, a step that returns {name}": (words, lambda b, new=new: returning(new))
+        for name, (words, new) in {
+            "another leaf": (
+                "`step` (state, output) 'state/g' (2, 4) no 'state/h'",
+                lambda h: {"g": h},
+            ),
+            "more": ("'state/g' 'state/h'", lambda h: {"h": h, "g": h}),
+            "less": ("no 'state/h'", lambda h: {"h": None}),
+            "another shape": ("'state/h' [2, 4] [4]", lambda h: {"h": h[0]}),
+            "another dtype": (
+                "'state/h' float32[2, 4] float16[2, 4]",
+                lambda h: {"h": h.astype("float16")},
+            ),
+            "a unit": ("'state/h' mV", lambda h: {"h": h * u.mV}),
+        }.items()
+    },
+    "from_function, a step that returns a list": (
+        "`step` PyTreeDef([*]) PyTreeDef((*,))",
+        lambda b: of_function(
+            lambda params, state, x: (list(state), x), state=(jnp.zeros((2, 4)),), batch_size=2
+        ),
+    ),
+    "from_function, a step that changes what is no array": (
+        "`step` 'b' no array",
+        lambda b: of_function(
+            lambda params, state, x: ({**state, "name": "b"}, x),
+            state={"h": jnp.zeros((2, 4)), "name": "a"},
+            batch_size=2,
+        ),
+    ),
+    "set_params of others": (
+        "`params` 'params/v' no 'params/w'",
+        lambda b: of_function().set_params({"v": 1.0}),
+    ),
+    "as_params of names": ("'w' ('params', 'w')", lambda b: of_function().as_params({"w": 1.0})),
+}
+
 EVERY = {
     **COMPILE,
     **ALGORITHM,
@@ -748,4 +834,5 @@ EVERY = {
     **ALONE,
     **CALL,
     **CHECK,
+    **FUNCTION,
 }

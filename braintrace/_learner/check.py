@@ -14,6 +14,7 @@ import saiunit
 from .._algorithms import ETraceAlgorithm, Immediate
 from .._arguments import MODEL, check_arrays, check_option, check_takes, common_length, shown
 from .._errors import OptionError, ShapeError
+from .._function_model import gradients_by_path
 from .._graph.report import html_table
 from .._typing import Path, path_name
 from .arguments import shapes_of
@@ -175,10 +176,8 @@ def gradient_check(
     start = _kept(model)
 
     def gradient(learner: Learner, **chunks: Any) -> dict[Path, Any]:
-        found: dict[Path, Any] = learner.etrace_grad(
-            xs, ys, step_fn=lambda x, y: loss(learner(x), y), **chunks
-        )
-        return found
+        found = learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss(learner(x), y), **chunks)
+        return gradients_by_path(model, found)
 
     learner = compile(model, algorithm, first, **options)
     online = gradient(learner)

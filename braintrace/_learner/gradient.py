@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from .._errors import OptionError
 from .._executor import as_arrays, examples, is_zero, never, operands
+from .._function_model import gradients_for
 from .._graph import ETraceGraph, Traces, Weights
 from .._jaxpr import program_of
 from .._runtime import read_states
@@ -113,9 +114,11 @@ class SequenceGradient:
         if options.unit_aware:
             gradients = with_units(gradients, self._loss_unit)
             losses = with_unit(losses, self._loss_unit)
-        by_key = dict(zip(self._wanted, gradients, strict=True))
+        given: PyTree = dict(zip(self._wanted, gradients, strict=True))
+        if options.weights is None:
+            given = gradients_for(self._algorithm.model, given)
         extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
-        return (by_key, *extra) if extra else by_key
+        return (given, *extra) if extra else given
 
     def _recording(
         self, learner: Learner, has_mask: bool, step_fn: Callable[..., PyTree]

@@ -234,7 +234,7 @@ class Learner(brainstate.nn.Module):
         -------
         gradients, or ``(gradients, losses)``, ``(gradients, aux)``, ``(gradients, losses, aux)``
             Gradients are a dict keyed like ``model.states(brainstate.ParamState)``, or like
-            ``weights``.
+            ``weights``. Those of a `from_function` model are a pytree like its ``params``.
 
         Raises
         ------

@@ -15,6 +15,7 @@ import jax
 from .._compiler import described, state_paths
 from .._errors import OptionError
 from .._executor import as_arrays, restart_traces
+from .._function_model import gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
 from .arguments import Options
@@ -129,7 +130,8 @@ class OnlineLearning:
             gradients, loss, (aux, after) = differentiate()
             if options.unit_aware:
                 gradients = with_units(gradients, self._loss_unit)
-            arguments = (gradients, *((aux,) if options.has_aux else ()))
+            given = gradients_for(algorithm.model, gradients)
+            arguments = (given, *((aux,) if options.has_aux else ()))
             flags = call_update_function(learner, update_fn, arguments, after)
             self._asks = flags is not None
             if flags is not None and self._has_initial:

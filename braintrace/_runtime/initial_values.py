@@ -59,9 +59,15 @@ def fresh_values(
         tuple(path): strongly_typed(state.value)
         for path, state in twin.states(brainstate.ShortTermState).items()
     }
-    if mapped:
-        values = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), values)
-    return values
+    return jax.tree.map(lambda leaf: _of_samples(leaf, size), values) if mapped else values
+
+
+def _of_samples(value: Any, size: Size) -> Any:
+    """Return the value of each sample, given that of one: random keys are split."""
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        split = jax.vmap(lambda key: jax.random.split(key, size), out_axes=1)
+        return split(value.ravel()).reshape(size, *value.shape)
+    return jnp.broadcast_to(value, (size, *value.shape))
 
 
 def twin_of(model: brainstate.nn.Module) -> brainstate.nn.Module:

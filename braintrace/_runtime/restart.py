@@ -24,7 +24,8 @@ def start_anew(now: Any, initial: Any, flags: jax.Array) -> Any:
     """Return values in which some samples, or all, are as at the start of a sequence."""
 
     def chosen(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jnp.where(over_first_axis(flags, old.ndim), new, old).astype(old.dtype)
+        mixed = jnp.where(over_first_axis(flags, old.ndim), new, old)
+        return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)  # keys have no astype
 
     return jax.tree.map(chosen, now, initial)
 

@@ -1,0 +1,316 @@
+"""A pure function of parameters and state as a module: Flax, Equinox, plain JAX.
+
+Every array among the leaves of the two pytrees is a State under its key path, so that compiler,
+reports and errors name it like any other. Who uses the model sees the pytrees.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit
+
+from .._arguments import Kind, check_option, is_quantity, shown
+from .._errors import OptionError, ShapeError
+from .._typing import Path, PyTree, path_name
+from .tree import Tree, as_value, tree_of
+
+STEP = Kind("a function `step(params, state, *inputs)`", callable)
+
+
+def from_function(
+    step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, state: PyTree
+) -> "FunctionModel":
+    """Return a model whose step is a pure function, for everything that takes a brainstate module.
+
+    Parameters
+    ----------
+    step
+        ``step(params, state, *inputs) -> (state, output)``, one time step. The new state has the
+        structure, shapes, dtypes and units of the old one.
+    params
+        Pytree. Its floating-point arrays learn. Other arrays are held constant, and what is no
+        array (a Python number or function in an Equinox module) stays as it is.
+    state
+        Pytree at the start of a sequence. Its floating-point arrays and numbers are hidden states;
+        other ones (counters, flags, typed random keys) are carried along and start anew with them.
+        Or a function ``state(batch_size)`` that returns it, for batches of any size.
+
+    Returns
+    -------
+    FunctionModel
+        The States are the leaves, under paths such as ``params/cell/kernel`` and ``state/h``.
+
+    Raises
+    ------
+    OptionError
+        If ``step`` is no function, or there is no floating-point array in ``params`` or ``state``.
+    DtypeError
+        For a State among the leaves.
+
+    Notes
+    -----
+    For a batch, either ``step`` is written for it and the arrays of ``state`` have it as their
+    first axis (compile with ``batch_size=B``); or ``step`` is written for one sample (compile with
+    ``vmap=True``): then each sample starts from ``state``, with random keys of its own.
+
+    Gradients come back as a pytree like ``params``, with ``None`` where a leaf does not learn: from
+    `Learner.etrace_grad`, to the ``update_fn`` of `Learner.etrace_online`, and in the pure
+    functions of both. Where you differentiate yourself, `FunctionModel.as_params` makes that pytree
+    of what brainstate, or a `LearnerState`, has by path. Within a larger module, gradients have the
+    paths of that module.
+
+    Examples
+    --------
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> def step(params, state, x):
+    ...     h = params["decay"] * state["h"] + braintrace.matmul(x, params["w"])
+    ...     return {"h": h}, jnp.tanh(h)
+    >>> params = {"w": jnp.ones((2, 3)), "decay": jnp.full(3, 0.9)}
+    >>> model = braintrace.from_function(step, params, lambda batch: {"h": jnp.zeros((batch, 3))})
+    >>> xs = jnp.ones((20, 5, 2))
+    >>> learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=5)
+    >>> gradients = learner.etrace_grad(xs, step_fn=lambda x: jnp.mean(learner(x) ** 2))
+    >>> jax.tree.map(jnp.shape, gradients)
+    {'decay': (3,), 'w': (2, 3)}
+    >>> descend = lambda value, gradient: value - 0.1 * gradient
+    >>> model.set_params(jax.tree.map(descend, model.get_params(), gradients))
+    """
+    check_option("step", step, STEP)
+    return FunctionModel(step, params, state)
+
+
+class FunctionModel(brainstate.nn.Module):
+    """A model that `from_function` has made.
+
+    Parameters
+    ----------
+    step, params, state
+        See `from_function`.
+    """
+
+    def __init__(
+        self, step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, state: PyTree
+    ) -> None:
+        super().__init__()
+        self._given = _Given(step, state)
+        self._tree_of_params, values = tree_of("params", params, _is_array)
+        self.params = _nested(
+            {
+                path: (brainstate.ParamState if _learns(value) else brainstate.LongTermState)(value)
+                for path, value in values.items()
+            }
+        )
+        if not any(map(_learns, values.values())):
+            raise OptionError(
+                f"`params` is {shown(params)}, without a floating-point array that could learn. "
+                "Give what is to be trained as `params`; numbers as arrays (`jnp.asarray`)."
+            )
+        if not self._given.is_function:
+            self.init_state()
+
+    def init_state(self, batch_size: int | None = None) -> None:
+        """Start from the state that was given.
+
+        Parameters
+        ----------
+        batch_size
+            Given to ``state`` if that is a function; otherwise the batch that it must have.
+
+        Raises
+        ------
+        ShapeError
+            If ``state`` is no function and of another batch.
+        """
+        self._tree_of_state, values = self._start(batch_size)
+        self.state = _nested(
+            {
+                path: (brainstate.HiddenState if _learns(value) else brainstate.ShortTermState)(
+                    value
+                )
+                for path, value in values.items()
+            }
+        )
+
+    def reset_state(self, batch_size: int | None = None) -> None:
+        """Start anew, in the States that there are; see `init_state`."""
+        for path, value in self._start(batch_size)[1].items():
+            self._at(path).value = value
+
+    def update(self, *inputs: PyTree) -> PyTree:
+        """Run one step, and return its output.
+
+        Raises
+        ------
+        OptionError
+            If ``step`` returns no pair.
+        ShapeError
+            If ``step`` returns a state of another structure.
+        """
+        result = self._given.step(self.get_params(), self.get_state(), *inputs)
+        if not (isinstance(result, (tuple, list)) and len(result) == 2):
+            raise OptionError(f"`step` returns {shown(result)}; expected a pair `(state, output)`.")
+        state, output = result
+        what = "`step`, which returns `(state, output)`, returns a state with"
+        for path, value in self._tree_of_state.leaves(state, what).items():
+            self._at(path).value = value
+        return output
+
+    def get_params(self) -> PyTree:
+        """Return the parameters as they are now, like the pytree that was given."""
+        return self._tree_of_params.of(self._values(self._tree_of_params))
+
+    def set_params(self, params: PyTree) -> None:
+        """Write parameters.
+
+        Parameters
+        ----------
+        params
+            A pytree like that which was given. Where it has ``None`` for a leaf, as gradients have
+            for those that do not learn, the leaf stays what it is.
+
+        Raises
+        ------
+        ShapeError
+            If it has another structure.
+        """
+        for path, value in self.by_path(params).items():
+            self._at(path).value = as_value(value)
+
+    def get_state(self) -> PyTree:
+        """Return the state as it is now, like the pytree that was given."""
+        return self._tree_of_state.of(self._values(self._tree_of_state))
+
+    def as_params(self, by_path: Mapping[Path, Any]) -> PyTree:
+        """Return what is keyed by path as a pytree like the parameters.
+
+        Parameters
+        ----------
+        by_path
+            Gradients, the ``parameters`` of a `LearnerState`, or the States themselves, which
+            ``brainstate.transform.grad`` takes like this. Leaves without an entry are ``None``.
+
+        Raises
+        ------
+        OptionError
+            For a path that is none of a parameter.
+
+        Examples
+        --------
+        >>> import brainstate, braintrace, jax.numpy as jnp
+        >>> step = lambda params, h, x: (params["a"] * h + x, h)
+        >>> model = braintrace.from_function(step, {"a": jnp.ones(3)}, jnp.zeros(3))
+        >>> weights = model.as_params(model.states(brainstate.ParamState))
+        >>> loss = lambda: model(jnp.ones(3)).sum()
+        >>> brainstate.transform.grad(loss, weights)()
+        {'a': Array([0., 0., 0.], dtype=float32)}
+        """
+        known = set(self._tree_of_params.paths)
+        odd = [path for path in by_path if path not in known]
+        if odd:
+            raise OptionError(
+                f"{odd[0]!r} is no path of a parameter of this model, which has "
+                f"{', '.join(repr(path) for path in self._tree_of_params.paths if path)}."
+            )
+        return self._tree_of_params.of(by_path, fixed=False)
+
+    def by_path(self, params: PyTree) -> dict[Path, Any]:
+        """Undo `as_params`: return the leaves that are no ``None`` by path.
+
+        Raises
+        ------
+        ShapeError
+            If the pytree is not like the parameters.
+        """
+        return self._tree_of_params.leaves(params, "`params` has", gaps=True)
+
+    def _start(self, batch_size: int | None) -> tuple[Tree, dict[Path, Any]]:
+        given = self._given
+        state = given.state_for(batch_size)
+        tree, values = tree_of("state", state, _is_carried)
+        hidden = {path: value for path, value in values.items() if _learns(value)}
+        if not hidden:
+            raise OptionError(
+                f"`state` is {shown(state)}, without a floating-point array, so that nothing is "
+                "remembered from step to step. Give what the next step is to know as `state`."
+            )
+        for path, value in hidden.items():
+            if given.is_function or batch_size is None or jnp.shape(value)[:1] == (batch_size,):
+                continue
+            raise ShapeError(
+                f"'{path_name(path)}' starts as {shown(value)}, and `batch_size` is {batch_size}. "
+                f"Give a state whose first axis is {batch_size}, or `state` as a function of the "
+                "batch size; for a step of one sample compile with `vmap=True`."
+            )
+        return tree, values
+
+    def _values(self, tree: Tree) -> dict[Path, Any]:
+        return {path: self._at(path).value for path in tree.paths if path is not None}
+
+    def _at(self, path: Path) -> Any:
+        found = vars(self)[path[0]]
+        for part in path[1:]:
+            found = found[part]
+        return found
+
+
+def gradients_for(model: brainstate.nn.Module, by_path: dict[Path, Any]) -> PyTree:
+    """Return gradients as the user of a model gets them, given those by path."""
+    return model.as_params(by_path) if isinstance(model, FunctionModel) else by_path
+
+
+def gradients_by_path(model: brainstate.nn.Module, gradients: PyTree) -> dict[Path, Any]:
+    """Undo `gradients_for`."""
+    found: dict[Path, Any] = (
+        model.by_path(gradients) if isinstance(model, FunctionModel) else gradients
+    )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Given:
+    """What a model was made of; brainstate does not look into this object."""
+
+    step: Callable[..., tuple[PyTree, PyTree]]
+    state: PyTree
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the state is a function; a callable pytree (an Equinox module) is none."""
+        return callable(self.state) and jax.tree_util.all_leaves([self.state])
+
+    def state_for(self, batch_size: int | None) -> PyTree:
+        """Return the state at the start."""
+        if not self.is_function:
+            return self.state
+        return self.state() if batch_size is None else self.state(batch_size)
+
+
+def _nested(by_path: Mapping[Path, Any]) -> Any:
+    """Return States as dicts in each other, without the first part of their paths."""
+    tree: dict[str, Any] = {}
+    for path, state in by_path.items():
+        inner = tree
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = state
+    return next(iter(tree.values()), {})
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return leaf.dtype.kind not in "OSUMm"
+    return is_quantity(leaf) or isinstance(leaf, jax.Array)
+
+
+def _is_carried(leaf: Any) -> bool:
+    return _is_array(leaf) or isinstance(leaf, (bool, int, float, complex))
+
+
+def _learns(value: Any) -> bool:
+    """Tell whether a leaf is differentiated."""
+    return bool(jnp.issubdtype(saiunit.get_mantissa(value).dtype, jnp.inexact))

@@ -1,0 +1,157 @@
+"""Pytrees whose leaves have paths, and become values of States."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._arguments import is_quantity, is_state, not_an_array, shown
+from .._errors import ShapeError
+from .._jax import strongly_typed
+from .._typing import Path, PyTree, path_name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tree:
+    """The structure of a pytree, with a path for every leaf; brainstate does not look into it.
+
+    Attributes
+    ----------
+    numbers
+        The pytree, with the number of each leaf in its place.
+    paths
+        By number; ``None`` for a leaf that is kept as it is.
+    fixed
+        Those leaves, by number.
+    """
+
+    numbers: PyTree
+    paths: tuple[Path | None, ...]
+    fixed: Mapping[int, Any]
+
+    def of(self, by_path: Mapping[Path, Any], fixed: bool = True) -> PyTree:
+        """Return the pytree with other leaves; ``None`` where there is none.
+
+        Parameters
+        ----------
+        by_path
+            Leaves by path.
+        fixed
+            Whether those that are kept as they are stand in it.
+        """
+
+        def leaf(number: int) -> Any:
+            path = self.paths[number]
+            return by_path.get(path) if path else self.fixed[number] if fixed else None
+
+        return jax.tree.map(leaf, self.numbers)
+
+    def leaves(self, tree: PyTree, what: str, gaps: bool = False) -> dict[Path, Any]:
+        """Return the leaves of a pytree of this structure by path.
+
+        Parameters
+        ----------
+        tree
+            The pytree.
+        what
+            Beginning of an error.
+        gaps
+            Whether there may be ``None`` in the place of a leaf.
+
+        Raises
+        ------
+        ShapeError
+            If it has another structure, or something else for a leaf that is kept as it is.
+        """
+
+        def is_leaf(value: Any) -> bool:
+            return is_quantity(value) or (gaps and value is None)
+
+        numbers, expected = jax.tree.flatten(self.numbers, is_leaf=is_leaf)
+        found, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
+        if structure != expected:
+            raise ShapeError(f"{what} {self._unlike(tree)}")
+        by_path = {}
+        for number, leaf in zip(numbers, found, strict=True):
+            if leaf is None:
+                continue
+            path = None if number is None else self.paths[number]
+            if path is not None:
+                by_path[path] = leaf
+            elif number is None or not _is_same(leaf, self.fixed[number]):
+                raise ShapeError(f"{what} {shown(leaf)} in a place that holds no array.")
+        return by_path
+
+    def _unlike(self, tree: PyTree) -> str:
+        """Say how a pytree differs from this one."""
+        root = next(path[0] for path in self.paths if path)
+        expected = set(map(path_name, _paths(root, self.numbers)))
+        leaves = jax.tree.leaves(tree, is_leaf=is_quantity)
+        found = dict(zip(map(path_name, _paths(root, tree)), leaves, strict=True))
+        missing = [f"no '{name}'" for name in sorted(expected - found.keys())]
+        more = [f"'{name}', {shown(found[name])}" for name in sorted(found.keys() - expected)]
+        if missing or more:
+            wanted = ", ".join(map(repr, sorted(expected)))
+            return f"{', '.join([*more, *missing])}; expected {wanted}, as it was given."
+        structures = map(jax.tree.structure, (tree, self.numbers))
+        return "the structure {}; expected {}, as it was given.".format(*structures)
+
+
+def tree_of(
+    root: str, tree: PyTree, is_kept: Callable[[Any], bool]
+) -> tuple[Tree, dict[Path, Any]]:
+    """Return the structure of a pytree, and the values of its leaves by path.
+
+    Parameters
+    ----------
+    root
+        First part of the paths.
+    tree
+        The pytree.
+    is_kept
+        Tells which leaves have a value that may change.
+
+    Raises
+    ------
+    DtypeError
+        If there is a State among the leaves.
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_quantity)
+    paths = _paths(root, tree)
+    for path, leaf in zip(paths, leaves, strict=True):
+        if is_state(leaf):
+            raise not_an_array(path_name(path), leaf)
+    kept = list(map(is_kept, leaves))
+    made = Tree(
+        jax.tree.unflatten(structure, range(len(leaves))),
+        tuple(path if is_own else None for path, is_own in zip(paths, kept, strict=True)),
+        {n: leaf for n, (leaf, is_own) in enumerate(zip(leaves, kept, strict=True)) if not is_own},
+    )
+    pairs = zip(made.paths, leaves, strict=True)
+    return made, {path: as_value(leaf) for path, leaf in pairs if path is not None}
+
+
+def _paths(root: str, tree: PyTree) -> list[Path]:
+    """Return the path of every leaf of a pytree.
+
+    What a box around a single array calls its content (``value`` in Flax) is left out. Leaves that
+    a class gives one name to are numbered.
+    """
+    keys = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_quantity)]
+    paths = [(root, *(jax.tree_util.keystr((key,), simple=True) for key in path)) for path in keys]
+    sizes = collections.Counter(path[:-1] for path in paths)
+    short = [p[:-1] if p[-1] == "value" and p[1:] and sizes[p[:-1]] == 1 else p for p in paths]
+    times = collections.Counter(short)
+    return [path if times[path] == 1 else (*path, str(n)) for n, path in enumerate(short)]
+
+
+def as_value(leaf: Any) -> Any:
+    """Return a leaf as what a State holds: an array that nobody else has."""
+    return strongly_typed(jax.tree.map(lambda array: jnp.array(array, copy=True), leaf))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or bool(one == other)
