@@ -336,6 +336,7 @@ class Learner(brainstate.nn.Module):
         Examples
         --------
         >>> import brainstate, braintrace, jax, jax.numpy as jnp
+        >>> brainstate.random.seed(1)
         >>> model = braintrace.nn.LSTMCell(2, 1)
         >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
         >>> weights = model.states(brainstate.ParamState)
