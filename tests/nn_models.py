@@ -1,5 +1,8 @@
 """The layers of `braintrace.nn` in small models, with what the compiler should find in each."""
 
+import contextlib
+from unittest import mock
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -139,11 +142,24 @@ class ConductanceBased(Model):
         return self.neuron(self.to_e(g_e, V) + self.to_i(g_i, V))
 
 
+@contextlib.contextmanager
+def quick_draws():
+    """Initial weights come from NumPy: brainstate compiles seven programs for every shape."""
+
+    def drawn(self, lower, upper, size, dtype=None, **_):
+        seed = np.asarray(jax.random.key_data(self.split_key())).ravel()
+        values = np.clip(np.random.default_rng(seed).standard_normal(size), lower, upper)
+        return jnp.asarray(values, dtype)
+
+    with mock.patch.object(brainstate.random.RandomState, "truncated_normal", drawn):
+        yield
+
+
 def add(name, build, *relations, groups, diagnostics=(), shape=(INPUTS,), **options):
     """Add one model; `build` makes it."""
 
     def module():
-        with brainstate.random.seed_context(3):
+        with brainstate.random.seed_context(3), quick_draws():
             model = build()
         for state in model.states(brainstate.ParamState).values():
             state.value = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), state.value)

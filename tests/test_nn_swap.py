@@ -6,10 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
+from nn_models import quick_draws
 
 from braintrace import nn
 
-BATCH, STEPS = 5, 3
+BATCH, STEPS = 5, 2
 TOLERANCE = {np.float32: 1e-6, np.float64: 1e-12}
 
 MASK = (np.arange(12).reshape(3, 4) % 4 > 0).astype(np.float32)
@@ -80,13 +81,14 @@ SWAPS = [
 
 def pair(name, args, options, ours, dtype):
     """The same layer of both packages with the same parameters, drawn anew."""
-    if callable(name):
-        layers = name(brainstate.nn, *args), name(nn, *args)
-    else:
-        layers = (
-            getattr(brainstate.nn, name)(*args, **options),
-            getattr(nn, name)(*args, **options, **ours),
-        )
+    with quick_draws():
+        if callable(name):
+            layers = name(brainstate.nn, *args), name(nn, *args)
+        else:
+            layers = (
+                getattr(brainstate.nn, name)(*args, **options),
+                getattr(nn, name)(*args, **options, **ours),
+            )
     theirs, own = (layer.states(brainstate.ParamState) for layer in layers)
     assert list(theirs) == list(own)
     generator = np.random.default_rng(2)
@@ -99,19 +101,29 @@ def pair(name, args, options, ours, dtype):
     return layers
 
 
-def outputs(layers, xs, batch):
-    """Outputs of some steps of each layer, from a state that is not zero."""
-    for layer in layers:
+def outputs(layers, sequences):
+    """Outputs of each layer over some sequences, each from a state that is not zero.
+
+    `sequences` are pairs of the number of samples and inputs; a layer without a state has one step.
+    """
+
+    def of_layer(layer, batch, xs):
         brainstate.nn.init_all_states(layer, batch_size=batch)
-        for state in layer.states(brainstate.HiddenState).values():
+        states = layer.states(brainstate.HiddenState).values()
+        for state in states:
             values = np.linspace(-0.5, 0.5, state.value.size).reshape(state.value.shape)
             state.value = jnp.asarray(values, xs.dtype)
+        return u.math.stack([layer(x) for x in (xs if states else xs[:1])])
 
     @brainstate.transform.jit
-    def steps(xs):
-        return [u.math.stack([layer(x) for x in xs]) for layer in layers]
+    def steps(inputs):
+        batches = [batch for batch, _ in sequences]
+        return [
+            [of_layer(layer, *given) for layer in layers]
+            for given in zip(batches, inputs, strict=True)
+        ]
 
-    return steps(xs)
+    return steps([xs for _, xs in sequences])
 
 
 def in_turn():
@@ -129,10 +141,12 @@ def in_turn():
 def test_same_numbers(name, args, options, ours, shape, unit, dtype):
     with jax.enable_x64(dtype is np.float64):
         layers = pair(name, args, options, ours, dtype)
+        sequences = []
         for batch in (None, BATCH):
             full = (STEPS, *(() if batch is None else (batch,)), *shape)
             xs = jnp.asarray(np.random.default_rng(1).standard_normal(full), dtype) * unit
-            expected, found = outputs(layers, xs, batch)
+            sequences.append((batch, xs))
+        for expected, found in outputs(layers, sequences):
             assert u.get_unit(found).has_same_dim(u.get_unit(expected))
             wanted, got = (
                 u.Quantity(y).to_decimal(u.get_unit(expected)) for y in (expected, found)
@@ -159,7 +173,7 @@ def test_one_weight_for_all_gives_every_output():
 @pytest.mark.parametrize("name", ["GRUCell", "MGUCell"])
 def test_the_default_form_is_another_function_of_the_same_parameters(name):
     layers = pair(name, (3, 4), {}, {}, np.float32)
-    expected, found = outputs(layers, jnp.ones((STEPS, BATCH, 3)), BATCH)
+    ((expected, found),) = outputs(layers, [(BATCH, jnp.ones((STEPS, BATCH, 3)))])
     assert np.abs(found[-1] - expected[-1]).max() > 1e-2
 
 
