@@ -17,6 +17,7 @@ import saiunit
 
 from ._errors import DtypeError, OptionError, ShapeError
 from ._jax import to_array
+from ._typing import Path
 
 LONGEST, MOST_LEAVES = 60, 4
 """Characters of a printed value, and leaves of a printed container."""
@@ -79,6 +80,14 @@ SEED = Kind("an integer from 0 to 2**32 - 1", lambda v: is_integer(v) and 0 <= v
 BATCH_SIZE = POSITIVE.or_else(None)
 FUNCTION = Kind("a function", callable)
 FLOATING = Kind("a floating-point dtype such as `jnp.bfloat16`", _is_floating)
+PATHS = Kind(
+    "a path such as 'cell/w' or ('cell', 'w'), the beginning of one, or a function of a path",
+    lambda v: isinstance(v, (str, tuple)) or (callable(v) and not isinstance(v, type)),
+)
+MARK = Kind(
+    f"'explicit', 'auto' or a filter over the parameters to be marked ({PATHS.words})",
+    PATHS.accepts,
+)
 MODEL = Kind(
     "a `brainstate.nn.Module`, initialised, whose `update` is one time step",
     lambda value: isinstance(value, brainstate.nn.Module),
@@ -95,6 +104,25 @@ def check_option(name: str, value: Any, kind: Kind, where: str = "") -> None:
     """
     if not kind.accepts(value):
         raise OptionError(f"{where}`{name}` is {shown(value)}; expected {kind.words}.")
+
+
+def path_filter(given: Any) -> Callable[[Path], bool]:
+    """Return what `PATHS` accepts as a function of a path."""
+    if isinstance(given, (str, tuple)):
+        return Below(tuple(given.split("/")) if isinstance(given, str) else given)
+    fits: Callable[[Path], bool] = given
+    return fits
+
+
+@dataclasses.dataclass(frozen=True)
+class Below:
+    """Whether a path begins with another one."""
+
+    start: tuple[Any, ...]
+
+    def __call__(self, path: Path) -> bool:
+        """Tell whether it does; keys of lists may be given as strings."""
+        return tuple(map(str, path[: len(self.start)])) == tuple(map(str, self.start))
 
 
 def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -> None:

@@ -10,6 +10,7 @@ from .._arguments import (
     BATCH_SIZE,
     BOOLEAN,
     FLOATING,
+    MARK,
     MODEL,
     NOT_NEGATIVE,
     check_option,
@@ -63,6 +64,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     unroll_limit
         Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
         because it mixes positions of a hidden state beside what it does position by position.
+    mark
+        ``'explicit'``: the parameters of marked operations learn online; ``'auto'``: all do, by
+        marks that the compiler makes; or those of a filter. See `compile_etrace_graph`.
     trace_dtype
         Floating-point dtype in which traces are kept between chunks (between steps, for those
         called one by one), ``jnp.bfloat16`` for half the memory; ``None``: that of the model.
@@ -93,6 +97,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         vjp_method: str = "single-step",
         strict: bool = False,
         unroll_limit: int = 32,
+        mark: Any = "explicit",
         trace_dtype: Any = None,
     ) -> None:
         super().__init__()
@@ -100,11 +105,13 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         check_option("vjp_method", vjp_method, one_of(*VJP_METHODS))
         check_option("strict", strict, BOOLEAN)
         check_option("unroll_limit", unroll_limit, NOT_NEGATIVE)
+        check_option("mark", mark, MARK)
         check_option("trace_dtype", trace_dtype, FLOATING.or_else(None))
         self.model = model
         self.vjp_method = vjp_method
         self.strict = strict
         self.unroll_limit = unroll_limit
+        self.mark = mark
         self.trace_dtype = trace_dtype
         self.samples_of_model: int | None = None
         self.filters: dict[str, ReadoutFilter] = {}
@@ -227,7 +234,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         # A window's gradient goes back, through mixing, to states that no trace is read from.
         every_state, rule = self.vjp_method == "multi-step", type(self).__name__
-        more = every_state, rule, self.samples_of_model, self.readout_filters
+        more = every_state, rule, self.samples_of_model, self.readout_filters, self.mark
         options = CompilerOptions(self.strict, self.unroll_limit, *more)
         step = (self.model, self.method, example, batch_size, options)
         compiled = compile_step(*step, self.trace_dtype)

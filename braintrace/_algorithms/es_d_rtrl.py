@@ -27,7 +27,8 @@ class ES_D_RTRL(ETraceAlgorithm):
     readout_filters
         See `D_RTRL`.
     **options
-        ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``; see `ETraceAlgorithm`.
+        ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        `ETraceAlgorithm`.
 
     Raises
     ------

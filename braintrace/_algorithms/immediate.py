@@ -92,7 +92,7 @@ class Immediate(ETraceAlgorithm):
 
     Parameters
     ----------
-    model, vjp_method, strict, unroll_limit, trace_dtype
+    model, vjp_method, strict, unroll_limit, mark, trace_dtype
         See `ETraceAlgorithm`. There are no traces that ``trace_dtype`` would concern, nor cuts
         for ``strict`` to refuse.
 

@@ -17,7 +17,7 @@ class RTRL(ETraceAlgorithm):
 
     Parameters
     ----------
-    model, vjp_method, strict, unroll_limit, trace_dtype
+    model, vjp_method, strict, unroll_limit, mark, trace_dtype
         See `ETraceAlgorithm`. Both methods give the same gradient.
 
     Raises

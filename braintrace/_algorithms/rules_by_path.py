@@ -6,7 +6,7 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import BOOLEAN, check_option, shown
+from .._arguments import BOOLEAN, PATHS, check_option, path_filter, shown
 from .._errors import CompilationError, OptionError
 from .._executor import ComposedTraces
 from .._graph import ETraceGraph, HiddenParamOpRelation
@@ -15,7 +15,7 @@ from .._typing import Path, path_name
 from .algorithm import ETraceAlgorithm
 from .names import algorithm_of, made
 
-SHARED = ("vjp_method", "strict", "unroll_limit", "trace_dtype", "readout_filters")
+SHARED = ("vjp_method", "strict", "unroll_limit", "mark", "trace_dtype", "readout_filters")
 """Options that hold for a whole model."""
 
 
@@ -169,33 +169,9 @@ def _part(given: Any, rule: Any) -> Part:
 
 
 def _filter(given: Any) -> Callable[[Path], bool]:
-    """Return whether a path is meant by a function, or by a path or the beginning of one.
-
-    Raises
-    ------
-    OptionError
-        If it is neither.
-    """
-    if isinstance(given, (str, tuple)):
-        return Below(tuple(given.split("/")) if isinstance(given, str) else given)
-    if not callable(given):
-        raise OptionError(
-            f"`rules` has the key {shown(given)}; expected a path such as 'cell/w' or "
-            "('cell', 'w'), the beginning of one, or a function of a path."
-        )
-    fits: Callable[[Path], bool] = given
-    return fits
-
-
-@dataclasses.dataclass(frozen=True)
-class Below:
-    """Whether a path begins with another one."""
-
-    start: tuple[Any, ...]
-
-    def __call__(self, path: Path) -> bool:
-        """Tell whether it does; keys of lists may be given as strings."""
-        return tuple(map(str, path[: len(self.start)])) == tuple(map(str, self.start))
+    if not PATHS.accepts(given):
+        raise OptionError(f"`rules` has the key {shown(given)}; expected {PATHS.words}.")
+    return path_filter(given)
 
 
 def _everywhere(path: Path) -> bool:

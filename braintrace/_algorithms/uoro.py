@@ -41,7 +41,8 @@ class UORO(ETraceAlgorithm):
         Of the random signs, drawn for every sample and step. They go on at a reset, so that the
         noise of one sequence is not that of the next.
     **options
-        ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``; see `ETraceAlgorithm`.
+        ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        `ETraceAlgorithm`.
         With ``vjp_method='multi-step'`` a window is exact inside, and only what came before it goes
         through the estimate: the longer the window, the less noise.
 

@@ -37,7 +37,7 @@ def rewriting(unroll_limit: int) -> Rule:
         name = equation.primitive.name
         if name in ("cond", "scan", "while") and holds_marked(equation):
             if name == "cond":
-                return _select(equation, operands, rewrite)
+                return selected(equation, operands, rewrite)
             if name == "scan":
                 return _unroll(equation, operands, rewrite, unroll_limit)
             raise CompilationError(
@@ -97,7 +97,10 @@ def _fits(value: ArrayLike, shape: tuple[int, ...]) -> bool:
     return jnp.shape(value) == shape or (jnp.shape(value) == () and not is_tracer(value))
 
 
-def _select(equation: Equation, operands: list[ArrayLike], rule: Rule) -> list[jax.Array]:
+def selected(
+    equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
+) -> list[jax.Array]:
+    """Return the outputs of a branch, all of its cases computed and one of them selected."""
     index, *arguments = operands
     branches = equation.params["branches"]
     results = [evaluate_inlined(branch, arguments, rule) for branch in branches]
@@ -121,7 +124,9 @@ def _unroll(
     return unrolled(equation, operands, rule)
 
 
-def unrolled(equation: Equation, operands: list[ArrayLike], rule: Rule) -> list[jax.Array]:
+def unrolled(
+    equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
+) -> list[jax.Array]:
     """Return the outputs of a scan of known length, its steps one after the other."""
     loop, length = loop_of(equation, operands), equation.params["length"]
     carried = loop.carried

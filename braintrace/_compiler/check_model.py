@@ -73,6 +73,7 @@ def check_learns(
     relations: Sequence[HiddenParamOpRelation],
     diagnostics: Iterable[Diagnostic],
     boundary: Boundary,
+    is_marked: bool,
 ) -> None:
     """Refuse a model of which no weight would learn online.
 
@@ -83,9 +84,10 @@ def check_learns(
         return
     names = ", ".join(state.name for state, _ in step.new_states)
     reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
+    hint = "" if is_marked else "\nOr try `mark='auto'`: the compiler marks the weights itself."
     raise CompilationError(
         f"No marked operation with a parameter reaches a hidden state ({names}) of "
         f"`{type(model).__name__}`, so that no weight would learn online. Use "
         "`braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) for "
-        f"the weights on the way into the hidden state.{reasons}"
+        f"the weights on the way into the hidden state.{reasons}{hint}"
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import BOOLEAN, MODEL, NOT_NEGATIVE, check_option
+from .._arguments import BOOLEAN, MARK, MODEL, NOT_NEGATIVE, check_option
 from .._graph import Boundary, Diagnostic, ETraceGraph, TracedModel, TraceMethod
 from .._typing import Path
 from .analysis import Analysis
@@ -35,6 +35,7 @@ from .hidden_groups import find_hidden_groups
 from .layers import about_layers, layers_of
 from .linear_readouts import filter_readouts
 from .marked_operations import marked_operations
+from .marks import marking_of
 from .placement import Placement
 from .relations import find_relations
 from .reporting import publish, reported
@@ -43,6 +44,9 @@ from .split_loops import split_loops
 from .split_shared_uses import split_shared_uses
 from .trace import trace_model
 from .whole_state import whole_state_of
+
+BY_POSITION: tuple[Boundary, ...] = ("cut", "diagonal", "neighbours")
+"""Rules that follow what happens position by position."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +63,7 @@ class CompilerOptions:
         Name of the learning rule, for messages.
     samples
         How many samples the model itself is written for; ``None``: that is not known.
-    readout_filters
+    readout_filters, mark
         See `compile_etrace_graph`.
     """
 
@@ -69,6 +73,7 @@ class CompilerOptions:
     rule: str = "D_RTRL"
     samples: int | None = None
     readout_filters: bool = False
+    mark: Any = "explicit"
 
 
 def compile_model(
@@ -86,19 +91,24 @@ def compile_model(
     check_option("strict", options.strict, BOOLEAN)
     check_option("unroll_limit", options.unroll_limit, NOT_NEGATIVE)
     check_option("readout_filters", options.readout_filters, BOOLEAN)
+    check_option("mark", options.mark, MARK)
     check_parameters(model)
 
     # `update` as a flat program: calls are inlined, branches and loops with marks spelled out.
-    traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit)
+    # Before that, what the model does with its parameters is marked, if that is asked for.
+    boundary = method.boundary
+    marking = None
+    if boundary != "closed":  # a rule without traces differentiates a step as it is
+        marking = marking_of(model, options.mark, options.unroll_limit, boundary in BY_POSITION)
+    traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit, marking)
     check_hidden_states(traced)
 
     # Groups of hidden states, in the form of the step that shows most of what positions do alone.
-    boundary = method.boundary
     if boundary == "neighbours":  # no state is computed from others alone: each has a trace
         options = dataclasses.replace(options, every_state=True)
     every_state = options.every_state
-    follows_positions = boundary in ("cut", "diagonal", "neighbours")
-    grouped = _with_loops_split(traced, options, boundary) if follows_positions else None
+    is_by_position = boundary in BY_POSITION
+    grouped = _with_loops_split(traced, options, boundary) if is_by_position else None
     step = grouped or _grouped(traced, every_state, boundary)
     check_has_states(model, step)
     if boundary == "neighbours":
@@ -132,7 +142,7 @@ def compile_model(
     findings = diagnose(step, found, relations, method.boundary)
     more = (*about_layers(step, layers), *not_readouts)
     diagnostics = reported(itertools.chain(findings, more), method.boundary)
-    check_learns(model, step, found, diagnostics, method.boundary)
+    check_learns(model, step, found, diagnostics, method.boundary, marking is not None)
     publish(diagnostics, options.strict)
 
     # Last of all, what the rule carries from step to step.

@@ -40,6 +40,7 @@ def diagnose(
     yield from _without_relation(step, found)
     yield from _not_carried(found, relations)
     yield from _inside_rules(step)
+    yield from step.traced.unmarked
     yield from _partly_mixed(step, relations)
     yield from also_plain(step, relations)
     yield from carried_without_a_trace(step, () if passes_weights else step.analysis.opaque)

@@ -24,6 +24,7 @@ REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "partly-mixed": _MARKED_ONLY,
     "operand-not-parameters": _MARKED_ONLY,
     "inside-custom-rule": _MARKED_ONLY,
+    "not-marked": _MARKED_ONLY,
     "no-hidden-state": _EVERY - {"layered", "passed"},
     "backward-not-linear": _PAST,
     "untraced-state": _PAST,

@@ -16,13 +16,14 @@ from .._arguments import is_quantity, leaf_names, named
 from .._brainstate import StatefulTrace, trace_stateful
 from .._errors import CompilationError
 from .._foreign import in_words
-from .._graph import StateLeaf, TracedModel
+from .._graph import Diagnostic, StateLeaf, TracedModel
 from .._jax import ClosedJaxpr, is_tracer, open_jaxpr, trace_to_jaxpr
 from .._jaxpr import Program, Rule, inlined, program_of
 from .._typing import Path, PyTree, path_name
 from .canonicalize import rewriting, spell_out_broadcasts
 from .example import argument_names, call_of_update, check_example
 from .mapped import map_over_batch, mapped_avals, mapped_axes
+from .marks import Marking, with_marks
 from .state_arrays import StateArray, kind_of, split_avals, split_states, state_arrays_of
 
 
@@ -36,6 +37,7 @@ def trace_model(
     arguments: tuple[PyTree, ...],
     batch_size: int | None = None,
     unroll_limit: int = 32,
+    marking: Marking | None = None,
 ) -> tuple[TracedModel, dict[Path, brainstate.State]]:
     """Trace one ``update``.
 
@@ -53,6 +55,8 @@ def trace_model(
         sample, and is mapped over a batch axis of that size that leads in ``arguments``.
     unroll_limit
         Longest loop with a marked operation that is unrolled.
+    marking
+        Which parameters get marks here; ``None``: the model has its own.
 
     Raises
     ------
@@ -74,7 +78,11 @@ def trace_model(
 
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
     count = len(argument_leaves)
-    program = _program(step.jaxpr, arrays, count, batch_size, rewriting(unroll_limit))
+    closed = step.jaxpr
+    unmarked: tuple[Diagnostic, ...] = ()
+    if marking is not None:
+        closed, unmarked = with_marks(closed, arrays, count, batch_size is not None, marking)
+    program = _program(closed, arrays, count, batch_size, rewriting(unroll_limit))
     output_tree = jax.tree.structure(out_shapes)
     outputs = output_tree.num_leaves
     traced = TracedModel(
@@ -89,6 +97,7 @@ def trace_model(
         output_tree=output_tree,
         parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
         batch_size=batch_size,
+        unmarked=unmarked,
     )
     return traced, outside
 

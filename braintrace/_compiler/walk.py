@@ -164,7 +164,7 @@ class _WalkUnderWay:
         if role == "transparent":
             received = [out_ids[0], *[None] * (len(equation.invars) - 1)]
         else:
-            received = _back(self._analysis, equation, out_ids)
+            received = back_through(self._analysis, equation, out_ids)
         contributions = [
             given if carries_derivative(atom) else None
             for atom, given in zip(equation.invars, received, strict=True)
@@ -238,7 +238,7 @@ class _WalkUnderWay:
 _LOOPS = {"cond": through_cond, "scan": through_scan, "while": through_while}
 
 
-def _back(
+def back_through(
     analysis: Analysis, equation: Equation, out_ids: Sequence[Ids | None]
 ) -> Sequence[Contribution]:
     """Return what every operand of an equation that is no marked operation receives."""

@@ -17,6 +17,7 @@ DiagnosticKind = Literal[
     "partly-mixed",
     "operand-not-parameters",
     "inside-custom-rule",
+    "not-marked",
     "no-hidden-state",
     "backward-not-linear",
     "untraced-state",

@@ -10,6 +10,7 @@ import numpy as np
 from .._jax import Atom, Var
 from .._jaxpr import Program
 from .._typing import Path, PyTree, path_name
+from .diagnostics import Diagnostic
 
 StateKind = Literal["hidden", "parameter", "random", "other"]
 """What a State is to a step."""
@@ -90,7 +91,8 @@ class FilteredReadout:
 class TracedModel:
     """One step of a model as plain data.
 
-    Where readouts are filtered, the leaves and inputs of the filters come after those of the model,
+    Uses of parameters that the compiler was asked to mark and could not are ``unmarked``. Where
+    readouts are filtered, the leaves and inputs of the filters come after those of the model,
     which is itself in ``unfiltered``.
     """
 
@@ -105,6 +107,7 @@ class TracedModel:
     output_tree: PyTree
     parameter_paths: tuple[Path, ...]
     batch_size: int | None
+    unmarked: tuple[Diagnostic, ...] = ()
     readouts: tuple[FilteredReadout, ...] = ()
     unfiltered: "TracedModel | None" = None
 

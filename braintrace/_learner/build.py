@@ -52,8 +52,9 @@ def compile(
         that of its algorithm alone. What traces of both follow has to end at the same places, as
         `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without `Immediate`.
     **algorithm_options
-        Given to the algorithm; ``vjp_method``, ``strict``, ``unroll_limit`` and ``trace_dtype``
-        hold for all.
+        Given to the algorithm; ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and
+        ``trace_dtype`` hold for all. ``mark="auto"`` lets a model learn online that has no marked
+        operation in it.
 
     Raises
     ------

@@ -16,6 +16,7 @@ def compile_etrace_graph(
     strict: bool = False,
     unroll_limit: int = 32,
     readout_filters: bool = True,
+    mark: Any = "explicit",
 ) -> ETraceGraph:
     """Analyse one step of a model.
 
@@ -35,6 +36,12 @@ def compile_etrace_graph(
         because it mixes positions of a hidden state beside what it does position by position.
     readout_filters
         See `D_RTRL`.
+    mark
+        ``'explicit'``: what the model marks learns online. ``'auto'``: all of its parameters do,
+        as far as there are marked operations for what it does with them: products and
+        convolutions of any layout, with their biases, and whatever acts position by position.
+        Marks that are there stay. A path, the beginning of one (``"cell/w"``, ``("cell", "w")``) or
+        a function of a path: these parameters alone are marked.
 
     Returns
     -------
@@ -62,5 +69,5 @@ def compile_etrace_graph(
     ApproximationWarning
         Once for every diagnostic of level ``'warning'``.
     """
-    options = CompilerOptions(strict, unroll_limit, readout_filters=readout_filters)
+    options = CompilerOptions(strict, unroll_limit, readout_filters=readout_filters, mark=mark)
     return compile_model(model, arguments, batch_size, options, ParameterTraces())[0]

@@ -1,0 +1,268 @@
+"""Which equations of a program become marked operations, and which cannot.
+
+- A product of data with a parametric weight, with a parametric vector that is added to it right
+  afterwards as its bias.
+- Any other parametric variable that meets data: the variable, by an element-wise mark. What
+  copies and reshapes it on the way to the data stands behind the mark, as for a bias that is
+  broadcast over the samples.
+- Not: what nothing is known of but its numbers (a call with a backward rule of its own that mixes
+  positions, rows that data choose), and what stands in a loop whose steps cannot be spelled out.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from .._graph.marked import is_marked
+from .._jax import Atom, Equation, Var, is_var
+from .analysis import Analysis
+from .computed_from import LOOPS
+from .parametric_uses import ParametricUses
+from .products import Product, is_outer, is_sum_with_weights, product_of
+from .transfer import CUT, ELEMENTWISE, NONE, Contribution, carries_derivative
+from .walk import back_through
+
+MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "tile"})
+"""What may stand between an element-wise mark and the data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bias:
+    """A parametric variable that is the bias of a product.
+
+    Attributes
+    ----------
+    total
+        Index of the equation that adds it.
+    operand
+        Where the product stands there.
+    var, axes
+        The variable, and the axes of the sum along which its own stand.
+    outputs
+        The axes of the sum that are the weight's own.
+    moves
+        Equations that transpose the product before.
+    """
+
+    total: int
+    operand: int
+    var: Var
+    axes: tuple[int, ...]
+    outputs: tuple[int, ...]
+    moves: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unmarked:
+    """Operands that stay as they are, and why."""
+
+    equation: Equation
+    operands: tuple[int, ...]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkPlan:
+    """What becomes of the equations of a program, by index.
+
+    Attributes
+    ----------
+    products, biases
+        Products, and the biases of some of them.
+    elementwise
+        Operands that are marked element-wise.
+    sources
+        For each variable that they are, the one at which its mark is.
+    unmarked
+        What cannot be marked.
+    """
+
+    products: dict[int, Product] = dataclasses.field(default_factory=dict)
+    biases: dict[int, Bias] = dataclasses.field(default_factory=dict)
+    elementwise: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    sources: dict[Var, Var] = dataclasses.field(default_factory=dict)
+    unmarked: list[Unmarked] = dataclasses.field(default_factory=list)
+
+
+def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
+    """Plan the marks of a program whose loops have been spelled out as far as that is possible.
+
+    Results that count and are computed from parameters alone are marked, too.
+    """
+    program, plan = uses.program, MarkPlan()
+    analysis, totals = Analysis(program), set[int]()
+    for index, operands in uses:
+        equation = program.equations[index]
+        if index in totals or is_marked(equation):
+            continue
+        product = product_of(equation, operands, uses.found)
+        if isinstance(product, str):
+            plan.unmarked.append(Unmarked(equation, operands, product))
+        elif product is not None:
+            plan.products[index] = product
+            bias = _bias(uses, index, product)
+            if bias is not None:
+                plan.biases[index] = bias
+                totals.add(bias.total)
+        elif equation.primitive.name in LOOPS and uses.holds_product(index):
+            plan.unmarked.append(Unmarked(equation, operands, _why_closed(equation, unroll_limit)))
+        else:
+            passed = tuple(i for i in operands if _passes(analysis, equation, i))
+            if passed:
+                plan.elementwise[index] = passed
+            if passed != operands:
+                others = tuple(i for i in operands if i not in passed)
+                plan.unmarked.append(Unmarked(equation, others, OPAQUE))
+    used = [program.equations[i].invars[k] for i, found in plan.elementwise.items() for k in found]
+    plan.sources.update(sources_of(uses, [*used, *uses.results]))
+    return plan
+
+
+OPAQUE = (
+    "of which positions reach which through this operation nothing is known, or each reaches "
+    "several"
+)
+
+
+def sources_of(uses: ParametricUses, used: Iterable[Var]) -> dict[Var, Var]:
+    """Return, for variables that are to be marked element-wise, at which variable each of them is.
+
+    Those that are computed from one another or from the same one, element by element, have one
+    mark: a decay and one minus it. What copies the marked one is left behind the mark.
+    """
+    chains = {var: _chain(uses, var) for var in used}
+    ends = Counter(chain[-1] for chain in chains.values())
+    passing = Counter(var for chain in chains.values() for var in chain)
+    sources = {}
+    for var, chain in chains.items():
+        common = next(link for link in chain if passing[link] == ends[chain[-1]])
+        sources[var] = _behind_moves(uses, common)
+    return sources
+
+
+def _chain(uses: ParametricUses, var: Var) -> list[Var]:
+    """Return a variable, and what it is computed from element by element, one after the other."""
+    chain = [var]
+    while (before := _before(uses, chain[-1])) is not None:
+        chain.append(before)
+    return chain
+
+
+def _before(uses: ParametricUses, var: Var) -> Var | None:
+    """Return the one parametric variable that another is made from, element by element."""
+    equation = uses.maker(var)
+    if equation is None:
+        return None
+    operands = {atom for atom in equation.invars if uses.is_parametric(atom)}
+    if len(operands) != 1:
+        return None
+    (operand,) = operands
+    is_alike = equation.primitive.name in ELEMENTWISE and operand.aval.shape == var.aval.shape
+    return operand if is_alike or _only_moves(equation) else None
+
+
+def _behind_moves(uses: ParametricUses, var: Var) -> Var:
+    """Return the smallest variable that another is copied from, and of those the flattest one."""
+    best = var
+    while True:
+        equation = uses.maker(var)
+        if equation is None or not _only_moves(equation):
+            return best
+        if not uses.is_parametric(equation.invars[0]):
+            return best
+        var = equation.invars[0]
+        if (var.aval.size, var.aval.ndim) < (best.aval.size, best.aval.ndim):
+            best = var
+
+
+def _only_moves(equation: Equation) -> bool:
+    if equation.primitive.name == "convert_element_type":  # of a weak type, that of a number
+        return bool(equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype)
+    return equation.primitive.name in MOVES and len(equation.invars) == 1
+
+
+def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:
+    """Return what is added to a product right after it, along its weight's own axes.
+
+    In between it may be transposed, as ``jax.vmap`` does it.
+    """
+    program, outputs = uses.program, product.outputs
+    moves: list[int] = []
+    while True:
+        (y,) = program.equations[index].outvars
+        readers = program.readers.get(y, ())
+        if len(readers) != 1 or y in filter(is_var, program.out_atoms):
+            return None
+        ((index, operand),) = readers
+        equation = program.equations[index]
+        if equation.primitive.name != "transpose":
+            break
+        outputs = tuple(map(equation.params["permutation"].index, outputs))
+        moves.append(index)
+    if equation.primitive.name not in ("add", "add_any"):
+        return None
+    if equation.outvars[0].aval.shape != y.aval.shape:
+        return None
+    found = _along(uses, equation.invars[1 - operand], outputs)
+    return None if found is None else Bias(index, operand, *found, outputs, tuple(moves))
+
+
+def _along(
+    uses: ParametricUses, atom: Atom, outputs: Sequence[int]
+) -> tuple[Var, tuple[int, ...]] | None:
+    """Return the variable behind broadcasts that is constant along all other axes."""
+    axes = tuple(range(len(atom.aval.shape)))
+    while uses.is_parametric(atom):
+        sizes = zip(axes, atom.aval.shape, strict=True)
+        if {axis for axis, size in sizes if size != 1} <= set(outputs):
+            return atom, axes
+        equation = uses.maker(atom)
+        if equation is None or equation.primitive.name != "broadcast_in_dim":
+            return None
+        atom = equation.invars[0]
+        axes = tuple(axes[axis] for axis in equation.params["broadcast_dimensions"])
+    return None
+
+
+def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
+    """Tell whether positions can be followed from the results of an equation to an operand."""
+    name = equation.primitive.name
+    if name in ELEMENTWISE or name in LOOPS:
+        return True
+    if is_outer(equation) or is_sum_with_weights(equation, (operand,)):
+        return True
+    return _received(analysis, equation)[operand] is not CUT
+
+
+def keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
+    """Tell whether each element of some operands reaches one place of the results at most."""
+    received = _received(analysis, equation)
+    found = [received[operand] for operand in operands]
+    return all(
+        given is None or (isinstance(given, np.ndarray) and not np.any(given < NONE))
+        for given in found
+    )
+
+
+def _received(analysis: Analysis, equation: Equation) -> Sequence[Contribution]:
+    """Return which element of the results each element of the operands reaches."""
+    out_ids = [
+        np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
+        if carries_derivative(var)
+        else None
+        for var in equation.outvars
+    ]
+    return back_through(analysis, equation, out_ids)
+
+
+def _why_closed(equation: Equation, unroll_limit: int) -> str:
+    """Say why the steps of a loop cannot be spelled out."""
+    if equation.primitive.name == "scan":
+        return (
+            f"the loop of {equation.params['length']} steps around a product with it is longer "
+            f"than `unroll_limit` ({unroll_limit}); give a larger one, or make the inner steps "
+            "steps of the model"
+        )
+    return "it is the weight of a product in a loop whose number of steps is not known"

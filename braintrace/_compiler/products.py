@@ -1,0 +1,229 @@
+r"""Ordinary products of data with a weight, as marked operations.
+
+A product sums over axes that both operands have, :math:`y_{bfo} = \sum_k x_{bfk} w_{ko}`, wherever
+these axes stand, and on whichever side the weight is. The operands are moved into the places that
+a marked operation expects, and the result back into those that the program expects.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from .. import _etrace_op
+from .._jax import Equation, Var
+from .computed_from import From, of_operands
+
+
+class Product(Protocol):
+    """A product as a marked operation.
+
+    Attributes
+    ----------
+    weight
+        Which operand is the weight; the other one is the input.
+    outputs
+        The axes of the result that are the weight's own, along which a bias may stand.
+    """
+
+    @property
+    def weight(self) -> int: ...
+
+    @property
+    def outputs(self) -> tuple[int, ...]: ...
+
+    def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
+        """Return the marked product of an input and a weight, plus a bias if there is one."""
+        ...
+
+
+def product_of(
+    equation: Equation, positions: Sequence[int], found: dict[Var, From]
+) -> Product | str | None:
+    """Return an equation as a marked product.
+
+    Parameters
+    ----------
+    equation
+        The equation.
+    positions
+        The operands that are computed from parameters.
+    found
+        What variables are computed from.
+
+    Returns
+    -------
+    Product, str or None
+        ``None``: it is no product with a weight. A text: why a product cannot be marked.
+    """
+    name, params = equation.primitive.name, equation.params
+    if len(positions) != 1 or of_operands(equation, found)[1 - positions[0]] is not From.DATA:
+        return None
+    product: Product | str | None = None
+    if name == "dot_general":
+        product = _dense(equation, positions[0])
+    elif name == "conv_general_dilated" and positions == (1,) and len(_shape(equation, 0)) > 2:
+        features = params["dimension_numbers"].out_spec[1]
+        product = Convolution(params, equation.outvars[0].aval.dtype, (features,))
+    if product is None or isinstance(product, str):
+        return product
+    return _not_by_default(equation) or product
+
+
+def is_product(equation: Equation, positions: Sequence[int], found: dict[Var, From]) -> bool:
+    """Tell whether an equation is a product with a weight, be it one that can be marked or not."""
+    return product_of(equation, positions, found) is not None
+
+
+def is_outer(equation: Equation) -> bool:
+    """Tell whether an equation multiplies and sums nothing up."""
+    is_dot = equation.primitive.name == "dot_general"
+    return is_dot and not equation.params["dimension_numbers"][0][0]
+
+
+def is_sum_with_weights(equation: Equation, positions: Sequence[int]) -> bool:
+    """Tell whether an equation multiplies by a weight without an axis of its own, and sums up.
+
+    Every element of the data goes to one place, as in ``einsum("bgh,g->bh")``.
+    """
+    if equation.primitive.name != "dot_general" or len(positions) != 1:
+        return False
+    contracted, _ = equation.params["dimension_numbers"]
+    return bool(contracted[0]) and not _free(equation, positions[0])
+
+
+def row(bias: Any, axes: Sequence[int], outputs: Sequence[int], shape: Sequence[int]) -> Any:
+    """Return a bias as the vector that a marked product takes.
+
+    Parameters
+    ----------
+    bias, axes
+        The bias, and the axes of the result along which its own stand.
+    outputs, shape
+        The axes of the result that are the weight's own, and the shape of the result.
+    """
+    sizes, order = dict(zip(axes, bias.shape, strict=True)), sorted(outputs)
+    aligned = bias.reshape([sizes.get(axis, 1) for axis in order])
+    full = jnp.broadcast_to(aligned, [shape[axis] for axis in order])
+    return _moved(full, [order.index(axis) for axis in outputs]).reshape(-1)
+
+
+def sum_with_weights(equation: Equation, operands: Sequence[Any], position: int) -> Any:
+    """Return the same as an element-wise product and a sum."""
+    contracted, batch = equation.params["dimension_numbers"]
+    x, weight = operands[1 - position], operands[position]
+    dtype = equation.outvars[0].aval.dtype
+    own = [*batch[position], *contracted[position]]
+    places = [*batch[1 - position], *contracted[1 - position]]
+    order = sorted(range(len(own)), key=places.__getitem__)
+    weight = jnp.transpose(weight, [own[i] for i in order]).astype(dtype)
+    full = jax.lax.broadcast_in_dim(weight, x.shape, tuple(sorted(places)))
+    summed = jax.lax.reduce_sum(x.astype(dtype) * full, axes=tuple(contracted[1 - position]))
+    left = [axis for axis in range(x.ndim) if axis not in contracted[1 - position]]
+    first = [left.index(axis) for axis in batch[1 - position]]
+    return _moved(summed, [*first, *(i for i in range(len(left)) if i not in first)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """``dot_general`` without common axes but those that are summed over.
+
+    Attributes
+    ----------
+    summed, free
+        Axes of the input and of the weight that are summed over, and the others.
+    """
+
+    weight: int
+    summed: tuple[tuple[int, ...], tuple[int, ...]]
+    free: tuple[tuple[int, ...], tuple[int, ...]]
+    dtype: Any
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The weight's own axes stand behind those of the input, or before them."""
+        of_input, of_weight = map(len, self.free)
+        first = of_input if self.weight == 1 else 0
+        return tuple(range(first, first + of_weight))
+
+    def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
+        """Return the product; see `Product`."""
+        (x_summed, w_summed), (x_free, w_free) = self.summed, self.free
+        leading = [x.shape[axis] for axis in x_free]
+        own = [weight.shape[axis] for axis in w_free]
+        count = math.prod(x.shape[axis] for axis in x_summed)
+        x = _moved(x, [*x_free, *x_summed]).reshape(*leading, count).astype(self.dtype)
+        weight = _moved(weight, [*w_summed, *w_free]).reshape(count, math.prod(own))
+        y = _etrace_op.matmul(x, weight.astype(self.dtype), bias).reshape(*leading, *own)
+        places = range(len(leading) + len(own))
+        return (
+            y if self.weight == 1 else _moved(y, [*places[len(leading) :], *places[: len(leading)]])
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Convolution:
+    """``conv_general_dilated`` with a kernel."""
+
+    params: Mapping[str, Any]
+    dtype: Any
+    outputs: tuple[int, ...]
+    weight: int = 1
+
+    def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
+        """Return the convolution; see `Product`."""
+        params = self.params
+        same = "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"
+        counts = "feature_group_count", "batch_group_count"
+        return _etrace_op.conv(
+            x.astype(self.dtype),
+            weight.astype(self.dtype),
+            bias,
+            strides=params["window_strides"],
+            **{name: params[name] for name in (*same, *counts)},
+        )
+
+
+def _dense(equation: Equation, position: int) -> Product | str | None:
+    contracted, batch = equation.params["dimension_numbers"]
+    free = tuple(_free(equation, operand) for operand in (1 - position, position))
+    if not contracted[0] or not free[1]:
+        return None
+    if batch[0]:
+        return (
+            "its weight has an axis in common with data that is not summed over (heads, groups), "
+            "for which there is no marked operation"
+        )
+    summed = tuple(contracted[1 - position]), tuple(contracted[position])
+    return Dense(position, summed, (free[0], free[1]), equation.outvars[0].aval.dtype)
+
+
+def _free(equation: Equation, operand: int) -> tuple[int, ...]:
+    contracted, batch = equation.params["dimension_numbers"]
+    taken = (*contracted[operand], *batch[operand])
+    return tuple(axis for axis in range(len(_shape(equation, operand))) if axis not in taken)
+
+
+def _not_by_default(equation: Equation) -> str | None:
+    """Say what a product asks for that a marked operation does not do."""
+    asked = equation.params["precision"]
+    asked = asked if isinstance(asked, tuple) else (asked,)
+    plain = (None, jax.lax.Precision.DEFAULT)
+    if all(precision in plain for precision in asked) or jax.config.jax_default_matmul_precision:
+        return None
+    return (
+        f"it asks for `precision={equation.params['precision']}`, and a marked operation computes "
+        "as `jax.default_matmul_precision` says: set that instead"
+    )
+
+
+def _shape(equation: Equation, operand: int) -> tuple[int, ...]:
+    shape: tuple[int, ...] = equation.invars[operand].aval.shape
+    return shape
+
+
+def _moved(array: Any, axes: Sequence[int]) -> Any:
+    return array if list(axes) == list(range(array.ndim)) else jnp.transpose(array, axes)

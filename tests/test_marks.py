@@ -1,0 +1,484 @@
+"""Models without a marked operation learn online as their twins with marks do."""
+
+import functools
+from dataclasses import dataclass
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import saiunit as u
+from assertions import assert_gradients_close
+
+import braintrace as bt
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+BATCH, INPUTS, UNITS, STEPS = 2, 6, 4, 4
+TOLERANCE = 1e-12
+MASK = np.arange(INPUTS * UNITS).reshape(INPUTS, UNITS) % 3 > 0
+LAYOUT = ("NCH", "OIH", "NCH")
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One step, written plainly and with marks.
+
+    plain, marked: ``(params, h, x) -> h'``.
+    shapes: of the parameters.
+    exact: whether the gradient is that of backpropagation through time.
+    """
+
+    name: str
+    plain: object
+    marked: object
+    shapes: dict
+    exact: bool = True
+    state: tuple = (UNITS,)
+
+    def params(self):
+        generator = np.random.default_rng(5)
+        return {k: jnp.asarray(generator.standard_normal(s)) / 2 for k, s in self.shapes.items()}
+
+    def start(self):
+        values = np.linspace(-0.4, 0.6, int(np.prod(self.state)))
+        return jnp.asarray(np.tile(values.reshape(self.state), (BATCH, *[1] * len(self.state))))
+
+
+ROWS = []
+
+
+def row(name, plain, marked, exact=True, state=(UNITS,), **shapes):
+    ROWS.append(Row(name, plain, marked, shapes, exact, state))
+
+
+def leaky(h, drive):
+    return 0.8 * h + jnp.tanh(drive)
+
+
+def kept(drive, marked, exact=True, **shapes):
+    """Add a row whose drive feeds a leaky state."""
+    name = shapes.pop("name")
+    row(
+        name,
+        lambda p, h, x: leaky(h, drive(p, x)),
+        lambda p, h, x: leaky(h, marked(p, x)),
+        exact,
+        **shapes,
+    )
+
+
+def selected(a, b, first, second):
+    return jnp.where(first > 0, a, second) + jnp.logaddexp(jnp.broadcast_to(b, first.shape), second)
+
+
+DENSE = {"w": (INPUTS, UNITS), "b": (UNITS,)}
+TALL = {"w": (UNITS, INPUTS), "b": (UNITS,)}
+mm, ew = bt.matmul, bt.element_wise
+
+kept(lambda p, x: x @ p["w"], lambda p, x: mm(x, p["w"]), name="product", w=(INPUTS, UNITS))
+kept(lambda p, x: x @ p["w"] + p["b"], lambda p, x: mm(x, p["w"], p["b"]), name="bias", **DENSE)
+kept(
+    lambda p, x: p["b"] + x @ p["w"],
+    lambda p, x: mm(x, p["w"], p["b"]),
+    name="a bias in front",
+    **DENSE,
+)
+kept(
+    lambda p, x: x @ p["w"] + p["c"],
+    lambda p, x: mm(x, p["w"], jnp.broadcast_to(p["c"], UNITS)),
+    name="one bias for all",
+    w=(INPUTS, UNITS),
+    c=(),
+)
+kept(
+    lambda p, x: x[:, :2] @ p["v"] + x @ p["w"] + p["b"],
+    lambda p, x: mm(x[:, :2], p["v"]) + mm(x, p["w"]) + ew(p["b"]),
+    name="a bias of two products",
+    v=(2, UNITS),
+    **DENSE,
+)
+kept(
+    lambda p, x: x @ p["w"].T + p["b"],
+    lambda p, x: mm(x, p["w"].T, p["b"]),
+    name="a transposed weight",
+    **TALL,
+)
+kept(
+    lambda p, x: jax.lax.dot_general(x, p["w"], (((1,), (1,)), ((), ()))),
+    lambda p, x: mm(x, p["w"].T),
+    name="its second axis summed over",
+    w=(UNITS, INPUTS),
+)
+kept(
+    lambda p, x: (p["w"] @ x.T + p["b"][:, None]).T,
+    lambda p, x: mm(x, p["w"].T, p["b"]),
+    name="a weight on the left",
+    **TALL,
+)
+kept(
+    lambda p, x: jax.vmap(lambda x: p["w"] @ x + p["b"])(x),
+    lambda p, x: mm(x, p["w"].T, p["b"]),
+    name="mapped over samples",
+    **TALL,
+)
+kept(
+    lambda p, x: jnp.einsum("bij,jio->bo", x.reshape(BATCH, 2, 3), p["w"]),
+    lambda p, x: mm(
+        x.reshape(BATCH, 2, 3).swapaxes(1, 2).reshape(BATCH, -1), p["w"].reshape(6, UNITS)
+    ),
+    name="two axes summed over",
+    w=(3, 2, UNITS),
+)
+kept(
+    lambda p, x: (jnp.einsum("bi,ijk->bjk", x, p["w"]) + p["b"]).reshape(BATCH, -1),
+    lambda p, x: mm(x, p["w"].reshape(INPUTS, -1), p["b"].reshape(-1)),
+    name="a weight with two axes of its own",
+    w=(INPUTS, 2, 2),
+    b=(2, 2),
+)
+kept(
+    lambda p, x: (x.reshape(BATCH, 2, 3) @ p["w"] + p["b"]).reshape(BATCH, -1),
+    lambda p, x: mm(x.reshape(BATCH, 2, 3), p["w"], p["b"]).reshape(BATCH, -1),
+    name="two leading axes",
+    w=(3, 2),
+    b=(2,),
+)
+kept(
+    lambda p, x: x[:, :1] @ p["w"],
+    lambda p, x: mm(x[:, :1], p["w"]),
+    name="one input",
+    w=(1, UNITS),
+)
+kept(
+    lambda p, x: jnp.einsum("bi,o->bo", x[:, :1], p["w"]),
+    lambda p, x: x[:, :1] * ew(p["w"]),
+    name="an outer product",
+    w=(UNITS,),
+    exact=True,
+)
+kept(
+    lambda p, x: jnp.einsum("bgh,g->bh", x[:, :, None] * jnp.ones(UNITS), p["w"]),
+    lambda p, x: (x[:, :, None] * ew(p["w"])[:, None] * jnp.ones(UNITS)).sum(1),
+    name="a weight without an axis of its own",
+    w=(INPUTS,),
+)
+kept(
+    lambda p, x: jnp.einsum("bgh,hg->bh", (x @ p["v"]).reshape(BATCH, 2, UNITS), p["w"]),
+    lambda p, x: (mm(x, p["v"]).reshape(BATCH, 2, UNITS) * ew(p["w"]).T).sum(1),
+    name="a product behind it",
+    v=(INPUTS, 2 * UNITS),
+    w=(UNITS, 2),
+)
+kept(
+    lambda p, x: x @ (jnp.abs(p["w"]) * MASK) / jnp.linalg.norm(p["w"]),
+    lambda p, x: mm(x, jnp.abs(p["w"]) * MASK) / ew(p["w"], jnp.linalg.norm),
+    name="a masked weight and its norm",
+    w=(INPUTS, UNITS),
+)
+kept(
+    lambda p, x: x @ jnp.outer(p["a"], jnp.tanh(p["b"])),
+    lambda p, x: mm(x, jnp.outer(p["a"], jnp.tanh(p["b"]))),
+    name="a weight made of others",
+    a=(INPUTS,),
+    b=(UNITS,),
+)
+kept(
+    lambda p, x: x[:, :UNITS] @ p["w"] + x[:, 2:] @ p["w"].T,
+    lambda p, x: mm(x[:, :UNITS], p["w"]) + mm(x[:, 2:], p["w"].T),
+    name="a tied weight",
+    w=(UNITS, UNITS),
+)
+row(
+    "a decay, and one minus it",
+    lambda p, h, x: jax.nn.sigmoid(p["a"]) * h + (1 - jax.nn.sigmoid(p["a"])) * (x @ p["w"]),
+    lambda p, h, x: (lambda d: d * h + (1 - d) * mm(x, p["w"]))(ew(p["a"], jax.nn.sigmoid)),
+    a=(UNITS,),
+    w=(INPUTS, UNITS),
+)
+row(
+    "a time constant for all",
+    lambda p, h, x: h + (x[:, :UNITS] - h) * jnp.exp(p["tau"]) * p["gain"],
+    lambda p, h, x: h + (x[:, :UNITS] - h) * ew(p["tau"], jnp.exp) * ew(p["gain"]),
+    tau=(),
+    gain=(UNITS,),
+)
+kept(
+    lambda p, x: jax.nn.standardize(x)[:, :UNITS] * p["scale"] + p["offset"],
+    lambda p, x: jax.nn.standardize(x)[:, :UNITS] * ew(p["scale"]) + ew(p["offset"]),
+    name="scales of a layer norm",
+    scale=(UNITS,),
+    offset=(UNITS,),
+)
+kept(
+    lambda p, x: selected(p["a"], p["b"], x[:, :UNITS], x[:, 2:]),
+    lambda p, x: selected(ew(p["a"]), ew(p["b"]), x[:, :UNITS], x[:, 2:]),
+    name="selected, and in a function with a derivative of its own",
+    a=(UNITS,),
+    b=(UNITS,),
+)
+kept(
+    lambda p, x: jnp.concatenate([jnp.tile(p["a"], (BATCH, 1)), x[:, :2]], -1),
+    lambda p, x: jnp.concatenate([jnp.tile(ew(p["a"]), (BATCH, 1)), x[:, :2]], -1),
+    name="beside data",
+    a=(2,),
+)
+kept(
+    lambda p, x: x[:, :UNITS] * p["w"].sum(0) + p["w"][0],
+    lambda p, x: x[:, :UNITS] * ew(p["w"].sum(0)) + ew(p["w"][0]),
+    name="two functions of a parameter that mix its entries",
+    w=(3, UNITS),
+)
+kept(
+    lambda p, x: jax.lax.stop_gradient(p["b"]) * (x @ p["w"]),
+    lambda p, x: jax.lax.stop_gradient(p["b"]) * mm(x, p["w"]),
+    name="a parameter that is held",
+    **DENSE,
+)
+kept(
+    lambda p, x: jax.jit(lambda w, x: jax.checkpoint(jnp.dot)(x, w))(p["w"], x) + p["b"],
+    lambda p, x: mm(x, p["w"], p["b"]),
+    name="inside calls",
+    **DENSE,
+)
+kept(
+    lambda p, x: mm(x, p["w"]) + p["b"] * ew(p["c"]),
+    lambda p, x: mm(x, p["w"]) + ew(p["b"]) * ew(p["c"]),
+    name="beside marks that are there",
+    c=(UNITS,),
+    **DENSE,
+)
+kept(
+    lambda p, x: jax.lax.conv_general_dilated(
+        x.reshape(BATCH, 2, 3), p["w"], (1,), "SAME", dimension_numbers=LAYOUT
+    )[:, :, :2].reshape(BATCH, -1),
+    lambda p, x: bt.conv(x.reshape(BATCH, 2, 3), p["w"], dimension_numbers=LAYOUT)[
+        :, :, :2
+    ].reshape(BATCH, -1),
+    name="a convolution",
+    w=(2, 2, 2),
+)
+kept(
+    lambda p, x: (
+        jax.lax.conv_general_dilated(
+            x.reshape(BATCH, 2, 3), p["w"], (2,), "SAME", feature_group_count=2,
+            dimension_numbers=LAYOUT,
+        ) + p["b"][:, None]
+    ).reshape(BATCH, -1),
+    lambda p, x: bt.conv(
+        x.reshape(BATCH, 2, 3), p["w"], p["b"], strides=2, feature_group_count=2,
+        dimension_numbers=LAYOUT,
+    ).reshape(BATCH, -1),
+    name="a convolution in groups with a bias",
+    w=(2, 1, 2),
+    b=(2,),
+)  # fmt: skip
+row(
+    "a recurrent net",
+    lambda p, h, x: jnp.tanh(jnp.concatenate([x, h], -1) @ p["w"] + p["b"]),
+    lambda p, h, x: jnp.tanh(mm(jnp.concatenate([x, h], -1), p["w"], p["b"])),
+    exact=False,
+    w=(INPUTS + UNITS, UNITS),
+    b=(UNITS,),
+)
+
+
+def gated(product, p, h, x):
+    z, r = jnp.split(jax.nn.sigmoid(product(x, p["w"]) + product(h, p["u"])), 2, -1)
+    new = jnp.tanh(product(x, p["v"]) + product(r * h, p["o"]))
+    return (1 - z) * h + z * new
+
+
+row(
+    "a gate behind a weight",
+    functools.partial(gated, jnp.matmul),
+    functools.partial(gated, mm),
+    exact=False,
+    w=(INPUTS, 2 * UNITS),
+    u=(UNITS, 2 * UNITS),
+    v=(INPUTS, UNITS),
+    o=(UNITS, UNITS),
+)
+
+
+def branches(p, h, x):
+    drive = jax.lax.cond(x[0, 0] > 0, lambda: x @ p["w"], lambda: 0.5 * x[:, :UNITS])
+    faster = x[0, 1] > 0
+    return 0.8 * jax.lax.cond(faster, lambda a: jnp.tanh(a) * h, lambda a: a + h, p["a"]) + drive
+
+
+def selections(p, h, x):
+    a, drive = ew(p["a"]), jnp.where(x[0, 0] > 0, mm(x, p["w"]), 0.5 * x[:, :UNITS])
+    return 0.8 * jnp.where(x[0, 1] > 0, jnp.tanh(a) * h, a + h) + drive
+
+
+row("branches", branches, selections, w=(INPUTS, UNITS), a=(UNITS,))
+
+
+def small_steps(product, mark, p, h, x):
+    a = mark(p["a"])
+
+    def step(h, _):
+        return h + 0.2 * (product(x, p.get("w")) - a * h), None
+
+    return jax.lax.scan(step, h, None, length=3)[0]
+
+
+row(
+    "small steps",
+    functools.partial(small_steps, jnp.matmul, lambda a: a),
+    functools.partial(small_steps, mm, ew),
+    w=(INPUTS, UNITS),
+    a=(UNITS,),
+)
+row(
+    "small steps without a product",
+    functools.partial(small_steps, lambda x, w: x[:, :UNITS], lambda a: a),
+    functools.partial(small_steps, lambda x, w: x[:, :UNITS], ew),
+    a=(UNITS,),
+)
+
+
+def while_it_changes(mark, p, h, x):
+    a = mark(p["a"])
+
+    def step(carried):
+        count, h = carried
+        return count + 1, h + 0.2 * (x[:, :UNITS] - a * h)
+
+    return jax.lax.fori_loop(0, 3, lambda _, h: step((0, h))[1], h)
+
+
+row(
+    "a loop",
+    functools.partial(while_it_changes, lambda a: a),
+    functools.partial(while_it_changes, ew),
+    a=(UNITS,),
+)
+
+
+def layers(product, p, h, x):
+    def layer(below, given):
+        w, b, h = given
+        h = 0.8 * h + 0.3 * product(below, w, b)
+        return h, h
+
+    return jax.lax.scan(layer, x[:, :UNITS], (p["w"], p["b"], h.swapaxes(0, 1)))[1].swapaxes(0, 1)
+
+
+row(
+    "stacked layers",
+    functools.partial(layers, lambda x, w, b: x @ w + b),
+    functools.partial(layers, mm),
+    exact=False,
+    state=(2, UNITS),
+    w=(2, UNITS, UNITS),
+    b=(2, UNITS),
+)
+kept(
+    lambda p, x: u.get_mantissa(((x * u.mV) @ (p["w"] * u.mS) + p["b"] * u.nA) / u.uA),
+    lambda p, x: u.get_mantissa(mm(x * u.mV, p["w"] * u.mS, p["b"] * u.nA) / u.uA),
+    name="units",
+    **DENSE,
+)
+
+
+class Model(brainstate.nn.Module):
+    """Several steps side by side, each in front of a readout of its own."""
+
+    def __init__(self, rows, kind):
+        super().__init__()
+        self.rows, self.kind = rows, kind
+        for k, each in enumerate(rows):
+            for name, value in each.params().items():
+                setattr(self, f"{name}{k}", brainstate.ParamState(value))
+
+    def init_state(self, batch_size=None, **_):
+        for k, each in enumerate(self.rows):
+            start = each.start()
+            setattr(self, f"h{k}", brainstate.HiddenState(start if batch_size else start[0]))
+
+    def update(self, x):
+        outputs = []
+        for k, each in enumerate(self.rows):
+            params = {name: getattr(self, f"{name}{k}").value for name in each.shapes}
+            state = getattr(self, f"h{k}")
+            state.value = getattr(each, self.kind)(params, state.value, x)
+            outputs.append(state.value)
+        return outputs
+
+
+def data():
+    generator = np.random.default_rng(7)
+    return jnp.asarray(generator.standard_normal((STEPS, BATCH, INPUTS)))
+
+
+def loss_of(outputs):
+    return sum((output**2).sum() for output in outputs)
+
+
+def compiled(rows, kind, algorithm="d_rtrl", **options):
+    options = {"batch_size": BATCH, **options}
+    return bt.compile(Model(rows, kind), algorithm, data()[0], **options)
+
+
+def gradients_of(learner):
+    step_fn = lambda x: loss_of(learner(x))  # noqa: E731
+    gradients = learner.etrace_grad(data(), step_fn=step_fn, reduction="sum")
+    return {path[0]: np.asarray(value) for path, value in gradients.items()}
+
+
+@oracles.compiled
+def bptt(rows, params, xs):
+    def loss(params):
+        def one_step(states, x):
+            states = [r.plain(p, h, x) for r, p, h in zip(rows, params, states, strict=True)]
+            return states, loss_of(states)
+
+        return jax.lax.scan(one_step, [row.start() for row in rows], xs)[1].sum()
+
+    return jax.grad(loss)(params)
+
+
+def by_name(found):
+    return {f"{name}{k}": v for k, params in enumerate(found) for name, v in params.items()}
+
+
+def relations_of(learner):
+    return sorted(
+        (
+            relation.primitive.name,
+            relation.parameter_paths,
+            str(relation.x_var and relation.x_var.aval),
+            str(relation.y_var.aval),
+            [state.name for group in relation.hidden_groups for state in group.states],
+            [influence.kind for influence in relation.influences],
+        )
+        for relation in learner.graph.hidden_param_op_relations
+    )
+
+
+def findings_of(learner):
+    return {(d.kind, d.paths) for d in learner.graph.diagnostics}
+
+
+EXACT = [each for each in ROWS if each.exact]
+GROUPS = [
+    *(tuple(EXACT[first : first + 6]) for first in range(0, len(EXACT), 6)),
+    tuple(each for each in ROWS if not each.exact),
+]
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize("rows", GROUPS, ids=lambda rows: rows[0].name)
+def test_learns_as_its_marked_twin(rows):
+    twin, learner = compiled(rows, "marked"), compiled(rows, "plain", mark="auto")
+    assert relations_of(learner) == relations_of(twin)
+    assert findings_of(learner) == findings_of(twin)
+    if all(row.exact for row in rows):
+        wanted = by_name(bptt(rows, tuple(row.params() for row in rows), data()))
+    else:
+        wanted = gradients_of(twin)
+    assert_gradients_close(gradients_of(learner), wanted, TOLERANCE)
