@@ -37,6 +37,7 @@ from ._etrace_op import check_primitive as check_primitive
 from ._etrace_op import conv as conv
 from ._etrace_op import einsum as einsum
 from ._etrace_op import element_wise as element_wise
+from ._etrace_op import embedding as embedding
 from ._etrace_op import etp_conv_p as etp_conv_p
 from ._etrace_op import etp_elemwise_p as etp_elemwise_p
 from ._etrace_op import etp_lora_mm_p as etp_lora_mm_p

@@ -61,6 +61,18 @@ class Filtered(Model):
         return self.h.value.reshape(*x.shape[: -len(self.layer.in_size)], -1)
 
 
+class Words(brainstate.nn.Module):
+    """Rows of a table for the largest entry of each input."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.in_size, self.out_size = (INPUTS,), (H,)
+        self.table = nn.Embedding(INPUTS, H, values((INPUTS, H)), **options)
+
+    def update(self, x):
+        return self.table(jnp.argmax(x, axis=-1))
+
+
 class ReadOut(Model):
     """A cell."""
 
@@ -217,6 +229,12 @@ layer(
     lambda: nn.FeedbackLinear(INPUTS, H, b_init=None, adaptive=True),
     "layer/weight,layer/feedback",
 )
+layer(
+    "GroupedLinear",
+    lambda: nn.GroupedLinear((2, 3), (2, 2), b_init=np.full((2, 2), 0.1)),
+    shape=(2, 3),
+)
+layer("Embedding", lambda: Words(padding_idx=0, max_norm=1.5), "layer/table/weight")
 layer("SignedWLinear", lambda: nn.SignedWLinear(INPUTS, H, w_sign=SIGNS))
 layer("ScaledWSLinear", lambda: nn.ScaledWSLinear(INPUTS, H))
 layer("SparseLinear", sparse)

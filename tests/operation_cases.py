@@ -26,9 +26,16 @@ def normal(seed, *shape):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape) / 2, jnp.float32)
 
 
+def one_hot(seed, *shape):
+    return jax.nn.one_hot(jnp.argmax(normal(seed, *shape), axis=-1), shape[-1])
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class OperationCase:
-    """``marked(x, parameters)`` and ``plain(x, parameters)`` compute the same."""
+    """``marked(x, parameters)`` and ``plain(x, parameters)`` compute the same.
+
+    ``draw(seed, *shape)`` draws the inputs.
+    """
 
     name: str
     marked: Callable[[Any, Any], Any]
@@ -36,10 +43,11 @@ class OperationCase:
     sample: tuple[int, ...]
     hidden: tuple[int, ...]
     parameters: dict[str, Any]
+    draw: Callable[..., Any] = normal
 
     @property
     def inputs(self):
-        return normal(99, STEPS, BATCH, *self.sample)
+        return self.draw(99, STEPS, BATCH, *self.sample)
 
 
 def conv_case(name, sample, hidden, kernel, bias, numbers, **options):
@@ -191,6 +199,15 @@ CASES = [
         (2, 3, 2),
         (2, 2, 4),
         {"w": normal(0, 4, 2, 3)},
+    ),
+    OperationCase(
+        "embedding",
+        lambda x, p: braintrace.embedding(jnp.argmax(x, axis=-1), p["w"]),
+        lambda x, p: x @ p["w"],
+        (3,),
+        (4,),
+        {"w": normal(0, 3, 4)},
+        draw=one_hot,
     ),
 ]
 

@@ -20,6 +20,7 @@ from braintrace import _etrace_op
 from braintrace._etrace_op import (
     conv,
     element_wise,
+    embedding,
     feedback_matmul,
     grouped_matmul,
     lora_matmul,
@@ -132,6 +133,10 @@ def _plain_lora(x: Any, weights: tuple) -> Any:
     return 0.5 * (x @ weights[0] @ weights[1]) + weights[2]
 
 
+def _plain_embedding(x: Any, weights: tuple) -> Any:
+    return weights[0][jnp.argmax(x, axis=-1)]
+
+
 _WIDTH = ("NWC", "WIO", "NWC")
 
 
@@ -162,6 +167,10 @@ def _marked_sparse(x: Any, weights: tuple) -> Any:
 
 def _marked_lora(x: Any, weights: tuple) -> Any:
     return lora_matmul(x, weights[0], weights[1], alpha=0.5, bias=weights[2])
+
+
+def _marked_embedding(x: Any, weights: tuple) -> Any:
+    return embedding(jnp.argmax(x, axis=-1), *weights)
 
 
 _BATCH, _SAMPLE, _BIAS = array(0, 2, 3), array(1, 3), array(2, 4)
@@ -199,6 +208,8 @@ OPERATIONS = [
     Operation("etp_fb_mv", _marked_feedback, _plain_feedback, _SAMPLE, _FEEDBACK, "etp_fb_mm"),
     Operation("etp_gmm", _marked_grouped, _plain_grouped, _GROUPS, _GROUPED, "etp_gmm"),
     Operation("etp_gmv", _marked_grouped, _plain_grouped, _GROUPS[0], _GROUPED, "etp_gmm"),
+    Operation("etp_embed", _marked_embedding, _plain_embedding, _BATCH, _MATRIX[:1], "etp_embed"),
+    Operation("etp_row", _marked_embedding, _plain_embedding, _SAMPLE, _MATRIX[:1], "etp_embed"),
 ]
 
 

@@ -41,6 +41,23 @@ class Recorder:
 
         return self._record(plain, x, weight, feedback, bias)
 
+    def grouped_matmul(self, x, weight, bias=None):
+        def plain(x, weight, *bias):
+            return sum(bias, jnp.einsum("bgi,gio->bgo", x, weight))
+
+        return self._record(plain, x, weight, bias)
+
+    def einsum(self, equation, x, weight):
+        """Without letters of weight and result alone, the weight is an element-wise one."""
+        x_letters, weight_letters, result = equation.replace("->", ",").split(",")
+        if set(weight_letters) - set(x_letters) & set(result):
+            return self._record(lambda x, w: jnp.einsum(equation, x, w), x, weight)
+        return jnp.einsum(equation, x, self.element_wise(weight))
+
+    def embedding(self, indices, weight):
+        """A product with a one-hot input."""
+        return self._record(lambda x, w: x @ w, jax.nn.one_hot(indices, len(weight)), weight)
+
     def lora_matmul(self, x, B, A, bias=None, *, alpha=1.0):
         return self._record(lambda x, B, A, *b: sum(b, alpha * (x @ B @ A)), x, B, A, bias)
 
@@ -123,6 +140,9 @@ def recording(recorder):
         "conv",
         "sparse_matmul",
         "feedback_matmul",
+        "grouped_matmul",
+        "einsum",
+        "embedding",
     )
     transforms = {
         "for_loop": _python_loop,

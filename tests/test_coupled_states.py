@@ -31,6 +31,7 @@ EVERY_OPERATION = {
     "lora_matmul with bias": [],
     "feedback_matmul with bias": [],
     "grouped_matmul with bias": [],
+    "embedding": [],
 }
 ALONE = ((0.8,),)
 EACH_OTHER = ((0.8, -0.3), (0.4, 0.6))

@@ -17,7 +17,7 @@ OPERATIONS = [
     case
     for case in CASES
     if case.name in ("matmul", "element_wise", "strided 1-D conv with bias")
-    or case.name.startswith(("sparse", "lora", "feedback", "grouped"))
+    or case.name.startswith(("sparse", "lora", "feedback", "grouped", "embed"))
 ]
 LANES = {"axis_size": BATCH, "state_tag": "lane"}
 

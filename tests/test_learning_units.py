@@ -118,6 +118,10 @@ OPERATIONS = {
         },
         lambda x, p: braintrace.feedback_matmul(x, p["w"], p["feedback"]),
     ),
+    "embedding": (
+        {"w": jnp.linspace(-1, 1, 8).reshape(2, 4) * u.mA},
+        lambda x, p: braintrace.embedding((u.get_mantissa(x)[:, 0] > 0).astype(int), p["w"]),
+    ),
     "einsum": (
         {"w": jnp.linspace(-1, 1, 12).reshape(2, 2, 3) * u.siemens},
         lambda x, p: braintrace.einsum("bk,mnk->bnm", x, p["w"]).reshape((-1, 4)),

@@ -324,6 +324,7 @@ AXES = {
         "weight": ("batch", "group", "input", "output"),
         "bias": ("batch", "group", "output"),
     },
+    "embedding": {"weight": ("batch", "entry", "output")},
 }
 
 

@@ -30,6 +30,21 @@ def sparse(module, bias=None):
     return module.SparseLinear(matrix, bias, in_size=3)
 
 
+class Words(brainstate.nn.Module):
+    """Rows of a table for the largest entry of each input."""
+
+    def __init__(self, module, *arguments, **options):
+        super().__init__()
+        self.table = module.Embedding(*arguments, **options)
+
+    def update(self, x):
+        return self.table(jnp.argmax(u.get_mantissa(x), axis=-1))
+
+
+def words(*arguments, **options):
+    return lambda module: Words(module, *arguments, **options)
+
+
 def swap(name, *args, shape=(3,), ours=None, unit=1.0, label="", **options):
     """One layer of `brainstate.nn`, and what ours needs on top of its arguments."""
     return pytest.param(name, args, options, ours or {}, shape, unit, id=label or name)
@@ -57,6 +72,10 @@ SWAPS = [
     swap("OneToOne", 3, b_init=np.ones(3), label="OneToOne, bias"),
     swap("LoRA", 3, 2, 4),
     swap(lora, 3, 2, 4, label="LoRA on a base"),
+    swap(words(3, 4), label="Embedding"),
+    swap(words(3, (2, 2), padding_idx=1), label="Embedding, padded, of two axes"),
+    swap(words(3, 4, max_norm=0.7, norm_type=1.0), label="Embedding, of a largest norm"),
+    swap(words(3, 4, freeze=True), label="Embedding, frozen"),
     swap("Conv1d", (7, 2), 4, 3, 2, b_init=np.ones((1, 4)), shape=(7, 2)),
     swap("Conv1d", (7, 2), 2, 3, padding=(1, 2), w_mask=KERNEL_MASK, shape=(7, 2),
          label="Conv1d, masked"),

@@ -71,11 +71,21 @@ def readout(kernel, bias):
     return nn.LeakyRateReadout(3, 2, w_init=kernel((3, 2)), b_init=bias((2,)), **start)
 
 
+def grouped(kernel, bias):
+    return nn.GroupedLinear((2, 3), (2, 2), w_init=kernel((2, 3, 2)), b_init=bias((2, 2)))
+
+
+def words(kernel, bias):
+    return nn.Embedding(3, 2, kernel((3, 2)), padding_idx=1, max_norm=0.5)
+
+
 VECTOR = array(0, 2, 3)
 LAYERS = {
     "Linear": dense(nn.Linear),
     "Linear with a mask": dense(nn.Linear, w_mask=jnp.ones((3, 2)) / 2),
     "FeedbackLinear": dense(nn.FeedbackLinear),
+    "GroupedLinear": (grouped, array(0, 4, 2, 3)),
+    "Embedding": (words, jnp.array([0, 2, 1])),
     "SignedWLinear": (signed, VECTOR),
     "ScaledWSLinear": dense(nn.ScaledWSLinear),
     "ScaledWSLinear without gain": dense(nn.ScaledWSLinear, ws_gain=False),

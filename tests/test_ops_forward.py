@@ -16,6 +16,7 @@ from braintrace._etrace_op import (
     conv,
     einsum,
     element_wise,
+    embedding,
     feedback_matmul,
     grouped_matmul,
     lora_matmul,
@@ -84,6 +85,23 @@ def test_einsum(equation, primitive):
     np.testing.assert_allclose(y, np.einsum(spelled, x, weight), rtol=1e-5, atol=1e-5)
     found = bound_primitives(lambda x, w: einsum(equation, x, w), x, weight)
     assert found == [primitive]
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (5,), (5, 2, 3), (5, 0)])
+@pytest.mark.parametrize("dtype", ["int32", "int8", "uint8"])
+def test_embedding(shape, dtype):
+    weight = array(0, *shape)
+    for indices in ([[4, 0, 1], [1, 3, 3]], [], 2):
+        indices = np.asarray(indices, dtype)
+        np.testing.assert_array_equal(embedding(indices, weight), np.asarray(weight)[indices])
+
+
+def test_an_index_beyond_the_table_gives_nan_and_no_gradient():
+    indices, weight = jnp.array([-1, 3, 300, -4]), array(0, 3, 2)
+    y, pull_back = jax.vjp(lambda w: embedding(indices.astype(jnp.int16), w), weight)
+    np.testing.assert_array_equal(y[0], weight[2])
+    assert np.isnan(y[1:]).all()
+    np.testing.assert_array_equal(pull_back(jnp.ones((4, 2)))[0], [[0, 0], [0, 0], [1, 1]])
 
 
 @pytest.mark.parametrize(
@@ -183,6 +201,10 @@ BEFORE = {
     ),
     "einsum": (
         lambda w, b, weight_fn=None, **f: einsum("bk,kn->bn", X, w, weight_fn=weight_fn),
+        (W, C),
+    ),
+    "embedding": (
+        lambda w, b, weight_fn=None, **f: embedding(jnp.array([2, 0]), w, weight_fn=weight_fn),
         (W, C),
     ),
     "element_wise": (

@@ -24,7 +24,7 @@ from braintrace._etrace_op import (
     validate_rules,
 )
 
-BATCHED = {"etp_conv", "etp_fb_mm", "etp_gmm", "etp_lora_mm", "etp_mm", "etp_sp_mm"}
+BATCHED = {"etp_conv", "etp_embed", "etp_fb_mm", "etp_gmm", "etp_lora_mm", "etp_mm", "etp_sp_mm"}
 RULE_REGISTRIES = {
     "yw_to_w": _etrace_op.ETP_RULES_YW_TO_W,
     "xy_to_dw": _etrace_op.ETP_RULES_XY_TO_DW,
@@ -318,7 +318,7 @@ def test_check_primitive_prints_a_table():
 def test_the_built_in_rules_pass(operation):
     jaxpr = jax.make_jaxpr(operation.marked)(operation.x, operation.weights)
     (equation,) = (e for e in jaxpr.eqns if e.primitive.name == operation.primitive)
-    examples = [array(i, *v.aval.shape) for i, v in enumerate(equation.invars)]
+    examples = [array(i, *v.aval.shape).astype(v.aval.dtype) for i, v in enumerate(equation.invars)]
     report = check_primitive(equation.primitive, *examples, **equation.params)
     assert report.ok, str(report)
 

@@ -22,6 +22,7 @@ from braintrace._etrace_op import (
     contract,
     conv,
     element_wise,
+    embedding,
     get_primitive_spec,
     init_trace,
     input_derivative,
@@ -65,6 +66,16 @@ CASES = {
     for operation in OPERATIONS
     if operation.primitive != "etp_elemwise"
 }
+INDEXED = {
+    name: (
+        lambda x, weights: embedding(x, *weights),
+        lambda x, weights: weights[0][x],
+        jnp.asarray(index),
+        (array(3, 3, 4),),
+    )
+    for name, index in (("etp_embed", [1, 0]), ("etp_row", 2))
+}
+CASES |= INDEXED
 CASES["etp_elemwise"] = (
     lambda x, weights: element_wise(weights[0]),
     lambda x, weights: weights[0],
@@ -126,7 +137,10 @@ class Case:
         self.variables = {name: equation.invars[index] for name, index in layout.items()}
         self.x_var = None if x is None else equation.invars[spec.x_invar_index]
         self.y_var = equation.outvars[0]
-        self.xs = None if x is None else jnp.stack([x, -0.5 * x, 0.3 * x[::-1], x**2])
+        if name in INDEXED:
+            self.xs = jnp.stack([x, -x, (x + 1) % 3, x])
+        else:
+            self.xs = None if x is None else jnp.stack([x, -0.5 * x, 0.3 * x[::-1], x**2])
         shape = self.y_var.aval.shape
         self.factors, self.decays = array(5, 4, *shape), array(6, 4, *shape)
         self.signal = array(7, *shape)
@@ -244,7 +258,7 @@ def test_rules_fit_their_equation(name):
         *(
             pytest.param(name, "its own", marks=pytest.mark.nightly)
             for name in CASES
-            if name not in ("etp_elemwise", *BY_DAY)
+            if name not in ("etp_elemwise", *BY_DAY, *INDEXED)
         ),
     ],
 )

@@ -57,6 +57,11 @@ def einsum(equation="bk,kn->bn", x=X, weight=None, **options):
     return braintrace.einsum(equation, x, weight, **options)
 
 
+def embedding(indices=None, weight=X, **options):
+    indices = jnp.ones(2, int) if indices is None else indices
+    return braintrace.embedding(indices, weight, **options)
+
+
 def lora(x=X, B=None, A=None, **options):
     B = jnp.ones((3, 2)) if B is None else B
     return braintrace.lora_matmul(x, B, jnp.ones((2, 4)) if A is None else A, **options)
@@ -94,6 +99,10 @@ OPERANDS = {
         "x": lambda v: braintrace.grouped_matmul(v, jnp.ones((2, 3, 4))),
         "weight": lambda v: braintrace.grouped_matmul(X, v),
         "bias": lambda v: grouped(bias=v),
+    },
+    "embedding": {
+        "indices": lambda v: braintrace.embedding(v, X),
+        "weight": lambda v: braintrace.embedding(jnp.ones(2, int), v),
     },
     "einsum": {
         "x": lambda v: einsum(x=v),
@@ -194,6 +203,14 @@ OPERATIONS = {
                 "`bias` mV mA",
                 lambda: grouped(weight=jnp.ones((2, 3, 4)) * u.mA, bias=jnp.ones((2, 4)) * u.mV),
             ),
+            "embedding of numbers": ("`indices` integers float32", lambda: embedding(X)),
+            "embedding of flags": ("`indices` integers bool", lambda: embedding(X > 0)),
+            "embedding of lengths": (
+                "`indices` integers int32 m",
+                lambda: embedding(jnp.ones(2, int) * u.meter),
+            ),
+            "embedding of a number": ("`weight` ()", lambda: embedding(weight=jnp.ones(()))),
+            "embedding weight_fn": ("`embedding` `weight_fn` 3", lambda: embedding(weight_fn=3)),
             "einsum number": ("`equation` 3 'bgk,gkn->bgn'", lambda: einsum(3)),
             "einsum without a result": ("'bk,kn'", lambda: einsum("bk,kn")),
             "einsum of three": ("'bk,kn,n->b'", lambda: einsum("bk,kn,n->b")),
@@ -268,6 +285,11 @@ SIZES = {
 LAYERS_OF_SIZES = {
     "Linear": (("in_size", "out_size"), lambda a, b: nn.Linear(a, b)),
     "FeedbackLinear": (("in_size", "out_size"), lambda a, b: nn.FeedbackLinear(a, b)),
+    "GroupedLinear": (
+        ("in_size", "out_size"),
+        lambda a, b: nn.GroupedLinear((2, a), (2, b)),
+    ),
+    "Embedding": (("num_embeddings", "embedding_size"), lambda a, b: nn.Embedding(a, b)),
     "SignedWLinear": (("in_size", "out_size"), lambda a, b: nn.SignedWLinear(a, b)),
     "ScaledWSLinear": (("in_size", "out_size"), lambda a, b: nn.ScaledWSLinear(a, b)),
     "AllToAll": (("in_size", "out_size"), lambda a, b: nn.AllToAll(a, b)),
@@ -382,6 +404,34 @@ LAYERS = {
             "feedback of another shape": (
                 "`FeedbackLinear` `feedback_init` (2, 3)",
                 lambda: nn.FeedbackLinear(3, 2, feedback_init=jnp.ones((2, 3))),
+            ),
+            "groups of other numbers": (
+                "`GroupedLinear` `in_size` `out_size` (2, 3) (3, 3)",
+                lambda: nn.GroupedLinear((2, 3), (3, 3)),
+            ),
+            "groups of no number": (
+                "`GroupedLinear` `in_size` 3 groups",
+                lambda: nn.GroupedLinear(3, 3),
+            ),
+            "words scaled by frequency": (
+                "`Embedding` `scale_grad_by_freq` True False",
+                lambda: nn.Embedding(3, 2, scale_grad_by_freq=True),
+            ),
+            "words with a negative padding": (
+                "`Embedding` `padding_idx` -1",
+                lambda: nn.Embedding(3, 2, padding_idx=-1),
+            ),
+            "words with a padding beyond": (
+                "`Embedding` `padding_idx` 3",
+                lambda: nn.Embedding(3, 2, padding_idx=3),
+            ),
+            "words of a negative norm": (
+                "`Embedding` max_norm -1.0",
+                lambda: nn.Embedding(3, 2, max_norm=-1.0),
+            ),
+            "words of numbers": (
+                "`embedding` `indices` float32",
+                lambda: nn.Embedding(3, 2)(jnp.ones(2)),
             ),
             "feedback None": (
                 "`FeedbackLinear` `feedback_init` None",

@@ -12,6 +12,8 @@ from .einsum import einsum as einsum
 from .einsum import product_over_axes as product_over_axes
 from .elemwise import element_wise as element_wise
 from .elemwise import etp_elemwise_p as etp_elemwise_p
+from .embedding import embedding as embedding
+from .embedding import embedding_primitives as embedding_primitives
 from .feedback import feedback_matmul as feedback_matmul
 from .feedback import feedback_primitives as feedback_primitives
 from .grouped import grouped_matmul as grouped_matmul

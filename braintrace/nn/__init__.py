@@ -18,11 +18,13 @@ from ._conv import ScaledWSConv2d as ScaledWSConv2d
 from ._conv import ScaledWSConv3d as ScaledWSConv3d
 from ._diagonal_cells import LRUCell as LRUCell
 from ._diagonal_cells import RTUCell as RTUCell
+from ._embedding import Embedding as Embedding
 from ._gated_cells import GRUCell as GRUCell
 from ._gated_cells import LSTMCell as LSTMCell
 from ._gated_cells import MGUCell as MGUCell
 from ._gated_cells import URLSTMCell as URLSTMCell
 from ._linear import FeedbackLinear as FeedbackLinear
+from ._linear import GroupedLinear as GroupedLinear
 from ._linear import Linear as Linear
 from ._linear import ScaledWSLinear as ScaledWSLinear
 from ._linear import SignedWLinear as SignedWLinear

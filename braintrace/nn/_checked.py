@@ -15,6 +15,7 @@ from .._arguments import (
     BATCH_SIZE,
     BOOLEAN,
     FUNCTION,
+    NOT_NEGATIVE,
     POSITIVE,
     Kind,
     check_option,
@@ -57,23 +58,27 @@ ACTIVATION = Kind("a function, or the name of one in `brainstate.nn`", _is_activ
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(("in_size", "kernel_size", "stride", "lhs_dilation", "rhs_dilation"), SIZE),
     **dict.fromkeys(("num_in", "num_out", "in_features", "out_features"), POSITIVE),
-    **dict.fromkeys(("out_channels", "lora_rank", "groups"), POSITIVE),
+    **dict.fromkeys(("out_channels", "lora_rank", "groups", "num_embeddings"), POSITIVE),
+    "embedding_size": SIZE,
+    "padding_idx": NOT_NEGATIVE.or_else(None),
+    "max_norm": NUMBER.or_else(None),
     "out_size": SIZE,
     "num_hidden": POSITIVE.or_else(None),
     **dict.fromkeys(
-        ("w_init", "u_init", "feedback_init", "state_init", "kernel_init"), INITIALIZER
+        ("w_init", "u_init", "feedback_init", "state_init", "kernel_init", "embedding_init"),
+        INITIALIZER,
     ),
     "b_init": INITIALIZER.or_else(None),
     "w_mask": INITIALIZER.or_else(None),
     **dict.fromkeys(("R", "tau", "tau_a", "tau_rise", "tau_decay", "beta", "alpha", "E"), NUMBER),
     **dict.fromkeys(("V_th", "V_reset", "V_rest", "V_th_inf", "V_th_reset"), NUMBER),
     **dict.fromkeys(("A1", "A2", "R1", "R2", "a", "b", "k1", "k2"), NUMBER),
-    **dict.fromkeys(("r_min", "r_max", "max_phase", "eps"), NUMBER),
+    **dict.fromkeys(("r_min", "r_max", "max_phase", "eps", "norm_type"), NUMBER),
     "activation": ACTIVATION,
     "spk_fun": FUNCTION,
     "spk_reset": one_of("soft", "hard"),
     **dict.fromkeys(
-        ("reset_after", "include_self", "channel_first", "ws_gain", "adaptive"), BOOLEAN
+        ("reset_after", "include_self", "channel_first", "ws_gain", "adaptive", "freeze"), BOOLEAN
     ),
     "base_module": FUNCTION.or_else(None),
     "param_type": Kind("a class of States", lambda v: isinstance(v, type)),

@@ -7,6 +7,8 @@ import saiunit
 from brainstate.nn import init
 
 from .. import _etrace_op
+from .._arguments import shown
+from .._errors import OptionError
 from ._affine import affine, row
 from ._checked import checked
 
@@ -120,6 +122,71 @@ class FeedbackLinear(Linear):
         weight, bias = params["weight"], params.get("bias")
         bias = row(bias, weight.shape[-1])
         return _etrace_op.feedback_matmul(x, weight, self.feedback.value, bias)
+
+
+@checked
+class GroupedLinear(brainstate.nn.Module):
+    """Groups of features with a dense layer each: ``y[..., g, :] = x[..., g, :] @ weight[g]``.
+
+    Parameters
+    ----------
+    in_size, out_size : tuple of int
+        Shapes ``(..., groups, in)`` and ``(..., groups, out)`` of one input and one output; all
+        axes but the last are equal, and those before the groups share the weight.
+    w_init : callable or array, optional
+        Weight ``(groups, in, out)``; a function draws the matrix ``(in, out)`` of each group.
+        Default ``KaimingNormal()``. May carry a unit.
+    b_init : callable, array or None, optional
+        Bias ``(groups, out)``. Default ``ZeroInit()``; None for no bias.
+    name : str, optional
+        Name of the module.
+    param_type : type, optional
+        Kind of state of the parameters. Default ``brainstate.ParamState``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> layer = braintrace.nn.GroupedLinear((2, 3), (2, 4))
+    >>> layer(jnp.ones((5, 2, 3))).shape
+    (5, 2, 4)
+    """
+
+    def __init__(
+        self,
+        in_size: Any,
+        out_size: Any,
+        w_init: Any = init.KaimingNormal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        name: str | None = None,
+        param_type: type = brainstate.ParamState,
+    ) -> None:
+        super().__init__(name=name)
+        self.in_size, self.out_size = in_size, out_size
+        if len(self.in_size) < 2 or self.in_size[:-1] != self.out_size[:-1]:
+            raise OptionError(
+                f"`{type(self).__name__}`: `in_size` is {shown(in_size)} and `out_size` is "
+                f"{shown(out_size)}; expected (..., groups, in) and (..., groups, out), which "
+                "differ in the last axis alone."
+            )
+        (*_, groups, inputs), outputs = self.in_size, self.out_size[-1]
+        if callable(w_init):
+            drawn = [init.param(w_init, (inputs, outputs)) for _ in range(groups)]
+            weight = saiunit.math.stack(drawn)
+        else:
+            weight = init.param(w_init, (groups, inputs, outputs), allow_none=False)
+        params = {"weight": weight}
+        if b_init is not None:
+            params["bias"] = init.param(b_init, (groups, outputs))
+        self.weight = param_type(params)
+
+    def update(self, x: Any) -> Any:
+        """Return the layer's output ``(..., groups, out)`` for an input ``(..., groups, in)``."""
+        params = self.weight.value
+        weight, bias = params["weight"], params.get("bias")
+        if bias is not None:
+            bias = saiunit.math.broadcast_to(bias, (weight.shape[0], weight.shape[2]))
+        return _etrace_op.grouped_matmul(x, weight, bias)
 
 
 @checked

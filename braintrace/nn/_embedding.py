@@ -1,0 +1,126 @@
+"""Tables of rows that are looked up by integers."""
+
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit
+from brainstate.nn import init
+
+from .. import _etrace_op
+from .._arguments import shown
+from .._errors import OptionError
+from ._checked import checked
+
+SMALLEST = 1e-8
+"""Added to a norm that something is divided by."""
+
+
+@checked
+class Embedding(brainstate.nn.Embedding):
+    """Table whose rows learn online: ``y = weight[indices]``.
+
+    Parameters
+    ----------
+    num_embeddings : int
+        Number of rows.
+    embedding_size : int or tuple of int
+        Shape of a row.
+    embedding_init : callable or array, optional
+        The table ``(num_embeddings, *embedding_size)``. Default ``LecunUniform()``. May carry a
+        unit.
+    padding_idx : int, optional
+        A row that stays as it is; it starts as zeros.
+    max_norm : float, optional
+        Norm that no looked-up row exceeds, in the unit of the table: longer ones are scaled down,
+        by a factor that is taken for a constant. The table itself stays as it is.
+    norm_type : float, optional
+        Order of that norm. Default 2.
+    scale_grad_by_freq : bool, optional
+        Not accepted: how often an index occurs in a batch is no fact of one sample.
+    freeze : bool, optional
+        Whether no row learns. Default False.
+    name : str, optional
+        Name of the module.
+    param_type : type, optional
+        Kind of state of the parameters. Default ``brainstate.ParamState``.
+
+    Notes
+    -----
+    An index that no row has gives NaN, where `brainstate.nn.Embedding` gives the nearest row. See
+    `braintrace.embedding` for what the traces of a table need.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> table = jnp.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    >>> braintrace.nn.Embedding(3, 2, table)(jnp.array([2, 0]))
+    Array([[4., 5.],
+           [0., 1.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_size: Any,
+        embedding_init: Any = init.LecunUniform(),  # noqa: B008
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        freeze: bool = False,
+        name: str | None = None,
+        param_type: type = brainstate.ParamState,
+    ) -> None:
+        if scale_grad_by_freq:
+            raise OptionError(
+                f"`{type(self).__name__}`: `scale_grad_by_freq` is {shown(scale_grad_by_freq)}; "
+                "expected False: how often an index occurs in a batch is no fact of one sample."
+            )
+        super().__init__(
+            num_embeddings,
+            embedding_size,
+            embedding_init,
+            max_norm=max_norm,
+            norm_type=norm_type,
+            freeze=freeze,
+            name=name,
+            param_type=param_type,
+        )
+        if padding_idx is not None:
+            if padding_idx >= num_embeddings:
+                raise OptionError(
+                    f"`{type(self).__name__}`: `padding_idx` is {padding_idx}; expected one of the "
+                    f"{num_embeddings} rows."
+                )
+            weight, axes = self.weight.value, tuple(range(1, 1 + len(self.embedding_size)))
+            is_padding = np.expand_dims(np.arange(num_embeddings) == padding_idx, axes)
+            self.weight.value = saiunit.math.where(is_padding, 0 * weight, weight)
+        self.padding_idx = padding_idx
+
+    def update(self, indices: Any) -> Any:
+        """Return rows ``(..., *embedding_size)`` for integers of any shape."""
+        weight = self.weight.value
+        fixed = jax.lax.stop_gradient(weight) if self.freeze else weight
+        rows = _etrace_op.embedding(indices, fixed)
+        found = rows if self.max_norm is None else self._shortened(rows)
+        if self.padding_idx is None:
+            return found
+        is_padding = self._over_rows(jnp.asarray(indices) == self.padding_idx)
+        return saiunit.math.where(is_padding, jax.lax.stop_gradient(rows), found)
+
+    def _shortened(self, rows: Any) -> Any:
+        """Return rows none of which is longer than ``max_norm``."""
+        values = saiunit.get_mantissa(rows)
+        flat = values.reshape(*values.shape[: values.ndim - len(self.embedding_size)], -1)
+        norms = jnp.linalg.norm(flat, ord=self.norm_type, axis=-1)
+        scale = jnp.minimum(1, self.max_norm / (norms + SMALLEST))
+        scale = self._over_rows(scale.astype(values.dtype))
+        return rows + jax.lax.stop_gradient(rows * scale - rows)
+
+    def _over_rows(self, values: Any) -> Any:
+        """Return one number for each index, with the axes of a row."""
+        return values.reshape(*values.shape, *(1,) * len(self.embedding_size))
