@@ -164,8 +164,9 @@ def test_what_has_no_trace_is_refused():
     for path in ("v", ("cell", "w"), "a", 3):
         with pytest.raises(braintrace.OptionError, match=r"operation: 'w'\."):
             learner.eligibility(path)
-    filters = after_steps(Layer(once), "es_d_rtrl", decay_or_rank=0.9)
-    with pytest.raises(braintrace.OptionError, match=r"`traces\.value`"):
-        filters.eligibility("w")
+    for rule, options in (("es_d_rtrl", {"decay_or_rank": 0.9}), ("snap", {"n": 2})):
+        others = after_steps(Layer(once), rule, **options)
+        with pytest.raises(braintrace.OptionError, match=r"`traces\.value`"):
+            others.eligibility("w")
     with pytest.raises(braintrace.NotCompiledError):
         braintrace.D_RTRL(Layer(once)).eligibility("w")

@@ -17,7 +17,6 @@ from braintrace._algorithms.names import algorithm_of
 
 LENGTH, BATCH, DRAWS = 5, 2, 400
 BY_DAY = {
-    "`RTRL`": "GRU with the reset before the product",
     "`OSTLRecurrent`": "a stack of recurrent layers",
     "`SnAp(n=2)`": "one recurrent layer",
     "`KF_RTRL`": "the same behind a convolution",

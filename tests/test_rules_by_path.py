@@ -258,7 +258,10 @@ WRONG = {
     "no path": ({3: "ottt"}, r"the key 3; expected a path"),
     "a path of nothing": ({"w_inn": "d_rtrl"}, r"'w_inn', which fits no parameter.*'w_in'"),
     "no algorithm": ({"w_in": "d_rtl"}, r"`rules\['w_in'\]` is 'd_rtl'"),
-    "options missing": ({"w_in": "ottt"}, r"OTTT does not accept no options.*'decay'"),
+    "options missing": (
+        {"w_in": "ottt"},
+        "OTTT needs `decay`; its options are `decay`, `vjp_method`",
+    ),
     "other options": ({"w_in": ("d_rtrl", {"decay": 0.5})}, "D_RTRL does not accept `decay`"),
     "options of all": (
         {"w_in": ("d_rtrl", {"strict": True})},

@@ -1,7 +1,7 @@
 """The names by which algorithms are asked for: each class announces its own."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 import brainstate
@@ -71,8 +71,44 @@ def made(
     try:
         return algorithm(model, **options)
     except TypeError as error:
-        named = ", ".join(f"`{name}`" for name in sorted(options)) or "no options"
-        raise OptionError(f"{algorithm.__name__} does not accept {named}: {error}.") from error
+        raise OptionError(
+            f"{algorithm.__name__} {_complaint(algorithm, options, error)}"
+        ) from error
+
+
+def _complaint(
+    algorithm: type[ETraceAlgorithm], options: Mapping[str, Any], error: TypeError
+) -> str:
+    """Return what is wrong with options that an algorithm cannot be made with."""
+    known = _options(algorithm)
+    unknown = [name for name in options if name not in known]
+    missing = [
+        name
+        for name, option in known.items()
+        if option.default is option.empty and name not in options
+    ]
+    if not unknown and not missing:
+        return f"cannot be made: {error}."
+    faults = ["does not accept " + _listed(unknown)] * bool(unknown)
+    faults += ["needs " + _listed(missing)] * bool(missing)
+    return f"{' and '.join(faults)}; its options are {_listed(known)}."
+
+
+def _options(algorithm: type[ETraceAlgorithm]) -> dict[str, inspect.Parameter]:
+    """Return what an algorithm takes beside the model, its own options first."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in algorithm.__mro__:
+        if "__init__" in vars(base):
+            _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+            own = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+            found |= {p.name: p for p in own if p.name not in ("model", *found)}
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _names(algorithm: type[ETraceAlgorithm]) -> list[str]:

@@ -57,12 +57,6 @@ def eligibility(
         for relation, operand in _operands(graph, name)
         for array in _arrays_of(graph, relation, operand)
     }
-    if not leaf_of:
-        raise OptionError(
-            f"There is no array of the form of '{name}' among the traces of this algorithm: with "
-            "D_RTRL, every weight has one. ES_D_RTRL keeps filters of inputs and of outputs, whose "
-            "product is never formed: read what there is from `traces.value`."
-        )
     names = _leaf_names(graph, name)
     found: dict[str, dict[str, jax.Array]] = {}
     for spec, trace in zip(jax.tree.leaves(specs), jax.tree.leaves(traces), strict=True):
@@ -71,6 +65,12 @@ def eligibility(
             own = found.setdefault(spec.state, {})
             whole = _with_zeros(graph, specs, spec, trace)
             own[names[leaf]] = _added(name, own.get(names[leaf]), whole)
+    if not found:
+        raise OptionError(
+            f"There is no array of the form of '{name}' among the traces of this algorithm: with "
+            "D_RTRL, SnAp(n=1) and RTRL, every weight has one. Others keep filters of inputs and "
+            "of outputs, or entries for neighbours: read what there is from `traces.value`."
+        )
     return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
 
 
