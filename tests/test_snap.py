@@ -228,6 +228,14 @@ RECURRENCES = [
         sample=(5, 2),
     ),
     Recurrence(
+        "grouped",
+        lambda h, x, p: braintrace.einsum("bgi,gio->bgo", h.reshape(-1, 2, 2), p["w"]).reshape(
+            -1, 4
+        ),
+        lambda h, x, p: jnp.einsum("bgi,gio->bgo", h.reshape(-1, 2, 2), p["w"]).reshape(-1, 4),
+        {"w": normal(0, 2, 2, 2)},
+    ),
+    Recurrence(
         "sparse",
         lambda h, x, p: braintrace.sparse_matmul(h, p["w"], sparse_mat=CSR),
         lambda h, x, p: h @ dense_of(p["w"]),

@@ -147,6 +147,43 @@ def test_a_sparse_net_keeps_structural_neighbours(n):
     assert_gradients_differ(expected, literal(xs, n + 1), 1e-4)
 
 
+class Positions(brainstate.nn.Module):
+    """Words at two positions of every sample, with a recurrent matrix each."""
+
+    def __init__(self):
+        super().__init__()
+        draw = np.random.default_rng(5).normal
+        self.table = brainstate.ParamState(jnp.asarray(draw(size=(INPUTS, 4)), jnp.float32))
+        self.w = brainstate.ParamState(jnp.asarray(draw(size=(4, 4)), jnp.float32))
+        self.w_rec = brainstate.ParamState(jnp.asarray(draw(size=(2, 4, 4)) / 4, jnp.float32))
+
+    def init_state(self, batch_size=None, **_):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 2, 4)))
+
+    def update(self, x):
+        rows = braintrace.embedding(x, self.table.value)
+        drive = braintrace.einsum("btk,kn->btn", x[..., None] + jnp.arange(4.0), self.w.value)
+        recurrent = braintrace.einsum("btk,tkn->btn", self.h.value, self.w_rec.value)
+        self.h.value = jnp.tanh(0.5 * self.h.value + rows + 0.1 * drive + recurrent)
+        return self.h.value
+
+
+def test_operations_at_several_positions():
+    """Which are rows of one operation: of the same sample, one after the other."""
+    xs = jnp.asarray(np.random.default_rng(3).integers(0, INPUTS, (STEPS, BATCH, 2)))
+    model = Positions()
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    weights = model.states(brainstate.ParamState)
+
+    def total():
+        return jnp.sum(brainstate.transform.for_loop(lambda x: loss(model.update(x)), xs))
+
+    expected = brainstate.transform.jit(brainstate.transform.grad(total, weights))()
+    learner = braintrace.compile(model, "snap", xs[0], batch_size=BATCH, n=2)
+    found = learner.etrace_grad(xs, step_fn=lambda x: loss(learner(x)), reduction="sum")
+    assert_gradients_close(found, expected, 1e-5)
+
+
 # --- what is refused --------------------------------------------------------------------------
 
 
@@ -160,6 +197,18 @@ def test_a_sparse_net_keeps_structural_neighbours(n):
 def test_what_has_no_neighbours_is_refused(name, message):
     with pytest.raises(braintrace.PrimitiveError, match=message):
         build_learner(cases.BY_NAME[name], "snap", n=2)
+
+
+def test_samples_in_another_order_are_refused():
+    class Turned(Positions):
+        def update(self, x):
+            turned = (x[..., None] + jnp.arange(4.0)).swapaxes(0, 1)
+            drive = braintrace.einsum("tbk,kn->btn", turned, self.w.value)
+            self.h.value = 0.5 * self.h.value + drive
+            return self.h.value
+
+    with pytest.raises(braintrace.PrimitiveError, match="samples in another order than 'h'"):
+        braintrace.compile(Turned(), "snap", jnp.zeros((3, 2), int), batch_size=3, n=2)
 
 
 class MixesSamples(SparseNet):

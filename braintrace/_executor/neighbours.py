@@ -87,6 +87,14 @@ class NeighbourTraces:
                     f"broadcast to several positions of {_names(site.group)}. Use `SnAp(n=1)` or "
                     "`RTRL`."
                 )
+            if not _has_samples_first(site):
+                raise PrimitiveError(
+                    f"{rule} follows sample by sample, and the rows of "
+                    f"`{site.relation.primitive.name}` of '{site.relation.key}' "
+                    f"({site.relation.source}) have their samples in another order than "
+                    f"{_names(site.group)}. Give it an input with samples along the first axis, or "
+                    "use `SnAp(n=1)` or `RTRL`."
+                )
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return an array of pairs ``(entry, number)`` for each array of an operation's traces."""
@@ -237,6 +245,16 @@ def _samples(site: TraceSite) -> int:
     return int(site.group.shape[0]) if get_primitive_spec(site.relation.primitive).batched else 1
 
 
+def _has_samples_first(site: TraceSite) -> bool:
+    """Tell whether the outputs of an operation are those of one sample after the other."""
+    samples, positions = _samples(site), site.influence.positions.ravel()
+    if positions.size % samples:
+        return False
+    own = np.repeat(np.arange(samples), positions.size // samples)
+    reached = positions * samples // site.group.num_positions
+    return bool(np.all((positions < 0) | (reached == own)))
+
+
 def _fresh(restart: jax.Array | None, trace: jax.Array) -> jax.Array:
     """Return a trace that starts anew for flagged samples: it is selected, it may be NaN."""
     if restart is None:
@@ -315,15 +333,15 @@ def _reach(site: TraceSite, n: int) -> np.ndarray:
 def _pairs_of(site: TraceSite, name: str, reach: np.ndarray) -> _Pairs:
     """Return the pairs of one array."""
     y, shapes = site.relation.y_var.aval, trace_shapes(site.relation)
-    batched = get_primitive_spec(site.relation.primitive).batched
-    of_sample = (1, *y.shape[1:]) if batched else y.shape
+    batched, samples = get_primitive_spec(site.relation.primitive).batched, _samples(site)
+
+    def of_sample(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[0] // samples, *shape[1:]) if batched else shape
+
     with jax.ensure_compile_time_eval():
         # What a trace is multiplied by says which output it goes with.
-        factor = np.arange(len(reach), dtype=np.float32).reshape(of_sample)
-        ones = {
-            key: np.ones((1, *array.shape[1:]) if batched else array.shape, np.float32)
-            for key, array in shapes.items()
-        }
+        factor = np.arange(len(reach), dtype=np.float32).reshape(of_sample(y.shape))
+        ones = {key: np.ones(of_sample(array.shape), np.float32) for key, array in shapes.items()}
         found = propagate(*site.operation, jnp.asarray(factor), jax.tree.map(jnp.asarray, ones))
         outputs = np.rint(np.asarray(found[name])).astype(int).ravel()
     entries, numbers = np.nonzero(reach[outputs])
