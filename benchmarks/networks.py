@@ -35,7 +35,7 @@ class Sparsity:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A recurrent network with a plain readout.
+    """A network with a plain readout, or with a leaky one.
 
     Attributes
     ----------
@@ -56,6 +56,10 @@ class Network:
         Share of the units that are active, where inputs and units are spikes.
     tolerance
         Largest deviation from the oracle in float32. Round-off moves single spikes.
+    leak
+        By what the readout ``o`` is multiplied from step to step; ``None``: it has no memory.
+    leaks_gradient
+        Whether that is a part of the gradient.
     """
 
     name: str
@@ -70,6 +74,8 @@ class Network:
     factor_elements: int
     events: Callable[[Arrays], Any] | None = None
     tolerance: float = 1e-4
+    leak: float | None = None
+    leaks_gradient: bool = True
 
     def parameters(self, dtype: Any = jnp.float32) -> Arrays:
         """Return the initial parameters; the same at every call."""
@@ -95,8 +101,13 @@ class Network:
 
     def step(self, ops: Any, parameters: Arrays, states: Arrays, x: Any) -> tuple[Arrays, Any]:
         """Return the states after a step, and its output."""
-        states = self.cell(states, self.drive(ops, parameters, states, x))
-        return states, self.readout(parameters, states)
+        new = self.cell(states, self.drive(ops, parameters, states, x))
+        output = self.readout(parameters, new)
+        if self.leak is None:
+            return new, output
+        before = states["o"] if self.leaks_gradient else ops.mixing(states["o"])
+        output = self.leak * before + output
+        return {**new, "o": output}, output
 
 
 def squared_error(output: Any, target: Any) -> Any:

@@ -539,6 +539,14 @@ MUTATIONS = [
         (f"{COUPLED}::test_a_loop_over_chunks_copies_no_trace",),
         "XLA copies the traces at every chunk",
     ),
+    Mutation(
+        "traces overwritten before what is computed from them",
+        "_executor/overwriting.py",
+        "if not _readers(keys, reads, chain(*left))",
+        "if _readers(keys, reads, chain(*left))",
+        (f"{COUPLED}::test_a_step_copies_no_trace[a filter of both]",),
+        "XLA copies the traces of neurons below a readout at every step",
+    ),
     # packed traces
     Mutation(
         "conjugated factor of a pair",

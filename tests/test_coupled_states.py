@@ -37,6 +37,7 @@ ALONE = ((0.8,),)
 EACH_OTHER = ((0.8, -0.3), (0.4, 0.6))
 CHAIN = ((0.8, 0.0), (0.4, 0.6))
 APART = ((0.8, 0.0), (0.0, 0.6))
+FILTERED = ((0.8, -0.3, 0.0), (0.4, 0.6, 0.0), (0.5, 0.2, 0.9))
 CIRCLE = ((0.8, 0.0, -0.3), (0.4, 0.6, 0.0), (0.0, 0.5, 0.7))
 STAR = ((0.8, 0.2, -0.3, 0.1), (0.4, 0.6, 0, 0), (0.3, 0, 0.5, 0), (-0.2, 0, 0, 0.7))
 
@@ -220,9 +221,16 @@ BYTES_OF_A_TRACE = BATCH * 48 * 64 * np.dtype("float32").itemsize
 
 
 @pytest.mark.optimised
-def test_a_step_copies_no_trace():
-    """XLA copies separate traces of coupled states at every step."""
-    algorithm = compiled(WIDE)
+@pytest.mark.parametrize(
+    ("mixing", "dtypes"),
+    [
+        pytest.param(EACH_OTHER, ["complex64"], id="each other"),
+        pytest.param(FILTERED, ["complex64", "float32"], id="a filter of both"),
+    ],
+)
+def test_a_step_copies_no_trace(mixing, dtypes):
+    """XLA copies separate traces of coupled states, and those that are read after they change."""
+    algorithm = compiled(WIDE, mixing)
 
     def step(values, traces):
         def total(values):
@@ -234,7 +242,7 @@ def test_a_step_copies_no_trace():
     values = algorithm.compiled.inputs(algorithm.states_of_step, (WIDE.inputs[0],))
     donating = jax.jit(step, donate_argnums=1)
     program = donating.lower(values, algorithm.traces.carried.value).compile()
-    assert dtypes_of_traces(algorithm) == ["complex64"]
+    assert dtypes_of_traces(algorithm) == dtypes
     assert program.memory_analysis().temp_size_in_bytes < BYTES_OF_A_TRACE
 
 

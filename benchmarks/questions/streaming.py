@@ -8,6 +8,7 @@ by hand shows what XLA makes of it.
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -65,14 +66,18 @@ class Stream:
         The network and its sequence.
     algorithm
         A name of `subjects.OPTIONS`.
+    **options
+        Of the algorithm.
     """
 
-    def __init__(self, task: Task, algorithm: str = "d_rtrl") -> None:
+    def __init__(self, task: Task, algorithm: str = "d_rtrl", **options: Any) -> None:
         self.task = task
         self.model = Model(task.network, jnp.dtype(task.dtype))
         brainstate.nn.init_all_states(self.model, batch_size=task.batch)
-        self.algorithm = ALGORITHMS[algorithm](self.model, **OPTIONS[algorithm])
-        self.algorithm.compile_graph(task.data[0][0])
+        self.algorithm = ALGORITHMS[algorithm](self.model, **OPTIONS[algorithm], **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is left out is the point
+            self.algorithm.compile_graph(task.data[0][0])
         weights = self.model.states(brainstate.ParamState)
         self._gradient = brainstate.transform.grad(self._loss, weights)
 
@@ -208,9 +213,9 @@ def single_calls(task: Task, compile_step: Callable[[Task], tuple[Step, Begin]])
     )
 
 
-def loop(task: Task, algorithm: str = "d_rtrl") -> Subject:
+def loop(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Subject:
     """Time steps in one compiled loop, which keeps the gradient of the last."""
-    stream = Stream(task, algorithm)
+    stream = Stream(task, algorithm, **options)
     zero = jax.tree.map(jnp.zeros_like, task.parameters)
 
     def over_steps(combine: Callable[[Any, Any], Any]) -> Callable[..., Any]:

@@ -221,7 +221,7 @@ def unpack(traces: Traces) -> Traces:
 
 def pack_like(traces: Traces, like: Traces) -> Traces:
     """Return traces packed as others are."""
-    pairs = tuple((keys[0], keys[1]) for keys in _arrays(like) if len(keys) == 2)
+    pairs = tuple((keys[0], keys[1]) for keys in arrays_of(like) if len(keys) == 2)
     return pack({key: traces[key] for key in like}, pairs)
 
 
@@ -230,7 +230,7 @@ def map_arrays(function: Callable[[Any], Any], site: TraceSite, traces: Traces) 
     own = {site.key(a) for a in site.influence.reached}
     arrays = {
         keys: function(trace) if keys[0] in own else trace
-        for keys, trace in _arrays(traces).items()
+        for keys, trace in arrays_of(traces).items()
     }
     return _of_arrays(arrays)
 
@@ -238,13 +238,13 @@ def map_arrays(function: Callable[[Any], Any], site: TraceSite, traces: Traces) 
 def of_site(site: TraceSite, traces: Traces) -> Traces:
     """Return the traces of one site, packed as they are."""
     own = {site.key(a) for a in site.influence.reached}
-    return _of_arrays({keys: trace for keys, trace in _arrays(traces).items() if keys[0] in own})
+    return _of_arrays({keys: trace for keys, trace in arrays_of(traces).items() if keys[0] in own})
 
 
 def renamed(traces: Traces, name: Callable[[str], str | None]) -> Traces:
     """Return traces, packed as they are, by other keys; without those that have none."""
     arrays = {}
-    for keys, trace in _arrays(traces).items():
+    for keys, trace in arrays_of(traces).items():
         names = tuple(new for new in map(name, keys) if new is not None)
         if names:
             arrays[names] = trace
@@ -253,10 +253,11 @@ def renamed(traces: Traces, name: Callable[[str], str | None]) -> Traces:
 
 def joined(parts: Iterable[Traces]) -> Traces:
     """Return the traces of several sites as one mapping, packed as they are."""
-    return _of_arrays({keys: trace for part in parts for keys, trace in _arrays(part).items()})
+    return _of_arrays({keys: trace for part in parts for keys, trace in arrays_of(part).items()})
 
 
-def _arrays(traces: Traces) -> Mapping[tuple[str, ...], Any]:
+def arrays_of(traces: Traces) -> Mapping[tuple[str, ...], Any]:
+    """Return the arrays of traces, packed or not, by the keys of what is in each."""
     if isinstance(traces, PackedTraces):
         return traces.arrays
     return {(key,): trace for key, trace in traces.items()}
@@ -285,7 +286,7 @@ def factors_and_traces(
         Packed or not.
     """
     signal_of = {site.key(a): signals[a] for a in site.influence.reached if a in signals}
-    arrays = _arrays(traces)
+    arrays = arrays_of(traces)
     for key, signal in signal_of.items():
         if (key,) in arrays:
             yield signal, arrays[key,]

@@ -11,13 +11,19 @@ All samples at once, XLA rearranges whole records, and writes and reads a second
 of the traces. On a GPU, that is one kernel. Where the program runs on several devices, samples may
 lie on different ones, and stay there.
 
+Where the trace of one state is computed from another's before the step, and not the other way
+round, it is computed first (`readers_first`): that of a filter, before the two of the neurons that
+it filters (a streaming step of adaptive neurons with a leaky readout, over one without filters,
+64 x 1024 weights, 32 samples: 2.6 after them, 1.8 before).
+
 The traces of two states as one complex array are updated at once on a CPU too: what multiplies
 them element by element outweighs the products, and a loop runs it on one core (LRU x 4, carrying
 on, over BPTT: 1.45 in blocks, 1.01 at once).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import jax
@@ -30,6 +36,9 @@ from .._typing import PyTree
 
 BLOCK_BYTES = 2**20
 """What a block takes of the traces: about what a core's own cache holds."""
+
+Keys: TypeAlias = tuple[str, ...]
+"""The keys of the traces in one array."""
 
 Update: TypeAlias = Callable[[PyTree, PyTree, Traces], Traces]
 """``(over time, of samples, traces) -> traces``, which keeps samples apart: arrays with the steps,
@@ -51,6 +60,50 @@ def _one_number(array: jax.Array) -> jax.Array:
     """Return the first element of an array, of which no axis is folded: it may be divided."""
     corner = jax.lax.slice(array, (0,) * array.ndim, (1,) * array.ndim)
     return corner.reshape(())
+
+
+def readers_first(
+    arrays: Iterable[Keys], reads: Collection[tuple[str, str]]
+) -> Iterator[tuple[Keys, list[str]]]:
+    """Yield arrays in an order in which those that read another one come before it.
+
+    Where two read each other, there is no such order, and one of them comes first.
+
+    Parameters
+    ----------
+    arrays
+        The keys of the traces that are in each.
+    reads
+        Pairs of keys: of a trace, and of one that it is computed from.
+
+    Yields
+    ------
+    keys, readers
+        Of an array, and of the traces before it that read it.
+    """
+    left, done = list(arrays), list[str]()
+    while left:
+        free = (keys for keys in left if not _readers(keys, reads, chain(*left)))
+        keys = next(free, left[0])
+        left.remove(keys)
+        yield keys, _readers(keys, reads, done)
+        done += keys
+
+
+def _readers(keys: Keys, reads: Collection[tuple[str, str]], among: Iterable[str]) -> list[str]:
+    """Return those of some traces, not in an array itself, that read one in it."""
+    return [key for key in among if key not in keys and any((key, own) in reads for own in keys)]
+
+
+def not_before(first: Sequence[PyTree], traces: Traces) -> Traces:
+    """Return traces as they are, but not before other arrays are there.
+
+    On several devices, where a flag would have to be sent to all of them, at once.
+    """
+    if not any(leaf.size for leaf in jax.tree.leaves(first)):
+        return traces
+    flag = divided_dependent(first, divided=lambda _: jnp.asarray(False), whole=never)
+    return known_after(flag, traces)
 
 
 def overwritten(

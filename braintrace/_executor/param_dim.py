@@ -52,6 +52,7 @@ from .._graph import (
 )
 from .active_outputs import ActiveOutputs, active_outputs_of, trace_shapes
 from .complex_packing import (
+    arrays_of,
     coupled_states,
     factors_and_traces,
     joined,
@@ -63,7 +64,7 @@ from .complex_packing import (
 from .diagonal import check_diagonals
 from .direct import add, direct_gradient, input_of, like
 from .layout import TraceSite, old_state_to_positions, trace_sites
-from .overwriting import known_after, overwritten
+from .overwriting import known_after, not_before, overwritten, readers_first
 from .products import (
     PLAIN,
     SELECTING,
@@ -331,17 +332,20 @@ def _advanced(
     x = as_one(x)
     if kept is not None:  # they are selected, not multiplied by zero: they may be NaN
         before = {key: where_slots(site, kept, trace) for key, trace in before.items()}
-    new = {}
-    for key, old in before.items():
-        terms = [
-            propagate(*site.operation, decay, widened(before[read], decay.dtype))
-            for (written, read), decay in decays.items()
-            if written == key
-        ]
-        if key in factors:
-            inputs = products.inputs(site, x, factors[key])
-            terms.append(accumulate(*site.operation, inputs, factors[key], weights))
-        new[key] = jax.tree.map(_sum_like, old, *terms)
+    new: dict[str, Arrays] = {}
+    for keys, readers in readers_first(arrays_of(traces), decays.keys()):
+        own = not_before([new[key] for key in readers], {key: before[key] for key in keys})
+        read_from = {**before, **own}
+        for key in keys:
+            terms = [
+                propagate(*site.operation, decay, widened(read_from[read], decay.dtype))
+                for (written, read), decay in decays.items()
+                if written == key
+            ]
+            if key in factors:
+                inputs = products.inputs(site, x, factors[key])
+                terms.append(accumulate(*site.operation, inputs, factors[key], weights))
+            new[key] = jax.tree.map(_sum_like, own[key], *terms)
     return pack_like(new, traces)
 
 
