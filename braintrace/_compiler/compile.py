@@ -25,6 +25,7 @@ from .._arguments import BOOLEAN, MARK, MODEL, NOT_NEGATIVE, check_option
 from .._graph import Boundary, Diagnostic, ETraceGraph, TracedModel, TraceMethod
 from .._typing import Path
 from .analysis import Analysis
+from .answers import with_answers
 from .backward import states_as_outputs
 from .candidates import candidates_of
 from .check_model import check_has_states, check_hidden_states, check_learns, check_parameters
@@ -101,6 +102,9 @@ def compile_model(
     if boundary != "closed":  # a rule without traces differentiates a step as it is
         marking = marking_of(model, options.mark, options.unroll_limit, boundary in BY_POSITION)
     traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit, marking)
+
+    # What callbacks answer is asked for once, before everything that is computed from it.
+    traced = with_answers(traced)
     check_hidden_states(traced)
 
     # Groups of hidden states, in the form of the step that shows most of what positions do alone.

@@ -97,7 +97,9 @@ class FilterFinder:
         leaves = traced.leaves
         changing = [leaf.in_var for leaf in leaves if leaf.out_var is not None]
         changing += [leaf.in_var for leaf in leaves if leaf.kind == "random"]
-        self._varying = self._program.dependents_of([*traced.argument_vars, *changing])
+        self._varying = self._program.dependents_of(
+            [*traced.argument_vars, *traced.answers, *changing]
+        )
         weights = [leaf.in_var for leaf in leaves if leaf.kind == "parameter"]
         self._constant_states = [
             leaf
@@ -230,7 +232,8 @@ class FilterFinder:
         """Tell whether the derivative of what is linear is so as well; a user may write both."""
         if equation.primitive.name not in (*OWN_BACKWARD, "custom_jvp_call"):
             return True
-        return self._analysis.derivatives.of(equation).is_the_same_for_all(data)
+        derivative = self._analysis.derivatives.of(equation)
+        return derivative.is_the_same_for_all(data) and derivative.bent.isdisjoint(data)
 
     def _decay(self, own: Var, var: Var, equations: Sequence[int]) -> Number | None:
         """Return the number by which the old value is multiplied at every place, if there is."""

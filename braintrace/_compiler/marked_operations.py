@@ -108,4 +108,4 @@ def _is_no_parameter(var: Var, by_var: Mapping[Var, StateLeaf]) -> bool:
 
 
 def _name(var: Var, by_var: Mapping[Var, StateLeaf]) -> str:
-    return by_var[var].name if var in by_var else "an argument of `update`"
+    return by_var[var].name if var in by_var else "an argument of `update` or a callback"

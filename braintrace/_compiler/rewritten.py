@@ -37,5 +37,6 @@ def with_program(traced: TracedModel, new: Program) -> TracedModel:
         program=new,
         leaves=leaves,
         argument_vars=new.in_vars[:arguments],
+        answers=tuple(renamed[id(var)] for var in traced.answers),
         output_atoms=new.out_atoms[: len(traced.output_atoms)],
     )

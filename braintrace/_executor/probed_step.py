@@ -49,6 +49,17 @@ def zero_probes(graph: ETraceGraph) -> Probes:
     return probes
 
 
+def with_answers(traced: TracedModel, inputs: Inputs) -> Inputs:
+    """Return the inputs of a step, with what its callbacks answer: each is called here, once."""
+    asking = traced.asking
+    if asking is None:
+        return inputs
+    pairs = zip(asking.in_vars, traced.program.in_vars, strict=False)
+    known = {own: jax.lax.stop_gradient(inputs[var]) for own, var in pairs if var in inputs}
+    answers = evaluate(asking, asking.out_atoms, known, effects=True)
+    return {**inputs, **dict(zip(traced.answers, answers, strict=True))}
+
+
 def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:
     """Return the inputs with the States of the last step held constant."""
     parameters = {leaf.in_var for leaf in graph.traced.leaves if leaf.kind == "parameter"}

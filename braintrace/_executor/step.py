@@ -24,6 +24,7 @@ from .probed_step import (
     pre_step_probe,
     probe_shapes,
     probed_step,
+    with_answers,
 )
 from .restart import over_first_axis, restarted, restarted_probes
 from .window import probes_of_past, window_step
@@ -89,6 +90,7 @@ def single_step(
     """
     if graph.whole is not None:
         return _passed_step(graph, method, inputs, traces, restart)
+    inputs = with_answers(graph.traced, inputs)
     weights = operands(graph, inputs)
     found = jacobians(graph, inputs, weights)
     if restart is not None:
@@ -198,13 +200,14 @@ def recorded_step(
     """Run one step with given probes, and record what the learning rule needs."""
     if graph.whole is not None:
         return window_step(graph, inputs)
+    inputs = with_answers(graph.traced, inputs)
     outputs, new_states = probed_step(graph, inputs, weights, probes)
     return outputs, new_states, jacobians(graph, inputs, weights)
 
 
 def plain_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[jax.Array], dict[Var, jax.Array]]:
     """Run one step of the model itself; filters of its readouts stay as they are."""
-    model = graph.traced.unfiltered
+    inputs, model = with_answers(graph.traced, inputs), graph.traced.unfiltered
     if model is None:
         return finish(graph, inputs, {})
     filtered = graph.traced

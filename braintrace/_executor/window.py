@@ -18,7 +18,7 @@ from .._errors import OptionError
 from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
 from .._jax import Var, struct_of, zeros_mapped_like
 from .jacobians import Inputs, jacobians, operands
-from .probed_step import finish
+from .probed_step import finish, with_answers
 from .whole_state import step_of_layers
 from .zero import is_zero
 
@@ -126,6 +126,7 @@ def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var
     if graph.whole is not None:
         arguments = set(graph.traced.argument_vars)
         inputs = {v: _given(x) if v in arguments else x for v, x in inputs.items()}
+    inputs = with_answers(graph.traced, inputs)
     weights = operands(graph, inputs)
     is_layered = graph.whole is not None and graph.whole.layers
     run = step_of_layers(graph, inputs) if is_layered else finish(graph, inputs, {})

@@ -91,9 +91,10 @@ class FilteredReadout:
 class TracedModel:
     """One step of a model as plain data.
 
-    Uses of parameters that the compiler was asked to mark and could not are ``unmarked``. Where
-    readouts are filtered, the leaves and inputs of the filters come after those of the model,
-    which is itself in ``unfiltered``.
+    Uses of parameters that the compiler was asked to mark and could not are ``unmarked``. What
+    callbacks answer is ``answers``, inputs after those of the model; ``asking`` is the program that
+    asks for them, given the others. Where readouts are filtered, the leaves and inputs of the
+    filters come after all these, and the model itself is ``unfiltered``.
     """
 
     program: Program
@@ -108,6 +109,8 @@ class TracedModel:
     parameter_paths: tuple[Path, ...]
     batch_size: int | None
     unmarked: tuple[Diagnostic, ...] = ()
+    answers: tuple[Var, ...] = ()
+    asking: Program | None = None
     readouts: tuple[FilteredReadout, ...] = ()
     unfiltered: "TracedModel | None" = None
 

@@ -60,7 +60,8 @@ class CompiledStep:
         self.environment = environment
         self.parameters = tuple(parameters)
         self._method = method
-        self._in_vars = graph.traced.program.in_vars
+        answers = graph.traced.answers
+        self._in_vars = tuple(v for v in graph.traced.program.in_vars if v not in answers)
         self._written = graph.traced.written_vars
         self.single_step = Program(self._of_any_axes(self._single_step))
         self.steps = Program(self._of_any_axes(self._steps))

@@ -1,0 +1,196 @@
+"""Programs that call back, run apart from what is computed from the answers.
+
+What calls Python while it runs (a callback, a print) must do so once, though a step is evaluated
+several times: for its outputs, for each state, for derivatives. `recorded` runs a program and keeps
+what was answered, inside of loops and branches too; `replayed` runs it on answers, without effects.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._jax import (
+    TRANSPARENT_CALLS,
+    AnyJaxpr,
+    Equation,
+    Primitive,
+    bind,
+    call_body,
+    define_from_impl,
+    open_jaxpr,
+    sub_jaxprs,
+)
+from .._typing import PyTree
+from .bodies import loop_of, rebuilt
+from .evaluate import interpret
+
+Answers = list[PyTree]
+"""What each equation with an effect has answered, in the order in which they are run."""
+
+
+def can_be_replayed(jaxpr: AnyJaxpr) -> bool:
+    """Tell whether all effects of a program are those of calls whose answers can be kept.
+
+    Nothing can be kept of a ``while``, as nobody knows how many answers there are.
+    """
+    acting = (equation for equation in open_jaxpr(jaxpr)[0].eqns if equation.effects)
+    return all(map(_can_be_kept, acting))
+
+
+def _can_be_kept(equation: Equation) -> bool:
+    name, bodies = equation.primitive.name, [*sub_jaxprs(equation)]
+    if not bodies:
+        return "callback" in name or "print" in name
+    if name in ("scan", "cond") or name in TRANSPARENT_CALLS:
+        return all(map(can_be_replayed, bodies))
+    return name == "while" and all(map(can_be_replayed, bodies)) and not _has_answers(equation)
+
+
+def _has_answers(equation: Equation) -> bool:
+    inside = (inner for body in sub_jaxprs(equation) for inner in open_jaxpr(body)[0].eqns)
+    return any(
+        _has_answers(inner) if any(True for _ in sub_jaxprs(inner)) else bool(inner.outvars)
+        for inner in inside
+        if inner.effects
+    )
+
+
+def recorded(jaxpr: AnyJaxpr, values: Sequence[Any]) -> tuple[list[Any], Answers]:
+    """Run a program, and return its results and what it has been answered."""
+    answers: Answers = []
+
+    def run(_: int, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+        if not equation.effects:
+            return bind(equation, operands)
+        results, found = _recorded(equation, operands)
+        answers.append(found)
+        return results
+
+    return interpret(jaxpr, values, run, _itself), answers
+
+
+def replayed(jaxpr: AnyJaxpr, values: Sequence[Any], answers: Answers) -> list[Any]:
+    """Run a program on answers; nobody is called."""
+    left = iter(answers)
+
+    def run(_: int, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+        return (
+            _replayed(equation, operands, next(left))
+            if equation.effects
+            else bind(equation, operands)
+        )
+
+    return interpret(jaxpr, values, run, _itself)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _recorded(equation: Equation, operands: list[Any]) -> tuple[list[Any], PyTree]:
+    name = equation.primitive.name
+    if name in TRANSPARENT_CALLS:
+        return recorded(call_body(equation), operands)
+    if name == "scan":
+        return _scanned(equation, operands, None)
+    if name == "cond":
+        return _recorded_branch(equation, operands)
+    results = bind(equation, operands)
+    return results, [] if name == "while" else results
+
+
+def _replayed(equation: Equation, operands: list[Any], answers: PyTree) -> list[Any]:
+    name = equation.primitive.name
+    if name in TRANSPARENT_CALLS:
+        return replayed(call_body(equation), operands, answers)
+    if name == "scan":
+        return _scanned(equation, operands, answers)[0]
+    if name == "cond":
+        branches = [
+            lambda *values, body=body, own=own: replayed(body, values, own)
+            for body, own in zip(equation.params["branches"], answers, strict=True)
+        ]
+        return list(jax.lax.switch(operands[0], branches, *operands[1:]))
+    if name == "while":
+        found = rebuilt(equation, operands, _silent)
+        assert found is not None
+        return found
+    return [_answering(name).bind(answer, *operands) for answer in answers]
+
+
+@functools.cache
+def _answering(name: str) -> Any:
+    """Return an operation that gives its first operand, and has the name of what answered it.
+
+    Whoever reads a program finds what was asked; a derivative of the answer is refused.
+    """
+
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise ValueError(
+            f"`{name}` has no derivative. Give it what it reads through `jax.lax.stop_gradient`, "
+            "or write one with `jax.custom_jvp`."
+        )
+
+    answer = jax.custom_jvp(lambda answer, *asked: answer)
+    answer.defjvp(refuse)
+    primitive = Primitive(name)
+    define_from_impl(primitive, answer, lambda _, operands, dims, params: (operands[0], dims[0]))
+    return primitive
+
+
+def _silent(body: AnyJaxpr, values: list[Any]) -> list[Any]:
+    """Run a body that gets no answers without its calls."""
+
+    def run(_: int, equation: Equation, operands: list[Any]) -> Sequence[Any]:
+        if not equation.effects:
+            return bind(equation, operands)
+        if not any(True for _ in sub_jaxprs(equation)):
+            return []
+        found = rebuilt(equation, operands, _silent)
+        assert found is not None
+        return found
+
+    return interpret(body, values, run, _itself)
+
+
+def _scanned(
+    equation: Equation, operands: list[Any], answers: PyTree | None
+) -> tuple[list[Any], PyTree]:
+    """Run a loop, on answers or to get them: theirs are the first axes of arrays."""
+    loop, params = loop_of(equation, operands), equation.params
+
+    def body(carried: list[Any], now: tuple[list[Any], PyTree]) -> Any:
+        slices, given = now
+        values = [*loop.fixed, *carried, *slices]
+        if given is None:
+            results, found = recorded(loop.body, values)
+        else:
+            results, found = replayed(loop.body, values, given), None
+        return results[: len(carried)], (results[len(carried) :], found)
+
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    sequences = loop.sequences, answers
+    carried, (stacked, found) = jax.lax.scan(body, loop.carried, sequences, **options)
+    return [*carried, *stacked], found
+
+
+def _recorded_branch(equation: Equation, operands: list[Any]) -> tuple[list[Any], PyTree]:
+    """Run a branch; what the others would have been answered is zero."""
+    bodies = equation.params["branches"]
+    shapes = [jax.eval_shape(lambda *v, b=b: recorded(b, v)[1], *operands[1:]) for b in bodies]
+    zeros = [jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape) for shape in shapes]
+
+    def branch(place: int) -> Callable[..., Any]:
+        def run(*values: Any) -> Any:
+            results, found = recorded(bodies[place], values)
+            return results, [*zeros[:place], found, *zeros[place + 1 :]]
+
+        return run
+
+    results, answers = jax.lax.switch(
+        operands[0], [branch(place) for place in range(len(bodies))], *operands[1:]
+    )
+    return list(results), answers

@@ -1,0 +1,314 @@
+"""A step calls back once, and everything that is computed of it reads the same answer."""
+
+import functools
+import warnings
+
+import brainstate
+import compilation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close
+from drivers import named, weights_of
+from jax.experimental import io_callback
+from readouts import data, values
+from rules import options_of
+
+import braintrace
+from braintrace._jaxpr import can_be_replayed, recorded, replayed
+
+pytestmark = pytest.mark.usefixtures("float64")
+STEPS, BATCH, H = 5, 2, 4
+ASKED = {"plain": 2, "nested": 4}
+"""How often a step of each model asks."""
+
+
+def cosine(number):
+    """In single precision: the thread that JAX looks at answers in may have no `float64`."""
+    return np.cos(np.float32(number))
+
+
+ANSWER = jax.ShapeDtypeStruct((), np.float32)
+
+
+class Host:
+    """Somebody whose answer differs from call to call, and who notes what he is asked and told."""
+
+    def __init__(self):
+        self.asked, self.told = [], []
+
+    def answer(self, what):
+        self.asked.append(int(what))
+        return cosine(1 + len(self.asked))
+
+    def tell(self, what):
+        self.told.append(int(what))
+
+    def forget(self):
+        jax.effects_barrier()
+        self.asked.clear()
+        self.told.clear()
+
+
+def answers(kind):
+    return cosine(2 + np.arange(STEPS * ASKED[kind])).reshape(STEPS, -1).astype(float)
+
+
+class Net(brainstate.nn.Module):
+    """Leaky units whose drive and whose readout depend on what a host answers."""
+
+    def __init__(self, kind, host=None):
+        super().__init__()
+        self.kind, self.host = kind, host
+        self.w = brainstate.ParamState(jnp.asarray(values(3, 3, H)))
+        self.w_out = brainstate.ParamState(jnp.asarray(values(4, H, 2)))
+
+    def init_state(self, batch_size=None):
+        lead = () if batch_size is None else (batch_size,)
+        self.h = brainstate.HiddenState(jnp.full((*lead, H), 0.1))
+        self.o = brainstate.HiddenState(jnp.full((*lead, 2), 0.3))
+
+    def ask(self, what):
+        return io_callback(self.host.answer, ANSWER, what, ordered=True).astype(float)
+
+    def update(self, x, given=None):
+        ask = self.ask if given is None else lambda what: given[what]
+        tell = (lambda what: None) if given is not None else self.tell
+        zero = 0 * jax.lax.stop_gradient(self.h.value).sum().astype(int)
+        y = jnp.tanh(braintrace.matmul(x, self.w.value))
+        if self.kind == "plain":
+            self.h.value = 0.7 * self.h.value + ask(zero) * y
+            tell(7 + zero)
+            scale = ask(1 + zero)
+        else:
+
+            def substep(k):
+                self.h.value = 0.8 * self.h.value + ask(k + zero) * y
+
+            brainstate.transform.for_loop(substep, jnp.arange(2))
+
+            def positive():
+                tell(7 + zero)
+                return ask(2 + zero) * self.h.value
+
+            scale = brainstate.transform.cond(zero == 0, positive, lambda: self.h.value)
+            scale = scale * ask(3 + zero)
+        self.o.value = 0.8 * self.o.value + (scale * self.h.value) @ self.w_out.value
+        return self.o.value
+
+    def tell(self, what):
+        jax.debug.callback(self.host.tell, what, ordered=True)
+
+
+def loss_of(output, target):
+    return jnp.sum((output - target) ** 2)
+
+
+@compilation.cache
+def bptt(kind):
+    """The gradient of the summed loss, of a model that is given the answers."""
+    model, (xs, targets) = Net(kind), data()
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+
+    def total():
+        def step(x, given, target):
+            return loss_of(model(x, given), target)
+
+        return brainstate.transform.for_loop(step, xs, answers(kind), targets).sum()
+
+    return named(brainstate.transform.jit(brainstate.transform.grad(total, weights_of(model)))())
+
+
+def learner_of(kind, algorithm="d_rtrl", host=None, **options):
+    x = data()[0][0]
+    example = (x,) if host is not None else (x, answers(kind)[0])
+    options = {**options_of(algorithm), **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)  # some rules are
+        return braintrace.compile(Net(kind, host), algorithm, *example, batch_size=BATCH, **options)
+
+
+def check_calls(host, kind):
+    jax.effects_barrier()
+    assert host.asked == [*range(ASKED[kind])] * STEPS
+    assert host.told == [7] * STEPS
+
+
+def of_sequence(learner, **options):
+    return named(
+        learner.etrace_grad(
+            *data(), step_fn=lambda x, y: loss_of(learner(x), y), reduction="sum", **options
+        )
+    )
+
+
+def of_stream(learner):
+    weights = weights_of(learner.algorithm.model)
+    total = brainstate.State({path: jnp.zeros_like(w.value) for path, w in weights.items()})
+
+    def add(gradients):
+        total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
+
+    learner.etrace_online(*data(), step_fn=lambda x, y: loss_of(learner(x), y), update_fn=add)
+    return named(total.value)
+
+
+def of_own_loop(learner):
+    weights = weights_of(learner.algorithm.model)
+    gradient = brainstate.transform.grad(lambda x, y: loss_of(learner(x), y), weights)
+    step = brainstate.transform.jit(gradient)
+    found = [step(x, y) for x, y in zip(*data(), strict=True)]
+    return named(jax.tree.map(lambda *leaves: sum(leaves), *found))
+
+
+PATHS = {
+    "one chunk": of_sequence,
+    "chunks of two": functools.partial(of_sequence, chunk_size=2),
+    "masked": functools.partial(of_sequence, mask=np.ones(STEPS), chunk_size=3),
+    "stream": of_stream,
+    "own loop": of_own_loop,
+}
+AT_NIGHT = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "options"),
+    [
+        ("plain", "d_rtrl", {}),
+        pytest.param("nested", "d_rtrl", {}, marks=AT_NIGHT),
+        pytest.param("plain", "rtrl", {}, marks=AT_NIGHT),
+        pytest.param("nested", "rtrl", {}, marks=AT_NIGHT),
+        pytest.param("plain", "d_rtrl", {"vjp_method": "multi-step"}, marks=AT_NIGHT),
+    ],
+)
+def test_every_path(kind, algorithm, options):
+    host = Host()
+    learner = learner_of(kind, algorithm, host, **options)
+    paths = {name: path for name, path in PATHS.items() if name != "stream" or not options}
+    for name, path in paths.items():
+        learner.reset_state(BATCH)
+        host.forget()
+        found = path(learner)
+        check_calls(host, kind)
+        assert_gradients_close(found, bptt(kind), 1e-10, name)
+    for run in (learner.predict, learner.etrace_evolve):
+        learner.reset_state(BATCH)
+        host.forget()
+        run(data()[0])
+        check_calls(host, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [
+        ("nested", "rtrl"),
+        *(
+            pytest.param(kind, algorithm, marks=AT_NIGHT)
+            for kind in ASKED
+            for algorithm in ("es_d_rtrl", "snap", "immediate", "ottt", "uoro", "kf_rtrl")
+        ),
+    ],
+)
+def test_every_rule(kind, algorithm):
+    """It learns what it would if the answers were an argument of the step."""
+    host = Host()
+    learner, twin = learner_of(kind, algorithm, host), learner_of(kind, algorithm)
+    found = of_sequence(learner, chunk_size=2)
+    check_calls(host, kind)
+    xs, targets = data()
+    sequences = (xs, jnp.asarray(answers(kind)), targets)
+    expected = twin.etrace_grad(
+        *sequences,
+        step_fn=lambda x, given, y: loss_of(twin(x, given), y),
+        reduction="sum",
+        chunk_size=2,
+    )
+    assert_gradients_close(found, named(expected), 1e-10)
+
+
+def test_calls_of_mapped_samples():
+    """Those that are not in order may be made for one sample after another."""
+    asked = []
+
+    def answer(x):
+        asked.append(x)
+        return cosine(x).sum()
+
+    class Mapped(Net):
+        def ask(self, x):
+            return io_callback(answer, ANSWER, x.astype(np.float32)).astype(float)
+
+        def update(self, x):
+            scale = self.ask(x)
+            y = jnp.tanh(braintrace.matmul(x, self.w.value))
+            self.h.value = 0.7 * self.h.value + scale * y
+            return self.h.value @ self.w_out.value
+
+    class Plain(Mapped):
+        def ask(self, x):
+            return jnp.cos(x.astype(np.float32)).sum().astype(float)
+
+    found = []
+    for model in (Mapped("plain"), Plain("plain")):
+        learner = braintrace.compile(model, "d_rtrl", data()[0][0], batch_size=BATCH, vmap=True)
+        asked.clear()
+        found.append(of_sequence(learner, chunk_size=3))
+        jax.effects_barrier()
+        assert len(asked) == (STEPS * BATCH if type(model) is Mapped else 0)
+    assert_gradients_close(*found, 1e-6)
+
+
+def test_no_derivative_goes_through_a_callback():
+    """Not without being said to be none: the same in JAX."""
+
+    class Through(Net):
+        def update(self, x):
+            self.h.value = 0.7 * self.h.value + braintrace.matmul(x, self.w.value)
+            shape = jnp.zeros(self.h.value.shape)
+            return io_callback(np.sin, shape, self.h.value, ordered=True) @ self.w_out.value
+
+    learner = braintrace.compile(Through("plain"), "d_rtrl", data()[0][0], batch_size=BATCH)
+    with pytest.raises(ValueError, match="io_callback` has no derivative"):
+        of_sequence(learner)
+
+
+def test_calls_inside_of_everything():
+    host = Host()
+
+    def inside(x):
+        @jax.jit
+        def called(x):
+            return x + io_callback(host.answer, ANSWER, 0, ordered=True)
+
+        def step(x, k):
+            jax.debug.callback(host.tell, k, ordered=True)
+            branches = [called, lambda x: called(called(x)), jnp.sin]
+            return jax.lax.switch(k, branches, x), x
+
+        x, before = jax.lax.scan(step, x, jnp.arange(3), reverse=True)
+        _, last = jax.lax.while_loop(lambda c: c[0] < 2, silent, (0, x))
+        return last, before
+
+    def silent(carry):
+        jax.debug.callback(host.tell, carry[0], ordered=True)
+        return carry[0] + 1, 2.0 * carry[1]
+
+    jaxpr = jax.make_jaxpr(inside)(jnp.float32(1.0))
+    assert can_be_replayed(jaxpr)
+    found, answers = jax.jit(functools.partial(recorded, jaxpr))([jnp.float32(1.0)])
+    jax.effects_barrier()
+    assert (host.asked, host.told) == ([0] * 3, [2, 1, 0, 0, 1])
+    again = jax.jit(functools.partial(replayed, jaxpr))([jnp.float32(1.0)], answers)
+    jax.effects_barrier()
+    assert len(host.asked) == 3
+    assert len(host.told) == 5
+    np.testing.assert_array_equal(np.hstack(found), np.hstack(again))
+
+
+def test_nothing_is_kept_of_loops_of_unknown_length():
+    def asking(carry):
+        return io_callback(np.sin, jnp.zeros(()), carry, ordered=True)
+
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda x: x < 2, asking, x))(1.0)
+    assert not can_be_replayed(jaxpr)
