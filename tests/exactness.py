@@ -130,7 +130,7 @@ MODELS = {
     "a stack of these": of_zoo("Stacked", "upper/cell/w"),
     "one recurrent layer": of_zoo("Leaky"),
     "the same, sparse": Model(SparseRecurrent),
-    "the same, its recurrent weight unmarked": of_zoo("PlainRecurrentRNN"),
+    "the same, its recurrent weight not marked": of_zoo("PlainRecurrentRNN"),
     "LSTM": of_zoo("LSTMFused"),
     "GRU with the reset after the product": of_zoo("GRUResetAfter"),
     "GRU with the reset before the product": of_zoo("GRUResetBefore"),

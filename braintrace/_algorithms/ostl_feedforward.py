@@ -84,7 +84,7 @@ def _products_over_time(graph: ETraceGraph) -> Iterator[tuple[list[str], list[st
             states = [name for var, name in old.items() if var in found]
             if states:
                 where = f"`{equations[index].primitive.name}` [{source_line(equations[index])}]"
-                yield states, [state.name for state in group.states], where
+                yield states, [state.name for state in group.model_states], where
 
 
 def _carriers(graph: ETraceGraph, analysis: Analysis, new: frozenset[Var]) -> dict[Var, str]:

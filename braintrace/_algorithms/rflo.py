@@ -64,7 +64,8 @@ class RFLO(D_RTRL):
         if not leaky.isdisjoint(primitive.name for primitive in feedback_primitives()):
             return
         if not any(_is_readout(graph, equation) for equation in graph.traced.program.equations):
-            states = quoted([state.name for group in graph.hidden_groups for state in group.states])
+            groups = graph.hidden_groups
+            states = quoted([state.name for group in groups for state in group.model_states])
             raise CompilationError(
                 f"`RFLO` sends errors back by the feedback of the readout, but no "
                 f"`feedback_matmul` leads from the hidden states {states} to the output of "

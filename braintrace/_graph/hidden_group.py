@@ -7,7 +7,7 @@ import numpy as np
 
 from .._jax import Var
 from .._typing import Path
-from .traced_model import StateLeaf
+from .traced_model import FILTERS, StateLeaf
 
 Ids: TypeAlias = np.ndarray
 """Which hidden position each element of an array reaches, of the array's shape."""
@@ -110,6 +110,11 @@ class HiddenGroup:
     def paths(self) -> tuple[Path, ...]:
         """Paths of the group's states."""
         return tuple(state.path for state in self.states)
+
+    @property
+    def model_states(self) -> tuple[StateLeaf, ...]:
+        """Those that are the model's own, without the filters that the compiler has added."""
+        return tuple(state for state in self.states if state.path[0] != FILTERS)
 
     @property
     def num_states(self) -> int:
