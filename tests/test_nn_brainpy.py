@@ -1,4 +1,7 @@
-"""The neurons of `brainpy.state` and the surrogates of `braintools` compile as they are."""
+"""Neurons, synapses and networks of `brainpy.state` learn as they are.
+
+It, and `braintools` with its surrogates, are imported when a test needs them: it takes seconds.
+"""
 
 import brainstate
 import jax
@@ -12,16 +15,22 @@ import braintrace
 from braintrace import nn
 
 needs = "needs the extra `brainpy`: pip install braintrace[brainpy]"
-state = pytest.importorskip("brainpy", reason=needs).state
-surrogate = pytest.importorskip("braintools", reason=needs).surrogate
 
 BATCH, INPUTS, UNITS, STEPS = 2, 3, 4, 12
 pytestmark = pytest.mark.usefixtures("float64")
 
 
+def brainpy_state():
+    return pytest.importorskip("brainpy", reason=needs).state
+
+
+def surrogate(name):
+    return getattr(pytest.importorskip("braintools", reason=needs).surrogate, name)()
+
+
 @pytest.fixture(autouse=True)
 def time_step():
-    with brainstate.environ.context(dt=1.0 * u.ms):
+    with brainstate.environ.context(dt=1.0 * u.ms, precision=64):
         yield
 
 
@@ -47,7 +56,7 @@ class Synaptic(Network):
 
     def __init__(self, neuron, gain):
         super().__init__(neuron, gain)
-        self.synapse = state.Expon(UNITS, tau=4.0 * u.ms, g_initializer=zero(u.mA))
+        self.synapse = brainpy_state().Expon(UNITS, tau=4.0 * u.ms, g_initializer=zero(u.mA))
 
     def current(self, x):
         return self.synapse(self.dense(x))
@@ -58,7 +67,7 @@ def zero(unit):
 
 
 def neuron(name, spike, **options):
-    return lambda: getattr(state, name)(UNITS, spk_fun=getattr(surrogate, spike)(), **options)
+    return lambda: getattr(brainpy_state(), name)(UNITS, spk_fun=surrogate(spike), **options)
 
 
 NETWORKS = {
@@ -76,6 +85,18 @@ def inputs():
     return jnp.asarray(np.random.default_rng(1).standard_normal((STEPS, BATCH, INPUTS)))
 
 
+def bptt(model, xs):
+    """Gradient of the summed losses by backpropagation, and their sum."""
+    brainstate.nn.init_all_states(model, batch_size=BATCH)
+    parameters = model.states(brainstate.ParamState)
+
+    def sequence_loss():
+        return (brainstate.transform.for_loop(model, xs) ** 2).sum()
+
+    loss = brainstate.transform.grad(sequence_loss, parameters, return_value=True)
+    return brainstate.transform.jit(loss)()
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_d_rtrl_equals_bptt(name):
     xs = inputs()
@@ -84,24 +105,25 @@ def test_d_rtrl_equals_bptt(name):
     assert not [d for d in learner.graph.diagnostics if d.level == "warning"]
     found = learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum(), reduction="sum")
 
-    brainstate.nn.reset_all_states(model, batch_size=BATCH)
-    parameters = model.states(brainstate.ParamState)
-
-    def sequence_loss():
-        return (brainstate.transform.for_loop(model, xs) ** 2).sum()
-
-    loss = brainstate.transform.grad(sequence_loss, parameters, return_value=True)
-    expected, value = brainstate.transform.jit(loss)()
+    expected, value = bptt(model, xs)
     assert value > 0.01  # they spike
     assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(expected))
     assert_gradients_close(found, expected, 1e-9, name)
 
 
+def theirs(name, **options):
+    return getattr(brainpy_state(), name)(UNITS, **options)
+
+
 PAIRS = {
-    "LIF": (lambda **o: nn.LIF(UNITS, **o), lambda **o: state.LIF(UNITS, **o), 8.0 * u.mA),
+    "LIF": (
+        lambda **o: nn.LIF(UNITS, **o),
+        lambda **o: brainpy_state().LIF(UNITS, **o),
+        8.0 * u.mA,
+    ),
     "GIF": (
         lambda **o: nn.GIF(UNITS, A1=0.1 * u.mA, A2=-0.2 * u.mA, a=0.01 / u.ms, **o),
-        lambda **o: state.Gif(UNITS, A1=0.1 * u.mA, A2=-0.2 * u.mA, a=0.01 / u.ms, **o),
+        lambda **o: theirs("Gif", A1=0.1 * u.mA, A2=-0.2 * u.mA, a=0.01 / u.ms, **o),
         4.0 * u.mA,
     ),
 }
@@ -123,3 +145,91 @@ def test_our_neurons_give_the_numbers_of_brainpy(name, reset):
         np.testing.assert_allclose(
             u.get_mantissa(got), u.get_mantissa(wanted), rtol=1e-6, atol=1e-9
         )
+
+
+# --- projections --------------------------------------------------------------------------
+
+
+def constant(value):
+    return brainstate.nn.init.Constant(value)
+
+
+class Projected(brainstate.nn.Module):
+    """Neurons with exponential synapses from inputs and from each other, by plain layers.
+
+    currents: the synapses give currents; otherwise conductances, those within inhibitory.
+    cut: whether derivatives pass the product from spikes to synapses back to the step before.
+    """
+
+    def __init__(self, currents, cut=False):
+        super().__init__()
+        state, rest = brainpy_state(), (0 if currents else -60) * u.mV
+        self.neurons = state.LIF(
+            UNITS,
+            R=(1.0 * u.ohm if currents else 1.0 * u.kohm),
+            tau=10.0 * u.ms,
+            V_rest=rest,
+            V_reset=rest,
+            V_th=rest + 1.0 * u.mV,
+            V_initializer=constant(rest),
+            spk_fun=surrogate("ReluGrad"),
+        )
+        draw = np.random.default_rng(5).random
+        unit = u.mA if currents else 0.02 * u.mS
+        outputs = (state.CUBA.desc(scale=1.0),) * 2
+        if not currents:
+            outputs = tuple(state.COBA.desc(E=e) for e in (0 * u.mV, -80 * u.mV))
+
+        def projection(count, tau, output, label):
+            weight = 2 * draw((count, UNITS)) * unit
+            return state.AlignPostProj(
+                comm=brainstate.nn.Linear(count, UNITS, w_init=weight, b_init=None),
+                syn=state.Expon.desc(UNITS, tau=tau, g_initializer=constant(0 * unit)),
+                out=output,
+                post=self.neurons,
+                label=label,
+            )
+
+        self.from_inputs = projection(INPUTS, 5.0 * u.ms, outputs[0], "input")
+        self.within = projection(UNITS, 8.0 * u.ms, outputs[1], "within")
+        self.w_out = brainstate.ParamState(jnp.linspace(-0.5, 1.0, UNITS)[:, None])
+        self.cut = cut
+
+    def update(self, x):
+        self.from_inputs(x)
+        spikes = self.neurons.get_spike()
+        self.within(jax.lax.stop_gradient(spikes) if self.cut else spikes)
+        return self.neurons() @ self.w_out.value
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
+@pytest.mark.parametrize("currents", [True, False], ids=["CUBA", "COBA"])
+def test_projections_learn_unmarked(currents, rule):
+    xs = jnp.abs(inputs())
+    model = Projected(currents)
+    learner = braintrace.compile(model, rule, xs[0], batch_size=BATCH, mark="auto")
+    printed = str(learner.report())
+    assert "from_inputs/…/within(…) // (…)/syn/g" in printed and "<class" not in printed
+
+    def gradients():
+        learner.reset_state()
+        return learner.etrace_grad(
+            xs,
+            step_fn=lambda x: (learner(x) ** 2).sum(),
+            reduction="sum",
+            chunk_size=5,
+            return_value=True,
+        )
+
+    found, before = gradients()
+    expected, value = bptt(Projected(currents, cut=rule == "d_rtrl"), xs)
+    assert value > 0.1  # they spike
+    np.testing.assert_allclose(before.sum(), value)
+    assert_gradients_close(found, expected, 1e-9)
+
+    for _ in range(5):
+        for path, gradient in gradients()[0].items():
+            weight = learner.algorithm.states_of_model[path]
+            weight.value = jax.tree.map(lambda w, g: w - 0.01 * g, weight.value, gradient)
+    assert gradients()[1].sum() < 0.9 * before.sum()

@@ -5,6 +5,8 @@ import html
 import json
 import warnings
 
+import brainstate
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from zoo import BY_NAME
@@ -94,3 +96,33 @@ def test_html_is_escaped():
     page = learner_of("LSTMFused").report()._repr_html_()
     assert "<lambda>" not in page
     assert "<locals>" not in page
+
+
+def test_long_names_are_short_in_tables_and_stay_apart():
+    class Cell(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((2, 3)))
+
+        def init_state(self, **_):
+            states = ["synapse(tau=5 ms, size=3)", "synapse(tau=8 ms, size=3)", "other(tau=5\n ms)"]
+            self.syn = {name: {"g": brainstate.HiddenState(jnp.zeros(3))} for name in states}
+
+        def update(self, x):
+            for state in self.syn.values():
+                state["g"].value = 0.5 * state["g"].value + braintrace.matmul(x, self.w.value)
+
+    class Network(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a_layer_with_a_name_that_says_much = Cell()
+
+        def update(self, x):
+            return self.a_layer_with_a_name_that_says_much(x)
+
+    report = braintrace.compile(Network(), "d_rtrl", jnp.ones(2)).report()
+    assert len({state for row in report.groups for state in row.states}) == 3
+    printed, layer = str(report), "a_layer_with_a_name_that_says_much"
+    for number in (1, 2):
+        assert f"{layer}/syn/synapse(…)/g [{number}]" in printed
+    assert f"{layer}/…/other(…)/g" in printed and "tau" not in printed + report._repr_html_()

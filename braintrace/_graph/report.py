@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from .diagnostics import DiagnosticKind, Level
 from .hidden_group import HiddenGroup
 from .method import TraceSpec, specs_of
 from .relation import HiddenParamOpRelation
+from .short_names import short_names, shortened
 from .whole_state_report import whole_state_rows
 
 if TYPE_CHECKING:
@@ -169,7 +171,8 @@ class SequenceRow:
 class Report:
     """What learns online in a compiled model, how, and at what memory.
 
-    ``print`` it for a table; a notebook shows it as HTML.
+    ``print`` it for a table; a notebook shows it as HTML. There, but not in the attributes, names
+    that are too long for a column are shortened.
 
     Attributes
     ----------
@@ -249,7 +252,22 @@ class Report:
             "without_trace": [[row.parameter, row.reason] for row in self.without_trace],
             "diagnostics": [[d.level, d.kind, d.message, d.source or ""] for d in self.diagnostics],
         }
-        return [(name, cells) for name, cells in rows.items() if cells]
+        short = short_names(self._names())
+        return [
+            (name, [[shortened(cell, short) for cell in row] for row in cells])
+            for name, cells in rows.items()
+            if cells
+        ]
+
+    def _names(self) -> Iterator[str]:
+        """Yield the names of parameters and states."""
+        for relation in self.relations:
+            yield from (*relation.parameters, *itertools.chain(*relation.states))
+        for group in self.groups:
+            yield from group.states
+        for readout in self.readouts:
+            yield from (readout.readout, *readout.filters)
+        yield from (row.parameter for row in self.without_trace)
 
     def _total(self) -> str:
         stored = f"Traces: {self.stored_bytes:,} bytes stored of {self.possible_bytes:,} possible"

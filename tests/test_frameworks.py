@@ -1,0 +1,227 @@
+"""Cells of Flax and Equinox, and of nobody, learn online as they are.
+
+The frameworks are imported when a test needs them: nothing else of the suite does.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close
+
+import braintrace
+
+BATCH, INPUTS, UNITS, STEPS = 3, 2, 4, 7
+pytestmark = pytest.mark.usefixtures("float64")
+
+cut = jax.lax.stop_gradient
+
+
+def draw(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) / 2)
+
+
+class Model:
+    """A step and what it starts from.
+
+    `step` is given to the library as it is; `cut_step` passes no gradient from the states before
+    the step to its products, and is what D_RTRL follows.
+    """
+
+    def __init__(self, step, cut_step, params, state, **batch):
+        self.step, self.cut_step, self.params, self.state = step, cut_step, params, state
+        self.batch = batch
+
+    def gradient(self, step, xs):
+        """Gradient of the summed losses over a batch, by backpropagation through `jax.lax.scan`."""
+
+        def sequence_loss(params, xs):
+            def one_step(state, x):
+                state, output = step(params, state, x)
+                return state, loss(output)
+
+            return jax.lax.scan(one_step, self.state, xs)[1].sum()
+
+        def batch_loss(params):
+            if "vmap" in self.batch:
+                return jax.vmap(sequence_loss, (None, 1))(params, xs).sum()
+            return sequence_loss(params, xs)
+
+        return jax.jit(jax.grad(batch_loss))(self.params)
+
+
+def loss(output):
+    return ((output - 0.3) ** 2).sum()
+
+
+# --- Flax ---------------------------------------------------------------------------------
+
+
+def flax_cell(name, products):
+    """A cell of Flax NNX, whose recurrent products are the layers of certain names."""
+    from flax import nnx
+
+    cell = getattr(nnx, name)(
+        INPUTS, UNITS, dtype=jnp.float64, param_dtype=jnp.float64, rngs=nnx.Rngs(0)
+    )
+    graphdef, params = nnx.split(cell)
+    for product in products:
+        getattr(cell, product).dot_general = cut_product
+    cut_graphdef, _ = nnx.split(cell)
+    carry = jax.tree.map(jnp.zeros_like, cell.initialize_carry((BATCH, INPUTS), nnx.Rngs(0)))
+    carry = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), carry)
+
+    def step(graphdef, params, carry, x):
+        return nnx.merge(graphdef, params)(carry, x)
+
+    steps = (functools.partial(step, definition) for definition in (graphdef, cut_graphdef))
+    return Model(*steps, params, carry, batch_size=BATCH)
+
+
+def cut_product(h, weight, *arguments, **options):
+    return jax.lax.dot_general(cut(h), weight, *arguments, **options)
+
+
+# --- Equinox ------------------------------------------------------------------------------
+
+
+def equinox_cell(name):
+    """A cell of Equinox, written for one sample."""
+    import equinox as eqx
+
+    cell = getattr(eqx.nn, name)(INPUTS, UNITS, dtype=jnp.float64, key=jax.random.key(0))
+    h = jnp.zeros(UNITS)
+    state = (h, h) if name == "LSTMCell" else h
+
+    def step(cell, state, x):
+        state = cell(x, state)
+        return state, state[0] if isinstance(state, tuple) else state
+
+    def cut_step(cell, state, x):
+        return step(eqx.tree_at(lambda c: c.weight_hh, cell, CutMatrix(cell.weight_hh)), state, x)
+
+    return Model(step, cut_step, cell, state, vmap=True)
+
+
+class CutMatrix:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __matmul__(self, h):
+        return self.weight @ cut(h)
+
+
+def own_module():
+    """A module of one's own: a layer below the recurrent one, a masked weight, two states."""
+    import equinox as eqx
+
+    class Cell(eqx.Module):
+        embed: eqx.nn.Linear
+        weight: jax.Array
+        decay: jax.Array
+        mask: np.ndarray
+        activation: callable
+        units: int = eqx.field(static=True)
+
+        def __call__(self, state, x, mix=lambda h: h):
+            fast, slow = state
+            decay = jax.nn.sigmoid(self.decay)
+            drive = self.embed(x) + (self.weight * self.mask) @ mix(fast)
+            fast = decay * fast + self.activation(drive) - 0.2 * slow
+            return (fast, 0.9 * slow + 0.1 * fast), fast
+
+    embed = eqx.nn.Linear(INPUTS, UNITS, dtype=jnp.float64, key=jax.random.key(1))
+    mask = np.triu(np.ones((UNITS, UNITS)))
+    cell = Cell(embed, draw(1, UNITS, UNITS), draw(2, UNITS), mask, jnp.tanh, UNITS)
+    dynamic, static = eqx.partition(cell, lambda leaf: isinstance(leaf, jax.Array))
+
+    def step(cell, state, x, **mix):
+        return eqx.combine(cell, static)(state, x, **mix)
+
+    cut_step = functools.partial(step, mix=cut)
+    return Model(step, cut_step, dynamic, (jnp.zeros(UNITS), jnp.zeros(UNITS)), vmap=True)
+
+
+# --- plain JAX ----------------------------------------------------------------------------
+
+
+def plain_function():
+    """Fused gates, a transposed weight, a gain, a jitted step with a readout within."""
+    params = {
+        "w": draw(1, INPUTS, 2 * UNITS),
+        "r": draw(2, 2 * UNITS, UNITS),
+        "bias": draw(3, 2 * UNITS),
+        "gain": draw(4, UNITS),
+        "out": draw(5, UNITS, 2),
+    }
+
+    @functools.partial(jax.jit, static_argnums=3)
+    def step(params, h, x, mix=lambda h: h):
+        gates = x @ params["w"] + mix(h) @ params["r"].T + params["bias"]
+        gate, value = jnp.split(gates, 2, axis=-1)
+        gate = jax.nn.sigmoid(gate)
+        h = gate * h + (1 - gate) * jnp.tanh(value) * params["gain"]
+        return h, h @ params["out"]
+
+    def cut_step(params, h, x):
+        return step(params, h, x, cut)
+
+    return Model(step, cut_step, params, jnp.zeros((BATCH, UNITS)), batch_size=BATCH)
+
+
+MODELS = {
+    "nnx.GRUCell": lambda: flax_cell("GRUCell", ["dense_h"]),
+    "nnx.LSTMCell": lambda: flax_cell("LSTMCell", ["hi", "hf", "hg", "ho"]),
+    "nnx.OptimizedLSTMCell": lambda: flax_cell("OptimizedLSTMCell", ["dense_h"]),
+    "nnx.SimpleCell": lambda: flax_cell("SimpleCell", ["dense_h"]),
+    "eqx.nn.GRUCell": lambda: equinox_cell("GRUCell"),
+    "eqx.nn.LSTMCell": lambda: equinox_cell("LSTMCell"),
+    "an Equinox module": own_module,
+    "a function": plain_function,
+}
+RULES = {
+    "rtrl": ({}, lambda model: model.step),
+    "d_rtrl": ({"mark": "auto"}, lambda model: model.cut_step),
+    "es_d_rtrl": ({"mark": "auto", "decay_or_rank": 0.8}, lambda model: None),
+}
+BY_DAY = {
+    "rtrl": ["nnx.GRUCell", "nnx.SimpleCell", "eqx.nn.LSTMCell", "an Equinox module"],
+    "d_rtrl": ["nnx.LSTMCell", "nnx.OptimizedLSTMCell", "eqx.nn.GRUCell", "a function"],
+    "es_d_rtrl": ["nnx.GRUCell", "an Equinox module"],
+}
+PAIRS = [
+    pytest.param(name, rule, marks=() if name in BY_DAY[rule] else pytest.mark.nightly)
+    for rule in RULES
+    for name in MODELS
+]
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize(("name", "rule"), PAIRS)
+def test_it_learns_unchanged(name, rule):
+    options, oracle = RULES[rule]
+    model = MODELS[name]()
+    xs = draw(9, STEPS, BATCH, INPUTS)
+    module = braintrace.from_function(model.step, model.params, model.state)
+    learner = braintrace.compile(module, rule, xs[0], **model.batch, **options)
+
+    def gradients():
+        learner.reset_state()
+        return learner.etrace_grad(
+            xs,
+            step_fn=lambda x: loss(learner(x)),
+            reduction="sum",
+            chunk_size=3,
+            return_value=True,
+        )
+
+    found, before = gradients()
+    assert jax.tree.structure(found) == jax.tree.structure(model.params)
+    if (step := oracle(model)) is not None:
+        assert_gradients_close(found, model.gradient(step, xs), 1e-10)
+    for _ in range(10):
+        descend = functools.partial(jax.tree.map, lambda p, g: p - 0.01 * g)
+        module.set_params(descend(module.get_params(), gradients()[0]))
+    assert gradients()[1].sum() < 0.95 * before.sum()
