@@ -614,6 +614,41 @@ MUTATIONS = [
         "the feedback stays what it was, and never becomes like the weight",
     ),
     Mutation(
+        "rows of a table where they are not",
+        "_etrace_op/embedding.py",
+        "now = jnp.where(indices[0] < 0, indices[0] + rows, indices[0])",
+        "now = jnp.where(indices[0] < 0, indices[0] + rows, indices[0] + 1)",
+        operations(CHUNKS, "embedding"),
+        "what a step adds to a trace goes to the next row",
+    ),
+    Mutation(
+        "a table that is looked up again and again",
+        "_etrace_op/embedding.py",
+        "return own.at[index].add(1, ",
+        "return own.at[index].max(1, ",
+        operations(DEFINITION, "embedding"),
+        "the filter of a table counts how often a row was looked up",
+    ),
+    Mutation(
+        "groups that meet each other",
+        "_etrace_op/grouped.py",
+        "return np.asarray(inputs // in_features == outputs // out_features)",
+        "return np.ones(inputs.shape, bool)",
+        (
+            "tests/test_ops_rules.py::test_the_derivative_to_the_input_is_the_jacobian_of_a_sample"
+            "[etp_gmm-its own]",
+        ),
+        "every output is taken to depend on the inputs of all groups",
+    ),
+    Mutation(
+        "an element-wise weight that is a product",
+        "_etrace_op/einsum.py",
+        "multiply = _in_matrices if axes.free else _element_by_element",
+        "multiply = _in_matrices",
+        ("tests/test_zoo.py::test_relations_groups_and_diagnostics[Heads]",),
+        "a weight without a free axis cuts the relation of another one",
+    ),
+    Mutation(
         "sparse traces by row",
         "_etrace_op/sparse.py",
         'trace["weight"] * _at(hidden_dim, sparse_mat.columns, sparse_mat)}',

@@ -129,8 +129,13 @@ def test_the_factors_of_entries_are_looked_for_in_every_chunk(algorithm, traces)
         ),
         (lambda x, w: jax.jit(jnp.matmul)(x, w) + 1, [(4, 3), (3, 5)], 4 * 3 * 5),
         (lambda x, w: jnp.sum(x), [(4, 3), (3, 5)], 0),
+        (braintrace.grouped_matmul, [(4, 2, 3), (2, 3, 5)], 4 * 2 * 3 * 5),
+        (lambda x, w: braintrace.embedding(x.astype(int), w), [(4,), (3, 5)], 0),
     ],
-    ids=["matmul", "element_wise", "conv", "dot", "plain conv", "loop", "call", "none"],
+    ids=[
+        *("matmul", "element_wise", "conv", "dot", "plain conv", "loop", "call", "none"),
+        *("grouped", "rows of a table"),
+    ],
 )
 def test_products_of_a_step_are_counted(function, shapes, expected):
     closed = jax.make_jaxpr(function)(*map(jnp.ones, shapes))

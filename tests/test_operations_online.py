@@ -1,5 +1,7 @@
 """Every operation learns online: exactly on a diagonal recurrence, and as ES-D-RTRL defines."""
 
+import dataclasses
+
 import brainstate
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,10 @@ from operation_cases import BATCH, CASES, STEPS, Diagonal, bptt, by_name, es_d_r
 import braintrace
 from braintrace._executor import ParameterTraces, overwriting
 from braintrace._graph import Records
+from braintrace._jax import open_jaxpr, sub_jaxprs
+from braintrace._learner.arguments import Options
+from braintrace._learner.body import Request
+from braintrace._learner.gradient import differentiating
 
 each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -76,18 +82,17 @@ def test_es_d_rtrl_equals_its_definition(case, chunks):
         assert_gradients_close(gradient, expected, 1e-5, f"{case.name}, chunks of {chunk}")
 
 
+def sizes(jaxpr):
+    """Elements of every array that a jaxpr computes, and whether it does so in a body of it."""
+    for equation in jaxpr.eqns:
+        yield from ((var.aval.size, False) for var in equation.outvars)
+        for body in sub_jaxprs(equation):
+            yield from ((size, True) for size, _ in sizes(open_jaxpr(body)[0]))
+
+
 def largest_array(function, *arguments):
     """Elements of the largest array that a function's jaxpr computes."""
-
-    def sizes(jaxpr):
-        for equation in jaxpr.eqns:
-            yield from (var.aval.size for var in equation.outvars)
-            for value in equation.params.values():
-                for inner in value if isinstance(value, (tuple, list)) else (value,):
-                    if hasattr(inner, "eqns"):
-                        yield from sizes(getattr(inner, "jaxpr", inner))
-
-    return max(sizes(jax.make_jaxpr(function)(*arguments).jaxpr))
+    return max(size for size, _ in sizes(jax.make_jaxpr(function)(*arguments).jaxpr))
 
 
 @pytest.mark.parametrize("name", ["strided 1-D conv with bias", "lora_matmul with bias"])
@@ -116,3 +121,30 @@ def test_a_chunk_builds_no_trace_per_position(name):
     largest = largest_array(gradient, records, {"h": y})
     assert largest <= max(x.size, y.size)
     assert largest < steps * trace
+
+
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+def test_a_chunk_from_zero_traces_builds_nothing_of_the_size_of_a_table(algorithm):
+    """But for the gradient, and no trace of a sample at all."""
+    words, units = 101, 4
+    case = dataclasses.replace(
+        next(case for case in CASES if case.name == "embedding"),
+        marked=lambda x, p: braintrace.embedding(x, p["w"]),
+        parameters={"w": jnp.ones((words, units))},
+        sample=(),
+        draw=lambda seed, *shape: jnp.zeros(shape, int),
+    )
+    xs = case.inputs
+    learner = braintrace.compile(Diagonal(case), algorithm, xs[0], batch_size=BATCH)
+    arguments, functions = ((xs,), None, (None, [])), {"step_fn": lambda x: loss(learner(x))}
+    request = Request("etrace_grad", differentiating, (xs,), Options(chunk_size=STEPS), functions)
+    body = differentiating(learner, request, arguments)
+    values = [state.value for state in body.states({})]
+    found = [*sizes(jax.make_jaxpr(body.run)(values, None, *arguments).jaxpr)]
+    of_table = STEPS * BATCH * words if algorithm == "es_d_rtrl" else words * units
+    assert max(size for size, _ in found) <= max(of_table, words * units)
+    in_steps = BATCH * words if algorithm == "es_d_rtrl" else words
+    assert max(size for size, inside in found if inside) <= in_steps
+    report = learner.report()
+    traces = {"d_rtrl": 4 * BATCH * words * units, "es_d_rtrl": 4 * BATCH * (words + units + 1)}
+    assert report.carried_bytes == traces[algorithm]

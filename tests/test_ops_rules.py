@@ -118,6 +118,7 @@ CASES["etp_conv 3-D"] = conv_case(
 BY_DAY = (
     "etp_mm",
     "etp_fb_mv",
+    "etp_gmm",
     "etp_sp_mm",
     "etp_lora_mv",
     "etp_conv grouped, everything dilated and cropped",

@@ -450,10 +450,30 @@ class Convolving(brainstate.nn.Module):
         return self.h.value
 
 
-def test_a_convolution_has_no_kronecker_factors():
+class Words(brainstate.nn.Module):
+    """A leaky state that rows of a table drive."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = brainstate.ParamState(jnp.ones((3, 4)))
+
+    def init_state(self, batch_size=1, **_):
+        self.h = brainstate.HiddenState(jnp.ones((batch_size, 4)))
+
+    def update(self, x):
+        self.h.value = 0.9 * self.h.value + braintrace.embedding(x, self.table.value)
+        return self.h.value
+
+
+def test_what_meets_its_input_in_several_places_has_no_kronecker_factors():
     x = jnp.ones((BATCH, 2, 5))
     with pytest.raises(braintrace.PrimitiveError, match=r"KF_RTRL.*`etp_conv`.*Use UORO"):
         braintrace.compile(Convolving(), "kf_rtrl", x, batch_size=BATCH)
+    words = Words()
+    with pytest.raises(braintrace.PrimitiveError, match=r"KF_RTRL.*`etp_embed`.*Use UORO"):
+        braintrace.compile(words, "kf_rtrl", jnp.zeros(BATCH, int), batch_size=BATCH)
+    learner = braintrace.compile(words, "uoro", jnp.zeros(BATCH, int), batch_size=BATCH)
+    assert learner.algorithm.traces.value["t"]["table"].shape == (BATCH, 3, 4)
     learner = braintrace.compile(Convolving(), "uoro", x, batch_size=BATCH)
     assert learner.algorithm.traces.value["t"]["kernel"].shape == (BATCH, 2, 2, 3)
 

@@ -94,12 +94,12 @@ class KroneckerTraces(PassingTraces):
         """
         for product in products_of(graph):
             where = f"`{product.equation.primitive}` ({source_line(product.equation)})"
-            shape = product.x_aval.shape
-            if len(shape_of_sample(shape, product.use.x_axis)) != 1:
+            shape = shape_of_sample(product.x_aval.shape, product.use.x_axis)
+            if len(shape) != 1:
                 raise PrimitiveError(
-                    "KF_RTRL keeps one vector for the input of a weight. The weight of "
-                    f"{where} meets an input of shape {shape} in several places, as in a "
-                    "convolution. Use UORO, which takes every operation, or RTRL."
+                    "KF_RTRL keeps one vector for the input of a weight. That of a sample of "
+                    f"{where} has shape {shape}: the weight meets it in several places or groups, "
+                    "or has rows that it counts. Use UORO, which takes every operation, or RTRL."
                 )
             if Kind.OTHER in product.kinds().values():
                 raise PrimitiveError(

@@ -16,8 +16,11 @@ import dataclasses
 import itertools
 import math
 
+import jax
+import jax.numpy as jnp
+
 from .._algorithms import ETraceAlgorithm
-from .._etrace_op import ETPPrimitive, get_primitive_spec
+from .._etrace_op import ETPPrimitive, get_primitive_spec, init_trace
 from .._graph import ETraceGraph, TraceSpec, specs_of
 from .._jax import Equation, open_jaxpr, sub_jaxprs
 
@@ -192,10 +195,7 @@ def flops_of(equation: Equation) -> int:
     operands: list[tuple[int, ...]] = [atom.aval.shape for atom in equation.invars]
     results: list[tuple[int, ...]] = [var.aval.shape for var in equation.outvars]
     if isinstance(equation.primitive, ETPPrimitive):
-        # Every row of the output meets every weight.
-        x = get_primitive_spec(equation.primitive).x_invar_index
-        weights = max(math.prod(shape) for i, shape in enumerate(operands) if i != x)
-        return 2 * math.prod(results[0][:-1]) * weights
+        return _flops_of_marked(equation, equation.primitive)
     if name == "dot_general":
         ((contracted, _), _) = params["dimension_numbers"]
         length: int = math.prod(operands[0][axis] for axis in contracted)
@@ -207,3 +207,18 @@ def flops_of(equation: Equation) -> int:
     times: int = params["length"] if name == "scan" else 1
     bodies = (open_jaxpr(body)[0].eqns for body in sub_jaxprs(equation))
     return times * sum(map(flops_of, itertools.chain(*bodies)))
+
+
+def _flops_of_marked(equation: Equation, primitive: ETPPrimitive) -> int:
+    spec, (y,) = get_primitive_spec(primitive), equation.outvars
+    positions = spec.resolve_trainable_invars(equation.params)
+    weights = {name: equation.invars[position] for name, position in positions.items()}
+    x = None if spec.x_invar_index is None else equation.invars[spec.x_invar_index]
+    if x is not None and not jnp.issubdtype(x.aval.dtype, jnp.inexact):
+        return 0  # an index multiplies nothing
+    # Every row of the output meets every weight, or those that it has a trace of.
+    rows = math.prod(y.aval.shape[:-1])
+    trace = jax.eval_shape(lambda: init_trace(primitive, equation.params, x, y, weights))
+    entries: int = max(math.prod(shape.shape) for shape in trace.values())
+    met: int = rows * max(math.prod(weight.aval.shape) for weight in weights.values())
+    return 2 * min(met, entries)
