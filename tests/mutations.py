@@ -888,8 +888,8 @@ MUTATIONS = [
     Mutation(
         "samples with the same random signs",
         "_executor/random_signs.py",
-        "jax.random.fold_in(key, sample))(jnp.arange",
-        "jax.random.fold_in(key, 0 * sample))(jnp.arange",
+        "numbers = jnp.arange(samples * pairs, dtype=jnp.uint32)",
+        "numbers = jnp.arange(samples * pairs, dtype=jnp.uint32) % pairs",
         ("tests/test_random_rules.py::test_samples_draw_apart[uoro]",),
         "the noise of samples adds up instead of averaging out",
     ),

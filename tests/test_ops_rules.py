@@ -33,6 +33,7 @@ from braintrace._etrace_op import (
     pull_back,
     register_primitive,
     select_outputs,
+    squared_norms,
     validate_rules,
 )
 
@@ -166,6 +167,10 @@ class Case:
         arguments = (self.steps(now), self.factors[now], self.named())
         return accumulate(self.primitive, self.params, *arguments)
 
+    def squared_norms(self):
+        arguments = (self.steps(slice(0, 1)), self.factors[:1], self.named())
+        return squared_norms(self.primitive, self.params, *arguments)
+
     def zero_trace(self):
         return init_trace(self.primitive, self.params, self.x_var, self.y_var, self.variables)
 
@@ -214,6 +219,7 @@ class Case:
             "recursion": (case.contracted_trace(), case.contracted_jacobian()),
             "together": case.term(slice(0, 4)),
             "single": [case.term(slice(step, step + 1)) for step in range(4)],
+            "squared": case.squared_norms(),
         }
 
 
@@ -243,6 +249,17 @@ def test_accumulate_over_time_is_the_sum_of_steps(name):
         assert (value.shape, value.dtype) == (trace[key].shape, trace[key].dtype)
         total = sum(np.asarray(term[key]) for term in case.results["single"])
         np.testing.assert_allclose(value, total, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "_mm" in name or "_mv" in name])
+def test_squared_norms_are_those_of_the_terms_of_a_step(name):
+    case, spec = case_of(name), get_primitive_spec(case_of(name).primitive)
+    found = case.results["squared"]
+    assert (found is not None) == (spec.squared_norms is not None)
+    for key, squared in (found or {}).items():
+        term = np.asarray(case.results["single"][0][key])
+        axes = tuple(range(int(spec.batched), term.ndim))
+        np.testing.assert_allclose(squared, (term**2).sum(axes), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,8 +15,9 @@ from assertions import assert_gradients_close, assert_gradients_differ, assert_s
 from drivers import build_learner, named, sequence_gradient, snapshot, weights_of
 
 import braintrace
-from braintrace._executor.random_signs import key_of_step, signs
+from braintrace._executor.random_signs import signs
 from braintrace._executor.whole_chunk import parameters_behind
+from braintrace._executor.whole_state import forgets_old_states
 
 LENGTH, BATCH, SEED = 6, 2, 3
 MASK = np.array([1, 0, 2, 0.5, 1, 0])
@@ -35,7 +36,7 @@ def drawn(learner, shape, start=0, length=LENGTH, stream=None):
     """The signs of some steps."""
     traces = learner.algorithm.zero_traces() if stream is None else stream
     steps = [{"key": traces["key"], "draws": jnp.uint32(start + t)} for t in range(length)]
-    return np.stack([signs(key_of_step(s, jnp.zeros(1)), shape, np.float64) for s in steps])
+    return np.stack([signs(s, jnp.zeros(1), shape, np.float64) for s in steps])
 
 
 def in_order_of_oracle(learner):
@@ -81,7 +82,6 @@ def rewound(learner, draws=0):
 BOTH = {"resets": SOME, "step_weights": MASK}
 RUNS = [
     ("uoro", "gru", "batch axis", {}),
-    ("uoro", "lstm_fused", "mapped", {"chunk_size": 4}),
     ("uoro", "alif_late_threshold", "batch axis", BOTH),
     ("uoro", "leaky_pair_with_tied_weight", "mapped", {"resets": ALL_AT_3}),
     ("kf_rtrl", "gru", "mapped", {"resets": ALL_AT_3}),
@@ -89,6 +89,7 @@ RUNS = [
     ("kf_rtrl", "leaky_with_masked_weight", "batch axis", {"chunk_size": 4}),
 ]
 AT_NIGHT = [
+    ("uoro", "lstm_fused", "mapped", {"chunk_size": 4}),
     ("uoro", "learnt_leak", "batch axis", {"step_weights": MASK, "chunk_size": 1}),
     ("uoro", "two_layers", "mapped", {"resets": SOME}),
     ("uoro", "layer_norm_rnn", "batch axis", {}),
@@ -170,12 +171,28 @@ def test_every_driver_goes_on_where_another_has_stopped(algorithm):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9), snapshot(learner), after)
 
 
+READS_OLD_STATES = {"alif_late_threshold"}
+"""What a step gives depends on old states not through the new ones alone."""
+STREAMS = [
+    ("uoro", "alif_late_threshold"),
+    ("uoro", "leaky_with_masked_weight"),
+    ("kf_rtrl", "leaky_rnn"),
+]
+STREAMS_AT_NIGHT = [
+    *(("uoro", name) for name in ("leaky_rnn", "lstm_fused", "two_layers", "learnt_leak")),
+    ("uoro", "leaky_pair_with_tied_weight"),
+    ("kf_rtrl", "lstm_fused"),
+]
+STREAMS += [pytest.param(*row, marks=pytest.mark.nightly) for row in STREAMS_AT_NIGHT]
+
+
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("algorithm", RANDOM)
-def test_parameters_that_change_at_every_step(algorithm):
-    name = "leaky_rnn"
+@pytest.mark.parametrize(("algorithm", "name"), STREAMS)
+def test_parameters_that_change_at_every_step(algorithm, name):
+    """Each step on its own: its gradient reads the traces after it, where they tell of the past."""
     case, (xs, targets) = cases.BY_NAME[name], data(name)
     learner = learner_of(name, algorithm)
+    assert forgets_old_states(learner.graph) == (name not in READS_OLD_STATES)
     weights = weights_of(learner.algorithm.model)
 
     def descend(gradients):

@@ -48,6 +48,7 @@ from .rules import propagate as propagate
 from .rules import pull_back as pull_back
 from .rules import pull_back_filtered as pull_back_filtered
 from .rules import select_outputs as select_outputs
+from .rules import squared_norms as squared_norms
 from .rules import zero_filter as zero_filter
 from .side_by_side import SideBySide as SideBySide
 from .side_by_side import as_one as as_one

@@ -64,6 +64,17 @@ def _accumulate(
     return result
 
 
+def _squared_norms(
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
+) -> Arrays:
+    # sum_io |x_i f_o|^2 = |x|^2 |f|^2
+    of_input, of_output = (jnp.sum((a * a.conj()).real, axis=-1) for a in (x[0], hidden_dim[0]))
+    result = {"weight": of_input.astype(of_output.dtype) * of_output}
+    if has_bias:
+        result["bias"] = of_output
+    return result
+
+
 def _select_outputs(weights: Arrays, pick: Pick, *, has_bias: bool = False) -> Arrays:
     return {name: pick(operand) for name, operand in weights.items()}
 
@@ -108,6 +119,7 @@ _spec = functools.partial(
     x_invar_index=0,
     linear_in_input=True,
     accumulate=_accumulate,
+    squared_norms=_squared_norms,
     select_outputs=_select_outputs,
     trace_axes={"weight": ("input", "output"), "bias": ("output",)},
     input_derivative=_input_derivative,

@@ -148,6 +148,19 @@ def accumulate(
     return terms
 
 
+def squared_norms(
+    primitive: ETPPrimitive, params: Params, x: Any, hidden_dim: Any, weights: Arrays
+) -> Arrays | None:
+    """Return the sums of squares of what `accumulate` returns for one step, by sample.
+
+    None where the operation has no shorter way to them.
+    """
+    spec = get_primitive_spec(primitive)
+    if spec.squared_norms is None:
+        return None
+    return _as_dict(spec, "squared_norms", spec.squared_norms(x, hidden_dim, weights, **params))
+
+
 def contract(
     primitive: ETPPrimitive, params: Params, signal: Any, trace: Arrays, weights: Arrays
 ) -> Arrays:

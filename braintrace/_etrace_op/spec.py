@@ -60,6 +60,10 @@ class ETPPrimitiveSpec:
         ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
         terms in trace space, summed over a leading time axis, not over the batch. For
         primitives whose parameters' shape cannot hold the exact trace.
+    squared_norms : callable, optional
+        ``squared_norms(x, hidden_dim, weights, **static_params) -> dict``: the sum of squares of
+        each array of ``accumulate`` for one step, one per sample of a batch, where there is a
+        shorter way than to make it: that of an outer product is the product of two norms.
     contract : callable, optional
         ``contract(signal, trace, weights, **static_params) -> gradients``: the output-shaped
         signal times a trace, summed over the batch. Goes with ``accumulate``.
@@ -109,6 +113,7 @@ class ETPPrimitiveSpec:
     linear_in_input: bool = False
     input_filter: InputFilter | None = None
     accumulate: Rule | None = None
+    squared_norms: Rule | None = None
     contract: Rule | None = None
     select_outputs: Rule | None = None
     trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None
@@ -171,7 +176,9 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
             raise PrimitiveError(
                 f"`{field}` of `{spec.name}` must be callable, got {getattr(spec, field)!r}."
             )
-    optional = "accumulate contract select_outputs joins_input input_derivative batching"
+    optional = (
+        "accumulate squared_norms contract select_outputs joins_input input_derivative batching"
+    )
     for field in optional.split():
         if getattr(spec, field) is not None and not callable(getattr(spec, field)):
             raise PrimitiveError(

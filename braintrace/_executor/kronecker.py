@@ -50,7 +50,7 @@ from .product_uses import (
     shape_of_sample,
     without_products,
 )
-from .random_signs import DRAWS, KEY, key_of_step, signs, specs_of_stream
+from .random_signs import DRAWS, KEY, signs, specs_of_stream
 from .rank_one import balance, norms, over_steps
 from .restart import over_first_axis, where_flagged
 from .whole_chunk import parameters_behind, pulled_through
@@ -192,7 +192,7 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     found = pulled_back(graph, inputs, unit_rows(whole))
     J = jnp.moveaxis(to_rows(whole, found.old), 1, 0).astype(dtype)
-    nu = signs(key_of_step(traces, J), (whole.samples, len(products)), dtype)
+    nu = signs(traces, J, (whole.samples, len(products)), dtype)
     new_u, new_A = {}, {}
     for product, sign in zip(products, nu.T, strict=True):
         key, use, (place,) = product.key, product.use, places_of(graph, product.use)

@@ -12,6 +12,7 @@ from .._graph import (
     Traces,
     Weights,
 )
+from .._typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,3 +43,35 @@ class PassingTraces:
     ) -> tuple[Weights, Traces | None]:
         """Not called: the gradient goes back through the steps."""
         raise NotImplementedError
+
+    def update(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> Traces:
+        """See `TraceMethod`."""
+        raise NotImplementedError
+
+    def entry_gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        mu: Signal,
+        traces: Traces,
+        zeros_select: bool = False,
+    ) -> Weights:
+        """See `TraceMethod`."""
+        raise NotImplementedError
+
+    def step(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> tuple[Traces, PyTree]:
+        """Return the traces after a step on its own, and what `past_gradient` is to read."""
+        return self.update(graph, weights, records, traces), traces
+
+    def past_gradient(
+        self, graph: ETraceGraph, weights: Weights, mu: Signal, past: PyTree, zeros_select: bool
+    ) -> Weights:
+        """Return the gradient through the states before a step on its own; see `entry_gradient`.
+
+        It is called after the step. What it reads of the traces before it cannot be overwritten.
+        """
+        return self.entry_gradient(graph, weights, mu, past, zeros_select)

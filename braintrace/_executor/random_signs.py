@@ -1,11 +1,12 @@
 r"""Random signs of a rule: its key and the number of steps that it has drawn for are traces.
 
-Sample ``b`` draws in step ``c`` from the key ``fold_in(fold_in(key, c), b)``, so that a sequence
-draws the same however it is run: batched or mapped, whole or in parts. Under a map of somebody
-else's whose lanes would all draw the same, the number of the lane is folded in as well; lanes with
-keys of their own draw from these.
+Signs are the bits of a hash of the key, the step and the number of the sample (Threefry, a pair of
+words at a time), so that a sequence draws the same however it is run: batched or mapped, whole or
+in parts. Under a map of somebody else's whose lanes would all draw the same, the number of the lane
+is folded into the key; lanes with keys of their own draw from these.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -13,12 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._graph import Traces, TraceSpec
+from .._jax import threefry_2x32
 
 KEY, DRAWS = "key", "draws"
 """Names of the traces."""
 
 IMPLEMENTATION = "threefry2x32"
 """The same numbers on every device and whatever JAX is configured to."""
+
+BITS_OF_A_PAIR = 64
+"""Of the two words that a hash makes of a step and a number."""
 
 
 def specs_of_stream(seed: int) -> dict[str, TraceSpec]:
@@ -46,8 +51,8 @@ def specs_of_stream(seed: int) -> dict[str, TraceSpec]:
     }
 
 
-def key_of_step(traces: Traces, witness: jax.Array) -> jax.Array:
-    """Return the key of this step.
+def signs(traces: Traces, witness: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    """Return signs ``(samples, size)`` for this step.
 
     Parameters
     ----------
@@ -55,19 +60,17 @@ def key_of_step(traces: Traces, witness: jax.Array) -> jax.Array:
         The key, and the number of steps drawn for.
     witness
         Something that differs between samples: it tells of maps around this.
+    shape, dtype
+        Of the signs.
     """
-    key = jax.random.wrap_key_data(traces[KEY], impl=IMPLEMENTATION)
-    now = jax.random.key_data(jax.random.fold_in(key, traces[DRAWS]))
-    return jax.random.wrap_key_data(
-        _apart(now, jax.lax.stop_gradient(witness)), impl=IMPLEMENTATION
-    )
-
-
-def signs(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """Return signs ``(samples, size)``, those of every sample from a key of its own."""
     samples, size = shape
-    keys = jax.vmap(lambda sample: jax.random.fold_in(key, sample))(jnp.arange(samples))
-    return jax.vmap(lambda own: jax.random.rademacher(own, (size,), dtype))(keys)
+    key = _apart(traces[KEY], jax.lax.stop_gradient(witness))
+    pairs = math.ceil(size / BITS_OF_A_PAIR)
+    numbers = jnp.arange(samples * pairs, dtype=jnp.uint32)
+    steps = jnp.broadcast_to(traces[DRAWS], numbers.shape)
+    words = threefry_2x32((key[0], key[1]), jnp.concatenate([steps, numbers])).reshape(2, -1)
+    bits = (words.T[..., None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return 1 - 2 * bits.reshape(samples, -1)[:, :size].astype(dtype)
 
 
 def _as_they_are(keys: jax.Array, witness: jax.Array) -> jax.Array:

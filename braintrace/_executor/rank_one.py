@@ -32,12 +32,21 @@ from .._graph import (
     TraceSpecs,
     Weights,
 )
+from .overwriting import known_after
 from .passing import PassingTraces
-from .random_signs import DRAWS, KEY, key_of_step, signs, specs_of_stream
+from .random_signs import DRAWS, KEY, signs, specs_of_stream
 from .restart import over_first_axis, where_flagged
-from .sample_gradients import of_samples
+from .sample_gradients import (
+    SampleGradients,
+    added_up,
+    norms_of,
+    of_samples,
+    squares,
+    written,
+)
 from .whole_state import (
     flags_of_samples,
+    forgets_old_states,
     from_rows,
     inputs_of_step,
     pushed_forward,
@@ -51,6 +60,34 @@ from .zero import as_arrays, widened
 
 Arrays = dict[str, jax.Array]
 """By the name of a parameter, samples first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AfterStep:
+    """What tells of the traces before a step once they have been overwritten.
+
+    Attributes
+    ----------
+    s
+        Before the step.
+    t
+        After it.
+    of_t
+        The factor of what was carried: what ``t`` before the step is of what came of it.
+    entering
+        What has been added.
+    inputs
+        What the step was run on.
+    """
+
+    s: jax.Array
+    t: Arrays
+    of_t: jax.Array
+    entering: SampleGradients
+    inputs: tuple[jax.Array, ...]
+
+
+jax.tree_util.register_dataclass(AfterStep)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +130,10 @@ class RankOneTraces(PassingTraces):
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after recorded steps, one by one."""
-        advance = functools.partial(_advanced, graph, weights)
+
+        def advance(records: Records, traces: Traces) -> Traces:
+            return _advanced(graph, weights, records, traces)[0]
+
         return over_steps(advance, records, traces)
 
     def entry_gradient(
@@ -105,19 +145,67 @@ class RankOneTraces(PassingTraces):
         zeros_select: bool = False,
     ) -> Weights:
         """Return the sum over samples of ``(mu . s) t``."""
-        whole, traces = whole_of(graph), as_arrays(traces)
-        arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
-        s = widened(traces["s"], arriving.dtype)
-        is_read = (arriving != 0).any(1)
-        onto = jnp.sum(arriving * (jnp.where(arriving != 0, s, 0) if zeros_select else s), axis=1)
-        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
-        for name, trace in traces["t"].items():
-            trace = widened(trace, onto.dtype)
-            if zeros_select:
-                trace = where_flagged(is_read, trace)
-            found = jnp.tensordot(onto.astype(trace.dtype), trace, 1)
-            gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
+        traces = as_arrays(traces)
+        onto, is_read = _onto(graph, mu, traces["s"], zeros_select)
+        return _added_up(weights, onto, traces["t"], is_read if zeros_select else None)
+
+    def step(
+        self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+    ) -> tuple[Traces, Traces | AfterStep]:
+        """Return the traces after a step on its own, and what its gradient is to read."""
+        after, found = _advanced(graph, weights, records, traces)
+        return after, found if found is not None and forgets_old_states(graph) else traces
+
+    def past_gradient(
+        self,
+        graph: ETraceGraph,
+        weights: Weights,
+        mu: Signal,
+        past: Traces | AfterStep,
+        zeros_select: bool,
+    ) -> Weights:
+        r"""Return the same, with ``t`` from the traces after the step.
+
+        :math:`t = \rho_0 (t' - \nu^\top F / \rho_1)`: traces before the step that are not read any
+        more are overwritten in place. Where :math:`\rho_0` is zero, so is :math:`J s`, and with it
+        :math:`\mu \cdot s` if the loss depends on the new states alone.
+        """
+        if not isinstance(past, AfterStep):
+            return self.entry_gradient(graph, weights, mu, past, zeros_select)
+        onto, is_read = _onto(graph, mu, past.s, zeros_select)
+        factors = onto * past.of_t
+        gradients = _added_up(weights, factors, past.t, is_read if zeros_select else None)
+        inputs = inputs_of_step(graph, weights, past.inputs)
+        added = added_up(graph, inputs, past.entering, factors)
+        for name in past.t:
+            found = gradients[name]["value"]
+            gradients[name] = {"value": found - added[name].astype(found.dtype)}
         return gradients
+
+
+def _onto(
+    graph: ETraceGraph, mu: Signal, s: jax.Array, zeros_select: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Return ``mu . s`` of every sample, and which of them have a ``mu`` at all."""
+    whole = whole_of(graph)
+    arriving = to_rows(whole, [mu[leaf.name] for leaf in whole.leaves])
+    s = widened(s, arriving.dtype)
+    is_read = arriving != 0
+    return jnp.sum(arriving * (jnp.where(is_read, s, 0) if zeros_select else s), 1), is_read.any(1)
+
+
+def _added_up(
+    weights: Weights, factors: jax.Array, t: Arrays, is_read: jax.Array | None
+) -> Weights:
+    """Return the sum of ``t`` over samples, times factors; of some samples whatever it is."""
+    gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
+    for name, trace in t.items():
+        trace = widened(trace, factors.dtype)
+        if is_read is not None:
+            trace = where_flagged(is_read, trace)
+        found = jnp.tensordot(factors.astype(trace.dtype), trace, 1)
+        gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
+    return gradients
 
 
 def over_steps(
@@ -137,45 +225,46 @@ def over_steps(
     return after
 
 
-def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Traces) -> Traces:
-    """Return the traces after one step."""
+def _advanced(
+    graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
+) -> tuple[Traces, AfterStep | None]:
+    """Return the traces after one step, and what tells of those before it."""
     whole = whole_of(graph)
     dtype = jnp.promote_types(row_dtype(whole), jnp.float32)
-    inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
+    recorded = tuple(leaf[0] for leaf in records.inputs)
+    inputs = inputs_of_step(graph, weights, recorded)
     s = widened(traces["s"], dtype)
-    t = widened(traces["t"], dtype)
+    t = widened(known_after(records.never, traces["t"]), dtype)
     if records.restart is not None:  # they are selected, not multiplied by zero: they may be NaN
         goes_on = which_rows(whole, ~records.restart[0])
         s = jnp.where(goes_on, s, 0)
         t = jax.tree.map(lambda leaf: where_flagged(goes_on.any(1), leaf), t)
     pushed = to_rows(whole, pushed_forward(graph, inputs, from_rows(whole, s))).astype(dtype)
-    nu = signs(key_of_step(traces, pushed), s.shape, dtype)
+    nu = signs(traces, pushed, s.shape, dtype)
+    draws = traces[DRAWS] + jnp.uint32(1)
     if not t:
-        return {**traces, DRAWS: traces[DRAWS] + jnp.uint32(1)}
-    found = of_samples(graph, weights, records, from_rows(whole, nu[None]))
-    entering = {name: found[name].astype(t[name].dtype) for name in t}
-    (rho_0, inverse_0), (rho_1, inverse_1) = (
+        return {**traces, DRAWS: draws}, None
+    gradients = of_samples(graph, weights, records, from_rows(whole, nu[None]))
+    (rho_0, inverse_0), (rho_1, _) = (
         balance(norms(*t.values()), norms(pushed)),
-        balance(norms(*entering.values()), norms(nu)),
+        balance(norms_of(graph, inputs, gradients).astype(dtype), norms(nu)),
     )
+    entering = gradients.over(jnp.where(rho_1 > 0, rho_1, jnp.inf))
+    added = written(graph, inputs, entering)
 
-    def combined(old: jax.Array, new: jax.Array, kept: jax.Array) -> jax.Array:
-        first, second = (over_first_axis(f, new.ndim) for f in (inverse_0, inverse_1))
-        return (first * old + second * new).astype(kept.dtype)
+    def combined(name: str) -> jax.Array:
+        carried = over_first_axis(inverse_0, t[name].ndim) * t[name]
+        return (carried + added[name].astype(carried.dtype)).astype(traces["t"][name].dtype)
 
     after = over_first_axis(rho_0, 2) * pushed + over_first_axis(rho_1, 2) * nu
-    return {
-        "s": after.astype(traces["s"].dtype),
-        "t": jax.tree.map(combined, t, entering, traces["t"]),
-        KEY: traces[KEY],
-        DRAWS: traces[DRAWS] + jnp.uint32(1),
-    }
+    new_t = {name: combined(name) for name in t}
+    new = {"s": after.astype(traces["s"].dtype), "t": new_t, KEY: traces[KEY], DRAWS: draws}
+    return new, AfterStep(s, new_t, rho_0, entering, recorded)
 
 
 def norms(*arrays: jax.Array) -> jax.Array:
     """Return the norm of all numbers of every sample."""
-    parts = [jnp.sum(a**2, axis=tuple(range(1, a.ndim))) for a in arrays]
-    return jnp.sqrt(functools.reduce(jnp.add, parts))
+    return jnp.sqrt(squares(*arrays))
 
 
 def balance(above: jax.Array, below: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,25 +1,35 @@
 """One cotangent of every sample's new state, pulled back through a step to the parameters.
 
-Samples are kept apart. What a marked operation adds is an outer product, which XLA fuses into
-whatever reads it, where its traces have the form of its operands; the rest takes the general way of
-chunks.
+Samples are kept apart. What a marked operation adds is an outer product where its traces have the
+form of its operands: XLA fuses it into whatever reads it, and its norm is that of its factors, so
+that it is never written. The rest takes the general way of chunks.
 """
 
 import dataclasses
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from .._etrace_op import ETP_PRIMITIVE_SPECS, accumulate, get_primitive_spec
+from .._etrace_op import (
+    ETP_PRIMITIVE_SPECS,
+    Arrays,
+    accumulate,
+    get_primitive_spec,
+    pull_back,
+    squared_norms,
+)
 from .._graph import ETraceGraph, ParameterUse, Records, Weights
 from .._jax import Equation, struct_of
 from .._jaxpr import evaluate
 from .jacobians import Inputs
-from .whole_chunk import back_to_parameters, pulled_through
+from .restart import over_first_axis
+from .whole_chunk import back_to_parameters, parameters_behind, pulled_through
 from .whole_state import (
     ByState,
-    PulledStep,
     equation_of,
     inputs_of_step,
     places_of,
@@ -27,11 +37,47 @@ from .whole_state import (
     whole_of,
 )
 
+Gradients = dict[str, jax.Array]
+"""By the name of a parameter; where samples are apart, ``(samples, *shape)``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleGradients:
+    """Gradients of all parameters that a step reads, of every sample.
+
+    Attributes
+    ----------
+    outer
+        The input and the cotangent of the output, samples first, where the gradient is their outer
+        product, by the key of the use.
+    general
+        What the other uses of parameters add.
+    """
+
+    outer: dict[str, tuple[jax.Array, jax.Array]]
+    general: Gradients
+
+    def over(self, divisors: jax.Array) -> "SampleGradients":
+        """Return the gradients over a number for every sample.
+
+        XLA computes a quotient before it is read again and again for all entries of a row, and
+        everything behind it with it; a product it would compute anew for each.
+        """
+
+        def quotient(value: jax.Array) -> jax.Array:
+            return value / over_first_axis(divisors, value.ndim)
+
+        outer = {key: (x, quotient(y)) for key, (x, y) in self.outer.items()}
+        return SampleGradients(outer, jax.tree.map(quotient, self.general))
+
+
+jax.tree_util.register_dataclass(SampleGradients)
+
 
 def of_samples(
     graph: ETraceGraph, weights: Weights, records: Records, cotangents: ByState
-) -> dict[str, jax.Array]:
-    """Return the gradient ``(samples, *shape)`` of every parameter that the step reads.
+) -> SampleGradients:
+    """Return the gradient of every parameter that the step reads.
 
     Parameters
     ----------
@@ -40,48 +86,142 @@ def of_samples(
     cotangents
         Of the new states, with one leading axis of length 1.
     """
-    whole = whole_of(graph)
-    outer = [use for use in whole.uses if _is_outer(graph, use)]
-    others = tuple(use for use in whole.uses if use not in outer)
-    gradients: dict[str, jax.Array] = {}
-    if others:
-        rest = dataclasses.replace(graph, whole=dataclasses.replace(whole, uses=others))
-        first = dict.fromkeys(whole.reached, np.zeros(1, int))
-        found = pulled_through(rest, weights, records, cotangents, first)
-        gradients = {name: of_rows[:, 0] for name, of_rows in found.of_parameters.items()}
     inputs = inputs_of_step(graph, weights, tuple(leaf[0] for leaf in records.inputs))
     pulled = pulled_back(graph, inputs, cotangents)
-    for use in outer:
-        terms = _outer(graph, use, inputs, pulled)
-        for name, term in back_to_parameters(graph, use, inputs, terms).items():
-            own = term[:, 0]
-            gradients[name] = gradients[name] + own if name in gradients else own
-    return gradients
+    products = {use.key: use for use in whole_of(graph).uses if _is_outer(graph, use)}
+    outer = {}
+    for key, use in products.items():
+        (place,) = places_of(graph, use)
+        x, y = pulled.x[key], pulled.at[place][0]
+        outer[key] = (x, y) if _is_batched(graph, use) else (x[None], y[None])
+    others = tuple(use for use in whole_of(graph).uses if use.key not in products)
+    rest = _in_general(graph, weights, records, cotangents, others) if others else {}
+    return SampleGradients(outer, rest)
 
 
-def _outer(
-    graph: ETraceGraph, use: ParameterUse, inputs: Inputs, pulled: PulledStep
-) -> list[jax.Array]:
-    """Return what an operation adds for each of its operands, ``(samples, 1, *shape)``."""
-    equation, (place,) = equation_of(graph, use), places_of(graph, use)
-    positions = _positions(equation)
-    atoms = [equation.invars[position] for position in positions.values()]
-    values = evaluate(graph.traced.program, atoms, inputs)
-    weights = dict(zip(positions, values, strict=True))
-    operation = equation.primitive, dict(equation.params)
-    terms = accumulate(*operation, pulled.x[use.key][None], pulled.at[place], weights)
-    names = {position: name for name, position in positions.items()}
-    own = [terms[names[position]] for position in use.operands]
-    return [term[None, None] if use.y_axis is None else term[:, None] for term in own]
+def written(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> Gradients:
+    """Return the gradients themselves, samples apart."""
+    found = dict(gradients.general)
+    for use, x, y in _outer_products(graph, gradients):
+        terms = accumulate(*_operation(graph, use), x, y, _operands(graph, use, inputs))
+        lead = (slice(None), None) if _is_batched(graph, use) else (None, None)
+        own = [term[lead] for term in _in_order(graph, use, terms)]
+        for name, value in back_to_parameters(graph, use, inputs, own).items():
+            found[name] = found[name] + value[:, 0] if name in found else value[:, 0]
+    return found
+
+
+def added_up(
+    graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients, factors: jax.Array
+) -> Gradients:
+    """Return the sums over samples, times a factor for each."""
+    general = gradients.general.items()
+    found = {name: jnp.tensordot(factors.astype(own.dtype), own, 1) for name, own in general}
+    of_outer = {
+        key: (x, over_first_axis(factors.astype(y.dtype), y.ndim) * y)
+        for key, (x, y) in gradients.outer.items()
+    }
+    for use, x, y in _outer_products(graph, SampleGradients(of_outer, {})):
+        terms = pull_back(*_operation(graph, use), x, y, _operands(graph, use, inputs))
+        own = [term[None, None] for term in _in_order(graph, use, terms)]
+        for name, value in back_to_parameters(graph, use, inputs, own).items():
+            found[name] = found[name] + value[0, 0] if name in found else value[0, 0]
+    return found
+
+
+def norms_of(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> jax.Array:
+    """Return the norm of all gradients of every sample."""
+    known: Gradients = {}
+    for use, x, y in _outer_products(graph, gradients):
+        found = squared_norms(*_operation(graph, use), x, y, _operands(graph, use, inputs))
+        if found is not None and _is_alone(graph, use):
+            names = parameters_behind(graph, use)
+            atoms = [equation_of(graph, use).invars[place] for place in use.operands]
+            of_atoms = dict(zip(atoms, _in_order(graph, use, found), strict=True))
+            known.update({name: of_atoms[var].reshape(-1) for name, var in names.items()})
+    others = written(graph, inputs, gradients).items()
+    rest = squares(*(own for name, own in others if name not in known))
+    return jnp.sqrt(functools.reduce(jnp.add, known.values(), rest))
+
+
+def squares(*arrays: jax.Array) -> jax.Array:
+    """Return the sum of squares of all numbers of every sample.
+
+    It is written as a product: not every XLA adds up the numbers of a row at the rate at which it
+    reads them.
+    """
+    total: Any = 0.0
+    for array in arrays:
+        row = array.reshape(len(array), -1)
+        product = jnp.einsum("bn,bn->b", row, row.conj(), precision=jax.lax.Precision.HIGHEST)
+        total = total + product.real
+    return jnp.asarray(total)
+
+
+def _in_general(
+    graph: ETraceGraph,
+    weights: Weights,
+    records: Records,
+    cotangents: ByState,
+    uses: tuple[ParameterUse, ...],
+) -> Gradients:
+    whole = whole_of(graph)
+    rest = dataclasses.replace(graph, whole=dataclasses.replace(whole, uses=uses))
+    first = dict.fromkeys(whole.reached, np.zeros(1, int))
+    found = pulled_through(rest, weights, records, cotangents, first)
+    return {name: of_rows[:, 0] for name, of_rows in found.of_parameters.items()}
+
+
+def _outer_products(
+    graph: ETraceGraph, gradients: SampleGradients
+) -> Iterator[tuple[ParameterUse, jax.Array, jax.Array]]:
+    """Yield the uses that add outer products, and their factors for one step, time first."""
+    for use in whole_of(graph).uses:
+        if use.key in gradients.outer:
+            x, y = gradients.outer[use.key]
+            yield (use, x[None], y[None]) if _is_batched(graph, use) else (use, x, y)
+
+
+def _is_alone(graph: ETraceGraph, use: ParameterUse) -> bool:
+    """Tell whether the operands are parameters themselves, which nothing else adds to."""
+    behind = parameters_behind(graph, use)
+    atoms = [equation_of(graph, use).invars[place] for place in use.operands]
+    others = [other for other in whole_of(graph).uses if other is not use]
+    shared = {name for other in others for name in parameters_behind(graph, other)}
+    is_plain = len(set(atoms)) == len(atoms) and set(atoms) == set(behind.values())
+    return is_plain and not shared & behind.keys()
+
+
+def _operands(graph: ETraceGraph, use: ParameterUse, inputs: Inputs) -> Arrays:
+    positions = _positions(equation_of(graph, use))
+    atoms = [equation_of(graph, use).invars[position] for position in positions.values()]
+    return dict(zip(positions, evaluate(graph.traced.program, atoms, inputs), strict=True))
+
+
+def _in_order(graph: ETraceGraph, use: ParameterUse, terms: Arrays) -> list[jax.Array]:
+    names = {place: name for name, place in _positions(equation_of(graph, use)).items()}
+    return [terms[names[place]] for place in use.operands]
+
+
+def _is_batched(graph: ETraceGraph, use: ParameterUse) -> bool:
+    return get_primitive_spec(equation_of(graph, use).primitive).batched
+
+
+def _operation(graph: ETraceGraph, use: ParameterUse) -> tuple[Any, dict[str, Any]]:
+    equation = equation_of(graph, use)
+    return equation.primitive, dict(equation.params)
 
 
 def _is_outer(graph: ETraceGraph, use: ParameterUse) -> bool:
     """Tell whether the traces of an operation have, for each sample, the form of its operands."""
     if use.kind != "product" or use.equation is None or use.y_axis not in (None, 0):
         return False
-    equation = equation_of(graph, use)
+    equation, samples = equation_of(graph, use), whole_of(graph).samples
     spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
-    if spec is None or spec.contract is not None or spec.batched != (use.y_axis == 0):
+    if spec is None or spec.contract is not None:
+        return False
+    lead = equation.outvars[0].aval.shape[:1] if spec.batched else ()
+    if lead != ((samples,) if spec.batched or use.y_axis == 0 else ()):
         return False
     positions = _positions(equation)
     weights = {name: struct_of(equation.invars[p].aval) for name, p in positions.items()}
@@ -91,7 +231,6 @@ def _is_outer(graph: ETraceGraph, use: ParameterUse) -> bool:
     )
     operation = equation.primitive, dict(equation.params)
     terms = jax.eval_shape(functools.partial(accumulate, *operation), x, y, weights)
-    lead = () if use.y_axis is None else (whole_of(graph).samples,)
     return all(terms[name].shape == (*lead, *weights[name].shape) for name in positions)
 
 

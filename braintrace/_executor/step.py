@@ -16,6 +16,7 @@ from .._graph import ETraceGraph, Record, Records, StateLeaf, TraceMethod, Trace
 from .._jax import Var, zeros_mapped_like
 from .._typing import PyTree
 from .jacobians import Inputs, jacobians, operands
+from .passing import PassingTraces
 from .probed_step import (
     Probes,
     finish,
@@ -88,7 +89,7 @@ def single_step(
     restart
         Which samples have started anew before the step; ``None``: none.
     """
-    if graph.whole is not None:
+    if isinstance(method, PassingTraces):
         return _passed_step(graph, method, inputs, traces, restart)
     inputs = with_answers(graph.traced, inputs)
     weights = operands(graph, inputs)
@@ -126,15 +127,18 @@ def single_step(
 
 def _passed_step(
     graph: ETraceGraph,
-    method: TraceMethod,
+    method: PassingTraces,
     inputs: Inputs,
     traces: Traces,
     restart: jax.Array | None,
 ) -> Step:
     """Run a step on its own for a rule that passes weights: a window of one step."""
     inputs = hold_old_states(graph, inputs)
-    past = operands(graph, inputs), traces
-    probes = probes_of_past(graph, method, past, zeros_select=restart is not None)
+    weights = operands(graph, inputs)
+    held, before = jax.lax.stop_gradient((weights, traces))
+    records = dataclasses.replace(jacobians(graph, inputs, weights), restart=restart)
+    after, past = method.step(graph, held, as_chunk(records), before)
+    probes = probes_of_past(graph, method.past_gradient, (weights, past), restart is not None)
 
     def entering(state: StateLeaf) -> jax.Array:
         probe = probes[state.name]
@@ -143,10 +147,8 @@ def _passed_step(
         return inputs[state.in_var] + probe
 
     old = {state.in_var: entering(state) for state in graph.traced_states}
-    outputs, new_states, records = window_step(graph, {**inputs, **old})
-    records = dataclasses.replace(records, restart=restart)
-    weights, before = jax.lax.stop_gradient(past)
-    return Step(outputs, new_states, method.update(graph, weights, as_chunk(records), before))
+    outputs, new_states, _ = window_step(graph, {**inputs, **old})
+    return Step(outputs, new_states, after)
 
 
 def chunk_gradient(

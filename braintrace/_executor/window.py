@@ -17,6 +17,7 @@ import jax
 from .._errors import OptionError
 from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
 from .._jax import Var, struct_of, zeros_mapped_like
+from .._typing import PyTree
 from .jacobians import Inputs, jacobians, operands
 from .probed_step import finish, with_answers
 from .whole_state import step_of_layers
@@ -83,28 +84,43 @@ def run_window(
     records
         Of all steps; no gradient goes through them.
     """
-    probes = probes_of_past(graph, method, past, zeros_select)
+    probes = probes_of_past(graph, method.entry_gradient, past, zeros_select)
     states, (results, records) = jax.lax.scan(step, enter(probes), sequences)
     return states, results, jax.lax.stop_gradient(records)
 
 
 def probes_of_past(
-    graph: ETraceGraph, method: TraceMethod, past: tuple[Weights, Traces], zeros_select: bool
+    graph: ETraceGraph,
+    gradient: Callable[[ETraceGraph, Weights, StateProbes, PyTree, bool], Weights],
+    past: tuple[Weights, PyTree],
+    zeros_select: bool,
 ) -> StateProbes:
-    """Return a zero for every traced state, whose derivative goes to the operands by the traces."""
+    """Return a zero for every traced state, whose derivative goes to the operands.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    gradient
+        `TraceMethod.entry_gradient`, or what does the same with what it is given for the traces.
+    past
+        The operands, and the traces before these states.
+    zeros_select
+        See `TraceMethod.entry_gradient`.
+    """
     shapes = {state.name: struct_of(state) for state in graph.traced_states}
 
-    def zeros(weights: Weights, traces: Traces) -> StateProbes:
+    def zeros(weights: Weights, traces: PyTree) -> StateProbes:
         found: StateProbes = zeros_mapped_like(shapes, (weights, traces))
         return found
 
-    def forward(weights: Weights, traces: Traces) -> tuple[StateProbes, tuple[Weights, Traces]]:
+    def forward(weights: Weights, traces: PyTree) -> tuple[StateProbes, tuple[Weights, PyTree]]:
         return zeros(weights, traces), (weights, traces)
 
-    def backward(residuals: tuple[Weights, Traces], mu: StateProbes) -> tuple[Any, None]:
+    def backward(residuals: tuple[Weights, PyTree], mu: StateProbes) -> tuple[Any, None]:
         weights, traces = residuals
         before = shapes_of_zero or traces
-        return method.entry_gradient(graph, weights, mu, before, zeros_select), None
+        return gradient(graph, weights, mu, before, zeros_select), None
 
     probes = jax.custom_vjp(zeros)
     probes.defvjp(forward, backward)
