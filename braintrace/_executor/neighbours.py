@@ -19,10 +19,9 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._errors import PrimitiveError
-from .._etrace_op import accumulate, contract, get_primitive_spec, propagate
+from .._etrace_op import accumulate, contract
 from .._graph import (
     Boundary,
     ETraceGraph,
@@ -36,11 +35,11 @@ from .._graph import (
     TraceSpecs,
     Weights,
 )
-from .._graph.influence import NO_SLOT
 from .active_outputs import trace_shapes
 from .direct import like
 from .forward_mode import has_while
 from .layout import TraceSite, new_state_to_positions, old_state_to_positions, trace_sites, x_key
+from .neighbour_pairs import Move, has_samples_first, pairs_of, reach_of, samples_of
 from .probed_step import pre_step_probe
 from .recursion import scan_records
 from .zero import as_arrays, is_zero, widened
@@ -87,7 +86,7 @@ class NeighbourTraces:
                     f"broadcast to several positions of {_names(site.group)}. Use `SnAp(n=1)` or "
                     "`RTRL`."
                 )
-            if not _has_samples_first(site):
+            if not has_samples_first(site):
                 raise PrimitiveError(
                     f"{rule} follows sample by sample, and the rows of "
                     f"`{site.relation.primitive.name}` of '{site.relation.key}' "
@@ -100,18 +99,18 @@ class NeighbourTraces:
         """Return an array of pairs ``(entry, number)`` for each array of an operation's traces."""
         specs: dict[str, dict[str, TraceSpec]] = {}
         for site in trace_sites(graph):
-            reach = _reach(site, self.n)
+            reach = reach_of(site, self.n)
             specs[site.relation.key] = {
                 name: TraceSpec(
-                    (_samples(site), len(found.entries)),
+                    (samples_of(site), len(found.entries)),
                     array.dtype,
                     ("batch", "entry"),
                     relation=site.relation.key,
                     operand=name,
-                    full_shape=(_samples(site), found.size * reach.shape[1]),
+                    full_shape=(samples_of(site), found.size * reach.shape[1]),
                 )
                 for name, array in trace_shapes(site.relation).items()
-                for found in [_pairs_of(site, name, reach)]
+                for found in [pairs_of(site, name, reach)]
             }
         return specs
 
@@ -161,7 +160,7 @@ class NeighbourTraces:
                     for a, state in enumerate(group.states)
                     if state.name in mu
                 },
-                _samples(trace_sites(graph, group)[0]),
+                samples_of(trace_sites(graph, group)[0]),
             )
             return self._contracted(graph, weights, arriving, traces, zeros_select)
         return gradients
@@ -176,7 +175,7 @@ class NeighbourTraces:
     ) -> tuple[Weights, Traces]:
         """Return the gradients that learning signals give, step by step, and the last traces."""
         moves = {
-            (site.relation.key, name): _Move.of(site, name, self.n)
+            (site.relation.key, name): Move.of(site, name, self.n)
             for site in trace_sites(graph)
             for name in trace_shapes(site.relation)
         }
@@ -221,10 +220,10 @@ class NeighbourTraces:
         gradients: Weights = {}
         for site in trace_sites(graph):
             key, y = site.relation.key, site.relation.y_var.aval
-            shapes, reach = trace_shapes(site.relation), _reach(site, self.n)
+            shapes, reach = trace_shapes(site.relation), reach_of(site, self.n)
             summed = {}
             for name, trace in traces[key].items():
-                pairs = _pairs_of(site, name, reach)
+                pairs = pairs_of(site, name, reach)
                 factor = arriving[:, pairs.numbers]
                 product = factor * widened(trace, factor.dtype)
                 product = jnp.where(factor == 0, 0, product) if select else product
@@ -239,20 +238,6 @@ class NeighbourTraces:
 
 def _names(group: HiddenGroup) -> str:
     return ", ".join(f"'{state.name}'" for state in group.states)
-
-
-def _samples(site: TraceSite) -> int:
-    return int(site.group.shape[0]) if get_primitive_spec(site.relation.primitive).batched else 1
-
-
-def _has_samples_first(site: TraceSite) -> bool:
-    """Tell whether the outputs of an operation are those of one sample after the other."""
-    samples, positions = _samples(site), site.influence.positions.ravel()
-    if positions.size % samples:
-        return False
-    own = np.repeat(np.arange(samples), positions.size // samples)
-    reached = positions * samples // site.group.num_positions
-    return bool(np.all((positions < 0) | (reached == own)))
 
 
 def _fresh(restart: jax.Array | None, trace: jax.Array) -> jax.Array:
@@ -275,7 +260,7 @@ def _signals(graph: ETraceGraph, signal: Signal) -> jax.Array:
         if a in group.read_by_output:
             late = old_state_to_positions(group, a, signal[pre_step_probe(state)])
             found[a] = found[a] + jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
-    return _as_numbers(group, found, _samples(trace_sites(graph, group)[0]))
+    return _as_numbers(group, found, samples_of(trace_sites(graph, group)[0]))
 
 
 def _as_numbers(group: HiddenGroup, values: dict[int, jax.Array], samples: int) -> jax.Array:
@@ -287,160 +272,6 @@ def _as_numbers(group: HiddenGroup, values: dict[int, jax.Array], samples: int) 
     return jnp.concatenate(parts, axis=-1)
 
 
-# --- structure
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Pairs:
-    """Entries of one array of an operation's traces, of a sample, with their neighbours.
-
-    Attributes
-    ----------
-    size
-        How many entries there are.
-    outputs
-        The element of the operation's output that each entry goes with.
-    entries, numbers
-        Of every pair, sorted.
-    """
-
-    size: int
-    outputs: np.ndarray
-    entries: np.ndarray
-    numbers: np.ndarray
-
-
-def _reach(site: TraceSite, n: int) -> np.ndarray:
-    """Return which numbers each output of an operation reaches within ``n`` steps."""
-    group, samples = site.group, _samples(site)
-    assert group.dependence is not None
-    units = group.num_positions // samples
-    positions = site.influence.positions.reshape(samples, -1)[0]
-    reach = np.zeros((positions.size, group.num_states * units), bool)
-    for point in site.influence.injection_points:
-        slots = np.arange(positions.size * samples) if point.slots is None else point.slots
-        own = slots[(slots != NO_SLOT) & (slots < positions.size)]
-        own = own[positions[own] >= 0]
-        reach[own, point.state * units + positions[own]] = True
-    for _ in range(n - 1):
-        further = reach | (reach.astype(np.float32) @ group.dependence.T.astype(np.float32) > 0)
-        if np.array_equal(further, reach):
-            break
-        reach = further
-    return reach
-
-
-def _pairs_of(site: TraceSite, name: str, reach: np.ndarray) -> _Pairs:
-    """Return the pairs of one array."""
-    y, shapes = site.relation.y_var.aval, trace_shapes(site.relation)
-    batched, samples = get_primitive_spec(site.relation.primitive).batched, _samples(site)
-
-    def of_sample(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (shape[0] // samples, *shape[1:]) if batched else shape
-
-    with jax.ensure_compile_time_eval():
-        # What a trace is multiplied by says which output it goes with.
-        factor = np.arange(len(reach), dtype=np.float32).reshape(of_sample(y.shape))
-        ones = {key: np.ones(of_sample(array.shape), np.float32) for key, array in shapes.items()}
-        found = propagate(*site.operation, jnp.asarray(factor), jax.tree.map(jnp.asarray, ones))
-        outputs = np.rint(np.asarray(found[name])).astype(int).ravel()
-    entries, numbers = np.nonzero(reach[outputs])
-    return _Pairs(len(outputs), outputs, entries, numbers)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Move:
-    """How the trace of one array moves on.
-
-    Attributes
-    ----------
-    site, pairs
-        What it is a trace of.
-    is_whole
-        Whether every output reaches every number: then one product does it.
-    read, factors
-        For every rank the pair that each pair reads, and where its factor is in ``J``; beyond the
-        end where there is none.
-    enters
-        By state, the pairs at which the operation's output enters.
-    """
-
-    site: TraceSite
-    pairs: _Pairs
-    is_whole: bool
-    read: np.ndarray
-    factors: np.ndarray
-    enters: dict[int, np.ndarray]
-
-    @staticmethod
-    def of(site: TraceSite, name: str, n: int) -> "_Move":
-        reach = _reach(site, n)
-        pairs, group = _pairs_of(site, name, reach), site.group
-        numbers, units = reach.shape[1], group.num_positions // _samples(site)
-        positions = site.influence.positions.reshape(_samples(site), -1)[0]
-        at = positions[pairs.outputs[pairs.entries]]
-        enters = {
-            a: np.flatnonzero(pairs.numbers == a * units + at) for a in range(group.num_states)
-        }
-        if reach.all():
-            empty = np.zeros((0, 0), int)
-            return _Move(site, pairs, True, empty, empty, enters)
-        assert group.dependence is not None
-        starts = np.searchsorted(pairs.entries, np.arange(pairs.size))
-        ranks: list[list[np.ndarray]] = []
-        for output in np.unique(pairs.outputs):
-            own = np.flatnonzero(reach[output])
-            inside = group.dependence[np.ix_(own, own)]
-            written, source = np.nonzero(inside)
-            rank = np.arange(len(written)) - np.searchsorted(written, written)
-            offsets = starts[pairs.outputs == output]
-            for number in range(int(rank.max(initial=-1)) + 1):
-                w, s = written[rank == number], source[rank == number]
-                if number == len(ranks):
-                    ranks.append([])
-                ranks[number].append(
-                    np.stack(
-                        [
-                            (offsets[:, None] + w).ravel(),
-                            (offsets[:, None] + s).ravel(),
-                            np.tile(own[w] * numbers + own[s], len(offsets)),
-                        ]
-                    )
-                )
-        count = len(pairs.entries)
-        read = np.full((len(ranks), count), count, np.int32)
-        factors = np.full((len(ranks), count), numbers * numbers, np.int32)
-        for number, found in enumerate(ranks):
-            into, source, factor = np.concatenate(found, axis=1)
-            read[number, into], factors[number, into] = source, factor
-        return _Move(site, pairs, False, read, factors, enters)
-
-    def __call__(
-        self, J: jax.Array, trace: jax.Array, x: jax.Array, Df: dict[str, jax.Array]
-    ) -> jax.Array:
-        """Return ``J eps + F x`` of all samples."""
-        samples = len(trace)
-        if self.is_whole:
-            old = trace.reshape(samples, self.pairs.size, -1)
-            new = jnp.einsum("bqr,ber->beq", J, old).reshape(trace.shape)
-        else:
-            flat = J.reshape(samples, -1)
-
-            def add(total: jax.Array, now: Any) -> Any:
-                read, factor = now
-                held = {"mode": "fill", "fill_value": 0}
-                return total + flat.at[:, factor].get(**held) * trace.at[:, read].get(**held), None
-
-            new = jax.lax.scan(add, jnp.zeros_like(trace), (self.read, self.factors))[0]
-        for a, places in self.enters.items():
-            key = self.site.key(a)
-            if key in Df and places.size:
-                entries = self.pairs.entries[places]
-                sensitivity = Df[key].reshape(samples, -1)[:, self.pairs.outputs[entries]]
-                new = new.at[:, places].add((sensitivity * x[:, entries]).astype(new.dtype))
-        return new
-
-
 def _inputs(
     graph: ETraceGraph, site: TraceSite, x: dict[str, Any], weights: Weights
 ) -> dict[str, jax.Array]:
@@ -450,4 +281,4 @@ def _inputs(
     own = None if own is None else own[None]
     ones = jnp.ones((1, *y.shape), y.dtype)
     found = accumulate(*site.operation, own, ones, weights[relation.key])
-    return {name: array.reshape(_samples(site), -1) for name, array in found.items()}
+    return {name: array.reshape(samples_of(site), -1) for name, array in found.items()}
