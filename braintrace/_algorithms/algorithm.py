@@ -322,16 +322,16 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _reset_traces(self) -> None:
         for leaf in self.compiled.graph.traced.filters:
             self.filters[leaf.name].value = start_of_filter(leaf)
-        carried = self.traces.carried
-        if outliving(self.compiled.trace_specs) and not carried.is_zero:
+        if outliving(self.compiled.trace_specs):
             with contextlib.suppress(LostTracesError):  # a stream that is lost begins anew
                 fresh = pack(self.started_anew(self.traces.value), self.traces.pairs)
-                carried.leave(lambda: fresh)
+                self.traces.carried.leave(lambda: fresh)
                 return
         self._leave_starting_traces()
 
     def _leave_starting_traces(self) -> None:
-        self.traces.carried.leave(lambda: as_arrays(self.starting_traces()), zero=True)
+        zero = not outliving(self.compiled.trace_specs)  # programs for zero would be used once
+        self.traces.carried.leave(lambda: as_arrays(self.starting_traces()), zero)
 
     @one_thread_at_a_time
     def update(self, *arguments: Any) -> Any:
