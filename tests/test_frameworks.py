@@ -80,6 +80,35 @@ def flax_cell(name, products):
     return Model(*steps, params, carry, batch_size=BATCH)
 
 
+def flax_network():
+    """A cell with dropout and a readout; what is no parameter is carried along."""
+    from flax import nnx
+
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            options = {"dtype": jnp.float64, "param_dtype": jnp.float64, "rngs": rngs}
+            self.cell = nnx.GRUCell(INPUTS, UNITS, **options)
+            self.dropout = nnx.Dropout(0.2, rngs=rngs)
+            self.readout = nnx.Linear(UNITS, 2, **options)
+
+        def __call__(self, h, x):
+            h, output = self.cell(h, x)
+            return h, self.readout(self.dropout(output))
+
+    def step(graphdef, params, state, x):
+        h, rest = state
+        network = nnx.merge(graphdef, params, rest)
+        h, output = network(h, x)
+        return (h, nnx.state(network, nnx.Not(nnx.Param))), output
+
+    network = Network(nnx.Rngs(0))
+    graphdef, params, rest = nnx.split(network, nnx.Param, ...)
+    network.cell.dense_h.dot_general = cut_product
+    cut_graphdef, _, _ = nnx.split(network, nnx.Param, ...)
+    steps = (functools.partial(step, definition) for definition in (graphdef, cut_graphdef))
+    return Model(*steps, params, (jnp.zeros((BATCH, UNITS)), rest), batch_size=BATCH)
+
+
 def cut_product(h, weight, *arguments, **options):
     return jax.lax.dot_general(cut(h), weight, *arguments, **options)
 
@@ -176,6 +205,7 @@ MODELS = {
     "nnx.LSTMCell": lambda: flax_cell("LSTMCell", ["hi", "hf", "hg", "ho"]),
     "nnx.OptimizedLSTMCell": lambda: flax_cell("OptimizedLSTMCell", ["dense_h"]),
     "nnx.SimpleCell": lambda: flax_cell("SimpleCell", ["dense_h"]),
+    "nnx, with dropout": flax_network,
     "eqx.nn.GRUCell": lambda: equinox_cell("GRUCell"),
     "eqx.nn.LSTMCell": lambda: equinox_cell("LSTMCell"),
     "an Equinox module": own_module,
@@ -187,7 +217,7 @@ RULES = {
     "es_d_rtrl": ({"mark": "auto", "decay_or_rank": 0.8}, lambda model: None),
 }
 BY_DAY = {
-    "rtrl": ["nnx.GRUCell", "nnx.SimpleCell", "eqx.nn.LSTMCell", "an Equinox module"],
+    "rtrl": ["nnx, with dropout", "nnx.SimpleCell", "eqx.nn.LSTMCell", "an Equinox module"],
     "d_rtrl": ["nnx.LSTMCell", "nnx.OptimizedLSTMCell", "eqx.nn.GRUCell", "a function"],
     "es_d_rtrl": ["nnx.GRUCell", "an Equinox module"],
 }

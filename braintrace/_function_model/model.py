@@ -241,9 +241,9 @@ class FunctionModel(brainstate.nn.Module):
                 f"`state` is {shown(state)}, without a floating-point array, so that nothing is "
                 "remembered from step to step. Give what the next step is to know as `state`."
             )
-        for path, value in hidden.items():
-            if given.is_function or batch_size is None or jnp.shape(value)[:1] == (batch_size,):
-                continue
+        has_batch = any(jnp.shape(value)[:1] == (batch_size,) for value in hidden.values())
+        if not (given.is_function or batch_size is None or has_batch):
+            path, value = next(iter(hidden.items()))
             raise ShapeError(
                 f"'{path_name(path)}' starts as {shown(value)}, and `batch_size` is {batch_size}. "
                 f"Give a state whose first axis is {batch_size}, or `state` as a function of the "
