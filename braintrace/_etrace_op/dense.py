@@ -64,9 +64,10 @@ def _accumulate(
     return result
 
 
-def _squared_norms(
+def squared_norms_of_rows(
     x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
 ) -> Arrays:
+    """Return the sums of squares of the outer products of one step, of every row of inputs."""
     # sum_io |x_i f_o|^2 = |x|^2 |f|^2
     of_input, of_output = (jnp.sum((a * a.conj()).real, axis=-1) for a in (x[0], hidden_dim[0]))
     result = {"weight": of_input.astype(of_output.dtype) * of_output}
@@ -119,7 +120,7 @@ _spec = functools.partial(
     x_invar_index=0,
     linear_in_input=True,
     accumulate=_accumulate,
-    squared_norms=_squared_norms,
+    squared_norms=squared_norms_of_rows,
     select_outputs=_select_outputs,
     trace_axes={"weight": ("input", "output"), "bias": ("output",)},
     input_derivative=_input_derivative,

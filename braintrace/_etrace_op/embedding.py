@@ -62,6 +62,14 @@ def _accumulate(indices: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, r
     return {"weight": added(indices, hidden_dim)}
 
 
+def _squared_norms(
+    indices: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, rows: int
+) -> Arrays:
+    of_output = jnp.sum((hidden_dim[0] * hidden_dim[0].conj()).real, axis=-1)
+    has_row = (-rows <= indices[0]) & (indices[0] < rows)
+    return {"weight": jnp.where(has_row, of_output, 0)}
+
+
 def _select_outputs(weights: Arrays, pick: Pick, *, rows: int) -> Arrays:
     return {"weight": pick(weights["weight"])}
 
@@ -118,6 +126,7 @@ _spec = functools.partial(
     x_invar_index=0,
     input_filter=InputFilter(init=_init_counts, add=_count, pull_back=_pull_back_counts),
     accumulate=_accumulate,
+    squared_norms=_squared_norms,
     select_outputs=_select_outputs,
     trace_axes={"weight": ("entry", "output")},
     joins_input=_joins_input,

@@ -20,11 +20,13 @@ import numpy as np
 
 from .._errors import ShapeError
 from . import quantities
-from .dense import etp_mm_p, etp_mv_p
+from .dense import etp_mm_p, etp_mv_p, squared_norms_of_rows
 from .on_demand import on_demand
 from .primitive import get_primitive_spec
 from .registry import Arrays, Shapes
 from .rules import like_operand
+
+_DENSE, _DENSE_VECTOR = map(get_primitive_spec, (etp_mm_p, etp_mv_p))
 
 
 def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:
@@ -41,6 +43,13 @@ def _xy_to_dw(
         bias = hidden_dim.sum(tuple(range(hidden_dim.ndim - 2)))
         result["bias"] = like_operand(bias, weights["bias"])
     return result
+
+
+def _squared_norms(
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
+) -> Arrays:
+    by_group = squared_norms_of_rows(x, hidden_dim, weights, has_bias=has_bias)
+    return {name: norms.sum(-1) for name, norms in by_group.items()}
 
 
 def _joins_input(
@@ -85,13 +94,13 @@ _spec = functools.partial(
     impl=_impl,
     xy_to_dw=_xy_to_dw,
     init_drtrl=_init_drtrl,
+    squared_norms=_squared_norms,
     trace_axes={"weight": ("group", "input", "output"), "bias": ("group", "output")},
     joins_input=_joins_input,
     input_derivative=_input_derivative,
 )
 grouped_primitives = on_demand(
-    vector=_spec(get_primitive_spec(etp_mv_p), name="etp_gmv"),
-    batch=_spec(get_primitive_spec(etp_mm_p), name="etp_gmm"),
+    vector=_spec(_DENSE_VECTOR, name="etp_gmv"), batch=_spec(_DENSE, name="etp_gmm")
 )
 """Returns the primitives, of one sample and of a batch."""
 
