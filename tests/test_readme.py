@@ -17,7 +17,7 @@ def test_python_blocks_run(capsys):
     for block in blocks("python"):
         exec(block, names)
         weights = names["learner"].algorithm.model.states(brainstate.ParamState)
-        assert set(names["gradients"]) == set(weights)
+        assert set(names["gradients"]) == set(names.get("params", weights))
     assert "w_rec" in capsys.readouterr().out
 
 
