@@ -423,7 +423,8 @@ def test_what_is_carried_is_reported_in_its_dtype():
     assert report.carried_bytes == 2 * BATCH * (4 + size) + 8 + 4
     assert report.stored_bytes == 4 * BATCH * (4 + size) + 8 + 4
     assert {row.parameters for row in report.relations} == {("w_z",), ("w_r",), ("w_h",)}
-    assert [row.parameter for row in report.without_trace] == ["w_out"]
+    reasons = [(row.parameter, row.reason) for row in report.without_trace]
+    assert reasons == [("w_out", "reaches no hidden state")]
     with pytest.raises(braintrace.OptionError, match="none by this rule"):
         learner.eligibility("w_z")
     found = sequence_gradient(learner, case, *data("gru", np.float32))

@@ -344,8 +344,9 @@ def _group_row(group: HiddenGroup) -> GroupRow:
 
 def _plain_rows(graph: "ETraceGraph") -> list[PlainRow]:
     related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
+    otherwise = "used by ordinary operations only"
     if graph.whole is not None:
-        leaves = graph.traced.leaves
+        leaves, otherwise = graph.traced.leaves, "reaches no hidden state"
         related |= {leaf.path for leaf in leaves if leaf.name in graph.whole.reached}
     rows = []
     for path in graph.traced.parameter_paths:
@@ -353,7 +354,7 @@ def _plain_rows(graph: "ETraceGraph") -> list[PlainRow]:
             continue
         name = path_name(path)
         kinds = dict.fromkeys(d.kind for d in graph.diagnostics if name in d.paths)
-        rows.append(PlainRow(name, ", ".join(kinds) or "used by ordinary operations only"))
+        rows.append(PlainRow(name, ", ".join(kinds) or otherwise))
     return rows
 
 
