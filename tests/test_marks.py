@@ -173,6 +173,25 @@ kept(
     w=(UNITS, 2),
 )
 kept(
+    lambda p, x: jnp.einsum("bgk,gkn->bgn", x.reshape(BATCH, 2, 3), p["w"]).reshape(BATCH, -1),
+    lambda p, x: bt.grouped_matmul(x.reshape(BATCH, 2, 3), p["w"]).reshape(BATCH, -1),
+    name="heads",
+    w=(2, 3, 2),
+)
+kept(
+    lambda p, x: (jnp.einsum("gnk,bkg->bng", p["w"], x.reshape(BATCH, 3, 2)) + p["b"]).reshape(
+        BATCH, -1
+    ),
+    lambda p, x: (
+        bt.grouped_matmul(x.reshape(BATCH, 3, 2).swapaxes(1, 2), p["w"].swapaxes(1, 2), p["b"].T)
+        .swapaxes(1, 2)
+        .reshape(BATCH, -1)
+    ),
+    name="heads behind, with a bias",
+    w=(2, 2, 3),
+    b=(2, 2),
+)
+kept(
     lambda p, x: x @ (jnp.abs(p["w"]) * MASK) / jnp.linalg.norm(p["w"]),
     lambda p, x: mm(x, jnp.abs(p["w"]) * MASK) / ew(p["w"], jnp.linalg.norm),
     name="a masked weight and its norm",

@@ -27,6 +27,9 @@ from .walk import back_through
 MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "tile"})
 """What may stand between an element-wise mark and the data."""
 
+REORDERS = frozenset({"rev", "transpose"})
+"""What may do so as well where several variables share a mark."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Bias:
@@ -159,8 +162,9 @@ def _before(uses: ParametricUses, var: Var) -> Var | None:
     if len(operands) != 1:
         return None
     (operand,) = operands
-    is_alike = equation.primitive.name in ELEMENTWISE and operand.aval.shape == var.aval.shape
-    return operand if is_alike or _only_moves(equation) else None
+    name = equation.primitive.name
+    is_alike = name in ELEMENTWISE and operand.aval.shape == var.aval.shape
+    return operand if is_alike or name in REORDERS or _only_moves(equation) else None
 
 
 def _behind_moves(uses: ParametricUses, var: Var) -> Var:

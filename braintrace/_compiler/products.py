@@ -129,39 +129,51 @@ def sum_with_weights(equation: Equation, operands: Sequence[Any], position: int)
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """``dot_general`` without common axes but those that are summed over.
+    """``dot_general``: a matrix product, or several side by side.
 
     Attributes
     ----------
-    summed, free
-        Axes of the input and of the weight that are summed over, and the others.
+    shared, summed, free
+        Axes of the input and of the weight: those that the result has once, those that are summed
+        over, and all others.
     """
 
     weight: int
+    shared: tuple[tuple[int, ...], tuple[int, ...]]
     summed: tuple[tuple[int, ...], tuple[int, ...]]
     free: tuple[tuple[int, ...], tuple[int, ...]]
     dtype: Any
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The weight's own axes stand behind those of the input, or before them."""
-        of_input, of_weight = map(len, self.free)
-        first = of_input if self.weight == 1 else 0
-        return tuple(range(first, first + of_weight))
+        """Shared axes come first; the weight's others stand behind the input's, or before them."""
+        shared, of_input, of_weight = len(self.shared[0]), *map(len, self.free)
+        first = shared + (of_input if self.weight == 1 else 0)
+        return (*range(shared), *range(first, first + of_weight))
 
     def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
         """Return the product; see `Product`."""
-        (x_summed, w_summed), (x_free, w_free) = self.summed, self.free
+        of_x, of_weight = zip(self.shared, self.summed, self.free, strict=True)
+        (x_shared, x_summed, x_free), (w_shared, w_summed, w_free) = of_x, of_weight
         leading = [x.shape[axis] for axis in x_free]
+        shared = [x.shape[axis] for axis in x_shared]
         own = [weight.shape[axis] for axis in w_free]
-        count = math.prod(x.shape[axis] for axis in x_summed)
-        x = _moved(x, [*x_free, *x_summed]).reshape(*leading, count).astype(self.dtype)
-        weight = _moved(weight, [*w_summed, *w_free]).reshape(count, math.prod(own))
-        y = _etrace_op.matmul(x, weight.astype(self.dtype), bias).reshape(*leading, *own)
-        places = range(len(leading) + len(own))
-        return (
-            y if self.weight == 1 else _moved(y, [*places[len(leading) :], *places[: len(leading)]])
-        )
+        count, size = math.prod(x.shape[axis] for axis in x_summed), math.prod(own)
+        groups = [math.prod(shared)] if shared else []
+        x = _moved(x, [*x_free, *x_shared, *x_summed]).reshape(*leading, *groups, count)
+        weight = _moved(weight, [*w_shared, *w_summed, *w_free]).reshape(*groups, count, size)
+        bias = None if bias is None else bias.reshape(*groups, size)
+        multiply = _etrace_op.grouped_matmul if shared else _etrace_op.matmul
+        y = multiply(x.astype(self.dtype), weight.astype(self.dtype), bias)
+        return self._in_order(y.reshape(*leading, *shared, *own))
+
+    def _in_order(self, y: Any) -> Any:
+        """Bring a result ``(free of the input, shared, free of the weight)`` into its own order."""
+        leading, shared = len(self.free[0]), len(self.shared[0])
+        places = list(range(y.ndim))
+        kinds = [places[:leading], places[leading + shared :]]
+        order = kinds if self.weight == 1 else kinds[::-1]
+        return _moved(y, [*places[leading : leading + shared], *order[0], *order[1]])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,18 +199,14 @@ class Convolution:
         )
 
 
-def _dense(equation: Equation, position: int) -> Product | str | None:
+def _dense(equation: Equation, position: int) -> Dense | None:
     contracted, batch = equation.params["dimension_numbers"]
     free = tuple(_free(equation, operand) for operand in (1 - position, position))
     if not contracted[0] or not free[1]:
         return None
-    if batch[0]:
-        return (
-            "its weight has an axis in common with data that is not summed over (heads, groups), "
-            "for which there is no marked operation"
-        )
+    shared = tuple(batch[1 - position]), tuple(batch[position])
     summed = tuple(contracted[1 - position]), tuple(contracted[position])
-    return Dense(position, summed, (free[0], free[1]), equation.outvars[0].aval.dtype)
+    return Dense(position, shared, summed, (free[0], free[1]), equation.outvars[0].aval.dtype)
 
 
 def _free(equation: Equation, operand: int) -> tuple[int, ...]:
