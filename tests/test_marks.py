@@ -294,6 +294,36 @@ kept(
     w=(2, 1, 2),
     b=(2,),
 )  # fmt: skip
+
+
+def first(x):
+    return (10 * x[:, 0]).astype(int) % 3
+
+
+def rows_of(table, x, look):
+    """Rows for all samples, and one for the first sample alone."""
+    return look(table, first(x)) + look(table, first(x)[1])
+
+
+kept(
+    lambda p, x: rows_of(p["w"], x, lambda w, i: w[i]),
+    lambda p, x: rows_of(p["w"], x, lambda w, i: bt.embedding(i, w)),
+    name="rows of a table",
+    w=(3, UNITS),
+)
+kept(
+    lambda p, x: (
+        jnp.take(p["w"], first(x) - 1, axis=1, mode="clip").T
+        + jax.vmap(lambda i: p["v"][i])(first(x) - 2)
+    ),
+    lambda p, x: (
+        bt.embedding(jnp.maximum(first(x) - 1, 0), p["w"].T)
+        + bt.embedding((first(x) - 2) % 3, p["v"])
+    ),
+    name="columns of a table, and rows by a map",
+    w=(UNITS, 3),
+    v=(3, UNITS),
+)
 row(
     "a recurrent net",
     lambda p, h, x: jnp.tanh(jnp.concatenate([x, h], -1) @ p["w"] + p["b"]),
@@ -470,7 +500,7 @@ def relations_of(learner):
         (
             relation.primitive.name,
             relation.parameter_paths,
-            str(relation.x_var and relation.x_var.aval),
+            str(relation.x_var and relation.x_var.aval.shape),
             str(relation.y_var.aval),
             [state.name for group in relation.hidden_groups for state in group.states],
             [influence.kind for influence in relation.influences],
@@ -490,14 +520,177 @@ GROUPS = [
 ]
 
 
+def each(groups, *marks):
+    return [pytest.param(rows, id=rows[0].name, marks=marks) for rows in groups]
+
+
+@functools.cache
+def twins(rows):
+    """The learners of the steps with marks by hand, and without any."""
+    return compiled(rows, "marked"), compiled(rows, "plain", mark="auto")
+
+
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-@pytest.mark.parametrize("rows", GROUPS, ids=lambda rows: rows[0].name)
-def test_learns_as_its_marked_twin(rows):
-    twin, learner = compiled(rows, "marked"), compiled(rows, "plain", mark="auto")
+@pytest.mark.parametrize("rows", each(GROUPS))
+def test_has_the_relations_of_its_marked_twin(rows):
+    twin, learner = twins(rows)
     assert relations_of(learner) == relations_of(twin)
     assert findings_of(learner) == findings_of(twin)
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *each(GROUPS[::3]),
+        *each(GROUPS[1::3], pytest.mark.nightly),
+        *each(GROUPS[2::3], pytest.mark.nightly),
+    ],
+)
+def test_learns_as_its_marked_twin(rows):
+    twin, learner = twins(rows)
     if all(row.exact for row in rows):
         wanted = by_name(bptt(rows, tuple(row.params() for row in rows), data()))
     else:
         wanted = gradients_of(twin)
     assert_gradients_close(gradients_of(learner), wanted, TOLERANCE)
+
+
+LATER = ("immediate", "snap")
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["es_d_rtrl", "rtrl", *(pytest.param(a, marks=pytest.mark.nightly) for a in LATER)],
+)
+def test_other_rules_learn_as_by_hand(algorithm):
+    rows = tuple(r for r in ROWS if r.name in ("bias", "small steps", "a decay, and one minus it"))
+    wanted = gradients_of(compiled(rows, "marked", algorithm))
+    found = gradients_of(compiled(rows, "plain", algorithm, mark="auto"))
+    assert_gradients_close(found, wanted, TOLERANCE)
+
+
+def test_a_model_of_one_sample_is_mapped():
+    rows = tuple(r for r in ROWS if r.name in ("a transposed weight", "a decay, and one minus it"))
+    xs = data()
+
+    def gradients(kind, **options):
+        model = OneSample(rows, kind)
+        learner = bt.compile(model, "d_rtrl", xs[0], vmap=True, **options)
+        return relations_of(learner), gradients_of(learner)
+
+    (wanted, twin), (found, own) = gradients("marked"), gradients("plain", mark="auto")
+    assert found == wanted
+    assert_gradients_close(own, twin, TOLERANCE)
+
+
+class OneSample(Model):
+    """The same steps, written for one sample."""
+
+    def init_state(self, **_):
+        super().init_state(None)
+
+    def update(self, x):
+        outputs = []
+        for k, each in enumerate(self.rows):
+            params = {name: getattr(self, f"{name}{k}").value for name in each.shapes}
+            state = getattr(self, f"h{k}")
+            state.value = getattr(each, self.kind)(params, state.value[None], x[None])[0]
+            outputs.append(state.value)
+        return outputs
+
+
+@jax.custom_vjp
+def hidden_product(x, w):
+    return x @ w
+
+
+hidden_product.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, y: (y @ kept[1].T, kept[0].T @ y))
+
+
+def long_loop(p, h, x):
+    return jax.lax.scan(lambda h, _: (h + 0.01 * (x @ p["w"] - h), None), h, None, length=40)[0]
+
+
+def endless_loop(p, h, x):
+    def goes_on(carried):
+        return carried[0] < 3
+
+    def step(carried):
+        return carried[0] + 1, 0.5 * carried[1] + x @ p["w"]
+
+    return 0.8 * h + jax.lax.while_loop(goes_on, step, (0, 0 * h))[1]
+
+
+def by_callback(p, h, x):
+    shape = jax.ShapeDtypeStruct((BATCH, UNITS), h.dtype)
+    return leaky(h, jax.pure_callback(lambda x, w: np.asarray(x @ w), shape, x, p["w"]))
+
+
+def with_precision(p, h, x):
+    return leaky(h, jnp.dot(x, p["w"], precision="highest"))
+
+
+UNMARKED = {
+    "a backward rule of its own": (lambda p, h, x: leaky(h, hidden_product(x, p["w"])), "custom_v"),
+    "a long loop": (long_loop, "unroll_limit"),
+    "an endless loop": (endless_loop, "number of steps is not known"),
+    "a callback": (by_callback, "pure_callback"),
+    "a precision": (with_precision, "precision"),
+}
+
+
+WITHOUT_DERIVATIVE = ("an endless loop", "a callback")
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize("name", UNMARKED)
+def test_what_stays_unmarked_is_reported_and_has_the_gradient_of_the_step(name):
+    step, words = UNMARKED[name]
+
+    def with_mark(p, h, x):
+        return step(p, h, x) + ew(p["c"]) * x[:, :UNITS]
+
+    def without(p, h, x):
+        return step(p, h, x) + p["c"] * x[:, :UNITS]
+
+    rows = (Row(name, without, with_mark, {"w": (INPUTS, UNITS), "c": (UNITS,)}),)
+    learner = compiled(rows, "plain", mark="auto")
+    (found,) = [d for d in learner.graph.diagnostics if d.kind == "not-marked"]
+    assert found.paths == ("w0",)
+    assert words in found.message
+    assert "not-marked" in str(learner.report())
+    if name not in WITHOUT_DERIVATIVE:
+        wanted = gradients_of(compiled(rows, "marked"))
+        assert_gradients_close(gradients_of(learner), wanted, TOLERANCE)
+
+
+def test_a_filter_says_which_parameters_are_marked():
+    rows = tuple(r for r in ROWS if r.name in ("bias", "a tied weight"))
+
+    def marked(mark):
+        graph = bt.compile_etrace_graph(started(Model(rows, "plain")), data()[0], mark=mark)
+        return {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
+
+    assert marked("w0") == {("w0",)}
+    assert marked(("b0",)) == {("b0",)}
+    assert marked(lambda path: path[0].startswith("w")) == {("w0",), ("w1",)}
+    assert marked("auto") == {("w0",), ("b0",), ("w1",)}
+    with pytest.raises(bt.OptionError, match=r"`mark` is 'v', which fits no parameter.*'w0'"):
+        marked("v")
+    with pytest.raises(bt.OptionError, match=r"`mark` is True; expected 'explicit', 'auto' or"):
+        bt.D_RTRL(Model(rows, "plain"), mark=True)
+
+
+def started(model):
+    model.init_state(BATCH)
+    return model
+
+
+def test_a_model_without_marks_is_told_of_the_option():
+    rows = tuple(r for r in ROWS if r.name == "bias")
+    with pytest.raises(bt.CompilationError, match=r"No marked operation(.|\n)*mark='auto'"):
+        compiled(rows, "plain")
+    with pytest.raises(bt.CompilationError) as raised:
+        compiled((Row("held", lambda p, h, x: 0.8 * h, None, {"w": (2,)}),), "plain", mark="auto")
+    assert "mark='auto'" not in str(raised.value)

@@ -194,6 +194,8 @@ def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:
     """
     program, outputs = uses.program, product.outputs
     moves: list[int] = []
+    if not outputs:  # rows that are looked up have no bias
+        return None
     while True:
         (y,) = program.equations[index].outvars
         readers = program.readers.get(y, ())

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from .. import _etrace_op
 from .._jax import Equation, Var
 from .computed_from import From, of_operands
+from .lookups import lookup_of
 
 
 class Product(Protocol):
@@ -62,15 +63,15 @@ def product_of(
     name, params = equation.primitive.name, equation.params
     if len(positions) != 1 or of_operands(equation, found)[1 - positions[0]] is not From.DATA:
         return None
-    product: Product | str | None = None
+    product: Product | None = None
     if name == "dot_general":
         product = _dense(equation, positions[0])
     elif name == "conv_general_dilated" and positions == (1,) and len(_shape(equation, 0)) > 2:
         features = params["dimension_numbers"].out_spec[1]
         product = Convolution(params, equation.outvars[0].aval.dtype, (features,))
-    if product is None or isinstance(product, str):
-        return product
-    return _not_by_default(equation) or product
+    elif positions == (0,):
+        return lookup_of(equation)
+    return None if product is None else _not_by_default(equation) or product
 
 
 def is_product(equation: Equation, positions: Sequence[int], found: dict[Var, From]) -> bool:
