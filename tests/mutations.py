@@ -902,6 +902,22 @@ MUTATIONS = [
         "the noise of lanes adds up instead of averaging out",
     ),
     Mutation(
+        "what a step gives depends on old states through the new ones alone",
+        "_executor/rank_one.py",
+        "found is not None and forgets_old_states(graph)",
+        "found is not None",
+        ("tests/test_random_rules.py::test_steps_that_give_what_was_before_them",),
+        "the trace before a step is taken from the one after it, in which it has no part any more",
+    ),
+    Mutation(
+        "a bias whose norm is that of its weight",
+        "_etrace_op/dense.py",
+        'result["bias"] = of_output',
+        'result["bias"] = result["weight"]',
+        ("tests/test_ops_rules.py::test_squared_norms_are_those_of_the_terms_of_a_step",),
+        "the factors of UORO do not balance: the estimate is another one, with more noise",
+    ),
+    Mutation(
         "what a sample has been is multiplied by zero",
         "_executor/restart.py",
         "jnp.where(over_first_axis(flags, value.ndim), value, 0)",

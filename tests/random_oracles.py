@@ -187,3 +187,46 @@ def pulled_to_parameters(case, params, states, x, parts):
     }
     of_rest = {op: parts[op][1].reshape(y.shape) for op, y in rest.items()}
     return pull((of_products, of_rest))[0]
+
+
+def of_one_product(rule, product, params, hs, xs, signs):
+    """Gradient of ``sum h'^2`` of ``h' = tanh(x + product(h, params))``, by either rule.
+
+    hs: (batch, *shape); xs: (time, batch, *shape); signs: as for the rule, one product.
+    """
+    theta, unravel = ravel_pytree(params)
+    n, numbers = hs[0].size, (len(hs), hs[0].size)
+
+    @jax.jit
+    @partial(jax.vmap, in_axes=(None, 0, 0))
+    def facts(theta, h, x):
+        def new(theta, h, added=0.0):
+            y = product(h.reshape(hs[0].shape), unravel(theta)) + added
+            return jnp.tanh(x + y).ravel()
+
+        zero = jnp.zeros(hs[0].shape)
+        J, F = jax.jacrev(new, 1)(theta, h), jax.jacrev(new)(theta, h)
+        return new(theta, h), J, F, jax.jacrev(new, 2)(theta, h, zero).reshape(n, n)
+
+    def pulled(u, onto):
+        inputs, cotangent = u.reshape(hs[0].shape), onto.reshape(hs[0].shape)
+        return jax.vjp(lambda theta: product(inputs, unravel(theta)), theta)[1](cotangent)[0]
+
+    h, gradient = np.reshape(hs, numbers), 0.0
+    left, right = np.zeros(numbers), np.zeros((len(hs), *((theta.size,), (n, n))[rule != "uoro"]))
+    for x, now in zip(xs, signs, strict=True):
+        new, Js, Fs, Dfs = jax.tree.map(np.asarray, facts(theta, h, x))
+        for b in range(len(hs)):
+            mu, nu = 2 * new[b] @ Js[b], now[b]
+            if rule == "uoro":
+                past, carried = mu @ left[b] * right[b], (Js[b] @ left[b], right[b])
+                entering = (nu, nu @ Fs[b])
+            else:
+                past, carried = pulled(left[b], mu @ right[b]), (left[b], Js[b] @ right[b])
+                entering = (nu * h[b], nu * Dfs[b])
+            gradient = gradient + 2 * new[b] @ Fs[b] + past
+            (p0, p0_inverse), (p1, p1_inverse) = balance(*carried[::-1]), balance(*entering[::-1])
+            left[b] = p0 * carried[0] + p1 * entering[0]
+            right[b] = p0_inverse * carried[1] + p1_inverse * entering[1]
+        h = new
+    return unravel(gradient)

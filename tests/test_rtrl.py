@@ -2,6 +2,9 @@
 
 import functools
 import itertools
+import os
+import subprocess
+import sys
 
 import brainstate
 import cases
@@ -181,6 +184,30 @@ def test_nothing_of_what_was_not_finite_before_a_restart_is_left():
 
 
 # --- what is carried ----------------------------------------------------------------------------
+
+
+TWO_CHUNKS = """
+import braintrace, brainstate, jax, numpy as np
+xs = np.random.default_rng(0).normal(size=(128, 8, 64)).astype(np.float32)
+with brainstate.random.seed_context(0):
+    cell = braintrace.nn.LeakyRNN(64, 64)
+for size in (128, 64):
+    learner = braintrace.compile(cell, "rtrl", xs[0], batch_size=8)
+    learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum(), chunk_size=size)
+    traces = learner.algorithm.traces.value
+    if size == 128:
+        first = jax.tree.map(np.asarray, traces)
+jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), traces, first)
+"""
+
+
+@pytest.mark.nightly
+def test_two_chunks_from_zero_read_no_memory_that_nobody_wrote():
+    """XLA multiplies zeros that it knows: some versions read beside what they have computed."""
+    environment = {**os.environ, "MALLOC_PERTURB_": "165", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", TWO_CHUNKS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_traces_are_those_of_the_definition():

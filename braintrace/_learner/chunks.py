@@ -160,9 +160,12 @@ def over_chunks(
 
     if not full:
         return run_last(carry, sequences)
-    # Chunks are cut out one by one: a scan over them would first copy the sequences.
-    starts = jnp.arange(full) * chunk
-    carry, results = jax.lax.scan(lambda c, start: run(c, part(start, chunk)), carry, starts)
-    results = jax.tree.map(lambda leaf: leaf.reshape(full * chunk, *leaf.shape[2:]), results)
+    if full == 1:  # no loop: what it starts with may be known to be zero
+        carry, results = run(carry, part(0, chunk))
+    else:
+        # Chunks are cut out one by one: a scan over them would first copy the sequences.
+        starts = jnp.arange(full) * chunk
+        carry, results = jax.lax.scan(lambda c, start: run(c, part(start, chunk)), carry, starts)
+        results = jax.tree.map(lambda leaf: leaf.reshape(full * chunk, *leaf.shape[2:]), results)
     carry, rest = run_last(carry, part(full * chunk, steps - full * chunk))
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, rest)
