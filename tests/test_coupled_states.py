@@ -30,7 +30,7 @@ EVERY_OPERATION = {
     "sparse_matmul with bias": [],
     "lora_matmul with bias": [],
     "feedback_matmul with bias": [],
-    "grouped_matmul with bias": [],
+    "grouped_matmul with bias": [pytest.mark.nightly],
     "embedding": [],
 }
 ALONE = ((0.8,),)
