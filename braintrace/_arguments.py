@@ -89,7 +89,8 @@ MARK = Kind(
     PATHS.accepts,
 )
 MODEL = Kind(
-    "a `brainstate.nn.Module`, initialised, whose `update` is one time step",
+    "a `brainstate.nn.Module`, initialised, whose `update` is one time step (of a function, Flax "
+    "or Equinox `braintrace.from_function` makes one)",
     lambda value: isinstance(value, brainstate.nn.Module),
 )
 

@@ -337,6 +337,16 @@ def test_a_step_may_take_the_buffers_of_its_state():
     assert_same_bits(given, jnp.ones((BATCH, UNITS)))
 
 
+def test_arrays_that_are_given_may_change_afterwards():
+    params, given = jax.tree.map(np.array, LEAKY), np.zeros((BATCH, UNITS))
+    model = braintrace.from_function(leaky, params, given)
+    for array in (*params.values(), given):
+        array[...] = 9.0
+    model.init_state()
+    assert not model.get_state().any()
+    assert_same_bits(model.get_params(), jax.tree.map(jnp.asarray, LEAKY))
+
+
 def test_leaves_have_units():
     params = {"w": LEAKY["w"] * u.mA, "tau": 10.0 * u.ms}
 

@@ -148,7 +148,10 @@ def written(state):
 COMPILE = {
     "no model": ("`model`", lambda b: braintrace.compile(None, "d_rtrl", X)),
     "a class for a model": ("`model`", lambda b: braintrace.compile(OfBatch, "d_rtrl", X)),
-    "a function for a model": ("`model`", lambda b: braintrace.compile(lambda x: x, "d_rtrl", X)),
+    "a function for a model": (
+        "`model` from_function",
+        lambda b: braintrace.compile(lambda x: x, "d_rtrl", X),
+    ),
     "a learner for a model": ("`model`", lambda b: braintrace.compile(b.learner, "d_rtrl", X)),
     "unknown algorithm": ("`algorithm` 'bptt' d_rtrl", lambda b: compiled(None, "bptt")),
     "no algorithm": ("`algorithm` None", lambda b: compiled(None, None)),

@@ -100,7 +100,7 @@ class FunctionModel(brainstate.nn.Module):
         self, step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, state: PyTree
     ) -> None:
         super().__init__()
-        self._given = _Given(step, state)
+        self._given = _Given(step, _kept(state))
         self._tree_of_params, values = tree_of("params", params, _is_array)
         self.params = _nested(
             {
@@ -291,6 +291,13 @@ class _Given:
         if not self.is_function:
             return self.state
         return self.state() if batch_size is None else self.state(batch_size)
+
+
+def _kept(state: PyTree) -> PyTree:
+    """Return a state whose arrays nobody else can change or give away."""
+    return jax.tree.map(
+        lambda leaf: as_value(leaf) if _is_carried(leaf) else leaf, state, is_leaf=is_quantity
+    )
 
 
 def _nested(by_path: Mapping[Path, Any]) -> Any:

@@ -33,7 +33,8 @@ def compile(
     Parameters
     ----------
     model
-        A brainstate module; its ``update`` is one time step.
+        A brainstate module; its ``update`` is one time step. `from_function` makes one of a
+        function, and so of a model of Flax or Equinox.
     algorithm
         A class, or one of its ``names``, in any case: ``'d_rtrl'``, ``'es_d_rtrl'``, ``'snap'``
         and so on, and those of your own subclasses of `ETraceAlgorithm`.
