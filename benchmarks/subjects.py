@@ -15,7 +15,7 @@ import braintrace
 from . import handwritten, oracles
 from .case import Subject
 from .networks import Network, squared_error
-from .operations import MarkedOps
+from .operations import MarkedOps, PlainOps
 
 ALPHA = 0.9
 ES_OPTIONS = {"decay_or_rank": ALPHA}
@@ -36,11 +36,12 @@ TOLERANCES = {"float32": 1.0, "bfloat16": 500.0}
 
 
 class Model(brainstate.nn.Module):
-    """A network as a brainstate module that calls the library's operations."""
+    """A network as a brainstate module that calls the library's operations, or other ones."""
 
-    def __init__(self, network: Network, dtype: Any = jnp.float32) -> None:
+    def __init__(self, network: Network, dtype: Any = jnp.float32, ops: Any = MarkedOps) -> None:
         super().__init__()
         self.network = network
+        self.ops = ops
         self.dtype = dtype
         for name, value in network.parameters(dtype).items():
             setattr(self, name, brainstate.ParamState(value))
@@ -52,7 +53,7 @@ class Model(brainstate.nn.Module):
     def update(self, x: Any) -> Any:
         parameters = {name: getattr(self, name).value for name in self.network.scales}
         states = {name: getattr(self, name).value for name in self.network.states}
-        states, output = self.network.step(MarkedOps(), parameters, states, x)
+        states, output = self.network.step(self.ops(), parameters, states, x)
         for name, value in states.items():
             getattr(self, name).value = value
         return output
@@ -179,8 +180,9 @@ def compiled(model: brainstate.nn.Module, algorithm: str, x: Any, **options: Any
 
 
 def learner_of(task: Task, algorithm: str = "d_rtrl", **options: Any) -> Any:
-    """Compile a network with an algorithm."""
-    model = Model(task.network, jnp.dtype(task.dtype))
+    """Compile a network with an algorithm; its operations are plain where the compiler marks."""
+    ops = PlainOps if options.get("mark") == "auto" else MarkedOps
+    model = Model(task.network, jnp.dtype(task.dtype), ops)
     given = OPTIONS[algorithm] | options
     return compiled(model, algorithm, task.data[0][0], batch_size=task.batch, **given)
 
