@@ -1,5 +1,6 @@
 """Tables of rows that are looked up by integers."""
 
+import math
 from typing import Any
 
 import brainstate
@@ -98,7 +99,9 @@ class Embedding(brainstate.nn.Embedding):
                 )
             weight, axes = self.weight.value, tuple(range(1, 1 + len(self.embedding_size)))
             is_padding = np.expand_dims(np.arange(num_embeddings) == padding_idx, axes)
-            self.weight.value = saiunit.math.where(is_padding, 0 * weight, weight)
+            self.weight.value = saiunit.math.where(
+                is_padding, saiunit.math.zeros_like(weight), weight
+            )
         self.padding_idx = padding_idx
 
     def update(self, indices: Any) -> Any:
@@ -115,7 +118,8 @@ class Embedding(brainstate.nn.Embedding):
     def _shortened(self, rows: Any) -> Any:
         """Return rows none of which is longer than ``max_norm``."""
         values = saiunit.get_mantissa(rows)
-        flat = values.reshape(*values.shape[: values.ndim - len(self.embedding_size)], -1)
+        lead = values.shape[: values.ndim - len(self.embedding_size)]
+        flat = values.reshape(*lead, math.prod(self.embedding_size))
         norms = jnp.linalg.norm(flat, ord=self.norm_type, axis=-1)
         scale = jnp.minimum(1, self.max_norm / (norms + SMALLEST))
         scale = self._over_rows(scale.astype(values.dtype))
