@@ -187,6 +187,28 @@ def test_inside_a_compiled_training_step():
     assert_gradients_close(outside, references.bptt(CASE), 1e-5)
 
 
+def test_nothing_is_kept_of_a_transformation_around_a_call():
+    learner = build_learner(CASE)
+
+    @brainstate.transform.jit
+    def scaled(scale):
+        def step(x, target):
+            return scale * CASE.loss(learner(x), target)
+
+        sequences = XS, TARGETS
+        losses = learner.etrace_online(*sequences, step_fn=step, update_fn=lambda gradients: None)
+        return named(learner.etrace_grad(*sequences, step_fn=step)), losses
+
+    with jax.checking_leaks():
+        found, losses = scaled(2.0)
+    learner.reset_state(2)
+    step = square_loss(learner)
+    plain = learner.etrace_online(XS, TARGETS, step_fn=step, update_fn=lambda gradients: None)
+    once = learner.etrace_grad(XS, TARGETS, step_fn=step)
+    np.testing.assert_allclose(losses, 2 * plain, rtol=1e-5)
+    assert_gradients_close(found, named(jax.tree.map(lambda leaf: 2 * leaf, once)), 1e-5)
+
+
 @pytest.mark.optimised
 @ALGORITHMS
 def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):

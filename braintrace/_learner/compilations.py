@@ -118,6 +118,9 @@ class Compilations:
     ) -> Driver:
         """Return what was compiled for functions and features, or compile it.
 
+        Nothing is kept of functions that read values of a transformation around the call: these
+        mean nothing after it.
+
         Parameters
         ----------
         functions
@@ -135,6 +138,8 @@ class Compilations:
             If a function cannot be hashed.
         """
         keys = {name: self._key(name, function) for name, function in functions.items()}
+        if any(key.holds_tracers for key in keys.values()):
+            return make()  # a part of what somebody else is tracing, who compiles it
         key = (*keys.values(), features)
         if key not in self._kept:
             self._kept[key] = _Compiled(features, make(), set())

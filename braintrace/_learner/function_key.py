@@ -7,6 +7,7 @@ functions as here, all else by identity: an object that is changed in place is t
 What the code itself assigns to does not count: a function may note there that it was traced.
 """
 
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -15,10 +16,15 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import brainstate
+import jax
 import numpy as np
+
+from .._jax import is_tracer
 
 BY_VALUE = (bool, int, float, complex, str, bytes, np.generic)
 """Types whose values cannot change, and are small."""
+
+MODULE = "the module"
 
 _MISSING = object()
 
@@ -48,11 +54,17 @@ class FunctionKey:
         Where it is defined.
     parts
         What it depends on, by the names that a reader knows.
+
+    Attributes
+    ----------
+    holds_tracers
+        Whether it depends on values of a transformation that is at work.
     """
 
     def __init__(self, line: str, parts: tuple[tuple[str, Hashable], ...]) -> None:
         self.line, self.parts = line, parts
         self._hash = hash(parts)
+        self.holds_tracers = any(_holds_tracers(p) for label, p in parts if label != MODULE)
 
     def __hash__(self) -> int:
         return self._hash
@@ -81,11 +93,13 @@ class FunctionKeys:
             isinstance(function, types.MethodType) and self._function == function
         )
         if not (is_known and self._dependencies.are_as_before()):
-            self._dependencies = dependencies = _Dependencies()
+            dependencies = _Dependencies()
             dependencies.add("code", function)
             parts = tuple((label, _part(label, value)) for label, value in dependencies.found)
-            self._key = FunctionKey(line_of(function), parts)
-            self._function = function
+            key = FunctionKey(line_of(function), parts)
+            if key.holds_tracers:  # they are not to outlive their transformation
+                return key
+            self._key, self._function, self._dependencies = key, function, dependencies
         return self._key
 
 
@@ -101,6 +115,13 @@ def _part(label: str, value: Any) -> Hashable:
     if isinstance(value, BY_VALUE):
         return type(value), repr(value)  # 0.0 is not -0.0, and NaN is NaN
     return Same(value)
+
+
+def _holds_tracers(part: Any) -> bool:
+    value = part.value if isinstance(part, Same) else part
+    with contextlib.suppress(TypeError, ValueError):  # a dict whose keys have no order
+        return any(map(is_tracer, jax.tree.leaves(value)))
+    return False
 
 
 def printed(part: Any) -> str | None:
@@ -173,7 +194,7 @@ class _Dependencies:
         code, module = function.__code__, function.__globals__
         defaults, named = function.__defaults__, function.__kwdefaults__ or {}
         self._functions.append((function, code, defaults))
-        self.found += [(label, code), ("the module", module)]
+        self.found += [(label, code), (MODULE, module)]
         for name, value in (*enumerate(defaults or ()), *named.items()):
             self.add(f"the default `{name}` of `{function.__name__}`", value)
         self._attributes += [(named, *item) for item in named.items()]
