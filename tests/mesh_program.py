@@ -54,6 +54,22 @@ class Products(Cell):
         return y + braintrace.sparse_matmul(self.h.value, entries, sparse_mat=MATRIX)
 
 
+class Readout(Cell):
+    """Two coupled states, and a filter of both for a leaky readout."""
+
+    def init_state(self, batch_size=None, **kwargs):
+        super().init_state(batch_size)
+        self.a = brainstate.HiddenState(jnp.zeros((batch_size, *self.shape)))
+        self.o = brainstate.HiddenState(jnp.zeros((batch_size, 2)))
+
+    def update(self, x):
+        w, out = (self.params[name].value for name in ("w", "out"))
+        self.a.value = 0.9 * self.a.value + jnp.sin(self.h.value)
+        self.h.value = 0.8 * self.h.value - 0.3 * self.a.value + braintrace.matmul(x, w)
+        self.o.value = 0.7 * self.o.value + jnp.tanh(self.h.value + self.a.value) @ out
+        return self.o.value
+
+
 class Convolution(Cell):
     shape = (5, UNITS)
 
@@ -72,12 +88,17 @@ PRODUCTS = {
     "right": (random(2, UNITS), COLUMNS),
     "entries": (random(2 * UNITS - 1), P()),
 }
+READOUT = {
+    "w": (random(INPUTS, UNITS), COLUMNS),
+    "out": (random(UNITS, 2), P("model")),
+}
 CONVOLUTION = {
     "w": (random(3, 2, UNITS), P(None, None, "model")),
     "b": (random(UNITS), P("model")),
 }
 MODELS = {
     "products": (Products, PRODUCTS, random(LENGTH, BATCH, INPUTS)),
+    "readout": (Readout, READOUT, random(LENGTH, BATCH, INPUTS)),
     "convolution": (Convolution, CONVOLUTION, random(LENGTH, BATCH, 5, 2)),
 }
 
@@ -104,7 +125,12 @@ def stream(learner, weights, xs):
 
 def own_loop(learner, weights, xs):
     gradient = brainstate.transform.grad(loss_of(learner), weights)
-    step = brainstate.transform.jit(gradient)
+
+    @brainstate.transform.jit
+    def step(x):
+        before = learner.algorithm.traces.value  # of the first step, they are made here
+        return before, gradient(x), learner.algorithm.traces.value
+
     sharding = xs.sharding
     of_step = sharding
     if isinstance(sharding, NamedSharding):
@@ -149,6 +175,7 @@ CASES = [
     ("products", "d_rtrl", own_loop, [("Explicit", "output")]),
     ("convolution", "es_d_rtrl", chunks, [("Explicit", "batch")]),
     ("convolution", "d_rtrl", own_loop, [("Explicit", "batch")]),
+    ("readout", "d_rtrl", own_loop, [("Auto", "batch"), ("Explicit", "output")]),
 ]
 
 
