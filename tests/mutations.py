@@ -123,6 +123,39 @@ MUTATIONS = [
         "what another state takes from a readout is lost",
     ),
     Mutation(
+        "filters behind a backward pass that clips",
+        "_compiler/linear_filters.py",
+        "return derivative.is_the_same_for_all(data) and derivative.bent.isdisjoint(data)",
+        "return derivative.is_the_same_for_all(data)",
+        (f"{NO_READOUT}[rates-clipped_on_the_way]",),
+        "a sum over steps is clipped, not each of them",
+    ),
+    Mutation(
+        "old values of readouts without their filters",
+        "_compiler/linear_readouts.py",
+        "        late = _read_late(states) & operations.keys()\n",
+        "        late = set()\n",
+        (f"{READOUTS}[lif-read_late]",),
+        "what the outputs read of a readout before its step has no past",
+    ),
+    Mutation(
+        "callbacks at every evaluation",
+        "_executor/probed_step.py",
+        "    return {**inputs, **dict(zip(traced.answers, answers, strict=True))}\n",
+        "    evaluate(asking, asking.out_atoms, known, effects=True)\n"
+        "    return {**inputs, **dict(zip(traced.answers, answers, strict=True))}\n",
+        ("tests/test_callbacks.py::test_every_rule[nested-rtrl]",),
+        "a step asks twice",
+    ),
+    Mutation(
+        "functions that hold values of a transformation are kept",
+        "_learner/compilations.py",
+        "        if any(key.holds_tracers for key in keys.values()):\n",
+        "        if False:\n",
+        (f"{ECONOMY}::test_nothing_is_kept_of_a_transformation_around_a_call",),
+        "a learner leaks the values of a program that has been traced",
+    ),
+    Mutation(
         "filters that outlive a reset",
         "_algorithms/algorithm.py",
         "            self.filters[leaf.name].value = start_of_filter(leaf)\n",
@@ -135,7 +168,7 @@ MUTATIONS = [
         "_executor/step.py",
         "    if model is None:\n        return finish",
         "    if True:\n        return finish",
-        ("tests/test_linear_readouts.py::test_after_steps_without_a_loss[rates-cascade]",),
+        ("tests/test_linear_readouts.py::test_after_steps_without_a_loss[lif-read_late]",),
         "filters follow steps that the traces do not",
     ),
     # the recursions of a chunk

@@ -45,6 +45,14 @@ def alif(net, x):
     return spike(net.h.value - 0.3 - 0.5 * net.a.value)
 
 
+def decaying(net, x):
+    """Neither the decay nor the bias is its own."""
+    kappa = braintrace.element_wise(net.k.value, jax.nn.sigmoid)
+    bias = jnp.tile(net.b.value, 2)
+    net.h.value = kappa * net.h.value + jnp.tanh(braintrace.matmul(x, net.w_in.value, bias))
+    return net.h.value**2
+
+
 # --- readouts
 
 
@@ -115,6 +123,45 @@ def with_feedback(net, z, x):
     return jnp.tanh(net.o.value)
 
 
+def read_late(net, z, x):
+    """The outputs read what was there before the step, of a cascade whose decay learns."""
+    before = net.o.value, net.p.value
+    rho = jax.nn.sigmoid(net.k.value)
+    drive = braintrace.matmul(z, net.w_out.value, net.b.value) + 0.3 * x[..., :OUTPUTS]
+    net.p.value = rho * net.p.value + drive
+    net.o.value = 0.7 * net.o.value + net.p.value @ net.w_up.value
+    return net.o.value + jnp.tanh(before[0]) * before[1]
+
+
+def seen_by_another(net, z, x):
+    """Another state reads it without a gradient."""
+    net.o.value = net.o.value / 1.3 + z @ net.w_out.value
+    net.p.value = 0.5 * net.p.value + jnp.tanh(jax.lax.stop_gradient(net.o.value))
+    return net.o.value + net.p.value
+
+
+def twice(net, z, x):
+    """Updated twice in a step; the value in between is read as well."""
+    net.o.value = 0.8 * net.o.value + z @ net.w_out.value
+    between = net.o.value
+    net.o.value = 0.9 * net.o.value + z @ net.w_two.value
+    return net.o.value + jnp.tanh(between)
+
+
+def of_the_layer(net, z, x):
+    """Weights, bias and decay are those of the layer below."""
+    out = braintrace.matmul(z, net.w_in.value[:OUTPUTS].T, net.b.value)
+    net.o.value = jax.nn.sigmoid(net.k.value) * net.o.value + out
+    return net.o.value
+
+
+def wrapped(net, z, x):
+    """In a checkpoint, behind a branch that is taken at every step."""
+    z = jax.lax.cond(net.on.value > 0, lambda z: 0.5 * z, lambda z: z, z)
+    net.o.value = jax.checkpoint(lambda o, w: 0.5 * o + z @ w)(net.o.value, net.w_out.value)
+    return net.o.value
+
+
 # --- readouts that are none
 
 
@@ -145,10 +192,28 @@ def read_by_another(net, z, x):
     return net.o.value + net.p.value
 
 
-def read_late(net, z, x):
-    before = net.o.value
-    net.o.value = 0.8 * before + z @ net.w_out.value
-    return before + net.o.value
+def decay_of_data(net, z, x):
+    net.o.value = jax.nn.sigmoid(x.sum()) * net.o.value + z @ net.w_out.value
+    return net.o.value
+
+
+@jax.custom_vjp
+def clipped(value):
+    return value
+
+
+clipped.defvjp(lambda value: (value, None), lambda _, cotangent: (jnp.clip(cotangent, -0.1, 0.1),))
+
+
+def clipped_on_the_way(net, z, x):
+    net.o.value = 0.8 * net.o.value + clipped(z @ net.w_out.value)
+    return net.o.value
+
+
+def in_one_state(net, z, x):
+    first, second = z @ net.w_out.value, z @ net.w_two.value
+    net.both.value = 0.8 * net.both.value + jnp.stack([first, second], axis=-1)
+    return net.both.value.sum(-1)
 
 
 WEIGHTS = {
@@ -165,7 +230,7 @@ WEIGHTS = {
     "tau": np.asarray(2.5),
     "d": np.linspace(0.6, 0.9, OUTPUTS),
 }
-FIXED = {"back": values(11, H, OUTPUTS)}
+FIXED = {"back": values(11, H, OUTPUTS), "on": np.asarray(1.0)}
 STATES = {
     "h": (H, 0.0),
     "a": (H, 0.0),
@@ -173,6 +238,7 @@ STATES = {
     "o": (OUTPUTS, 0.5),
     "p": (OUTPUTS, -0.4),
     "q": (OUTPUTS, 0.3),
+    "both": ((OUTPUTS, 2), 0.3),
 }
 
 
@@ -194,8 +260,9 @@ class Net(brainstate.nn.Module):
     def init_state(self, batch_size=None):
         for name in self.own:
             size, start = STATES[name]
-            batch = () if batch_size is None else (batch_size,)
-            setattr(self, name, brainstate.HiddenState(jnp.full((*batch, size), start)))
+            shape = (*(() if batch_size is None else (batch_size,)), *np.atleast_1d(size))
+            kind = brainstate.HiddenState if np.ndim(size) == 0 else brainstate.HiddenGroupState
+            setattr(self, name, kind(jnp.full(shape, start)))
 
     def update(self, x):
         return self.readout(self, self.layer(self, x), x)
@@ -229,12 +296,22 @@ LINEAR = [
     Row(alif, synapse_and_unit, 2),
     Row(lif, marked_decay, 2),
     Row(alif, with_feedback, 2),
+    Row(lif, read_late, 6),
 ]
+ODD = [
+    Row(rates, seen_by_another, 1),
+    Row(alif, twice, 1),
+    Row(decaying, of_the_layer, 3),
+    Row(lif, wrapped, 1),
+]
+"""Linear ones that are written in another way."""
 OTHERS = [
     Row(rates, decay_per_unit, why="times one number for all units"),
     Row(lif, nonlinear_inside, why="not linear in its value before"),
     Row(alif, nonlinear_between, 1, why="'o' reads it"),
     Row(rates, nonlinear_before, why="position by position"),
     Row(rates, read_by_another, why="'p' reads it"),
-    Row(rates, read_late, why="read its value before the step"),
+    Row(rates, clipped_on_the_way, why="position by position"),
+    Row(rates, decay_of_data, why="not linear in its value before"),
+    Row(rates, in_one_state, why="a part of a `HiddenGroupState`"),
 ]

@@ -227,6 +227,7 @@ def test_every_rule(kind, algorithm):
     assert_gradients_close(found, named(expected), 1e-10)
 
 
+@AT_NIGHT
 def test_calls_of_mapped_samples():
     """Those that are not in order may be made for one sample after another."""
     asked = []

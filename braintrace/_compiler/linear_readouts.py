@@ -26,19 +26,20 @@ from .walk import Walk, walk_back
 Regroup = Callable[[TracedModel], GroupedStep]
 """Groups the hidden states of a step."""
 
+JOINED = "it is a part of a `HiddenGroupState`"
 MIXED = (
     "what it filters is no function of hidden states position by position: a nonlinear operation "
     "lies behind one that mixes positions"
 )
-READ_BEFORE = "the outputs, or another State, read its value before the step"
 OTHER_AXES = "what it filters does not begin with the same axis as it does itself"
 
 
 def filter_readouts(step: GroupedStep, regroup: Regroup) -> tuple[GroupedStep, list[Diagnostic]]:
     """Return the step with filters for its linear readouts, and why others have none."""
-    refused: dict[str, str] = {}
     states = _States(step)
-    wanted = {state.leaf.name for state in _behind_others(states)}
+    behind_others = [*_behind_others(states)]
+    refused = {s.leaf.name: JOINED for s in behind_others if s.leaf.joined_var is not None}
+    wanted = {state.leaf.name for state in behind_others}
     while True:
         readouts = _readouts(states, wanted - refused.keys(), refused)
         if not readouts:
@@ -50,7 +51,8 @@ def filter_readouts(step: GroupedStep, regroup: Regroup) -> tuple[GroupedStep, l
             readouts = _readouts(_States(regroup(plain)), names, refused)
             if refused.keys() & names:
                 continue
-        filtered = regroup(with_filters(plain, readouts, operations))
+        late = _read_late(states) & operations.keys()
+        filtered = regroup(with_filters(plain, readouts, operations, late))
         wrong = _not_at_positions(filtered)
         if not wrong:
             return filtered, _told(states, refused)
@@ -64,7 +66,8 @@ def _operations(step: GroupedStep, readout: LinearFilter) -> tuple[str, ...]:
 
 def _told(states: _States, refused: Mapping[str, str]) -> list[Diagnostic]:
     """Say why states are no readouts, layers apart that others read and that are not linear."""
-    layers = set[str]().union(*states.read.values())
+    path = {state.leaf.name: state.leaf.path for state in states.every}
+    layers = {name for own, read in states.read.items() for name in read if path[name] != path[own]}
     return [
         Diagnostic(
             "info",
@@ -74,7 +77,7 @@ def _told(states: _States, refused: Mapping[str, str]) -> list[Diagnostic]:
             (name,),
         )
         for name, why in refused.items()
-        if name not in layers or why not in (NOT_LINEAR, NO_DECAY)
+        if name not in layers or why not in (NOT_LINEAR, NO_DECAY, JOINED)
     ]
 
 
@@ -143,9 +146,7 @@ def _behind_others(states: _States) -> Iterator[_State]:
     for state in states.every:
         name = state.leaf.name
         others = (other for other in states.mixed_into(state) if other != name)
-        if state.leaf.joined_var is not None or not states.remembers(state):
-            continue
-        if any(name not in _all_read(states, other) for other in others):
+        if states.remembers(state) and any(name not in _all_read(states, o) for o in others):
             yield state
 
 
@@ -234,15 +235,16 @@ def _read(states: _States, found: list[LinearFilter], readout: LinearFilter) -> 
             behind = states.behind([state.var], state.var)
         if not behind.isdisjoint(own):
             return f"hidden state '{name}' reads it other than as such a filter"
-    traced = states.step.traced
-    atoms = [
-        *traced.output_atoms,
-        *(leaf.out_var for leaf in traced.leaves if leaf.kind == "other"),
-    ]
-    atoms += [leaf.out_var for leaf in states.step.outputs]
-    if readout.leaf.in_var in states.behind(filter(None, filter(is_var, filter(None, atoms)))):
-        return READ_BEFORE
     return None
+
+
+def _read_late(states: _States) -> set[str]:
+    """Return the names of the states whose value before the step the outputs read."""
+    traced = states.step.traced
+    written = [*(s for s in traced.leaves if s.kind == "other"), *states.step.outputs]
+    atoms = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
+    behind = states.behind(atom for atom in atoms if atom is not None and is_var(atom))
+    return {state.leaf.name for state in states.every if state.leaf.in_var in behind}
 
 
 def _not_at_positions(step: GroupedStep) -> list[str]:

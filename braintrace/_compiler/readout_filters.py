@@ -10,6 +10,9 @@ The value of ``o'`` stays what the model computes; its derivative is that of ``A
 derivative is that of ``c' = kappa c``, a state at the units of the readout that holds the value of
 ``o``: that covers the start value as well, and its trace has the size of ``o``, not of ``v``.
 
+The value before the step, for whoever else reads it, is that of the model as well; its derivative
+is that of ``A(f)`` (and of ``c``).
+
 Where a filter ``g`` is filtered again, so are its own sources. What their filters do not give of
 its value (its start, or a change of ``A`` on the way), is a source of its own, if somebody needs
 that value.
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -56,6 +59,7 @@ def with_filters(
     traced: TracedModel,
     readouts: Sequence[LinearFilter],
     operations: Mapping[str, tuple[str, ...]],
+    late: Collection[str],
 ) -> TracedModel:
     """Return a step in which some states have their derivative through filters.
 
@@ -67,8 +71,10 @@ def with_filters(
         The states, in the order in which it computes them.
     operations
         Names of the marked operations that have been on the way to each.
+    late
+        Names of those whose value before the step is read by others than filters.
     """
-    return _Rewriting(traced, readouts, operations).result()
+    return _Rewriting(traced, readouts, operations, late).result()
 
 
 def without_marks(traced: TracedModel, equations: Sequence[int]) -> TracedModel:
@@ -89,9 +95,11 @@ class _Rewriting:
         traced: TracedModel,
         readouts: Sequence[LinearFilter],
         operations: Mapping[str, tuple[str, ...]],
+        late: Collection[str],
     ) -> None:
         self._traced, self._program = traced, traced.program
         self._readouts = {readout.var: readout for readout in readouts}
+        self._late = [readout for readout in readouts if readout.leaf.name in late]
         self._filters: dict[Key, Aval] = {}
         self._paths: dict[Key, Path] = {}
         self._of: list[FilteredReadout] = []
@@ -156,6 +164,7 @@ class _Rewriting:
         old = dict(zip(self._filters, values[count:], strict=True))
         new: dict[Key, Any] = {}
         rest: dict[Var, Any] = {}
+        known |= {r.leaf.in_var: self._before(r, known, old) for r in self._late}
         for equation in program.equations:
             operands = [known[a] if is_var(a) else a.val for a in equation.invars]
             known.update(zip(equation.outvars, bind(equation, operands), strict=True))
@@ -164,6 +173,14 @@ class _Rewriting:
                     known[readout.var] = self._filtered(readout, known, old, new, rest)
         outputs = [known[a] if is_var(a) else a.val for a in program.out_atoms]
         return [*outputs, *(new[key] for key in self._filters)]
+
+    def _before(self, readout: LinearFilter, known: Mapping[Var, Any], old: Values) -> Any:
+        """Return the value of a readout before the step, with its derivative."""
+        given = {key: old[readout.decay.key, key] for key in self._sources(readout)}
+        through_filters = self._linear(readout, known, given)
+        if readout.decays_learn:
+            through_filters = through_filters + old["decay", readout.var]
+        return with_derivative_of(known[readout.leaf.in_var], through_filters)
 
     def _filtered(
         self,
