@@ -958,6 +958,34 @@ MUTATIONS = [
         ("tests/test_random_rules.py::test_a_reset_is_a_fresh_start_whatever_there_was[uoro]",),
         "a trace that was NaN stays NaN",
     ),
+    # functions as models
+    Mutation(
+        "samples share a random key",
+        "_runtime/initial_values.py",
+        "jax.random.split(key, size), out_axes=1",
+        "jnp.broadcast_to(key, (size,)), out_axes=1",
+        (
+            "tests/test_function_model.py::"
+            "test_samples_that_are_mapped_have_random_keys_of_their_own",
+        ),
+        "all samples of a mapped model have one noise",
+    ),
+    Mutation(
+        "a function's start that the user may change",
+        "_function_model/model.py",
+        "_Given(step, _kept(state))",
+        "_Given(step, state)",
+        ("tests/test_function_model.py::test_arrays_that_are_given_may_change_afterwards",),
+        "a reset starts from what somebody has made of the array since",
+    ),
+    Mutation(
+        "gradients on leaves in reverse order",
+        "_function_model/tree.py",
+        "path = self.paths[number]\n            return",
+        "path = self.paths[-1 - number]\n            return",
+        ("tests/test_function_model.py::test_every_way_to_a_gradient_gives_the_pytree",),
+        "leaves of one shape get the gradients of each other",
+    ),
 ]
 
 

@@ -295,6 +295,7 @@ def test_learners_of_one_function_have_parameters_of_their_own(learner):
     assert_gradients_close(found, expected_gradient(inputs()), 1e-12)
 
 
+@pytest.mark.nightly
 def test_within_a_module_gradients_have_its_paths():
     class Network(brainstate.nn.Module):
         def __init__(self):
@@ -368,6 +369,7 @@ def test_leaves_have_units():
     assert_gradients_close(mantissas, bptt(plain, same, zeros(BATCH), inputs())[0], 1e-10)
 
 
+@pytest.mark.nightly
 def test_half_precision():
     params, xs = (
         jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), t) for t in (LEAKY, inputs())

@@ -203,8 +203,15 @@ class Projected(brainstate.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
-@pytest.mark.parametrize("currents", [True, False], ids=["CUBA", "COBA"])
+@pytest.mark.parametrize(
+    ("currents", "rule"),
+    [
+        pytest.param(True, "d_rtrl", id="CUBA, D_RTRL"),
+        pytest.param(False, "rtrl", id="COBA, RTRL"),
+        pytest.param(True, "rtrl", id="CUBA, RTRL", marks=pytest.mark.nightly),
+        pytest.param(False, "d_rtrl", id="COBA, D_RTRL", marks=pytest.mark.nightly),
+    ],
+)
 def test_projections_learn_unmarked(currents, rule):
     xs = jnp.abs(inputs())
     model = Projected(currents)
