@@ -676,7 +676,7 @@ MUTATIONS = [
     Mutation(
         "an element-wise weight that is a product",
         "_etrace_op/einsum.py",
-        "multiply = _in_matrices if axes.free else _element_by_element",
+        "multiply = _in_matrices if axes.free and axes.contracted else _element_by_element",
         "multiply = _in_matrices",
         ("tests/test_zoo.py::test_relations_groups_and_diagnostics[Heads]",),
         "a weight without a free axis cuts the relation of another one",

@@ -48,9 +48,9 @@ class Recorder:
         return self._record(plain, x, weight, bias)
 
     def einsum(self, equation, x, weight):
-        """Without letters of weight and result alone, the weight is an element-wise one."""
-        x_letters, weight_letters, result = equation.replace("->", ",").split(",")
-        if set(weight_letters) - set(x_letters) & set(result):
+        """What sums nothing up, or has no letters of weight and result alone, mixes nothing."""
+        x_letters, weight_letters, result = map(set, equation.replace("->", ",").split(","))
+        if weight_letters - x_letters and (weight_letters & x_letters) - result:
             return self._record(lambda x, w: jnp.einsum(equation, x, w), x, weight)
         return jnp.einsum(equation, x, self.element_wise(weight))
 

@@ -69,7 +69,8 @@ def test_leading_axes(leading, primitive):
         ("tgbkh,nhgk->hbtng", "etp_gmm"),
         (" ... g k , gkn -> g ... n ", "etp_gmm"),
         ("btk,kmn->bn", "etp_mm"),  # letters of one operand alone
-        (",n->n", "etp_mv"),
+        (",n->n", "etp_elemwise"),
+        ("tbg,ngm->gtmnb", "etp_elemwise"),  # nothing is summed over
         ("bs,sn->bn", "etp_mm"),  # an axis of length one
         ("bgh,g->hb", "etp_elemwise"),  # nothing is free
         ("bth,hm->h", "etp_elemwise"),

@@ -13,21 +13,26 @@ HEADS, UNITS = 2, 3
     "w_rec -> h",
     "w_value -> o",
     "share -> o",
-    groups=("h", "o"),
+    "w_once -> s",
+    "spread -> s",
+    groups=("h", "o", "s"),
     diagnostics=("recurrent-mixing",),
 )
 class Heads(Cell):
-    """A matrix for every head; the heads of the values are weighed without being mixed."""
+    """A matrix for every head; values are weighed, and others spread, without being mixed."""
 
     weights = {
         "w_in": (HEADS, INPUTS, UNITS),
         "w_rec": (HEADS, UNITS, UNITS),
         "w_value": (UNITS, HEADS, INPUTS),
         "share": (HEADS,),
+        "w_once": (INPUTS, UNITS),
+        "spread": (2,),
         "w_out": (HEADS * UNITS, OUTPUTS),
         "w_out_o": (UNITS, OUTPUTS),
+        "w_out_s": (2 * UNITS, OUTPUTS),
     }
-    states_of = {"h": (HEADS, UNITS), "o": (UNITS,)}
+    states_of = {"h": (HEADS, UNITS), "o": (UNITS,), "s": (2, UNITS)}
 
     def update(self, x):
         drive = braintrace.einsum("bi,gik->bgk", x, self.w_in.value)
@@ -36,8 +41,12 @@ class Heads(Cell):
         values = braintrace.einsum("bi,kgi->bgk", x, self.w_value.value)
         weighed = braintrace.einsum("bgk,g->bk", values, self.share.value)
         self.o.value = 0.8 * self.o.value + jnp.tanh(weighed)
-        heads = self.h.value.reshape(len(x), -1)
-        return heads @ self.w_out.value + self.o.value @ self.w_out_o.value
+        once = jnp.tanh(braintrace.matmul(x, self.w_once.value))
+        spread = braintrace.einsum("bk,n->bnk", once, self.spread.value)
+        self.s.value = 0.6 * self.s.value + spread
+        heads, twice = self.h.value.reshape(len(x), -1), self.s.value.reshape(len(x), -1)
+        out = heads @ self.w_out.value + self.o.value @ self.w_out_o.value
+        return out + twice @ self.w_out_s.value
 
 
 @zoo(

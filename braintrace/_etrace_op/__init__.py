@@ -7,9 +7,7 @@ from .conv import etp_conv_p as etp_conv_p
 from .dense import etp_mm_p as etp_mm_p
 from .dense import etp_mv_p as etp_mv_p
 from .dense import matmul as matmul
-from .einsum import Axes as Axes
 from .einsum import einsum as einsum
-from .einsum import product_over_axes as product_over_axes
 from .elemwise import element_wise as element_wise
 from .elemwise import etp_elemwise_p as etp_elemwise_p
 from .embedding import embedding as embedding

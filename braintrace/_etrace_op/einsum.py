@@ -9,8 +9,9 @@ have any number of letters, in any order. An output element reads one entry of t
 shared letters that of one (see `dense`): the axes of each kind are made one, and every other number
 is where it was. Axes of one operand alone are summed over first.
 
-A weight without a free letter meets no input at several outputs. It mixes nothing, and is spelled
-out as an element-wise parameter, a product and a sum: states behind the input keep their traces.
+Without a free letter, or without a contracted one, nothing is mixed: every element of the input
+goes to one output, or every output comes from one. The weight is then spelled out as element-wise,
+beside a product and a sum, and states behind the input keep their traces.
 """
 
 import dataclasses
@@ -65,20 +66,11 @@ class Axes:
         return tuple(a for a in self.weight if a not in self.x and a in self.output)
 
 
-def product_over_axes(axes: Axes, x: Any, weight: Any) -> Any:
-    """Multiply an input by a weight that learns, both plain arrays.
-
-    Parameters
-    ----------
-    axes
-        Names of the axes of both, each once for an operand, and of the result.
-    x, weight
-        Input and weight, of one size along axes of one name.
-    """
+def _product(axes: Axes, x: Any, weight: Any) -> Any:
     x, weight = _summed(x, axes.x, axes.weight, axes), _summed(weight, axes.weight, axes.x, axes)
     known = {*axes.data, *axes.shared, *axes.contracted, *axes.free}
     axes = Axes(_among(axes.x, known), _among(axes.weight, known), axes.output)
-    multiply = _in_matrices if axes.free else _element_by_element
+    multiply = _in_matrices if axes.free and axes.contracted else _element_by_element
     return multiply(axes, x, weight)
 
 
@@ -116,12 +108,16 @@ def _bind_dense(x: Any, weight: Any) -> Any:
 
 
 def _element_by_element(axes: Axes, x: Any, weight: Any) -> Any:
-    weight = etp_elemwise_p.bind(weight)
-    order = [axes.weight.index(a) for a in axes.x if a in axes.weight]
-    missing = [i for i, a in enumerate(axes.x) if a not in axes.weight]
-    product = x * jnp.expand_dims(jnp.transpose(weight, order), missing)
-    left = tuple(a for a in axes.x if a in axes.output)
-    y = _summed(product, axes.x, axes.output, axes)
+    every = (*axes.x, *axes.free)
+
+    def along(array: Any, letters: Letters) -> Any:
+        order = [letters.index(a) for a in every if a in letters]
+        missing = [i for i, a in enumerate(every) if a not in letters]
+        return jnp.expand_dims(jnp.transpose(array, order), missing)
+
+    product = along(x, axes.x) * along(etp_elemwise_p.bind(weight), axes.weight)
+    y = _summed(product, every, axes.output, axes)
+    left = tuple(a for a in every if a in axes.output)
     return jnp.transpose(y, [left.index(a) for a in axes.output])
 
 
@@ -161,10 +157,10 @@ def einsum(
 
     Notes
     -----
-    With letters that weight and result have alone, it is a product of matrices: `matmul`, or
-    `grouped_matmul` where all three share letters, the axes in another order. Without such letters
-    (``'bgh,g->bh'``) every element of ``x`` goes to one element of the result: an `element_wise`
-    weight, a product and a sum, by which no relation of another weight is cut.
+    With letters that are summed over, and letters that weight and result have alone, it is a
+    product of matrices: `matmul`, or `grouped_matmul` where all three share letters, the axes in
+    another order. Without the one or the other (``'bgh,g->bh'``, ``'b,n->bn'``) it mixes nothing:
+    an `element_wise` weight, a product and a sum, by which no relation of another weight is cut.
 
     Examples
     --------
@@ -181,7 +177,7 @@ def einsum(
         "einsum", "weight", weight, "weight_fn", weight_fn
     )
     axes = _axes(equation, x, weight)
-    return quantities.attach(product_over_axes(axes, x, weight), x_unit * weight_unit)
+    return quantities.attach(_product(axes, x, weight), x_unit * weight_unit)
 
 
 def _axes(equation: Any, x: Any, weight: Any) -> Axes:
