@@ -192,6 +192,46 @@ kept(
     b=(2, 2),
 )
 kept(
+    lambda p, x: x @ p["B"] @ p["A"] + p["A"] @ (p["B"].T @ x[0]) @ p["C"] + p["b"],
+    lambda p, x: (
+        bt.lora_matmul(x, p["B"], p["A"])
+        + bt.matmul(bt.lora_matmul(x[0], p["B"], p["A"].T), p["C"])
+        + ew(p["b"])
+    ),
+    name="a low rank",
+    B=(INPUTS, UNITS),
+    A=(UNITS, UNITS),
+    C=(UNITS, UNITS),
+    b=(UNITS,),
+    exact=False,
+)
+kept(
+    lambda p, x: (
+        (p["A"] @ jnp.einsum("bi,ikl->klb", x, p["B"]).reshape(4, BATCH)).T
+        + jnp.einsum("klb,okl->bo", jnp.einsum("bi,ikl->klb", x, p["B"]), p["C"])
+        + p["b"]
+    ),
+    lambda p, x: (
+        bt.matmul(bt.matmul(x, p["B"].reshape(INPUTS, -1)), p["A"].T)
+        + bt.lora_matmul(x, p["B"].reshape(INPUTS, -1), p["C"].reshape(UNITS, -1).T)
+        + ew(p["b"])
+    ),
+    name="a low rank in axes",
+    B=(INPUTS, 2, 2),
+    A=(UNITS, 4),
+    C=(UNITS, 2, 2),
+    b=(UNITS,),
+    exact=False,
+)
+kept(
+    lambda p, x: x @ p["B"] @ p["A"] + p["b"],
+    lambda p, x: bt.lora_matmul(x, p["B"], p["A"], bias=p["b"]),
+    name="a low rank with a bias",
+    B=(INPUTS, 2),
+    A=(2, UNITS),
+    b=(UNITS,),
+)
+kept(
     lambda p, x: x @ (jnp.abs(p["w"]) * MASK) / jnp.linalg.norm(p["w"]),
     lambda p, x: mm(x, jnp.abs(p["w"]) * MASK) / ew(p["w"], jnp.linalg.norm),
     name="a masked weight and its norm",

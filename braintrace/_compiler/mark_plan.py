@@ -20,7 +20,7 @@ from .._jax import Atom, Equation, Var, is_var
 from .analysis import Analysis
 from .computed_from import LOOPS
 from .parametric_uses import ParametricUses
-from .products import Product, is_outer, is_sum_with_weights, product_of
+from .products import Product, is_outer, is_sum_with_weights, low_rank, product_of
 from .transfer import CUT, ELEMENTWISE, NONE, Contribution, carries_derivative
 from .walk import back_through
 
@@ -74,6 +74,8 @@ class MarkPlan:
     ----------
     products, biases
         Products, and the biases of some of them.
+    inner
+        Products that are parts of those.
     elementwise
         Operands that are marked element-wise.
     sources
@@ -84,6 +86,7 @@ class MarkPlan:
 
     products: dict[int, Product] = dataclasses.field(default_factory=dict)
     biases: dict[int, Bias] = dataclasses.field(default_factory=dict)
+    inner: set[int] = dataclasses.field(default_factory=set)
     elementwise: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     sources: dict[Var, Var] = dataclasses.field(default_factory=dict)
     unmarked: list[Unmarked] = dataclasses.field(default_factory=list)
@@ -104,7 +107,12 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
         if isinstance(product, str):
             plan.unmarked.append(Unmarked(equation, operands, product))
         elif product is not None:
-            plan.products[index] = product
+            below = _below(uses, plan, equation.invars[1 - product.weight])
+            both = None if below is None else low_rank(plan.products[below], product)
+            if below is not None and both is not None:
+                del plan.products[below]
+                plan.inner.add(below)
+            product = plan.products[index] = both or product
             bias = _bias(uses, index, product)
             if bias is not None:
                 plan.biases[index] = bias
@@ -185,6 +193,14 @@ def _only_moves(equation: Equation) -> bool:
     if equation.primitive.name == "convert_element_type":  # of a weak type, that of a number
         return bool(equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype)
     return equation.primitive.name in MOVES and len(equation.invars) == 1
+
+
+def _below(uses: ParametricUses, plan: MarkPlan, x: Atom) -> int | None:
+    """Return the product without a bias that makes an input which nothing else reads."""
+    program = uses.program
+    index = program.producer.get(x) if is_var(x) else None
+    is_alone = len(program.readers.get(x, ())) == 1 and x not in filter(is_var, program.out_atoms)
+    return index if is_alone and index in plan.products and index not in plan.biases else None
 
 
 def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:

@@ -204,6 +204,7 @@ class _Marks:
             if bias is not None:
                 rules.update(dict.fromkeys((index, *bias.moves), _later))
                 rules[bias.total] = self._biased(product, bias)
+        rules.update(dict.fromkeys(plan.inner, _later))
         return rules
 
     def of(self, var: Var) -> jax.Array:
@@ -276,8 +277,8 @@ class _Operands:
     operands: list[Any]
 
 
-def _later(_: Equation, operands: list[Any]) -> list[Any]:
-    return operands if isinstance(operands[0], _Operands) else [_Operands(operands)]
+def _later(equation: Equation, operands: list[Any]) -> list[Any]:
+    return operands if equation.primitive.name == "transpose" else [_Operands(operands)]
 
 
 def _diagnostic(uses: ParametricUses, found: Unmarked, by_var: dict[Var, StateArray]) -> Diagnostic:

@@ -166,15 +166,64 @@ class Dense:
         bias = None if bias is None else bias.reshape(*groups, size)
         multiply = _etrace_op.grouped_matmul if shared else _etrace_op.matmul
         y = multiply(x.astype(self.dtype), weight.astype(self.dtype), bias)
-        return self._in_order(y.reshape(*leading, *shared, *own))
+        return self.in_order(y.reshape(*leading, *shared, *own))
 
-    def _in_order(self, y: Any) -> Any:
+    def in_order(self, y: Any) -> Any:
         """Bring a result ``(free of the input, shared, free of the weight)`` into its own order."""
         leading, shared = len(self.free[0]), len(self.shared[0])
         places = list(range(y.ndim))
         kinds = [places[:leading], places[leading + shared :]]
         order = kinds if self.weight == 1 else kinds[::-1]
         return _moved(y, [*places[leading : leading + shared], *order[0], *order[1]])
+
+
+@dataclasses.dataclass(frozen=True)
+class LowRank:
+    """A product by two weights, one after the other: a matrix of low rank.
+
+    Attributes
+    ----------
+    first, second
+        The products. The second sums over all axes that the first gets from its weight.
+    """
+
+    first: Dense
+    second: Dense
+
+    @property
+    def weight(self) -> int:
+        """The weight of the second; its input are the operands of the first."""
+        return self.second.weight
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The axes that the second weight brings."""
+        return self.second.outputs
+
+    def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
+        """Return the product; see `Product`."""
+        first, second = self.first, self.second
+        x, lower = x.operands[1 - first.weight], x.operands[first.weight]
+        (x_summed, l_summed), (x_free, l_free) = first.summed, first.free
+        pairs = sorted(zip(*second.summed, strict=True))
+        leading = [x.shape[axis] for axis in x_free]
+        own = [weight.shape[axis] for axis in second.free[1]]
+        rank = math.prod(lower.shape[axis] for axis in l_free)
+        x = _moved(x, [*x_free, *x_summed]).reshape(*leading, -1).astype(second.dtype)
+        lower = _moved(lower, [*l_summed, *l_free]).reshape(-1, rank)
+        upper = _moved(weight, [*(w for _, w in pairs), *second.free[1]]).reshape(rank, -1)
+        factors = lower.astype(second.dtype), upper.astype(second.dtype)
+        y = _etrace_op.lora_matmul(x, *factors, bias=bias)
+        return second.in_order(y.reshape(*leading, *own))
+
+
+def low_rank(first: Product, second: Product) -> LowRank | None:
+    """Return two products, of which the second reads what the first gives, as one."""
+    if not (isinstance(first, Dense) and isinstance(second, Dense)):
+        return None
+    if first.shared[0] or second.shared[0] or set(second.summed[0]) != set(first.outputs):
+        return None
+    return LowRank(first, second)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
