@@ -3,11 +3,9 @@
 Nearly all of the suite's time goes into compiling programs that then run for a millisecond. JAX
 can switch off the optimisations of LLVM. On a CPU most of what is left is the time of XLA's own
 code generators, of which the older ones take a quarter of it. JAX takes such options of XLA for one
-program, or for a process; here they are put in where JAX makes those of every program. And JAX makes
-a context of MLIR for every program, which takes milliseconds; tests share one.
+program, or for a process; here they are put in where JAX makes those of every program.
 """
 
-import contextlib
 import functools
 
 import jax
@@ -47,7 +45,6 @@ def cache(function):
 
 def _switch(in_a_hurry, added):
     global _in_a_hurry
-    _share_what_programs_are_made_in()
     if in_a_hurry != _in_a_hurry:
         jax.config.update("jax_disable_most_optimizations", in_a_hurry)
         jax.clear_caches()  # they do not tell apart how a program was compiled
@@ -86,12 +83,3 @@ def _add_to_options_of_every_program():
 
     compiler.get_compile_options = get_compile_options
     return True
-
-
-@functools.cache
-def _share_what_programs_are_made_in():
-    """One context of MLIR for all programs of this process, as far as JAX has it where it was."""
-    with contextlib.suppress(ImportError, AttributeError):
-        from jax._src.interpreters import mlir
-
-        mlir.make_ir_context = functools.cache(mlir.make_ir_context)
