@@ -54,6 +54,7 @@ CHOICE = "tests/test_chunk_choice.py"
 DEFINITION = "test_es_d_rtrl_equals_its_definition"
 LATE = ("tests/test_online.py::test_equals_the_dense_recursion_with_changing_parameters",)
 COUPLED = "tests/test_coupled_states.py"
+MARKS = "tests/test_marks.py::test"
 LAWS = "tests/test_executor_laws.py"
 RESETS = "tests/test_resets.py::test_one_flag_per_step_is_as_separate_sequences"
 ECONOMY = "tests/test_driver_economy.py"
@@ -985,6 +986,30 @@ MUTATIONS = [
         "path = self.paths[-1 - number]\n            return",
         ("tests/test_function_model.py::test_every_way_to_a_gradient_gives_the_pytree",),
         "leaves of one shape get the gradients of each other",
+    ),
+    Mutation(
+        "a marked weight with its axes exchanged",
+        "_compiler/products.py",
+        "_moved(weight, [*w_shared, *w_summed, *w_free])",
+        "_moved(weight, [*w_shared, *w_free, *w_summed])",
+        (f"{MARKS}_learns_as_its_marked_twin[product]",),
+        "numbers of a transposed weight stand in other places",
+    ),
+    Mutation(
+        "a mark for every function of a parameter",
+        "_compiler/mark_plan.py",
+        "next(link for link in chain if passing[link] == ends[chain[-1]])",
+        "chain[0]",
+        (f"{MARKS}_has_the_relations_of_its_marked_twin[a low rank with a bias]",),
+        "a decay and one minus it have a trace each",
+    ),
+    Mutation(
+        "States that are written taken for constants",
+        "_compiler/marks.py",
+        'array.kind == "random" or array.written or (is_mapped and array.per_sample)',
+        'array.kind == "random" or (is_mapped and array.per_sample)',
+        (f"{MARKS}_has_the_relations_of_its_marked_twin[small steps]",),
+        "what a hidden state is multiplied with is computed from parameters alone",
     ),
 ]
 
