@@ -324,8 +324,17 @@ RECURRENT = [
     ),
 ]
 
+WITH_FEEDBACK = Case(
+    "leaky_rnn_with_feedback",
+    steps.leaky_rnn_with_feedback,
+    {**IN_OUT, "w_rec": W_REC},
+    **ONE_GROUP,
+    relations={"w_in": ("h",), "w_rec": ("h",)},
+)
+"""Not one of all: its gradients are not those of a loss."""
+
 ALL = DIAGONAL + RECURRENT
-BY_NAME = {case.name: case for case in ALL}
+BY_NAME = {case.name: case for case in [*ALL, WITH_FEEDBACK]}
 
 
 def each(catalogue, at_night=()):

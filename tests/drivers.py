@@ -8,9 +8,10 @@ import jax
 import no_past  # noqa: F401 - algorithms announce their names when they are defined
 import numpy as np
 import pytest
-from rules import options_of
+from rules import RULES, options_of
 
 import braintrace
+from braintrace._executor import outliving
 
 BATCH_STYLES = ("batch axis", "mapped", "single")
 SILENT = ("immediate", braintrace.Immediate, "rtrl", braintrace.RTRL, "ostl_recurrent")
@@ -26,13 +27,14 @@ def build_learner(case, algorithm="d_rtrl", style="batch axis", batch=2, **optio
     """
     dtype = options.pop("dtype", np.float32)
     options = {**options_of(algorithm), **options}
+    rule = RULES[algorithm].algorithm if algorithm in RULES else algorithm
     model = case.build(dtype)
     x0 = case.sequences(None if style == "single" else batch, 1, dtype)[0][0]
     with expected_warnings(case, algorithm):
         if style == "single":
-            return braintrace.compile(model, algorithm, x0, **options)
+            return braintrace.compile(model, rule, x0, **options)
         mapped = style == "mapped"
-        return braintrace.compile(model, algorithm, x0, batch_size=batch, vmap=mapped, **options)
+        return braintrace.compile(model, rule, x0, batch_size=batch, vmap=mapped, **options)
 
 
 def build_algorithm(case, algorithm=braintrace.D_RTRL, batch=2, dtype=np.float32, **options):
@@ -102,3 +104,10 @@ def snapshot(learner):
     algorithm = getattr(learner, "algorithm", learner)
     states = {path: state.value for path, state in algorithm.model.states().items()}
     return states, algorithm.traces.value
+
+
+def rewind(learner, traces):
+    """Let the random stream of a rule, which goes on at a reset, be where it was."""
+    own = learner.algorithm.traces
+    if stream := outliving(learner.algorithm.compiled.trace_specs):
+        own.value = {**own.value, **{key: traces[key] for key in stream}}

@@ -36,6 +36,9 @@ class MarkedOps:
     def element_wise(self, name, weight, fn=lambda w: w):
         return braintrace.element_wise(weight, fn)
 
+    def feedback(self, x, weight, feedback):
+        return braintrace.feedback_matmul(x, weight, jnp.asarray(feedback, weight.dtype))
+
     def new_state(self, name, value):
         self._hidden[name].value = value
         return value

@@ -65,6 +65,10 @@ class PlainOps:
     def element_wise(self, name, weight, fn=lambda w: w):
         return self._output(name, fn(self._operands(name, weight)))
 
+    def feedback(self, x, weight, feedback):
+        held = jax.lax.stop_gradient(x)
+        return held @ weight + (x - held) @ jnp.asarray(feedback, weight.dtype)
+
     def new_state(self, name, value):
         self.hidden[name] = self._given_hidden.get(name, value)
         return self.hidden[name]

@@ -14,19 +14,24 @@ class Rule:
     """One learning rule.
 
     algorithm: the class.
-    oracle: (case, params, states, xs, targets) -> gradient of the summed losses.
+    oracle: (case, params, states, xs, targets) -> gradient of the summed losses; ``None``: no
+        single gradient has one.
     options: those that it needs, and the oracle is for.
     refused: {model of the zoo: what the error says}.
+    case: name of a model that it takes, and the oracle is for.
+    variant: what tells it from the row of the same class.
     """
 
     algorithm: type[braintrace.ETraceAlgorithm]
-    oracle: Callable
+    oracle: Callable | None
     options: Mapping = dataclasses.field(default_factory=dict)
     refused: Mapping = dataclasses.field(default_factory=dict)
+    case: str = "alif_late_threshold"
+    variant: str = ""
 
     @property
     def name(self):
-        return self.algorithm.names[0]
+        return self.algorithm.names[0] + self.variant
 
 
 OLDEST = [
@@ -45,7 +50,24 @@ OTHERS = [
     Rule(braintrace.OTTT, functools.partial(oracles.dense_ottt, decay=0.7), {"decay": 0.7}),
 ]
 
-RULES = {rule.name: rule for rule in OLDEST + OTHERS}
+OF_SOME_MODELS = [
+    Rule(braintrace.RTRL, oracles.bptt, case="two_layers"),
+    Rule(braintrace.SnAp, oracles.bptt, {"n": 2}, case="tanh_rnn", variant=" 2"),
+    Rule(braintrace.OSTLRecurrent, oracles.bptt, case="lstm_fused"),
+    Rule(braintrace.OSTLFeedforward, oracles.dense_d_rtrl, case="two_layers"),
+    Rule(braintrace.EProp, oracles.dense_d_rtrl),
+    Rule(braintrace.RFLO, oracles.dense_d_rtrl, case="leaky_rnn_with_feedback"),
+]
+"""Those that refuse other models, or have another oracle for these."""
+
+RANDOM = [
+    Rule(braintrace.UORO, None, case="tanh_rnn"),
+    Rule(braintrace.KF_RTRL, None, case="tanh_rnn"),
+]
+"""Those that draw anew in every call."""
+
+NEWEST = OF_SOME_MODELS + RANDOM
+RULES = {rule.name: rule for rule in OLDEST + OTHERS + NEWEST}
 
 
 def options_of(algorithm):

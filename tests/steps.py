@@ -6,6 +6,7 @@
     ops.element_wise(name, weight, fn)        a marked element-wise operation
     ops.new_state(name, value)                the new value of a hidden state, for later readers
     ops.mixing(value)                         a value that mixes the positions of a state
+    ops.feedback(x, weight, feedback)         a product whose gradient goes to x by another matrix
 
 `cases.py` lends the library's operations, `oracles.PlainOps` the plain ones. Arrays are
 (batch, features), or (features,) for a single sample.
@@ -13,6 +14,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 @jax.custom_jvp
@@ -257,3 +259,11 @@ def layer_norm_rnn(ops, params, states, x):
     normed = (y - mean) / jnp.sqrt(variance + 0.1)
     h = ops.new_state("h", 0.8 * states["h"] + jnp.tanh(normed))
     return h @ params["w_out"]
+
+
+def leaky_rnn_with_feedback(ops, params, states, x):
+    recurrent = ops.matmul("w_rec", states["h"], params["w_rec"])
+    drive = ops.matmul("w_in", x, params["w_in"]) + recurrent
+    h = ops.new_state("h", 0.75 * states["h"] + jnp.tanh(drive) / 4)
+    weight = params["w_out"]
+    return ops.feedback(h, weight, np.cos(np.arange(weight.size)).reshape(weight.shape))

@@ -13,21 +13,22 @@ from drivers import (
     build_learner,
     catalogue_gradient,
     named,
+    rewind,
     sequence_gradient,
     snapshot,
     weights_of,
 )
-from rules import OTHERS, RULES
+from rules import OLDEST, OTHERS
 
 import braintrace
-from braintrace._executor import blocks, outliving, overwriting, recursion
+from braintrace._executor import blocks, overwriting, recursion
 
 WITH_TRACES = [braintrace.D_RTRL, braintrace.ES_D_RTRL]
 ALGORITHMS = [
     braintrace.RTRL,
     braintrace.UORO,
     braintrace.KF_RTRL,
-    *(rule.algorithm for rule in RULES.values()),
+    *(rule.algorithm for rule in OLDEST + OTHERS),
 ]
 FEW = [cases.BY_NAME[name] for name in ("independent_rnn", "alif", "lstm_fused", "two_layers")]
 STEPS = references.LENGTH
@@ -370,13 +371,6 @@ def test_states_and_traces_do_not_depend_on_differentiation(algorithm):
 
     for times in (1, 2):
         assert_states_close(after(times), after(0))
-
-
-def rewind(learner, traces):
-    """Let the random stream of a rule, which goes on at a reset, be where it was."""
-    own = learner.algorithm.traces
-    if stream := outliving(learner.algorithm.compiled.trace_specs):
-        own.value = {**own.value, **{key: traces[key] for key in stream}}
 
 
 @algorithms

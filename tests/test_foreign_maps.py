@@ -8,7 +8,7 @@ import pytest
 from assertions import assert_gradients_close
 from drivers import catalogue_gradient, expected_warnings, named, weights_of
 from operation_cases import BATCH, CASES, Diagonal, bptt, by_name, es_d_rtrl, loss
-from rules import OTHERS, RULES
+from rules import OF_SOME_MODELS, OTHERS, RULES
 
 import braintrace
 
@@ -70,6 +70,10 @@ def test_every_operation(case, algorithm):
         pytest.param("rotation", "d_rtrl", {}, marks=pytest.mark.nightly),
         ("alif_late_threshold", "es_d_rtrl", DECAY),
         *(("alif_late_threshold", rule.name, {}) for rule in OTHERS),
+        *(
+            pytest.param(rule.case, rule.name, {}, marks=pytest.mark.nightly)
+            for rule in OF_SOME_MODELS
+        ),
         ("rotation", "d_rtrl", {"vjp_method": "multi-step"}),
         ("lstm_fused", "es_d_rtrl", {"vjp_method": "multi-step", **DECAY}),
     ],

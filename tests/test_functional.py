@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from assertions import assert_same_bits
 from drivers import build_learner, snapshot
-from rules import OTHERS
+from rules import NEWEST, OTHERS
 
 import braintrace
 
@@ -31,6 +31,9 @@ ROWS = [
 
 def at_night(row):
     return pytest.param(*row.values, marks=[*row.marks, pytest.mark.nightly])
+
+
+AT_NIGHT = [at_night(pytest.param(rule.case, rule.name)) for rule in NEWEST]
 
 
 close = functools.partial(
@@ -87,7 +90,7 @@ def bench(name="leaky", algorithm="d_rtrl"):
     return Bench(name, algorithm)
 
 
-@pytest.mark.parametrize(("name", "algorithm"), [ROWS[0], at_night(ROWS[1]), *ROWS[2:]])
+@pytest.mark.parametrize(("name", "algorithm"), [ROWS[0], at_night(ROWS[1]), *ROWS[2:], *AT_NIGHT])
 def test_each_function_is_the_method(name, algorithm):
     """Also: what the user has closed over (an optimizer) is part of the state, and keeps."""
     own = bench(name, algorithm)
@@ -117,7 +120,7 @@ def test_each_function_is_the_method(name, algorithm):
 
 def in_turn():
     """One driver for each learner, in turn; the other at night."""
-    for index, row in enumerate(ROWS):
+    for index, row in enumerate(ROWS + AT_NIGHT):
         for turn, method in enumerate([Bench.grad, Bench.online]):
             marks = [] if index % 2 == turn else [pytest.mark.nightly]
             name = "-".join([*row.values, method.__name__])
@@ -171,7 +174,9 @@ def names(state):
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
 
 
-@pytest.mark.parametrize(("name", "algorithm"), [*ROWS[1:3], *map(at_night, [ROWS[0], *ROWS[3:]])])
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [*ROWS[1:3], *map(at_night, [ROWS[0], *ROWS[3:]]), *AT_NIGHT]
+)
 def test_a_state_that_is_saved_goes_on_in_another_learner(name, algorithm, tmp_path):
     own, file = bench(name, algorithm), tmp_path / "state.npz"
     state, _ = own.online(own.start)

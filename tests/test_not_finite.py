@@ -9,7 +9,7 @@ import operation_cases
 import pytest
 from assertions import assert_gradients_close, assert_same_bits
 from drivers import build_learner, named, snapshot, weights_of
-from rules import OTHERS
+from rules import OF_SOME_MODELS, OTHERS
 
 import braintrace
 
@@ -27,6 +27,10 @@ METHODS = [
     ("alif_late_threshold", "d_rtrl", "mapped", WINDOW, (3,)),
     ("lstm_fused", "es_d_rtrl", "batch axis", {**ES, **WINDOW}, (3,)),
     *(("alif_late_threshold", rule.name, "batch axis", {}, (3, LENGTH)) for rule in OTHERS),
+    *(
+        pytest.param(rule.case, rule.name, "batch axis", {}, (3, LENGTH), marks=pytest.mark.nightly)
+        for rule in OF_SOME_MODELS
+    ),
 ]
 
 

@@ -128,7 +128,13 @@ def literal_ostl():
     return {paths[name]: gradient for name, gradient in total.items()}
 
 
-@pytest.mark.parametrize("mapped", [False, True], ids=["batch axis", "mapped"])
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        pytest.param(False, id="batch axis"),
+        pytest.param(True, id="mapped", marks=pytest.mark.nightly),
+    ],
+)
 def test_equals_its_definition(mapped):
     options = {"batch_size": BATCH, "vmap": mapped}
     learner = braintrace.compile(TwoLayers(), "ostl_feedforward", jnp.asarray(XS[0]), **options)

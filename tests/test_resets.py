@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from assertions import assert_gradients_close, assert_gradients_differ, assert_states_close
 from drivers import build_learner, named, sequence_gradient, snapshot
-from rules import OTHERS
+from rules import OF_SOME_MODELS, OTHERS
 
 import braintrace
 
@@ -41,6 +41,17 @@ MODELS_AND_METHODS = pytest.mark.parametrize(
         )
         for name in NAMES
         for index, method in enumerate(METHODS)
+    ]
+    + [
+        pytest.param(
+            cases.BY_NAME[rule.case],
+            rule.name,
+            "batch axis",
+            {},
+            id=f"{rule.case}-{rule.name}",
+            marks=pytest.mark.nightly,
+        )
+        for rule in OF_SOME_MODELS
     ],
 )
 

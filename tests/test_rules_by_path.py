@@ -272,6 +272,21 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "rule", "kinds"),
+    [
+        ("rtrl", "uoro", r"UORO \(passed\), RTRL \(passed\)"),
+        ("ostl_recurrent", "ostl_recurrent", r"OSTLRecurrent \(layered\), OSTLRecurrent"),
+        ("kf_rtrl", "immediate", r"Immediate \(closed\), KF_RTRL \(passed\)"),
+        ("d_rtrl", ("snap", {"n": 2}), r"SnAp \(neighbours\), D_RTRL \(cut\)"),
+    ],
+)
+def test_rules_that_follow_the_state_across_positions_stand_alone(elsewhere, rule, kinds):
+    """Their gradients go through the weights, all of which would have to be theirs."""
+    with pytest.raises(braintrace.OptionError, match=f"do not go together: {kinds}"):
+        build_learner(cases.BY_NAME["tanh_rnn"], elsewhere, rules={"w_in": rule})
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_rules_that_do_not_fit_are_explained(wrong):
     rules, message = WRONG[wrong]
