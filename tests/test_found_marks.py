@@ -1,0 +1,231 @@
+"""A model without a marked operation in it learns as the one that is marked by hand."""
+
+import functools
+import warnings
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import nn_models
+import numpy as np
+import pytest
+import saiunit as u
+import zoo
+from assertions import assert_gradients_close
+from hypothesis import HealthCheck, Phase, given, settings
+from nn_models import Filtered, ReadOut
+from random_cells import Program, programs
+from test_nn_swap import SWAPS, pair
+from test_random_cells import entry_of
+from test_zoo import described, named
+from unmarked import unmarked
+from zoo_runs import CHUNK_SIZES, Runs, data, runs_of
+
+import braintrace
+
+TOLERANCE = 1e-12
+MODELS = [*zoo.MODELS, *nn_models.MODELS]
+
+pytestmark = pytest.mark.usefixtures("float64", "time_step")
+
+
+@pytest.fixture
+def time_step():
+    with brainstate.environ.context(dt=1.0 * u.ms):
+        yield
+
+
+MORE = {
+    "Vanilla": ["bias -> h"],
+    "PlainRecurrentRNN": ["w_rec -> h"],
+}
+"""What such a model leaves plain on purpose, by the relation that it then has."""
+
+OTHER_KINDS = {
+    "PlainRecurrentRNN": {"recurrent-mixing"},  # its recurrent weight is marked
+    "LRUCell": set(),  # its outputs reach no state, and are not marked
+}
+AS_PLAIN = {
+    "RandomFeedback": "not-marked",  # a backward rule of its own
+    "FeedbackLinear": "not-marked",
+    "SparseLinear": "mixed-positions",  # sums that indices choose
+}
+"""What a plain form cannot tell of a weight, and the report says."""
+
+REFUSED = ("FeedbackLinear, adaptive", "SparseLIF")
+"""Where that leaves no weight."""
+
+FOUND = [m for m in MODELS if m.name not in (*AS_PLAIN, *REFUSED)]
+
+
+def some(models, every):
+    """Some of the models in a short run, and all at night."""
+    return [
+        pytest.param(m, id=m.name, marks=[] if i % every == 0 else [pytest.mark.nightly])
+        for i, m in enumerate(models)
+    ]
+
+
+def graph_of(entry):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        example = data(entry)[0][0]
+        return braintrace.compile_etrace_graph(unmarked(entry).build(), example, mark="auto")
+
+
+def relations_of(graph):
+    found = (described(relation) for relation in graph.hidden_param_op_relations)
+    return sorted(_sorted_parameters(relation) for relation in found)
+
+
+def _sorted_parameters(relation):
+    parameters, arrow, groups = relation.partition(" -> ")
+    return ",".join(sorted(parameters.split(","))) + arrow + groups
+
+
+@pytest.mark.parametrize("entry", some(FOUND, 9))
+def test_marks_are_found_again(entry):
+    graph = graph_of(entry)
+    wanted = [*map(_sorted_parameters, entry.relations), *MORE.get(entry.name, ())]
+    assert relations_of(graph) == sorted(wanted)
+    assert tuple(map(named, graph.hidden_groups)) == entry.groups
+    kinds = {diagnostic.kind for diagnostic in graph.diagnostics}
+    assert kinds == OTHER_KINDS.get(entry.name, set(entry.diagnostics))
+
+
+@pytest.mark.parametrize("name", AS_PLAIN)
+def test_what_the_plain_form_of_an_operation_does_not_tell_is_reported(name):
+    (entry,) = [m for m in MODELS if m.name == name]
+    assert AS_PLAIN[name] in {diagnostic.kind for diagnostic in graph_of(entry).diagnostics}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_where_no_weight_is_left_is_an_error(name):
+    (entry,) = [m for m in MODELS if m.name == name]
+    with pytest.raises(braintrace.CompilationError, match="No marked operation"):
+        graph_of(entry)
+
+
+def compared(entry, chunk_sizes, paths=(), algorithm="d_rtrl"):
+    """The gradients of what is marked by hand, and by the compiler, are the same."""
+    by_hand, found = runs_of(entry, algorithm), Runs(unmarked(entry), algorithm, mark="auto")
+    more = {relation.partition(" -> ")[0] for relation in MORE.get(entry.name, ())}
+    for path in (*(functools.partial(Runs.at_once, chunk_size=c) for c in chunk_sizes), *paths):
+        both = ({k: g for k, g in path(r).items() if k not in more} for r in (found, by_hand))
+        assert_gradients_close(*both, TOLERANCE, f"{entry.name}, {path}")
+
+
+@pytest.mark.parametrize("entry", some(FOUND, 32))
+def test_learns_as_by_hand(entry):
+    compared(entry, CHUNK_SIZES[:1])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+@pytest.mark.parametrize("entry", some(FOUND, 1))
+def test_learns_as_by_hand_on_every_path(entry, algorithm):
+    compared(entry, CHUNK_SIZES[1:3], (Runs.by_own_gradient, Runs.in_a_stream), algorithm)
+
+
+OTHER_LAYERS = {"SparseLinear": "not-marked"}
+"""Layers of brainstate whose weight is behind an opaque call."""
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.id, marks=[] if i % 13 == 0 else [pytest.mark.nightly])
+        for i, row in enumerate(SWAPS)
+    ],
+)
+def test_layers_of_brainstate_learn_as_their_marked_twins(row):
+    name, arguments, options, ours, shape, unit = row.values
+    is_cell = row.id.partition(",")[0].endswith("Cell")
+    if is_cell:
+        options = {**options, "state_init": np.linspace(-0.3, 0.5, arguments[1])}
+    xs = jnp.asarray(np.random.default_rng(1).standard_normal((4, 2, *shape))) * unit
+    outcomes = []
+    for layer, mark in zip(
+        pair(name, arguments, options, ours, np.float64), ("auto", "explicit"), strict=True
+    ):
+        model = ReadOut(layer) if is_cell else Filtered(Plain(layer))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+            outcomes.append(outcome_of(model, mark, xs))
+    (found, relations, kinds), (expected, wanted, own_kinds) = outcomes
+    other = OTHER_LAYERS.get(row.id.partition(",")[0].partition(" ")[0])
+    if other is not None:
+        assert kinds is None or other in kinds
+        return
+    assert (relations, kinds) == (wanted, own_kinds)
+    assert_gradients_close(found, expected, TOLERANCE, row.id)
+
+
+class Plain(brainstate.nn.Module):
+    """A layer whose outputs have no unit."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.in_size, self.out_size = layer.in_size, layer.out_size
+
+    def update(self, x):
+        return u.get_mantissa(self.layer(x))
+
+
+def outcome_of(model, mark, xs):
+    try:
+        learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2, mark=mark)
+    except braintrace.CompilationError as error:
+        assert "No marked operation" in str(error)
+        return None, None, None
+    gradients = learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2))
+    by_path = {"/".join(path): jax.tree.leaves(g) for path, g in gradients.items()}
+    kinds = {diagnostic.kind for diagnostic in learner.graph.diagnostics}
+    return by_path, relations_of(learner.graph), kinds
+
+
+UNTOLD = ("low rank", "sparse")  # the factors of the former are slices of one weight
+
+
+def told_plainly(program):
+    """The program without the operations whose plain form does not tell what the weight does."""
+    instructions = (
+        ("input" if name in UNTOLD else name, i, j) for name, i, j in program.instructions
+    )
+    return Program(program.states, tuple(instructions))
+
+
+@pytest.mark.parametrize("examples", [2, pytest.param(100, marks=pytest.mark.nightly)])
+def test_random_cells_without_marks(examples):
+    """They learn as marked by hand, unless something more is reported."""
+    equal = []
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs())
+    def check(program):
+        program = told_plainly(program)
+        entry = entry_of(program)
+        try:
+            by_hand = Runs(entry, "d_rtrl")
+            found = Runs(unmarked(entry), "d_rtrl", mark="auto")
+        except braintrace.CompilationError:
+            return
+        warned, own = (
+            {d.kind for d in runs.learner.graph.diagnostics if d.level == "warning"}
+            for runs in (found, by_hand)
+        )
+        if warned <= own:
+            expected = by_hand.at_once(4)
+            assert_gradients_close(found.at_once(4), expected, TOLERANCE, str(program))
+            equal.append(program)
+
+    check()
+    assert len(equal) >= 0.3 * examples
