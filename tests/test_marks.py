@@ -74,6 +74,10 @@ def selected(a, b, first, second):
     return jnp.where(first > 0, a, second) + jnp.logaddexp(jnp.broadcast_to(b, first.shape), second)
 
 
+def rotated(a, x):
+    return jnp.real(a * jnp.exp(1j * x[:, :UNITS])) + jnp.abs(a) * x[:, 2:]
+
+
 DENSE = {"w": (INPUTS, UNITS), "b": (UNITS,)}
 TALL = {"w": (UNITS, INPUTS), "b": (UNITS,)}
 mm, ew = bt.matmul, bt.element_wise
@@ -242,6 +246,13 @@ kept(
     lambda p, x: mm(x, jnp.outer(p["a"], jnp.tanh(p["b"]))),
     name="a weight made of others",
     a=(INPUTS,),
+    b=(UNITS,),
+)
+kept(
+    lambda p, x: rotated(jax.lax.complex(p["a"], p["b"]), x),
+    lambda p, x: rotated(ew(jax.lax.complex(p["a"], p["b"])), x),
+    name="a complex number and its absolute value",
+    a=(UNITS,),
     b=(UNITS,),
 )
 kept(

@@ -210,7 +210,7 @@ def _rows(at: _Point, group: HiddenGroup, state: int) -> tuple[Rows, Rows]:
     for site, point in points:
         row = derivatives[point.var]
         if point.var is not site.relation.y_var:
-            row = row * _from_output(at, site.relation.y_var, point.var)
+            row = _back_to_output(at, site.relation.y_var, point.var, row)
         key, slots = site.key(state), injection_to_slots(site.influence, point, row)
         Df[key] = Df[key] + slots if key in Df else slots
     return D, Df
@@ -318,10 +318,22 @@ def _cut_rules(cuts: Sequence[Cut]) -> dict[int, Rule]:
     return {index: rule_for(held) for index, held in operands_of.items()}
 
 
-def _from_output(at: _Point, y: Var, reached: Var) -> jax.Array:
+def _back_to_output(at: _Point, y: Var, reached: Var, row: jax.Array) -> jax.Array:
+    """Return the derivative with respect to ``y``, given that to a variable it is broadcast to.
+
+    Both parts of a complex number count: what is in between may be its absolute value.
+    """
+    along = jnp.real(row * _from_output(at, y, reached, 1))
+    if not jnp.iscomplexobj(at.value(y)):
+        return along
+    return jax.lax.complex(along, -jnp.real(row * _from_output(at, y, reached, 1j)))
+
+
+def _from_output(at: _Point, y: Var, reached: Var, direction: complex = 1) -> jax.Array:
     """Return the element-wise derivative from ``y`` to the variable it is broadcast to."""
 
     def broadcast(value: jax.Array) -> jax.Array:
         return evaluate(at.graph.traced.program, [reached], at.inputs, {y: value})[0]
 
-    return jax.jvp(broadcast, (at.value(y),), (jnp.ones_like(at.value(y)),))[1]
+    value = at.value(y)
+    return jax.jvp(broadcast, (value,), (jnp.full_like(value, direction),))[1]
