@@ -441,6 +441,27 @@ row(
 )
 
 
+def gains(select, p, h, x):
+    def step(h, a):
+        return a * h + 0.1 * x[:, :UNITS], None
+
+    return select(step, h, p["a"])
+
+
+def by_hand(step, h, a):
+    for k in range(len(a)):
+        h, _ = step(h, ew(a[k]))
+    return h
+
+
+row(
+    "small steps with parameters of their own",
+    functools.partial(gains, lambda step, h, a: jax.lax.scan(step, h, a)[0]),
+    functools.partial(gains, by_hand),
+    a=(3, UNITS),
+)
+
+
 def while_it_changes(mark, p, h, x):
     a = mark(p["a"])
 

@@ -5,7 +5,8 @@ the way to a hidden state become marked operations. All later passes see what ma
 
 The weights of a product in a loop or branch differ from step to step, or from case to case, in what
 they are multiplied with. Such a loop is unrolled and such a branch becomes a selection, as for a
-marked operation; others stay as they are, and what enters them is marked before them.
+marked operation; so is one whose steps broadcast parameters of their own. Others stay as they are,
+and what enters them is marked before them.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from .._errors import OptionError
 from .._etrace_op import etp_elemwise_p
 from .._graph.diagnostics import Diagnostic, quoted
 from .._jax import Atom, ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
-from .._jaxpr import Program, Rule, evaluate_all, inlined, program_of
+from .._jaxpr import Program, Rule, evaluate_all, inlined, loop_of, program_of
 from .._typing import Path, path_name
 from .analysis import Analysis
 from .canonicalize import selected, unrolled
@@ -129,9 +130,8 @@ def _spelled_out(
         analysis = Analysis(program)
         for index, operands in uses:
             equation = program.equations[index]
-            is_mixed = equation.primitive.name == "cond" and not keeps_positions(
-                analysis, equation, operands
-            )
+            changing = _changing(equation, operands)
+            is_mixed = bool(changing) and not keeps_positions(analysis, equation, changing)
             if is_mixed or (equation.primitive.name in LOOPS and uses.holds_product(index)):
                 rule = _rule_for_loop(equation, unroll_limit)
                 if rule is not None:
@@ -139,6 +139,14 @@ def _spelled_out(
         if not rules:
             return program
         program = program_of(_evaluated(program, rules))
+
+
+def _changing(equation: Equation, operands: Sequence[int]) -> list[int]:
+    """Return those operands that a step of a scan, or a branch, may read as its own."""
+    if equation.primitive.name == "scan":
+        held = len(loop_of(equation, equation.invars).fixed)
+        return [operand for operand in operands if operand >= held]
+    return list(operands) if equation.primitive.name == "cond" else []
 
 
 def _rule_for_loop(equation: Equation, unroll_limit: int) -> Rule | None:
