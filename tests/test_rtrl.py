@@ -320,9 +320,9 @@ CHANGES = {
     "rolled": lambda h, y, b: jnp.roll(h, 1, -1) * jax.nn.sigmoid(b) + y,
     "cumulative": lambda h, y, b: 0.1 * jnp.cumsum(h, -1) + jnp.tanh(y + b),
     "looked up": lambda h, y, b: 0.5 * h + y + b[jnp.argmax(h, -1)][:, None],
-    "scanned": lambda h, y, b: jax.lax.scan(
-        lambda c, _: (c + 0.1 * (jnp.tanh(c * b) + y), None), h, None, length=3
-    )[0],
+    "scanned": lambda h, y, b: jax.lax.fori_loop(
+        0, 3, lambda k, c: c + 0.1 * (jnp.tanh(c * b + b[k]) + y), h
+    ),
     "branched": lambda h, y, b: (
         0.5 * jax.lax.cond(h.sum() > 0, jnp.tanh, lambda v: 0.3 * v, h + y * b)
     ),

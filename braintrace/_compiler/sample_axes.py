@@ -129,8 +129,11 @@ class SampleAxes:
             if all(samples is None or not np.any(samples == MIXED) for samples in inside):
                 shapes = [equation.invars[i].aval.shape for i in use.operands]
                 return _with(use, samples=tuple(map(_whole, inside, shapes)))
-        shapes = [var.aval.shape for var in equation.outvars]
-        samples = tuple(map(_whole, outputs, shapes))
+        samples = tuple(
+            _whole(found, var.aval.shape)
+            for var, found in zip(equation.outvars, outputs, strict=True)
+            if carries_derivative(var)
+        )
         if any(np.any(s == MIXED) for s in samples):
             raise CompilationError(
                 f"What parameters give in `{equation.primitive.name}` "
