@@ -74,6 +74,8 @@ def test_leading_axes(leading, primitive):
         ("bs,sn->bn", "etp_mm"),  # an axis of length one
         ("bgh,g->hb", "etp_elemwise"),  # nothing is free
         ("bth,hm->h", "etp_elemwise"),
+        ("bk,kkn->bn", "etp_mm"),  # diagonals
+        ("bb,kbk->bk", "etp_elemwise"),
     ],
 )
 def test_einsum(equation, primitive):

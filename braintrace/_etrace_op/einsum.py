@@ -130,9 +130,9 @@ def einsum(
     ----------
     equation : str
         Letters of the axes of ``x``, of ``weight`` and of the result, as in ``'bgk,gkn->bgn'``:
-        no letter twice in one of them, and the result always named. An ellipsis in ``x`` and the
-        result stands for any number of axes. The first axis of ``x`` that the weight does not have
-        is taken for that of samples.
+        the result always named. A letter that stands twice in ``x`` or ``weight`` takes the
+        diagonal. An ellipsis in ``x`` and the result stands for any number of axes. The first axis
+        of ``x`` that the weight does not have is taken for that of samples.
     x : array or Quantity
         Input.
     weight : array or Quantity
@@ -177,7 +177,18 @@ def einsum(
         "einsum", "weight", weight, "weight_fn", weight_fn
     )
     axes = _axes(equation, x, weight)
-    return quantities.attach(_product(axes, x, weight), x_unit * weight_unit)
+    x, of_x = _diagonal(x, axes.x)
+    weight, of_weight = _diagonal(weight, axes.weight)
+    y = _product(Axes(of_x, of_weight, axes.output), x, weight)
+    return quantities.attach(y, x_unit * weight_unit)
+
+
+def _diagonal(array: Any, letters: Letters) -> tuple[Any, Letters]:
+    """Return an operand at equal indices along axes of one letter, and each letter once."""
+    alone = tuple(dict.fromkeys(letters))
+    if alone == letters:
+        return array, letters
+    return jnp.einsum(array, [alone.index(a) for a in letters], [*range(len(alone))]), alone
 
 
 def _axes(equation: Any, x: Any, weight: Any) -> Axes:
@@ -221,12 +232,12 @@ def _parts(equation: Any) -> tuple[tuple[Letters, Letters], Letters]:
                 f"`einsum`: the equation {equation!r} names an axis {letter!r}; expected "
                 f"{EXPECTED}."
             )
-    for letters in (x, weight, output):
-        twice = [a for a in letters if letters.count(a) > 1]
+    for letters, single in ((x, (ELLIPSIS,)), (weight, (ELLIPSIS,)), (output, output)):
+        twice = [a for a in single if letters.count(a) > 1]
         if twice:
             raise OptionError(
                 f"`einsum`: the equation {equation!r} has {twice[0]!r} twice in "
-                f"{''.join(letters)!r}. Take the diagonal before, with `jnp.diagonal`."
+                f"{''.join(letters)!r}. Only letters of `x` and of the weight may stand twice."
             )
     return (x, weight), output
 
