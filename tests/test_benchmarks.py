@@ -63,6 +63,7 @@ SMALLEST = {
     "trace_dtype": trace_dtype.case(8, 4, hidden=8, batch=2),
     "matrix_rate": matrix_rate.case("float32", 8, 16, steps=4, batch=2),
 }
+OF_THE_NIGHT = {"operations", "sparse_nets", "streaming"}
 
 FOR_A_GPU = {
     "step": gpu_program.step_case("dense", 8, 2),
@@ -87,7 +88,13 @@ def agreeing(case):
     return found
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly) if name in OF_THE_NIGHT else name
+        for name in SMALLEST
+    ],
+)
 def test_smallest_case_agrees_with_its_oracle(name, monkeypatch):
     monkeypatch.setattr(processes, "run_module", in_this_process)
     found = agreeing(SMALLEST[name])

@@ -168,7 +168,7 @@ def test_every_driver(row, style):
         assert_gradients_close(path(), bptt(row), TOLERANCE, name)
 
 
-@HARD_BY_DAY
+@SIMPLE_BY_DAY
 def test_split_calls(row):
     """A part in a stream, then a sequence, then in an own loop: filters go on with the traces."""
     learner = learner_of(row)

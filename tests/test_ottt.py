@@ -267,5 +267,5 @@ def test_a_decay_is_a_float_below_one(decay):
 
 def test_there_is_no_decay_by_default():
     model, x = cases.BY_NAME["leaky"].build(), jnp.ones((2, cases.INPUTS))
-    with pytest.raises(braintrace.OptionError, match="'decay'"):
+    with pytest.raises(braintrace.OptionError, match="needs `decay`"):
         braintrace.compile(model, "ottt", x, batch_size=2)
