@@ -996,6 +996,14 @@ MUTATIONS = [
         "numbers of a transposed weight stand in other places",
     ),
     Mutation(
+        "the columns of a sparse product always last",
+        "_compiler/sparse_sums.py",
+        "order.insert(scattered.axis, last)",
+        "order.append(last)",
+        (f"{MARKS}_has_the_relations_of_its_marked_twin[a sparse matrix]",),
+        "what is added up along the first axis has its axes exchanged",
+    ),
+    Mutation(
         "a mark for every function of a parameter",
         "_compiler/mark_plan.py",
         "next(link for link in chain if passing[link] == ends[chain[-1]])",
@@ -1008,7 +1016,7 @@ MUTATIONS = [
         "_compiler/marks.py",
         'array.kind == "random" or array.written or (is_mapped and array.per_sample)',
         'array.kind == "random" or (is_mapped and array.per_sample)',
-        (f"{MARKS}_has_the_relations_of_its_marked_twin[small steps]",),
+        (f"{MARKS}_has_the_relations_of_its_marked_twin[branches]",),
         "what a hidden state is multiplied with is computed from parameters alone",
     ),
 ]

@@ -48,11 +48,10 @@ OTHER_KINDS = {
 AS_PLAIN = {
     "RandomFeedback": "not-marked",  # a backward rule of its own
     "FeedbackLinear": "not-marked",
-    "SparseLinear": "mixed-positions",  # sums that indices choose
 }
 """What a plain form cannot tell of a weight, and the report says."""
 
-REFUSED = ("FeedbackLinear, adaptive", "SparseLIF")
+REFUSED = ("FeedbackLinear, adaptive",)
 """Where that leaves no weight."""
 
 FOUND = [m for m in MODELS if m.name not in (*AS_PLAIN, *REFUSED)]
@@ -127,10 +126,6 @@ def test_learns_as_by_hand_on_every_path(entry, algorithm):
     compared(entry, CHUNK_SIZES[1:3], (Runs.by_own_gradient, Runs.in_a_stream), algorithm)
 
 
-OTHER_LAYERS = {"SparseLinear": "not-marked"}
-"""Layers of brainstate whose weight is behind an opaque call."""
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -153,10 +148,6 @@ def test_layers_of_brainstate_learn_as_their_marked_twins(row):
             warnings.simplefilter("ignore", braintrace.ApproximationWarning)
             outcomes.append(outcome_of(model, mark, xs))
     (found, relations, kinds), (expected, wanted, own_kinds) = outcomes
-    other = OTHER_LAYERS.get(row.id.partition(",")[0].partition(" ")[0])
-    if other is not None:
-        assert kinds is None or other in kinds
-        return
     assert (relations, kinds) == (wanted, own_kinds)
     assert_gradients_close(found, expected, TOLERANCE, row.id)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import brainstate
 import jax
+import jax.experimental.sparse
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -506,6 +507,88 @@ kept(
 )
 
 
+ENTRIES = np.array([0, 3, 5, 5, 1, 2, 3]), np.array([2, 0, 1, 1, 3, 0, 0])
+"""Rows and columns of a sparse matrix in no order; two places are taken twice."""
+MATRIX = jax.experimental.sparse.BCOO(
+    (np.ones(7), np.stack(ENTRIES, axis=1)), shape=(INPUTS, UNITS)
+)
+PADDED = jax.experimental.sparse.BCOO(
+    (np.ones(7), np.stack((ENTRIES[0], np.minimum(ENTRIES[1] * 2, UNITS)), axis=1)),
+    shape=(INPUTS, UNITS),
+)
+STORED = u.sparse.CSR.fromdense(jnp.asarray(MASK, float))
+BY_UNIT = u.sparse.CSR.fromdense(jnp.asarray(MASK.T, float))
+LISTED = u.sparse.COO.fromdense(jnp.asarray(MASK.T, float))
+COUNT = int(MASK.sum())
+
+
+def added_up(p, x, rows=ENTRIES[0], columns=ENTRIES[1], **options):
+    terms = x[:, rows] * p["w"]
+    return jnp.zeros((len(x), UNITS)).at[:, columns].add(terms, **options)
+
+
+def by_segments(p, x):
+    terms = jax.vmap(lambda x: x[ENTRIES[0]] * p["w"])(x)
+    return jax.ops.segment_sum(terms.T, ENTRIES[1], UNITS).T
+
+
+def sp(p, x, matrix=MATRIX, bias=None):
+    return bt.sparse_matmul(x, p["w"], sparse_mat=matrix, bias=bias)
+
+
+def stored(p, matrix=STORED):
+    return type(matrix)((p["w"], matrix.indices, matrix.indptr), shape=matrix.shape)
+
+
+kept(added_up, sp, name="a sparse matrix", w=(7,))
+kept(
+    lambda p, x: by_segments(p, x) + p["b"],
+    lambda p, x: sp(p, x, bias=p["b"]),
+    name="a sparse matrix by segments, with a bias",
+    w=(7,),
+    b=(UNITS,),
+)
+kept(
+    lambda p, x: jax.vmap(lambda x: added_up(p, x[None])[0], 1, 1)(x.T).T,
+    sp,
+    name="a sparse matrix of samples behind each other",
+    w=(7,),
+)
+kept(
+    lambda p, x: added_up({"w": jnp.exp(p["w"])}, x, columns=np.minimum(ENTRIES[1] * 2, 4)),
+    lambda p, x: sp({"w": jnp.exp(p["w"])}, x, PADDED),
+    name="a sparse matrix with entries that are left out",
+    w=(7,),
+)
+kept(
+    lambda p, x: (stored(p, BY_UNIT) @ x.T).T + p["b"],
+    lambda p, x: sp(p, x, BY_UNIT.T, p["b"]),
+    name="a stored matrix with a bias",
+    w=(COUNT,),
+    b=(UNITS,),
+)
+kept(
+    lambda p, x: x @ stored(p) + p["b"],
+    lambda p, x: sp(p, x, STORED, p["b"]),
+    exact=False,  # JAX takes the gradient of another matrix
+    name="a transposed matrix with a bias",
+    w=(COUNT,),
+    b=(UNITS,),
+)
+kept(
+    lambda p, x: (u.sparse.COO((p["w"], LISTED.row, LISTED.col), shape=LISTED.shape) @ x.T).T,
+    lambda p, x: sp(p, x, LISTED.T),
+    name="a matrix with a list of places",
+    w=(COUNT,),
+)
+kept(
+    lambda p, x: 2 * (x @ p["w"]) + p["b"],
+    lambda p, x: 2 * mm(x, p["w"]) + ew(p["b"]),
+    name="a bias of twice a product",
+    **DENSE,
+)
+
+
 class Model(brainstate.nn.Module):
     """Several steps side by side, each in front of a readout of its own."""
 
@@ -642,8 +725,17 @@ def test_other_rules_learn_as_by_hand(algorithm):
     assert_gradients_close(found, wanted, TOLERANCE)
 
 
+STORED_FOR_ONE = Row(
+    "a stored matrix",
+    lambda p, h, x: leaky(h, stored(p, BY_UNIT) @ x[0]),
+    lambda p, h, x: leaky(h, sp(p, x[0], BY_UNIT.T)),
+    {"w": (COUNT,)},
+)
+
+
 def test_a_model_of_one_sample_is_mapped():
-    rows = tuple(r for r in ROWS if r.name in ("a transposed weight", "a decay, and one minus it"))
+    names = "a transposed weight", "a decay, and one minus it", "a sparse matrix"
+    rows = (*(r for r in ROWS if r.name in names), STORED_FOR_ONE)
     xs = data()
 
     def gradients(kind, **options):
@@ -703,7 +795,43 @@ def with_precision(p, h, x):
     return leaky(h, jnp.dot(x, p["w"], precision="highest"))
 
 
+def shared_terms(p, h, x):
+    terms = x[:, ENTRIES[0]] * p["w"]
+    return leaky(h, jnp.zeros((BATCH, UNITS)).at[:, ENTRIES[1]].add(terms) + terms[:, :UNITS])
+
+
+def columns_from_data(p, h, x):
+    columns = jnp.argsort(x[0, jnp.arange(7) % INPUTS]) % UNITS
+    return leaky(h, added_up(p, x, columns=columns))
+
+
+def rows_that_clip(p, h, x):
+    terms = jnp.take(x, ENTRIES[0] + 2, axis=1, mode="clip") * p["w"]
+    return leaky(h, jnp.zeros((BATCH, UNITS)).at[:, ENTRIES[1]].add(terms))
+
+
+NO_SPARSE_PRODUCT = [shared_terms, columns_from_data, rows_that_clip]
+
+
+@pytest.mark.parametrize("step", NO_SPARSE_PRODUCT)
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+def test_a_sum_that_is_no_sparse_product_is_reported(step):
+    def with_bias(p, h, x):
+        return step(p, h, x) + p["c"]
+
+    learner = compiled(
+        (Row(step.__name__, with_bias, None, {"w": (7,), "c": (UNITS,)}),), "plain", mark="auto"
+    )
+    assert ("mixed-positions", ("w0", "h0")) in findings_of(learner)
+
+
+def stored_where_data_say(p, h, x):
+    matrix = u.sparse.CSR((p["w"][0, :2], jnp.argsort(x[0, :2]), np.array([0, 1, 2])), shape=(2, 4))
+    return leaky(h, x[:, :2] @ matrix)
+
+
 UNMARKED = {
+    "a matrix stored where data say": (stored_where_data_say, "no constant of the step"),
     "a backward rule of its own": (lambda p, h, x: leaky(h, hidden_product(x, p["w"])), "custom_v"),
     "a long loop": (long_loop, "unroll_limit"),
     "an endless loop": (endless_loop, "number of steps is not known"),

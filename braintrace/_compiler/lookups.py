@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,8 +38,9 @@ class Lookup:
     weight: int = 0
     outputs: tuple[int, ...] = ()
 
-    def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
-        """Return the entries at the indices ``x``; there is no bias."""
+    def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
+        """Return the entries at the indices; there is no bias."""
+        weight, x = operands[:2]
         index, count = x if self.entry is None else x[..., self.entry], weight.shape[self.axis]
         if self.mode == GatherScatterMode.CLIP:
             index = jnp.clip(index, 0, count - 1)

@@ -21,6 +21,7 @@ from .analysis import Analysis
 from .computed_from import LOOPS
 from .parametric_uses import ParametricUses
 from .products import Product, is_outer, is_sum_with_weights, low_rank, product_of
+from .sparse_sums import SparseSum, sparse_sum
 from .transfer import CUT, ELEMENTWISE, NONE, Contribution, carries_derivative
 from .walk import back_through
 
@@ -46,7 +47,7 @@ class Bias:
     outputs
         The axes of the sum that are the weight's own.
     moves
-        Equations that transpose the product before.
+        Equations that transpose the product before, or multiply it by one.
     """
 
     total: int
@@ -76,6 +77,8 @@ class MarkPlan:
         Products, and the biases of some of them.
     inner
         Products that are parts of those.
+    terms
+        Multiplications that are parts of products in several equations.
     elementwise
         Operands that are marked element-wise.
     sources
@@ -87,6 +90,7 @@ class MarkPlan:
     products: dict[int, Product] = dataclasses.field(default_factory=dict)
     biases: dict[int, Bias] = dataclasses.field(default_factory=dict)
     inner: set[int] = dataclasses.field(default_factory=set)
+    terms: dict[int, SparseSum] = dataclasses.field(default_factory=dict)
     elementwise: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     sources: dict[Var, Var] = dataclasses.field(default_factory=dict)
     unmarked: list[Unmarked] = dataclasses.field(default_factory=list)
@@ -103,20 +107,12 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
         equation = program.equations[index]
         if index in totals or is_marked(equation):
             continue
-        product = product_of(equation, operands, uses.found)
+        product = product_of(equation, operands, uses.found, analysis.constants)
+        product = product or sparse_sum(uses, analysis.constants, index, operands)
         if isinstance(product, str):
             plan.unmarked.append(Unmarked(equation, operands, product))
         elif product is not None:
-            below = _below(uses, plan, equation.invars[1 - product.weight])
-            both = None if below is None else low_rank(plan.products[below], product)
-            if below is not None and both is not None:
-                del plan.products[below]
-                plan.inner.add(below)
-            product = plan.products[index] = both or product
-            bias = _bias(uses, index, product)
-            if bias is not None:
-                plan.biases[index] = bias
-                totals.add(bias.total)
+            totals.update(_planned(uses, plan, index, product))
         elif equation.primitive.name in LOOPS and uses.holds_product(index):
             plan.unmarked.append(Unmarked(equation, operands, _why_closed(equation, unroll_limit)))
         else:
@@ -135,6 +131,26 @@ OPAQUE = (
     "of which positions reach which through this operation nothing is known, or each reaches "
     "several"
 )
+
+
+def _planned(uses: ParametricUses, plan: MarkPlan, index: int, product: Product) -> set[int]:
+    """Plan the mark of a product, and return the equations that it takes besides."""
+    if isinstance(product, SparseSum):
+        plan.terms[index] = product
+        index = product.total
+    else:
+        below = _below(uses, plan, uses.program.equations[index].invars[1 - product.weight])
+        both = None if below is None else low_rank(plan.products[below], product)
+        if below is not None and both is not None:
+            del plan.products[below]
+            plan.inner.add(below)
+            product = both
+    plan.products[index] = product
+    bias = _bias(uses, index, product)
+    if bias is None:
+        return set()
+    plan.biases[index] = bias
+    return {bias.total}
 
 
 def sources_of(uses: ParametricUses, used: Iterable[Var]) -> dict[Var, Var]:
@@ -197,16 +213,15 @@ def _only_moves(equation: Equation) -> bool:
 
 def _below(uses: ParametricUses, plan: MarkPlan, x: Atom) -> int | None:
     """Return the product without a bias that makes an input which nothing else reads."""
-    program = uses.program
-    index = program.producer.get(x) if is_var(x) else None
-    is_alone = len(program.readers.get(x, ())) == 1 and x not in filter(is_var, program.out_atoms)
+    index = uses.program.producer.get(x) if is_var(x) else None
+    is_alone = is_var(x) and uses.only_reader(x) is not None
     return index if is_alone and index in plan.products and index not in plan.biases else None
 
 
 def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:
     """Return what is added to a product right after it, along its weight's own axes.
 
-    In between it may be transposed, as ``jax.vmap`` does it.
+    In between it may be transposed, as ``jax.vmap`` does it, or be multiplied by one, as units are.
     """
     program, outputs = uses.program, product.outputs
     moves: list[int] = []
@@ -214,38 +229,27 @@ def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:
         return None
     while True:
         (y,) = program.equations[index].outvars
-        readers = program.readers.get(y, ())
-        if len(readers) != 1 or y in filter(is_var, program.out_atoms):
+        reader = uses.only_reader(y)
+        if reader is None:
             return None
-        ((index, operand),) = readers
+        index, operand = reader
         equation = program.equations[index]
-        if equation.primitive.name != "transpose":
+        if equation.primitive.name == "transpose":
+            outputs = tuple(map(equation.params["permutation"].index, outputs))
+        elif not _multiplies_by_one(equation):
             break
-        outputs = tuple(map(equation.params["permutation"].index, outputs))
         moves.append(index)
     if equation.primitive.name not in ("add", "add_any"):
         return None
     if equation.outvars[0].aval.shape != y.aval.shape:
         return None
-    found = _along(uses, equation.invars[1 - operand], outputs)
+    found = uses.along(equation.invars[1 - operand], outputs)
     return None if found is None else Bias(index, operand, *found, outputs, tuple(moves))
 
 
-def _along(
-    uses: ParametricUses, atom: Atom, outputs: Sequence[int]
-) -> tuple[Var, tuple[int, ...]] | None:
-    """Return the variable behind broadcasts that is constant along all other axes."""
-    axes = tuple(range(len(atom.aval.shape)))
-    while uses.is_parametric(atom):
-        sizes = zip(axes, atom.aval.shape, strict=True)
-        if {axis for axis, size in sizes if size != 1} <= set(outputs):
-            return atom, axes
-        equation = uses.maker(atom)
-        if equation is None or equation.primitive.name != "broadcast_in_dim":
-            return None
-        atom = equation.invars[0]
-        axes = tuple(axes[axis] for axis in equation.params["broadcast_dimensions"])
-    return None
+def _multiplies_by_one(equation: Equation) -> bool:
+    numbers = [atom.val for atom in equation.invars if not is_var(atom)]
+    return equation.primitive.name == "mul" and len(numbers) == 1 and bool(np.all(numbers[0] == 1))
 
 
 def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:

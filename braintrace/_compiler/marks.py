@@ -29,6 +29,7 @@ from .computed_from import LOOPS, From
 from .mark_plan import Bias, MarkPlan, Unmarked, keeps_positions, mark_plan
 from .parametric_uses import ParametricUses
 from .products import Product, is_sum_with_weights, row, sum_with_weights
+from .sparse_sums import SparseSum
 from .state_arrays import StateArray
 from .transfer import carries_derivative
 
@@ -210,9 +211,12 @@ class _Marks:
             bias = plan.biases.get(index)
             rules[index] = _product(product)
             if bias is not None:
-                rules.update(dict.fromkeys((index, *bias.moves), _later))
+                rules.update({index: _later, **dict.fromkeys(bias.moves, _passed)})
                 rules[bias.total] = self._biased(product, bias)
         rules.update(dict.fromkeys(plan.inner, _later))
+        for index, terms in plan.terms.items():
+            rules.update({terms.gather: _later, **dict.fromkeys(terms.moves, _passed)})
+            rules[index] = self._terms(terms)
         return rules
 
     def of(self, var: Var) -> jax.Array:
@@ -262,31 +266,43 @@ class _Marks:
         def rule(equation: Equation, operands: list[Any]) -> list[Any]:
             shape = equation.outvars[0].aval.shape
             vector = row(self._values[bias.var], bias.axes, bias.outputs, shape)
-            given = operands[bias.operand].operands
-            y = product(given[1 - product.weight], given[product.weight], vector)
+            y = product(operands[bias.operand].operands, vector)
             for move in bias.moves:
-                (y,) = bind(program.equations[move], [y])
+                moved = program.equations[move]
+                (y,) = bind(moved, [y if is_var(atom) else atom.val for atom in moved.invars])
             return [y]
+
+        return rule
+
+    def _terms(self, terms: SparseSum) -> Rule:
+        def rule(equation: Equation, operands: list[Any]) -> list[Any]:
+            shape = equation.outvars[0].aval.shape
+            entries = row(self._values[terms.var], terms.axes, (terms.place,), shape)
+            return [_Operands([operands[1 - terms.weight].operands[0], entries])]
 
         return rule
 
 
 def _product(product: Product) -> Rule:
     def rule(_: Equation, operands: list[Any]) -> list[Any]:
-        return [product(operands[1 - product.weight], operands[product.weight], None)]
+        return [product(operands, None)]
 
     return rule
 
 
 @dataclasses.dataclass(frozen=True)
 class _Operands:
-    """What a product is made of, in the place of its value: a bias is still to be added."""
+    """What a product is made of, in the place of its value: it is computed later, with more."""
 
     operands: list[Any]
 
 
-def _later(equation: Equation, operands: list[Any]) -> list[Any]:
-    return operands if equation.primitive.name == "transpose" else [_Operands(operands)]
+def _later(_: Equation, operands: list[Any]) -> list[Any]:
+    return [_Operands(operands)]
+
+
+def _passed(_: Equation, operands: list[Any]) -> list[Any]:
+    return [operand for operand in operands if isinstance(operand, _Operands)]
 
 
 def _diagnostic(uses: ParametricUses, found: Unmarked, by_var: dict[Var, StateArray]) -> Diagnostic:

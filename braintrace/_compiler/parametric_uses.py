@@ -62,6 +62,29 @@ class ParametricUses:
         index = self.program.producer.get(var)
         return None if index is None else self.program.equations[index]
 
+    def only_reader(self, var: Var) -> tuple[int, int] | None:
+        """Return the one use of a variable, an equation and an operand; ``None`` of several."""
+        readers = self.program.readers.get(var, ())
+        is_result = any(atom is var for atom in self.program.out_atoms)
+        return readers[0] if len(readers) == 1 and not is_result else None
+
+    def along(self, atom: Atom, kept: Sequence[int]) -> tuple[Var, tuple[int, ...]] | None:
+        """Return the variable behind broadcasts that is constant along all but some axes.
+
+        And the axes of the operand along which its own stand.
+        """
+        axes = tuple(range(len(atom.aval.shape)))
+        while self.is_parametric(atom):
+            sizes = zip(axes, atom.aval.shape, strict=True)
+            if {axis for axis, size in sizes if size != 1} <= set(kept):
+                return atom, axes
+            equation = self.maker(atom)
+            if equation is None or equation.primitive.name != "broadcast_in_dim":
+                return None
+            atom = equation.invars[0]
+            axes = tuple(axes[axis] for axis in equation.params["broadcast_dimensions"])
+        return None
+
     def holds_product(self, index: int) -> bool:
         """Tell whether a loop or branch has in it a product by weights, or a marked operation."""
         equation = self.program.equations[index]

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from .. import _etrace_op
 from .._jax import Equation, Var
 from .computed_from import From, of_operands
+from .constants import Constants
 from .lookups import lookup_of
+from .sparse_products import STORED, stored_of
 
 
 class Product(Protocol):
@@ -25,7 +27,7 @@ class Product(Protocol):
     Attributes
     ----------
     weight
-        Which operand is the weight; the other one is the input.
+        Which operand is the weight; of two, the other one is the input.
     outputs
         The axes of the result that are the weight's own, along which a bias may stand.
     """
@@ -36,13 +38,16 @@ class Product(Protocol):
     @property
     def outputs(self) -> tuple[int, ...]: ...
 
-    def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
-        """Return the marked product of an input and a weight, plus a bias if there is one."""
+    def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
+        """Return the marked product of the equation's operands, plus a bias if there is one."""
         ...
 
 
 def product_of(
-    equation: Equation, positions: Sequence[int], found: dict[Var, From]
+    equation: Equation,
+    positions: Sequence[int],
+    found: dict[Var, From],
+    constants: Constants | None = None,
 ) -> Product | str | None:
     """Return an equation as a marked product.
 
@@ -54,6 +59,8 @@ def product_of(
         The operands that are computed from parameters.
     found
         What variables are computed from.
+    constants
+        The constants of the program; ``None``: they are not known yet.
 
     Returns
     -------
@@ -61,6 +68,8 @@ def product_of(
         ``None``: it is no product with a weight. A text: why a product cannot be marked.
     """
     name, params = equation.primitive.name, equation.params
+    if name in STORED:
+        return stored_of(equation, constants) if tuple(positions) == (0,) else None
     if len(positions) != 1 or of_operands(equation, found)[1 - positions[0]] is not From.DATA:
         return None
     product: Product | None = None
@@ -152,8 +161,9 @@ class Dense:
         first = shared + (of_input if self.weight == 1 else 0)
         return (*range(shared), *range(first, first + of_weight))
 
-    def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
+    def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the product; see `Product`."""
+        x, weight = operands[1 - self.weight], operands[self.weight]
         of_x, of_weight = zip(self.shared, self.summed, self.free, strict=True)
         (x_shared, x_summed, x_free), (w_shared, w_summed, w_free) = of_x, of_weight
         leading = [x.shape[axis] for axis in x_free]
@@ -200,10 +210,11 @@ class LowRank:
         """The axes that the second weight brings."""
         return self.second.outputs
 
-    def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
+    def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the product; see `Product`."""
         first, second = self.first, self.second
-        x, lower = x.operands[1 - first.weight], x.operands[first.weight]
+        inner, weight = operands[1 - second.weight].operands, operands[second.weight]
+        x, lower = inner[1 - first.weight], inner[first.weight]
         (x_summed, l_summed), (x_free, l_free) = first.summed, first.free
         pairs = sorted(zip(*second.summed, strict=True))
         leading = [x.shape[axis] for axis in x_free]
@@ -235,9 +246,9 @@ class Convolution:
     outputs: tuple[int, ...]
     weight: int = 1
 
-    def __call__(self, x: Any, weight: Any, bias: Any) -> Any:
+    def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the convolution; see `Product`."""
-        params = self.params
+        (x, weight), params = operands, self.params
         same = "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers"
         counts = "feature_group_count", "batch_group_count"
         return _etrace_op.conv(

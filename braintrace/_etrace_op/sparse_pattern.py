@@ -128,10 +128,10 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
     names, read = _READERS[kind]
     indices = [getattr(matrix, name) for name in names]
     if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in indices):
-        return _make_pattern(*read(*indices), shape)
+        return make_pattern(*read(*indices), shape)
     key = (kind, shape, *map(id, indices))
     if key not in _known:
-        _known[key] = _make_pattern(*read(*indices), shape)
+        _known[key] = make_pattern(*read(*indices), shape)
         for array in indices:
             weakref.finalize(array, _known.pop, key, None).atexit = False
     return _known[key]
@@ -141,7 +141,7 @@ _known: dict[tuple[Any, ...], SparsePattern] = {}
 """What arrays of indices that are still alive have been read as: every trace of a model asks."""
 
 
-def _make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> SparsePattern:
+def make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> SparsePattern:
     if (rows < 0).any() or (columns < 0).any():
         raise ShapeError("`sparse_matmul`: the structure of `sparse_mat` has negative indices.")
     padding = (rows >= shape[0]) | (columns >= shape[1])
@@ -168,7 +168,7 @@ def _concrete(indices: Any) -> np.ndarray:
     return np.asarray(indices).astype(np.int64)
 
 
-def _read_compressed(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarray]:
+def read_compressed(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarray]:
     counts = np.diff(_concrete(pointers))
     minor = _concrete(indices)
     major = np.full(len(minor), len(counts))  # entries beyond the last pointer are padding
@@ -177,7 +177,7 @@ def _read_compressed(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarra
 
 
 def _read_csc(indices: Any, pointers: Any) -> tuple[np.ndarray, np.ndarray]:
-    columns, rows = _read_compressed(indices, pointers)
+    columns, rows = read_compressed(indices, pointers)
     return rows, columns
 
 
@@ -191,9 +191,9 @@ def _read_bcoo(indices: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 _READERS: dict[str, tuple[tuple[str, ...], Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
-    "CSR": (("indices", "indptr"), _read_compressed),
+    "CSR": (("indices", "indptr"), read_compressed),
     "CSC": (("indices", "indptr"), _read_csc),
     "COO": (("row", "col"), _read_coo),
     "BCOO": (("indices",), _read_bcoo),
-    "BCSR": (("indices", "indptr"), _read_compressed),
+    "BCSR": (("indices", "indptr"), read_compressed),
 }
