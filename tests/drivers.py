@@ -12,6 +12,7 @@ from rules import RULES, options_of
 
 import braintrace
 from braintrace._executor import outliving
+from braintrace._executor.random_signs import signs
 
 BATCH_STYLES = ("batch axis", "mapped", "single")
 SILENT = ("immediate", braintrace.Immediate, "rtrl", braintrace.RTRL, "ostl_recurrent")
@@ -111,3 +112,10 @@ def rewind(learner, traces):
     own = learner.algorithm.traces
     if stream := outliving(learner.algorithm.compiled.trace_specs):
         own.value = {**own.value, **{key: traces[key] for key in stream}}
+
+
+def drawn_signs(learner, shape, length):
+    """The signs that a learner with a random rule draws in its first steps."""
+    key = learner.algorithm.zero_traces()["key"]
+    steps = [{"key": key, "draws": np.uint32(t)} for t in range(length)]
+    return np.stack([signs(step, np.zeros(1), shape, np.float64) for step in steps])

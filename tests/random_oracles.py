@@ -189,44 +189,43 @@ def pulled_to_parameters(case, params, states, x, parts):
     return pull((of_products, of_rest))[0]
 
 
-def of_one_product(rule, product, params, hs, xs, signs):
-    """Gradient of ``sum h'^2`` of ``h' = tanh(x + product(h, params))``, by either rule.
+def of_one_product(rule, network, params, S, xs, signs):
+    """Gradient of the losses of steps with one product, by either rule.
 
-    hs: (batch, *shape); xs: (time, batch, *shape); signs: as for the rule, one product.
+    network: with ``step(S, x, params, added=0)`` of one sample, its states one vector, ``added``
+        to the product's output of a given ``shape``; ``operand(S, x)``, the vector of the
+        product's input, and a one for its bias; ``pulled(u, onto, params)``, like params:
+        ``onto`` the output, pulled back at such a vector; ``loss(S')`` of all samples.
+    S: (batch, n); xs: (time, batch, *shape); signs: as for the rule.
     """
     theta, unravel = ravel_pytree(params)
-    n, numbers = hs[0].size, (len(hs), hs[0].size)
 
     @jax.jit
     @partial(jax.vmap, in_axes=(None, 0, 0))
-    def facts(theta, h, x):
-        def new(theta, h, added=0.0):
-            y = product(h.reshape(hs[0].shape), unravel(theta)) + added
-            return jnp.tanh(x + y).ravel()
+    def facts(theta, S, x):
+        def new(theta, S, added=0.0):
+            return network.step(S, x, unravel(theta), added)
 
-        zero = jnp.zeros(hs[0].shape)
-        J, F = jax.jacrev(new, 1)(theta, h), jax.jacrev(new)(theta, h)
-        return new(theta, h), J, F, jax.jacrev(new, 2)(theta, h, zero).reshape(n, n)
+        J, F = jax.jacrev(new, 1)(theta, S), jax.jacrev(new)(theta, S)
+        Df = jax.jacrev(new, 2)(theta, S, jnp.zeros(network.shape)).reshape(S.size, -1)
+        return new(theta, S), J, F, Df, network.operand(S, x)
 
-    def pulled(u, onto):
-        inputs, cotangent = u.reshape(hs[0].shape), onto.reshape(hs[0].shape)
-        return jax.vjp(lambda theta: product(inputs, unravel(theta)), theta)[1](cotangent)[0]
-
-    h, gradient = np.reshape(hs, numbers), 0.0
-    left, right = np.zeros(numbers), np.zeros((len(hs), *((theta.size,), (n, n))[rule != "uoro"]))
+    pulled = jax.jit(lambda u, onto: ravel_pytree(network.pulled(u, onto, params))[0])
+    signal_of, gradient, left = jax.jit(jax.grad(network.loss)), 0.0, None
     for x, now in zip(xs, signs, strict=True):
-        new, Js, Fs, Dfs = jax.tree.map(np.asarray, facts(theta, h, x))
-        for b in range(len(hs)):
-            mu, nu = 2 * new[b] @ Js[b], now[b]
+        S, Js, Fs, Dfs, us = jax.tree.map(np.asarray, facts(theta, S, x))
+        if left is None:
+            left, right = map(np.zeros_like, (S, Fs[:, 0]) if rule == "uoro" else (us, Dfs))
+        for b, signal in enumerate(np.asarray(signal_of(S))):
+            mu, nu = signal @ Js[b], now[b]
             if rule == "uoro":
                 past, carried = mu @ left[b] * right[b], (Js[b] @ left[b], right[b])
                 entering = (nu, nu @ Fs[b])
             else:
                 past, carried = pulled(left[b], mu @ right[b]), (left[b], Js[b] @ right[b])
-                entering = (nu * h[b], nu * Dfs[b])
-            gradient = gradient + 2 * new[b] @ Fs[b] + past
+                entering = (nu * us[b], nu * Dfs[b])
+            gradient = gradient + signal @ Fs[b] + past
             (p0, p0_inverse), (p1, p1_inverse) = balance(*carried[::-1]), balance(*entering[::-1])
             left[b] = p0 * carried[0] + p1 * entering[0]
             right[b] = p0_inverse * carried[1] + p1_inverse * entering[1]
-        h = new
     return unravel(gradient)

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 import random_oracles
 import references
-import saiunit
 from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
-from drivers import build_learner, named, sequence_gradient, snapshot, weights_of
+from drivers import build_learner, drawn_signs, named, sequence_gradient, snapshot, weights_of
 
 import braintrace
-from braintrace._executor.random_signs import signs
 from braintrace._executor.whole_chunk import parameters_behind
 from braintrace._executor.whole_state import forgets_old_states
 
@@ -33,17 +31,10 @@ def learner_of(name, algorithm, style="batch axis", dtype=np.float64, **options)
     return build_learner(case, algorithm, style, BATCH, dtype=dtype, seed=SEED, **options)
 
 
-def drawn(learner, shape, start=0, length=LENGTH, stream=None):
-    """The signs of some steps."""
-    traces = learner.algorithm.zero_traces() if stream is None else stream
-    steps = [{"key": traces["key"], "draws": jnp.uint32(start + t)} for t in range(length)]
-    return np.stack([signs(s, jnp.zeros(1), shape, np.float64) for s in steps])
-
-
 def in_order_of_oracle(learner):
     """Signs of UORO, (time, samples, states by name)."""
     whole = learner.graph.whole
-    found = drawn(learner, (whole.samples, whole.size))
+    found = drawn_signs(learner, (whole.samples, whole.size), LENGTH)
     names = [leaf.name.replace("/", ".") for leaf in whole.leaves]
     parts = dict(zip(names, np.split(found, np.cumsum(whole.sizes)[:-1], axis=2), strict=True))
     return np.concatenate([parts[name] for name in sorted(parts)], axis=2)
@@ -53,7 +44,7 @@ def by_operation(case, learner):
     """Those of KF-RTRL, {operation: (time, samples)}."""
     graph, whole = learner.graph, learner.graph.whole
     products = [use for use in whole.uses if use.kind == "product"]
-    found = drawn(learner, (whole.samples, len(products)))
+    found = drawn_signs(learner, (whole.samples, len(products)), LENGTH)
     signs = {}
     for index, use in enumerate(products):
         names = parameters_behind(graph, use)
@@ -225,101 +216,6 @@ def test_windows_are_exact_inside():
     assert_gradients_differ(found, exact, 1e-3)
 
 
-# --- every operation
-
-PATTERN = np.random.default_rng(0).random((4, 4)) < 0.6
-PATTERN |= np.eye(4, dtype=bool)
-
-
-MATRIX = saiunit.sparse.CSR.fromdense(jnp.asarray(PATTERN, jnp.float32))
-
-
-def sparse(h, params, library):
-    if library:
-        return braintrace.sparse_matmul(h, params["w"], sparse_mat=MATRIX)
-    return h @ jnp.zeros((4, 4)).at[np.nonzero(PATTERN)].set(params["w"])
-
-
-def lora(h, params, library):
-    if library:
-        return braintrace.lora_matmul(h, params["B"], params["A"], alpha=0.5)
-    return 0.5 * h @ params["B"] @ params["A"]
-
-
-def feedback(h, params, library):
-    back = np.linspace(-1, 1, 16).reshape(4, 4)
-    if library:
-        return braintrace.feedback_matmul(h, params["w"], back)
-    held = jax.lax.stop_gradient(h)
-    return held @ params["w"] + (h - held) @ back
-
-
-def convolution(h, params, library):
-    if library:
-        return braintrace.conv(h, params["w"], padding="SAME")
-    return jax.lax.conv(h[None], params["w"], (1,), "SAME")[0]
-
-
-OPERATIONS = {
-    "sparse": (sparse, {"w": (int(PATTERN.sum()),)}, (4,)),
-    "lora": (lora, {"B": (4, 2), "A": (2, 4)}, (4,)),
-    "feedback": (feedback, {"w": (4, 4)}, (4,)),
-    "conv": (convolution, {"w": (2, 2, 3)}, (2, 4)),
-}
-
-
-class OneProduct(brainstate.nn.Module):
-    """One operation of the library, recurrent."""
-
-    def __init__(self, product, params, start):
-        super().__init__()
-        self.product, self.start = product, start
-        for name, value in params.items():
-            setattr(self, name, brainstate.ParamState(jnp.asarray(value)))
-        self.names = list(params)
-
-    def init_state(self, **_):
-        self.h = brainstate.HiddenState(jnp.asarray(self.start))
-
-    def update(self, x):
-        params = {name: getattr(self, name).value for name in self.names}
-        self.h.value = jnp.tanh(x + self.product(self.h.value, params, True))
-        return self.h.value
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(
-    ("algorithm", "name"),
-    [
-        ("uoro", "conv"),
-        ("kf_rtrl", "sparse"),
-        ("kf_rtrl", "lora"),
-        *(
-            pytest.param(*row, marks=pytest.mark.nightly)
-            for row in [
-                ("uoro", "sparse"),
-                ("uoro", "lora"),
-                ("uoro", "feedback"),
-                ("kf_rtrl", "feedback"),
-            ]
-        ),
-    ],
-)
-def test_every_operation(algorithm, name):
-    product, shapes, shape = OPERATIONS[name]
-    rng = np.random.default_rng(0)
-    params = {key: rng.normal(size=size) for key, size in shapes.items()}
-    start, xs = rng.normal(size=(BATCH, *shape)), rng.normal(size=(LENGTH, BATCH, *shape))
-    model = OneProduct(product, params, start)
-    learner = braintrace.compile(model, algorithm, xs[0], batch_size=BATCH, seed=SEED)
-    size = start[0].size if algorithm == "uoro" else 1
-    oracle_signs = drawn(learner, (BATCH, size))
-    found = learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum(), reduction="sum")
-    plain = functools.partial(product, library=False)
-    wanted = random_oracles.of_one_product(algorithm, plain, params, start, xs, oracle_signs)
-    assert_gradients_close(named(found), wanted, 1e-10, name)
-
-
 class Delayed(brainstate.nn.Module):
     """What is returned is what was there before; no state depends on the one before."""
 
@@ -448,7 +344,7 @@ def test_a_seed_says_what_is_drawn():
         braintrace.compile(case.build(), "uoro", x, batch_size=BATCH, seed=seed)
         for seed in (5, 5, 6)
     ]
-    first, same, other = (drawn(learner, (BATCH, 50)) for learner in learners)
+    first, same, other = (drawn_signs(learner, (BATCH, 50), LENGTH) for learner in learners)
     np.testing.assert_array_equal(first, same)
     rows = np.concatenate([first, other]).reshape(-1, 50)
     assert len(np.unique(rows, axis=0)) == 2 * LENGTH * BATCH
