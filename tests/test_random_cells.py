@@ -3,12 +3,13 @@
 import collections
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 from assertions import assert_gradients_close
 from hypothesis import HealthCheck, Phase, given, settings
-from random_cells import BATCH, INPUTS, OUTPUTS, Program, RandomCell, programs
+from random_cells import BATCH, INPUTS, OUTPUTS, UNITS, Program, RandomCell, programs
 from recorded import RecordedCase
 from zoo_record import ZooModel
 from zoo_runs import Runs, data
@@ -37,18 +38,22 @@ def compiled(program):
 
 
 def layouts(graph):
-    """How the states come into their groups' order: a cell may read another in mirror order."""
+    """How the states come into their groups' order: a cell may read another in mirror order.
 
-    def permuted(order):
-        inverse = np.argsort(order)
-        to_group, from_group = (
-            lambda value, taken=taken: value.ravel()[taken].reshape(value.shape)
-            for taken in (inverse, order)
-        )
-        return to_group, from_group
+    A state may also be at a part of its group's positions only; the others hold zeros, which
+    nothing reads.
+    """
+
+    def placed(ids, size):
+        assert len(np.unique(ids)) == ids.size, "two elements of a state are at one position"
+
+        def to_group(value):
+            return jnp.zeros(size, value.dtype).at[ids].set(value)
+
+        return to_group, lambda value: value[ids]
 
     return {
-        state.name: permuted(layout.ravel())
+        state.name: placed(layout, group.num_positions)
         for group in graph.hidden_groups
         for state, layout in zip(group.states, group.old_layouts, strict=True)
         if layout is not None
@@ -61,9 +66,9 @@ def dense(program, groups, canonical):
     case = RecordedCase("random cell", model, xs[0], groups, canonical)
     params, states = jax.tree.map(np.asarray, (case.params(), case.states()))
     read, reached = dependencies(case, params, states, xs[0])
-    assert not coupled(case, read), "two groups are coupled position by position"
+    assert not coupled(case, states, read, canonical), "two groups are coupled position by position"
     case.relations = {
-        operation: tuple(group for group in groups if np.any(reached[group][operation]))
+        operation: tuple(group for group in groups if any(map(np.any, reached[group][operation])))
         for operation in case.relations
     }
     return oracles.dense_d_rtrl(case, params, states, xs, targets)
@@ -104,16 +109,20 @@ def dependencies(case, params, states, x):
     return read, reached
 
 
-def coupled(case, read):
+def coupled(case, states, read, canonical):
     """Whether a state of one group reads one of another at its own position."""
     group_of = {name: group for group, members in case.groups.items() for name in members}
+    positions = {name: np.arange(value.size) for name, value in states.items()}
+    own = {
+        name: canonical[name][1](of) if name in canonical else of for name, of in positions.items()
+    }
 
-    def at_own_position(derivative):
-        size = int(np.sqrt(derivative.size))
-        return np.any(np.diag(np.reshape(derivative, (size, size))))
+    def at_own_position(new, old, derivative):
+        full = np.reshape(derivative, (len(positions[new]), len(positions[old])))
+        return np.any(full[own[new].ravel(), own[old].ravel()])
 
     return any(
-        group_of[new] != group_of[name] and at_own_position(derivative)
+        group_of[new] != group_of[name] and at_own_position(new, name, derivative)
         for of_new in read
         for new, by_name in of_new.items()
         for name, derivative in by_name.items()
@@ -167,6 +176,15 @@ def test_mixing_of_a_state_is_not_silent(name):
 @pytest.mark.parametrize("name", ["roll", "flip", "swap", "mirror", "shift"])
 def test_an_output_that_reaches_two_positions_by_moves_is_traced(name):
     assert outcome(Program(1, ((name, 0, 0), ("gain", 0, 0)))) == "equal"
+
+
+def test_states_at_a_part_of_their_positions_are_traced():
+    """The first position of one state is none of the others': it reads them from the second on."""
+    instructions = (("sigmoid", 1, 0), ("input", 2, 0), ("halves", 0, 1), ("padded", 1, 0))
+    program = Program(2, instructions)
+    groups = compiled(program).learner.graph.hidden_groups
+    assert any(group.num_positions > UNITS * BATCH for group in groups)
+    assert outcome(program) == "equal"
 
 
 @pytest.mark.parametrize("name", ["dot", "cumsum"])
