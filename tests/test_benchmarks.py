@@ -63,7 +63,21 @@ SMALLEST = {
     "trace_dtype": trace_dtype.case(8, 4, hidden=8, batch=2),
     "matrix_rate": matrix_rate.case("float32", 8, 16, steps=4, batch=2),
 }
-OF_THE_NIGHT = {"operations", "sparse_nets", "streaming"}
+OF_THE_NIGHT = {
+    "first_call",
+    "length",
+    "mask",
+    "matrix_rate",
+    "operations",
+    "predict",
+    "readouts",
+    "short_memory",
+    "sparse_nets",
+    "stacks",
+    "streaming",
+    "trace_dtype",
+    "whole_state",
+}
 
 FOR_A_GPU = {
     "step": gpu_program.step_case("dense", 8, 2),

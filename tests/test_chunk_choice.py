@@ -197,7 +197,9 @@ def test_a_device_may_tell_its_memory():
     assert memory.memory_of(FakeDevice()) == 1234
 
 
-@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+@pytest.mark.parametrize(
+    "algorithm", ["d_rtrl", pytest.param("es_d_rtrl", marks=pytest.mark.nightly)]
+)
 def test_every_budget_gives_the_same_and_the_report_says_how(algorithm):
     options = {} if algorithm == "d_rtrl" else {"decay_or_rank": 0.7}
     xs, steps = sequence(12), 12
