@@ -1,5 +1,6 @@
 """What rules that pass weights have in common: gradients go back through the steps themselves."""
 
+import abc
 import dataclasses
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from .._typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class PassingTraces:
+class PassingTraces(abc.ABC):
     """The parts of a `TraceMethod` that are the same for all rules with this boundary."""
 
     boundary: ClassVar[Boundary] = "passed"
@@ -25,7 +26,7 @@ class PassingTraces:
         """Tell that traces are those of parameters, marked or not."""
         return False
 
-    def check(self, graph: ETraceGraph) -> None:
+    def check(self, graph: ETraceGraph) -> None:  # noqa: B027  # most rules refuse nothing
         """Accept every operation that has a derivative."""
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
@@ -44,12 +45,13 @@ class PassingTraces:
         """Not called: the gradient goes back through the steps."""
         raise NotImplementedError
 
+    @abc.abstractmethod
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """See `TraceMethod`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def entry_gradient(
         self,
         graph: ETraceGraph,
@@ -59,7 +61,6 @@ class PassingTraces:
         zeros_select: bool = False,
     ) -> Weights:
         """See `TraceMethod`."""
-        raise NotImplementedError
 
     def step(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
