@@ -7,8 +7,8 @@ one of weight and output free (``n``), one of input and output of the data (``d`
 have any number of letters, in any order. An output element reads one entry of the weight for every
 ``k``, so that the trace is that of a product of matrices side by side (see `grouped`), and without
 shared letters that of one (see `dense`): the axes of each kind are made one, and every other number
-is where it was. A letter that an operand has twice takes its diagonal, and axes of one operand alone
-are summed over, before all that.
+is where it was. Before all that, a letter that an operand has twice takes its diagonal, and axes of
+one operand alone are summed over.
 
 Without a free letter, or without a contracted one, nothing is mixed: every element of the input
 goes to one output, or every output comes from one. The weight is then spelled out as element-wise,
