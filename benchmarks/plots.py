@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from braintrace._optional import optional_import
+
 from .results import Result
 
 AXES = {"T": "steps", "H": "hidden", "B": "batch"}
@@ -63,21 +65,17 @@ def draw(results: Result, stem: Path) -> list[str]:
 
     Raises
     ------
-    ModuleNotFoundError
+    MissingPackageError
         Without matplotlib; the message names the extra that brings it.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        message = "Plots need matplotlib: pip install -e '.[benchmarks]'"
-        raise ModuleNotFoundError(message) from error
+    figures = optional_import("matplotlib.figure", "benchmarks")
     names = []
     kinds = (
         ("time", times_against, "seconds"),
         ("memory", memory_against, "temporary MiB"),
     )
     for kind, series_of, unit in kinds:
-        figure = Figure(figsize=(13, 4), layout="constrained")
+        figure = figures.Figure(figsize=(13, 4), layout="constrained")
         for panel, axis in zip(figure.subplots(1, 3), AXES, strict=True):
             _draw(panel, series_of(results, axis), axis, unit)
         figure.suptitle(f"Sequence gradient of a leaky tanh RNN, {results['machine']['name']}")

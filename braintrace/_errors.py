@@ -45,5 +45,9 @@ class OptionError(BraintraceError, ValueError):
     """An option has a value that is not one of those it accepts."""
 
 
+class MissingPackageError(BraintraceError, ModuleNotFoundError):
+    """A feature needs a package that is not installed; the message says how to install it."""
+
+
 class RecompilationWarning(UserWarning):
     """Compiling takes more time than it should, because something changes from call to call."""

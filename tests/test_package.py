@@ -4,17 +4,20 @@ import ast
 import importlib.metadata
 import importlib.resources
 import inspect
+import json
 import operator
 import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import brainstate
 import pytest
 
 import braintrace
 from braintrace import _brainstate, _jax
+from braintrace._optional import optional_import
 
 ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "braintrace").rglob("*.py"))
@@ -22,6 +25,7 @@ SOURCES = sorted((ROOT / "braintrace").rglob("*.py"))
 ROOMS = [
     "_jax",
     "_errors",
+    "_optional",
     "_typing",
     "_arguments",
     "_foreign",
@@ -253,6 +257,31 @@ def test_the_check_of_private_names_sees(source):
 def test_files_stay_readable():
     lines = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in SOURCES}
     assert {path: count for path, count in lines.items() if count > 450} == {}
+
+
+def test_a_package_that_is_missing_is_told_with_the_extra_that_brings_it(monkeypatch, tmp_path):
+    assert optional_import("json.decoder", "plots") is json.decoder
+    with pytest.raises(braintrace.MissingPackageError, match=r"`plotting_x`.*\[plots\]") as caught:
+        optional_import("plotting_x.figure", "plots")
+    assert isinstance(caught.value, ImportError)
+    assert caught.value.name == "plotting_x"
+    (tmp_path / "broken_package.py").write_text("import a_package_that_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_nobody_has") as caught:
+        optional_import("broken_package", "plots")
+    assert not isinstance(caught.value, braintrace.MissingPackageError)
+
+
+def test_optional_packages_belong_to_extras():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    calls = [
+        node
+        for path in [*SOURCES, *(ROOT / "benchmarks").rglob("*.py")]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "optional_import"
+    ]
+    assert calls
+    assert {call.args[1].value for call in calls} <= set(extras["optional-dependencies"])
 
 
 def test_import_loads_nothing_that_brainstate_has_not_loaded():
