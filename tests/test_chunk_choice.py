@@ -238,6 +238,27 @@ def test_every_budget_gives_the_same_and_the_report_says_how(algorithm):
     assert all(text in str(report) and text in report._repr_html_() for text in printed)
 
 
+def test_what_only_an_update_keeps_takes_no_memory_where_nothing_is_updated():
+    """RTRL from zero traces needs one chunk, whose traces are computed in parts if ever."""
+    budget, steps, xs = 5_000, 24, sequence(48)
+
+    def run(**options):
+        learner = leaky_learner("rtrl")
+
+        def step(x):
+            return jnp.sum(learner(x) ** 2)
+
+        parts = [gradient(learner, part, step, **options) for part in (xs[:steps], xs[steps:])]
+        return learner.report().sequences, jax.tree.map(jnp.add, *parts)
+
+    (first, second), found = run(memory_budget=budget)
+    assert first.from_zero and first.chunks == 1
+    assert second.chunks > 2 and second.record_bytes <= budget
+    assert second.record_bytes / second.chunk_size > first.record_bytes / first.chunk_size
+    _, expected = run(chunk_size=1)
+    assert_gradients_close(found, expected, 1e-5)
+
+
 @pytest.mark.optimised
 def test_working_memory_is_flat_in_time_beyond_the_budget():
     """What the compiled program takes, from zero traces and on, is about what is said."""

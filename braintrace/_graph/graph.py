@@ -142,7 +142,7 @@ class ETraceGraph:
         """Size of what one step records: what the learning rule needs, and the signals."""
         if "step" in self.needs:
             inputs = sum(var.aval.size * var.aval.dtype.itemsize for var in self.recorded_inputs)
-            return int(inputs) + (0 if self.whole is None else self.whole.record_bytes)
+            return int(inputs)
         relations = self.hidden_param_op_relations if "x" in self.needs else ()
         inputs = {r.x_var: r.x_var.aval for r in relations if r.x_var is not None}
         total = sum(aval.size * aval.dtype.itemsize for aval in inputs.values())

@@ -132,8 +132,8 @@ class WholeState:
         return sum(self.sizes)
 
     @property
-    def record_bytes(self) -> int:
-        """What the cotangents of products take that are kept of every step."""
+    def update_bytes(self) -> int:
+        """What the cotangents of products take that an update keeps of every step."""
         products = (use for use in self.uses if use.kind == "product")
         return self.size * sum(use.output_bytes for use in products)
 

@@ -102,6 +102,8 @@ class Work:
         Size of the traces.
     record_bytes
         What a step of a chunk records.
+    update_bytes
+        What is kept of a step besides where the traces after its chunk are computed.
     gathered
         How many numbers of gradient and traces are those of entries of sparse matrices.
     state_size
@@ -115,8 +117,14 @@ class Work:
     trace_bytes: int
     trace_entries: int
     record_bytes: int
+    update_bytes: int = 0
     gathered: int = 0
     state_size: int = 0
+
+    def memory(self, steps: int, chunk: int, from_zero: bool) -> int:
+        """Return how many bytes are recorded and kept of a chunk; see `seconds`."""
+        is_followed = chunk < steps or not from_zero
+        return chunk * (self.record_bytes + is_followed * self.update_bytes)
 
     def seconds(self, steps: int, chunk: int, from_zero: bool, rates: Rates) -> float:
         """Return how long it takes in chunks of a length.
@@ -135,7 +143,8 @@ class Work:
         entering = updates * chunk if from_zero else steps
         of_step = self.passes * self.flops * rates.flop + self.operations * rates.operation
         of_chunk = OPERATIONS_OF_CHUNK * self.operations * rates.operation
-        outside_caches = min(1.0, chunk * self.record_bytes / CACHES)
+        recorded = self.memory(steps, chunk, from_zero)
+        outside_caches = min(1.0, recorded / CACHES)
         of_transition = 2 * self.state_size * self.trace_entries * rates.trace_flop
         return (
             steps * of_step
@@ -144,7 +153,7 @@ class Work:
             + chunks * of_chunk
             + updates * self.trace_bytes * rates.trace_byte
             + entering * 2 * self.trace_entries * rates.trace_flop
-            + steps * self.record_bytes * outside_caches * rates.record_byte
+            + steps * recorded / chunk * outside_caches * rates.record_byte
             + self.gathered * (chunks * rates.gather + steps * rates.gathered)
         )
 
@@ -168,6 +177,7 @@ def work_of(algorithm: ETraceAlgorithm, record_bytes: int, passes: int = 3) -> W
         trace_bytes=sum(spec.nbytes for spec in specs),
         trace_entries=sum(math.prod(spec.shape) for spec in specs),
         record_bytes=record_bytes,
+        update_bytes=0 if whole is None else whole.update_bytes,
         gathered=_entries_of(algorithm.graph, specs),
         state_size=0 if whole is None else whole.size,
     )

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
-from .._executor import chunk_gradient, run_window, zero_probes
+from .._executor import as_arrays, chunk_gradient, run_window, zero_probes
 from .._graph import Records, Traces, Weights, inputs_for
 from .._runtime import add_to_states
 from .._typing import PyTree
 from .arguments import Options
 from .at_once import AtOnce, at_once
 from .chunk_costs import work_of
-from .chunks import Chunks, chunks_of, windows_of
+from .chunks import Chunks, chunks_of, over_chunks, windows_of
 from .over_time import zero_sum
 from .pure_step import PureStep
 from .recording import Kept
@@ -185,7 +185,7 @@ class WindowChunk:
 
     Parameters
     ----------
-    algorithm, function, parameters, held, slices, has_mask
+    algorithm, function, parameters, held, slices, has_mask, options
         As for `RecordedChunk`; the probes of ``function`` are ``None``.
     """
 
@@ -197,8 +197,9 @@ class WindowChunk:
         held: Held,
         slices: Slices,
         has_mask: bool,
+        options: Options,
     ) -> None:
-        self._graph, self._method = algorithm.graph, algorithm.method
+        self._graph, self._method, self._options = algorithm.graph, algorithm.method, options
         self._work = None if is_window(algorithm) else work_of(algorithm, self._graph.record_bytes)
         _, restart = slices
         self._has_mask = has_mask
@@ -276,6 +277,18 @@ class WindowChunk:
     def traces_after(
         self, weights: Weights, kept: Records, before: Traces, never: jax.Array | None = None
     ) -> Traces:
-        """Return the traces after a window; see `RecordedChunk.traces_after`."""
-        records = dataclasses.replace(kept, never=never)
-        return self._method.update(self._graph, weights, records, before)
+        """Return the traces after a window; see `RecordedChunk.traces_after`.
+
+        They may take more memory than its gradient did, and then take it part by part.
+        """
+        steps = kept.num_steps
+        length = steps if self._work is None else self.cut(self._options, steps, False).length
+
+        def update(traces: Traces, records: Records) -> tuple[Traces, None]:
+            return self._method.update(self._graph, weights, records, traces), None
+
+        if length == steps:
+            return update(before, dataclasses.replace(kept, never=never))[0]
+        before = before if steps <= 2 * length else as_arrays(before)
+        after: Traces = over_chunks(update, update, before, kept, steps, length)[0]
+        return after

@@ -78,7 +78,7 @@ def chunks_of(work: Work, options: Options, steps: int, from_zero: bool) -> Chun
         length = fastest_length(work, steps, from_zero, budget)
     else:
         length = min(steps, int(options.chunk_size))
-    return Chunks(steps, length, length * work.record_bytes, budget)
+    return Chunks(steps, length, work.memory(steps, length, from_zero), budget)
 
 
 def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
@@ -88,12 +88,12 @@ def fastest_length(work: Work, steps: int, from_zero: bool, budget: int) -> int:
     or below the traces where these are larger. Ways that leave no shorter chunk at the end come
     first: its steps would be compiled apart.
     """
-    most = max(1, max(budget, work.trace_bytes) // max(1, work.record_bytes))
+    most = max(budget, work.trace_bytes)
     rates = PROCESSOR if current_device().platform == "cpu" else ACCELERATOR
     times = {
         length: work.seconds(steps, length, from_zero, rates)
         for length in _equal_parts(steps)
-        if length <= most
+        if length == 1 or work.memory(steps, length, from_zero) <= most
     }
     most_seconds = AS_GOOD * min(times.values())
     as_good = [length for length, seconds in times.items() if seconds <= most_seconds]

@@ -81,13 +81,14 @@ class SequenceGradient:
             (weights, initial),
             slices,
             mask is not None,
+            self._options,
         )
         if is_window(self._algorithm) and self._options.memory_budget is not None:
             raise OptionError(WINDOWS)
         self._chunks: RecordedChunk | WindowChunk = (
             WindowChunk(*arguments)
             if is_window(self._algorithm) or graph.whole is not None
-            else RecordedChunk(*arguments, self._options, steps_of(sequences))
+            else RecordedChunk(*arguments, steps_of(sequences))
         )
         self._cuts: Cuts = {}
         paths = {id(state): path for path, state in self._algorithm.states_of_step.items()}
