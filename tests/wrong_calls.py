@@ -154,6 +154,7 @@ COMPILE = {
     ),
     "a learner for a model": ("`model`", lambda b: braintrace.compile(b.learner, "d_rtrl", X)),
     "unknown algorithm": ("`algorithm` 'bptt' d_rtrl", lambda b: compiled(None, "bptt")),
+    "name with a slip": ("`algorithm` 'drtl' mean 'd_rtrl'?", lambda b: compiled(None, "drtl")),
     "no algorithm": ("`algorithm` None", lambda b: compiled(None, None)),
     "a number for an algorithm": ("`algorithm` 3", lambda b: compiled(None, 3)),
     "a class of another kind": ("`algorithm` OfBatch", lambda b: compiled(None, OfBatch)),

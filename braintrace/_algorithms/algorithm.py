@@ -88,6 +88,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     __signature__ = ConstructorSignature()
     names: ClassVar[tuple[str, ...]] = ()
+    told: ClassVar[tuple[str, ...]] = ()
+    """Attributes that say what the traces are, beside the class: those of a saved state."""
     readout_filters: bool = False
 
     def __init__(
@@ -123,6 +125,15 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @abc.abstractmethod
     def method(self) -> TraceMethod:
         """The learning rule: how traces are carried, and what gradient they give."""
+
+    @property
+    def rule(self) -> str:
+        """The rule in words, ``"SnAp(n=1)"``: the traces of another one are not to be gone on with.
+
+        A random seed is no part of it: the stream of random numbers is one of the traces.
+        """
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.told)
+        return type(self).__name__ + (f"({options})" if options else "")
 
     @property
     def graph(self) -> ETraceGraph:

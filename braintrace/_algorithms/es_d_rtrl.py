@@ -43,6 +43,7 @@ class ES_D_RTRL(ETraceAlgorithm):
     """
 
     names = ("es_d_rtrl", "esd_rtrl", "pp_prop")
+    told = ("decay",)
 
     def __init__(
         self,

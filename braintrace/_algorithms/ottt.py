@@ -206,6 +206,7 @@ class OTTT(ETraceAlgorithm):
     """
 
     names = ("ottt",)
+    told = ("decay",)
 
     def __init__(self, model: brainstate.nn.Module, decay: float, **options: Any) -> None:
         super().__init__(model, **options)

@@ -114,10 +114,17 @@ class RulesByPath(ETraceAlgorithm):
         self._check_paths()
         instances = {part.name: part.instance(model) for part in self._parts}
         methods = {name: instance.method for name, instance in instances.items()}
-        self._method = ComposedTraces(methods, ByPath(self._parts))
+        self._by_path = ByPath(self._parts)
+        self._method = ComposedTraces(methods, self._by_path)
         by_default = any(instance.readout_filters for instance in instances.values())
         self.readout_filters = by_default if filters is None else filters
         self._check_boundaries()
+        self._rule = self._in_words(instances)
+
+    @property
+    def rule(self) -> str:
+        """The rules in words, each with the parameters that it is for."""
+        return self._rule
 
     @property
     def method(self) -> ComposedTraces:
@@ -130,6 +137,13 @@ class RulesByPath(ETraceAlgorithm):
         for part in self._parts:
             if part.name in own:
                 part.instance(self.model).check_model(own[part.name])
+
+    def _in_words(self, instances: Mapping[str, ETraceAlgorithm]) -> str:
+        found: dict[str, list[str]] = {}
+        for path in self.model.states(brainstate.ParamState):
+            rule = instances[self._by_path.of_path(path).name].rule
+            found.setdefault(rule, []).append(path_name(path))
+        return "; ".join(f"{rule} of {quoted(names)}" for rule, names in found.items())
 
     def _check_paths(self) -> None:
         paths = list(self.model.states(brainstate.ParamState))

@@ -78,6 +78,7 @@ class SnAp(ETraceAlgorithm):
     """
 
     names = ("snap",)
+    told = ("n",)
 
     def __init__(
         self,

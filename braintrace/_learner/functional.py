@@ -134,8 +134,9 @@ class FunctionalLearner:
 
         Raises
         ------
-        ShapeError
-            If the state is not like that of the learner; then nothing has changed.
+        ShapeError, OptionError
+            If the state is not like that of the learner, or is one of another rule; then nothing
+            has changed.
         """
         places = self._checked(state)
         states = [place.state for place in places.values()]
@@ -331,7 +332,7 @@ class FunctionalLearner:
         found: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
         for place in places.values():
             found[place.field][place.path] = raw(place.state.value)
-        return LearnerState(**found, traces=traces)
+        return LearnerState(**found, traces=traces, rule=self.algorithm.rule)
 
     def _checked(self, state: LearnerState) -> Places:
         """Return where values stand in a state, which is refused if it is not the learner's."""
@@ -386,4 +387,4 @@ def _with_values(
         if id(found) in places:
             _, field, path = places[id(found)]
             fields[field][path] = raw(value)
-    return LearnerState(**fields)
+    return dataclasses.replace(state, **fields)

@@ -44,6 +44,8 @@ class LearnerState:
         one, and of ``brainstate.random``.
     traces
         Eligibility traces by ``{parameter path}@{operation}>{state}``.
+    rule
+        What carries them, ``"SnAp(n=1)"``: a part of the structure, like the paths.
 
     Examples
     --------
@@ -71,6 +73,7 @@ class LearnerState:
     others: dict[Path, PyTree]
     random: dict[Path, PyTree]
     traces: Traces
+    rule: str = ""
 
 
 def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
@@ -81,7 +84,7 @@ def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
         for field, own in zip(FIELDS, keys, strict=True)
         for key in own
     ]
-    return children, keys
+    return children, (state.rule, *keys)
 
 
 def _flatten_without_names(state: LearnerState) -> tuple[list[PyTree], PyTree]:
@@ -89,11 +92,10 @@ def _flatten_without_names(state: LearnerState) -> tuple[list[PyTree], PyTree]:
     return [child for _, child in children], keys
 
 
-def _unflatten(keys: PyTree, children: Iterable[PyTree]) -> LearnerState:
-    rest = iter(children)
-    return LearnerState(
-        **{field: {key: next(rest) for key in own} for field, own in zip(FIELDS, keys, strict=True)}
-    )
+def _unflatten(structure: PyTree, children: Iterable[PyTree]) -> LearnerState:
+    rest, (rule, *keys) = iter(children), structure
+    fields = zip(FIELDS, keys, strict=True)
+    return LearnerState(**{f: {key: next(rest) for key in own} for f, own in fields}, rule=rule)
 
 
 jax.tree_util.register_pytree_with_keys(LearnerState, _flatten, _unflatten, _flatten_without_names)
@@ -212,12 +214,18 @@ def check_like(state: LearnerState, own: LearnerState) -> None:
     Raises
     ------
     OptionError
-        If it is no state of a learner.
+        If it is no state of a learner, or one of another rule, or of the same with other options.
     ShapeError
         If it has other entries, or entries of another structure, shape or dtype.
     """
     if not isinstance(state, LearnerState):
         raise OptionError(f"`state` is {shown(state)}; expected a `LearnerState`.")
+    if state.rule != own.rule:
+        raise OptionError(
+            f"This state is that of a learner by `{state.rule}`, and this learner is one by "
+            f"`{own.rule}`: traces mean something else to it, even where they have the same names. "
+            "Compile the model with the same rule and options, or take only the parameters."
+        )
     lines = [
         line
         for field in FIELDS
