@@ -21,9 +21,10 @@ from ._algorithms import three_factor_loss as three_factor_loss
 from ._errors import BraintraceError as BraintraceError
 from ._errors import CompilationError as CompilationError
 from ._errors import DtypeError as DtypeError
+from ._errors import Interrupted as Interrupted
 from ._errors import LostTracesError as LostTracesError
 from ._errors import MissingPackageError as MissingPackageError
-from ._errors import MissingPackageError as MissingPackageError
+from ._errors import NonFiniteError as NonFiniteError
 from ._errors import NotCompiledError as NotCompiledError
 from ._errors import NotInitializedError as NotInitializedError
 from ._errors import OptionError as OptionError

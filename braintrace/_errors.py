@@ -49,5 +49,58 @@ class MissingPackageError(BraintraceError, ModuleNotFoundError):
     """A feature needs a package that is not installed; the message says how to install it."""
 
 
+class NonFiniteError(BraintraceError, FloatingPointError):
+    """A loss or a gradient of a stream is NaN or infinite, and ``nonfinite='raise'`` was given.
+
+    Attributes
+    ----------
+    step
+        The step, counted from the beginning of the call.
+    loss
+        Its loss.
+    parameter
+        Path of the first parameter whose gradient is not finite, as in ``"cell/w"``; ``None`` if
+        all gradients are finite.
+    steps
+        How many steps have one gradient: the length of the block.
+    """
+
+    def __init__(
+        self, step: int, loss: float, parameter: str | None, steps: int = 1, before: int = 0
+    ) -> None:
+        self.step, self.loss, self.parameter, self.steps = step, loss, parameter, steps
+        where = f"step {step}" if steps == 1 else f"step {step}, or in its block of {steps} steps,"
+        what = (
+            "all gradients are finite"
+            if parameter is None
+            else f"the first parameter whose gradient is not finite is '{parameter}'"
+        )
+        left = f"step {before} has left it" if before else "before the call"
+        super().__init__(f"At {where} the loss is {loss}, and {what}. The learner is as {left}.")
+
+    def counted_from(self, start: int) -> "NonFiniteError":
+        """Return the same of a call that began so many steps before, and has kept those."""
+        return NonFiniteError(start + self.step, self.loss, self.parameter, self.steps, start)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a call that was watched (``progress``, ``log_every``) between two steps.
+
+    Attributes
+    ----------
+    step
+        How many steps are done: the learner is where they have left it.
+    results
+        What the call returns of these steps; ``None`` if there are none.
+    """
+
+    def __init__(self, method: str, step: int, steps: int, results: object) -> None:
+        self.step, self.results = step, results
+        super().__init__(
+            f"`{method}` was interrupted after {step} of {steps} steps. The learner is where step "
+            f"{step} has left it, and goes on with the sequences from there (`xs[{step}:]`)."
+        )
+
+
 class RecompilationWarning(UserWarning):
     """Compiling takes more time than it should, because something changes from call to call."""

@@ -353,7 +353,7 @@ MUTATIONS = [
     Mutation(
         "pure functions that keep old values",
         "_learner/functional.py",
-        "fields[field][path] = raw(value)",
+        "fields[place.field].update(place.entries(value))",
         "pass",
         ("tests/test_functional.py::test_each_function_is_the_method",),
         "a learner that is a pure function does not learn",

@@ -38,7 +38,8 @@ def of_a_learner(model: brainstate.nn.Module, xs: jax.Array, flag: bool) -> None
     assert_type(evolve(xs, chunk_size=4, return_outputs=False), None)
     grad(xs)  # type: ignore[call-overload]
     grad(xs, step_fn=loss, chunks=4)  # type: ignore[call-overload]
-    online(xs, step_fn=loss)  # type: ignore[call-overload]
+    assert_type(online(xs, step_fn=loss, optimizer=flag, every=2, progress=True), jax.Array)
+    online(xs, step_fn=loss, learning_rate=0.1)  # type: ignore[call-overload]
 
 
 def of_pure_functions(learner: braintrace.Learner, xs: jax.Array) -> None:

@@ -6,12 +6,14 @@ is in the message. `test_wrong_calls` holds each row against the same promise.
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import brainstate
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import saiunit as u
 from drivers import build_learner
 
@@ -569,6 +571,33 @@ def scale(b, name):
     state.value = 2 * state.value
 
 
+WATCHING = {
+    "progress": ("`progress` 'yes'", {"progress": "yes"}),
+    "log_every 0": ("`log_every` 0", {"log_every": 0, "on_log": print}),
+    "on_log word": ("`on_log` 'print' function", {"log_every": 1, "on_log": "print"}),
+    "log_every alone": ("`log_every` `on_log` both", {"log_every": 1}),
+    "on_log alone": ("`log_every` `on_log` both", {"on_log": print}),
+}
+DRIVERS = {
+    "etrace_grad": grad,
+    "etrace_online": online,
+    "etrace_evolve": lambda b, **options: b.learner.etrace_evolve(XS, **options),
+    "predict": lambda b, **options: b.learner.predict(XS, **options),
+}
+
+
+class Failing(NamedTuple):
+    """A gradient transformation of which one function fails."""
+
+    name: str
+
+    def init(self, params):
+        return params if self.name == "update" else jnp.ones(3) + jnp.ones(4)
+
+    def update(self, updates, state, params=None):
+        return jax.tree.map(lambda u: u + jnp.ones(7), updates), state
+
+
 ONLINE = {
     **sequence_rows("etrace_online", online),
     **reset_rows("etrace_online", online),
@@ -590,6 +619,53 @@ ONLINE = {
     "update_fn that changes a dtype": (
         "'w_in' float16",
         lambda b: b.online(update_fn=lambda g: narrowed(b)),
+    ),
+    "no optimizer": ("`update_fn` `optimizer` None", lambda b: b.online(update_fn=None)),
+    "optimizer number": ("`optimizer` 3 update", lambda b: b.online(update_fn=None, optimizer=3)),
+    "optimizer class": (
+        "`optimizer` update",
+        lambda b: b.online(update_fn=None, optimizer=brainstate.nn.Module),
+    ),
+    "optimizer and update_fn": (
+        "`optimizer` `update_fn` Both",
+        lambda b: b.online(optimizer=optax.sgd(0.1)),
+    ),
+    "optimizer of something else": (
+        "`optimizer.init`",
+        lambda b: b.online(update_fn=None, optimizer=Failing("init")),
+    ),
+    "optimizer that does not fit": (
+        "`optimizer.update`",
+        lambda b: b.online(update_fn=None, optimizer=Failing("update")),
+    ),
+    "optimizer_state before there is one": (
+        "`optimizer_state` init_optimizer",
+        lambda b: setattr(b.learner, "optimizer_state", 3),
+    ),
+    "init_optimizer number": ("`optimizer` 3", lambda b: b.learner.init_optimizer(3)),
+    "every 0": ("`every` 0", lambda b: b.online(every=0)),
+    "every true": ("`every` True", lambda b: b.online(every=True)),
+    "nonfinite word": ("`nonfinite` 'drop' 'skip'", lambda b: b.online(nonfinite="drop")),
+    "nonfinite raise inside": (
+        "nonfinite='raise' inside",
+        lambda b: brainstate.transform.jit(lambda: b.online(nonfinite="raise"))(),
+    ),
+    "online mask of another length": (
+        "`mask` (3,) (4,)",
+        lambda b: b.online(mask=np.ones(3)),
+    ),
+    **{
+        f"{name} {what}": (words, lambda b, n=name, o=options: DRIVERS[n](b, **o))
+        for name in ("etrace_grad", "etrace_online", "etrace_evolve", "predict")
+        for what, (words, options) in WATCHING.items()
+    },
+    "logs within blocks": (
+        "`log_every` 3 2",
+        lambda b: b.online(every=2, log_every=3, on_log=print),
+    ),
+    "progress inside": (
+        "`progress` inside",
+        lambda b: brainstate.transform.jit(lambda: b.online(progress=True))(),
     ),
     "online has_aux": ("`has_aux` None", lambda b: b.online(has_aux=None)),
     "online unit_aware": ("`unit_aware` 'yes'", lambda b: b.online(unit_aware="yes")),

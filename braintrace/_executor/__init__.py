@@ -28,6 +28,7 @@ from .step import single_step as single_step
 from .traces import kept_specs as kept_specs
 from .traces import outliving as outliving
 from .traces import restart_traces as restart_traces
+from .traces import samples_with as samples_with
 from .traces import size_in_bytes as size_in_bytes
 from .traces import starting_traces as starting_traces
 from .whole_traces import LayeredTraces as LayeredTraces

@@ -82,6 +82,33 @@ def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Trace
     return pack_like(jax.tree.map(chosen, specs, unpack(traces)), traces)
 
 
+def samples_with(
+    test: Callable[[jax.Array], jax.Array], specs: TraceSpecs, traces: Traces, samples: int
+) -> jax.Array:
+    """Return which samples have an entry in a trace of their own that passes a test.
+
+    They are looked at one after the other: no array is larger than the traces.
+
+    Raises
+    ------
+    OptionError
+        If samples share an array.
+    """
+
+    def of_sample(flags: jax.Array) -> jax.Array:
+        def passes(spec: TraceSpec, trace: jax.Array) -> jax.Array:
+            if spec.outlives_reset or not jnp.issubdtype(trace.dtype, jnp.inexact):
+                return jnp.zeros((), bool)
+            is_other = (spec.samples or _along_batch(spec))(~flags)
+            return jnp.any(~is_other & test(trace))
+
+        found = jax.tree.leaves(jax.tree.map(passes, specs, traces))
+        return jnp.any(jnp.stack([jnp.zeros((), bool), *found]))
+
+    flags: jax.Array = jax.lax.map(of_sample, jnp.eye(samples, dtype=bool))
+    return flags
+
+
 def _along_batch(spec: TraceSpec) -> Callable[[jax.Array], jax.Array]:
     def of_samples(flags: jax.Array) -> jax.Array:
         if flags.ndim == 0:

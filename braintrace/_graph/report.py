@@ -187,6 +187,8 @@ class Report:
         Size of what a learner's own algorithm carries, in its dtype; ``None`` for a graph.
     sequences
         How a learner has cut sequences, for every method and length that it was called with.
+    skipped_updates
+        How many updates a learner has left out because something was not finite.
 
     Examples
     --------
@@ -218,6 +220,7 @@ class Report:
     sequences: tuple[SequenceRow, ...] = ()
     readouts: tuple[ReadoutRow, ...] = ()
     filter_bytes: int = 0
+    skipped_updates: int = 0
 
     def __str__(self) -> str:
         def table(name: str, rows: list[list[str]]) -> list[str]:
@@ -275,7 +278,10 @@ class Report:
             stored += f"\nFilters of readouts: {self.filter_bytes:,} bytes"
         if self.carried_bytes is None:
             return stored
-        return f"{stored}\nCarried by this learner: {self.carried_bytes:,} bytes"
+        stored += f"\nCarried by this learner: {self.carried_bytes:,} bytes"
+        if self.skipped_updates:
+            stored += f"\nUpdates left out, not finite: {self.skipped_updates:,}"
+        return stored
 
 
 def report_of(graph: "ETraceGraph") -> Report:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
-from typing import Required, TypeAlias, TypedDict
+from typing import Any, Required, TypeAlias, TypedDict
 
 import brainstate
 import jax
@@ -32,6 +32,7 @@ ALGORITHM = Kind(
 
 
 REDUCTION = one_of("mean", "sum")
+NONFINITE = one_of("ignore", "raise", "skip")
 CHUNK_SIZE = POSITIVE.or_else("auto")
 MEMORY_BUDGET = POSITIVE.or_else(None)
 
@@ -40,8 +41,16 @@ Gradients: TypeAlias = dict[Path, PyTree]
 """Gradients by the paths of their parameters."""
 
 
+class WatchOptions(TypedDict, total=False):
+    """How a method of a learner is watched."""
+
+    progress: bool
+    log_every: int | None
+    on_log: Callable[[int, dict[str, Any]], Any] | None
+
+
 class GradientOptions(TypedDict, total=False):
-    """What `Learner.etrace_grad` takes beside what decides on the type of its result."""
+    """What `FunctionalLearner.grad` takes beside what decides on the type of its result."""
 
     step_fn: Required[Callable[..., PyTree]]
     mask: ArrayLike | None
@@ -54,15 +63,27 @@ class GradientOptions(TypedDict, total=False):
 
 
 class StreamOptions(TypedDict, total=False):
-    """The same for `Learner.etrace_online`."""
+    """The same for `FunctionalLearner.online`."""
 
     step_fn: Required[Callable[..., PyTree]]
-    update_fn: Required[Callable[..., PyTree]]
+    update_fn: Callable[..., PyTree] | None
+    optimizer: Any
+    every: int
+    mask: ArrayLike | None
+    nonfinite: str
     unit_aware: bool
     reset: ArrayLike | None
 
 
-class SequenceOptions(TypedDict, total=False):
+class WatchedGradientOptions(GradientOptions, WatchOptions, total=False):
+    """The same for `Learner.etrace_grad`."""
+
+
+class WatchedStreamOptions(StreamOptions, WatchOptions, total=False):
+    """The same for `Learner.etrace_online`."""
+
+
+class SequenceOptions(WatchOptions, total=False):
     """The same for `Learner.etrace_evolve`."""
 
     chunk_size: int | str
@@ -123,6 +144,8 @@ class Options:
     memory_budget: int | None = None
     has_aux: bool = False
     unit_aware: bool = False
+    every: int = 1
+    nonfinite: str = "ignore"
     weights: Chosen | None = None
     return_outputs: bool = True
     return_value: bool = dataclasses.field(default=False, compare=False)  # the same is compiled
@@ -138,6 +161,8 @@ class Options:
             )
         check_option("has_aux", self.has_aux, BOOLEAN)
         check_option("unit_aware", self.unit_aware, BOOLEAN)
+        check_option("every", self.every, POSITIVE)
+        check_option("nonfinite", self.nonfinite, NONFINITE)
         check_option("return_outputs", self.return_outputs, BOOLEAN)
         check_option("return_value", self.return_value, BOOLEAN)
 

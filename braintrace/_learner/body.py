@@ -16,6 +16,7 @@ from .._typing import PyTree
 from .arguments import PLAIN, Options
 from .chunks import Cuts
 from .restart import Restarts
+from .updates import Update
 
 if TYPE_CHECKING:
     from .learner import Learner
@@ -36,6 +37,8 @@ class Request:
         Makes the body of such calls, given checked arguments as an example.
     sequences, options, functions, mask, reset
         What the user gives; see `Learner.etrace_grad`.
+    updating
+        Returns what is done with gradients, for methods that learn.
     """
 
     method: str
@@ -45,6 +48,7 @@ class Request:
     functions: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict)
     mask: ArrayLike | None = None
     reset: ArrayLike | None = None
+    updating: Callable[[], Update] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +116,8 @@ class Body:
         Whether it reads the initial values of States also where no step has a flag.
     cuts
         How the sequences of each length were cut that it has been run on, from zero traces or not.
+    check
+        Refuses results of which nothing is to be stored; ``None``: nothing is looked at.
     """
 
     run: Callable[..., Found]
@@ -123,3 +129,15 @@ class Body:
     finish: Callable[[PyTree, Traces | None], Traces] | None = None
     reads_initial: bool = False
     cuts: Cuts = dataclasses.field(default_factory=dict)
+    check: Callable[[PyTree], None] | None = None
+
+
+def run_to_the_end(
+    body: Body, values: list[PyTree], traces: Traces, *arguments: PyTree
+) -> tuple[PyTree, list[PyTree], Traces | None]:
+    """Run a body, and compute the traces that it has left unfinished."""
+    results, written, after = body.run(values, traces, *arguments)
+    if isinstance(after, Unfinished):
+        assert body.finish is not None
+        after = body.finish(after.sources, traces if after.before is None else after.before)
+    return results, written, after

@@ -1,6 +1,7 @@
 """How a sequence is cut into chunks."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -131,6 +132,49 @@ def windows_of(graph: ETraceGraph, options: Options, steps: int) -> Chunks:
     return Chunks(steps, length, length * graph.record_bytes)
 
 
+def over_blocks(
+    of_length: Callable[[int], Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]],
+    carry: PyTree,
+    sequences: PyTree,
+    steps: int,
+    block: int,
+) -> tuple[PyTree, PyTree]:
+    """Run blocks of one length, and a shorter one at the end if steps are left.
+
+    Parameters
+    ----------
+    of_length
+        Returns for a number of steps ``(carry, block of the sequences) -> (carry, results stacked
+        over time)``.
+    carry, sequences
+        Where it starts, and what it runs over.
+    steps, block
+        Length of the sequences and of a block.
+    """
+    full, rest = divmod(steps, block)
+    found = []
+    if full:
+        run = of_length(block)
+        starts = jnp.arange(full) * block
+        carry, results = jax.lax.scan(
+            lambda c, start: run(c, _part(sequences, start, block)), carry, starts
+        )
+        found.append(jax.tree.map(lambda x: x.reshape(full * block, *x.shape[2:]), results))
+    if rest:
+        carry, results = of_length(rest)(carry, _part(sequences, full * block, rest))
+        found.append(results)
+    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+
+
+def _part(sequences: PyTree, start: PyTree, length: int) -> PyTree:
+    """Return some steps; a scan over all parts would first copy the sequences."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(leaf, start, length)
+
+    return jax.tree.map(of_leaf, sequences)
+
+
 def over_chunks(
     run: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     run_last: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
@@ -152,18 +196,12 @@ def over_chunks(
     """
     full = (steps - 1) // chunk
 
-    def part(start: PyTree, length: int) -> PyTree:
-        def of_leaf(leaf: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_slice_in_dim(leaf, start, length)
-
-        return jax.tree.map(of_leaf, sequences)
-
+    part = functools.partial(_part, sequences)
     if not full:
         return run_last(carry, sequences)
     if full == 1:  # no loop: what it starts with may be known to be zero
         carry, results = run(carry, part(0, chunk))
     else:
-        # Chunks are cut out one by one: a scan over them would first copy the sequences.
         starts = jnp.arange(full) * chunk
         carry, results = jax.lax.scan(lambda c, start: run(c, part(start, chunk)), carry, starts)
         results = jax.tree.map(lambda leaf: leaf.reshape(full * chunk, *leaf.shape[2:]), results)

@@ -99,7 +99,7 @@ class Compilations:
     def __init__(self, owner: Learner | None = None) -> None:
         self._owner = (lambda: None) if owner is None else weakref.ref(owner)
         self._kept: Recent[object, _Compiled] = Recent(MOST_KEPT)
-        self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn")}
+        self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn", "optimizer")}
         self._of_line: Recent[str, list[_Note]] = Recent(MOST_KEPT)
 
     def is_of(self, learner: Learner) -> bool:

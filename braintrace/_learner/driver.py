@@ -31,7 +31,7 @@ from .._runtime import (
 )
 from .._typing import PyTree
 from .arguments import Options, shapes_of, weights_of
-from .body import Arguments, Body, Request, Unfinished
+from .body import Arguments, Body, Request, Unfinished, run_to_the_end
 from .compilations import Features
 from .restart import Initial, check_reset
 from .step_function import LOOPS
@@ -79,17 +79,15 @@ class Driver:
             results, written, after = self._pure(values, traces, *arguments)
         except jax.errors.UnexpectedTracerError as error:
             raise OptionError(LOOPS) from error
+        if self.body.check is not None:
+            self.body.check(results)
         return results, written, after
 
     def _unpacked(
         self, values: list[PyTree], traces: Traces, *arguments: PyTree
     ) -> tuple[PyTree, list[PyTree], Traces | None]:
         before = pack(traces, self._algorithm.traces.pairs)
-        results, written, after = self.body.run(values, before, *arguments)
-        if isinstance(after, Unfinished):
-            assert self.body.finish is not None
-            before = before if after.before is None else after.before
-            after = self.body.finish(after.sources, before)
+        results, written, after = run_to_the_end(self.body, values, before, *arguments)
         return results, written, None if after is None else unpack(after)
 
     def __call__(self, of_model: States, arguments: Arguments, options: Options) -> PyTree:
@@ -103,6 +101,8 @@ class Driver:
             in_place = owned and body.replaces(arguments[0], traces)
             found = self._program(values, traces, *arguments, in_place=in_place)
             results, written, after = found
+            if body.check is not None:
+                body.check(results)
             if isinstance(after, Unfinished):
                 return results, written, self._finished(after, traces, owned, at_once=can_fail)
             return results, written, None if after is None else lambda: after
@@ -114,7 +114,7 @@ class Driver:
                 held.leave(after)
 
         try:
-            can_fail = self._program.can_fail(
+            can_fail = body.check is not None or self._program.can_fail(
                 lambda: (values, body.take(held, held.lend)[0], *arguments)
             )
             results, *_ = advance(held, can_fail, run, store)

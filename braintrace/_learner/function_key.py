@@ -183,6 +183,9 @@ class _Dependencies:
             self.found.append((f"the object of the method `{value.__name__}`", value.__self__))
             if isinstance(value.__func__, types.FunctionType):
                 self._add_function(label, value.__func__, value.__self__)
+        elif isinstance(value, tuple) and any(isinstance(v, types.FunctionType) for v in value):
+            for part in value:
+                self.add(label, part)
         else:
             self.found.append((label, value))
 

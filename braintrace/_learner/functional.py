@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import brainstate
 import jax
@@ -42,9 +42,9 @@ from .body import Request
 from .driver import prepared
 from .evolve import evolving, predicting
 from .gradient import differentiating
-from .online import learning_online
+from .online import stream_request
 from .restart import Initial
-from .state import BY_PATH, FIELDS, LearnerState, Places, check_like, like_held, places_of, raw
+from .state import BY_PATH, FIELDS, LearnerState, Places, check_like, places_of
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
@@ -125,7 +125,9 @@ class FunctionalLearner:
         Its arrays are those that the learner holds: copy it before you give it to a compiled
         function that takes its buffers (``donate_argnums``) and go on with the learner.
         """
-        return self._now(self._places(), self.algorithm.traces.value)
+        state = self._now(self._places(), self.algorithm.traces.value)
+        awaited = self._learner.held_optimizer.awaited.leaves
+        return dataclasses.replace(state, optimizer={**state.optimizer, **awaited})
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -138,12 +140,15 @@ class FunctionalLearner:
             If the state is not like that of the learner, or is one of another rule; then nothing
             has changed.
         """
-        places = self._checked(state)
-        states = [place.state for place in places.values()]
-        values = self._values(state, states, places)
+        places, optimizer = self._checked(state), self._learner.held_optimizer
+        is_known = bool(state.optimizer and optimizer.states)
+        found = [p.state for p in places.values() if p.field != "optimizer" or is_known]
+        values = self._values(state, found, places)
         values, traces = jax.tree.map(jnp.asarray, (values, state.traces))
         with uninterrupted:
-            write_values(states, values)
+            if not is_known:
+                optimizer.await_leaves(state.optimizer)
+            write_values(found, values)
             self.algorithm.traces.value = traces
 
     @one_thread_at_a_time
@@ -250,17 +255,23 @@ class FunctionalLearner:
         state: LearnerState,
         *sequences: PyTree,
         step_fn: Callable[..., PyTree],
-        update_fn: Callable[..., PyTree],
+        update_fn: Callable[..., PyTree] | None = None,
+        optimizer: Any = None,
+        every: int = 1,
+        mask: ArrayLike | None = None,
+        nonfinite: str = "ignore",
         has_aux: bool = False,
         unit_aware: bool = False,
         reset: ArrayLike | None = None,
     ) -> tuple[LearnerState, PyTree]:
         """Learn at every step, and return the losses as well; see `Learner.etrace_online`."""
-        options = Options(has_aux=has_aux, unit_aware=unit_aware)
-        functions = {"step_fn": step_fn, "update_fn": update_fn}
-        request = Request(
-            "etrace_online", learning_online, sequences, options, functions, reset=reset
+        options = Options(has_aux=has_aux, unit_aware=unit_aware, every=every, nonfinite=nonfinite)
+        request = stream_request(
+            self._learner, sequences, options, step_fn, (update_fn, optimizer), mask, reset
         )
+        if optimizer is not None:
+            own = self._learner.parameters_for_optimizer
+            self._learner.held_optimizer.check_begun(optimizer, own)
         return self._run(state, request)
 
     @one_thread_at_a_time
@@ -326,12 +337,12 @@ class FunctionalLearner:
         return state, body.results(results, request.options)
 
     def _places(self) -> Places:
-        return places_of(self.algorithm, self._own)
+        return places_of(self.algorithm, self._own, self._learner.held_optimizer)
 
     def _now(self, places: Places, traces: Traces) -> LearnerState:
         found: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
         for place in places.values():
-            found[place.field][place.path] = raw(place.state.value)
+            found[place.field].update(place.entries(place.state.value))
         return LearnerState(**found, traces=traces, rule=self.algorithm.rule)
 
     def _checked(self, state: LearnerState) -> Places:
@@ -361,8 +372,7 @@ class FunctionalLearner:
                     f"have: {shown(found)} of {shown(found.value)}. Give what holds it a name: "
                     "`learner.functional(optimizer=optimizer)`."
                 )
-            _, field, path = places[id(found)]
-            return like_held(getattr(state, field)[path], found)
+            return places[id(found)].value_in(state)
 
         return [of(found) for found in states]
 
@@ -385,6 +395,6 @@ def _with_values(
     fields: dict[str, PyTree] = {field: dict(getattr(state, field)) for field in FIELDS}
     for found, value in zip(states, values, strict=True):
         if id(found) in places:
-            _, field, path = places[id(found)]
-            fields[field][path] = raw(value)
+            place = places[id(found)]
+            fields[place.field].update(place.entries(value))
     return dataclasses.replace(state, **fields)

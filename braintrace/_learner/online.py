@@ -1,25 +1,38 @@
-"""Learning at every step of a stream, compiled once per step function and shape.
+"""Learning at every step of a stream, or after every block of them; compiled once per function.
 
-A step is run on its own: its gradient comes from the traces after it, and the parameters may be
-other ones before the next. Nothing is left for the end of the stream, so that it needs no end.
+With ``every=1`` a step is run on its own: its gradient comes from the traces after it, and the
+parameters may be other ones before the next. With ``every=k`` the parameters hold still for ``k``
+steps, which are run as a sequence of their own is (see `gradient`): as chunks. Either way nothing
+is left for the end of the stream, so that it needs no end.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import brainstate
 import jax
+import jax.numpy as jnp
+import saiunit
+from jax.typing import ArrayLike
 
+from .._arguments import check_option, shown
 from .._compiler import described, state_paths
 from .._errors import OptionError
 from .._executor import as_arrays, restart_traces
-from .._function_model import gradients_for
+from .._function_model import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
 from .arguments import Options
-from .body import Arguments, Body, Found, Request
+from .body import Arguments, Body, Request, run_to_the_end
+from .body import Found as Results
+from .chunks import over_blocks, steps_of
+from .finite import check_finite
+from .gradient import differentiating
+from .leaves import by_path
+from .optimizer import OPTIMIZER
 from .pure_step import PureStep
 from .recorder import Recorder, Restart, Values, first_written, run_online, values_of
 from .restart import Initial, Restarts, initial_values, restart_states
@@ -29,25 +42,80 @@ from .step_function import (
     no_loops_in_step_function,
 )
 from .units import split_loss, with_unit, with_units
-from .update_function import call_update_function
+from .update_function import run_update
+from .updates import Found, update_of
 
 if TYPE_CHECKING:
     from .learner import Learner
 
+Slices: TypeAlias = tuple[PyTree, Restart, jax.Array | None]
+"""Of the sequences, the flags and the mask: those of one step, or of the steps of a block."""
 
-def learning_online(learner: Learner, request: Request, example: Arguments) -> Body:
-    """Return a body that learns at every step.
+Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[Found, Traces]]
+"""What a step or a block yields, and the traces after it; hidden States move on."""
+
+
+def stream_request(
+    learner: Learner,
+    sequences: tuple[PyTree, ...],
+    options: Options,
+    step_fn: Callable[..., PyTree],
+    updating: tuple[Callable[..., PyTree] | None, Any],
+    mask: ArrayLike | None,
+    reset: ArrayLike | None,
+) -> Request:
+    """Return a call of `etrace_online`.
+
+    Parameters
+    ----------
+    learner
+        The learner.
+    sequences, options, step_fn, mask, reset
+        What the user gives.
+    updating
+        ``update_fn`` and ``optimizer``, of which one is None.
 
     Raises
     ------
     OptionError
-        If the algorithm differentiates windows of steps.
+        If both are given or none, or if there is no optimizer among them.
+    """
+    update_fn, optimizer = updating
+    if update_fn is None and optimizer is None:
+        raise OptionError(
+            "`update_fn` and `optimizer` are both None; expected one of them, which changes the "
+            "parameters after a step."
+        )
+    if update_fn is not None and optimizer is not None:
+        raise OptionError(
+            f"Both `update_fn` and `optimizer` are given ({shown(optimizer)}); expected one of "
+            "them. In an `update_fn`, call the optimizer there."
+        )
+    if optimizer is not None:
+        check_option("optimizer", optimizer, OPTIMIZER)
+        functions = {"step_fn": step_fn, "optimizer": optimizer.update}
+    else:
+        assert update_fn is not None
+        functions = {"step_fn": step_fn, "update_fn": update_fn}
+    made = functools.partial(update_of, learner, update_fn, optimizer, options)
+    return Request(
+        "etrace_online", learning_online, sequences, options, functions, mask, reset, made
+    )
+
+
+def learning_online(learner: Learner, request: Request, example: Arguments) -> Body:
+    """Return a body that learns at every step, or after every block of steps.
+
+    Raises
+    ------
+    OptionError
+        If the algorithm differentiates windows of steps, and is given single ones.
     """
     return OnlineLearning(learner, request, example).body
 
 
 class OnlineLearning:
-    """A stream of one learner, step function, update function and shape of slices.
+    """A stream of one learner, step function, update and shape of slices.
 
     Parameters
     ----------
@@ -65,81 +133,153 @@ class OnlineLearning:
     Raises
     ------
     OptionError
-        If the algorithm differentiates windows of steps.
+        If the algorithm differentiates windows of steps, and is given single ones.
     """
 
     def __init__(self, learner: Learner, request: Request, example: Arguments) -> None:
-        self._algorithm = learner.algorithm
-        if self._algorithm.vjp_method == "multi-step":
-            raise OptionError(
-                "`etrace_online` differentiates single steps, and this algorithm was made with "
-                "`vjp_method='multi-step'`. Make it with 'single-step', or use `etrace_grad`."
-            )
-        self._options = request.options
+        self._algorithm, self._options = learner.algorithm, request.options
         self._parameters = self._algorithm.param_states
-        sequences, _, (flags, initial) = example
-        traces = jax.eval_shape(as_arrays, self._algorithm.starting_traces())
-        slices = example_slices((sequences, flags))
+        sequences, mask, (flags, _) = example
+        self._length = min(self._options.every, steps_of(sequences))
+        differentiate = self._differentiating(learner, request, example)
         self._algorithm.prepare_requests()
         self._has_initial, self._asks = flags is not None, False
-        step = self._learning(learner, **request.functions)
-        with no_loops_in_step_function():
-            self._step = PureStep(step, (), (traces, initial, slices))
-            if self._asks and not self._has_initial:  # once more, with what samples start from
-                self._has_initial = True
-                initial = initial_values(self._algorithm, self._algorithm.states_of_model)
-                self._step = PureStep(step, (), (traces, initial, slices))
+        self._run = self._moving_on(learner, request, differentiate)
+        self._step = self._traced((sequences, flags, mask), self._length)
+        if self._asks and not self._has_initial:  # once more, with what samples start from
+            self._has_initial = True
+            self._step = self._traced((sequences, flags, mask), self._length)
         self._step.check_unused(self._algorithm.traces.carried)
         self.body = Body(
-            run=self._stream,
+            run=self._stream if self._options.every == 1 else self._blocks,
             states=lambda of_model: self._step.others,
             written=self._step.written_of,
             results=self._results,
             reads_initial=self._asks,
+            check=self._check_finite if self._options.nonfinite == "raise" else None,
         )
 
-    def _results(self, found: tuple[PyTree, PyTree], options: Options) -> PyTree:
-        losses, aux = found
+    def _results(self, found: tuple[PyTree, PyTree, PyTree], options: Options) -> PyTree:
+        losses, aux, _ = found
         if options.unit_aware:
             losses = with_unit(losses, self._loss_unit)
         return (losses, aux) if options.has_aux else losses
 
-    def _learning(
-        self, learner: Learner, step_fn: Callable[..., PyTree], update_fn: Callable[..., PyTree]
-    ) -> Callable[..., PyTree]:
-        """Return one step as a function of traces, initial values of States, and slices."""
-        algorithm, options = self._algorithm, self._options
+    def _check_finite(self, found: tuple[jax.Array, PyTree, jax.Array]) -> None:
+        losses, _, verdicts = found
+        check_finite(losses, verdicts, self._names, self._options.every)
 
-        def step(traces: Traces, initial: Initial, inputs: tuple[PyTree, Restart]) -> PyTree:
-            slices, restart = inputs
-            if restart is not None:
-                restart_states(algorithm, initial, restart)
-
-            def loss_of_step() -> PyTree:
-                before = values_of(self._parameters)
-                run = run_online(algorithm.graph, algorithm.method, traces, restart)
-                recorder = Recorder(algorithm, run)
-                loss, aux = call_step_function(learner, step_fn, recorder, slices, options.has_aux)
-                self._check_not_written(before)
-                mantissa, self._loss_unit = split_loss(loss, options.unit_aware)
-                return mantissa, (aux, recorder.records)
-
-            differentiate = brainstate.transform.grad(
-                loss_of_step, self._parameters, has_aux=True, return_value=True
+    def _traced(self, over_time: Slices, length: int) -> PureStep:
+        """Return a step, or a block of some length, as a pure function."""
+        traces = jax.eval_shape(as_arrays, self._algorithm.starting_traces())
+        initial: Initial = []
+        if self._has_initial:
+            initial = initial_values(self._algorithm, self._algorithm.states_of_model)
+        slices = example_slices(over_time)
+        if self._options.every > 1:
+            slices = jax.tree.map(
+                lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)), slices
             )
-            gradients, loss, (aux, after) = differentiate()
-            if options.unit_aware:
-                gradients = with_units(gradients, self._loss_unit)
-            given = gradients_for(algorithm.model, gradients)
-            arguments = (given, *((aux,) if options.has_aux else ()))
-            flags = call_update_function(learner, update_fn, arguments, after)
+        with no_loops_in_step_function():
+            return PureStep(self._run, (), (traces, initial, slices))
+
+    def _differentiating(
+        self, learner: Learner, request: Request, example: Arguments
+    ) -> Differentiate:
+        step_fn = request.functions["step_fn"]
+        if self._options.every > 1:
+            return self._of_blocks(learner, step_fn, example)
+        if self._algorithm.vjp_method == "multi-step":
+            raise OptionError(
+                "`etrace_online` differentiates single steps, and this algorithm was made with "
+                "`vjp_method='multi-step'`. Make it with 'single-step', give a number of steps "
+                "with `every`, or use `etrace_grad`."
+            )
+        return functools.partial(self._of_step, learner, step_fn)
+
+    def _of_step(
+        self,
+        learner: Learner,
+        step_fn: Callable[..., PyTree],
+        traces: Traces,
+        initial: Initial,
+        inputs: Slices,
+    ) -> tuple[Found, Traces]:
+        algorithm, options = self._algorithm, self._options
+        slices, restart, weight = inputs
+        if restart is not None:
+            restart_states(algorithm, initial, restart)
+
+        def loss_of_step() -> PyTree:
+            before = values_of(self._parameters)
+            run = run_online(algorithm.graph, algorithm.method, traces, restart)
+            recorder = Recorder(algorithm, run)
+            loss, aux = call_step_function(learner, step_fn, recorder, slices, options.has_aux)
+            self._check_not_written(before)
+            mantissa, self._loss_unit = split_loss(loss, options.unit_aware)
+            return mantissa, (aux, recorder.records)
+
+        differentiate = brainstate.transform.grad(
+            loss_of_step, self._parameters, has_aux=True, return_value=True
+        )
+        gradients, loss, (aux, after) = differentiate()
+        if options.unit_aware:
+            gradients = with_units(gradients, self._loss_unit)
+        counts = None if weight is None else weight != 0
+        if counts is not None:
+            loss = jnp.where(counts, loss, 0)
+        return Found(gradients_for(algorithm.model, gradients), loss, aux, counts), after
+
+    def _of_blocks(
+        self, learner: Learner, step_fn: Callable[..., PyTree], example: Arguments
+    ) -> Differentiate:
+        """Return how a block is differentiated: as a sequence of its own, by its mean loss."""
+        has_aux, unit_aware = self._options.has_aux, self._options.unit_aware
+        options = Options(has_aux=has_aux, unit_aware=unit_aware, return_value=True)
+        sequences, mask, (flags, initial) = example
+        block = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
+        request = Request("etrace_grad", differentiating, block[0], options, {"step_fn": step_fn})
+        body = differentiating(learner, request, (*block[:2], (block[2], initial)))
+        states = body.states(self._algorithm.states_of_model)
+
+        def of_block(traces: Traces, initial: Initial, inputs: Slices) -> tuple[Found, Traces]:
+            slices, restart, weights = inputs
+            restarts = (restart, [] if restart is None else initial)
+            values = [state.value for state in states]
+            results, written, after = run_to_the_end(
+                body, values, traces, slices, weights, restarts
+            )
+            assert after is not None
+            for state, value in zip(body.written(states), written, strict=True):
+                state.value = value
+            gradients, losses, *aux = body.results(results, options)
+            mantissas, self._loss_unit = saiunit.split_mantissa_unit(losses)
+            counts = None if weights is None else jnp.any(weights != 0)
+            return Found(gradients, mantissas, aux[0] if aux else None, counts), after
+
+        return of_block
+
+    def _moving_on(
+        self, learner: Learner, request: Request, differentiate: Differentiate
+    ) -> Callable[..., PyTree]:
+        """Return a step or a block with its update: traces, initial values, slices -> results."""
+        assert request.updating is not None
+        algorithm, update = self._algorithm, request.updating()
+
+        def run(traces: Traces, initial: Initial, inputs: Slices) -> PyTree:
+            found, after = differentiate(traces, initial, inputs)
+            leaves = by_path(gradients_by_path(algorithm.model, found.gradients))
+            self._names = list(map(path_name, leaves))
+            flags, verdict = run_update(learner, update, found, after)
             self._asks = flags is not None
             if flags is not None and self._has_initial:
                 restart_states(algorithm, initial, flags)
-                after = restart_traces(algorithm.compiled.trace_specs, after, flags)
-            return after, loss, aux
+                after = _restarted_if_any(algorithm.compiled.trace_specs, after, flags)
+            if verdict is not None:
+                verdict = jnp.broadcast_to(verdict, found.losses.shape)
+            return after, found.losses, found.aux, verdict
 
-        return step
+        return run
 
     def _check_not_written(self, before: Values) -> None:
         path = first_written(before, values_of(self._parameters))
@@ -162,22 +302,65 @@ class OnlineLearning:
                     "step: convert the new value (`.astype`, `.to`), or begin with such a one."
                 )
 
+    def _carried(self, step: PureStep, others: list[PyTree], initial: Initial) -> Any:
+        """Return a step or a block as a function of what a loop carries, and of slices."""
+
+        def run(carry: PyTree, now: Slices) -> PyTree:
+            values = step.merge(others, carry[0])
+            written, (after, losses, aux, verdict) = step((), values, carry[1], initial, now)
+            self._check_kept(carry[0], written)
+            return (written, after), (losses, aux, verdict)
+
+        return run
+
     def _stream(
         self,
         others: list[PyTree],
         traces: Traces,
         sequences: PyTree,
-        mask: None,
+        mask: jax.Array | None,
         restarts: Restarts,
-    ) -> Found:
+    ) -> Results:
         flags, initial = restarts
+        run = self._carried(self._step, others, initial)
+        start = (self._step.written_of(others), traces)
+        (written, after), results = jax.lax.scan(run, start, (sequences, flags, mask))
+        return results, written, after
 
-        def step(carry: PyTree, now: PyTree) -> PyTree:
-            values = self._step.merge(others, carry[0])
-            written, (after, loss, aux) = self._step((), values, carry[1], initial, now)
-            self._check_kept(carry[0], written)
-            return (written, after), (loss, aux)
+    def _blocks(
+        self,
+        others: list[PyTree],
+        traces: Traces,
+        sequences: PyTree,
+        mask: jax.Array | None,
+        restarts: Restarts,
+    ) -> Results:
+        flags, initial = restarts
+        over_time = (sequences, flags, mask)
+
+        def of_length(length: int) -> Any:
+            step = self._step if length == self._length else self._other_block(over_time, length)
+            return self._carried(step, others, initial)
 
         start = (self._step.written_of(others), traces)
-        (written, after), (losses, aux) = jax.lax.scan(step, start, (sequences, flags))
-        return (losses, aux), written, after
+        steps = steps_of(sequences)
+        carry, results = over_blocks(of_length, start, over_time, steps, self._options.every)
+        return results, *carry
+
+    def _other_block(self, over_time: Slices, length: int) -> PureStep:
+        """Return a block of another length; it may hold what is being traced, and is not kept."""
+        step = self._traced(over_time, length)
+        if list(map(id, step.others)) != list(map(id, self._step.others)):
+            raise OptionError(
+                f"A block of {length} steps reads or writes other States than one of "
+                f"{self._length}. `step_fn` and `update_fn` are to use the same ones for all."
+            )
+        return step
+
+
+def _restarted_if_any(specs: Any, traces: Traces, flags: jax.Array) -> Traces:
+    """Return traces that start anew for some samples; where there are none, they are not read."""
+    found: Traces = jax.lax.cond(
+        jnp.any(flags), lambda: restart_traces(specs, traces, flags), lambda: traces
+    )
+    return found

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import brainstate
 import jax
-import jax.numpy as jnp
 
 from .._arguments import differences, shown
 from .._errors import OptionError, ShapeError
 from .._graph import Traces
 from .._typing import Path, PyTree, path_name
+from .leaves import by_path, like_held, like_leaves, raw, same_type
+from .optimizer import HeldOptimizer
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
 
-BY_PATH = ("parameters", "hidden", "others", "random")
+BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
 FIELDS = (*BY_PATH, "traces")
 
 
@@ -38,7 +39,7 @@ class LearnerState:
     hidden
         Those of the short-term States, which start anew with a sequence.
     others
-        Those of all other States, the user's own among them.
+        Those of all other States, the user's own among them, and how many updates were skipped.
     random
         Keys of random numbers, as ``jax.random.key_data``: of the States of the model that hold
         one, and of ``brainstate.random``.
@@ -46,6 +47,8 @@ class LearnerState:
         Eligibility traces by ``{parameter path}@{operation}>{state}``.
     rule
         What carries them, ``"SnAp(n=1)"``: a part of the structure, like the paths.
+    optimizer
+        Leaves of the state of the learner's ``optimizer`` by path; empty before it has begun.
 
     Examples
     --------
@@ -74,6 +77,7 @@ class LearnerState:
     random: dict[Path, PyTree]
     traces: Traces
     rule: str = ""
+    optimizer: dict[Path, PyTree] = dataclasses.field(default_factory=dict)
 
 
 def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
@@ -106,18 +110,45 @@ def _printed(key: Path | str) -> str:
 
 
 class Place(NamedTuple):
-    """Where the value of a State stands: in a field of a `LearnerState`, under a path."""
+    """Where the value of a State stands: in a field of a `LearnerState`, under a path.
+
+    Of an optimizer's States, every leaf stands under a path of its own.
+    """
 
     state: brainstate.State
     field: str
     path: Path
+
+    def entries(self, value: PyTree) -> dict[Path, PyTree]:
+        """Return what stands in the field for a value of the State."""
+        return by_path(value, self.path) if self.field == "optimizer" else {self.path: raw(value)}
+
+    def value_in(self, state: LearnerState) -> PyTree:
+        """Return the value of the State that the state of a learner says.
+
+        Raises
+        ------
+        OptionError
+            If it says none.
+        """
+        entries, held = getattr(state, self.field), self.state.value
+        if self.field != "optimizer":
+            return like_held(entries[self.path], held)
+        if not entries:
+            raise OptionError(
+                "This `LearnerState` has no state of the `optimizer`: call "
+                "`learner.init_optimizer(optimizer)` before `functional.state()`."
+            )
+        return like_leaves(held, entries, self.path)
 
 
 Places: TypeAlias = dict[int, Place]
 """By the identity of a State."""
 
 
-def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, PyTree]) -> Places:
+def places_of(
+    algorithm: ETraceAlgorithm, own: Mapping[str, PyTree], optimizer: HeldOptimizer
+) -> Places:
     """Return the place of every State by its identity.
 
     Parameters
@@ -126,6 +157,8 @@ def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, PyTree]) -> Places:
         The algorithm, whose model's States come first.
     own
         What holds the user's own States, by name.
+    optimizer
+        The optimizer of the learner.
 
     Raises
     ------
@@ -138,10 +171,10 @@ def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, PyTree]) -> Places:
     }
     printed = {(place.field, _printed(place.path)) for place in places.values()}
 
-    def add(path: Path, state: brainstate.State) -> None:
+    def add(path: Path, state: brainstate.State, field: str = "others") -> None:
         if id(state) in places:
             return
-        place = Place(state, "random" if _field(state) == "random" else "others", path)
+        place = Place(state, "random" if _field(state) == "random" else field, path)
         name = (place.field, _printed(path))
         if name in printed:
             raise OptionError(
@@ -157,6 +190,9 @@ def places_of(algorithm: ETraceAlgorithm, own: Mapping[str, PyTree]) -> Places:
     for name, holder in own.items():
         for path, state in _states_in(name, holder).items():
             add(path, state)
+    add(("braintrace", "skipped_updates"), optimizer.skipped)
+    for path, state in optimizer.states.items():
+        add(path, state, "optimizer")
     return places
 
 
@@ -186,28 +222,6 @@ def _flat(path: Path) -> Path:
     return tuple(itertools.chain.from_iterable(parts))
 
 
-def raw(value: PyTree) -> PyTree:
-    """Return the value of a State with the data of random keys in their place."""
-    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, value)
-
-
-def like_held(value: PyTree, state: brainstate.State) -> PyTree:
-    """Return a value with random keys in the place of their data, where a State holds some."""
-
-    def of_leaf(held: PyTree, leaf: PyTree) -> PyTree:
-        return (
-            jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(held))
-            if _is_key(held)
-            else leaf
-        )
-
-    return jax.tree.map(of_leaf, state.value, value)
-
-
-def _is_key(leaf: PyTree) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
-
-
 def check_like(state: LearnerState, own: LearnerState) -> None:
     """Refuse what is not like the state of a learner.
 
@@ -226,9 +240,11 @@ def check_like(state: LearnerState, own: LearnerState) -> None:
             f"`{own.rule}`: traces mean something else to it, even where they have the same names. "
             "Compile the model with the same rule and options, or take only the parameters."
         )
+    # A state without an optimizer's, or of one that the learner does not know yet, is of this one.
+    fields = [f for f in FIELDS if f != "optimizer" or (state.optimizer and own.optimizer)]
     lines = [
         line
-        for field in FIELDS
+        for field in fields
         for line in _differences(field, getattr(state, field), getattr(own, field))
     ]
     if lines:
@@ -248,13 +264,4 @@ def _differences(
     lines = [f"\n- {key!r} in `{field}` is no path; expected a tuple of names" for key in odd]
     named = {f"{field}/{_printed(key)}": found[key] for key in found if key not in odd}
     wanted = {f"{field}/{_printed(key)}": value for key, value in expected.items()}
-    return lines + differences(named, wanted, _is_like)
-
-
-def _is_like(found: PyTree, expected: PyTree) -> bool:
-    leaves, tree = jax.tree.flatten(found)
-    others, other = jax.tree.flatten(expected)
-    return bool(tree == other) and all(
-        getattr(leaf, "shape", None) == wanted.shape and leaf.dtype == wanted.dtype
-        for leaf, wanted in zip(leaves, others, strict=True)
-    )
+    return lines + differences(named, wanted, same_type)

@@ -1,4 +1,4 @@
-"""The user's function of a stream that changes the parameters: how it is called.
+"""The update of a stream, the user's own or that of an optimizer: how it is run.
 
 It may ask for a new sequence by ``reset_state``. Whatever else writes hidden states or traces
 there is refused: what the next step finds has to be what this one has left.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 import jax
@@ -20,28 +20,30 @@ from .._graph import Traces
 from .._runtime import CarriedTraces, EligibilityTraces
 from .._typing import PyTree, path_name
 from .recorder import first_written, traced_values
-from .step_function import update_parameters
+from .updates import Found, Update
 
 if TYPE_CHECKING:
     from .learner import Learner
 
 
-def call_update_function(
-    learner: Learner,
-    update_fn: Callable[..., PyTree],
-    arguments: tuple[PyTree, ...],
-    traces: Traces,
-) -> jax.Array | None:
-    """Run the function, and return which samples it wants to start anew; ``None``: none at all.
+def run_update(
+    learner: Learner, update: Update, found: Found, traces: Traces
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Run an update, and return which samples it wants to start anew; ``None``: none at all.
 
     Parameters
     ----------
     learner
         The learner.
-    update_fn, arguments
-        The user's function and what it gets.
+    update, found
+        The update, and what it gets.
     traces
         Traces after the step, for it to read.
+
+    Returns
+    -------
+    flags, verdict
+        Samples that start anew, and what the update returns.
 
     Raises
     ------
@@ -53,18 +55,18 @@ def call_update_function(
     learner.record_with(_refuse_step)
     try:
         with _showing(algorithm, traces), algorithm.requested_restarts.collected() as asked:
-            update_parameters(update_fn, *arguments)
+            verdict = update(found)
     finally:
         learner.record_with(None)
     path = first_written(left, traced_values(algorithm))
     if path is not None:
         raise _refusal(f"writes the hidden State '{path_name(path)}' itself")
     if not asked:
-        return None
+        return None, verdict
     flags, *more = asked
     for some in more:
         flags = flags | some
-    return flags
+    return flags, verdict
 
 
 class _Shown(EligibilityTraces):

@@ -23,6 +23,7 @@ from .model_states import all_states as all_states
 from .model_states import read_arguments as read_arguments
 from .model_states import read_states as read_states
 from .model_states import short_term as short_term
+from .model_states import values_by_path as values_by_path
 from .model_states import whole_values as whole_values
 from .model_states import write_states as write_states
 from .program import Program as Program
@@ -32,6 +33,7 @@ from .program import write_values as write_values
 from .recent import Recent as Recent
 from .restart import check_first_axes as check_first_axes
 from .restart import check_where as check_where
+from .restart import number_of_samples as number_of_samples
 from .restart import start_anew as start_anew
 from .step_data import MultiStepData as MultiStepData
 from .step_data import SingleStepData as SingleStepData

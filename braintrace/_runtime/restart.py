@@ -126,7 +126,7 @@ class RequestedRestarts:
         values
             Values of the short-term States.
         """
-        samples = _number_of_samples(values)
+        samples = number_of_samples(values)
         for shape in [(), *([] if samples is None else [(samples,)])]:
             if shape not in self._flags:
                 with jax.ensure_compile_time_eval():
@@ -154,7 +154,7 @@ class RequestedRestarts:
         OptionError, ShapeError
             If samples cannot start anew like that within a stream.
         """
-        present = (None, traced.batch_size or _number_of_samples(values))
+        present = (None, traced.batch_size or number_of_samples(values))
         if options or batch_size not in present:
             given = ", ".join([f"batch_size={batch_size}", *options])
             raise OptionError(
@@ -184,7 +184,7 @@ class RequestedRestarts:
                 state.value = jnp.zeros(shape, bool)
 
 
-def _number_of_samples(values: Mapping[Path, Any]) -> int | None:
+def number_of_samples(values: Mapping[Path, Any]) -> int | None:
     """Return the size of the first axis that all values of States have, or ``None``."""
     shapes = {jnp.shape(leaf)[:1] for value in values.values() for leaf in jax.tree.leaves(value)}
     return shapes.pop()[0] if len(shapes) == 1 and () not in shapes else None

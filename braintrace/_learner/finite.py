@@ -1,0 +1,108 @@
+"""Numbers that are not finite: which parameter has them first, and which samples are spoiled."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._errors import NonFiniteError, OptionError
+from .._executor import samples_with
+from .._jax import is_tracer
+from .._runtime import number_of_samples, values_by_path
+from .._typing import PyTree
+
+if TYPE_CHECKING:
+    from .._algorithms import ETraceAlgorithm
+
+
+def first_not_finite(losses: jax.Array, gradients: PyTree) -> jax.Array:
+    """Return the index of the first leaf that is not finite, their number for a loss, -1 for none.
+
+    Parameters
+    ----------
+    losses
+        One loss, or several.
+    gradients
+        A pytree; its leaves are counted.
+    """
+    leaves = [*jax.tree.leaves(gradients), losses]
+    found = jnp.stack([_has_not_finite(leaf) for leaf in leaves])
+    return jnp.where(jnp.any(found), jnp.argmax(found), -1).astype(jnp.int32)
+
+
+def _has_not_finite(leaf: jax.Array) -> jax.Array:
+    """Tell whether a number is not finite: times zero, every other one is zero, and so is the sum.
+
+    Processors add up rows side by side, and compare one by one.
+    """
+    return jnp.isnan(jnp.sum(leaf * jnp.zeros((), leaf.dtype)))
+
+
+def samples_not_finite(algorithm: ETraceAlgorithm) -> jax.Array:
+    """Return which samples have a state or a trace that is not finite.
+
+    That is one flag for all of them where they cannot start anew one by one.
+    """
+    values = values_by_path(algorithm.short_term_states)
+    traces, specs = algorithm.traces.value, algorithm.compiled.trace_specs
+    samples = number_of_samples(values)
+    if samples is not None:
+        with contextlib.suppress(OptionError):  # they share a trace
+            of_traces = samples_with(_is_not_finite, specs, traces, samples)
+            found = [_is_not_finite(leaf) for leaf in _inexact(values)]
+            of_states = [jnp.any(leaf.reshape(samples, -1), axis=1) for leaf in found]
+            return functools.reduce(jnp.logical_or, of_states, of_traces)
+    leaves = _inexact((values, traces))
+    return jnp.any(jnp.stack([jnp.any(_is_not_finite(leaf)) for leaf in leaves]))
+
+
+def _is_not_finite(leaf: jax.Array) -> jax.Array:
+    return ~jnp.isfinite(leaf)
+
+
+def _inexact(tree: PyTree) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+
+
+def check_finite(losses: jax.Array, verdicts: jax.Array, names: list[str], every: int) -> None:
+    """Refuse a stream in which a loss or a gradient is not finite.
+
+    Parameters
+    ----------
+    losses
+        Of every step.
+    verdicts
+        For every step, what `first_not_finite` says of it, or of its block.
+    names
+        Of the leaves of the gradients.
+    every
+        Length of a block.
+
+    Raises
+    ------
+    NonFiniteError
+        If there is one, or more.
+    OptionError
+        If the numbers are not there, inside a transformation.
+    """
+    if is_tracer(verdicts):
+        raise OptionError(
+            "`nonfinite='raise'` cannot look at numbers inside a transformation. Use 'skip' there, "
+            "or call `etrace_online` outside."
+        )
+    (bad,) = np.nonzero(np.asarray(verdicts) >= 0)
+    if not bad.size:
+        return
+    start = int(bad[0])
+    block = np.asarray(losses)[start : start + every]
+    (of_block,) = np.nonzero(~np.isfinite(block))
+    step = start + int(of_block[0]) if of_block.size else start
+    index = int(verdicts[start])
+    raise NonFiniteError(
+        step, float(losses[step]), names[index] if index < len(names) else None, len(block)
+    )

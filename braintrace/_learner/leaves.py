@@ -1,0 +1,68 @@
+"""Values of States as plain arrays: random keys by their data, pytrees by the paths of leaves."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._typing import Path, PyTree
+
+
+def raw(value: PyTree) -> PyTree:
+    """Return the value of a State with the data of random keys in their place."""
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, value)
+
+
+def like_held(value: PyTree, held: PyTree) -> PyTree:
+    """Return a value with random keys in the place of their data, as another value holds them."""
+
+    def of_leaf(held: PyTree, leaf: PyTree) -> PyTree:
+        return (
+            jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(held))
+            if _is_key(held)
+            else leaf
+        )
+
+    return jax.tree.map(of_leaf, held, value)
+
+
+def by_path(value: PyTree, start: Path = ()) -> dict[Path, jax.Array]:
+    """Return the leaves of a pytree by paths that are the same in every process.
+
+    What is keyed by a path, as gradients are, has its parts in the path of the leaf.
+    """
+    found = jax.tree_util.tree_leaves_with_path(raw(value))
+    return {(*start, *_parts(keys)) or ("state",): leaf for keys, leaf in found}
+
+
+def like_leaves(held: PyTree, leaves: Mapping[Path, jax.Array], start: Path = ()) -> PyTree:
+    """Return a pytree like another one, made of leaves by path."""
+    tree = jax.tree.structure(held)
+    found = [leaves[path] for path in by_path(held, start)]
+    return like_held(jax.tree.unflatten(tree, found), held)
+
+
+def same_type(found: PyTree, expected: PyTree) -> bool:
+    """Tell whether two pytrees have the same structure, shapes and dtypes."""
+    leaves, tree = jax.tree.flatten(found)
+    others, other = jax.tree.flatten(expected)
+    return bool(tree == other) and all(
+        getattr(leaf, "shape", None) == wanted.shape and leaf.dtype == wanted.dtype
+        for leaf, wanted in zip(leaves, others, strict=True)
+    )
+
+
+def _parts(keys: tuple[Any, ...]) -> Path:
+    parts: list[str] = []
+    for key in keys:
+        name = getattr(key, "key", None)
+        if isinstance(name, tuple):
+            parts += map(str, name)
+        else:
+            parts.append(jax.tree_util.keystr((key,), simple=True))
+    return tuple(parts)
+
+
+def _is_key(leaf: PyTree) -> bool:
+    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)

@@ -1,0 +1,270 @@
+"""The state of an optimizer, held by the learner whose parameters it changes.
+
+There are two kinds of optimizers. A gradient transformation, as optax has them, is a pair of pure
+functions ``init`` and ``update``: its state is a pytree, which a State of the learner holds. An
+object with a method ``update(gradients)``, as brainstate's optimizers are, has States of its own.
+
+Either is known by its leaves alone, under paths: what has been saved of an optimizer can be
+restored before anybody has said which optimizer it is of (see `HeldOptimizer.begin`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._arguments import Kind, check_option, differences, shown
+from .._brainstate import hold, is_watched, peek
+from .._errors import OptionError, ShapeError
+from .._foreign import in_words
+from .._jax import strongly_typed
+from .._typing import Path, PyTree, path_name
+from .leaves import by_path, like_leaves, same_type
+
+OPTIMIZER = Kind(
+    "an `optax.GradientTransformation`, or an object whose method `update(gradients)` changes "
+    "parameters, as brainstate's optimizers have it",
+    lambda value: callable(getattr(value, "update", None)) and not isinstance(value, type),
+)
+
+
+def is_transformation(optimizer: Any) -> bool:
+    """Tell whether an optimizer is a pair of pure functions, as optax has them."""
+    return isinstance(optimizer, tuple) and callable(getattr(optimizer, "init", None))
+
+
+class OptimizerState(brainstate.LongTermState):
+    """The State that holds what the functions of a gradient transformation hand on; or None."""
+
+
+class HeldOptimizer(brainstate.graph.Node):
+    """The optimizer of a learner.
+
+    Attributes
+    ----------
+    transformed
+        The state of a gradient transformation; ``None`` where there is none.
+    own
+        An optimizer that has States of its own; ``None`` where there is none.
+    skipped
+        How many updates were left out because something was not finite.
+    awaited
+        Leaves by path that have been restored, for the optimizer that comes next.
+    """
+
+    def __init__(self) -> None:
+        self.transformed = OptimizerState(None)
+        self.own: Any = None
+        self.skipped = brainstate.LongTermState(jnp.zeros((), jnp.int32))
+        self.awaited = _Awaited({})
+        self._known = _Known(None)
+
+    @property
+    def states(self) -> dict[Path, brainstate.State]:
+        """The States that hold an optimizer's state, by path; none before it has begun."""
+        if peek(self.transformed) is not None:
+            return {(): self.transformed}
+        return {} if self.own is None else _states_of(self.own)
+
+    @property
+    def value(self) -> PyTree:
+        """The state of the optimizer: a pytree, or values by path; ``None`` where there is none."""
+        if self.own is None:
+            return self.transformed.value
+        return {path: state.value for path, state in _states_of(self.own).items()}
+
+    def write(self, value: PyTree) -> None:
+        """Write a state like the one that is there; ``None`` lets no optimizer be there.
+
+        Raises
+        ------
+        OptionError
+            If there is none, or it has States of its own.
+        ShapeError
+            If it is not like the one that is there.
+        """
+        if value is None:
+            self.forget()
+            return
+        if self.own is not None or peek(self.transformed) is None:
+            raise OptionError(
+                "`optimizer_state` can be written where the learner holds the state of a gradient "
+                "transformation, and `None` always. An optimizer with States of its own has them "
+                "written there; before one has begun, call `learner.init_optimizer(optimizer)`."
+            )
+        self.transformed.value = given_state(peek(self.transformed), value)
+
+    def forget(self) -> None:
+        """Let no optimizer be there."""
+        self.transformed.value = None
+        self.own, self.awaited, self._known = None, _Awaited({}), _Known(None)
+
+    def await_leaves(self, leaves: Mapping[Path, jax.Array]) -> None:
+        """Keep what has been restored for the optimizer that comes next."""
+        self.forget()
+        self.awaited = _Awaited(dict(leaves))
+
+    def begin(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
+        """Let an optimizer have a state: that which is there, or has been restored, or a new one.
+
+        Parameters
+        ----------
+        optimizer
+            The optimizer.
+        parameters
+            Returns the parameters in the form in which it gets their gradients.
+
+        Raises
+        ------
+        OptionError
+            If it is no optimizer, if there is another one, or if the state would be made inside a
+            transformation.
+        ShapeError
+            If what has been restored is not of this optimizer.
+        """
+        has_begun = self.own is not None or peek(self.transformed) is not None
+        if has_begun and self._known.optimizer is optimizer:
+            return
+        check_option("optimizer", optimizer, OPTIMIZER)
+        if is_transformation(optimizer):
+            self._begin_transformation(optimizer, parameters())
+        else:
+            self._begin_object(optimizer)
+        self._known = _Known(optimizer)
+
+    def check_begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> None:
+        """Refuse a transformation that has no state yet; see `begin`.
+
+        Raises
+        ------
+        OptionError
+            If it has none, or there is another optimizer.
+        """
+        if is_transformation(optimizer):
+            if peek(self.transformed) is None:
+                raise OptionError(
+                    "The learner has no state of this `optimizer`: call "
+                    "`learner.init_optimizer(optimizer)` before `functional.state()`."
+                )
+            self.begin(optimizer, parameters)
+
+    @contextlib.contextmanager
+    def begun(self, optimizer: Any, parameters: Callable[[], PyTree]) -> Iterator[None]:
+        """Let an optimizer begin; if what is done inside fails without an update, it has not."""
+        before = peek(self.transformed), self.own, self.awaited, self._known
+        self.begin(optimizer, parameters)
+        fresh = peek(self.transformed)
+        try:
+            yield
+        except BaseException:
+            if peek(self.transformed) is fresh and before[0] is None:
+                value, self.own, self.awaited, self._known = before
+                hold(self.transformed, value)
+            raise
+
+    def _begin_transformation(self, optimizer: Any, parameters: PyTree) -> None:
+        def fresh() -> PyTree:
+            with in_words(OptionError, lambda: "`optimizer.init` fails for the parameters"):
+                return strongly_typed(optimizer.init(parameters))
+
+        held = peek(self.transformed)
+        if self.own is not None:
+            raise _other(f"the state of a {type(self.own).__name__}")
+        if held is None:
+            if is_watched():
+                raise _made_inside()
+            self.transformed.value = self._restored({(): fresh()})[()]
+        elif not same_type(held, jax.eval_shape(fresh)):
+            raise _other("the state of an optimizer of other parts or shapes")
+
+    def _begin_object(self, optimizer: Any) -> None:
+        if peek(self.transformed) is not None:
+            raise _other("the state of a gradient transformation")
+        if self.own not in (None, optimizer):
+            raise _other(f"the state of another {type(self.own).__name__}")
+        states = _states_of(optimizer)
+        restored = self._restored({path: state.value for path, state in states.items()})
+        for path, state in states.items():
+            state.value = restored[path]
+        self.own = optimizer
+
+    def _restored(self, fresh: dict[Path, PyTree]) -> dict[Path, PyTree]:
+        """Return values of States with the leaves that have been restored, if any have."""
+        leaves = self.awaited.leaves
+        if not leaves:
+            return fresh
+        own = {p: leaf for path, value in fresh.items() for p, leaf in by_path(value, path).items()}
+        named, expected = ({path_name(p): leaf for p, leaf in d.items()} for d in (leaves, own))
+        lines = differences(named, expected, same_type)
+        if lines:
+            raise ShapeError(
+                f"What was restored is not the state of this optimizer:{''.join(lines)}\nUse the "
+                "optimizer that it was saved with, or begin anew: `learner.optimizer_state = None`."
+            )
+        self.awaited = _Awaited({})
+        by_name = {p: jnp.asarray(named[path_name(p)]) for p in own}
+        return {path: like_leaves(value, by_name, path) for path, value in fresh.items()}
+
+
+class _Awaited:
+    """Leaves by path; brainstate does not look into it."""
+
+    def __init__(self, leaves: dict[Path, jax.Array]) -> None:
+        self.leaves = leaves
+
+
+class _Known:
+    """The optimizer that began or was found to fit; brainstate does not look into it."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+
+def _states_of(optimizer: Any) -> dict[Path, brainstate.State]:
+    """Return the States of an optimizer, but for the parameters that it knows, by path."""
+    if isinstance(optimizer, brainstate.graph.Node):
+        found = dict(brainstate.graph.states(optimizer))
+    else:
+        held = getattr(optimizer, "__dict__", {})
+        found = {(name,): s for name, s in held.items() if isinstance(s, brainstate.State)}
+    return {
+        tuple(map(str, path if isinstance(path, tuple) else (path,))): state
+        for path, state in found.items()
+        if not isinstance(state, brainstate.ParamState)
+    }
+
+
+def _other(what: str) -> OptionError:
+    return OptionError(
+        f"The learner holds {what}, which this `optimizer` cannot go on with. To begin with "
+        "another optimizer, write `learner.optimizer_state = None` first."
+    )
+
+
+def _made_inside() -> OptionError:
+    return OptionError(
+        "The state of `optimizer` would be made inside a transformation, which cannot hand it on. "
+        "Call `learner.init_optimizer(optimizer)` before it."
+    )
+
+
+def given_state(held: PyTree, value: PyTree) -> PyTree:
+    """Return a state that a user gives for a transformation, as arrays.
+
+    Raises
+    ------
+    ShapeError
+        If it is not like the one that is held.
+    """
+    found = strongly_typed(value)
+    if not same_type(held, found):
+        raise ShapeError(
+            f"`optimizer_state` is {shown(value)}; expected a pytree like the one that is held "
+            f"({shown(held)}), with the same shapes and dtypes, or None to begin anew."
+        )
+    return found

@@ -1,0 +1,435 @@
+"""The methods of a learner that run whole sequences, in which time is axis 0."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+import brainstate
+import jax
+from jax.typing import ArrayLike
+
+from .._runtime import on_automatic_axes, one_thread_at_a_time
+from .._typing import PyTree
+from .arguments import (
+    Gradients,
+    Options,
+    SequenceOptions,
+    WatchedGradientOptions,
+    WatchedStreamOptions,
+    chosen_among,
+)
+from .body import Request
+from .driver import prepared
+from .evolve import evolving, predicting
+from .gradient import differentiating
+from .online import stream_request
+from .restart import initial_values
+from .watching import OnLog, Watch, run_watched
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+
+@overload
+def etrace_grad(
+    learner: Learner,
+    *sequences: PyTree,
+    has_aux: Literal[False] = False,
+    return_value: Literal[False] = False,
+    **options: Unpack[WatchedGradientOptions],
+) -> Gradients: ...
+@overload
+def etrace_grad(
+    learner: Learner,
+    *sequences: PyTree,
+    has_aux: Literal[False] = False,
+    return_value: Literal[True],
+    **options: Unpack[WatchedGradientOptions],
+) -> tuple[Gradients, jax.Array]: ...
+@overload
+def etrace_grad(
+    learner: Learner,
+    *sequences: PyTree,
+    has_aux: Literal[True],
+    return_value: Literal[False] = False,
+    **options: Unpack[WatchedGradientOptions],
+) -> tuple[Gradients, PyTree]: ...
+@overload
+def etrace_grad(
+    learner: Learner,
+    *sequences: PyTree,
+    has_aux: Literal[True],
+    return_value: Literal[True],
+    **options: Unpack[WatchedGradientOptions],
+) -> tuple[Gradients, jax.Array, PyTree]: ...
+@overload
+def etrace_grad(
+    learner: Learner,
+    *sequences: PyTree,
+    has_aux: bool = ...,
+    return_value: bool = ...,
+    **options: Unpack[WatchedGradientOptions],
+) -> PyTree: ...
+
+
+@one_thread_at_a_time
+@on_automatic_axes
+def etrace_grad(
+    learner: Learner,
+    *sequences: PyTree,
+    step_fn: Callable[..., PyTree],
+    mask: ArrayLike | None = None,
+    reduction: str = "mean",
+    chunk_size: int | str = "auto",
+    memory_budget: int | None = None,
+    has_aux: bool = False,
+    return_value: bool = False,
+    unit_aware: bool = False,
+    reset: ArrayLike | None = None,
+    weights: Mapping[PyTree, brainstate.State] | None = None,
+    progress: bool = False,
+    log_every: int | None = None,
+    on_log: OnLog | None = None,
+) -> PyTree:
+    """Return the gradient of a loss over a sequence; states and traces move on.
+
+    Parameters
+    ----------
+    *sequences
+        Pytrees of arrays ``(T, …)``; ``step_fn`` gets the slices of one step.
+    step_fn
+        Calls this learner once and returns the scalar loss of the step (with ``has_aux``:
+        a pair of it and a pytree). It is traced once for what it is: its code, the objects
+        that this reads, and the numbers among them. What changes inside those objects (an
+        entry of a list, an attribute that only their own methods read) is not seen: keep it
+        in a State. States that it reads before the call, and States of its own, carry no
+        gradient from one step to the next (nor, with ``vjp_method='multi-step'``, to the next
+        window).
+    mask
+        Weights ``(T,)`` of the steps' losses; ``None``: all are 1. Where all are 0, the
+        gradient is 0. A step of weight 0 leaves the gradient alone, whatever its inputs are:
+        padding may be NaN, and so may the states and traces that it leaves behind.
+    reduction
+        ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
+    chunk_size
+        Number of steps that are run between two updates of the traces. It changes speed and
+        memory, not the gradient (with ``vjp_method='multi-step'`` it is the length of the
+        window that is differentiated). ``'auto'``: the shortest chunk that is expected to
+        be among the fastest within ``memory_budget``; `report` says which. From zero traces a
+        sequence is best run as one chunk, which needs no trace. (For a window: as many steps
+        as record less than the traces, or the gradient, take, and from 64 to 128.)
+    memory_budget
+        For ``chunk_size='auto'``: how many bytes the steps of a chunk may record, at least one
+        step and as many as the traces take. Beyond it memory does not grow with the
+        sequence. ``None``: a tenth of the device's memory, and at most 1 GiB.
+    has_aux
+        Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
+    return_value
+        Return the losses of the steps as well, ``(T,)``: 0 where the mask is 0, and otherwise
+        as ``step_fn`` returns them.
+    unit_aware
+        Give gradients the unit of the loss over that of the parameter, as
+        ``brainstate.transform.grad`` does with this option; without it they are in the
+        parameter's own container, and the loss must have no unit.
+    reset
+        Booleans ``(T,)``, or ``(T, batch)`` where the states' first axis is the batch:
+        states and traces start anew before the steps where it is true, as for a sequence of
+        its own. States get the values of ``init_state``; nothing that was NaN before is
+        seen after it.
+    weights
+        Parameters whose gradients are wanted, some of ``model.states(brainstate.ParamState)``
+        as a dict; ``None``: all. The traces of all move on.
+    progress, log_every, on_log
+        See `etrace_online`. The sequence is then run in blocks, whose traces are all computed.
+
+    Returns
+    -------
+    gradients, or ``(gradients, losses)``, ``(gradients, aux)``, ``(gradients, losses, aux)``
+        Gradients are a dict keyed like ``model.states(brainstate.ParamState)``, or like
+        ``weights``. Those of a `from_function` model are a pytree like its ``params``.
+
+    Raises
+    ------
+    ShapeError
+        For sequences that are empty, differ in length or do not fit the states.
+    DtypeError
+        For sequences, a mask or flags that are nothing that JAX computes with.
+    OptionError
+        For an option value that is not accepted, or a ``step_fn`` that does not call the
+        learner exactly once, writes a parameter or a hidden state, or returns no scalar.
+    """
+    options = Options(
+        reduction=reduction,
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        has_aux=has_aux,
+        unit_aware=unit_aware,
+        weights=chosen_among(learner.algorithm.param_states, weights),
+        return_value=return_value,
+    )
+    functions = {"step_fn": step_fn}
+    request = Request("etrace_grad", differentiating, sequences, options, functions, mask, reset)
+    return _run(learner, request, Watch(progress, log_every, on_log))
+
+
+@overload
+def etrace_online(
+    learner: Learner,
+    *sequences: PyTree,
+    has_aux: Literal[False] = False,
+    **options: Unpack[WatchedStreamOptions],
+) -> jax.Array: ...
+@overload
+def etrace_online(
+    learner: Learner,
+    *sequences: PyTree,
+    has_aux: Literal[True],
+    **options: Unpack[WatchedStreamOptions],
+) -> tuple[jax.Array, PyTree]: ...
+@overload
+def etrace_online(
+    learner: Learner,
+    *sequences: PyTree,
+    has_aux: bool = ...,
+    **options: Unpack[WatchedStreamOptions],
+) -> PyTree: ...
+
+
+@one_thread_at_a_time
+@on_automatic_axes
+def etrace_online(
+    learner: Learner,
+    *sequences: PyTree,
+    step_fn: Callable[..., PyTree],
+    optimizer: Any = None,
+    update_fn: Callable[..., PyTree] | None = None,
+    every: int = 1,
+    mask: ArrayLike | None = None,
+    nonfinite: str = "ignore",
+    has_aux: bool = False,
+    unit_aware: bool = False,
+    reset: ArrayLike | None = None,
+    progress: bool = False,
+    log_every: int | None = None,
+    on_log: OnLog | None = None,
+) -> PyTree:
+    """Learn at every step of a stream: its gradient, an update, then the next step.
+
+    Parameters
+    ----------
+    *sequences
+        Pytrees of arrays ``(T, …)``; ``step_fn`` gets the slices of one step.
+    step_fn
+        As for `etrace_grad`. It does not write parameters.
+    optimizer
+        An ``optax.GradientTransformation``, whose state the learner holds (`optimizer_state`), or
+        an object whose method ``update(gradients)`` changes parameters, as brainstate's optimizers
+        have it. It goes on from call to call. Gradients are in the units of their parameters for
+        it, and those of complex parameters conjugated: it goes downhill. Give it or ``update_fn``.
+    update_fn
+        Called after every step with the gradient of its loss, keyed like
+        ``model.states(brainstate.ParamState)``, and with ``has_aux`` with the auxiliary
+        results as well. It writes the parameters, and whatever States it keeps for that; its result
+        is not used. It is traced once, like ``step_fn``. Create the States that they use before
+        the first call. `reset_state` in it, of all samples or with ``where`` of some, starts a new
+        sequence with the next step, as ``reset`` does; it does not write hidden states or traces
+        itself.
+    every
+        Number of steps for one update, by the mean of their losses. Parameters hold still for as
+        many, which are run as chunks (see `etrace_grad`); the last block of a call may be shorter.
+        ``update_fn`` gets the auxiliary results of the block.
+    mask
+        Weights ``(T,)`` of the steps' losses, as for `etrace_grad`, in the mean of each block.
+        Where all steps of a block have weight 0, nothing is updated: neither parameters nor
+        optimizer.
+    nonfinite
+        What is done where a loss or a gradient is NaN or infinite. ``'ignore'``: nothing.
+        ``'skip'``: that update is left out and counted (`skipped_updates`), and samples whose
+        states or traces are not finite start anew. ``'raise'``: the call changes nothing, and its
+        error names step, loss and parameter.
+    has_aux
+        Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
+    unit_aware
+        See `etrace_grad`.
+    reset
+        See `etrace_grad`.
+    progress
+        Show a bar with steps, their rate and the latest loss (tqdm, of the extra ``progress``).
+    log_every, on_log
+        Call ``on_log(step, metrics)`` after every ``log_every`` steps of the call, when the learner
+        is where they have left it: it may be saved, tried out, or plotted. ``metrics`` has the
+        means since the last call, of ``"loss"`` and with ``has_aux`` of ``"aux"``, and
+        ``"steps_per_second"``.
+
+    Returns
+    -------
+    losses, or ``(losses, aux)``
+        The loss of every step, ``(T,)``, each before its update; 0 where the mask is 0.
+
+    Raises
+    ------
+    ShapeError
+        For sequences that are empty, differ in length or do not fit the states.
+    OptionError
+        For a ``step_fn`` that does not call the learner exactly once, writes a parameter or a
+        hidden state, or returns no scalar, for an ``update_fn`` that calls the learner or writes
+        hidden states or traces, for another ``optimizer`` than the one whose state the learner
+        holds, and for single steps with ``vjp_method='multi-step'``.
+    NonFiniteError
+        See ``nonfinite``. The learner is as it was before the call, or before its last block.
+    Interrupted
+        After Ctrl-C in a call with ``progress`` or ``log_every``, which ends with the next block.
+
+    Notes
+    -----
+    The traces hold what older parameters have done, as in every online learner that has a
+    memory. What lies between a parameter and its trace (the function of `element_wise`, the
+    factors of `lora_matmul`, a mask) is differentiated at the parameters of the step.
+
+    A stream that arrives step by step is given step by step, as sequences of length 1. The
+    traces are then updated in place, which a loop of your own around the learner cannot do.
+
+    Examples
+    --------
+    >>> import braintrace, jax.numpy as jnp, optax
+    >>> model = braintrace.nn.IndRNN(2, 1)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> xs, targets = jnp.ones((100, 1, 2)), 0.5 * jnp.ones((100, 1, 1))
+    >>> losses = learner.etrace_online(
+    ...     xs,
+    ...     targets,
+    ...     step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(),
+    ...     optimizer=optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.03)),
+    ... )
+    >>> bool(losses[-1] < 0.1 * losses[0])
+    True
+
+    The same with an update of your own:
+
+    >>> import brainstate, jax
+    >>> weights = model.states(brainstate.ParamState)
+    >>> def descend(gradients):
+    ...     for path, weight in weights.items():
+    ...         step = jax.tree.map(lambda w, g: w - 0.1 * g, weight.value, gradients[path])
+    ...         weight.value = step
+    >>> losses = learner.etrace_online(
+    ...     xs, targets, step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(), update_fn=descend
+    ... )
+    """
+    options = Options(has_aux=has_aux, unit_aware=unit_aware, every=every, nonfinite=nonfinite)
+    given = (update_fn, optimizer)
+    request = stream_request(learner, sequences, options, step_fn, given, mask, reset)
+    watch = Watch(progress, log_every, on_log)
+    if optimizer is None:
+        return _run(learner, request, watch)
+    with learner.held_optimizer.begun(optimizer, learner.parameters_for_optimizer):
+        return _run(learner, request, watch)
+
+
+@overload
+def etrace_evolve(
+    learner: Learner,
+    *sequences: PyTree,
+    return_outputs: Literal[False],
+    **options: Unpack[SequenceOptions],
+) -> None: ...
+@overload
+def etrace_evolve(
+    learner: Learner,
+    *sequences: PyTree,
+    return_outputs: bool = ...,
+    **options: Unpack[SequenceOptions],
+) -> PyTree: ...
+
+
+@one_thread_at_a_time
+@on_automatic_axes
+def etrace_evolve(
+    learner: Learner,
+    *sequences: PyTree,
+    chunk_size: int | str = "auto",
+    memory_budget: int | None = None,
+    reset: ArrayLike | None = None,
+    return_outputs: bool = True,
+    progress: bool = False,
+    log_every: int | None = None,
+    on_log: OnLog | None = None,
+) -> PyTree:
+    """Advance states and traces over a sequence without a loss.
+
+    Parameters
+    ----------
+    *sequences
+        One sequence ``(T, …)`` per argument of ``update``.
+    chunk_size, memory_budget, reset
+        See `etrace_grad`.
+    return_outputs
+        Whether the outputs are returned; without, they are not kept.
+    progress, log_every, on_log
+        See `etrace_online`; there is no loss to tell of.
+
+    Returns
+    -------
+    pytree or None
+        The outputs of the steps, stacked over time.
+
+    Raises
+    ------
+    ShapeError
+        For sequences that are empty, differ in length or do not fit the states.
+    """
+    options = Options(
+        chunk_size=chunk_size, memory_budget=memory_budget, return_outputs=return_outputs
+    )
+    request = Request("etrace_evolve", evolving, sequences, options, reset=reset)
+    return _run(learner, request, Watch(progress, log_every, on_log))
+
+
+@one_thread_at_a_time
+@on_automatic_axes
+def predict(
+    learner: Learner,
+    *sequences: PyTree,
+    reset: ArrayLike | None = None,
+    progress: bool = False,
+    log_every: int | None = None,
+    on_log: OnLog | None = None,
+) -> PyTree:
+    """Run the model alone over a sequence: states move on, traces do not.
+
+    Parameters
+    ----------
+    *sequences
+        One sequence ``(T, …)`` per argument of ``update``.
+    reset
+        See `etrace_grad`.
+    progress, log_every, on_log
+        See `etrace_online`; there is no loss to tell of.
+
+    Returns
+    -------
+    pytree
+        The outputs of the steps, stacked over time.
+
+    Raises
+    ------
+    ShapeError
+        For sequences that are empty, differ in length or do not fit the states.
+    """
+    request = Request("predict", predicting, sequences, reset=reset)
+    return _run(learner, request, Watch(progress, log_every, on_log))
+
+
+def _run(learner: Learner, request: Request, watch: Watch) -> PyTree:
+    run = functools.partial(_run_whole, learner)
+    return run_watched(learner, request, watch, run) if watch.is_on else run(request)
+
+
+def _run_whole(learner: Learner, request: Request) -> PyTree:
+    algorithm = learner.algorithm
+    states = algorithm.states_of_model
+    initial = functools.partial(initial_values, algorithm, states)
+    driver, arguments = prepared(learner, request, states, initial)
+    return driver(states, arguments, request.options)

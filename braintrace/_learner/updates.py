@@ -1,0 +1,195 @@
+"""What is done with the gradient of a step, or of a block of steps.
+
+An update is a function of what has been found (`Found`) that writes parameters, and States of its
+own. It comes from the user's ``update_fn``, from a gradient transformation, or from an object with
+States of its own; for all that follows they are one. Functions around it decide whether it is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._errors import OptionError
+from .._foreign import in_words
+from .._function_model import gradients_by_path
+from .._typing import PyTree
+from .arguments import Options
+from .finite import first_not_finite, samples_not_finite
+from .optimizer import is_transformation
+from .step_function import update_parameters
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a step, or a block of steps, yields.
+
+    Attributes
+    ----------
+    gradients
+        As the user of the model gets them.
+    losses
+        Of the step, or of every step of the block.
+    aux
+        What ``step_fn`` returns besides.
+    counts
+        Whether the mask has a weight that is not 0; ``None``: there is no mask.
+    """
+
+    gradients: PyTree
+    losses: jax.Array
+    aux: PyTree
+    counts: jax.Array | None
+
+
+Update: TypeAlias = Callable[[Found], jax.Array | None]
+"""Returns which parameter was the first whose gradient is not finite, if anybody wants to know."""
+
+
+def update_of(
+    learner: Learner, update_fn: Callable[..., PyTree] | None, optimizer: Any, options: Options
+) -> Update:
+    """Return what is done with gradients.
+
+    Parameters
+    ----------
+    learner
+        The learner.
+    update_fn, optimizer
+        What the user gives, one of the two.
+    options
+        Of the call.
+    """
+    if update_fn is not None:
+        update = by_function(update_fn, options.has_aux)
+    elif is_transformation(optimizer):
+        update = by_transformation(learner, optimizer)
+    else:
+        update = by_object(learner, optimizer)
+    guard: Callable[[Learner, Update], Update] = GUARDS[options.nonfinite]
+    return guard(learner, where_counted(update))
+
+
+def by_function(update_fn: Callable[..., PyTree], has_aux: bool) -> Update:
+    """Return the update that is the user's function."""
+
+    def update(found: Found) -> None:
+        update_parameters(update_fn, found.gradients, *((found.aux,) if has_aux else ()))
+
+    return update
+
+
+def by_transformation(learner: Learner, optimizer: Any) -> Update:
+    """Return the update by an ``optax.GradientTransformation``, whose state the learner holds."""
+    state, model = learner.held_optimizer.transformed, learner.algorithm.model
+    takes_loss = _takes_more(optimizer.update)
+
+    def update(found: Found) -> None:
+        now = learner.parameters_for_optimizer()
+        gradients = _downhill(found.gradients, now)
+        more = {"value": jnp.mean(found.losses)} if takes_loss else {}
+        with in_words(OptionError, lambda: "`optimizer.update` fails for the gradients"):
+            changes, state.value = optimizer.update(gradients, state.value, now, **more)
+        new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
+        states = learner.algorithm.param_states
+        for path, value in gradients_by_path(model, new).items():
+            states[path].value = value
+
+    return update
+
+
+def by_object(learner: Learner, optimizer: Any) -> Update:
+    """Return the update by an object with a method ``update(gradients)``."""
+    model = learner.algorithm.model
+
+    def update(found: Found) -> None:
+        gradients = _downhill(found.gradients, learner.parameters_for_optimizer())
+        with in_words(OptionError, lambda: "`optimizer.update` fails for the gradients"):
+            optimizer.update(gradients_by_path(model, gradients))
+
+    return update
+
+
+def _takes_more(function: Callable[..., Any]) -> bool:
+    """Tell whether a transformation takes arguments by name, such as the loss, and ignores more."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
+    """Return gradients in the containers of their parameters, which optimizers subtract.
+
+    JAX's derivative with respect to a complex number is the conjugate of what leads uphill.
+    """
+    leaves = [
+        leaf.conj() if jnp.iscomplexobj(leaf) else leaf for leaf in jax.tree.leaves(gradients)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(parameters), leaves)
+
+
+def where_counted(update: Update) -> Update:
+    """Return an update that is left out where the mask has no weight."""
+
+    def counted(found: Found) -> None:
+        if found.counts is None:
+            update(found)
+        else:
+            _only_if(found.counts, lambda: update(found))
+
+    return counted
+
+
+def _ignoring(learner: Learner, update: Update) -> Update:
+    return update
+
+
+def _raising(learner: Learner, update: Update) -> Update:
+    def judged(found: Found) -> jax.Array:
+        update(found)
+        return _verdict(learner, found)
+
+    return judged
+
+
+def _skipping(learner: Learner, update: Update) -> Update:
+    skipped = learner.held_optimizer.skipped
+
+    def guarded(found: Found) -> None:
+        def leave_out() -> None:
+            skipped.value = skipped.value + 1
+            learner.reset_state(where=samples_not_finite(learner.algorithm))
+
+        is_bad = _verdict(learner, found) >= 0
+        brainstate.transform.cond(is_bad, leave_out, lambda: _nothing(update(found)))
+
+    return guarded
+
+
+GUARDS: dict[str, Callable[[Learner, Update], Update]] = {
+    "ignore": _ignoring,
+    "raise": _raising,
+    "skip": _skipping,
+}
+
+
+def _verdict(learner: Learner, found: Found) -> jax.Array:
+    gradients = gradients_by_path(learner.algorithm.model, found.gradients)
+    first = first_not_finite(found.losses, gradients)
+    return first if found.counts is None else jnp.where(found.counts, first, -1)
+
+
+def _only_if(flag: jax.Array, run: Callable[[], Any]) -> None:
+    brainstate.transform.cond(flag, lambda: _nothing(run()), lambda: None)
+
+
+def _nothing(_: Any) -> None:
+    """Return None, whatever there is."""

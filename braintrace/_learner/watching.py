@@ -1,0 +1,317 @@
+"""A call that somebody watches: a sequence in blocks, and what is done between them.
+
+A compiled loop tells nothing and cannot be stopped before its end. A sequence that is watched is
+therefore cut into blocks, each a call of its own that moves the learner on as a whole or not at
+all. While a block runs, the host has issued the next; it waits for one only where somebody is to
+see the learner as that block has left it. A signal is taken between two blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit
+
+from .._arguments import BOOLEAN, FUNCTION, POSITIVE, check_option, common_length
+from .._brainstate import is_watched
+from .._errors import Interrupted, NonFiniteError, OptionError
+from .._interrupts import uninterrupted
+from .._optional import optional_import
+from .._typing import PyTree
+from .arguments import shapes_of, weights_of
+from .body import Request
+from .chunks import windows_of
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+PARTS, LONGEST = 20, 500
+"""A sequence has about so many blocks, and more where these would have more steps than that."""
+
+Metrics: TypeAlias = dict[str, Any]
+"""What is told of some steps, by name."""
+
+OnLog: TypeAlias = Callable[[int, Metrics], Any]
+"""``(step, metrics)``: the user's function."""
+
+Run: TypeAlias = Callable[[Request], PyTree]
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """What is told of a call while it runs; see `Learner.etrace_online`.
+
+    Raises
+    ------
+    OptionError
+        For a value that is not accepted, or one of ``log_every`` and ``on_log`` without the other.
+    """
+
+    progress: bool = False
+    log_every: int | None = None
+    on_log: OnLog | None = None
+
+    def __post_init__(self) -> None:
+        check_option("progress", self.progress, BOOLEAN)
+        check_option("log_every", self.log_every, POSITIVE.or_else(None))
+        check_option("on_log", self.on_log, FUNCTION.or_else(None))
+        if (self.log_every is None) != (self.on_log is None):
+            raise OptionError(
+                f"`log_every` is {self.log_every} and `on_log` is {self.on_log}: give both, a "
+                "number of steps and the function that is called after as many, or none."
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is told."""
+        return self.progress or self.log_every is not None
+
+
+def run_watched(learner: Learner, request: Request, watch: Watch, run: Run) -> PyTree:
+    """Run a call in blocks, and return what it returns as a whole.
+
+    Parameters
+    ----------
+    learner, request, watch
+        The learner, the call, and what is told of it.
+    run
+        Runs a call.
+
+    Raises
+    ------
+    OptionError
+        Inside a transformation, or where logs do not come at the end of blocks.
+    Interrupted
+        If a block was the last one because of Ctrl-C.
+    """
+    if is_watched():
+        raise OptionError(
+            f"`progress` and `log_every` of `{request.method}` cannot be told of inside a "
+            "transformation, which runs as a whole. Leave them out there."
+        )
+    steps = common_length([aval.shape for aval in shapes_of(request.sequences)], "sequence")
+    request, unit = _with_fixed_windows(learner, request, steps)
+    parts = _Sum(request, steps) if request.method == "etrace_grad" else _OverTime(request)
+    done, blocks = 0, list(blocks_of(steps, unit, watch.log_every))
+    with contextlib.closing(_Teller(watch, steps, request)) as teller:
+        try:
+            for start, stop in blocks:
+                with uninterrupted, _counted_from(start):
+                    found = run(parts.request(start, stop))
+                    seen = parts.add(found, start, stop)
+                    done = stop
+                teller.issued(stop, found, seen)
+            teller.tell()
+        except KeyboardInterrupt as interrupt:
+            results = parts.joined() if done else None
+            jax.block_until_ready(results)
+            raise Interrupted(request.method, done, steps, results) from interrupt
+    return parts.joined()
+
+
+def blocks_of(steps: int, unit: int, log_every: int | None) -> Iterator[tuple[int, int]]:
+    """Yield where blocks start and stop: at multiples of a unit, and wherever there is a log.
+
+    As many as possible have one length: another one is compiled for itself.
+
+    Raises
+    ------
+    OptionError
+        If there are logs elsewhere than at multiples of the unit.
+    """
+    if log_every is not None and log_every % unit:
+        raise OptionError(
+            f"`log_every` is {log_every}, and parameters change or windows end every {unit} steps: "
+            f"give a multiple of {unit}."
+        )
+    interval = log_every or steps
+    most = min(LONGEST, max(1, steps // PARTS), interval)
+    most = max(unit, most // unit * unit)
+    fitting = [n for n in range(unit, most + 1, unit) if interval % n == 0]
+    length = fitting[-1] if fitting and 4 * fitting[-1] >= most else most
+    for begin in range(0, steps, interval):
+        end = min(begin + interval, steps)
+        for start in range(begin, end, length):
+            yield start, min(start + length, end)
+
+
+def _with_fixed_windows(learner: Learner, request: Request, steps: int) -> tuple[Request, int]:
+    """Return a call whose blocks do what it does as a whole, and what their lengths divide by."""
+    is_window = learner.algorithm.vjp_method == "multi-step" and request.method == "etrace_grad"
+    if not is_window:
+        return request, min(request.options.every, steps)
+    length = windows_of(learner.graph, request.options, steps).length
+    options = dataclasses.replace(request.options, chunk_size=length)
+    return dataclasses.replace(request, options=options), length
+
+
+@contextlib.contextmanager
+def _counted_from(start: int) -> Iterator[None]:
+    """Count the step of an error from the beginning of the call, not of the block."""
+    try:
+        yield
+    except NonFiniteError as error:
+        raise error.counted_from(start) from None
+
+
+# --- what blocks return, and what the call does
+
+
+def _part(request: Request, start: int, stop: int) -> Request:
+    def of_steps(given: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[start:stop], given)
+
+    mask, reset = (None if g is None else g[start:stop] for g in (request.mask, request.reset))
+    return dataclasses.replace(
+        request, sequences=of_steps(request.sequences), mask=mask, reset=reset
+    )
+
+
+def _joined(parts: list[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+
+class _OverTime:
+    """Results that are stacked over time."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._found = request, list[PyTree]()
+
+    def request(self, start: int, stop: int) -> Request:
+        """Return the call of a block."""
+        return _part(self._request, start, stop)
+
+    def add(self, found: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:
+        """Add what a block returns; return its losses and auxiliary results."""
+        self._found.append(found)
+        if self._request.method != "etrace_online":
+            return None, None
+        return found if self._request.options.has_aux else (found, None)
+
+    def joined(self) -> PyTree:
+        """Return what the call returns."""
+        return _joined(self._found)
+
+
+class _Sum:
+    """Gradients that are added up, each with the weight of its block in the mean over all steps."""
+
+    def __init__(self, request: Request, steps: int) -> None:
+        self._given, self._gradients = request.options, None
+        weights = jnp.ones(steps) if request.mask is None else request.mask
+        self._weights = weights_of(weights, steps, request.options.reduction)
+        options = dataclasses.replace(request.options, return_value=True)
+        self._request = dataclasses.replace(request, options=options)
+        self._rest: list[tuple[PyTree, ...]] = []
+
+    def request(self, start: int, stop: int) -> Request:
+        """Return the call of a block."""
+        return _part(self._request, start, stop)
+
+    def add(self, found: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:
+        """Add what a block returns; return its losses and auxiliary results."""
+        gradients, *rest = found
+        if self._given.reduction == "mean":
+            share = _divisor(self._weights[start:stop]) / _divisor(self._weights)
+            gradients = jax.tree.map(lambda g: (g * share).astype(g.dtype), gradients)
+        before = self._gradients
+        self._gradients = gradients if before is None else jax.tree.map(jnp.add, before, gradients)
+        self._rest.append(tuple(rest))
+        return rest[0], rest[1] if self._given.has_aux else None
+
+    def joined(self) -> PyTree:
+        """Return what the call returns."""
+        losses, *aux = _joined(self._rest)
+        found = (self._gradients, *((losses,) if self._given.return_value else ()), *aux)
+        return found if len(found) > 1 else self._gradients
+
+
+def _divisor(weights: jax.Array) -> jax.Array:
+    """Return what a sum is divided by to be a mean, as a sequence gradient has it."""
+    total = jnp.sum(weights)
+    return jnp.where(total == 0, 1, total)
+
+
+# --- what is told
+
+
+class _Teller:
+    """Tells of blocks: of one that is to be seen at once, else when the next has been issued."""
+
+    def __init__(self, watch: Watch, steps: int, request: Request) -> None:
+        self._watch, self._told, self._logged = watch, 0, 0
+        self._waiting: list[tuple[int, PyTree, tuple[PyTree, PyTree]]] = []
+        self._since_log: list[tuple[PyTree, PyTree]] = []
+        self._time = time.perf_counter()
+        self._counts = None if request.mask is None else np.asarray(request.mask) != 0
+        self._bar = None
+        if watch.progress:
+            tqdm = optional_import("tqdm.auto", "progress").tqdm
+            self._bar = tqdm(total=steps, unit="step", desc=request.method)
+
+    def issued(self, stop: int, found: PyTree, seen: tuple[PyTree, PyTree]) -> None:
+        """Note that a block is running, and tell of those that are to be told of.
+
+        Parameters
+        ----------
+        stop
+            The step that it ends with.
+        found, seen
+            What it returns, and the losses and auxiliary results among that.
+        """
+        self.tell()
+        self._waiting.append((stop, found, seen))
+        if self._watch.log_every is not None and stop % self._watch.log_every == 0:
+            self.tell()
+
+    def tell(self) -> None:
+        """Wait for what is running, and tell of it."""
+        waiting, self._waiting = self._waiting, []
+        for stop, found, seen in waiting:
+            jax.block_until_ready(found)
+            if self._bar is not None:
+                if seen[0] is not None:
+                    self._bar.set_postfix(loss=f"{_last(seen[0]):.4g}", refresh=False)
+                self._bar.update(stop - self._told)
+            self._told = stop
+            if self._watch.log_every is not None:
+                self._since_log.append(seen)
+                if stop % self._watch.log_every == 0:
+                    self._log(stop)
+
+    def _log(self, stop: int) -> None:
+        assert self._watch.on_log is not None
+        now, counts = time.perf_counter(), None
+        if self._counts is not None:
+            counts = self._counts[self._logged : stop]
+        metrics: Metrics = {"steps_per_second": (stop - self._logged) / (now - self._time)}
+        losses, aux = jax.tree.map(lambda *x: _mean(x, counts), *self._since_log)
+        metrics |= {} if losses is None else {"loss": losses}
+        metrics |= {} if aux is None else {"aux": aux}
+        self._watch.on_log(stop, metrics)
+        self._since_log, self._logged, self._time = [], stop, time.perf_counter()
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _last(losses: PyTree) -> float:
+    return float(np.asarray(saiunit.get_mantissa(losses))[-1])
+
+
+def _mean(parts: Sequence[jax.Array], counts: np.ndarray | None) -> np.ndarray:
+    """Return the mean over the steps that count of what is given in parts over time."""
+    values = np.concatenate([np.asarray(part) for part in parts])
+    if counts is not None and np.any(counts):
+        values = values[counts]
+    mean: np.ndarray = np.mean(values, axis=0)
+    return mean
