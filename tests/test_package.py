@@ -27,6 +27,7 @@ ROOMS = [
     "_errors",
     "_optional",
     "_typing",
+    "_tables",
     "_arguments",
     "_foreign",
     "_interrupts",
@@ -39,6 +40,7 @@ ROOMS = [
     "_executor",
     "_runtime",
     "_algorithms",
+    "_pictures",
     "_learner",
     "nn",
 ]

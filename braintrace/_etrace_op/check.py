@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arguments import array_of
+from .._tables import Table, as_html, as_text
 from . import rules
 from .primitive import ETPPrimitive, get_primitive_spec
 from .registry import Arrays
@@ -67,19 +68,27 @@ class PrimitiveReport:
         return all(check.agrees for check in self.checks)
 
     def __str__(self) -> str:
-        rows = [("rule", "trainable", "relative deviation", "agrees")]
-        for check in self.checks:
-            answer = "yes" if check.agrees else f"NO  {check.note}".rstrip()
-            rows.append((check.rule, check.key, f"{check.deviation:.1e}", answer))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
-            "  ".join(
-                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]
-            )
-            for row in rows
-        ]
+        return as_text([self._table()])
+
+    def _repr_html_(self) -> str:
+        return as_html([self._table()])
+
+    def _table(self) -> Table:
         verdict = "all rules agree" if self.ok else "NOT all rules agree"
-        return "\n".join([f"{self.primitive}: {verdict} with automatic differentiation", *lines])
+        return Table(
+            title=f"{self.primitive}: {verdict} with automatic differentiation",
+            heads=("rule", "trainable", "relative deviation", "agrees"),
+            rows=[
+                (
+                    check.rule,
+                    check.key,
+                    f"{check.deviation:.1e}",
+                    "yes" if check.agrees else f"NO  {check.note}".rstrip(),
+                )
+                for check in self.checks
+            ],
+            indent="",
+        )
 
 
 def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) -> PrimitiveReport:

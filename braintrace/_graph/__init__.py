@@ -9,6 +9,7 @@ from .hidden_group import Diagonal as Diagonal
 from .hidden_group import HiddenGroup as HiddenGroup
 from .influence import InfluenceMap as InfluenceMap
 from .influence import InjectionPoint as InjectionPoint
+from .make_report import report_of as report_of
 from .method import Boundary as Boundary
 from .method import Record as Record
 from .method import Records as Records
@@ -23,8 +24,7 @@ from .method import inputs_for as inputs_for
 from .method import specs_of as specs_of
 from .relation import HiddenParamOpRelation as HiddenParamOpRelation
 from .report import Report as Report
-from .report import SequenceRow as SequenceRow
-from .report import report_of as report_of
+from .report_rows import SequenceRow as SequenceRow
 from .traced_model import FILTERS as FILTERS
 from .traced_model import FilteredReadout as FilteredReadout
 from .traced_model import StateKind as StateKind

@@ -8,10 +8,10 @@ from .._jax import Atom, Var
 from .._typing import Path
 from .diagnostics import Diagnostic
 from .hidden_group import HiddenGroup
+from .make_report import report_of
 from .marked import role
 from .method import Record, TraceSpecs, specs_of
 from .relation import HiddenParamOpRelation
-from .report import report_of
 from .traced_model import StateLeaf, TracedModel
 from .whole_state import WholeState, operand_key, operands_of
 
@@ -160,3 +160,6 @@ class ETraceGraph:
 
     def __str__(self) -> str:
         return str(report_of(self))
+
+    def _repr_html_(self) -> str:
+        return report_of(self)._repr_html_()

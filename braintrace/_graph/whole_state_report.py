@@ -1,18 +1,19 @@
 """What a report says of rules whose traces are those of the whole state."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._jax import Atom, source_line
 from .method import TraceSpec
+from .report_rows import RelationRow
 from .whole_state import WholeState
 
 if TYPE_CHECKING:
     from .graph import ETraceGraph
 
 
-def whole_state_rows(graph: "ETraceGraph", specs: Sequence[TraceSpec]) -> Iterator[dict[str, Any]]:
-    """Yield fields of a `RelationRow` for products and parameters that have traces."""
+def whole_state_rows(graph: "ETraceGraph", specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
+    """Yield a row for each product and each parameter that has traces."""
     if graph.whole is None:
         return
     inside = set[str]()
@@ -42,21 +43,21 @@ def _whole_state_row(
     y_shape: tuple[int, ...] | None,
     reached: Sequence[int],
     specs: Sequence[TraceSpec],
-) -> dict[str, Any]:
+) -> RelationRow:
     key, primitive, source = operation
-    return {
-        "key": key,
-        "operation": primitive,
-        "source": source,
-        "parameters": parameters,
-        "x_shape": x_shape,
-        "y_shape": y_shape,
-        "states": (tuple(whole.leaves[index].name for index in reached),),
-        "maps": ("whole state",),
-        "traces": tuple((spec.state or "", spec.operand, spec.shape) for spec in specs),
-        "stored_bytes": sum(spec.nbytes for spec in specs),
-        "possible_bytes": sum(spec.full_nbytes for spec in specs),
-    }
+    return RelationRow(
+        key=key,
+        operation=primitive,
+        source=source,
+        parameters=parameters,
+        x_shape=x_shape,
+        y_shape=y_shape,
+        states=(tuple(whole.leaves[index].name for index in reached),),
+        maps=("whole state",),
+        traces=tuple((spec.state or "", spec.operand, spec.shape) for spec in specs),
+        stored_bytes=sum(spec.nbytes for spec in specs),
+        possible_bytes=sum(spec.full_nbytes for spec in specs),
+    )
 
 
 def _parameters_behind(graph: "ETraceGraph", atoms: Sequence[Atom]) -> tuple[str, ...]:

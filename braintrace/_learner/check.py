@@ -1,7 +1,6 @@
 """How far an online gradient is from backpropagation through time, on the user's own data."""
 
 import dataclasses
-import html
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from .._algorithms import ETraceAlgorithm, Immediate
 from .._arguments import MODEL, check_arrays, check_option, check_takes, common_length, shown
 from .._errors import OptionError, ShapeError
 from .._function_model import gradients_by_path
-from .._graph.report import html_table
+from .._tables import Table, as_html, as_text
 from .._typing import Path, path_name
 from .arguments import shapes_of
 from .build import compile
@@ -66,28 +65,18 @@ class GradientCheck:
     rows: tuple[GradientRow, ...]
 
     def __str__(self) -> str:
-        rows = [list(_HEADS), *self._cells()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  "
-            + cells[0].ljust(widths[0])
-            + "".join(
-                "  " + cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)
-            )
-            for cells in rows
-        ]
-        return "\n".join([self._title(), *lines])
+        return as_text([self._table()])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as dicts, lists, strings and numbers, ready for JSON."""
         return {**dataclasses.asdict(self), "rows": [dataclasses.asdict(r) for r in self.rows]}
 
     def _repr_html_(self) -> str:
-        table = html_table(_HEADS, self._cells())
-        return f"<h4>{html.escape(self._title())}</h4>{table}"
+        return as_html([self._table()])
 
-    def _title(self) -> str:
-        return f"{self.algorithm} against backpropagation through time over {self.steps} steps"
+    def _table(self) -> Table:
+        title = f"{self.algorithm} against backpropagation through time over {self.steps} steps"
+        return Table(title, _HEADS, self._cells(), numbers=range(1, len(_HEADS)))
 
     def _cells(self) -> list[list[str]]:
         return [

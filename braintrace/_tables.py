@@ -1,0 +1,109 @@
+"""Tables, written as text and as HTML.
+
+The HTML has its style inside, takes its colours from the page that shows it, light or dark, and
+scrolls where a page is narrow. The edge of what scrolls fades until its end is reached.
+"""
+
+import dataclasses
+import html
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+_STYLE = """
+div.braintrace h4 { font-size: 1em; margin: 0.8em 0 0.2em; }
+div.braintrace p { margin: 0.4em 0; white-space: pre-line; }
+div.braintrace .scroll { max-width: 100%; overflow-x: auto; }
+div.braintrace table { border-collapse: collapse; color: inherit; font-size: 0.85em; margin: 0; }
+div.braintrace table :is(th, td) {
+  border-bottom: 1px solid rgb(127 127 127 / 0.35); max-width: 28em; padding: 0.2em 0.6em;
+  text-align: left; vertical-align: top; white-space: normal;
+}
+div.braintrace table .number {
+  font-variant-numeric: tabular-nums; text-align: right; white-space: nowrap;
+}
+@supports (animation-timeline: scroll(self inline)) {
+  div.braintrace .scroll {
+    animation: braintrace-edge linear both; animation-timeline: scroll(self inline);
+  }
+}
+@keyframes braintrace-edge {
+  0%, 98% { mask-image: linear-gradient(to left, transparent, black 3em); }
+  100% { mask-image: none; }
+}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes
+    ----------
+    title
+        What stands above it.
+    heads, rows
+        The cells.
+    numbers
+        Columns that are set to the right.
+    is_ruled
+        Whether a line is below the heads, in text.
+    indent
+        What each of its lines begins with, in text.
+    """
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Sequence[int] = ()
+    is_ruled: bool = False
+    indent: str = "  "
+
+
+Part: TypeAlias = Table | str
+"""A table or a paragraph."""
+
+
+def as_text(parts: Iterable[Part]) -> str:
+    """Write tables and paragraphs one below the other."""
+    return "\n".join(part if isinstance(part, str) else _text_table(part) for part in parts)
+
+
+def as_html(parts: Iterable[Part]) -> str:
+    """Write tables and paragraphs as an element of a page."""
+    written = (
+        f"<p>{html.escape(part)}</p>" if isinstance(part, str) else _html_table(part)
+        for part in parts
+    )
+    return f'<div class="braintrace"><style>{_STYLE}</style>{"".join(written)}</div>'
+
+
+def _text_table(table: Table) -> str:
+    widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
+    last = len(widths) - 1
+    if last not in table.numbers:
+        widths[last] = len(table.heads[last])  # what is longer is as long as it is
+
+    def line(cells: Sequence[str]) -> str:
+        set_in = [
+            cell.rjust(width) if column in table.numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return table.indent + "  ".join(set_in).rstrip()
+
+    rule = [["-" * width for width in widths]] if table.is_ruled else []
+    return "\n".join([table.title, *map(line, [table.heads, *rule, *table.rows])])
+
+
+def _html_table(table: Table) -> str:
+    def row(tag: str, cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(cell(tag, *numbered) for numbered in enumerate(cells))}</tr>"
+
+    def cell(tag: str, column: int, text: str) -> str:
+        kind = ' class="number"' if column in table.numbers else ""
+        return f"<{tag}{kind}>{html.escape(text)}</{tag}>"
+
+    rows = "".join(row("td", cells) for cells in table.rows)
+    written = f"<table><thead>{row('th', table.heads)}</thead><tbody>{rows}</tbody></table>"
+    title = html.escape(table.title)
+    region = f'<div class="scroll" role="region" tabindex="0" aria-label="{title}">'
+    return f"<h4>{title}</h4>{region}{written}</div>"
