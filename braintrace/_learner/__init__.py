@@ -6,3 +6,4 @@ from .check import gradient_check as gradient_check
 from .functional import FunctionalLearner as FunctionalLearner
 from .learner import Learner as Learner
 from .state import LearnerState as LearnerState
+from .trace_pictures import plot_traces as plot_traces

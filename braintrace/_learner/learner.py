@@ -14,6 +14,7 @@ from .._brainstate import ConstructorSignature
 from .._executor import size_in_bytes
 from .._function_model import gradients_for
 from .._graph import ETraceGraph, Report, report_of
+from .._pictures import draw_model
 from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import Path, PyTree
 from . import sequences
@@ -129,6 +130,10 @@ class Learner(brainstate.nn.Module):
     def skipped_updates(self) -> int:
         """How many updates ``nonfinite='skip'`` has left out."""
         return int(self.held_optimizer.skipped.value)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the compiled model by Matplotlib, what no trace follows in red; return the axes."""
+        return draw_model(self.algorithm, ax)
 
     @one_thread_at_a_time
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:

@@ -1,0 +1,175 @@
+"""A picture of the eligibility of one weight: over time, or as it is now.
+
+An element of a trace is the derivative of one hidden number with respect to one entry of the
+weight. What is shown of them is the norm over all entries that lead to the same output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arguments import NOT_NEGATIVE, Kind, check_arrays, check_option, common_length
+from .._errors import OptionError
+from .._executor import eligibility
+from .._graph import ETraceGraph, Role, Traces, TraceSpecs, specs_of
+from .._pictures import draw_traces
+from .._pictures.draw_traces import Panel
+from .._typing import Path, PyTree, path_name
+from .arguments import shapes_of
+from .learner import Learner
+
+if TYPE_CHECKING:
+    from .._algorithms import ETraceAlgorithm
+
+LEARNER = Kind("a `Learner`, as `braintrace.compile` returns it", lambda v: isinstance(v, Learner))
+_UNITS: tuple[Role, ...] = ("output", "state", "entry")
+"""What is a unit of a picture: the first of these that a trace has an axis of."""
+
+
+def plot_traces(
+    learner: Learner, path: str | Path, *sequences: PyTree, sample: int = 0, axes: Any = None
+) -> list[Any]:
+    """Draw the eligibility of one weight, for every hidden state that it reaches.
+
+    With a sequence it is streamed through the learner, and each picture shows the magnitude of
+    the trace over time: for every step and every output of the weight, the norm of the trace of
+    all entries that lead to that output. Without one, it shows the trace that the learner holds
+    now, by input and output.
+
+    Parameters
+    ----------
+    learner
+        A compiled learner. It stays as it is: the sequence is run on its state as it is now, step
+        by step in one compiled loop, and nothing of that is kept.
+    path
+        Path of the parameter, or its name, as for `Learner.eligibility`.
+    *sequences
+        Arguments of the model's ``update``, time first, as for `Learner.etrace_evolve`.
+    sample
+        The sample of a batch that is drawn.
+    axes
+        Axes of Matplotlib to draw in, one for each picture; ``None``: those of a new figure.
+
+    Returns
+    -------
+    list
+        The axes: one for each hidden state, and for each array where the parameter's value is a
+        dict.
+
+    Raises
+    ------
+    OptionError
+        If there is no such weight, or no trace of its form: see `Learner.eligibility`.
+    MissingPackageError
+        Without matplotlib.
+
+    Examples
+    --------
+    >>> import brainstate, braintrace, jax.numpy as jnp, matplotlib
+    >>> matplotlib.use("agg")
+    >>> model = braintrace.nn.IndRNN(2, 3)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> (ax,) = braintrace.plot_traces(learner, "u", jnp.ones((20, 1, 2)))
+    >>> ax.get_title(), ax.images[0].get_array().shape  # units, steps
+    ('∂h / ∂u', (3, 20))
+    """
+    check_option("learner", learner, LEARNER)
+    check_option("sample", sample, NOT_NEGATIVE)
+    algorithm = learner.algorithm
+    if sequences:
+        found = _norms_over_time(learner, path, sequences, sample)
+        panels = [Panel(name, "step", "unit", norms.T) for name, norms in found.items()]
+    else:
+        matrices = _matrices(algorithm, algorithm.traces.value, path, sample)
+        panels = [Panel(name, "entry", "unit", np.asarray(m)) for name, m in matrices.items()]
+    return draw_traces(panels, axes)
+
+
+def _norms_over_time(
+    learner: Learner, path: str | Path, sequences: tuple[PyTree, ...], sample: int
+) -> dict[str, np.ndarray]:
+    """Return the norms ``(steps, units)`` of the traces after every step."""
+    for index, sequence in enumerate(sequences):
+        check_arrays(f"sequences[{index}]", sequence)
+    common_length([aval.shape for aval in shapes_of(sequences)], "sequence")
+    pure = learner.functional()
+
+    def step(state: PyTree, arguments: tuple[PyTree, ...]) -> tuple[PyTree, dict[str, jax.Array]]:
+        state, _ = pure.step(state, *arguments)
+        matrices = _matrices(learner.algorithm, state.traces, path, sample)
+        return state, {name: jnp.linalg.norm(m, axis=1) for name, m in matrices.items()}
+
+    run = jax.jit(lambda state, sequences: jax.lax.scan(step, state, sequences)[1])
+    return {name: np.asarray(norms) for name, norms in run(pure.state(), sequences).items()}
+
+
+def _matrices(
+    algorithm: ETraceAlgorithm, traces: Traces, path: str | Path, sample: int
+) -> dict[str, jax.Array]:
+    """Return magnitudes ``(units, entries)`` for one sample, by what is to stand above them."""
+    found = {}
+    for name, array, axes in _arrays(algorithm, traces, path):
+        unit = next(role for role in _UNITS if role in axes)
+        units = [axis for axis, role in enumerate(axes) if role == unit]
+        entries = [a for a, role in enumerate(axes) if role in ("input", "entry") and role != unit]
+        array = _of_sample(algorithm, jnp.abs(array), axes, sample)
+        others = [axis for axis in range(array.ndim) if axis not in (*units, *entries)]
+        norms = jnp.sqrt(jnp.sum(array**2, axis=tuple(others), keepdims=True))
+        count = math.prod(array.shape[axis] for axis in units)
+        found[name] = jnp.transpose(norms, (*units, *entries, *others)).reshape(count, -1)
+    return found
+
+
+def _of_sample(
+    algorithm: ETraceAlgorithm, array: jax.Array, axes: Sequence[Role], sample: int
+) -> jax.Array:
+    """Return the part of one sample; an element-wise weight may reach every sample by itself."""
+    samples = algorithm.samples_of_model or algorithm.graph.traced.batch_size
+    for axis, role in enumerate(axes):
+        if role == "batch" or (role == "fan_out" and array.shape[axis] == samples):
+            if sample >= array.shape[axis]:
+                raise OptionError(
+                    f"`sample` is {sample}; the model is compiled for {array.shape[axis]} samples, "
+                    "which count from 0."
+                )
+            return jax.lax.slice_in_dim(array, sample, sample + 1, axis=axis)
+    return array
+
+
+def _arrays(
+    algorithm: ETraceAlgorithm, traces: Traces, path: str | Path
+) -> Iterator[tuple[str, jax.Array, tuple[Role, ...]]]:
+    """Yield the traces of one weight with their names, and with what their axes run over."""
+    graph, specs = algorithm.graph, algorithm.compiled.trace_specs
+    weight = path_name(tuple(path)) if isinstance(path, (tuple, list)) else str(path)
+    for state, value in eligibility(graph, specs, traces, path).items():
+        leaves = value.items() if isinstance(value, dict) else [("", value)]
+        for leaf, array in leaves:
+            name = f"∂{state} / ∂{weight}" + (f"/{leaf}" if leaf else "")
+            yield name, array, _axes(graph, specs, weight, state, array.ndim)
+
+
+def _axes(
+    graph: ETraceGraph, specs: TraceSpecs, weight: str, state: str, ndim: int
+) -> tuple[Role, ...]:
+    """Return what the axes of the trace of one weight and one state run over."""
+    if graph.whole is None:
+        keys = {
+            relation.key
+            for relation in graph.hidden_param_op_relations
+            if weight in map(path_name, relation.parameter_paths)
+        }
+        own = (s.axes for s in specs_of(specs) if s.relation in keys and s.state == state)
+        return next(axes for axes in own if len(axes) == ndim)
+    pairs = zip(graph.whole.leaves, graph.whole.axes, strict=True)
+    (leaf, batch), *_ = [pair for pair in pairs if pair[0].name == state]
+    lead: list[Role] = [] if batch is None else ["batch"]
+    of_state: list[Role] = ["state"] * (len(leaf.shape) - len(lead))
+    entries: list[Role] = ["entry"] * (ndim - len(lead) - len(of_state))
+    return (*lead, *of_state, *entries)

@@ -1,0 +1,65 @@
+"""Pictures of traces, drawn."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._arguments import shown
+from .._errors import OptionError
+from .._optional import optional_import
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One image.
+
+    Attributes
+    ----------
+    title, across, up
+        What stands above it, and at its axes.
+    image
+        Magnitudes ``(up, across)``.
+    """
+
+    title: str
+    across: str
+    up: str
+    image: np.ndarray
+
+
+def draw_traces(panels: Sequence[Panel], axes: Any = None) -> list[Any]:
+    """Draw every panel, and return the axes.
+
+    Parameters
+    ----------
+    panels
+        The images.
+    axes
+        As many of Matplotlib's axes as there are panels, in any arrangement, or a single one;
+        ``None``: those of a new figure.
+
+    Raises
+    ------
+    OptionError
+        If there are more axes or fewer.
+    """
+    pyplot = optional_import("matplotlib.pyplot", "plots")
+    if axes is None:
+        size = (7.0, 0.6 + 2.0 * len(panels))
+        _, axes = pyplot.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")
+    own = list(np.ravel(np.asarray(axes, dtype=object)))
+    if len(own) != len(panels):
+        titles = ", ".join(f"'{panel.title}'" for panel in panels)
+        raise OptionError(
+            f"`axes` is {shown(axes)} with {len(own)} axes; expected one for each of {titles}."
+        )
+    for ax, panel in zip(own, panels, strict=True):
+        image = ax.imshow(
+            panel.image, aspect="auto", origin="lower", interpolation="nearest", cmap="magma"
+        )
+        image.set_clim(vmin=0)
+        ax.set(title=panel.title, xlabel=panel.across, ylabel=panel.up)
+        ax.figure.colorbar(image, ax=ax, label="|trace|")
+    return own

@@ -1,0 +1,212 @@
+"""Where the nodes of a picture are put, in layers from left to right.
+
+A node is one layer further than all that it takes something from, ways through the past apart
+where these would lead in a circle. Ways over several layers get a point to pass in each of them.
+Within a layer, everything is as close as possible to what it is connected with.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+from .parts import Arrow
+
+GAP = 16.0
+"""Least distance of two nodes in a layer."""
+BETWEEN_LAYERS = 44.0
+_SWEEPS = 8
+
+Size = tuple[float, float]
+Point = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where everything is.
+
+    Attributes
+    ----------
+    centres
+        Of the nodes.
+    passes
+        For each forward arrow, by its ends: the points that it passes on its way.
+    back
+        Arrows that lead to the same layer or to one before, by their ends.
+    """
+
+    centres: Mapping[str, Point]
+    passes: Mapping[tuple[str, str], Sequence[Point]]
+    back: frozenset[tuple[str, str]]
+
+
+def layout_of(sizes: Mapping[str, Size], arrows: Iterable[Arrow]) -> Layout:
+    """Arrange nodes of given sizes, by the arrows between them."""
+    between = [arrow for arrow in arrows if arrow.source != arrow.target]
+    forward = _without_circles(between)
+    layer = _layers(list(sizes), forward)
+    ways = {way: _way(way, layer) for way in forward}
+    rows = _rows(layer, ways)
+    steps = [pair for way in ways.values() for pair in itertools.pairwise(way)]
+    for sweep in range(_SWEEPS):
+        _reorder(rows, steps, towards_the_end=sweep % 2 == 0)
+    heights = {name: size[1] for name, size in sizes.items()}
+    ys = _heights(rows, steps, heights)
+    xs = _columns(rows, sizes)
+    places = {name: (xs[index], ys[name]) for index, row in enumerate(rows) for name in row}
+    ends = {(arrow.source, arrow.target) for arrow in between}
+    return Layout(
+        centres={name: places[name] for name in sizes},
+        passes={way: [places[name] for name in found[1:-1]] for way, found in ways.items()},
+        back=frozenset(ends - ways.keys()),
+    )
+
+
+def _without_circles(arrows: Iterable[Arrow]) -> list[tuple[str, str]]:
+    """Return the ways by which nodes are arranged: those within a step before those of the past."""
+    after: dict[str, set[str]] = {}
+    found = []
+    for arrow in sorted(arrows, key=lambda arrow: arrow.is_past):
+        way = arrow.source, arrow.target
+        if way not in found and not _leads(after, arrow.target, arrow.source):
+            after.setdefault(arrow.source, set()).add(arrow.target)
+            found.append(way)
+    return found
+
+
+def _leads(after: Mapping[str, set[str]], start: str, end: str) -> bool:
+    pending, seen = [start], set[str]()
+    while pending:
+        node = pending.pop()
+        if node == end:
+            return True
+        if node not in seen:
+            seen.add(node)
+            pending += after.get(node, ())
+    return False
+
+
+def _layers(nodes: Sequence[str], ways: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Return the layer of each node: the longest way to it; what nothing leads to moves up."""
+    layer = dict.fromkeys(nodes, 0)
+    for _ in nodes:
+        for source, target in ways:
+            layer[target] = max(layer[target], layer[source] + 1)
+    reached = {target for _, target in ways}
+    for node in nodes:
+        ends = [layer[target] for source, target in ways if source == node]
+        if node not in reached and ends:
+            layer[node] = min(ends) - 1
+    return layer
+
+
+def _way(way: tuple[str, str], layer: Mapping[str, int]) -> list[str]:
+    """Return the nodes of a way, with one in each of the layers between."""
+    source, target = way
+    between = range(layer[source] + 1, layer[target])
+    return [source, *(f"{source} -> {target} in {index}" for index in between), target]
+
+
+def _rows(
+    layer: Mapping[str, int], ways: Mapping[tuple[str, str], Sequence[str]]
+) -> list[list[str]]:
+    rows: list[list[str]] = [[] for _ in range(max(layer.values(), default=0) + 1)]
+    for node, index in layer.items():
+        rows[index].append(node)
+    for (source, _), way in ways.items():
+        for offset, name in enumerate(way[1:-1], start=1):
+            rows[layer[source] + offset].append(name)
+    return rows
+
+
+def _reorder(
+    rows: list[list[str]], steps: Sequence[tuple[str, str]], towards_the_end: bool
+) -> None:
+    """Sort every layer by the mean place of what its nodes are connected with, a layer before."""
+    near: dict[str, list[str]] = {}
+    for source, target in steps:
+        one, other = (target, source) if towards_the_end else (source, target)
+        near.setdefault(one, []).append(other)
+    place = {name: _share(row, i) for row in rows for i, name in enumerate(row)}
+    for row in rows if towards_the_end else reversed(rows):
+        wanted = {name: _mean([place[n] for n in near.get(name, [name])]) for name in row}
+        row.sort(key=wanted.__getitem__)
+        place |= {name: _share(row, index) for index, name in enumerate(row)}
+
+
+def _share(row: Sequence[str], index: int) -> float:
+    return (index + 0.5) / len(row)
+
+
+def _heights(
+    rows: Sequence[Sequence[str]],
+    steps: Sequence[tuple[str, str]],
+    heights: Mapping[str, float],
+) -> dict[str, float]:
+    """Return how high everything is: close to what it is connected with, and not on another."""
+    near: dict[str, list[str]] = {}
+    for source, target in steps:
+        near.setdefault(source, []).append(target)
+        near.setdefault(target, []).append(source)
+    ys = {name: y for row in rows for name, y in _apart(row, dict.fromkeys(row, 0.0), heights)}
+    for sweep in range(_SWEEPS):
+        for row in rows if sweep % 2 == 0 else reversed(rows):
+            wanted = {name: _mean([ys[n] for n in near.get(name, [name])]) for name in row}
+            ys.update(_apart(row, wanted, heights))
+    return ys
+
+
+def _apart(
+    row: Sequence[str], wanted: Mapping[str, float], heights: Mapping[str, float]
+) -> list[tuple[str, float]]:
+    """Put nodes one below the other, as close to where they want to be as their order allows.
+
+    Neighbours that would overlap make a block, which stands where it is nearest to all of them.
+    """
+    blocks: list[tuple[float, list[str]]] = []  # its centre, and its nodes
+    for name in row:
+        centre, own = wanted[name], [name]
+        while blocks and centre + _extent(own, heights) / 2 + GAP > (
+            blocks[-1][0] - _extent(blocks[-1][1], heights) / 2
+        ):
+            above = blocks.pop()[1]
+            own = [*above, *own]
+            centre = _centre_of(own, wanted, heights)
+        blocks.append((centre, own))
+    return [pair for centre, own in blocks for pair in _stacked(centre, own, heights)]
+
+
+def _centre_of(
+    own: Sequence[str], wanted: Mapping[str, float], heights: Mapping[str, float]
+) -> float:
+    """Return the centre of a block with the least squares of distances of its nodes."""
+    return _mean([wanted[name] - offset for name, offset in _stacked(0.0, own, heights)])
+
+
+def _stacked(
+    centre: float, own: Sequence[str], heights: Mapping[str, float]
+) -> list[tuple[str, float]]:
+    top = centre + _extent(own, heights) / 2
+    found = []
+    for name in own:
+        height = heights.get(name, 0.0)
+        found.append((name, top - height / 2))
+        top -= height + GAP
+    return found
+
+
+def _extent(own: Sequence[str], heights: Mapping[str, float]) -> float:
+    return sum(heights.get(name, 0.0) for name in own) + GAP * (len(own) - 1)
+
+
+def _columns(rows: Sequence[Sequence[str]], sizes: Mapping[str, Size]) -> list[float]:
+    """Return the middle of each layer."""
+    found, left = [], 0.0
+    for row in rows:
+        width = max((sizes[name][0] for name in row if name in sizes), default=0.0)
+        found.append(left + width / 2)
+        left += width + BETWEEN_LAYERS
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
