@@ -132,7 +132,31 @@ class Learner(brainstate.nn.Module):
         return int(self.held_optimizer.skipped.value)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the compiled model by Matplotlib, what no trace follows in red; return the axes."""
+        """Draw the compiled model by Matplotlib, and return the axes.
+
+        Hidden states stand in the frames of their groups. A weight is an arrow from what it reads
+        to what it drives, with its name and the size of its traces on the way. Red is what no trace
+        follows: thick with an `ApproximationWarning`, thin where the learning rule leaves it out.
+
+        Parameters
+        ----------
+        ax
+            Axes to draw in; ``None``: those of a new figure, which is as large as the model.
+
+        Raises
+        ------
+        MissingPackageError
+            Without Matplotlib.
+
+        Examples
+        --------
+        >>> import braintrace, jax.numpy as jnp, matplotlib
+        >>> matplotlib.use("agg")
+        >>> model = braintrace.nn.LSTMCell(2, 3)
+        >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+        >>> learner.plot().get_title()
+        'D_RTRL, 216 B of traces'
+        """
         return draw_model(self.algorithm, ax)
 
     @one_thread_at_a_time
