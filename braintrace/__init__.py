@@ -19,14 +19,17 @@ from ._algorithms import SnAp as SnAp
 from ._algorithms import pp_prop as pp_prop
 from ._algorithms import three_factor_loss as three_factor_loss
 from ._errors import BraintraceError as BraintraceError
+from ._errors import CheckpointError as CheckpointError
 from ._errors import CompilationError as CompilationError
 from ._errors import DtypeError as DtypeError
 from ._errors import Interrupted as Interrupted
 from ._errors import LostTracesError as LostTracesError
 from ._errors import MissingPackageError as MissingPackageError
+from ._errors import NoCheckpointError as NoCheckpointError
 from ._errors import NonFiniteError as NonFiniteError
 from ._errors import NotCompiledError as NotCompiledError
 from ._errors import NotInitializedError as NotInitializedError
+from ._errors import NotPicklableError as NotPicklableError
 from ._errors import OptionError as OptionError
 from ._errors import PrimitiveError as PrimitiveError
 from ._errors import RecompilationWarning as RecompilationWarning
@@ -77,5 +80,7 @@ from ._runtime import EligibilityTraces as EligibilityTraces
 from ._runtime import MultiStepData as MultiStepData
 from ._runtime import SingleStepData as SingleStepData
 from ._runtime import compile_etrace_graph as compile_etrace_graph
+from ._saving import restore as restore
+from ._saving import save as save
 
 __version__ = "0.1.0"

@@ -102,5 +102,17 @@ class Interrupted(KeyboardInterrupt):
         )
 
 
+class CheckpointError(BraintraceError, ValueError):
+    """What has been saved is damaged, of a later version, or that of another learner."""
+
+
+class NoCheckpointError(CheckpointError, FileNotFoundError):
+    """Nothing has been saved in a folder to its end."""
+
+
+class NotPicklableError(BraintraceError, TypeError):
+    """An object holds compiled programs, which cannot be pickled."""
+
+
 class RecompilationWarning(UserWarning):
     """Compiling takes more time than it should, because something changes from call to call."""

@@ -29,6 +29,11 @@ def compile_as_for_users():
     _switch(False, {})
 
 
+def is_in_a_hurry():
+    """Tell how programs are compiled now."""
+    return _in_a_hurry
+
+
 def cache(function):
     """Keep results, as `functools.cache` does, for each of the two ways to compile."""
 

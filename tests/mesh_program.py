@@ -5,6 +5,7 @@ Each line: case, largest deviation of any number relative to the largest one.
 """
 
 import contextlib
+import tempfile
 
 import brainstate
 import compilation
@@ -186,6 +187,25 @@ def deviation(found, expected):
     return worst
 
 
+def saved(places):
+    """Save a learner that lies in one way, restore it into one that lies in another."""
+    build, weights, xs = MODELS["readout"]
+    first, second = (
+        braintrace.compile(build(placed), "d_rtrl", sequence[0], batch_size=BATCH)
+        for sequence, placed in (place(xs, weights) for place in places)
+    )
+    pure, other = first.functional(), second.functional()
+    scaled = jax.tree.map(lambda leaf: (1.5 * leaf + 1).astype(leaf.dtype), pure.state())
+    pure.restore(scaled)
+    before = [leaf.sharding for leaf in jax.tree.leaves(other.state())]
+    with tempfile.TemporaryDirectory() as folder:
+        braintrace.save(folder, first)
+        braintrace.restore(folder, second)
+    after = [leaf.sharding for leaf in jax.tree.leaves(other.state())]
+    assert after == before, (before, after)
+    return jax.device_get((other.state(), pure.state()))
+
+
 def main():
     compilation.compile_in_a_hurry()
     devices = np.asarray(jax.devices()).reshape(2, 2)
@@ -199,6 +219,12 @@ def main():
                 found = run(name, algorithm, drive, on(mesh, divided))
             label = f"{name} {algorithm} {drive.__name__} {kind} {divided}"
             print(label.replace(" ", ","), deviation(found, expected), flush=True)
+    mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    for name, places in [
+        ("saved,on,a,mesh", (on(mesh, "output"), one_device)),
+        ("restored,on,a,mesh", (one_device, on(mesh, "output"))),
+    ]:
+        print(name, deviation(*saved(places)), flush=True)
 
 
 if __name__ == "__main__":

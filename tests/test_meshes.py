@@ -32,7 +32,7 @@ def test_a_mesh_gives_what_one_device_gives(tmp_path):
     run = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     deviations = dict(line.split() for line in run.stdout.splitlines())
-    assert len(deviations) == 10
+    assert len(deviations) == 12
     assert all(float(value) < 1e-6 for value in deviations.values()), deviations
     counts = [len(COLLECTIVE.findall(text)) for text in _programs(tmp_path)]
     assert len(counts) == 9

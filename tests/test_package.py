@@ -42,6 +42,7 @@ ROOMS = [
     "_algorithms",
     "_pictures",
     "_learner",
+    "_saving",
     "nn",
 ]
 PRIVATE = {

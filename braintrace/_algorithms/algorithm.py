@@ -236,7 +236,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.traces = EligibilityTraces({}, pairs_of(self.compiled.trace_specs))
         filters = self.compiled.graph.traced.filters
         self.filters = {leaf.name: ReadoutFilter(start_of_filter(leaf)) for leaf in filters}
-        self._leave_starting_traces()
+        self.leave_starting_traces()
 
     @on_automatic_axes
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
@@ -338,9 +338,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
                 fresh = pack(self.started_anew(self.traces.value), self.traces.pairs)
                 self.traces.carried.leave(lambda: fresh)
                 return
-        self._leave_starting_traces()
+        self.leave_starting_traces()
 
-    def _leave_starting_traces(self) -> None:
+    def leave_starting_traces(self) -> None:
+        """Let the traces be as they are at the start of the first sequence."""
         zero = not outliving(self.compiled.trace_specs)  # programs for zero would be used once
         self.traces.carried.leave(lambda: as_arrays(self.starting_traces()), zero)
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import brainstate
 from jax.typing import ArrayLike
@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from .._algorithms import ETraceAlgorithm
 from .._arguments import check_option
 from .._brainstate import ConstructorSignature
+from .._errors import NotPicklableError
 from .._executor import size_in_bytes
 from .._function_model import gradients_for
 from .._graph import ETraceGraph, Report, report_of
@@ -53,6 +54,17 @@ class Learner(brainstate.nn.Module):
         self.held_optimizer = HeldOptimizer()
         self._recorder: Callable[..., PyTree] | None = None
         self._drivers = Compilations(self)
+
+    def __copy__(self) -> "Learner":
+        twin: Learner = object.__new__(type(self))
+        twin.__dict__.update(vars(self))
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise NotPicklableError(
+            "A learner holds compiled programs and cannot be pickled: use `braintrace.save(folder, "
+            "learner)`, and `braintrace.restore` into a learner that is built in the same way."
+        )
 
     @property
     def drivers(self) -> Compilations:

@@ -10,8 +10,14 @@ from .._typing import Path, PyTree
 
 
 def raw(value: PyTree) -> PyTree:
-    """Return the value of a State with the data of random keys in their place."""
-    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, value)
+    """Return the value of a State as arrays, with the data of random keys in their place."""
+
+    def of_leaf(leaf: PyTree) -> PyTree:
+        if _is_key(leaf):
+            return jax.random.key_data(leaf)
+        return jnp.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+
+    return jax.tree.map(of_leaf, value)
 
 
 def like_held(value: PyTree, held: PyTree) -> PyTree:

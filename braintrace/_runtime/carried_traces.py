@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import brainstate
@@ -99,6 +99,24 @@ class CarriedTraces(brainstate.ShortTermState):
         """Whether the traces are known to be zero, for whatever is compiled now."""
         own = held(self)
         return isinstance(own, LazyTraces) and own.zero and not is_watched()
+
+    @contextlib.contextmanager
+    def read_by_the_way(self) -> Iterator[bool]:
+        """Let the traces be read inside without a second owner; yield whether they are zero."""
+        left, zero = held(self), self.is_zero
+        try:
+            yield zero
+        finally:
+            if zero:
+                hold(self, left)
+            elif isinstance(left, LazyTraces):
+                self.take_over()
+
+    def take_over(self) -> None:
+        """Be the only owner of the traces that have been written."""
+        found = held(self)
+        if not isinstance(found, LazyTraces):
+            hold(self, LazyTraces(lambda: found))
 
     @property
     def lock(self) -> Any:

@@ -1,0 +1,4 @@
+"""What a learner is, in a folder."""
+
+from .checkpoint import restore as restore
+from .checkpoint import save as save

@@ -1,0 +1,199 @@
+"""A learner saved to a folder, and restored from it.
+
+What is written are the arrays of a `LearnerState` by name, and a description of them: what has to
+agree for them to be restored into a learner. Names and arrays are the same on every backend and
+under every sharding.
+
+======  =======================================================================================
+Format  Holds
+======  =======================================================================================
+1       the rule and the ``vjp_method`` in words; shape, dtype, unit and kind of random keys of
+        every array; whether the traces are those at the start of a sequence; a checksum of each
+        array and of the description; the user's own tree
+======  =======================================================================================
+"""
+
+import dataclasses
+import importlib.metadata
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from .._arguments import Kind, check_option
+from .._brainstate import is_watched
+from .._errors import CheckpointError, OptionError
+from .._interrupts import uninterrupted
+from .._learner import Learner, LearnerState
+from .._typing import PyTree, path_name
+from . import store
+from .contents import (
+    OPTIMIZER,
+    Contents,
+    array_of,
+    contents_of,
+    contents_of_data,
+    differences,
+    leaves_by_name,
+)
+from .trees import as_data, of_data
+
+FORMAT = 1
+"""Of what is written. Every format up to it is read."""
+
+LEARNER = Kind("a learner, as `braintrace.compile` makes it", lambda v: isinstance(v, Learner))
+FOLDER = Kind(
+    "the path of a folder on a disk",
+    lambda value: (
+        isinstance(value, os.PathLike)
+        or (isinstance(value, str) and value != "" and "://" not in value)
+    ),
+)
+
+
+def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None) -> None:
+    """Save all that a learner is to a folder, in the place of what has been saved there before.
+
+    That is parameters, states, traces, the optimizer of `Learner.etrace_online`, and random keys:
+    those of the model, and that of ``brainstate.random``. It needs the package orbax-checkpoint.
+
+    Whenever the program is ended, by whatever means, what has been saved last is whole. The learner
+    goes on as if it had not been saved.
+
+    Parameters
+    ----------
+    folder
+        Where. It is made if need be; other files in it stay as they are.
+    learner
+        The learner, between two calls of it.
+    extra
+        What is to come back with it: arrays, numbers, strings and None, in lists, tuples (named
+        ones as well) and dicts. How many steps there were, say, or the values of States of your
+        own.
+
+    Raises
+    ------
+    OptionError
+        For something else, or inside a transformation.
+    MissingPackageError
+        If orbax-checkpoint is not installed.
+
+    Notes
+    -----
+    The code of the model, and constants in it such as time constants, are not saved: the program
+    that restores builds the learner in the same way. Where several processes share the learner's
+    arrays, all of them call it.
+
+    Examples
+    --------
+    >>> import braintrace, jax.numpy as jnp, tempfile
+    >>> def build():
+    ...     return braintrace.compile(braintrace.nn.IndRNN(2, 3), "d_rtrl", jnp.ones((2,)))
+    >>> learner, folder = build(), tempfile.mkdtemp()
+    >>> first = learner(jnp.ones((2,)))
+    >>> braintrace.save(folder, learner, extra={"steps": 1})
+
+    In a later run:
+
+    >>> learner = build()
+    >>> braintrace.restore(folder, learner)
+    {'steps': 1}
+    >>> second = learner(jnp.ones((2,)))
+    """
+    path = _checked(folder, learner)
+    with learner.lock, learner.algorithm.traces.carried.read_by_the_way() as at_start:
+        leaves = leaves_by_name(learner.functional().state())
+        arrays = {name: array_of(leaf) for name, leaf in leaves.items()}
+        data = as_data(extra, "extra", arrays)
+        description = {
+            "format": FORMAT,
+            "versions": {name: importlib.metadata.version(name) for name in ("braintrace", "jax")},
+            **contents_of(learner, leaves).as_data(),
+            "at start": at_start,
+            "extra": data,
+        }
+        store.write(path, arrays, description)
+
+
+def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
+    """Let a learner go on where it has been saved; return what was saved with it.
+
+    Arrays are placed as those of the learner are. It may have been called before, or not.
+
+    Parameters
+    ----------
+    folder
+        Where `save` has put it.
+    learner
+        A learner of the same model, rule, batch and options.
+
+    Returns
+    -------
+    pytree
+        The ``extra`` of `save`. Arrays of JAX are on the default device.
+
+    Raises
+    ------
+    NoCheckpointError
+        If nothing has been saved there to its end. It is a `FileNotFoundError`.
+    CheckpointError
+        If what is there is damaged, has been written by a later version, or is that of another
+        learner, with a list of what differs. Then nothing has changed.
+    MissingPackageError
+        If orbax-checkpoint is not installed.
+    """
+    path = store.last(_checked(folder, learner))
+    manifest = store.read_manifest(path)
+    if manifest["format"] > FORMAT:
+        raise CheckpointError(
+            f"The checkpoint in '{path}' has format {manifest['format']}, and this version of "
+            f"braintrace reads formats up to {FORMAT}. It was written by version "
+            f"{manifest['versions']['braintrace']}: install that one, or a later one."
+        )
+    with learner.lock:
+        functional = learner.functional()
+        with learner.algorithm.traces.carried.read_by_the_way():
+            state = functional.state()
+        leaves = leaves_by_name(state)
+        saved = contents_of_data(manifest)
+        if lines := differences(saved, contents_of(learner, leaves)):
+            raise CheckpointError(
+                f"The checkpoint in '{path}' is that of another learner, and nothing has been "
+                f"restored:{''.join(lines)}\nBuild the learner as it was when it was saved; for "
+                "another batch call `reset_state` of the learner with its size first."
+            )
+        like = {name: array_of(leaf) for name, leaf in leaves.items()}
+        arrays = store.read_arrays(path, manifest, like)
+        extra = of_data(manifest["extra"], arrays)
+        new = _state_like(state, saved, arrays)
+        with uninterrupted:
+            functional.restore(new)
+            if manifest["at start"]:
+                learner.algorithm.leave_starting_traces()
+            else:
+                learner.algorithm.traces.carried.take_over()
+        return extra
+
+
+def _checked(folder: Any, learner: Any) -> pathlib.Path:
+    check_option("folder", folder, FOLDER)
+    check_option("learner", learner, LEARNER)
+    if is_watched():
+        raise OptionError(
+            "A learner is saved and restored between its calls, not inside of a transformation "
+            "such as `jit` or `for_loop`."
+        )
+    return pathlib.Path(folder).expanduser().absolute()
+
+
+def _state_like(own: LearnerState, saved: Contents, arrays: Mapping[str, Any]) -> LearnerState:
+    """Return the state of a learner that arrays by name are, given what its own is like."""
+    rest = dataclasses.replace(own, optimizer={})
+    leaves = [arrays[name] for name in leaves_by_name(rest)]
+    new: LearnerState = jax.tree.unflatten(jax.tree.structure(rest), leaves)
+    paths = {path_name(path): path for path in own.optimizer}
+    names = [n.removeprefix(OPTIMIZER) for n in saved.entries if n.startswith(OPTIMIZER)]
+    optimizer = {paths.get(n, tuple(n.split("/"))): arrays[OPTIMIZER + n] for n in names}
+    return dataclasses.replace(new, optimizer=optimizer)

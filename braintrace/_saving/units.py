@@ -1,0 +1,29 @@
+"""Units as plain data."""
+
+from typing import Any
+
+import saiunit
+
+_BASES = ("length", "mass", "time", "current", "temperature", "substance", "luminosity")
+
+
+def unit_as_data(unit: saiunit.Unit) -> dict[str, Any]:
+    """Return a unit as plain data: exponents of the base units, what multiplies them, its name."""
+    return {
+        "dimensions": [float(unit.dim.get_dimension(base)) for base in _BASES],
+        "scale": float(unit.scale),
+        "factor": float(unit.factor),
+        "name": unit.name if unit.is_fullname else None,
+        "dispname": unit.dispname if unit.is_fullname else None,
+    }
+
+
+def unit_of_data(data: dict[str, Any]) -> saiunit.Unit:
+    """Return the unit of some data; two units are one if all but their names agree."""
+    return saiunit.Unit(
+        dim=saiunit.get_or_create_dimension(data["dimensions"]),
+        scale=data["scale"],
+        factor=data["factor"],
+        name=data["name"],
+        dispname=data["dispname"],
+    )

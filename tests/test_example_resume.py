@@ -1,0 +1,46 @@
+"""The example that goes on where it was stopped does so, and learns what it says."""
+
+import importlib.util
+import pathlib
+import signal
+
+import numpy as np
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parent.parent / "docs" / "examples" / "resume.py"
+
+
+@pytest.fixture
+def example():
+    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_goes_on_where_it_was_stopped(example, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(example, "PART", 60)
+    monkeypatch.setattr(example, "LOG_EVERY", 20)
+    arguments = ["--folder", str(tmp_path / "stopped"), "--steps", "120"]
+    tell, told = example.tell, []
+
+    def told_and_stopped(step, metrics):
+        tell(step, metrics)
+        told.append(step)
+        if len(told) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(example, "tell", told_and_stopped)
+    stopped = len(example.main(arguments))
+    assert 60 < stopped < 120
+    assert f"{stopped} steps are saved" in capsys.readouterr().out
+    losses = example.main(arguments)
+    assert f"going on after {stopped} steps" in capsys.readouterr().out
+    np.testing.assert_array_equal(losses, example.train(tmp_path / "whole", 120))
+
+
+@pytest.mark.nightly
+def test_it_learns(example, tmp_path):
+    losses = example.train(tmp_path, 20_000)
+    assert losses[:100].mean() > 0.9
+    assert losses[-1000:].mean() < 0.5
