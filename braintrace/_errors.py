@@ -75,8 +75,8 @@ class NonFiniteError(BraintraceError, FloatingPointError):
             if parameter is None
             else f"the first parameter whose gradient is not finite is '{parameter}'"
         )
-        left = f"step {before} has left it" if before else "before the call"
-        super().__init__(f"At {where} the loss is {loss}, and {what}. The learner is as {left}.")
+        left = f"is as {before} steps have left it" if before else "is as it was before the call"
+        super().__init__(f"At {where} the loss is {loss}, and {what}. The learner {left}.")
 
     def counted_from(self, start: int) -> "NonFiniteError":
         """Return the same of a call that began so many steps before, and has kept those."""
@@ -97,8 +97,8 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, method: str, step: int, steps: int, results: object) -> None:
         self.step, self.results = step, results
         super().__init__(
-            f"`{method}` was interrupted after {step} of {steps} steps. The learner is where step "
-            f"{step} has left it, and goes on with the sequences from there (`xs[{step}:]`)."
+            f"`{method}` was interrupted after {step} of {steps} steps. The learner is as these "
+            f"have left it, and goes on with the rest of the sequences, `xs[{step}:]`."
         )
 
 

@@ -1,11 +1,14 @@
 """What is not finite is gone after a restart, and does not count where the mask is zero."""
 
+import functools
+
 import brainstate
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import operation_cases
+import optax
 import pytest
 from assertions import assert_gradients_close, assert_same_bits
 from drivers import build_learner, named, snapshot, weights_of
@@ -135,3 +138,130 @@ def test_traces_of_single_samples(algorithm, case):
         np.testing.assert_array_equal(anew, 0)
         assert leaf.dtype == jnp.int32 or np.isnan(other).all()
         np.testing.assert_array_equal(whole.reshape(BATCH, -1)[1], before.reshape(BATCH, -1)[1])
+
+
+# --- what a stream does about it --------------------------------------------------------------
+
+
+def learning(learner, case, xs, targets, **options):
+    return learner.etrace_online(
+        xs,
+        targets,
+        step_fn=lambda x, target: case.loss(learner(x), target),
+        optimizer=optax.sgd(0.1, momentum=0.9),
+        **options,
+    )
+
+
+STREAMS = [
+    ("alif_late_threshold", "d_rtrl", "batch axis", {}),
+    ("lstm_fused", "d_rtrl", "mapped", {}),
+    ("alif_late_threshold", "es_d_rtrl", "batch axis", ES),
+    pytest.param("leaky", "snap", "batch axis", {}, marks=pytest.mark.nightly),
+    pytest.param("two_layers", "rtrl", "batch axis", {}, marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("name", "algorithm", "style", "options"), STREAMS)
+def test_updates_that_are_not_finite_are_left_out(name, algorithm, style, options):
+    """A sample that is spoiled starts anew; the other one, and the optimizer, go on."""
+    case = cases.BY_NAME[name]
+    found, expected = (build_learner(case, algorithm, style, BATCH, **options) for _ in range(2))
+    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
+    spoiled = np.array(xs)
+    spoiled[2, 0] = np.nan
+    losses = learning(found, case, spoiled, targets, nonfinite="skip")
+    assert found.skipped_updates == 1
+    assert "1" in str(found.report()).rpartition("left out")[2]
+
+    restart = np.zeros((LENGTH, BATCH), bool)
+    restart[3, 0] = True
+    alone = learning(expected, case, xs, targets, reset=restart, mask=np.arange(LENGTH) != 2)
+    kept = np.arange(LENGTH) != 2
+    np.testing.assert_allclose(losses[kept], alone[kept], rtol=1e-5)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, snapshot(found), snapshot(expected))
+    jax.tree.map(close, found.optimizer_state, expected.optimizer_state)
+
+
+def test_losses_that_are_not_finite_spoil_no_sample():
+    """Where states and traces are finite, they go on; a block is left out as a whole."""
+    case = cases.BY_NAME["leaky"]
+    found, expected = (build_learner(case, batch=BATCH) for _ in range(2))
+    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
+    wrong = np.array(targets)
+    wrong[4] = np.inf
+    learning(found, case, xs, wrong, nonfinite="skip", every=3)
+    assert found.skipped_updates == 1
+    learning(expected, case, xs, targets, mask=np.arange(LENGTH) // 3 != 1, every=3)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, snapshot(found), snapshot(expected))
+
+
+def test_skipping_within_functions_of_the_state():
+    """Also mapped: each learner skips for itself."""
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, batch=BATCH)
+    learner.init_optimizer(optax.sgd(0.1, momentum=0.9))
+    pure = learner.functional()
+    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
+    spoiled = np.array(xs)
+    spoiled[2, 0] = np.nan
+
+    def run(xs):
+        return pure.online(
+            pure.state(),
+            xs,
+            targets,
+            step_fn=lambda x, target: case.loss(learner(x), target),
+            optimizer=optax.sgd(0.1, momentum=0.9),
+            nonfinite="skip",
+        )
+
+    state, losses = jax.vmap(run)(jnp.stack([xs, spoiled]))
+    skipped = state.others[("braintrace", "skipped_updates")]
+    np.testing.assert_array_equal(skipped, [0, 1])
+    assert np.all(np.isfinite(jax.tree.leaves(state.parameters)[0]))
+    np.testing.assert_allclose(losses[0], learning(learner, case, xs, targets), rtol=1e-5)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_stream_that_is_not_finite_is_refused(where, every):
+    """The message names step, loss and parameter; the learner is as it was."""
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, batch=BATCH)
+    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
+    learning(learner, case, xs, targets, nonfinite="raise", every=every)
+    before = snapshot(learner), learner.optimizer_state
+
+    @jax.custom_jvp
+    def cut(h, scale):
+        return h
+
+    cut.defjvp(lambda primals, tangents: (primals[0], tangents[0] * primals[1]))
+
+    def step_fn(x, target, scale):
+        out = cut(learner(x), scale) if where == "gradient" else learner(x) * scale
+        return case.loss(out, target)
+
+    scales = np.where(np.arange(LENGTH) == 4, np.float32(np.inf), np.float32(1))
+    with pytest.raises(braintrace.NonFiniteError) as caught:
+        learner.etrace_online(
+            xs,
+            targets,
+            scales,
+            step_fn=step_fn,
+            optimizer=optax.sgd(0.1, momentum=0.9),
+            nonfinite="raise",
+            every=every,
+        )
+    error = caught.value
+    assert isinstance(error, FloatingPointError)
+    assert error.step == (3 if where == "gradient" and every == 3 else 4)
+    assert error.steps == every and error.parameter == "w_in"
+    assert np.isfinite(error.loss) == (where == "gradient")
+    assert "'w_in'" in str(error) and str(error.step) in str(error)
+    assert_same_bits((snapshot(learner), learner.optimizer_state), before)

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import NonFiniteError, OptionError
-from .._executor import samples_with
+from .._executor import samples_with, unpack
+from .._graph import Traces
 from .._jax import is_tracer
-from .._runtime import number_of_samples, values_by_path
-from .._typing import PyTree
+from .._runtime import number_of_samples
+from .._typing import Path, PyTree
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
@@ -43,13 +44,23 @@ def _has_not_finite(leaf: jax.Array) -> jax.Array:
     return jnp.isnan(jnp.sum(leaf * jnp.zeros((), leaf.dtype)))
 
 
-def samples_not_finite(algorithm: ETraceAlgorithm) -> jax.Array:
+def samples_not_finite(
+    algorithm: ETraceAlgorithm, values: dict[Path, PyTree], carried: Traces
+) -> jax.Array:
     """Return which samples have a state or a trace that is not finite.
 
     That is one flag for all of them where they cannot start anew one by one.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    values
+        Of its short-term States.
+    carried
+        Its traces, as they are carried.
     """
-    values = values_by_path(algorithm.short_term_states)
-    traces, specs = algorithm.traces.value, algorithm.compiled.trace_specs
+    traces, specs = unpack(carried), algorithm.compiled.trace_specs
     samples = number_of_samples(values)
     if samples is not None:
         with contextlib.suppress(OptionError):  # they share a trace

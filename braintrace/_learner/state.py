@@ -134,7 +134,7 @@ class Place(NamedTuple):
         entries, held = getattr(state, self.field), self.state.value
         if self.field != "optimizer":
             return like_held(entries[self.path], held)
-        if not entries:
+        if not entries and jax.tree.leaves(held):
             raise OptionError(
                 "This `LearnerState` has no state of the `optimizer`: call "
                 "`learner.init_optimizer(optimizer)` before `functional.state()`."

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from .._errors import OptionError
 from .._foreign import in_words
 from .._function_model import gradients_by_path
+from .._runtime import values_by_path
 from .._typing import PyTree
 from .arguments import Options
 from .finite import first_not_finite, samples_not_finite
@@ -164,9 +165,12 @@ def _skipping(learner: Learner, update: Update) -> Update:
     skipped = learner.held_optimizer.skipped
 
     def guarded(found: Found) -> None:
+        algorithm = learner.algorithm
+        left = values_by_path(algorithm.short_term_states), algorithm.traces.carried.read()
+
         def leave_out() -> None:
             skipped.value = skipped.value + 1
-            learner.reset_state(where=samples_not_finite(learner.algorithm))
+            learner.reset_state(where=samples_not_finite(algorithm, *left))
 
         is_bad = _verdict(learner, found) >= 0
         brainstate.transform.cond(is_bad, leave_out, lambda: _nothing(update(found)))
