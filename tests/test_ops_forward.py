@@ -233,7 +233,7 @@ def test_functions_of_operands_are_applied_first(name):
 
 def test_a_function_makes_the_operand_of_several_arrays():
     pair = {"size": jnp.abs(W), "sign": jnp.sign(W)}
-    found = matmul(X, pair, weight_fn=lambda p: p["size"] * p["sign"], bias_fn=halved)
+    found = matmul(X, pair, weight_fn=lambda p: p["size"] * p["sign"])
     np.testing.assert_array_equal(found, matmul(X, W))
 
 

@@ -248,6 +248,16 @@ OPERATIONS = {
                 }.items()
                 for option in ("weight_fn", "bias_fn")
             },
+            **{
+                f"{name} bias_fn without a bias": (
+                    f"`{name}` `bias_fn` `bias`",
+                    lambda call=call: call(bias_fn=jnp.abs),
+                )
+                for name, call in {
+                    "matmul": lambda **f: braintrace.matmul(X, jnp.ones((3, 4)), **f),
+                    "lora_matmul": lora,
+                }.items()
+            },
             "einsum weight_fn": ("`einsum` `weight_fn` 3", lambda: einsum(weight_fn=3)),
             "lora bias_fn": ("`lora_matmul` `bias_fn` 3", lambda: lora(bias_fn=3)),
             "matmul weight_fn of a string": (
@@ -459,6 +469,14 @@ LAYERS = {
                 lambda: nn.Linear(3, 2, w_mask=jnp.ones((2, 2))),
             ),
             "no matrix": ("`SparseLinear` `spar_mat`", lambda: nn.SparseLinear(jnp.ones((2, 2)))),
+            "matrix of another size": (
+                "`SparseLinear` `in_size` 5 2 inputs",
+                lambda: nn.SparseLinear(MATRIX, in_size=5),
+            ),
+            "low rank of another size": (
+                "`LoRA` `in_size` (2, 5) 3 inputs",
+                lambda: nn.LoRA(3, 1, 2, in_size=(2, 5)),
+            ),
             "rank": ("`LoRA` `lora_rank` 0", lambda: nn.LoRA(3, 0, 2)),
             "base module": ("`LoRA` `base_module` 3", lambda: nn.LoRA(3, 1, 2, base_module=3)),
             "radii": ("r_min r_max", lambda: nn.LRUCell(3, 4, r_min=0.9, r_max=0.5)),

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import ShapeError
 from . import quantities
 from .primitive import register_primitive_spec
 from .registry import Arrays, Pick, Shapes
@@ -91,11 +90,18 @@ def _input_derivative(
     return weights["weight"][inputs, outputs]
 
 
-def _init_drtrl(
-    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
+def init_trace_of_entries(
+    x_var: Any,
+    y_var: Any,
+    weight_vars: Mapping[str, Any],
+    num_hidden_state: int,
+    *,
+    axes_of_sample: int = 1,
 ) -> Arrays:
+    """Return zeros shaped like the operands, for every sample, with a state axis last."""
     y = y_var.aval
-    weight = (*y.shape[:-1], *weight_vars["weight"].aval.shape, num_hidden_state)
+    batch = y.shape[: y.ndim - axes_of_sample]
+    weight = (*batch, *weight_vars["weight"].aval.shape, num_hidden_state)
     result = {"weight": jnp.zeros(weight, y.dtype)}
     if "bias" in weight_vars:
         result["bias"] = jnp.zeros((*y.shape, num_hidden_state), y.dtype)
@@ -114,7 +120,7 @@ _spec = functools.partial(
     impl=_impl,
     yw_to_w=_yw_to_w,
     xy_to_dw=_xy_to_dw,
-    init_drtrl=_init_drtrl,
+    init_drtrl=init_trace_of_entries,
     init_pp=init_output_trace,
     trainable_invars_fn=conventional_trainable_invars,
     x_invar_index=0,
@@ -127,6 +133,14 @@ _spec = functools.partial(
 )
 etp_mm_p = register_primitive_spec(_spec(name="etp_mm", batched=True))
 etp_mv_p = register_primitive_spec(_spec(name="etp_mv", batched_form=etp_mm_p))
+
+
+def bind_dense(x: Any, weight: Any, *bias: Any) -> Any:
+    """Bind the form for ``x`` with any number of axes before that of inputs."""
+    vector, batch = (
+        functools.partial(primitive.bind, has_bias=bool(bias)) for primitive in (etp_mv_p, etp_mm_p)
+    )
+    return quantities.bind_folded(vector, batch, x, weight, *bias)
 
 
 def matmul(
@@ -163,7 +177,7 @@ def matmul(
     DtypeError
         If an operand is nothing that JAX computes with.
     OptionError
-        If ``weight_fn`` or ``bias_fn`` is no function.
+        If ``weight_fn`` or ``bias_fn`` is no function, or ``bias_fn`` has no bias.
     UnitError
         If the unit of the bias has another dimension than the product.
 
@@ -180,15 +194,7 @@ def matmul(
     weight, weight_unit = quantities.split_result(
         "matmul", "weight", weight, "weight_fn", weight_fn
     )
-    if weight.ndim != 2:
-        raise ShapeError(
-            f"`matmul`: expected `weight` of shape (in, out), got shape {weight.shape}."
-        )
-    quantities.check_features("matmul", x, weight.shape[0], f"a weight of shape {weight.shape}")
+    quantities.check_matrix("matmul", x, weight)
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("matmul", bias, unit, weight.shape[1:], bias_fn)
-    bind_vector = functools.partial(etp_mv_p.bind, has_bias=bool(biases))
-    bind_batch = functools.partial(etp_mm_p.bind, has_bias=bool(biases))
-    return quantities.attach(
-        quantities.bind_folded(bind_vector, bind_batch, x, weight, *biases), unit
-    )
+    return quantities.attach(bind_dense(x, weight, *biases), unit)

@@ -16,7 +16,6 @@ beside a product and a sum, and states behind the input keep their traces.
 """
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ import jax.numpy as jnp
 from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from . import quantities
-from .dense import etp_mm_p, etp_mv_p
+from .dense import bind_dense
 from .elemwise import etp_elemwise_p
 from .grouped import bind_grouped
 
@@ -97,15 +96,10 @@ def _in_matrices(axes: Axes, x: Any, weight: Any) -> Any:
 
     x = arranged(x, axes.x, [*((a,) for a in data), *by_group, axes.contracted])
     weight = arranged(weight, axes.weight, [*by_group, axes.contracted, free])
-    y = bind_grouped(x, weight) if shared else _bind_dense(x, weight)
+    y = bind_grouped(x, weight) if shared else bind_dense(x, weight)
     result = (*data, *shared, *free)
     y = y.reshape([size[a] for a in result])
     return jnp.transpose(y, [result.index(a) for a in axes.output])
-
-
-def _bind_dense(x: Any, weight: Any) -> Any:
-    vector, batch = (functools.partial(p.bind, has_bias=False) for p in (etp_mv_p, etp_mm_p))
-    return quantities.bind_folded(vector, batch, x, weight)
 
 
 def _element_by_element(axes: Axes, x: Any, weight: Any) -> Any:

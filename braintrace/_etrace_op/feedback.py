@@ -167,12 +167,7 @@ def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any
     """
     x, x_unit = quantities.split("feedback_matmul", "x", x)
     weight, weight_unit = quantities.split("feedback_matmul", "weight", weight)
-    if weight.ndim != 2:
-        raise ShapeError(
-            f"`feedback_matmul`: expected `weight` of shape (in, out), got shape {weight.shape}."
-        )
-    fitting = f"a weight of shape {weight.shape}"
-    quantities.check_features("feedback_matmul", x, weight.shape[0], fitting)
+    quantities.check_matrix("feedback_matmul", x, weight)
     unit = x_unit * weight_unit
     biases = quantities.bias_operands("feedback_matmul", bias, unit, weight.shape[1:])
     operands = (weight, _like_weight(feedback, weight, weight_unit), *biases)

@@ -11,16 +11,15 @@ matrix product (see `dense`), with ``g`` as one more axis that everything shares
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import ShapeError
 from . import quantities
-from .dense import etp_mm_p, etp_mv_p, squared_norms_of_rows
+from .dense import etp_mm_p, etp_mv_p, init_trace_of_entries, squared_norms_of_rows
 from .on_demand import on_demand
 from .primitive import get_primitive_spec
 from .registry import Arrays, Shapes
@@ -78,22 +77,11 @@ def _input_derivative(
     return jnp.where(group == of_output, weights["weight"][group, feature, output], 0)
 
 
-def _init_drtrl(
-    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
-) -> Arrays:
-    y = y_var.aval
-    weight = (*y.shape[:-2], *weight_vars["weight"].aval.shape, num_hidden_state)
-    result = {"weight": jnp.zeros(weight, y.dtype)}
-    if "bias" in weight_vars:
-        result["bias"] = jnp.zeros((*y.shape, num_hidden_state), y.dtype)
-    return result
-
-
 _spec = functools.partial(
     dataclasses.replace,
     impl=_impl,
     xy_to_dw=_xy_to_dw,
-    init_drtrl=_init_drtrl,
+    init_drtrl=functools.partial(init_trace_of_entries, axes_of_sample=2),
     squared_norms=_squared_norms,
     trace_axes={"weight": ("group", "input", "output"), "bias": ("group", "output")},
     joins_input=_joins_input,
@@ -149,7 +137,7 @@ def grouped_matmul(
     DtypeError
         If an operand is nothing that JAX computes with.
     OptionError
-        If ``weight_fn`` or ``bias_fn`` is no function.
+        If ``weight_fn`` or ``bias_fn`` is no function, or ``bias_fn`` has no bias.
     UnitError
         If the unit of the bias has another dimension than the product.
 
@@ -165,16 +153,7 @@ def grouped_matmul(
     weight, weight_unit = quantities.split_result(
         "grouped_matmul", "weight", weight, "weight_fn", weight_fn
     )
-    if weight.ndim != 3:
-        raise ShapeError(
-            "`grouped_matmul`: expected `weight` of shape (groups, in, out), got shape "
-            f"{weight.shape}."
-        )
-    if x.shape[-2:] != weight.shape[:2]:
-        raise ShapeError(
-            f"`grouped_matmul`: the last two axes of `x` must have sizes {weight.shape[:2]} to fit "
-            f"a weight of shape {weight.shape}; `x` has shape {x.shape}."
-        )
+    quantities.check_matrices("grouped_matmul", x, weight)
     unit = x_unit * weight_unit
     shape = weight.shape[0], weight.shape[2]
     biases = quantities.bias_operands("grouped_matmul", bias, unit, shape, bias_fn)

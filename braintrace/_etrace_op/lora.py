@@ -207,7 +207,7 @@ def lora_matmul(
         If an operand is nothing that JAX computes with.
     OptionError
         If ``alpha`` is not a finite number that is known when the model is traced, or ``bias_fn``
-        no function.
+        no function or without a bias.
     UnitError
         If the unit of the bias has another dimension than the product.
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import saiunit
 
 from .._arguments import FUNCTION, array_of, check_arrays, check_option, is_quantity
-from .._errors import ShapeError, UnitError
+from .._errors import OptionError, ShapeError, UnitError
 
 FUNCTION_OR_NONE = FUNCTION.or_else(None)
 
@@ -63,9 +63,20 @@ def bias_operands(
 
     Behind a function of it, if there is one. It may have a shape with the other axes of the result
     as well, where that is given.
+
+    Raises
+    ------
+    OptionError
+        If there is a function and no bias.
+    UnitError, ShapeError
+        If the bias does not fit the product.
     """
     if bias is None:
         check_option("bias_fn", function, FUNCTION_OR_NONE, f"`{operation}`: ")
+        if function is not None:
+            raise OptionError(
+                f"`{operation}` got `bias_fn` and no `bias` to apply it to: give both, or none."
+            )
         return ()
     array, bias_unit = split_result(operation, "bias", bias, "bias_fn", function)
     if not bias_unit.has_same_dim(unit):
@@ -88,10 +99,33 @@ def bias_operands(
 def check_features(operation: str, x: Any, in_features: int, weight: str) -> None:
     """Raise unless the last axis of ``x`` fits the weight."""
     if x.ndim == 0 or x.shape[-1] != in_features:
+        raise _unfitting(operation, x, f"last axis of `x` must have size {in_features}", weight)
+
+
+def check_matrix(operation: str, x: Any, weight: Any) -> None:
+    """Raise unless a weight ``(in, out)`` fits the last axis of ``x``."""
+    _check_axes(operation, weight, "(in, out)")
+    check_features(operation, x, weight.shape[0], f"a weight of shape {weight.shape}")
+
+
+def check_matrices(operation: str, x: Any, weight: Any) -> None:
+    """Raise unless a weight ``(groups, in, out)`` fits the last two axes of ``x``."""
+    _check_axes(operation, weight, "(groups, in, out)")
+    sizes = weight.shape[:2]
+    if x.shape[-2:] != sizes:
+        axes = f"last two axes of `x` must have sizes {sizes}"
+        raise _unfitting(operation, x, axes, f"a weight of shape {weight.shape}")
+
+
+def _check_axes(operation: str, weight: Any, axes: str) -> None:
+    if weight.ndim != axes.count(",") + 1:
         raise ShapeError(
-            f"`{operation}`: the last axis of `x` must have size {in_features} to fit {weight}; "
-            f"`x` has shape {x.shape}."
+            f"`{operation}`: expected `weight` of shape {axes}, got shape {weight.shape}."
         )
+
+
+def _unfitting(operation: str, x: Any, axes: str, weight: str) -> ShapeError:
+    return ShapeError(f"`{operation}`: the {axes} to fit {weight}; `x` has shape {x.shape}.")
 
 
 def bind_folded(

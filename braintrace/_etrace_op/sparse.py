@@ -15,7 +15,7 @@ several samples are multiplied by a kernel (`sparse_kernel`). The form follows f
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ import numpy as np
 from .._errors import ShapeError
 from .._jax import divided_dependent, run_on_one_cpu
 from . import quantities, sparse_kernel
-from .dense import init_output_trace
+from .dense import init_output_trace, init_trace_of_entries
 from .primitive import register_primitive_spec
 from .registry import Arrays, Shapes
 from .rules import like_operand
@@ -234,23 +234,12 @@ def _input_derivative(
     return total
 
 
-def _init_drtrl(
-    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
-) -> Arrays:
-    y = y_var.aval
-    weight = (*y.shape[:-1], *weight_vars["weight"].aval.shape, num_hidden_state)
-    result = {"weight": jnp.zeros(weight, y.dtype)}
-    if "bias" in weight_vars:
-        result["bias"] = jnp.zeros((*y.shape, num_hidden_state), y.dtype)
-    return result
-
-
 _spec = functools.partial(
     ETPPrimitiveSpec,
     impl=_impl,
     yw_to_w=_yw_to_w,
     xy_to_dw=_xy_to_dw,
-    init_drtrl=_init_drtrl,
+    init_drtrl=init_trace_of_entries,
     init_pp=init_output_trace,
     trainable_invars_fn=conventional_trainable_invars,
     x_invar_index=0,
@@ -308,7 +297,7 @@ def sparse_matmul(
         If an operand is nothing that JAX computes with, ``sparse_mat`` is none of these matrices,
         or its structure is traced.
     OptionError
-        If ``weight_fn`` or ``bias_fn`` is no function.
+        If ``weight_fn`` or ``bias_fn`` is no function, or ``bias_fn`` has no bias.
     UnitError
         If the unit of the bias has another dimension than the product.
 

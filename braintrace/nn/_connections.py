@@ -6,8 +6,11 @@ import brainstate
 import jax.numpy as jnp
 import numpy as np
 import saiunit
+from brainstate.nn import init
 
 from .. import _etrace_op
+from .._arguments import shown
+from .._errors import OptionError
 from ._affine import affine, row
 from ._checked import checked
 
@@ -38,6 +41,17 @@ class SparseLinear(brainstate.nn.SparseLinear):
     >>> braintrace.nn.SparseLinear(matrix)(jnp.ones(2))
     Array([3., 2.], dtype=float32)
     """
+
+    def __init__(
+        self,
+        spar_mat: Any,
+        b_init: Any = None,
+        in_size: Any = None,
+        name: str | None = None,
+        param_type: type = brainstate.ParamState,
+    ) -> None:
+        super().__init__(spar_mat, b_init, in_size, name, param_type)
+        _check_inputs(self, in_size, spar_mat.shape[0])
 
     def update(self, x: Any) -> Any:
         """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
@@ -154,6 +168,28 @@ class LoRA(brainstate.nn.LoRA):
     (5, 2)
     """
 
+    def __init__(
+        self,
+        in_features: int,
+        lora_rank: int,
+        out_features: int,
+        *,
+        base_module: Any = None,
+        kernel_init: Any = init.LecunNormal(),  # noqa: B008
+        param_type: type = brainstate.ParamState,
+        in_size: Any = None,
+    ) -> None:
+        super().__init__(
+            in_features,
+            lora_rank,
+            out_features,
+            base_module=base_module,
+            kernel_init=kernel_init,
+            param_type=param_type,
+            in_size=in_size,
+        )
+        _check_inputs(self, in_size, in_features)
+
     def __call__(self, x: Any) -> Any:
         return self.update(x)
 
@@ -162,3 +198,12 @@ class LoRA(brainstate.nn.LoRA):
         params = self.weight.value
         y = _etrace_op.lora_matmul(x, params["lora_a"], params["lora_b"])
         return y if self.base_module is None else y + self.base_module(x)
+
+
+def _check_inputs(layer: brainstate.nn.Module, in_size: Any, inputs: int) -> None:
+    """Refuse a shape of inputs that the weight does not have."""
+    if in_size is not None and layer.in_size[-1] != inputs:
+        raise OptionError(
+            f"`{type(layer).__name__}`: `in_size` is {shown(in_size)}, and the weight has {inputs} "
+            "inputs: expected as many in the last axis."
+        )

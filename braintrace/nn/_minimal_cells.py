@@ -7,7 +7,7 @@ gives the gradient of BPTT.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,33 @@ def _identity(candidate: Any) -> Any:
     return candidate
 
 
+class _OfInput(Cell):
+    """A cell whose gates and candidate are one product of the input.
+
+    Attributes
+    ----------
+    parts
+        How many they are.
+    """
+
+    parts: ClassVar[int]
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        w_init: Any = init.XavierNormal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        state_init: Any = init.ZeroInit(),  # noqa: B008
+        activation: str | Callable[[Any], Any] = _identity,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(num_in, num_out, state_init, activation, name)
+        self.W = Linear(num_in, self.parts * num_out, w_init=w_init, b_init=b_init)
+
+
 @checked
-class MiniGRU(Cell):
+class MiniGRU(_OfInput):
     r"""Gated recurrent unit whose gate and candidate see the input alone (minGRU).
 
     .. math::
@@ -61,29 +86,18 @@ class MiniGRU(Cell):
     (5, 4)
     """
 
-    def __init__(
-        self,
-        num_in: int,
-        num_out: int,
-        w_init: Any = init.XavierNormal(),  # noqa: B008
-        b_init: Any = init.ZeroInit(),  # noqa: B008
-        state_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable[[Any], Any] = _identity,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(num_in, num_out, state_init, activation, name)
-        self.W = Linear(num_in, 2 * num_out, w_init=w_init, b_init=b_init)
+    parts = 2
 
     def update(self, x: Any) -> Any:
         """Advance by one step and return the hidden state ``(..., out)``."""
-        z, candidate = jnp.split(self.W(x), 2, axis=-1)
+        z, candidate = jnp.split(self.W(x), self.parts, axis=-1)
         z = sigmoid(z)
         self.h.value = (1 - z) * self.h.value + z * self.activation(candidate)
         return self.h.value
 
 
 @checked
-class MiniLSTM(Cell):
+class MiniLSTM(_OfInput):
     r"""Long short-term memory whose gates and candidate see the input alone (minLSTM).
 
     .. math::
@@ -121,22 +135,11 @@ class MiniLSTM(Cell):
     (5, 4)
     """
 
-    def __init__(
-        self,
-        num_in: int,
-        num_out: int,
-        w_init: Any = init.XavierNormal(),  # noqa: B008
-        b_init: Any = init.ZeroInit(),  # noqa: B008
-        state_init: Any = init.ZeroInit(),  # noqa: B008
-        activation: str | Callable[[Any], Any] = _identity,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(num_in, num_out, state_init, activation, name)
-        self.W = Linear(num_in, 3 * num_out, w_init=w_init, b_init=b_init)
+    parts = 3
 
     def update(self, x: Any) -> Any:
         """Advance by one step and return the hidden state ``(..., out)``."""
-        f, i, candidate = jnp.split(self.W(x), 3, axis=-1)
+        f, i, candidate = jnp.split(self.W(x), self.parts, axis=-1)
         # f / (f + i) of two gates that may both be too small for their quotient
         kept = sigmoid(jax.nn.log_sigmoid(f) - jax.nn.log_sigmoid(i))
         self.h.value = kept * self.h.value + (1 - kept) * self.activation(candidate)
