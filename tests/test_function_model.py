@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 from typing import Any, NamedTuple
 
 import brainstate
@@ -293,6 +294,29 @@ def test_learners_of_one_function_have_parameters_of_their_own(learner):
         assert_same_bits(kept.get_params(), jax.tree.map(jnp.asarray, LEAKY))
     found = gradient(copied, inputs())
     assert_gradients_close(found, expected_gradient(inputs()), 1e-12)
+
+
+def test_a_model_that_has_been_pickled_goes_on_as_it_would_have():
+    def of_numbers(change, params):
+        return jax.tree.map(lambda p: change(p) if is_floating(p) else None, params)
+
+    params = {**parameters(), "function": abs}
+    fixed, by_function = (
+        braintrace.from_function(step, params, start(BATCH)),
+        braintrace.from_function(leaky, LEAKY, zeros),  # its state is there after `init_state`
+    )
+    fixed(inputs()[0])
+    fixed.set_params(of_numbers(lambda p: p / 2, params))
+    for model in (fixed, by_function):
+        copied = pickle.loads(pickle.dumps(model))
+        assert copied.states().keys() == model.states().keys()
+        if model is by_function:
+            copied.init_state(BATCH)
+            model.init_state(BATCH)
+        for x in inputs()[1:3]:
+            assert_same_bits(copied(x), model(x))
+        model.set_params(of_numbers(lambda p: p + 1, model.get_params()))
+        assert not jnp.array_equal(copied(inputs()[3]), model(inputs()[3]))
 
 
 @pytest.mark.nightly

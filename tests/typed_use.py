@@ -1,14 +1,15 @@
 """What a type checker knows of the drivers: it is checked by mypy, and not run."""
 
+from collections.abc import Callable
 from typing import assert_type
 
 import brainstate
 import jax
 
 import braintrace
-from braintrace._typing import Path, PyTree
+from braintrace._typing import PyTree
 
-Gradients = dict[Path, PyTree]
+Gradients = PyTree  # by path, or like the parameters of a function
 
 
 def loss(x: jax.Array) -> jax.Array:
@@ -55,6 +56,17 @@ def of_pure_functions(learner: braintrace.Learner, xs: jax.Array) -> None:
         pure.online(state, xs, step_fn=loss, update_fn=descend),
         tuple[braintrace.LearnerState, jax.Array],
     )
+
+
+def of_a_function(
+    step: Callable[[PyTree, jax.Array, jax.Array], tuple[jax.Array, jax.Array]], xs: jax.Array
+) -> None:
+    model = braintrace.from_function(step, {"w": xs[0]}, xs[0])
+    assert_type(model, braintrace.FunctionModel)
+    learner = braintrace.compile(model, "rtrl", xs[0], batch_size=2)
+    gradients, losses = learner.etrace_grad(xs, step_fn=loss, return_value=True)
+    model.set_params({"w": model.get_params()["w"] - 0.1 * gradients["w"]})
+    assert_type(losses, jax.Array)
 
 
 def of_a_model(model: brainstate.nn.Module, x: jax.Array) -> None:

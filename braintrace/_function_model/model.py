@@ -65,6 +65,9 @@ def from_function(
     of what brainstate, or a `LearnerState`, has by path. Within a larger module, gradients have the
     paths of that module.
 
+    The model can be pickled if its parts can; with ``cloudpickle``, also if ``step`` is a lambda or
+    jitted.
+
     Examples
     --------
     >>> import braintrace, jax, jax.numpy as jnp
@@ -129,15 +132,7 @@ class FunctionModel(brainstate.nn.Module):
         ShapeError
             If ``state`` is no function and of another batch.
         """
-        self._tree_of_state, values = self._start(batch_size)
-        self.state = _nested(
-            {
-                path: (brainstate.HiddenState if _learns(value) else brainstate.ShortTermState)(
-                    value
-                )
-                for path, value in values.items()
-            }
-        )
+        self._hold(*self._start(batch_size))
 
     def reset_state(self, batch_size: int | None = None) -> None:
         """Start anew, in the States that there are; see `init_state`."""
@@ -231,6 +226,23 @@ class FunctionModel(brainstate.nn.Module):
         """
         return self._tree_of_params.leaves(params, "`params` has", gaps=True)
 
+    def __reduce__(self) -> tuple[Callable[..., "FunctionModel"], tuple[Any, ...]]:
+        """Return what pickle makes the same model of: States themselves have no pickle."""
+        state = (self.get_state(),) if hasattr(self, "state") else ()
+        return _as_it_was, (self._given.step, self.get_params(), self._given.state, *state)
+
+    def _hold(self, tree: Tree, values: Mapping[Path, Any]) -> None:
+        """Make the States of a state."""
+        self._tree_of_state = tree
+        self.state = _nested(
+            {
+                path: (brainstate.HiddenState if _learns(value) else brainstate.ShortTermState)(
+                    value
+                )
+                for path, value in values.items()
+            }
+        )
+
     def _start(self, batch_size: int | None) -> tuple[Tree, dict[Path, Any]]:
         given = self._given
         state = given.state_for(batch_size)
@@ -259,6 +271,16 @@ class FunctionModel(brainstate.nn.Module):
         for part in path[1:]:
             found = found[part]
         return found
+
+
+def _as_it_was(
+    step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, start: PyTree, *state: PyTree
+) -> FunctionModel:
+    """Return a model that has been pickled, in the state in which it was, if it had one."""
+    model = FunctionModel(step, params, start)
+    for now in state:
+        model._hold(*tree_of("state", now, _is_carried))
+    return model
 
 
 def gradients_for(model: brainstate.nn.Module, by_path: dict[Path, Any]) -> PyTree:

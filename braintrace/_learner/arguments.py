@@ -37,8 +37,9 @@ CHUNK_SIZE = POSITIVE.or_else("auto")
 MEMORY_BUDGET = POSITIVE.or_else(None)
 
 
-Gradients: TypeAlias = dict[Path, PyTree]
-"""Gradients by the paths of their parameters."""
+Gradients: TypeAlias = PyTree
+"""A dict by the paths of parameters, or by the keys of ``weights``; of a `from_function` model a
+pytree like its ``params``. Which one, the type of a learner does not tell."""
 
 
 class WatchOptions(TypedDict, total=False):
