@@ -8,6 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 from assertions import assert_gradients_close
 
@@ -211,10 +212,121 @@ MODELS = {
     "an Equinox module": own_module,
     "a function": plain_function,
 }
+
+
+# --- the same cells by hand, as the oracle of ES_D_RTRL reads them -------------------------
+
+
+class Twin:
+    """A step of a model, written with operations that have names; see `oracles`.
+
+    names: the leaves of the model's parameters by the names that `step` has for them.
+    step: ``(ops, params, states, x) -> output``.
+    states: names of the states, in the order of the model's.
+    """
+
+    name, loss = "twin", staticmethod(lambda output, target: loss(output))
+
+    def __init__(self, names, step, operations, states=("h",), broadcast=()):
+        self.names, self.step, self.broadcast = names, step, broadcast
+        self.groups = {"cell": states}
+        self.relations = dict.fromkeys(operations, ("cell",))
+
+    def es_d_rtrl(self, model, xs, decay):
+        """The oracle's gradient of a model, by the names of its parameters here."""
+        state = jax.tree.leaves(model.state)
+        if "vmap" in model.batch:
+            state = [jnp.broadcast_to(h, (BATCH, *h.shape)) for h in state]
+        states = dict(zip(self.groups["cell"], state, strict=True))
+        return oracles.dense_es_d_rtrl(self, self.names(model.params), states, xs, xs, decay)
+
+
+def flax_gru(ops, p, states, x):
+    h = states["h"]
+    of_x = jnp.split(ops.matmul("i", x, p["i"], p["bias"]), 3, axis=-1)
+    of_h = jnp.split(ops.matmul("h", h, p["h"]), 3, axis=-1)
+    r, z = (jax.nn.sigmoid(a + b) for a, b in zip(of_x[:2], of_h[:2], strict=True))
+    return ops.new_state("h", (1 - z) * jnp.tanh(of_x[2] + r * of_h[2]) + z * h)
+
+
+def flax_lstm(ops, p, states, x):
+    gates = ops.matmul("i", x, p["i"]) + ops.matmul("h", states["h"], p["h"], p["bias"])
+    return lstm(ops, gates, states["c"])
+
+
+def lstm(ops, gates, c):
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    c = ops.new_state("c", jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g))
+    return ops.new_state("h", jax.nn.sigmoid(o) * jnp.tanh(c))
+
+
+def equinox_gru(ops, p, states, x):
+    h = states["h"]
+    of_x = jnp.split(ops.matmul("i", x, p["i"].T, p["bias"]), 3, axis=-1)
+    of_h = jnp.split(ops.matmul("h", h, p["h"].T), 3, axis=-1)
+    r, z = (jax.nn.sigmoid(a + b) for a, b in zip(of_x[:2], of_h[:2], strict=True))
+    new = jnp.tanh(of_x[2] + r * (of_h[2] + ops.element_wise("n", p["n"])))
+    return ops.new_state("h", new + z * (h - new))
+
+
+def equinox_lstm(ops, p, states, x):
+    gates = ops.matmul("i", x, p["i"].T) + ops.matmul("h", states["h"], p["h"].T)
+    return lstm(ops, gates + ops.element_wise("bias", p["bias"]), states["c"])
+
+
+def own_step(ops, p, states, x):
+    decay = ops.element_wise("decay", p["decay"], jax.nn.sigmoid)
+    mask = np.triu(np.ones((UNITS, UNITS)))
+    drive = ops.matmul("embed", x, p["embed"].T, p["bias"])
+    drive = drive + ops.matmul("weight", states["fast"], (p["weight"] * mask).T)
+    fast = ops.new_state("fast", decay * states["fast"] + jnp.tanh(drive) - 0.2 * states["slow"])
+    ops.new_state("slow", 0.9 * states["slow"] + 0.1 * fast)
+    return fast
+
+
+def function_step(ops, p, states, x):
+    gates = ops.matmul("w", x, p["w"]) + ops.matmul("r", states["h"], p["r"].T)
+    gate, value = jnp.split(gates + ops.element_wise("bias", p["bias"]), 2, axis=-1)
+    gate, gain = jax.nn.sigmoid(gate), ops.element_wise("gain", p["gain"])
+    return ops.new_state("h", gate * states["h"] + (1 - gate) * jnp.tanh(value) * gain) @ p["out"]
+
+
+def of_flax(with_bias):
+    def names(params):
+        kernels = {k: params[f"dense_{k}"]["kernel"][...] for k in ("i", "h")}
+        return {**kernels, "bias": params[f"dense_{with_bias}"]["bias"][...]}
+
+    return names
+
+
+def of_equinox(cell):
+    found = {"i": cell.weight_ih, "h": cell.weight_hh, "bias": cell.bias}
+    return found if getattr(cell, "bias_n", None) is None else {**found, "n": cell.bias_n}
+
+
+def of_own(cell):
+    embed = {"embed": cell.embed.weight, "bias": cell.embed.bias}
+    return {**embed, "weight": cell.weight, "decay": cell.decay}
+
+
+TWINS = {
+    "nnx.GRUCell": Twin(of_flax("i"), flax_gru, "ih"),
+    "nnx.OptimizedLSTMCell": Twin(of_flax("h"), flax_lstm, "ih", ("c", "h")),
+    "eqx.nn.GRUCell": Twin(of_equinox, equinox_gru, "ihn", broadcast=("n",)),
+    "eqx.nn.LSTMCell": Twin(
+        of_equinox, equinox_lstm, ("i", "h", "bias"), ("h", "c"), broadcast=("bias",)
+    ),
+    "an Equinox module": Twin(
+        of_own, own_step, ("embed", "weight", "decay"), ("fast", "slow"), broadcast=("decay",)
+    ),
+    "a function": Twin(dict, function_step, ("w", "r", "bias", "gain"), broadcast=("bias", "gain")),
+}
+
+DECAY = 0.8
 RULES = {
     "rtrl": ({}, lambda model: model.step),
     "d_rtrl": ({"mark": "auto"}, lambda model: model.cut_step),
-    "es_d_rtrl": ({"mark": "auto", "decay_or_rank": 0.8}, lambda model: None),
+    "es_d_rtrl": ({"mark": "auto", "decay_or_rank": DECAY}, lambda model: None),
 }
 BY_DAY = {
     "rtrl": ["nnx, with dropout", "nnx.SimpleCell", "eqx.nn.LSTMCell", "an Equinox module"],
@@ -251,6 +363,9 @@ def test_it_learns_unchanged(name, rule):
     assert jax.tree.structure(found) == jax.tree.structure(model.params)
     if (step := oracle(model)) is not None:
         assert_gradients_close(found, model.gradient(step, xs), 1e-10)
+    elif name in TWINS:
+        twin = TWINS[name]
+        assert_gradients_close(twin.names(found), twin.es_d_rtrl(model, xs, DECAY), 1e-10)
     for _ in range(10):
         descend = functools.partial(jax.tree.map, lambda p, g: p - 0.01 * g)
         module.set_params(descend(module.get_params(), gradients()[0]))
