@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._etrace_op import (
     ETP_PRIMITIVE_SPECS,
@@ -27,7 +26,7 @@ from .._jax import Equation, struct_of
 from .._jaxpr import evaluate
 from .jacobians import Inputs
 from .restart import over_first_axis
-from .whole_chunk import back_to_parameters, parameters_behind, pulled_through
+from .whole_chunk import back_to_parameters, of_one_step, parameters_behind
 from .whole_state import (
     ByState,
     equation_of,
@@ -94,9 +93,9 @@ def of_samples(
         (place,) = places_of(graph, use)
         x, y = pulled.x[key], pulled.at[place][0]
         outer[key] = (x, y) if _is_batched(graph, use) else (x[None], y[None])
-    others = tuple(use for use in whole_of(graph).uses if use.key not in products)
-    rest = _in_general(graph, weights, records, cotangents, others) if others else {}
-    return SampleGradients(outer, rest)
+    others = (use for use in whole_of(graph).uses if use.key not in products)
+    rest = of_one_step(graph, others, inputs, pulled, cotangents)
+    return SampleGradients(outer, {name: of_rows[:, 0] for name, of_rows in rest.items()})
 
 
 def written(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> Gradients:
@@ -156,20 +155,6 @@ def squares(*arrays: jax.Array) -> jax.Array:
         product = jnp.einsum("bn,bn->b", row, row.conj(), precision=jax.lax.Precision.HIGHEST)
         total = total + product.real
     return jnp.asarray(total)
-
-
-def _in_general(
-    graph: ETraceGraph,
-    weights: Weights,
-    records: Records,
-    cotangents: ByState,
-    uses: tuple[ParameterUse, ...],
-) -> Gradients:
-    whole = whole_of(graph)
-    rest = dataclasses.replace(graph, whole=dataclasses.replace(whole, uses=uses))
-    first = dict.fromkeys(whole.reached, np.zeros(1, int))
-    found = pulled_through(rest, weights, records, cotangents, first)
-    return {name: of_rows[:, 0] for name, of_rows in found.of_parameters.items()}
 
 
 def _outer_products(

@@ -7,7 +7,7 @@ back through once.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -86,6 +86,40 @@ def pulled_through(
             known = of_parameters.get(name)
             of_parameters[name] = own if known is None else known + own
     return PulledChunk(to_rows(whole, before), of_parameters)
+
+
+def of_one_step(
+    graph: ETraceGraph,
+    uses: Iterable[ParameterUse],
+    inputs: Inputs,
+    pulled: PulledStep,
+    cotangents: ByState,
+) -> dict[str, jax.Array]:
+    """Return what some uses of a step add for parameters, ``(samples, rows, *shape)`` by name.
+
+    Parameters
+    ----------
+    graph, uses
+        The compiled model, and the uses.
+    inputs, pulled
+        The inputs of the step, and what cotangents of its states have become.
+    cotangents
+        These cotangents, with one leading axis: the rows.
+    """
+    of_parameters: dict[str, jax.Array] = {}
+    rows, samples = np.arange(len(cotangents[0])), whole_of(graph).samples
+    for use in uses:
+        if use.kind == "product":
+            (place,) = places_of(graph, use)
+            factors = pulled.x[use.key][None], pulled.at[place][None]
+            operands = _of_product(graph, use, inputs, *factors)
+        else:
+            sums = _of_step(graph, use, inputs, pulled, cotangents, None)
+            operands = _of_sums(use, sums, rows, samples)
+        for name, own in back_to_parameters(graph, use, inputs, operands).items():
+            known = of_parameters.get(name)
+            of_parameters[name] = own if known is None else known + own
+    return of_parameters
 
 
 def _through_steps(
