@@ -990,8 +990,8 @@ MUTATIONS = [
     Mutation(
         "a marked weight with its axes exchanged",
         "_compiler/products.py",
-        "_moved(weight, [*w_shared, *w_summed, *w_free])",
-        "_moved(weight, [*w_shared, *w_free, *w_summed])",
+        "moved(weight, [*w_shared, *w_summed, *w_free])",
+        "moved(weight, [*w_shared, *w_free, *w_summed])",
         (f"{MARKS}_learns_as_its_marked_twin[product]",),
         "numbers of a transposed weight stand in other places",
     ),

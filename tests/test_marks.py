@@ -352,6 +352,30 @@ def first(x):
     return (10 * x[:, 0]).astype(int) % 3
 
 
+def each_own(x):
+    return (10 * x[:, :UNITS]).astype(int) % 3
+
+
+@jax.custom_vjp
+def hidden_product(x, w):
+    return x @ w
+
+
+hidden_product.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, y: (y @ kept[1].T, kept[0].T @ y))
+
+
+@jax.custom_jvp
+def softened(x, b):
+    return jnp.tanh(x - b)
+
+
+@softened.defjvp
+def _(primals, tangents):
+    (x, b), (dx, db) = primals, tangents
+    y = softened(x, b)
+    return y, (1 - y**2) * (dx - db)
+
+
 def rows_of(table, x, look):
     """Rows for all samples, and one for the first sample alone."""
     return look(table, first(x)) + look(table, first(x)[1])
@@ -516,6 +540,10 @@ PADDED = jax.experimental.sparse.BCOO(
     (np.ones(7), np.stack((ENTRIES[0], np.minimum(ENTRIES[1] * 2, UNITS)), axis=1)),
     shape=(INPUTS, UNITS),
 )
+FEW = np.array([0, 3, 5, 5, 1]), np.array([2, 0, 1, 3, 0])
+FEW_PLACES = jax.experimental.sparse.BCOO(
+    (np.ones(5), np.stack(FEW, axis=1)), shape=(INPUTS, UNITS)
+)
 STORED = u.sparse.CSR.fromdense(jnp.asarray(MASK, float))
 BY_UNIT = u.sparse.CSR.fromdense(jnp.asarray(MASK.T, float))
 LISTED = u.sparse.COO.fromdense(jnp.asarray(MASK.T, float))
@@ -586,6 +614,64 @@ kept(
     lambda p, x: 2 * mm(x, p["w"]) + ew(p["b"]),
     name="a bias of twice a product",
     **DENSE,
+)
+kept(
+    lambda p, x: jnp.take_along_axis(p["w"][None], each_own(x)[..., None], 2)[..., 0],
+    lambda p, x: (ew(p["w"]) * jax.nn.one_hot(each_own(x), 3)).sum(-1),
+    name="an entry of each row",
+    w=(UNITS, 3),
+)
+kept(
+    lambda p, x: p["w"][each_own(x), jnp.arange(UNITS)],
+    lambda p, x: bt.embedding(each_own(x) * UNITS + jnp.arange(UNITS), p["w"].ravel()),
+    name="entries at two indices",
+    w=(3, UNITS),
+)
+kept(
+    lambda p, x: jnp.take(p["w"], first(x) + 1, 0, mode="fill", fill_value=0.5) + p["v"][2:][1],
+    lambda p, x: (
+        jnp.where(first(x)[:, None] < 2, bt.embedding((first(x) + 1) % 3, p["w"]), 0.5)
+        + ew(p["v"][3])
+    ),
+    name="rows that are not there",
+    w=(3, UNITS),
+    v=(4, UNITS),
+)
+kept(
+    lambda p, x: jax.lax.dynamic_slice(p["w"], (0, first(x)[1]), (UNITS, 2))[:, 1] * x[:, 2:],
+    lambda p, x: bt.embedding(jnp.minimum(first(x)[1], 1) + jnp.arange(2), p["w"].T)[1] * x[:, 2:],
+    name="a window of columns",
+    w=(UNITS, 3),
+)
+kept(
+    lambda p, x: jax.nn.sigmoid(x @ p["g"] + p["c"])[:, None] * x[:, 2:] + p["a"][first(x), None],
+    lambda p, x: (
+        jax.nn.sigmoid(mm(x, p["g"][:, None], p["c"][None])) * x[:, 2:]
+        + bt.embedding(first(x), p["a"])[:, None]
+    ),
+    name="one gate for all units",
+    g=(INPUTS,),
+    c=(),
+    a=(3,),
+)
+kept(
+    lambda p, x: hidden_product(x, p["w"]) + p["b"],
+    lambda p, x: mm(x, p["w"]) + ew(p["b"]),
+    name="a backward rule of its own",
+    **DENSE,
+)
+kept(
+    lambda p, x: softened(x[:, :UNITS], p["b"]),
+    lambda p, x: jnp.tanh(x[:, :UNITS] + ew(jnp.tile(-p["b"], (BATCH, 1)))),
+    name="a forward rule that broadcasts",
+    b=(UNITS,),
+)
+kept(
+    lambda p, x: (jnp.zeros((UNITS, INPUTS)).at[FEW[1], FEW[0]].set(p["w"]) @ x.T).T + p["b"],
+    lambda p, x: bt.sparse_matmul(x, p["w"], sparse_mat=FEW_PLACES, bias=p["b"]),
+    name="few entries in a matrix",
+    w=(5,),
+    b=(UNITS,),
 )
 
 
@@ -765,11 +851,18 @@ class OneSample(Model):
 
 
 @jax.custom_vjp
-def hidden_product(x, w):
+def clipped_product(x, w):
     return x @ w
 
 
-hidden_product.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, y: (y @ kept[1].T, kept[0].T @ y))
+clipped_product.defvjp(
+    lambda x, w: (x @ w, x), lambda x, y: (jnp.zeros_like(x), jnp.clip(x.T @ y, -1, 1))
+)
+
+
+def many_gains(p, h, x):
+    gains = jnp.tile(p["w"][:, :UNITS], (7, 1))
+    return jax.lax.scan(lambda h, a: (a * h, None), h, gains)[0] + 0.1 * x[:, :UNITS]
 
 
 def long_loop(p, h, x):
@@ -832,8 +925,9 @@ def stored_where_data_say(p, h, x):
 
 UNMARKED = {
     "a matrix stored where data say": (stored_where_data_say, "no constant of the step"),
-    "a backward rule of its own": (lambda p, h, x: leaky(h, hidden_product(x, p["w"])), "custom_v"),
+    "a backward rule that clips": (lambda p, h, x: h + clipped_product(x, p["w"]), "custom_vjp"),
     "a long loop": (long_loop, "unroll_limit"),
+    "a long loop over parameters": (many_gains, "unroll_limit"),
     "an endless loop": (endless_loop, "number of steps is not known"),
     "a callback": (by_callback, "pure_callback"),
     "a precision": (with_precision, "precision"),

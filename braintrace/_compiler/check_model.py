@@ -84,10 +84,15 @@ def check_learns(
         return
     names = ", ".join(state.name for state, _ in step.new_states)
     reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
-    hint = "" if is_marked else "\nOr try `mark='auto'`: the compiler marks the weights itself."
+    way_out = (
+        "The compiler has found nothing that it can mark on the way into the hidden state"
+        + (f"; what it has found stays as it is:{reasons}" if reasons else ".")
+        if is_marked
+        else "Use `braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) "
+        f"for the weights on the way into the hidden state.{reasons}"
+        "\nOr try `mark='auto'`: the compiler marks the weights itself."
+    )
     raise CompilationError(
         f"No marked operation with a parameter reaches a hidden state ({names}) of "
-        f"`{type(model).__name__}`, so that no weight would learn online. Use "
-        "`braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) for "
-        f"the weights on the way into the hidden state.{reasons}{hint}"
+        f"`{type(model).__name__}`, so that no weight would learn online. {way_out}"
     )

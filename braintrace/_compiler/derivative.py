@@ -21,9 +21,10 @@ from .._jax import (
     bind,
     equations_inside,
     is_var,
+    struct_of,
     trace_to_jaxpr,
 )
-from .._jaxpr import Kind, inlined, kinds_of_outputs, program_of
+from .._jaxpr import Kind, evaluate_all, inlined, kinds_of_outputs, program_of
 from .canonicalize import spell_out_broadcasts
 from .constants import Constants
 from .origin_position import agreed, pure_origin
@@ -113,6 +114,31 @@ class Derivative:
         found = zip(self._inputs, program.out_atoms, strict=True)
         behind = program.depends_on([atom for i, atom in found if i in operands])
         return behind.isdisjoint(program.in_vars[i] for i in operands)
+
+    def along(self, operands: Sequence[int]) -> AnyJaxpr | None:
+        """Return the jaxpr of ``(operands, directions of some) -> changes of outputs``, if any.
+
+        It is the transpose of the backward pass, which there is none of where that is bent.
+        """
+        pulled, outputs = self._pulled, self._outputs
+        if pulled is None or self.bent:
+            return None
+        count = len(self._equation.invars)
+        places = [self._inputs.index(operand) for operand in operands]
+
+        def changes(*values: Any) -> list[jax.Array]:
+            def pull(*cotangents: Any) -> list[jax.Array]:
+                found = evaluate_all(pulled, [*values[:count], *cotangents], {})
+                return [found[place] for place in places]
+
+            structs = [struct_of(self._equation.outvars[k].aval) for k in outputs]
+            return list(jax.linear_transpose(pull, *structs)(list(values[count:])))
+
+        avals = [atom.aval for atom in self._equation.invars]
+        avals += [avals[operand] for operand in operands]
+        with contextlib.suppress(Exception):  # a rule that refuses may raise anything
+            return trace_to_jaxpr(changes, avals)
+        return None
 
     @functools.cached_property
     def _inputs(self) -> list[int]:

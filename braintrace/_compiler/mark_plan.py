@@ -5,25 +5,38 @@
 - Any other parametric variable that meets data: the variable, by an element-wise mark. What
   copies and reshapes it on the way to the data stands behind the mark, as for a bias that is
   broadcast over the samples.
-- Not: what nothing is known of but its numbers (a call with a backward rule of its own that mixes
-  positions, rows that data choose), and what stands in a loop whose steps cannot be spelled out.
+- Not: what nothing is known of but its numbers (a callback, a call whose backward rule mixes
+  positions and is not linear), and what stands in a loop whose steps cannot be spelled out.
 """
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from .._graph.marked import is_marked
 from .._jax import Atom, Equation, Var, is_var
+from .._jaxpr import loop_of
 from .analysis import Analysis
 from .computed_from import LOOPS
+from .constants import Constants
+from .own_derivatives import CALLS
 from .parametric_uses import ParametricUses
-from .products import Product, is_outer, is_sum_with_weights, low_rank, product_of
+from .products import (
+    Dense,
+    Product,
+    is_outer,
+    is_sum_with_weights,
+    low_rank,
+    product_of,
+    with_one_output,
+)
 from .sparse_sums import SparseSum, sparse_sum
-from .transfer import CUT, ELEMENTWISE, NONE, Contribution, carries_derivative
-from .walk import back_through
+from .sparse_tables import placed_of
+from .transfer import CUT, ELEMENTWISE, MANY, NONE, Ids
+from .walk import back_from_outputs, numbered, walk_back
 
 MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "tile"})
 """What may stand between an element-wise mark and the data."""
@@ -76,7 +89,7 @@ class MarkPlan:
     products, biases
         Products, and the biases of some of them.
     inner
-        Products that are parts of those.
+        Equations that are parts of those: a product before another, what puts entries in place.
     terms
         Multiplications that are parts of products in several equations.
     elementwise
@@ -103,17 +116,20 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
     """
     program, plan = uses.program, MarkPlan()
     analysis, totals = Analysis(program), set[int]()
+    spread = _Spread(uses, analysis)
     for index, operands in uses:
         equation = program.equations[index]
         if index in totals or is_marked(equation):
             continue
         product = product_of(equation, operands, uses.found, analysis.constants)
         product = product or sparse_sum(uses, analysis.constants, index, operands)
+        if is_sum_with_weights(equation, operands) and spread.holds(*equation.outvars):
+            product = with_one_output(equation, operands)
         if isinstance(product, str):
             plan.unmarked.append(Unmarked(equation, operands, product))
         elif product is not None:
-            totals.update(_planned(uses, plan, index, product))
-        elif equation.primitive.name in LOOPS and uses.holds_product(index):
+            totals.update(_planned(uses, analysis.constants, plan, index, product))
+        elif is_spelled_out(uses, analysis, index, operands):
             plan.unmarked.append(Unmarked(equation, operands, _why_closed(equation, unroll_limit)))
         else:
             passed = tuple(i for i in operands if _passes(analysis, equation, i))
@@ -121,7 +137,9 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
                 plan.elementwise[index] = passed
             if passed != operands:
                 others = tuple(i for i in operands if i not in passed)
-                plan.unmarked.append(Unmarked(equation, others, OPAQUE))
+                is_call = equation.primitive.name in CALLS
+                reason = NOT_LINEAR if is_call else OPAQUE
+                plan.unmarked.append(Unmarked(equation, others, reason))
     used = [program.equations[i].invars[k] for i, found in plan.elementwise.items() for k in found]
     plan.sources.update(sources_of(uses, [*used, *uses.results]))
     return plan
@@ -133,18 +151,51 @@ OPAQUE = (
 )
 
 
-def _planned(uses: ParametricUses, plan: MarkPlan, index: int, product: Product) -> set[int]:
+NOT_LINEAR = (
+    "it has a backward rule of its own, which is not proportional to the gradient that it is "
+    "given, or which JAX cannot transpose"
+)
+
+
+class _Spread:
+    """The variables whose elements reach several places of a state by a broadcast.
+
+    What such a variable is a sum of cannot be told apart behind it, so that it may as well be the
+    output of a product.
+    """
+
+    def __init__(self, uses: ParametricUses, analysis: Analysis) -> None:
+        self._uses, self._analysis = uses, analysis
+
+    def holds(self, var: Var) -> bool:
+        """Tell whether a variable is one of them."""
+        return any(var in ids and bool(np.any(ids[var] == MANY)) for ids in self._ids)
+
+    @functools.cached_property
+    def _ids(self) -> list[Mapping[Var, Ids]]:
+        starts = ({var: numbered(var)} for var in self._uses.wanted)
+        return [walk_back(self._analysis, start).ids for start in starts]
+
+
+def _planned(
+    uses: ParametricUses, constants: Constants, plan: MarkPlan, index: int, product: Product
+) -> set[int]:
     """Plan the mark of a product, and return the equations that it takes besides."""
     if isinstance(product, SparseSum):
         plan.terms[index] = product
         index = product.total
-    else:
-        below = _below(uses, plan, uses.program.equations[index].invars[1 - product.weight])
+    elif isinstance(product, Dense):
+        equation = uses.program.equations[index]
+        below = _below(uses, plan, equation.invars[1 - product.weight])
         both = None if below is None else low_rank(plan.products[below], product)
+        placed = placed_of(uses, constants, equation, product)
         if below is not None and both is not None:
             del plan.products[below]
             plan.inner.add(below)
             product = both
+        elif placed is not None:
+            inner, product = placed
+            plan.inner.add(inner)
     plan.products[index] = product
     bias = _bias(uses, index, product)
     if bias is None:
@@ -225,7 +276,7 @@ def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:
     """
     program, outputs = uses.program, product.outputs
     moves: list[int] = []
-    if not outputs:  # rows that are looked up have no bias
+    if outputs is None:
         return None
     while True:
         (y,) = program.equations[index].outvars
@@ -259,12 +310,35 @@ def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
         return True
     if is_outer(equation) or is_sum_with_weights(equation, (operand,)):
         return True
-    return _received(analysis, equation)[operand] is not CUT
+    return back_from_outputs(analysis, equation)[operand] is not CUT
 
 
-def keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
+def is_spelled_out(
+    uses: ParametricUses, analysis: Analysis, index: int, operands: Sequence[int]
+) -> bool:
+    """Tell whether a loop or branch has to be spelled out, so that what is in it learns.
+
+    There is a product by a weight in it, or its steps broadcast parameters of their own.
+    """
+    equation = uses.program.equations[index]
+    if equation.primitive.name not in LOOPS:
+        return False
+    changing = _changing(equation, operands)
+    is_mixed = bool(changing) and not _keeps_positions(analysis, equation, changing)
+    return is_mixed or uses.holds_product(index)
+
+
+def _changing(equation: Equation, operands: Sequence[int]) -> list[int]:
+    """Return those operands that a step of a scan, or a branch, may read as its own."""
+    if equation.primitive.name == "scan":
+        held = len(loop_of(equation, equation.invars).fixed)
+        return [operand for operand in operands if operand >= held]
+    return list(operands) if equation.primitive.name == "cond" else []
+
+
+def _keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
     """Tell whether each element of some operands reaches one place of the results at most."""
-    received = _received(analysis, equation)
+    received = back_from_outputs(analysis, equation)
     found = [received[operand] for operand in operands]
     return all(
         given is None or (isinstance(given, np.ndarray) and not np.any(given < NONE))
@@ -272,23 +346,12 @@ def keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[i
     )
 
 
-def _received(analysis: Analysis, equation: Equation) -> Sequence[Contribution]:
-    """Return which element of the results each element of the operands reaches."""
-    out_ids = [
-        np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
-        if carries_derivative(var)
-        else None
-        for var in equation.outvars
-    ]
-    return back_through(analysis, equation, out_ids)
-
-
 def _why_closed(equation: Equation, unroll_limit: int) -> str:
     """Say why the steps of a loop cannot be spelled out."""
     if equation.primitive.name == "scan":
         return (
-            f"the loop of {equation.params['length']} steps around a product with it is longer "
-            f"than `unroll_limit` ({unroll_limit}); give a larger one, or make the inner steps "
-            "steps of the model"
+            f"the loop of {equation.params['length']} steps, each of which mixes positions with "
+            f"it, is longer than `unroll_limit` ({unroll_limit}); give a larger one, or make the "
+            "inner steps steps of the model"
         )
     return "it is the weight of a product in a loop whose number of steps is not known"

@@ -6,7 +6,8 @@ the way to a hidden state become marked operations. All later passes see what ma
 The weights of a product in a loop or branch differ from step to step, or from case to case, in what
 they are multiplied with. Such a loop is unrolled and such a branch becomes a selection, as for a
 marked operation; so is one whose steps broadcast parameters of their own. Others stay as they are,
-and what enters them is marked before them.
+and what enters them is marked before them. A call with a derivative of its own that mixes positions
+is run as what it does to small changes (see `own_derivatives`).
 """
 
 import dataclasses
@@ -21,12 +22,14 @@ from .._errors import OptionError
 from .._etrace_op import etp_elemwise_p
 from .._graph.diagnostics import Diagnostic, quoted
 from .._jax import Atom, ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
-from .._jaxpr import Program, Rule, evaluate_all, inlined, loop_of, program_of
+from .._jaxpr import Program, Rule, evaluate_all, inlined, program_of
 from .._typing import Path, path_name
 from .analysis import Analysis
 from .canonicalize import selected, unrolled
 from .computed_from import LOOPS, From
-from .mark_plan import Bias, MarkPlan, Unmarked, keeps_positions, mark_plan
+from .lookups import in_pairs, is_paired
+from .mark_plan import Bias, MarkPlan, Unmarked, is_spelled_out, mark_plan
+from .own_derivatives import by_its_derivative, hides_weights
 from .parametric_uses import ParametricUses
 from .products import Product, is_sum_with_weights, row, sum_with_weights
 from .sparse_sums import SparseSum
@@ -104,8 +107,7 @@ def with_marks(
     inputs += [_computed_from(array, is_mapped, marking) for array in arrays]
     written = [array.kind == "hidden" for array in arrays if array.written]
     wanted = [False] * (len(program.out_atoms) - len(written)) + written
-    if marking.spells_out:
-        program = _spelled_out(program, inputs, wanted, marking.unroll_limit)
+    program = _spelled_out(program, inputs, wanted, marking)
     uses = ParametricUses(program, inputs, wanted)
     plan = mark_plan(uses, marking.unroll_limit)
     by_var = dict(zip(program.in_vars[arguments:], arrays, strict=True))
@@ -122,32 +124,40 @@ def _computed_from(array: StateArray, is_mapped: bool, marking: Marking) -> From
 
 
 def _spelled_out(
-    program: Program, inputs: Sequence[From], wanted: Sequence[bool], unroll_limit: int
+    program: Program, inputs: Sequence[From], wanted: Sequence[bool], marking: Marking
 ) -> Program:
-    """Return a program without the loops and branches that a product with a weight stands in."""
+    """Return a program that shows what its calls, loops and branches do with parameters."""
     while True:
-        uses = ParametricUses(program, inputs, wanted)
-        rules: dict[int, Rule] = {}
-        analysis = Analysis(program)
-        for index, operands in uses:
-            equation = program.equations[index]
-            changing = _changing(equation, operands)
-            is_mixed = bool(changing) and not keeps_positions(analysis, equation, changing)
-            if is_mixed or (equation.primitive.name in LOOPS and uses.holds_product(index)):
-                rule = _rule_for_loop(equation, unroll_limit)
-                if rule is not None:
-                    rules[index] = rule
+        uses, analysis = ParametricUses(program, inputs, wanted), Analysis(program)
+        found = {
+            index: _rule_for(uses, analysis, index, operands, marking) for index, operands in uses
+        }
+        rules = {index: rule for index, rule in found.items() if rule is not None}
         if not rules:
             return program
-        program = program_of(_evaluated(program, rules))
+        avals = [var.aval for var in program.in_vars]
+        program = program_of(inlined(trace_to_jaxpr(_evaluator(program, rules), avals)))
 
 
-def _changing(equation: Equation, operands: Sequence[int]) -> list[int]:
-    """Return those operands that a step of a scan, or a branch, may read as its own."""
-    if equation.primitive.name == "scan":
-        held = len(loop_of(equation, equation.invars).fixed)
-        return [operand for operand in operands if operand >= held]
-    return list(operands) if equation.primitive.name == "cond" else []
+def _evaluator(program: Program, rules: dict[int, Rule]) -> Callable[..., list[Any]]:
+    return lambda *values: evaluate_all(program.jaxpr, values, rules)
+
+
+def _rule_for(
+    uses: ParametricUses,
+    analysis: Analysis,
+    index: int,
+    operands: Sequence[int],
+    marking: Marking,
+) -> Rule | None:
+    """Return how an equation is spelled out; ``None``: it stays as it is."""
+    equation = uses.program.equations[index]
+    if equation.primitive.name in LOOPS:
+        is_open = not marking.spells_out or not is_spelled_out(uses, analysis, index, operands)
+        return None if is_open else _rule_for_loop(equation, marking.unroll_limit)
+    if hides_weights(analysis, equation, operands):
+        return by_its_derivative(analysis, equation, operands)
+    return in_pairs if is_paired(equation) and tuple(operands) == (0,) else None
 
 
 def _rule_for_loop(equation: Equation, unroll_limit: int) -> Rule | None:
@@ -155,11 +165,6 @@ def _rule_for_loop(equation: Equation, unroll_limit: int) -> Rule | None:
         return selected
     is_short = equation.primitive.name == "scan" and equation.params["length"] <= unroll_limit
     return unrolled if is_short else None
-
-
-def _evaluated(program: Program, rules: dict[int, Rule]) -> ClosedJaxpr:
-    avals = [var.aval for var in program.in_vars]
-    return trace_to_jaxpr(lambda *values: evaluate_all(program.jaxpr, values, rules), avals)
 
 
 def _marked(uses: ParametricUses, plan: MarkPlan, wanted: Sequence[bool]) -> ClosedJaxpr:

@@ -3,10 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from .._graph.marked import is_marked
 from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr import Program, inlined, loop_of, program_of
+from .analysis import Analysis
 from .computed_from import LOOPS, From, bodies_with_inputs, computed_from, of_operands
+from .constants import Constants
+from .own_derivatives import hides_weights
 from .products import is_product
 from .transfer import CONSTANT, carries_derivative
 
@@ -44,10 +49,15 @@ class ParametricUses:
                 yield index, positions
 
     @property
-    def results(self) -> list[Var]:
-        """The results that count and are computed from parameters alone."""
+    def wanted(self) -> list[Var]:
+        """The results that count, and are no constants."""
         pairs = zip(self.program.out_atoms, self._wanted, strict=True)
-        return [atom for atom, counts in pairs if counts and self.is_parametric(atom)]
+        return [atom for atom, counts in pairs if counts and is_var(atom)]
+
+    @property
+    def results(self) -> list[Var]:
+        """Those of them that are computed from parameters alone."""
+        return [var for var in self.wanted if self.is_parametric(var)]
 
     def operands(self, equation: Equation) -> list[From]:
         """Return what the operands of an equation are computed from."""
@@ -85,6 +95,16 @@ class ParametricUses:
             axes = tuple(axes[axis] for axis in equation.params["broadcast_dimensions"])
         return None
 
+    def is_zero(self, atom: Atom, constants: Constants) -> bool:
+        """Tell whether an operand is zero whatever the inputs, behind broadcasts as well."""
+        while is_var(atom):
+            equation = self.maker(atom)
+            if equation is None or equation.primitive.name != "broadcast_in_dim":
+                break
+            atom = equation.invars[0]
+        value = constants.value(atom)
+        return value is not None and not np.any(value)
+
     def holds_product(self, index: int) -> bool:
         """Tell whether a loop or branch has in it a product by weights, or a marked operation."""
         equation = self.program.equations[index]
@@ -112,9 +132,11 @@ def _has_product(
 ) -> bool:
     program = program_of(inlined(body))
     uses = ParametricUses(program, inputs, _wanted_inside(equation, program, wanted))
+    analysis = Analysis(program)
     return any(
         is_marked(program.equations[index])
         or is_product(program.equations[index], positions, uses.found)
+        or hides_weights(analysis, program.equations[index], positions)
         or uses.holds_product(index)
         for index, positions in uses
     )

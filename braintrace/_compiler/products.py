@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from .. import _etrace_op
 from .._jax import Equation, Var
+from .axes import moved
 from .computed_from import From, of_operands
 from .constants import Constants
-from .lookups import lookup_of
+from .lookups import is_paired, lookup_of
 from .sparse_products import STORED, stored_of
 
 
@@ -29,14 +30,15 @@ class Product(Protocol):
     weight
         Which operand is the weight; of two, the other one is the input.
     outputs
-        The axes of the result that are the weight's own, along which a bias may stand.
+        The axes of the result that are the weight's own, along which a bias may stand; ``None``:
+        it takes no bias.
     """
 
     @property
     def weight(self) -> int: ...
 
     @property
-    def outputs(self) -> tuple[int, ...]: ...
+    def outputs(self) -> tuple[int, ...] | None: ...
 
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the marked product of the equation's operands, plus a bias if there is one."""
@@ -70,15 +72,17 @@ def product_of(
     name, params = equation.primitive.name, equation.params
     if name in STORED:
         return stored_of(equation, constants) if tuple(positions) == (0,) else None
-    if len(positions) != 1 or of_operands(equation, found)[1 - positions[0]] is not From.DATA:
+    if len(positions) != 1 or From.DATA not in of_operands(equation, found):
         return None
     product: Product | None = None
-    if name == "dot_general":
+    if name == "dot_general" and not (
+        is_outer(equation) or is_sum_with_weights(equation, positions)
+    ):
         product = _dense(equation, positions[0])
     elif name == "conv_general_dilated" and positions == (1,) and len(_shape(equation, 0)) > 2:
         features = params["dimension_numbers"].out_spec[1]
         product = Convolution(params, equation.outvars[0].aval.dtype, (features,))
-    elif positions == (0,):
+    elif positions == (0,) and not is_paired(equation):
         return lookup_of(equation)
     return None if product is None else _not_by_default(equation) or product
 
@@ -86,6 +90,11 @@ def product_of(
 def is_product(equation: Equation, positions: Sequence[int], found: dict[Var, From]) -> bool:
     """Tell whether an equation is a product with a weight, be it one that can be marked or not."""
     return product_of(equation, positions, found) is not None
+
+
+def with_one_output(equation: Equation, positions: Sequence[int]) -> Product | str:
+    """Return a product by a weight without an axis of its own as one with one output."""
+    return _not_by_default(equation) or _dense(equation, positions[0])
 
 
 def is_outer(equation: Equation) -> bool:
@@ -118,7 +127,7 @@ def row(bias: Any, axes: Sequence[int], outputs: Sequence[int], shape: Sequence[
     sizes, order = dict(zip(axes, bias.shape, strict=True)), sorted(outputs)
     aligned = bias.reshape([sizes.get(axis, 1) for axis in order])
     full = jnp.broadcast_to(aligned, [shape[axis] for axis in order])
-    return _moved(full, [order.index(axis) for axis in outputs]).reshape(-1)
+    return moved(full, [order.index(axis) for axis in outputs]).reshape(-1)
 
 
 def sum_with_weights(equation: Equation, operands: Sequence[Any], position: int) -> Any:
@@ -134,7 +143,7 @@ def sum_with_weights(equation: Equation, operands: Sequence[Any], position: int)
     summed = jax.lax.reduce_sum(x.astype(dtype) * full, axes=tuple(contracted[1 - position]))
     left = [axis for axis in range(x.ndim) if axis not in contracted[1 - position]]
     first = [left.index(axis) for axis in batch[1 - position]]
-    return _moved(summed, [*first, *(i for i in range(len(left)) if i not in first)])
+    return moved(summed, [*first, *(i for i in range(len(left)) if i not in first)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +180,8 @@ class Dense:
         own = [weight.shape[axis] for axis in w_free]
         count, size = math.prod(x.shape[axis] for axis in x_summed), math.prod(own)
         groups = [math.prod(shared)] if shared else []
-        x = _moved(x, [*x_free, *x_shared, *x_summed]).reshape(*leading, *groups, count)
-        weight = _moved(weight, [*w_shared, *w_summed, *w_free]).reshape(*groups, count, size)
+        x = moved(x, [*x_free, *x_shared, *x_summed]).reshape(*leading, *groups, count)
+        weight = moved(weight, [*w_shared, *w_summed, *w_free]).reshape(*groups, count, size)
         bias = None if bias is None else bias.reshape(*groups, size)
         multiply = _etrace_op.grouped_matmul if shared else _etrace_op.matmul
         y = multiply(x.astype(self.dtype), weight.astype(self.dtype), bias)
@@ -184,7 +193,7 @@ class Dense:
         places = list(range(y.ndim))
         kinds = [places[:leading], places[leading + shared :]]
         order = kinds if self.weight == 1 else kinds[::-1]
-        return _moved(y, [*places[leading : leading + shared], *order[0], *order[1]])
+        return moved(y, [*places[leading : leading + shared], *order[0], *order[1]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,9 +229,9 @@ class LowRank:
         leading = [x.shape[axis] for axis in x_free]
         own = [weight.shape[axis] for axis in second.free[1]]
         rank = math.prod(lower.shape[axis] for axis in l_free)
-        x = _moved(x, [*x_free, *x_summed]).reshape(*leading, -1).astype(second.dtype)
-        lower = _moved(lower, [*l_summed, *l_free]).reshape(-1, rank)
-        upper = _moved(weight, [*(w for _, w in pairs), *second.free[1]]).reshape(rank, -1)
+        x = moved(x, [*x_free, *x_summed]).reshape(*leading, -1).astype(second.dtype)
+        lower = moved(lower, [*l_summed, *l_free]).reshape(-1, rank)
+        upper = moved(weight, [*(w for _, w in pairs), *second.free[1]]).reshape(rank, -1)
         factors = lower.astype(second.dtype), upper.astype(second.dtype)
         y = _etrace_op.lora_matmul(x, *factors, bias=bias)
         return second.in_order(y.reshape(*leading, *own))
@@ -260,11 +269,9 @@ class Convolution:
         )
 
 
-def _dense(equation: Equation, position: int) -> Dense | None:
+def _dense(equation: Equation, position: int) -> Dense:
     contracted, batch = equation.params["dimension_numbers"]
     free = tuple(_free(equation, operand) for operand in (1 - position, position))
-    if not contracted[0] or not free[1]:
-        return None
     shared = tuple(batch[1 - position]), tuple(batch[position])
     summed = tuple(contracted[1 - position]), tuple(contracted[position])
     return Dense(position, shared, summed, (free[0], free[1]), equation.outvars[0].aval.dtype)
@@ -292,7 +299,3 @@ def _not_by_default(equation: Equation) -> str | None:
 def _shape(equation: Equation, operand: int) -> tuple[int, ...]:
     shape: tuple[int, ...] = equation.invars[operand].aval.shape
     return shape
-
-
-def _moved(array: Any, axes: Sequence[int]) -> Any:
-    return array if list(axes) == list(range(array.ndim)) else jnp.transpose(array, axes)

@@ -137,8 +137,11 @@ class SampleAxes:
         if any(np.any(s == MIXED) for s in samples):
             raise CompilationError(
                 f"What parameters give in `{equation.primitive.name}` "
-                f"({source_line(equation)}) reaches several samples by each number, so that their "
-                "gradients cannot be told apart. Use one of the marked operations there."
+                f"({source_line(equation)}) reaches several of the {self.count} samples by each "
+                "number: a row that one index looks up for all of them, a product with the data "
+                "of one, or an operation that does not tell samples apart. Their gradients are "
+                "one sum there. Give every sample its own (`table[jnp.broadcast_to(index, "
+                "batch)]`), or use D_RTRL."
             )
         return _with(use, kind="any", x=None, samples=samples)
 

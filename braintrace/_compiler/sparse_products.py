@@ -1,6 +1,7 @@
 """Where constant indices say that the entries of a sparse matrix stand, and JAX's own products."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,7 +50,7 @@ def stored_of(equation: Equation, constants: Constants | None) -> Stored | str |
         places, shape = (first, second), params["spinfo"].shape
     else:
         places, shape = _places_by_row(first, second), params["shape"]
-    if places is None or not all(map(_inside, places, shape)):
+    if places is None or not are_inside(np.stack(places, axis=1), shape):
         return "the sparse matrix has entries outside of its shape"
     inputs, outputs = (0, 1) if params["transpose"] else (1, 0)
     return Stored(make_pattern(places[inputs], places[outputs], (shape[inputs], shape[outputs])))
@@ -63,8 +64,9 @@ def _places_by_row(indices: np.ndarray, pointers: np.ndarray) -> Places | None:
     return read_compressed(indices, pointers)
 
 
-def _inside(places: np.ndarray, size: int) -> bool:
-    return bool(np.all((places >= 0) & (places < size)))
+def are_inside(places: np.ndarray, shape: Sequence[int]) -> bool:
+    """Tell whether all of some rows and columns are those of a matrix."""
+    return bool(np.all((places >= 0) & (places < np.asarray(shape))))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from .. import _etrace_op
 from .._etrace_op.sparse_pattern import SparsePattern
-from .._jax import Atom, Var, is_var
+from .._jax import Var, is_var
 from .constants import Constants
 from .parametric_uses import ParametricUses
 from .sparse_products import Scattered, gathered_of, pattern_of, scattered_of
@@ -98,7 +97,7 @@ def sparse_sum(
     if scattered is None or found is None or uses.only_reader(x) is None:
         return None
     data, (summed,) = program.equations[first].invars[0], program.equations[total].outvars
-    if not _is_zero(uses, program.equations[total].invars[0], constants):
+    if not uses.is_zero(program.equations[total].invars[0], constants):
         return None
     order = _order(uses, gathered.entries, terms.aval.ndim, moves, scattered)
     if order is None:
@@ -151,13 +150,3 @@ def _order(
         return None
     order.insert(scattered.axis, last)
     return tuple(order)
-
-
-def _is_zero(uses: ParametricUses, atom: Atom, constants: Constants) -> bool:
-    while is_var(atom):
-        equation = uses.maker(atom)
-        if equation is None or equation.primitive.name != "broadcast_in_dim":
-            break
-        atom = equation.invars[0]
-    value = constants.value(atom)
-    return value is not None and not np.any(value)

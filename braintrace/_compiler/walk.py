@@ -249,6 +249,17 @@ def back_through(
     return analysis.derivatives.of(equation).back(out_ids) if known is None else known
 
 
+def back_from_outputs(analysis: Analysis, equation: Equation) -> Sequence[Contribution]:
+    """Return which element of an equation's outputs each element of its operands reaches."""
+    out_ids = [numbered(var) if carries_derivative(var) else None for var in equation.outvars]
+    return back_through(analysis, equation, out_ids)
+
+
+def numbered(var: Var) -> Ids:
+    """Return a number for every element of a variable."""
+    return np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
+
+
 def _walk_body(body: Analysis, out_ids: Sequence[Ids | None]) -> list[Contribution]:
     """Carry ids through a branch or loop body; an input that is mixed anywhere is cut whole."""
     program = body.program

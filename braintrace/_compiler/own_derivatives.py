@@ -1,0 +1,63 @@
+r"""Calls with a derivative of their own, next to parameters, as what they do to small changes.
+
+What the value of such a call :math:`y = f(w, x)` is made of says nothing of its gradient. But its
+backward pass is linear in what it is given, and its transpose is a program that is linear in the
+operands, with the same gradient:
+
+.. math:: (\bar w, \bar x) = B \, \bar y, \qquad dy = B^T (dw, dx).
+
+There weights are found as anywhere else. The value stays that of the call.
+"""
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from .._jax import OWN_BACKWARD, Equation, bind, with_derivative_of
+from .._jaxpr import Rule, evaluate_all
+from .analysis import Analysis
+from .transfer import CUT, carries_derivative
+from .walk import back_from_outputs
+
+CALLS = OWN_BACKWARD | {"custom_jvp_call"}
+"""Calls with a derivative of their own."""
+
+
+def hides_weights(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
+    """Tell whether an equation is such a call, and brings elements of operands to many places."""
+    if equation.primitive.name not in CALLS:
+        return False
+    received = back_from_outputs(analysis, equation)
+    return any(received[operand] is CUT for operand in operands)
+
+
+def by_its_derivative(
+    analysis: Analysis, equation: Equation, operands: Sequence[int]
+) -> Rule | None:
+    """Return the rule that runs such a call; ``None``: its backward pass is not linear.
+
+    The changes that some operands make are kept apart from those of all others.
+    """
+    moving = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
+    others = [i for i in moving if i not in operands]
+    derivative = analysis.derivatives.of(equation)
+    found = [(own, derivative.along(own)) for own in (operands, others) if own]
+    along = [(own, jaxpr) for own, jaxpr in found if jaxpr is not None]
+    if len(along) < len(found):
+        return None
+
+    def rule(equation: Equation, values: Sequence[Any]) -> list[Any]:
+        held = [jax.lax.stop_gradient(value) for value in values]
+        every = [
+            evaluate_all(jaxpr, [*held, *(values[i] for i in own)], {}) for own, jaxpr in along
+        ]
+        changes = (functools.reduce(operator.add, parts) for parts in zip(*every, strict=True))
+        return [
+            with_derivative_of(value, next(changes)) if carries_derivative(var) else value
+            for value, var in zip(bind(equation, held), equation.outvars, strict=True)
+        ]
+
+    return rule
