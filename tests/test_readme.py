@@ -12,7 +12,8 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 
-def test_python_blocks_run(capsys):
+def test_python_blocks_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # what they save
     names = {}
     for block in blocks("python"):
         exec(block, names)
