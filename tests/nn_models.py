@@ -154,6 +154,28 @@ class ConductanceBased(Model):
         return self.neuron(self.to_e(g_e, V) + self.to_i(g_i, V))
 
 
+class Dale(Model):
+    """Sparse excitatory and inhibitory neurons; they and the inputs send to one synapse."""
+
+    def __init__(self):
+        super().__init__(H)
+        sent = values((H, H), 6.0, 4) * (np.arange(H * H).reshape(H, H) % 3 > 0)
+        weights = {
+            "input": nn.Linear(INPUTS, H, values((INPUTS, H), 12.0) * u.mA, None, w_sign=[1] * 3),
+            "recurrent": nn.SparseLinear(
+                u.sparse.CSR.fromdense(jnp.asarray(sent) * u.mA), w_sign=[1, 1, -1, -1]
+            ),
+        }
+        self.projection = nn.Projection(
+            weights, nn.Expon(H, tau=4.0 * u.ms, g_initializer=0.0 * u.mA)
+        )
+        self.neuron = nn.ALIF(H, spk_fun=spike)
+
+    def features(self, x):
+        sent = {"input": jnp.abs(x), "recurrent": self.neuron.get_spike()}
+        return self.neuron(self.projection(sent))
+
+
 @contextlib.contextmanager
 def quick_draws():
     """Initial weights come from NumPy: brainstate compiles seven programs for every shape."""
@@ -213,9 +235,11 @@ def state():
     return {"state_init": np.linspace(-0.3, 0.5, H)}
 
 
-def sparse():
-    matrix = values((INPUTS, H)) * (np.arange(INPUTS * H).reshape(INPUTS, H) % 3 > 0)
-    return nn.SparseLinear(u.sparse.CSR.fromdense(jnp.asarray(matrix)), np.ones(H), INPUTS)
+def sparse(**options):
+    matrix = u.sparse.CSR.fromdense(
+        jnp.asarray(values((INPUTS, H)) * (np.arange(INPUTS * H).reshape(INPUTS, H) % 3 > 0))
+    )
+    return nn.SparseLinear(matrix, np.ones(H), INPUTS, **options)
 
 
 MASK = (np.arange(INPUTS * H).reshape(INPUTS, H) % 4 > 0).astype(float)
@@ -238,6 +262,10 @@ layer("Embedding", lambda: Words(padding_idx=0, max_norm=1.5), "layer/table/weig
 layer("SignedWLinear", lambda: nn.SignedWLinear(INPUTS, H, w_sign=SIGNS))
 layer("ScaledWSLinear", lambda: nn.ScaledWSLinear(INPUTS, H))
 layer("SparseLinear", sparse)
+layer(
+    "Linear, mask and signs", lambda: nn.Linear(INPUTS, H, w_mask=MASK, w_sign=SIGNS[:, 0], **BIAS)
+)
+layer("SparseLinear, signs", lambda: sparse(w_sign=SIGNS))
 layer("AllToAll", lambda: nn.AllToAll(INPUTS, H, include_self=False, **BIAS))
 layer("AllToAll, one weight", lambda: nn.AllToAll(INPUTS, H, w_init=0.3, **BIAS))
 layer(
@@ -412,6 +440,16 @@ add(
     f"excitation/weight -> {EI}",
     f"inhibition/weight -> {EI}",
     groups=EI,
+    spiking=True,
+    diagnostics=RECURRENT,
+)
+DALE = "neuron/V, neuron/a, projection/synapse/g"
+add(
+    "Dale's law",
+    Dale,
+    f"projection/weights/input/weight -> {DALE}",
+    f"projection/weights/recurrent/weight -> {DALE}",
+    groups=DALE,
     spiking=True,
     diagnostics=RECURRENT,
 )

@@ -73,7 +73,9 @@ class Recorder:
         rows = np.repeat(np.arange(sparse_mat.shape[0]), np.diff(sparse_mat.indptr))
 
         def plain(x, data, *bias):
-            return sum(bias, x @ jnp.zeros(sparse_mat.shape).at[rows, columns].add(data))
+            entries = jnp.zeros(sparse_mat.shape).at[rows, columns].add(saiunit.get_mantissa(data))
+            matrix = saiunit.Quantity(entries, unit=saiunit.get_unit(data))
+            return sum(bias, saiunit.math.matmul(x, saiunit.maybe_decimal(matrix)))
 
         return self._record(plain, x, weight_data, bias)
 

@@ -3,7 +3,9 @@
 import json
 import pathlib
 import re
+import warnings
 
+import brainstate
 import pytest
 from test_package import LAYERS, PUBLIC, public_names
 
@@ -46,3 +48,19 @@ def test_notebooks_are_executed_from_top_to_bottom(path):
 
 def test_notebooks_stay_small():
     assert sum(path.stat().st_size for path in NOTEBOOKS) < 8e6
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["dale", "populations"])
+def test_pages_say_what_their_code_prints(name, capsys):
+    """A block of text below one of Python is what this prints."""
+    page = (DOCS / f"{name}.md").read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    names = {"__name__": name}
+    warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+    with brainstate.environ.context():
+        for index, (language, block) in enumerate(blocks):
+            if language == "python":
+                exec(block, names)
+                printed, following = capsys.readouterr().out, blocks[index + 1 : index + 2]
+                assert printed == (following[0][1] if following[0][0] == "text" else "")

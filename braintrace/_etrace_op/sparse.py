@@ -71,6 +71,7 @@ def _blocks(
 
 def _at(array: Any, indices: Any, sparse_mat: SparsePattern) -> Any:
     """Gather along the last axis; padding entries (beyond the end) give zero."""
+    array = jnp.asarray(array)  # a constant of a user's may be one of NumPy's still
     if sparse_mat.has_padding:
         return array.at[..., indices].get(mode="fill", fill_value=0)
     # Told that no index lies outside, XLA compiles half as long for 10^7 entries.

@@ -34,6 +34,7 @@ from ._minimal_cells import MiniLSTM as MiniLSTM
 from ._neurons import ALIF as ALIF
 from ._neurons import GIF as GIF
 from ._neurons import LIF as LIF
+from ._projection import Projection as Projection
 from ._rate_cells import IndRNN as IndRNN
 from ._rate_cells import LeakyRNN as LeakyRNN
 from ._rate_cells import MinimalRNNCell as MinimalRNNCell

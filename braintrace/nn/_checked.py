@@ -54,6 +54,7 @@ SIZE = Kind(
 )
 INITIALIZER = Kind("a number, an array or a function of the shape", _is_initializer)
 NUMBER = Kind("a number, an array or a quantity", _is_number)
+SIGNS = Kind("an array of signs", lambda v: _is_number(v) or isinstance(v, (list, tuple)))
 ACTIVATION = Kind("a function, or the name of one in `brainstate.nn`", _is_activation)
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(("in_size", "kernel_size", "stride", "lhs_dilation", "rhs_dilation"), SIZE),
@@ -70,6 +71,8 @@ KINDS: dict[str, Kind] = {
     ),
     "b_init": INITIALIZER.or_else(None),
     "w_mask": INITIALIZER.or_else(None),
+    "w_sign": SIGNS.or_else(None),
+    "synapse": FUNCTION,
     **dict.fromkeys(("R", "tau", "tau_a", "tau_rise", "tau_decay", "beta", "alpha", "E"), NUMBER),
     **dict.fromkeys(("V_th", "V_reset", "V_rest", "V_th_inf", "V_th_reset"), NUMBER),
     **dict.fromkeys(("A1", "A2", "R1", "R2", "a", "b", "k1", "k2"), NUMBER),

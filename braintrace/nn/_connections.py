@@ -11,13 +11,18 @@ from brainstate.nn import init
 from .. import _etrace_op
 from .._arguments import shown
 from .._errors import OptionError
+from .._etrace_op.sparse_pattern import sparse_pattern
 from ._affine import affine, row
 from ._checked import checked
+from ._signs import signed, signs_of
 
 
 @checked
 class SparseLinear(brainstate.nn.SparseLinear):
     """Layer with a sparse weight matrix whose entries learn online.
+
+    Only what is connected has a weight and a trace. With signs, a weight is the magnitude of the
+    entry times its sign.
 
     Parameters
     ----------
@@ -31,6 +36,9 @@ class SparseLinear(brainstate.nn.SparseLinear):
         Name of the module.
     param_type : type, optional
         Kind of state of the parameters. Default ``brainstate.ParamState``.
+    w_sign : array or None, optional
+        1 or -1 for each input ``(in,)``, as Dale's law asks, or for each place ``(in, out)``: the
+        weights keep these signs, whatever an update does. Default None: they have any sign.
 
     Examples
     --------
@@ -40,6 +48,8 @@ class SparseLinear(brainstate.nn.SparseLinear):
     >>> matrix = saiunit.sparse.CSR.fromdense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
     >>> braintrace.nn.SparseLinear(matrix)(jnp.ones(2))
     Array([3., 2.], dtype=float32)
+    >>> braintrace.nn.SparseLinear(matrix, w_sign=[1, -1])(jnp.ones(2))
+    Array([-3.,  2.], dtype=float32)
     """
 
     def __init__(
@@ -49,15 +59,28 @@ class SparseLinear(brainstate.nn.SparseLinear):
         in_size: Any = None,
         name: str | None = None,
         param_type: type = brainstate.ParamState,
+        w_sign: Any = None,
     ) -> None:
         super().__init__(spar_mat, b_init, in_size, name, param_type)
         _check_inputs(self, in_size, spar_mat.shape[0])
+        self.w_sign = None if w_sign is None else self._signs_of_entries(w_sign)
+
+    def _signs_of_entries(self, w_sign: Any) -> np.ndarray:
+        pattern = sparse_pattern(self.spar_mat)
+        signs = signs_of(w_sign, pattern.shape, type(self).__name__)
+        rows, columns = (
+            np.minimum(places, size - 1)  # padding is outside
+            for places, size in zip((pattern.rows, pattern.columns), pattern.shape, strict=True)
+        )
+        entries: np.ndarray = np.broadcast_to(signs, pattern.shape)[rows, columns]
+        return entries
 
     def update(self, x: Any) -> Any:
         """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
         params = self.weight.value
         bias = row(params.get("bias"), self.spar_mat.shape[-1])
-        return _etrace_op.sparse_matmul(x, params["weight"], sparse_mat=self.spar_mat, bias=bias)
+        weight = signed(params["weight"], self.w_sign)
+        return _etrace_op.sparse_matmul(x, weight, sparse_mat=self.spar_mat, bias=bias)
 
 
 @checked

@@ -11,11 +11,14 @@ from .._arguments import shown
 from .._errors import OptionError
 from ._affine import affine, row
 from ._checked import checked
+from ._signs import signed, signs_of
 
 
 @checked
 class Linear(brainstate.nn.Linear):
     """Dense layer whose weight and bias learn online: ``y = x @ (weight * w_mask) + bias``.
+
+    With signs it is ``y = x @ (abs(weight) * w_sign * w_mask) + bias``.
 
     Parameters
     ----------
@@ -31,6 +34,9 @@ class Linear(brainstate.nn.Linear):
         Name of the module.
     param_type : type, optional
         Kind of state of the parameters. Default ``brainstate.ParamState``.
+    w_sign : array or None, optional
+        1 or -1 for each input ``(in,)``, as Dale's law asks, or for each weight ``(in, out)``: the
+        weights keep these signs, whatever an update does. Default None: they have any sign.
 
     Examples
     --------
@@ -39,12 +45,34 @@ class Linear(brainstate.nn.Linear):
     >>> layer = braintrace.nn.Linear(3, 2, w_init=jnp.ones((3, 2)))
     >>> layer(jnp.ones(3))
     Array([3., 3.], dtype=float32)
+
+    Two excitatory inputs and an inhibitory one, of which one connection is missing:
+
+    >>> mask = jnp.array([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> options = {"w_init": -jnp.ones((3, 2)), "w_mask": mask, "w_sign": [1, 1, -1]}
+    >>> braintrace.nn.Linear(3, 2, **options)(jnp.ones(3))
+    Array([0., 1.], dtype=float32)
     """
+
+    def __init__(
+        self,
+        in_size: Any,
+        out_size: Any,
+        w_init: Any = init.KaimingNormal(),  # noqa: B008
+        b_init: Any = init.ZeroInit(),  # noqa: B008
+        w_mask: Any = None,
+        name: str | None = None,
+        param_type: type = brainstate.ParamState,
+        w_sign: Any = None,
+    ) -> None:
+        super().__init__(in_size, out_size, w_init, b_init, w_mask, name, param_type)
+        shape = (self.in_size[-1], self.out_size[-1])
+        self.w_sign = None if w_sign is None else signs_of(w_sign, shape, type(self).__name__)
 
     def update(self, x: Any) -> Any:
         """Return the layer's output ``(..., out)`` for an input ``(..., in)``."""
         params = self.weight.value
-        weight = params["weight"]
+        weight = signed(params["weight"], self.w_sign)
         return affine(x, weight if self.w_mask is None else weight * self.w_mask, params)
 
 

@@ -1,0 +1,94 @@
+"""Several populations on one synapse."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import brainstate
+
+from .._arguments import shown
+from .._errors import OptionError, ShapeError
+from ._checked import checked
+
+
+@checked
+class Projection(brainstate.nn.Module):
+    r"""Several populations on one synapse: what they send adds up.
+
+    .. math:: g \leftarrow f\Big(g, \sum_p W_p(x_p)\Big)
+
+    with a weight layer :math:`W_p` for each population and the step f of the synapse. The weights
+    have traces of their own, the state of the synapse is there once.
+
+    Parameters
+    ----------
+    weights : dict of str to module
+        The weight layer of each population by its name: `Linear`, `SparseLinear`, `SignedWLinear`,
+        … All give outputs of one shape.
+    synapse : module
+        What takes their sum: `Expon`, `Alpha`, `DualExpon`, …
+    name : str, optional
+        Name of the module.
+
+    Raises
+    ------
+    OptionError
+        If there is no population.
+
+    Examples
+    --------
+    >>> import brainstate
+    >>> import jax.numpy as jnp
+    >>> import saiunit as u
+    >>> import braintrace
+    >>> from braintrace import nn
+    >>> weights = {
+    ...     "input": nn.Linear(3, 2, w_init=jnp.ones((3, 2)), b_init=None),
+    ...     "recurrent": nn.Linear(2, 2, w_init=jnp.ones((2, 2)), b_init=None, w_sign=[1, -1]),
+    ... }
+    >>> projection = nn.Projection(weights, nn.Expon(2, g_initializer=0.0))
+    >>> _ = brainstate.nn.init_all_states(projection)
+    >>> with brainstate.environ.context(dt=1.0 * u.ms):
+    ...     projection({"input": jnp.ones(3), "recurrent": jnp.ones(2)})
+    Array([3., 3.], dtype=float32)
+    """
+
+    def __init__(self, weights: Any, synapse: Any, name: str | None = None) -> None:
+        super().__init__(name=name)
+        if not (isinstance(weights, Mapping) and weights and all(map(callable, weights.values()))):
+            raise OptionError(
+                f"`Projection`: `weights` is {shown(weights)}; expected a dict with a layer for "
+                "each population."
+            )
+        self.weights = dict(weights)
+        self.synapse = synapse
+
+    def update(self, inputs: Any) -> Any:
+        """Advance the synapse by one step and return what it gives.
+
+        Parameters
+        ----------
+        inputs
+            A dict: what each population sends, ``(..., its size)``.
+
+        Raises
+        ------
+        ShapeError
+            If a population is missing, or is none of these, or the weights of two of them give
+            different shapes.
+        """
+        names = list(self.weights)
+        if not isinstance(inputs, Mapping) or set(inputs) != set(names):
+            found = list(inputs) if isinstance(inputs, Mapping) else shown(inputs)
+            raise ShapeError(
+                f"`Projection`: expected a dict of the populations {names}, got {found}."
+            )
+        sent = [layer(inputs[name]) for name, layer in self.weights.items()]
+        shapes = {name: tuple(y.shape) for name, y in zip(names, sent, strict=True)}
+        if len(set(shapes.values())) > 1:
+            raise ShapeError(
+                f"`Projection`: the weights of all populations give one shape, got {shapes}."
+            )
+        total, *rest = sent
+        for y in rest:
+            total = total + y
+        return self.synapse(total)
