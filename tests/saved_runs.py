@@ -64,6 +64,7 @@ class Run:
 def main(case, driver, folder, parts, in_a_hurry):
     if in_a_hurry == "True":
         compilation.compile_in_a_hurry()
+    brainstate.random.seed(0)
     run = Run(case, driver)
     try:
         start = run.restore(folder)

@@ -37,7 +37,7 @@ from braintrace import nn
 from braintrace._saving import checkpoint, store, trees, units
 
 TESTS = pathlib.Path(__file__).parent
-SEARCHED = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+SEARCHED = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
 ROWS = [pytest.param(rule.case, name, id=name) for name, rule in RULES.items()]
 
 
@@ -232,6 +232,51 @@ def test_what_an_optimizer_keeps_waits_for_it(tmp_path):
     with pytest.raises(braintrace.CheckpointError, match=r"optimizer/.*mu.*has none"):
         braintrace.restore(tmp_path / "after", fresh.learner)
     assert_same_bits(state_of(fresh.learner), before)
+
+
+class Momentum:
+    """An optimizer with a State of its own."""
+
+    def __init__(self, weights):
+        self.weights = weights
+        self.kept = brainstate.State({path: 0 * weight.value for path, weight in weights.items()})
+
+    def update(self, gradients):
+        for path, weight in self.weights.items():
+            self.kept.value = {**self.kept.value, path: self.kept.value[path] + gradients[path]}
+            weight.value = weight.value - 0.1 * self.kept.value[path]
+
+
+class OfFunction:
+    """A model that is a function, and an optimizer that is not."""
+
+    def __init__(self):
+        params = {"deep": [jnp.full((3, 4), 0.1)], "steps": 3}
+        model = braintrace.from_function(self.step, params, lambda size: jnp.zeros((size, 4)))
+        self.learner = braintrace.compile(model, "d_rtrl", jnp.ones((2, 3)), batch_size=2)
+        self.optimizer = Momentum(model.states(brainstate.ParamState))
+
+    @staticmethod
+    def step(params, state, x):
+        new = 0.9 * state + braintrace.matmul(x, params["deep"][0])
+        return new, jnp.sin(new)
+
+    def part(self, number):
+        xs = np.random.default_rng(number).normal(size=(4, 2, 3)).astype(np.float32)
+        return self.learner.etrace_online(
+            xs, step_fn=lambda x: (self.learner(x) ** 2).sum(), optimizer=self.optimizer
+        )
+
+
+def test_a_function_and_an_optimizer_with_states_go_on(tmp_path):
+    first, fresh = OfFunction(), OfFunction()
+    first.part(0)
+    braintrace.save(tmp_path, first.learner)
+    braintrace.restore(tmp_path, fresh.learner)
+    assert_same_bits(fresh.part(1), first.part(1))
+    assert_same_bits(state_of(fresh.learner), state_of(first.learner))
+    braintrace.restore(tmp_path, first.learner)
+    assert np.any(jax.tree.leaves(first.optimizer.kept.value)[0] != 0)
 
 
 # --- what the user wants back
@@ -496,6 +541,20 @@ def test_a_later_format_is_refused_with_the_version_that_wrote_it(tmp_path, monk
     words = rf"format 2, .* up to 1. .*version {braintrace.__version__}: install"
     with pytest.raises(braintrace.CheckpointError, match=words):
         braintrace.restore(tmp_path, shared())
+
+
+def test_one_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, monkeypatch):
+    learner = shared()
+    braintrace.save(tmp_path, learner, extra="first")
+    read, written = store.read_arrays, []
+
+    def after_another_process(path, *arguments):
+        if not written:
+            written.append(braintrace.save(tmp_path, learner, extra="second"))
+        return read(path, *arguments)
+
+    monkeypatch.setattr(store, "read_arrays", after_another_process)
+    assert braintrace.restore(tmp_path, learner) == "second"
 
 
 def test_in_a_notebook(tmp_path):

@@ -14,9 +14,9 @@ Format  Holds
 """
 
 import dataclasses
-import importlib.metadata
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -109,7 +109,7 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
         data = as_data(extra, "extra", arrays)
         description = {
             "format": FORMAT,
-            "versions": {name: importlib.metadata.version(name) for name in ("braintrace", "jax")},
+            "versions": {name: sys.modules[name].__version__ for name in ("braintrace", "jax")},
             **contents_of(learner, leaves).as_data(),
             "at start": at_start,
             "extra": data,
@@ -144,7 +144,17 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
     MissingPackageError
         If orbax-checkpoint is not installed.
     """
-    path = store.last(_checked(folder, learner))
+    where = _checked(folder, learner)
+    while True:
+        path = store.last(where)
+        try:
+            return _restored(path, learner)
+        except CheckpointError:
+            if store.last(where) == path:  # otherwise another process has saved a later one
+                raise
+
+
+def _restored(path: pathlib.Path, learner: Learner) -> Any:
     manifest = store.read_manifest(path)
     if manifest["format"] > FORMAT:
         raise CheckpointError(
