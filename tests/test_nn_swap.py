@@ -36,6 +36,7 @@ class Words(brainstate.nn.Module):
     def __init__(self, module, *arguments, **options):
         super().__init__()
         self.table = module.Embedding(*arguments, **options)
+        self.in_size, self.out_size = (3,), self.table.out_size
 
     def update(self, x):
         return self.table(jnp.argmax(u.get_mantissa(x), axis=-1))
