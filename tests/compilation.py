@@ -4,9 +4,15 @@ Nearly all of the suite's time goes into compiling programs that then run for a 
 can switch off the optimisations of LLVM. On a CPU most of what is left is the time of XLA's own
 code generators, of which the older ones take a quarter of it. JAX takes such options of XLA for one
 program, or for a process; here they are put in where JAX makes those of every program.
+
+Two more costs of every program are none of its own. JAX makes a context of MLIR for it and loads
+all dialects into that, of which programs for a CPU are written in a few. And it reads what was
+compiled before from files; what this process has compiled is kept in memory as well.
 """
 
+import contextlib
 import functools
+import inspect
 
 import jax
 
@@ -17,6 +23,7 @@ QUICK_GENERATORS = {
 
 _in_a_hurry = False
 _added: dict[str, object] = {}
+_compiled: dict[str, object] = {}
 
 
 def compile_in_a_hurry():
@@ -56,6 +63,7 @@ def _switch(in_a_hurry, added):
     _in_a_hurry = in_a_hurry
     _added.clear()
     _added.update(added)
+    _make_little_around_programs()
 
 
 @functools.cache
@@ -88,3 +96,48 @@ def _add_to_options_of_every_program():
 
     compiler.get_compile_options = get_compile_options
     return True
+
+
+@functools.cache
+def _make_little_around_programs():
+    """Load few dialects of MLIR, and keep compiled programs in memory, where JAX has what it takes.
+
+    Without that the tests only take longer.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        _load_few_dialects()
+        _keep_in_memory()
+
+
+def _load_few_dialects():
+    from jax._src.interpreters import mlir
+
+    load_all = mlir.JaxIrContext.load_all_available_dialects
+
+    def load(context):
+        if _in_a_hurry:
+            context.dialects["func"]  # makes a dialect load; JAX itself asks for those of StableHLO
+        else:
+            load_all(context)
+
+    mlir.JaxIrContext.load_all_available_dialects = load
+
+
+def _keep_in_memory():
+    from jax._src import compiler
+
+    read, write = compiler._cache_read, compiler._cache_write
+    if "host_callbacks" not in inspect.signature(write).parameters:
+        return  # of other versions, that also keep programs that call back
+
+    def read_first_here(module_name, cache_key, *arguments):
+        if cache_key in _compiled:
+            return _compiled[cache_key], 0
+        return read(module_name, cache_key, *arguments)
+
+    def write_also_here(cache_key, seconds, name, backend, executable, host_callbacks):
+        if jax.config.jax_compilation_cache_dir and not host_callbacks:
+            _compiled[cache_key] = executable
+        write(cache_key, seconds, name, backend, executable, host_callbacks)
+
+    compiler._cache_read, compiler._cache_write = read_first_here, write_also_here

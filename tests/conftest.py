@@ -53,12 +53,12 @@ def pytest_runtest_setup(item):
 def compilation_cache(tmp_path_factory):
     """Programs that several tests compile alike are compiled once per run, in any process.
 
-    The small ones, of single operations, are compiled as fast as they are read.
+    Those of other processes are read from files, which is worth it for the large ones.
     """
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     jax.config.update("jax_compilation_cache_dir", str(shared / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     yield
     jax.config.update("jax_compilation_cache_dir", None)
