@@ -21,7 +21,7 @@ def initial_state_behind(weight, batch):
 
 def single_precision(values, dtype):
     """Values rounded to float32, in another dtype."""
-    return jnp.asarray(np.asarray(values, np.float32), dtype)
+    return jnp.asarray(np.asarray(values, np.float32).astype(dtype))
 
 
 class MarkedOps:

@@ -244,11 +244,11 @@ def bptt(case):
     """The gradient of the summed loss, by backpropagation through the plain recurrence."""
 
     def total(parameters):
-        h, value = jnp.zeros((BATCH, *case.hidden)), 0.0
-        for x in case.inputs:
+        def step(h, x):
             h = DECAY * h + jnp.tanh(case.plain(x, parameters))
-            value = value + loss(h)
-        return value
+            return h, loss(h)
+
+        return jax.lax.scan(step, jnp.zeros((BATCH, *case.hidden)), case.inputs)[1].sum()
 
     return jax.jit(jax.grad(total))(case.parameters)
 
@@ -261,9 +261,9 @@ def es_d_rtrl(case, alpha):
 
 def _es_d_rtrl(case, alpha, parameters):
     shape = (BATCH, *case.hidden)
-    h, eps_x, eps_f = jnp.zeros(shape), jnp.zeros(case.inputs.shape[1:]), jnp.zeros(shape)
-    total = jax.tree.map(jnp.zeros_like, parameters)
-    for t, x in enumerate(case.inputs, start=1):
+
+    def step(carried, inputs):
+        (h, eps_x, eps_f), (x, t) = carried, inputs
         y = case.plain(x, parameters)
         h = DECAY * h + jnp.tanh(y)
         eps_x = alpha * eps_x + x
@@ -271,6 +271,9 @@ def _es_d_rtrl(case, alpha, parameters):
         factor = jax.grad(loss)(h) * eps_f / (1 - alpha**t)
         # The operation is linear in its trainable operands, so that its derivative at the
         # filtered input is the outer product of the definition.
-        _, pull_back = jax.vjp(lambda p, x=eps_x: case.plain(x, p), parameters)
-        total = jax.tree.map(jnp.add, total, pull_back(factor)[0])
-    return total
+        _, pull_back = jax.vjp(lambda p: case.plain(eps_x, p), parameters)
+        return (h, eps_x, eps_f), pull_back(factor)[0]
+
+    start = jnp.zeros(shape), jnp.zeros(case.inputs.shape[1:]), jnp.zeros(shape)
+    _, found = jax.lax.scan(step, start, (case.inputs, jnp.arange(1.0, STEPS + 1)))
+    return jax.tree.map(lambda leaf: leaf.sum(0), found)

@@ -138,15 +138,16 @@ def immediate(case, params, states, xs, targets):
 
 def finite_differences(case, params, states, xs, targets, entries, step=1e-6):
     """Central differences of the whole sequence's loss for some entries of flat theta."""
-    theta, unravel = ravel_pytree(params)
+    theta = _flat(params)
     if theta.dtype != np.float64:
         raise TypeError(f"finite differences need float64 parameters, got {theta.dtype}")
 
     def loss(theta):
-        return loss_and_gradients(case, unravel(theta), states, xs, targets)[0]
+        return loss_and_gradients(case, _as_tree(params, theta), states, xs, targets)[0]
 
     def derivative(entry):
-        return (loss(theta.at[entry].add(step)) - loss(theta.at[entry].add(-step))) / (2 * step)
+        there = step * (np.arange(theta.size) == entry)
+        return (loss(theta + there) - loss(theta - there)) / (2 * step)
 
     return np.array([derivative(entry) for entry in entries])
 
@@ -159,8 +160,9 @@ def linearise(case, params, states, x, target):
     """One step: its new states, and everything of the notation above that belongs to it."""
     theta, unravel = ravel_pytree(params)
     ops = PlainOps()
-    case.step(ops, params, states, x)
+    output = case.step(ops, params, states, x)
     facts = {
+        "loss": case.loss(output, target),
         "x": ops.inputs,
         "states": states,
         "dY": jax.jacrev(partial(_outputs, case, unravel, states, x, ops.inputs))(theta),
@@ -244,7 +246,7 @@ def facts_of_steps(case, params, states, xs, targets, snap=False):
     snap: whether D has what products pass from each position to itself.
     """
     steps = []
-    for x, target in zip(xs, targets, strict=True):
+    for x, target in zip(np.asarray(xs), np.asarray(targets), strict=True):
         states, facts = _facts_of_step(case, params, states, x, target, snap)
         steps.append(facts)
     _check_description(case, steps)
@@ -501,6 +503,11 @@ def _pull_back(case, params, states, x, signal, traces):
     return vjp({op: to_outputs[op].reshape(y.shape) for op, y in outputs.items()})[0]
 
 
+def _flat(params):
+    """All leaves in one array; see `_as_tree`."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+
+
 def _as_tree(params, flat):
     """A flat gradient, made to look like params; without a program for each of the shapes."""
     leaves, tree = jax.tree.flatten(params)
@@ -717,8 +724,8 @@ def dense_multi_step(case, params, states, xs, targets, window, alpha=None, deca
         if alpha is None and decay is None:
             past = sum(_contract(signal[group], traces[start][group]) for group in case.groups)
         else:
-            past = _pull_back(case, params, before, xs[start], signal, traces[start])
-        gradient = gradient + ravel_pytree(to_params)[0] + past
+            past = np.asarray(_pull_back(case, params, before, xs[start], signal, traces[start]))
+        gradient = gradient + _flat(to_params) + past
     return _as_tree(params, gradient)
 
 
@@ -731,10 +738,8 @@ def dense_online(case, params, states, xs, targets, rate, alpha=None, snap=False
     The traces go on with what they have from older parameters; those of D-RTRL or SnAp-1, or those
     of ES-D-RTRL where alpha is given.
     """
-    steps, losses = [], []
-    for x, target in zip(xs, targets, strict=True):
-        theta, unravel = ravel_pytree(params)
-        losses.append(case.loss(case.step(PlainOps(), params, states, x), target))
+    steps = []
+    for x, target in zip(np.asarray(xs), np.asarray(targets), strict=True):
         states, facts = _facts_of_step(case, params, states, x, target, snap)
         steps.append(facts)
         if alpha is None:
@@ -742,8 +747,8 @@ def dense_online(case, params, states, xs, targets, rate, alpha=None, snap=False
         else:
             traces = es_d_rtrl_traces(case, steps, alpha)[-2:]
             gradient = _es_d_rtrl_gradient(case, params, x, steps[-1], traces)
-        params = unravel(theta - rate * jnp.asarray(gradient))
-    return params, jnp.stack(losses)
+        params = _as_tree(params, _flat(params) - rate * gradient)
+    return params, np.stack([facts["loss"] for facts in steps])
 
 
 def _ones(step_weights, xs):

@@ -89,15 +89,14 @@ def bptt(name, mixing, dtype="float32", late=False, times=1):
     case = BY_NAME[name]
 
     def total(parameters):
+        def step(old, x):
+            states = next_states(mixing, old, case.plain(x, parameters))
+            return states, loss(output(states, old, late))
+
         states = [jnp.zeros((BATCH, *case.hidden), dtype)] * len(mixing)
-        value = 0.0
-        for time in range(times):
-            for x in case.inputs.astype(dtype):
-                old = states
-                states = next_states(mixing, old, case.plain(x, parameters))
-                if time == times - 1:
-                    value = value + loss(output(states, old, late))
-        return value
+        for _ in range(times):
+            states, losses = jax.lax.scan(step, states, case.inputs.astype(dtype))
+        return losses.sum()
 
     parameters = jax.tree.map(lambda leaf: leaf.astype(dtype), case.parameters)
     return jax.jit(jax.grad(total))(parameters)
@@ -120,7 +119,7 @@ def of_stream(algorithm):
         return brainstate.transform.grad(lambda x: loss(algorithm(x)), parameters)(x)
 
     steps = [step(x) for x in algorithm.model.case.inputs]
-    return by_name(jax.tree.map(lambda *found: sum(found), *steps))
+    return by_name(jax.tree.map(lambda *found: np.sum(found, axis=0), *steps))
 
 
 def learner_of(case, mixing):

@@ -114,7 +114,7 @@ def test_equal_candidates_share_the_derivative():
     model, plain = Pooled(None), Pooled(None)
     brainstate.nn.init_all_states(plain, batch_size=BATCH)
     expected = brainstate.transform.grad(
-        lambda: sum(loss(plain)(x) for x in data()[:5]), weights_of(plain)
+        lambda: brainstate.transform.for_loop(loss(plain), data()[:5]).sum(), weights_of(plain)
     )()
     learner = braintrace.compile(model, "d_rtrl", data()[0], batch_size=BATCH)
     found = learner.etrace_grad(data()[:5], step_fn=loss(learner), reduction="sum", chunk_size=2)

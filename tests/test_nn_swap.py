@@ -115,7 +115,8 @@ def pair(name, args, options, ours, dtype):
     for path, state in theirs.items():
         assert jax.tree.structure(state.value) == jax.tree.structure(own[path].value)
         draw = jax.tree.map(
-            lambda leaf: jnp.asarray(generator.standard_normal(np.shape(leaf)), dtype), state.value
+            lambda leaf: jnp.asarray(generator.standard_normal(np.shape(leaf)).astype(dtype)),
+            state.value,
         )
         state.value = own[path].value = draw
     return layers
@@ -164,7 +165,7 @@ def test_same_numbers(name, args, options, ours, shape, unit, dtype):
         sequences = []
         for batch in (None, BATCH):
             full = (STEPS, *(() if batch is None else (batch,)), *shape)
-            xs = jnp.asarray(np.random.default_rng(1).standard_normal(full), dtype) * unit
+            xs = np.random.default_rng(1).standard_normal(full).astype(dtype) * unit
             sequences.append((batch, xs))
         for expected, found in outputs(layers, sequences):
             assert u.get_unit(found).has_same_dim(u.get_unit(expected))

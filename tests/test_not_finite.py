@@ -132,7 +132,7 @@ def test_traces_of_single_samples(algorithm, case):
     )
     flags = np.array([True, False])
     restart = jax.jit(instance.compiled.restart)
-    found, kept = (restart(t, flags) for t in (not_finite, traces))
+    found, kept = (jax.device_get(restart(t, flags)) for t in (not_finite, traces))
     for leaf, whole, before in zip(*map(jax.tree.leaves, (found, kept, traces)), strict=True):
         anew, other = leaf.reshape(BATCH, -1)
         np.testing.assert_array_equal(anew, 0)

@@ -217,16 +217,21 @@ def test_traces_are_those_of_the_definition():
     gradient(case, chunk_size=4)
     traces = learner_of(case).algorithm.traces.value
 
-    def last(params, sample):
-        now = {name: value[sample : sample + 1] for name, value in states.items()}
-        for x in xs[:, sample : sample + 1]:
+    @jax.jit
+    @jax.jacrev
+    def last(params, start, xs):
+        def step(now, x):
             ops = oracles.PlainOps()
             case.step(ops, params, now, x)
-            now = ops.hidden
+            return ops.hidden, None
+
+        now, _ = jax.lax.scan(step, start, xs)
         return jnp.concatenate([now["lower.h"][0], now["upper.h"][0]])
 
     for sample in range(2):
-        expected = jax.jacrev(lambda p, k=sample: last(p, k))(params)
+        own = slice(sample, sample + 1)
+        start = {name: value[own] for name, value in states.items()}
+        expected = last(params, start, xs[:, own])
         np.testing.assert_allclose(traces["lower/w"][sample], expected["lower.w"], atol=1e-12)
         np.testing.assert_allclose(traces["upper/w"][sample], expected["upper.w"][4:], atol=1e-12)
 
@@ -300,17 +305,17 @@ def population_gradients(model, batch=2):
     start = model.h.value
 
     def loss(values):
-        h, total = (start if model.axis == 0 else start.T), 0.0
-        for x in xs:
+        def step(h, x):
             h = model.change(h, x @ values["w",], values["b",])
-            total += (h**2).sum()
-        return total
+            return h, (h**2).sum()
+
+        return jax.lax.scan(step, start if model.axis == 0 else start.T, xs)[1].sum()
 
     def of_step(x):
         return (learner(x) ** 2).sum()
 
     found = learner.etrace_grad(xs, step_fn=of_step, reduction="sum", chunk_size=4)
-    return learner, named(found), named(jax.grad(loss)(values))
+    return learner, named(found), named(jax.jit(jax.grad(loss))(values))
 
 
 CHANGES = {

@@ -116,7 +116,7 @@ class Drivers:
 
     def stream(self):
         values = {path: state.value for path, state in self.weights.items()}
-        total = brainstate.State(jax.tree.map(jnp.zeros_like, values))
+        total = brainstate.State(jax.tree.map(np.zeros_like, values))
 
         def add(gradients):
             total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
@@ -130,7 +130,7 @@ class Drivers:
             if RESET[t].any():
                 self.learner.reset_state(where=RESET[t])
             found.append(named(self.gradient(*now)))
-        return jax.tree.map(lambda *leaves: sum(leaves), *found)
+        return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found)
 
 
 @some_by_day("snap 2", "ostl_recurrent")

@@ -185,7 +185,7 @@ def step_by_step(learner, net, loss):
         return brainstate.transform.grad(lambda: loss(learner(x), target), weights)()
 
     found = [gradient(x, target) for x, target in zip(xs, targets, strict=True)]
-    return jax.tree.map(lambda *leaves: sum(leaves), *found), what_is_left(learner)
+    return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found), what_is_left(learner)
 
 
 def what_is_left(learner):

@@ -59,7 +59,7 @@ class Runs:
         """By `etrace_online`, which adds up what would change the parameters."""
         self._start()
         values = {path: state.value for path, state in self.weights.items()}
-        total = brainstate.State(jax.tree.map(jnp.zeros_like, values))
+        total = brainstate.State(jax.tree.map(np.zeros_like, values))
 
         def add(gradients):
             total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
