@@ -226,7 +226,10 @@ MUTATIONS = [
         "_executor/recursion.py",
         "found[a] = found[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])",
         "found[a] = found[a] + pre_step",
-        ("tests/test_d_rtrl_exact.py::test_float32[alif_late_threshold]",),
+        (
+            "tests/test_d_rtrl_exact.py"
+            "::test_float64_in_several_chunks_and_a_remainder[alif_late_threshold]",
+        ),
         "an output that reads a state as it was teaches the state as it is",
     ),
     Mutation(
@@ -262,7 +265,10 @@ MUTATIONS = [
         "_executor/probed_step.py",
         "outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}",
         "outside = {v: value for v, (g, value) in probed.items()}",
-        ("tests/test_d_rtrl_exact.py::test_float32[synapse_read_out]",),
+        (
+            "tests/test_d_rtrl_exact.py"
+            "::test_float64_in_several_chunks_and_a_remainder[synapse_read_out]",
+        ),
         "a signal counts by way of the other states of its group as well, twice",
     ),
     Mutation(

@@ -18,7 +18,7 @@ def check(actual, expected, case, tolerance=1e-5):
 
 
 @pytest.mark.core
-@cases.each(cases.RECURRENT)
+@cases.each(cases.RECURRENT[1::2], cases.RECURRENT[::2])
 def test_d_rtrl(case):
     check(catalogue_gradient(case), references.dense_d_rtrl(case), case)
 

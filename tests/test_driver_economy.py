@@ -18,6 +18,9 @@ from braintrace._learner.gradient import SequenceGradient
 CASE = cases.BY_NAME["independent_rnn"]
 XS, TARGETS = CASE.sequences(2, 6)
 ALGORITHMS = pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+ONE_BY_DAY = pytest.mark.parametrize(
+    "algorithm", ["d_rtrl", pytest.param("es_d_rtrl", marks=pytest.mark.nightly)]
+)
 
 compilations = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -210,7 +213,7 @@ def test_nothing_is_kept_of_a_transformation_around_a_call():
 
 
 @pytest.mark.optimised
-@ALGORITHMS
+@ONE_BY_DAY
 def test_buffers_are_donated_unless_somebody_reads_the_traces(algorithm):
     learner = build_learner(CASE, algorithm)
     for _ in range(2):
@@ -252,7 +255,7 @@ def test_traces_lost_in_a_failed_run_are_reported():
 
 @pytest.mark.core
 @pytest.mark.optimised
-@pytest.mark.parametrize("chunk_size", [4, 6])
+@pytest.mark.parametrize("chunk_size", [4, pytest.param(6, marks=pytest.mark.nightly)])
 def test_steps_without_weight_have_no_backward_pass(chunk_size):
     learner = build_learner(CASE)
     passed = []
@@ -285,7 +288,7 @@ def test_steps_without_weight_have_no_backward_pass(chunk_size):
 
 @pytest.mark.core
 @pytest.mark.optimised
-@ALGORITHMS
+@ONE_BY_DAY
 def test_traces_in_half_precision(algorithm):
     full = build_learner(CASE, algorithm)
     half = build_learner(CASE, algorithm, trace_dtype=jnp.bfloat16)

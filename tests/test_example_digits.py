@@ -39,8 +39,9 @@ def accuracy(output):
     return float(output.split()[-1])
 
 
+# Comparing trains the other model with each of the algorithms.
 CHOICES = [
-    pytest.param(model, algorithm, marks=[] if i == j else pytest.mark.nightly)
+    pytest.param(model, algorithm, marks=[] if i == j == 1 else pytest.mark.nightly)
     for i, model in enumerate(["gru", "lif"])
     for j, algorithm in enumerate(["es_d_rtrl", "d_rtrl", "bptt"])
 ]

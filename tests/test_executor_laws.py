@@ -58,9 +58,16 @@ def scaled(factor, gradients):
     return jax.tree.map(lambda leaf: factor * leaf, gradients)
 
 
+def one_model_each():
+    """Every rule with one of the models, in turn; with all of them at night."""
+    for index, algorithm in enumerate(ALGORITHMS):
+        for turn, case in enumerate(FEW):
+            marks = [] if turn == index % len(FEW) else [pytest.mark.nightly]
+            yield pytest.param(case, algorithm, id=f"{case.name}-{algorithm.__name__}", marks=marks)
+
+
 @pytest.mark.core
-@algorithms
-@cases.each(FEW)
+@pytest.mark.parametrize(("case", "algorithm"), [*one_model_each()])
 def test_a_step_keeps_tree_shapes_and_dtypes(case, algorithm):
     _, instance = build_algorithm(case, algorithm)
     before = types(snapshot(instance))
@@ -121,19 +128,32 @@ def test_batch_is_the_mean_of_its_samples(case, algorithm):
     ("case", "algorithm"),
     [pytest.param(*ONCE[0].values, id=ONCE[0].id, marks=pytest.mark.optimised), *ONCE[1:]],
 )
-def test_chunk_size_changes_nothing(case, algorithm):
+@pytest.mark.parametrize(
+    "chunk_sizes", [(4,), pytest.param((4, STEPS), marks=pytest.mark.nightly)], ids=["some", "all"]
+)
+def test_chunk_size_changes_nothing(case, algorithm, chunk_sizes):
+    """In a loop and a remainder; of a whole sequence at once, see the zoo."""
     learner, (xs, targets) = build_learner(case, algorithm), data(case)
     expected = sequence_gradient(learner, case, xs, targets, chunk_size=1)
     states_and_traces = snapshot(learner)
-    for chunk_size in (4, STEPS):
+    for chunk_size in chunk_sizes:
         learner.reset_state(batch_size=2)
         actual = sequence_gradient(learner, case, xs, targets, chunk_size=chunk_size)
         assert_gradients_close(actual, expected, 1e-5, f"{case.name}, chunk {chunk_size}")
         assert_states_close(snapshot(learner), states_and_traces, case.name)
 
 
-@pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
-@cases.each([FEW[1], FEW[3]], [FEW[0], FEW[2]])
+def restarts_in_turn():
+    """Two models, one whose samples restart together and one whose do not; others at night."""
+    for index, case in enumerate(FEW):
+        for per_sample in (False, True):
+            by_day = (index, per_sample) in ((1, False), (3, True))
+            name = f"{case.name}-reset {'samples' if per_sample else 'all'}"
+            marks = [] if by_day else [pytest.mark.nightly]
+            yield pytest.param(case, per_sample, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("case", "per_sample"), [*restarts_in_turn()])
 def test_blocks_within_a_chunk_change_nothing(case, per_sample, monkeypatch):
     """ES_D_RTRL adds up the gradient of a chunk in blocks where its arrays are large."""
     xs, targets = (leaf[:5] for leaf in data(case))
@@ -167,8 +187,7 @@ def blocks_of(length, monkeypatch):
     return lengths
 
 
-@pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
-@cases.each([FEW[1], FEW[3]], [FEW[0], FEW[2]])
+@pytest.mark.parametrize(("case", "per_sample"), [*restarts_in_turn()])
 def test_blocks_of_samples_change_nothing(case, per_sample, monkeypatch):
     """D_RTRL updates the traces of a chunk block by block where they are large."""
     xs, targets = (leaf[:5] for leaf in data(case))
@@ -249,7 +268,8 @@ def test_gradient_goes_on_where_evolve_stopped(case, algorithm):
     assert_states_close(snapshot(learner), after, case.name)
     model = case.build()
     brainstate.nn.init_all_states(model, batch_size=2)
-    np.testing.assert_allclose(outputs, [model.update(x) for x in xs[:4]], rtol=1e-5, atol=1e-6)
+    expected = brainstate.transform.for_loop(model.update, xs[:4])
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.core
@@ -279,12 +299,12 @@ def test_gradient_is_linear_in_the_loss(case, algorithm):
 
     def gradient(first, second):
         learner.reset_state(batch_size=2)
+        factors = (jnp.full(STEPS, factor) for factor in (first, second))
+        return named(learner.etrace_grad(xs, targets, *factors, step_fn=step_loss))
 
-        def step_loss(x, target):
-            output = learner(x)
-            return first * case.loss(output, target) + second * jnp.sin(output).sum()
-
-        return named(learner.etrace_grad(xs, targets, step_fn=step_loss))
+    def step_loss(x, target, first, second):
+        output = learner(x)
+        return first * case.loss(output, target) + second * jnp.sin(output).sum()
 
     expected = jax.tree.map(lambda a, b: 2 * a - 3 * b, gradient(1.0, 0.0), gradient(0.0, 1.0))
     assert_gradients_close(gradient(2.0, -3.0), expected, 1e-5)
@@ -351,26 +371,17 @@ def test_states_and_traces_do_not_depend_on_differentiation(algorithm):
     case = cases.BY_NAME["leaky_rnn"]
     (x, *_), (target, *_) = data(case)
 
-    def after(times):
-        model, instance = build_algorithm(case, algorithm)
-
-        def step_loss():
-            return case.loss(instance(x), target)
-
-        if times == 0:
-            instance(x)
-        else:
-            gradient = brainstate.transform.grad(step_loss, weights_of(model))
-            start = snapshot(instance)
-            for _ in range(times):
-                for path, state in model.states().items():
-                    state.value = start[0][path]
-                instance.traces.value = start[1]
-                gradient()
-        return snapshot(instance)
-
-    for times in (1, 2):
-        assert_states_close(after(times), after(0))
+    _, plain = build_algorithm(case, algorithm)
+    plain(x)
+    model, instance = build_algorithm(case, algorithm)
+    start = snapshot(instance)
+    gradient = brainstate.transform.grad(lambda: case.loss(instance(x), target), weights_of(model))
+    for _ in range(2):
+        for path, state in model.states().items():
+            state.value = start[0][path]
+        instance.traces.value = start[1]
+        gradient()
+        assert_states_close(snapshot(instance), snapshot(plain))
 
 
 @algorithms

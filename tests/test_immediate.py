@@ -44,20 +44,24 @@ def by_day(*names):
 
 
 def in_turn():
-    """One style for each model, in turn; the other at night."""
+    """One style and two lengths of chunks for each model, in turn; all others at night."""
     for index, name in enumerate(NAMES):
         for turn, style in enumerate(["batch axis", "mapped"]):
+            some = (1, 4) if index // 2 % 2 else (2, LENGTH)
             marks = [] if index % 2 == turn else [pytest.mark.nightly]
-            yield pytest.param(cases.BY_NAME[name], style, id=f"{name}-{style}", marks=marks)
+            for chunks, when in ((some, marks), ((1, 2, 4, LENGTH), [pytest.mark.nightly])):
+                name_of_row = f"{name}-{style}-{'some' if chunks is some else 'all'}"
+                yield pytest.param(cases.BY_NAME[name], style, chunks, id=name_of_row, marks=when)
 
 
-@pytest.mark.parametrize(("case", "style"), [*in_turn()])
-def test_the_gradient_of_a_sequence(case, style):
+@pytest.mark.parametrize(("case", "style", "some"), [*in_turn()])
+def test_the_gradient_of_a_sequence(case, style, some):
     learner = build_learner(case, "immediate", style, BATCH)
     data = case.sequences(BATCH, LENGTH)
     runs = {1: {}, 4: {"mask": MASK}, LENGTH: {"reset": SOME}}
     if style == "batch axis":
         runs |= {2: {"reset": ALL_AT_3, "mask": MASK}}
+    runs = {chunk: runs[chunk] for chunk in some if chunk in runs}
     for chunk_size, options in runs.items():
         learner.reset_state(BATCH)
         found = sequence_gradient(learner, case, *data, chunk_size=chunk_size, **options)

@@ -62,8 +62,11 @@ def test_relations_groups_and_diagnostics(entry):
     assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
 
 
+@pytest.mark.parametrize(
+    "entry", [*each(MODELS[1::2]), *each(MODELS[::2], pytest.mark.nightly)], indirect=True
+)
 def test_d_rtrl_with_a_batch_axis(entry):
-    """A sequence at once."""
+    """A sequence at once; of the layers that are not mapped below."""
     found = runs_of(entry, "d_rtrl").at_once(4)
     assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
 
