@@ -1025,6 +1025,31 @@ MUTATIONS = [
         (f"{MARKS}_has_the_relations_of_its_marked_twin[branches]",),
         "what a hidden state is multiplied with is computed from parameters alone",
     ),
+    # saving
+    Mutation(
+        "the checkpoint before is deleted first",
+        "_saving/store.py",
+        "    _delete(folder, UNFINISHED)\n",
+        "    _delete(folder, NAME)\n",
+        ("tests/test_saving.py::test_a_save_that_fails_leaves_the_one_before",),
+        "a program that is ended while it saves has nothing to go on from",
+    ),
+    Mutation(
+        "checksums are not looked at",
+        "_saving/store.py",
+        "            if checksum != checksums[name]:",
+        "            if False:",
+        ("tests/test_saving.py::test_arrays_that_are_not_those_that_were_saved_are_refused",),
+        "a damaged file gives other numbers",
+    ),
+    Mutation(
+        "the state of another optimizer is taken",
+        "_saving/contents.py",
+        "    optimizers = saved.has_optimizer and own.has_optimizer",
+        "    optimizers = False",
+        ("tests/test_saving.py::test_what_an_optimizer_keeps_waits_for_it",),
+        "it is lost without a word",
+    ),
 ]
 
 

@@ -534,6 +534,15 @@ def test_no_damaged_file_gives_other_numbers(damage, tmp_path):
     assert told >= 3
 
 
+def test_arrays_that_are_not_those_that_were_saved_are_refused(tmp_path, monkeypatch):
+    """What orbax reads without a complaint may still be wrong."""
+    monkeypatch.setattr(store, "_checksums", lambda arrays: dict.fromkeys(arrays, 7))
+    braintrace.save(tmp_path, shared())
+    monkeypatch.undo()
+    with pytest.raises(braintrace.CheckpointError, match="does not have its checksum"):
+        braintrace.restore(tmp_path, shared())
+
+
 def test_a_later_format_is_refused_with_the_version_that_wrote_it(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
     braintrace.save(tmp_path, shared())
