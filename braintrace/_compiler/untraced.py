@@ -20,16 +20,16 @@ def carried_without_a_trace(step: GroupedStep, ends: Container[int]) -> Iterator
     for leaf in _carriers(step):
         directly = analysis.gradients_ahead([leaf.in_var], ends)
         if not directly.isdisjoint([*new, *outputs]):
-            reached = [f"'{name}'" for var, name in new.items() if var in directly]
+            reached = [name for var, name in new.items() if var in directly]
             yield Diagnostic(
                 "warning",
                 "untraced-state",
                 f"State '{leaf.name}' carries what depends on the weights from step to step, and "
-                f"reaches {', '.join(reached) or 'the output of `update`'}. It is no "
+                f"reaches {quoted(reached) or 'the output of `update`'}. It is no "
                 "`brainstate.HiddenState`, so that no trace follows it and this path is left out "
                 "of the gradient. Make it a `brainstate.HiddenState`, or write it through "
                 "`jax.lax.stop_gradient` if it should not count.",
-                (leaf.name,),
+                (leaf.name, *reached),
             )
         elif not analysis.gradients_ahead([leaf.in_var]).isdisjoint(new):
             yield Diagnostic(

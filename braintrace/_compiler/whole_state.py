@@ -94,7 +94,7 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
     traced, analysis = step.traced, step.analysis
     for diagnostic in carried_without_a_trace(step, ()):
         if diagnostic.level == "warning":
-            raise CompilationError(f"`{rule}` is exact or not at all: {diagnostic.message}")
+            raise CompilationError(f"`{rule}` is exact or not at all: {diagnostic}")
     starts = [leaf.in_var for leaf in (*leaves, *parameters_of(traced))]
     ahead = analysis.gradients_ahead(starts)
     outputs = [atom for atom in traced.output_atoms if is_var(atom)]

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+from .short_names import plain_names, shortened
+
 Level = Literal["info", "warning"]
 
 DiagnosticKind = Literal[
@@ -53,7 +55,8 @@ class Diagnostic:
     source: str | None = None
 
     def __str__(self) -> str:
-        return self.message + (f" [{self.source}]" if self.source else "")
+        told = shortened(self.message, plain_names(self.paths))
+        return told + (f" [{self.source}]" if self.source else "")
 
 
 class ApproximationWarning(UserWarning):

@@ -38,6 +38,17 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     return short
 
 
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Return names that are too long without what a module is made with, for a sentence.
+
+    Examples
+    --------
+    >>> list(plain_names(["h", "net/a_synapse(tau=Constant(value=8.0), size=4)/g"]).values())
+    ['net/a_synapse(…)/g']
+    """
+    return {name: _without_brackets(name) for name in names if _is_long(name)}
+
+
 def shortened(text: str, short: Mapping[str, str]) -> str:
     """Return a text with the short forms of names in it."""
     for name in sorted(short, key=len, reverse=True):
