@@ -21,6 +21,7 @@ from .questions import (
     streaming,
     trace_bytes,
     trace_dtype,
+    training_loop,
     whole_state,
 )
 
@@ -33,6 +34,7 @@ QUESTIONS = {
         sparse_nets,
         operations,
         streaming,
+        training_loop,
         readouts,
         rules,
         short_memory,

@@ -32,6 +32,7 @@ from benchmarks.questions import (
     streaming,
     trace_bytes,
     trace_dtype,
+    training_loop,
     whole_state,
 )
 from benchmarks.spiking import Net, SpikingTask
@@ -48,6 +49,7 @@ SMALLEST = {
     "sparse_nets": sparse_nets.case(SpikingTask(Net("ALIF", 40, 5), 16, 2)),
     "operations": operations.case("alif", 24, 4, hidden=16),
     "streaming": streaming.case("dense", 8, 2, 2.5, steps=4),
+    "training_loop": training_loop.case("dense", 8, 2, steps=4),
     "readouts": readouts.case("alif", 8, 2, steps=4),
     "rules": rules.case(networks.gru, 8, 2, steps=4),
     "short_memory": short_memory.case(networks.gru, 8, 2, steps=16),
@@ -76,6 +78,7 @@ OF_THE_NIGHT = {
     "stacks",
     "streaming",
     "trace_dtype",
+    "training_loop",
     "whole_state",
 }
 

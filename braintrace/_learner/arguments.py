@@ -18,6 +18,7 @@ from .._arguments import (
     array_of,
     check_arrays,
     check_option,
+    common_length,
     one_of,
     shown,
 )
@@ -185,6 +186,17 @@ def shapes_of(sequences: PyTree) -> list[PyTree]:
         for index, sequence in enumerate(sequences):
             check_arrays(f"sequence {index}", sequence)
         raise
+
+
+def length_of(sequences: PyTree) -> int:
+    """Return the number of steps of sequences that a user gives.
+
+    Raises
+    ------
+    DtypeError, OptionError, ShapeError
+        If they are no sequences, or differ in length.
+    """
+    return common_length([aval.shape for aval in shapes_of(sequences)], "sequence")
 
 
 def weights_of(mask: ArrayLike, steps: int, reduction: str) -> jax.Array:

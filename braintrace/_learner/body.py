@@ -38,7 +38,7 @@ class Request:
     sequences, options, functions, mask, reset
         What the user gives; see `Learner.etrace_grad`.
     updating
-        Returns what is done with gradients, for methods that learn.
+        Returns for options what is done with gradients, for methods that learn.
     """
 
     method: str
@@ -48,7 +48,7 @@ class Request:
     functions: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict)
     mask: ArrayLike | None = None
     reset: ArrayLike | None = None
-    updating: Callable[[], Update] | None = None
+    updating: Callable[[Options], Update] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

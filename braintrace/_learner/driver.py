@@ -11,14 +11,18 @@ differ in their bodies alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import brainstate
 import jax
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import common_length
-from .._brainstate import kept_for_other_threads
+from .._brainstate import is_watched, kept_for_other_threads
 from .._errors import OptionError
 from .._executor import pack, unpack
 from .._graph import Traces
@@ -30,10 +34,11 @@ from .._runtime import (
     write_values,
 )
 from .._typing import PyTree
-from .arguments import Options, shapes_of, weights_of
+from .arguments import Options, length_of, shapes_of, weights_of
 from .body import Arguments, Body, Request, Unfinished, run_to_the_end
 from .compilations import Features
-from .restart import Initial, check_reset
+from .finite import is_finite
+from .restart import Initial, check_reset, initial_values
 from .step_function import LOOPS
 
 if TYPE_CHECKING:
@@ -41,6 +46,10 @@ if TYPE_CHECKING:
 
 Stored: TypeAlias = tuple[PyTree, list[PyTree], Callable[[], Traces] | None]
 """Results, new values of States, and a function that computes the traces, if any have moved."""
+
+
+class RejectedError(Exception):
+    """The results of a driver are not wanted; nothing has been stored."""
 
 
 class Driver:
@@ -90,8 +99,29 @@ class Driver:
         results, written, after = run_to_the_end(self.body, values, before, *arguments)
         return results, written, None if after is None else unpack(after)
 
-    def __call__(self, of_model: States, arguments: Arguments, options: Options) -> PyTree:
-        """Run it on the States of the model, given by path, and return what the user gets."""
+    def __call__(
+        self,
+        of_model: States,
+        arguments: Arguments,
+        options: Options,
+        accept: Callable[[PyTree, Sequence[brainstate.State], list[PyTree]], bool] | None = None,
+    ) -> PyTree:
+        """Run it, and return what the user gets.
+
+        Parameters
+        ----------
+        of_model
+            The States of the model, by path.
+        arguments, options
+            What it is run on, and what is returned of it.
+        accept
+            Tells of results, States and their new values whether to store them.
+
+        Raises
+        ------
+        RejectedError
+            If they are not accepted.
+        """
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
         values = [state.value for state in states]
@@ -101,6 +131,8 @@ class Driver:
             in_place = owned and body.replaces(arguments[0], traces)
             found = self._program(values, traces, *arguments, in_place=in_place)
             results, written, after = found
+            if accept is not None and not accept(results, body.written(states), written):
+                raise RejectedError
             if body.check is not None:
                 body.check(results)
             if isinstance(after, Unfinished):
@@ -114,7 +146,8 @@ class Driver:
                 held.leave(after)
 
         try:
-            can_fail = body.check is not None or self._program.can_fail(
+            is_looked_at = accept is not None or body.check is not None
+            can_fail = is_looked_at or self._program.can_fail(
                 lambda: (values, body.take(held, held.lend)[0], *arguments)
             )
             results, *_ = advance(held, can_fail, run, store)
@@ -186,3 +219,24 @@ def prepared(
     if driver.body.reads_initial and flags is None:
         arguments = (sequences, mask, (None, initial()))
     return driver, arguments
+
+
+def run_whole(learner: Learner, request: Request) -> PyTree:
+    """Run a call of a method on the learner as it is.
+
+    Few streams have numbers that are not finite, and to look at every gradient takes as long as an
+    update: that is done where the result as a whole shows that it must be. A single step is looked
+    at itself.
+    """
+    algorithm = learner.algorithm
+    states = algorithm.states_of_model
+    initial = functools.partial(initial_values, algorithm, states)
+    guarded = request.options.nonfinite != "ignore" and not is_watched()
+    if guarded and length_of(request.sequences) > 1:
+        plain = dataclasses.replace(request.options, nonfinite="ignore")
+        trusting = dataclasses.replace(request, options=plain)
+        driver, arguments = prepared(learner, trusting, states, initial)
+        with contextlib.suppress(RejectedError):
+            return driver(states, arguments, plain, accept=is_finite)
+    driver, arguments = prepared(learner, request, states, initial)
+    return driver(states, arguments, request.options)

@@ -97,7 +97,7 @@ def stream_request(
     else:
         assert update_fn is not None
         functions = {"step_fn": step_fn, "update_fn": update_fn}
-    made = functools.partial(update_of, learner, update_fn, optimizer, options)
+    made = functools.partial(update_of, learner, update_fn, optimizer)
     return Request(
         "etrace_online", learning_online, sequences, options, functions, mask, reset, made
     )
@@ -264,7 +264,7 @@ class OnlineLearning:
     ) -> Callable[..., PyTree]:
         """Return a step or a block with its update: traces, initial values, slices -> results."""
         assert request.updating is not None
-        algorithm, update = self._algorithm, request.updating()
+        algorithm, update = self._algorithm, request.updating(self._options)
 
         def run(traces: Traces, initial: Initial, inputs: Slices) -> PyTree:
             found, after = differentiate(traces, initial, inputs)

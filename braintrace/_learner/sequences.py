@@ -21,11 +21,10 @@ from .arguments import (
     chosen_among,
 )
 from .body import Request
-from .driver import prepared
+from .driver import run_whole
 from .evolve import evolving, predicting
 from .gradient import differentiating
 from .online import stream_request
-from .restart import initial_values
 from .watching import OnLog, Watch, run_watched
 
 if TYPE_CHECKING:
@@ -248,7 +247,8 @@ def etrace_online(
         What is done where a loss or a gradient is NaN or infinite. ``'ignore'``: nothing.
         ``'skip'``: that update is left out and counted (`skipped_updates`), and samples whose
         states or traces are not finite start anew. ``'raise'``: the call changes nothing, and its
-        error names step, loss and parameter.
+        error names step, loss and parameter. Every step is looked at if, and only if, losses,
+        parameters or optimizer are not finite after the call, which then begins once more.
     has_aux
         Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
     unit_aware
@@ -423,13 +423,5 @@ def predict(
 
 
 def _run(learner: Learner, request: Request, watch: Watch) -> PyTree:
-    run = functools.partial(_run_whole, learner)
+    run = functools.partial(run_whole, learner)
     return run_watched(learner, request, watch, run) if watch.is_on else run(request)
-
-
-def _run_whole(learner: Learner, request: Request) -> PyTree:
-    algorithm = learner.algorithm
-    states = algorithm.states_of_model
-    initial = functools.partial(initial_values, algorithm, states)
-    driver, arguments = prepared(learner, request, states, initial)
-    return driver(states, arguments, request.options)

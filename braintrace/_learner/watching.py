@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from .._arguments import BOOLEAN, FUNCTION, POSITIVE, check_option, common_length
+from .._arguments import BOOLEAN, FUNCTION, POSITIVE, check_option
 from .._brainstate import is_watched
 from .._errors import Interrupted, NonFiniteError, OptionError
 from .._interrupts import uninterrupted
 from .._optional import optional_import
 from .._typing import PyTree
-from .arguments import shapes_of, weights_of
+from .arguments import length_of, weights_of
 from .body import Request
 from .chunks import windows_of
 
@@ -96,7 +97,7 @@ def run_watched(learner: Learner, request: Request, watch: Watch, run: Run) -> P
             f"`progress` and `log_every` of `{request.method}` cannot be told of inside a "
             "transformation, which runs as a whole. Leave them out there."
         )
-    steps = common_length([aval.shape for aval in shapes_of(request.sequences)], "sequence")
+    steps = length_of(request.sequences)
     request, unit = _with_fixed_windows(learner, request, steps)
     parts = _Sum(request, steps) if request.method == "etrace_grad" else _OverTime(request)
     done, blocks = 0, list(blocks_of(steps, unit, watch.log_every))
@@ -165,13 +166,20 @@ def _counted_from(start: int) -> Iterator[None]:
 
 
 def _part(request: Request, start: int, stop: int) -> Request:
-    def of_steps(given: PyTree) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf[start:stop], given)
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):  # one program for all blocks of a length
+            return _cut(leaf, start, stop - start)
+        return np.asarray(leaf)[start:stop]
 
-    mask, reset = (None if g is None else g[start:stop] for g in (request.mask, request.reset))
-    return dataclasses.replace(
-        request, sequences=of_steps(request.sequences), mask=mask, reset=reset
-    )
+    flags = (g if g is None else np.asarray(g) for g in (request.mask, request.reset))
+    given = (request.sequences, *flags)
+    sequences, mask, reset = jax.tree.map(of_leaf, given)
+    return dataclasses.replace(request, sequences=sequences, mask=mask, reset=reset)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _cut(leaf: jax.Array, start: int, length: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(leaf, start, length)
 
 
 def _joined(parts: list[PyTree]) -> PyTree:

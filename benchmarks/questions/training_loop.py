@@ -1,0 +1,246 @@
+"""What does the loop around learning cost: an optimizer, checks, progress, single steps?
+
+Descent with momentum learns at every step of a stream. An optimizer that is given is compared with
+the same update written out in an ``update_fn``; checks of what is not finite, and a call that is
+watched, with the call without them. Steps that are called one by one are compared with a jitted
+loop of one's own. The oracle is a hand-written step with the same optimizer.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from braintrace._optional import optional_import
+
+from .. import oracles
+from ..case import Case, NotOffered, Prepared, Subject, Target
+from ..handwritten_steps import BY_HAND
+from ..networks import NETWORKS
+from ..subjects import Task, learner_of, named, step_function
+
+WRITTEN, GIVEN = "update written out", "optimizer"
+SKIP, RAISE = "nonfinite='skip'", "nonfinite='raise'"
+LOGGED, SHOWN = "log_every", "progress"
+OWN, PURE, STEP = "own jitted loop, step", "pure function, jitted, step", "etrace_online, step"
+TARGETS = (
+    Target(GIVEN, WRITTEN, 1.03),
+    Target(SKIP, GIVEN, 1.02),
+    Target(RAISE, GIVEN, 1.02),
+    Target(LOGGED, GIVEN, 1.02),
+    Target(SHOWN, GIVEN, 1.02),
+    Target(STEP, OWN, 1.2),
+    Target(PURE, OWN, 1.0),
+    Target(STEP, GIVEN, None),
+)
+
+
+class Loop:
+    """A learner that learns a task, and an optimizer."""
+
+    def __init__(self, task: Task) -> None:
+        try:
+            optax: Any = optional_import("optax", "optimizers")
+        except ImportError as error:
+            raise NotOffered("optax is not installed") from error
+        self.task = task
+        self.optimizer = optax.sgd(1e-3, momentum=0.9)
+        self.learner = learner_of(task, "d_rtrl")
+        self.step_fn = step_function(self.learner)
+        self.weights = self.learner.algorithm.model.states(brainstate.ParamState)
+        self.own = brainstate.State(self.optimizer.init(self.values()))
+        self.learner.init_optimizer(self.optimizer)
+        self.pure = self.learner.functional(own=self.own)
+        self.start = jax.tree.map(jnp.copy, self.pure.state())
+
+    def values(self) -> dict[Any, Any]:
+        """Return the parameters as they are now."""
+        return {path: weight.value for path, weight in self.weights.items()}
+
+    def begin(self) -> None:
+        """Let everything be as in the beginning."""
+        self.pure.restore(jax.tree.map(jnp.copy, self.start))
+
+    def write(self, gradients: Any) -> None:
+        """Change the parameters, as people write it out."""
+        values = self.values()
+        changes, self.own.value = self.optimizer.update(gradients, self.own.value, values)
+        for path, value in jax.tree.map(jnp.add, values, changes).items():
+            self.weights[path].value = value
+
+    def gradients(self, x: Any, target: Any) -> Any:
+        """Return loss and gradient of a step, as people take them themselves."""
+        take = brainstate.transform.grad(self.step_fn, self.weights, return_value=True)
+        return take(x, target)
+
+    def subject(self, run: Callable[[], Any], after: Callable[[], Any] | None = None) -> Subject:
+        """Time a function that learns the whole sequence; the parameters say whether it does."""
+
+        def deviation(_: Any) -> float:
+            self.begin()
+            run()
+            found = (self.values if after is None else after)()
+            before = self.start.parameters
+            moved = {path: found[path] - before[path] for path in before}
+            return oracles.deviation(named(moved), by_hand(self.task, self.optimizer))
+
+        return Subject(
+            run,
+            before=self.begin,
+            deviation=deviation,
+            tolerance=100 * self.task.tolerance,
+            work=self.task.steps,
+        )
+
+
+def by_hand(task: Task, optimizer: Any) -> Any:
+    """Return how far the parameters move, by the hand-written step."""
+    step, traces = BY_HAND[task.network.name](task.network, task.batch)
+
+    def one_step(carry: Any, now: Any) -> Any:
+        parameters, moments, states, traces = carry
+        states, traces, gradients = step(parameters, states, traces, *now)
+        changes, moments = optimizer.update(gradients, moments, parameters)
+        return (jax.tree.map(jnp.add, parameters, changes), moments, states, traces), None
+
+    start = (
+        task.parameters,
+        optimizer.init(task.parameters),
+        task.network.start(task.batch),
+        traces,
+    )
+    (after, *_), _ = jax.lax.scan(one_step, start, task.data)
+    return jax.tree.map(jnp.subtract, after, task.parameters)
+
+
+def stream(task: Task, **options: Any) -> Subject:
+    """Time a whole stream, learnt by the optimizer."""
+    loop = Loop(task)
+
+    def run() -> Any:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return loop.learner.etrace_online(
+                *task.data, step_fn=loop.step_fn, optimizer=loop.optimizer, **options
+            )
+
+    return loop.subject(run)
+
+
+def written_out(task: Task) -> Subject:
+    """Time the same with the update written out."""
+    loop = Loop(task)
+    call = {"step_fn": loop.step_fn, "update_fn": loop.write}
+    return loop.subject(lambda: loop.learner.etrace_online(*task.data, **call))
+
+
+def one_by_one(task: Task, step: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    """Return a function that takes all steps of a sequence by themselves."""
+    pairs = list(zip(*task.data, strict=True))
+
+    def run() -> Any:
+        loss = None
+        for x, target in pairs:
+            loss = step(x, target)
+        return loss
+
+    return run
+
+
+def own_loop(task: Task) -> Subject:
+    """Time steps of a loop that its user writes and compiles."""
+    loop = Loop(task)
+
+    @brainstate.transform.jit
+    def step(x: Any, target: Any) -> Any:
+        gradients, loss = loop.gradients(x, target)
+        loop.write(gradients)
+        return loss
+
+    return loop.subject(one_by_one(task, step))
+
+
+def pure_step(task: Task) -> Subject:
+    """Time steps of the learner's pure function, compiled and given its buffers."""
+    loop = Loop(task)
+    options = {"step_fn": loop.step_fn, "optimizer": loop.optimizer}
+
+    def move(state: Any, x: Any, target: Any) -> Any:
+        return loop.pure.online(state, x[None], target[None], **options)
+
+    run, held = jax.jit(move, donate_argnums=0), [loop.start]
+
+    def step(x: Any, target: Any) -> Any:
+        held[0], losses = run(held[0], x, target)
+        return losses
+
+    subject = one_by_one(task, step)
+
+    def all_steps() -> Any:
+        held[0] = jax.tree.map(jnp.copy, loop.start)
+        return subject()
+
+    return loop.subject(all_steps, after=lambda: held[0].parameters)
+
+
+def single_calls(task: Task) -> Subject:
+    """Time streams of one step."""
+    loop = Loop(task)
+    options = {"step_fn": loop.step_fn, "optimizer": loop.optimizer}
+    pairs = [tuple(sequence[t : t + 1] for sequence in task.data) for t in range(task.steps)]
+
+    def run() -> Any:
+        losses = None
+        for x, target in pairs:
+            losses = loop.learner.etrace_online(x, target, **options)
+        return losses
+
+    return loop.subject(run)
+
+
+def prepare(task: Task, few: Task) -> Prepared:
+    """Return everything that is compared."""
+    every = max(1, task.steps // 5)
+    return Prepared(
+        {
+            WRITTEN: lambda: written_out(task),
+            GIVEN: lambda: stream(task),
+            SKIP: lambda: stream(task, nonfinite="skip"),
+            RAISE: lambda: stream(task, nonfinite="raise"),
+            LOGGED: lambda: stream(task, log_every=every, on_log=lambda step, metrics: None),
+            SHOWN: lambda: stream(task, progress=True),
+            OWN: lambda: own_loop(few),
+            PURE: lambda: pure_step(few),
+            STEP: lambda: single_calls(few),
+        }
+    )
+
+
+def case(network: str, hidden: int, batch: int, steps: int, few: int = 200) -> Case:
+    """Return the case of one network; one of few steps is for ``--quick``."""
+
+    def build() -> Prepared:
+        made = NETWORKS[network](hidden=hidden)
+        return prepare(Task(made, steps, batch), Task(made, min(few, steps), batch))
+
+    return Case(
+        name=f"training_loop/{network},H={hidden},B={batch},T={steps}",
+        parameters={"network": network, "hidden": hidden, "batch": batch, "steps": steps},
+        build=build,
+        targets=TARGETS,
+        quick=steps < few,
+        full=steps >= few,
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return networks of about ten thousand steps a second on a processor, and of a thousand."""
+    return [
+        case("dense", 128, 4, 10_000),
+        case("lstm", 64, 1, 10_000),
+        case("dense", 256, 32, 1000),
+        case("dense", 128, 4, 100),
+    ]
