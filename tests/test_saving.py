@@ -453,10 +453,14 @@ def test_a_folder_has_the_last_checkpoint_alone_and_what_is_not_ours(tmp_path):
     learner = shared()
     (tmp_path / "100").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "learner-1.orbax-checkpoint-tmp-123").mkdir()
+    (tmp_path / "braintrace-checkpoint-1.orbax-checkpoint-tmp-123").mkdir()
     for step in range(3):
         braintrace.save(tmp_path, learner, extra=step)
-    assert {path.name for path in tmp_path.iterdir()} == {"100", "notes.txt", "learner-2"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "100",
+        "notes.txt",
+        "braintrace-checkpoint-2",
+    }
     assert braintrace.restore(str(tmp_path), learner) == 2
 
 
@@ -488,7 +492,7 @@ def test_a_folder_without_a_checkpoint_is_told(present, tmp_path):
     if present != "nothing":
         folder.mkdir()
     if present == "an unfinished checkpoint":
-        (folder / "learner-0.orbax-checkpoint-tmp").mkdir()
+        (folder / "braintrace-checkpoint-0.orbax-checkpoint-tmp").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no checkpoint in .*run") as caught:
         braintrace.restore(folder, shared())
     assert isinstance(caught.value, braintrace.NoCheckpointError)
@@ -576,8 +580,8 @@ def test_in_a_notebook(tmp_path):
 
 def test_numbers_go_on_where_they_are(tmp_path):
     for number in (8, 9, 10):
-        (tmp_path / f"learner-{number}").mkdir()
-    assert store.last(tmp_path).name == "learner-10"
+        (tmp_path / f"braintrace-checkpoint-{number}").mkdir()
+    assert store.last(tmp_path).name == "braintrace-checkpoint-10"
 
 
 # --- pickles

@@ -20,7 +20,7 @@ import numpy as np
 from .._errors import CheckpointError, NoCheckpointError
 from .._optional import optional_import
 
-NAME = re.compile(r"learner-(\d+)")
+NAME = re.compile(r"braintrace-checkpoint-(\d+)")
 UNFINISHED = re.compile(NAME.pattern + r"\.orbax-checkpoint-tmp.*")
 
 
@@ -37,7 +37,7 @@ def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str
     orbax = _orbax()
     folder.mkdir(parents=True, exist_ok=True)
     _delete(folder, UNFINISHED)
-    new = folder / f"learner-{max(_numbers(folder), default=-1) + 1}"
+    new = folder / f"braintrace-checkpoint-{max(_numbers(folder), default=-1) + 1}"
     stored = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     empty = {n: (a.shape, str(a.dtype)) for n, a in arrays.items() if n not in stored}
     text = json.dumps({**manifest, "empty": empty, "checksums": _checksums(stored)})
@@ -63,7 +63,7 @@ def last(folder: pathlib.Path) -> pathlib.Path:
         raise NoCheckpointError(
             f"There is no checkpoint in '{folder}': nothing has been saved there to its end."
         )
-    return folder / f"learner-{max(numbers)}"
+    return folder / f"braintrace-checkpoint-{max(numbers)}"
 
 
 def read_manifest(path: pathlib.Path) -> dict[str, Any]:
