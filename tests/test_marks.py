@@ -364,6 +364,10 @@ def hidden_product(x, w):
 hidden_product.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, y: (y @ kept[1].T, kept[0].T @ y))
 
 
+def noise(x):
+    return jax.lax.stop_gradient(jnp.sin(x[0])) * np.ones((UNITS, 1))
+
+
 @jax.custom_jvp
 def softened(x, b):
     return jnp.tanh(x - b)
@@ -659,6 +663,12 @@ kept(
     lambda p, x: mm(x, p["w"]) + ew(p["b"]),
     name="a backward rule of its own",
     **DENSE,
+)
+kept(
+    lambda p, x: x @ (noise(x) - p["w"]).T,
+    lambda p, x: mm(x, -p["w"].T) + x @ noise(x).T,
+    name="noise in a weight",
+    w=(UNITS, INPUTS),
 )
 kept(
     lambda p, x: softened(x[:, :UNITS], p["b"]),

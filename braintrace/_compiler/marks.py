@@ -32,6 +32,7 @@ from .mark_plan import Bias, MarkPlan, Unmarked, is_spelled_out, mark_plan
 from .own_derivatives import by_its_derivative, hides_weights
 from .parametric_uses import ParametricUses
 from .products import Product, is_sum_with_weights, row, sum_with_weights
+from .shifted import rules_of_shifted
 from .sparse_sums import SparseSum
 from .state_arrays import StateArray
 from .transfer import carries_derivative
@@ -133,6 +134,7 @@ def _spelled_out(
             index: _rule_for(uses, analysis, index, operands, marking) for index, operands in uses
         }
         rules = {index: rule for index, rule in found.items() if rule is not None}
+        rules = rules or rules_of_shifted(uses, analysis)
         if not rules:
             return program
         avals = [var.aval for var in program.in_vars]

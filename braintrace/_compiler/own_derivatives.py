@@ -11,12 +11,13 @@ There weights are found as anywhere else. The value stays that of the call.
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
-from .._jax import OWN_BACKWARD, Equation, bind, with_derivative_of
+from .._jax import OWN_BACKWARD, Equation, Var, bind, is_var, with_derivative_of
 from .._jaxpr import Rule, evaluate_all
 from .analysis import Analysis
 from .transfer import CUT, carries_derivative
@@ -35,11 +36,21 @@ def hides_weights(analysis: Analysis, equation: Equation, operands: Sequence[int
 
 
 def by_its_derivative(
-    analysis: Analysis, equation: Equation, operands: Sequence[int]
+    analysis: Analysis,
+    equation: Equation,
+    operands: Sequence[int],
+    changes: Mapping[Var, Any] = MappingProxyType({}),
 ) -> Rule | None:
-    """Return the rule that runs such a call; ``None``: its backward pass is not linear.
+    """Return the rule that runs an equation like this; ``None``: its backward pass is not linear.
 
-    The changes that some operands make are kept apart from those of all others.
+    Parameters
+    ----------
+    analysis, equation
+        Of the program, and the equation.
+    operands
+        Those whose changes are kept apart from those of all others.
+    changes
+        What has the derivative of operands, where these are not to be asked for their own.
     """
     moving = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
     others = [i for i in moving if i not in operands]
@@ -51,12 +62,14 @@ def by_its_derivative(
 
     def rule(equation: Equation, values: Sequence[Any]) -> list[Any]:
         held = [jax.lax.stop_gradient(value) for value in values]
-        every = [
-            evaluate_all(jaxpr, [*held, *(values[i] for i in own)], {}) for own, jaxpr in along
-        ]
-        changes = (functools.reduce(operator.add, parts) for parts in zip(*every, strict=True))
+        pairs = zip(equation.invars, values, strict=True)
+        moved = [changes.get(atom, value) if is_var(atom) else value for atom, value in pairs]
+        parts = [evaluate_all(jaxpr, [*held, *(moved[i] for i in own)], {}) for own, jaxpr in along]
+        totals = (
+            functools.reduce(operator.add, of_output) for of_output in zip(*parts, strict=True)
+        )
         return [
-            with_derivative_of(value, next(changes)) if carries_derivative(var) else value
+            with_derivative_of(value, next(totals)) if carries_derivative(var) else value
             for value, var in zip(bind(equation, held), equation.outvars, strict=True)
         ]
 

@@ -41,7 +41,7 @@ class ParametricUses:
     def __iter__(self) -> Iterator[Use]:
         """Yield the uses in program order."""
         for index, equation in enumerate(self.program.equations):
-            if not any(self._is_wanted(var) for var in equation.outvars):
+            if not any(self.is_wanted(var) for var in equation.outvars):
                 continue
             given = enumerate(zip(equation.invars, self.operands(equation), strict=True))
             positions = tuple(i for i, (atom, what) in given if self._is_parametric(atom, what))
@@ -66,6 +66,10 @@ class ParametricUses:
     def is_parametric(self, atom: Atom) -> bool:
         """Tell whether an operand is computed from parameters alone, and can learn."""
         return is_var(atom) and self._is_parametric(atom, self.found.get(atom, From.CONSTANTS))
+
+    def is_wanted(self, var: Var) -> bool:
+        """Tell whether a variable is data from which a derivative leads to a result that counts."""
+        return var in self._behind and self.found[var] is From.DATA
 
     def maker(self, var: Var) -> Equation | None:
         """Return the equation that makes a variable; ``None`` for an input."""
@@ -111,11 +115,8 @@ class ParametricUses:
         if equation.primitive.name not in LOOPS:
             return False
         bodies = bodies_with_inputs(equation, self.operands(equation))
-        wanted = [self._is_wanted(var) for var in equation.outvars]
+        wanted = [self.is_wanted(var) for var in equation.outvars]
         return any(_has_product(equation, *body, wanted) for body in bodies)
-
-    def _is_wanted(self, var: Var) -> bool:
-        return var in self._behind and self.found[var] is From.DATA
 
     def _is_parametric(self, atom: Atom, what: From) -> bool:
         return what is From.PARAMETERS and carries_derivative(atom)
