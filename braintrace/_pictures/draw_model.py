@@ -7,7 +7,7 @@ from typing import Any
 from .._algorithms import ETraceAlgorithm
 from .._executor import size_in_bytes
 from .._optional import optional_import
-from .layers import Layout, Point, Size, layout_of
+from .layers import BETWEEN_LAYERS, Layout, Point, Size, layout_of
 from .model_picture import picture_of
 from .parts import Arrow, Kind, Node, Picture, in_bytes
 
@@ -58,7 +58,7 @@ def draw_model(algorithm: ETraceAlgorithm, ax: Any = None) -> Any:
     left, right, bottom, top = _extent(layout, sizes, [p for r in routes.values() for p in r])
     if ax is None:
         size = ((right - left) / 72, (top - bottom) / 72)
-        ax = pyplot.figure(figsize=size).add_axes((0, 0, 1, 1))
+        ax = pyplot.figure(figsize=size, layout="none").add_axes((0, 0, 1, 1))
     scale = _scale(ax, right - left, top - bottom)
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.axis("off")
@@ -102,7 +102,7 @@ def _route(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -
     Arrows that lead back run around everything between their ends, each ``turn`` further out.
     """
     (x, y), (x_end, y_end) = layout.centres[arrow.source], layout.centres[arrow.target]
-    (width, height), (width_end, height_end) = sizes[arrow.source], sizes[arrow.target]
+    width, height = sizes[arrow.source]
     if arrow.source == arrow.target:
         top, side = y + height / 2, width / 6
         shift = 2 * side if arrow.level else 0.0
@@ -113,20 +113,11 @@ def _route(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -
             (x + shift - side / 4, top),
         )
     if (arrow.source, arrow.target) in layout.back:
-        side = _side(arrow.target, layout)
-        start, end = y + side * height / 2, y_end + side * height_end / 2
-        outermost = max(
-            side * at + sizes[name][1] / 2
-            for name, (across, at) in layout.centres.items()
-            if min(x, x_end) <= across <= max(x, x_end)
-        )
-        # Halfway, a curve has come three quarters of the way to where it is steered.
-        steer = (side * (outermost + _BESIDE * turn) - (start + end) / 8) / 0.75
-        return ((x, start), (x, steer), (x_end, steer), (x_end, end))
+        return _back(arrow, layout, sizes, turn)
     points = [
         (x + width / 2, y),
         *layout.passes[arrow.source, arrow.target],
-        (x_end - width_end / 2, y_end),
+        (x_end - sizes[arrow.target][0] / 2, y_end),
     ]
     route = [points[0]]
     for (left, below), (right, above) in itertools.pairwise(points):
@@ -135,11 +126,37 @@ def _route(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -
     return tuple(route)
 
 
-def _side(node: str, layout: Layout) -> int:
-    """Return where a node can be reached from: 1, above it, or -1, below it."""
-    x, y = layout.centres[node]
-    column = [at for across, at in layout.centres.values() if across == x]
-    return 1 if y == max(column) and len(column) > 1 else -1
+def _back(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -> tuple[Point, ...]:
+    """Return the points of an arrow that leads back, above everything or below it.
+
+    It ends at the near side of a node that is the first or the last of its layer, and on the left
+    of any other.
+    """
+    (x, y), (x_end, y_end) = layout.centres[arrow.source], layout.centres[arrow.target]
+    column = [at for across, at in layout.centres.values() if across == x_end]
+    side = 1 if y_end == max(column) and len(column) > 1 else -1
+    outermost = max(
+        side * at + sizes[name][1] / 2
+        for name, (across, at) in layout.centres.items()
+        if min(x, x_end) <= across <= max(x, x_end)
+    )
+    level = side * (outermost + _BESIDE * turn)
+    start, end = y + side * sizes[arrow.source][1] / 2, y_end + side * sizes[arrow.target][1] / 2
+    if y_end in (max(column), min(column)):
+        # Halfway, a curve has come three quarters of the way to where it is steered.
+        steer = (level - (start + end) / 8) / 0.75
+        return ((x, start), (x, steer), (x_end, steer), (x_end, end))
+    left = x_end - sizes[arrow.target][0] / 2
+    between = left - BETWEEN_LAYERS / 2
+    return (
+        (x, start),
+        (x, level),
+        (x_end, level),
+        (left, level),
+        (between, level),
+        (between, y_end),
+        (left, y_end),
+    )
 
 
 def _extent(
