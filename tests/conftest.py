@@ -69,3 +69,11 @@ def float64():
     """Double precision for one test."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def float64_in_every_thread():
+    """The same where Python is called back: in threads that know of the process's options alone."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)

@@ -1,10 +1,12 @@
 """Train small models on a mesh of four CPU devices; print how far they are from one device.
 
 Run by `test_meshes.py` in a process of its own, for the number of devices is fixed when JAX starts.
+With arguments: the drivers under other rules, of which these are the names.
 Each line: case, largest deviation of any number relative to the largest one.
 """
 
 import contextlib
+import sys
 import tempfile
 
 import brainstate
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from rules import RULES
 
 import braintrace
 
@@ -144,7 +147,8 @@ def run(name, algorithm, drive, place):
     build, weights, xs = MODELS[name]
     xs, weights = place(xs, weights)
     model = build(weights)
-    learner = braintrace.compile(model, algorithm, xs[0], batch_size=BATCH)
+    rule = RULES[algorithm]
+    learner = braintrace.compile(model, rule.algorithm, xs[0], batch_size=BATCH, **rule.options)
     found = drive(learner, model.states(brainstate.ParamState), xs)
     return jax.device_get((found, learner.algorithm.traces.value, model.h.value))
 
@@ -180,6 +184,13 @@ CASES = [
 ]
 
 
+EVERY_PLACE = [(kind, divided) for kind in ("Auto", "Explicit") for divided in ("batch", "output")]
+
+
+def cases_of(rule):
+    return [("products", rule, drive, EVERY_PLACE) for drive in (chunks, stream, own_loop)]
+
+
 def deviation(found, expected):
     worst = 0.0
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -209,7 +220,8 @@ def saved(places):
 def main():
     compilation.compile_in_a_hurry()
     devices = np.asarray(jax.devices()).reshape(2, 2)
-    for number, (name, algorithm, drive, places) in enumerate(CASES):
+    by_rule = [case for rule in sys.argv[1:] for case in cases_of(rule)]
+    for number, (name, algorithm, drive, places) in enumerate(by_rule or CASES):
         expected = run(name, algorithm, drive, one_device)
         for kind, divided in places:
             axes = (AxisType[kind],) * 2
@@ -220,10 +232,11 @@ def main():
             label = f"{name} {algorithm} {drive.__name__} {kind} {divided}"
             print(label.replace(" ", ","), deviation(found, expected), flush=True)
     mesh = Mesh(devices, ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    for name, places in [
-        ("saved,on,a,mesh", (on(mesh, "output"), one_device)),
-        ("restored,on,a,mesh", (one_device, on(mesh, "output"))),
-    ]:
+    ways = {
+        "saved,on,a,mesh": (on(mesh, "output"), one_device),
+        "restored,on,a,mesh": (one_device, on(mesh, "output")),
+    }
+    for name, places in ({} if by_rule else ways).items():
         print(name, deviation(*saved(places)), flush=True)
 
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from oracles import PlainOps, _as_tree, compiled, whole_state, whole_step
+from oracles import PlainOps, _as_tree, compiled, state_slices, whole_state, whole_step
 
 
 def uoro(case, params, states, xs, targets, signs, step_weights=None, resets=None, rate=0.0):
@@ -115,11 +115,11 @@ def restarted(flags, states, start):
 
 def rows_of_samples(states):
     """(batch, n): which entries of S are the states of a sample; the first axis is the batch."""
-    S, with_S = whole_state(states)
-    numbers = with_S(np.arange(len(S)))
-    batch = len(next(iter(states.values())))
-    columns = [np.asarray(numbers[name]).reshape(batch, -1) for name in sorted(states)]
-    return np.concatenate(columns, axis=1).astype(int)
+    slices = state_slices(states)
+    batch = len(states[next(iter(slices))])
+    size = max(own.stop for own in slices.values())
+    columns = [np.arange(size)[own].reshape(batch, -1) for own in slices.values()]
+    return np.concatenate(columns, axis=1)
 
 
 def weight_of(step_weights, index):

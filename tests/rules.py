@@ -52,7 +52,7 @@ OTHERS = [
 
 OF_SOME_MODELS = [
     Rule(braintrace.RTRL, oracles.bptt, case="two_layers"),
-    Rule(braintrace.SnAp, oracles.bptt, {"n": 2}, case="tanh_rnn", variant=" 2"),
+    Rule(braintrace.SnAp, oracles.bptt, {"n": 2}, case="two_layers", variant=" 2"),
     Rule(braintrace.OSTLRecurrent, oracles.bptt, case="lstm_fused"),
     Rule(braintrace.OSTLFeedforward, oracles.dense_d_rtrl, case="two_layers"),
     Rule(braintrace.EProp, oracles.dense_d_rtrl),

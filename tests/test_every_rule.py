@@ -89,8 +89,6 @@ REFUSED = {
     **{("kf_rtrl", case.name): "KF_RTRL .*`etp_conv`" for case in CASES if "conv" in case.name},
     ("kf_rtrl", "grouped_matmul with bias"): "KF_RTRL .*`etp_gmm`",
     ("kf_rtrl", "embedding"): "KF_RTRL .*`etp_embed`",
-    ("snap 2", "element_wise"): r"SnAp\(n=2\) .*`etp_elemwise`",
-    ("snap 2", "element_wise scalar"): r"SnAp\(n=2\) .*`etp_elemwise`",
 }
 BY_DAY = [
     ("rtrl", "strided 1-D conv with bias"),

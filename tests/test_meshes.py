@@ -7,38 +7,56 @@ import subprocess
 import sys
 
 import pytest
+from rules import RULES
 
 TESTS = pathlib.Path(__file__).parent
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)\(")
+
+
+ELSEWHERE = ("d_rtrl", "es_d_rtrl", "rflo", "ostl_feedforward")
+"""Rules that the day meets, and those that refuse a recurrent network without feedback."""
+
+
+def deviations_of(*flags, rules=()):
+    """{case: how far a mesh of four devices is from one device}."""
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": " ".join(["--xla_force_host_platform_device_count=4", *flags]),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": path,
+    }
+    program = [sys.executable, str(TESTS / "mesh_program.py"), *rules]
+    run = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return {case: float(value) for case, value in map(str.split, run.stdout.splitlines())}
 
 
 @pytest.mark.core
 def test_a_mesh_gives_what_one_device_gives(tmp_path):
     """Also: a gradient of a divided batch is one message per chunk or step, not one per sample."""
     flags = [
-        "--xla_force_host_platform_device_count=4",
         f"--xla_dump_to={tmp_path}",
         "--xla_dump_hlo_as_text",
         "--xla_dump_hlo_module_re=jit__(sequence|stream)",
     ]
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": " ".join(flags),
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": path,
-    }
-    program = [sys.executable, str(TESTS / "mesh_program.py")]
-    run = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    deviations = dict(line.split() for line in run.stdout.splitlines())
+    deviations = deviations_of(*flags)
     assert len(deviations) == 12
-    assert all(float(value) < 1e-6 for value in deviations.values()), deviations
+    assert all(value < 1e-6 for value in deviations.values()), deviations
     counts = [len(COLLECTIVE.findall(text)) for text in _programs(tmp_path)]
     assert len(counts) == 9
     # In the order of the cases, each after one device: chunks (those of the loop, and the last),
     # a stream, and chunks of a convolution.
     assert [counts[i] for i in (1, 2, 6, 8)] == [2, 2, 1, 2], counts
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rule", [name for name in RULES if name not in ELSEWHERE])
+def test_a_mesh_under_every_rule(rule):
+    """Sequences, streams and steps of one's own, by both kinds of meshes."""
+    deviations = deviations_of(rules=[rule])
+    assert len(deviations) == 12
+    assert all(value < 1e-5 for value in deviations.values()), deviations
 
 
 def _programs(folder):

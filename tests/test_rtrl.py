@@ -99,14 +99,6 @@ def bptt_of(entry):
     return gradient(*arguments, *data(entry))
 
 
-@pytest.fixture
-def float64_in_every_thread():
-    """What calls Python runs in threads that know of the options of the process alone."""
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
-
-
 @pytest.mark.usefixtures("float64_in_every_thread")
 @pytest.mark.parametrize(("entry", "path", "chunk"), [*zoo_in_pairs()])
 def test_every_model_of_the_zoo(entry, path, chunk):

@@ -211,6 +211,18 @@ def gated_once(h, x, p):
     return (gate * h) @ p["w"]
 
 
+def turned(h):
+    return jax.lax.complex(h, 0.5 * h)
+
+
+def complex_of(p):
+    return jax.lax.complex(p["re"], p["im"])
+
+
+def parts(y):
+    return jnp.concatenate([jnp.conj(y).imag, jnp.abs(y)], -1)
+
+
 RECURRENCES = [
     Recurrence(
         "conv",
@@ -258,6 +270,18 @@ RECURRENCES = [
         lambda h, x, p: -jax.nn.relu(braintrace.matmul(jnp.tanh(h), p["w"]) + 2),
         lambda h, x, p: -jax.nn.relu(jnp.tanh(h) @ p["w"] + 2),
         {"w": normal(0, 4, 1)},
+    ),
+    Recurrence(
+        "the size of a complex number for all",
+        lambda h, x, p: -0.4 * jnp.abs(braintrace.matmul(turned(h), complex_of(p))),
+        lambda h, x, p: -0.4 * jnp.abs(turned(h) @ complex_of(p)),
+        {"re": normal(0, 4, 1), "im": normal(1, 4, 1)},
+    ),
+    Recurrence(
+        "parts of complex numbers",
+        lambda h, x, p: parts(braintrace.matmul(turned(h), complex_of(p))),
+        lambda h, x, p: parts(turned(h) @ complex_of(p)),
+        {"re": normal(0, 4, 2), "im": normal(1, 4, 2)},
     ),
     same("plain, broadcast", lambda h, x, p: -0.2 * (h @ jnp.ones((4, 1))), {}),
     same("einsum", lambda h, x, p: jnp.einsum("oi,bi->bo", 0.3 * normal(3, 4, 4), h**2), {}),

@@ -184,22 +184,136 @@ def test_operations_at_several_positions():
     assert_gradients_close(found, expected, 1e-5)
 
 
-# --- what is refused --------------------------------------------------------------------------
+# --- several layers, weights of every kind ------------------------------------------------------
+
+UNITS = 10
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("two_layers", r"(?s)SnAp\(n=2\).*one recurrent layer.*'lower/h'; 'upper/h'"),
-        ("independent_rnn", r"(?s)SnAp\(n=2\).*`etp_elemwise` of 'w_rec@.*broadcast"),
-    ],
+def connections(seed):
+    return np.random.default_rng(seed).random((UNITS, UNITS)) < 0.12
+
+
+PATTERNS = {name: connections(seed) for seed, name in enumerate(["rec", "link", "up"])}
+CSR = {
+    name: saiunit.sparse.CSR.fromdense(jnp.asarray(pattern, float))
+    for name, pattern in PATTERNS.items()
+}
+
+
+class SparseStack(brainstate.nn.Module):
+    """Two sparse layers, the upper one with a leak of each unit and a plain bias."""
+
+    def __init__(self):
+        super().__init__()
+        draw = np.random.default_rng(7).normal
+        sizes = {name: pattern.sum() for name, pattern in PATTERNS.items()}
+        shapes = {"w_in": (INPUTS, UNITS), "leak": (UNITS,), "bias": (UNITS,), **sizes}
+        for name, shape in shapes.items():
+            setattr(self, name, brainstate.ParamState(jnp.asarray(draw(size=shape), float)))
+
+    def init_state(self, batch_size=None, **_):
+        self.lower = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
+        self.upper = brainstate.HiddenState(jnp.zeros((batch_size, UNITS)))
+
+    def update(self, x):
+        def by(name, h):
+            return braintrace.sparse_matmul(h, getattr(self, name).value, sparse_mat=CSR[name])
+
+        drive = braintrace.matmul(x, self.w_in.value) + by("rec", self.lower.value)
+        self.lower.value = 0.5 * self.lower.value + jnp.tanh(drive)
+        kept = braintrace.element_wise(self.leak.value, jax.nn.sigmoid) * self.upper.value
+        drive = by("link", self.lower.value) + by("up", self.upper.value) + self.bias.value
+        self.upper.value = kept + jnp.tanh(drive)
+        return jnp.concatenate([self.lower.value, self.upper.value], -1)
+
+
+def plain_stack(p, S, x):
+    """The same of one sample, both layers in one vector."""
+    dense = {
+        name: jnp.zeros((UNITS, UNITS)).at[np.nonzero(pattern)].set(p[name])
+        for name, pattern in PATTERNS.items()
+    }
+    lower, upper = S[:UNITS], S[UNITS:]
+    lower = 0.5 * lower + jnp.tanh(x @ p["w_in"] + lower @ dense["rec"])
+    drive = lower @ dense["link"] + upper @ dense["up"] + p["bias"]
+    return jnp.concatenate([lower, jax.nn.sigmoid(p["leak"]) * upper + jnp.tanh(drive)])
+
+
+def reach_in_the_stack(n):
+    """{parameter: (numbers, *shape)}: what each entry reaches within n steps."""
+    itself, rec, link, up = np.eye(UNITS, dtype=bool), *PATTERNS.values()
+    none = np.zeros_like(itself)
+    onward = np.block([[itself | rec, (itself | rec) @ link], [none, itself | up]])
+    entering = np.block([[itself, link], [none, itself]])
+    for _ in range(n - 1):
+        entering = entering | entering @ onward
+    into = {name: np.nonzero(pattern)[1] for name, pattern in PATTERNS.items()}
+    lower, upper = entering[:UNITS].T, entering[UNITS:].T
+    return {
+        "w_in": np.broadcast_to(lower[:, None], (2 * UNITS, INPUTS, UNITS)),
+        "rec": lower[:, into["rec"]],
+        "link": upper[:, into["link"]],
+        "up": upper[:, into["up"]],
+        "leak": upper,
+        "bias": upper,
+    }
+
+
+def literal_stack(xs, n):
+    """The full recursion of each sample, masked after every step."""
+    model, masks = SparseStack(), reach_in_the_stack(n)
+    p = {name: getattr(model, name).value for name in masks}
+    facts = jax.jit(
+        lambda S, x: (
+            plain_stack(p, S, x),
+            jax.jacrev(plain_stack, 1)(p, S, x),
+            jax.jacrev(plain_stack)(p, S, x),
+        )
+    )
+    total = jax.tree.map(np.zeros_like, p)
+    for sample in range(BATCH):
+        S, eps = jnp.zeros(2 * UNITS), {name: np.zeros(mask.shape) for name, mask in masks.items()}
+        for x in xs[:, sample]:
+            S, J, F = facts(S, x)
+            signal = jax.grad(loss)(S)
+            for name, mask in masks.items():
+                eps[name] = mask * (np.tensordot(J, eps[name], 1) + F[name])
+                total[name] = total[name] + np.tensordot(signal, eps[name], 1)
+    return total
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_layers_and_weights_of_every_kind(n):
+    xs = jnp.asarray(np.random.default_rng(3).normal(size=(STEPS, BATCH, INPUTS)))
+    learner = braintrace.compile(SparseStack(), "snap", xs[0], batch_size=BATCH, n=n)
+    pairs = sum(int(mask.sum()) for mask in reach_in_the_stack(n).values())
+    assert learner.report().stored_bytes == 8 * BATCH * pairs
+    expected = literal_stack(xs, n)
+    for chunk_size in (1, 4):
+        learner.reset_state(BATCH)
+        found = learner.etrace_grad(
+            xs, step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=chunk_size
+        )
+        found = {path[-1]: gradient for path, gradient in found.items()}
+        assert_gradients_close(found, expected, 1e-10)
+    assert_gradients_differ(expected, literal_stack(xs, n + 1), 1e-4)
+
+
+@pytest.mark.usefixtures("float64")
+@cases.each(
+    [cases.BY_NAME["two_layers"]],
+    [cases.BY_NAME[name] for name in ("independent_rnn", "gru", "plain_recurrent_rnn", "alif")],
 )
-def test_what_has_no_neighbours_is_refused(name, message):
-    with pytest.raises(braintrace.PrimitiveError, match=message):
-        build_learner(cases.BY_NAME[name], "snap", n=2)
+def test_stacks_leaks_and_weights_behind_weights(case):
+    """All that weights reach is reached in two steps: nothing is left out."""
+    learner = build_learner(case, "snap", n=2, dtype=np.float64)
+    _, _, xs, targets = references.arguments(case)
+    found = sequence_gradient(learner, case, xs, targets, chunk_size=4)
+    assert_gradients_close(found, references.bptt(case), 1e-10, case.name)
 
 
-def test_samples_in_another_order_are_refused():
+def test_samples_along_another_axis_are_told_apart():
     class Turned(Positions):
         def update(self, x):
             turned = (x[..., None] + jnp.arange(4.0)).swapaxes(0, 1)
@@ -207,8 +321,15 @@ def test_samples_in_another_order_are_refused():
             self.h.value = 0.5 * self.h.value + drive
             return self.h.value
 
-    with pytest.raises(braintrace.PrimitiveError, match="samples in another order than 'h'"):
-        braintrace.compile(Turned(), "snap", jnp.zeros((3, 2), int), batch_size=3, n=2)
+    xs = jnp.asarray(np.random.default_rng(3).integers(0, INPUTS, (STEPS, 3, 2)))
+    found = {}
+    for rule, options in (("snap", {"n": 2}), ("rtrl", {})):
+        learner = braintrace.compile(Turned(), rule, xs[0], batch_size=3, **options)
+        found[rule] = learner.etrace_grad(xs, step_fn=lambda x, call=learner: loss(call(x)))
+    assert_gradients_close(*found.values(), 1e-5)
+
+
+# --- what is refused --------------------------------------------------------------------------
 
 
 class MixesSamples(SparseNet):
@@ -221,5 +342,5 @@ class MixesSamples(SparseNet):
 
 
 def test_samples_that_mix_are_refused():
-    with pytest.raises(braintrace.CompilationError, match="SnAp follows every sample on its own"):
+    with pytest.raises(braintrace.CompilationError, match="`SnAp` follows every sample on its own"):
         braintrace.compile(MixesSamples(), "snap", jnp.ones((2, INPUTS)), batch_size=2, n=2)

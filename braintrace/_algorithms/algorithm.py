@@ -88,8 +88,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     __signature__ = ConstructorSignature()
     names: ClassVar[tuple[str, ...]] = ()
-    told: ClassVar[tuple[str, ...]] = ()
-    """Attributes that say what the traces are, beside the class: those of a saved state."""
+    told: ClassVar[tuple[str, ...]] = ()  # attributes that say what the traces are
     readout_filters: bool = False
 
     def __init__(
@@ -128,22 +127,13 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @property
     def rule(self) -> str:
-        """The rule in words, ``"SnAp(n=1)"``: the traces of another one are not to be gone on with.
-
-        A random seed is no part of it: the stream of random numbers is one of the traces.
-        """
+        """The rule in words, ``"SnAp(n=1)"``: to another one, traces mean something else."""
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.told)
         return type(self).__name__ + (f"({options})" if options else "")
 
     @property
     def graph(self) -> ETraceGraph:
-        """The compiled model.
-
-        Raises
-        ------
-        NotCompiledError
-            Before `compile_graph`.
-        """
+        """The compiled model; a `NotCompiledError` before `compile_graph`."""
         return self.compiled.graph
 
     @property
@@ -293,8 +283,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Raises
         ------
         OptionError
-            If there is no such weight, naming those that there are; or for ES_D_RTRL, which has no
-            array of that form: its traces are in ``traces.value``.
+            If there is no such weight, or the rule has no array of that form for it.
         ShapeError
             If several operations use the weight, and their traces have different forms.
 
@@ -393,9 +382,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             If ``batch_size`` is ``None`` and ``init_state`` does not give the states' shapes, or
             if ``where`` does not fit them.
         OptionError
-            If ``where`` comes with a ``batch_size``, or samples that share the input of an
-            operation are to start anew one by one with `ES_D_RTRL`; in ``update_fn``, for another
-            batch size, or options of ``init_state``.
+            If ``where`` comes with a ``batch_size``, or samples that share an input start anew one
+            by one (`ES_D_RTRL`); in ``update_fn``, for another batch, or options of ``init_state``.
         """
         check_option("batch_size", batch_size, BATCH_SIZE)
         if self.requested_restarts.is_collecting:

@@ -30,12 +30,13 @@ class SnAp(ETraceAlgorithm):
     recurrent weight; `report` tells of it. Where there is no product from state to state, it is
     `D_RTRL`.
 
-    With ``n`` of 2 or more, a weight has a trace for every number of the state that it reaches
-    within so many steps, by the structure of the model: the entries of a sparse matrix, all units
-    of a dense one. Traces go on from number to number through whatever the model computes, so that
-    a dense recurrent layer learns as by `RTRL` from ``n = 2`` on. Sparse connectivity is the use:
-    ``report`` tells the bytes of what is kept, and of all. Every step makes the Jacobian of the
-    state, by one vector-Jacobian product for each number of it.
+    With ``n`` of 2 or more, every parameter, marked or not, has a trace for each number of the
+    whole state (of all layers) that it reaches within so many steps, by the structure of the
+    model: the entries of a sparse matrix, all units of a dense one, and those of the layers above
+    that they enter in the same step. Traces go on from number to number through whatever the model
+    computes, so that a dense recurrent layer learns as by `RTRL` from ``n = 2`` on. Sparse
+    connectivity is the use: ``report`` tells the bytes of what is kept, and of all. Every step
+    makes the Jacobian of the state, by one vector-Jacobian product for each number of it.
 
     Parameters
     ----------
@@ -54,12 +55,11 @@ class SnAp(ETraceAlgorithm):
     OptionError
         If ``n`` is no positive integer, or has ``readout_filters`` though it is not 1.
     PrimitiveError
-        When it is compiled. With ``n = 1`` for a marked operation of one's own on the way from a
-        state to itself that is not linear in its input. With more for several groups of hidden
-        states (layers), for a weight that is broadcast to several units or samples
-        (`element_wise`), and for states that a ``while`` loop of unknown length computes.
+        When it is compiled, with ``n = 1``, for a marked operation of one's own on the way from a
+        state to itself that is not linear in its input.
     CompilationError
-        With ``n`` of 2 or more, for samples that mix.
+        With ``n`` of 2 or more, for what `RTRL` refuses, such as samples that mix or a ``while``
+        loop of unknown length.
 
     References
     ----------

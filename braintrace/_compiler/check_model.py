@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from .._errors import CompilationError, DtypeError
-from .._graph import Boundary, Diagnostic, HiddenParamOpRelation, TracedModel
+from .._graph import FOLLOWS_ALL, Boundary, Diagnostic, HiddenParamOpRelation, TracedModel
 from .._jax import is_tracer
 from .._typing import path_name
 from .grouped_step import GroupedStep
@@ -77,10 +77,10 @@ def check_learns(
 ) -> None:
     """Refuse a model of which no weight would learn online.
 
-    A rule that passes weights follows every parameter, marked or not, and one that looks at single
+    A rule of the whole state follows every parameter, marked or not, and one that looks at single
     steps only follows none.
     """
-    if relations or step.outputs or boundary in ("closed", "layered", "passed"):
+    if relations or step.outputs or boundary == "closed" or boundary in FOLLOWS_ALL:
         return
     names = ", ".join(state.name for state, _ in step.new_states)
     reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)

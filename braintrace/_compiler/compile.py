@@ -22,14 +22,14 @@ from typing import Any
 import brainstate
 
 from .._arguments import BOOLEAN, MARK, MODEL, NOT_NEGATIVE, check_option
-from .._graph import Boundary, Diagnostic, ETraceGraph, TracedModel, TraceMethod
+from .._graph import FOLLOWS_ALL, Boundary, Diagnostic, ETraceGraph, TracedModel, TraceMethod
 from .._typing import Path
 from .analysis import Analysis
 from .answers import with_answers
 from .backward import states_as_outputs
 from .candidates import candidates_of
 from .check_model import check_has_states, check_hidden_states, check_learns, check_parameters
-from .dependence import with_dependence
+from .dependence import structure_of
 from .diagnose import diagnose
 from .grouped_step import GroupedStep
 from .hidden_groups import find_hidden_groups
@@ -46,7 +46,7 @@ from .split_shared_uses import split_shared_uses
 from .trace import trace_model
 from .whole_state import whole_state_of
 
-BY_POSITION: tuple[Boundary, ...] = ("cut", "diagonal", "neighbours")
+BY_POSITION: tuple[Boundary, ...] = ("cut", "diagonal")
 """Rules that follow what happens position by position."""
 
 
@@ -108,15 +108,11 @@ def compile_model(
     check_hidden_states(traced)
 
     # Groups of hidden states, in the form of the step that shows most of what positions do alone.
-    if boundary == "neighbours":  # no state is computed from others alone: each has a trace
-        options = dataclasses.replace(options, every_state=True)
     every_state = options.every_state
     is_by_position = boundary in BY_POSITION
     grouped = _with_loops_split(traced, options, boundary) if is_by_position else None
     step = grouped or _grouped(traced, every_state, boundary)
     check_has_states(model, step)
-    if boundary == "neighbours":
-        step = with_dependence(step)
 
     # What a linear readout remembers is a function of filters at the positions below it.
     not_readouts: list[Diagnostic] = []
@@ -136,11 +132,14 @@ def compile_model(
     if boundary == "closed":
         check_steps(step, every_state, options.rule)
 
-    # For a rule that leaves nothing out, all hidden state as one vector.
-    layers = layers_of(step) if method.boundary == "layered" else []
-    is_passed = method.boundary in ("layered", "passed")
+    # For a rule that follows every way, all hidden state as one vector.
+    layers = layers_of(step) if boundary == "layered" else []
     told = options.rule, options.samples
-    whole = whole_state_of(step, *told, layers) if is_passed else None
+    whole = whole_state_of(step, *told, layers) if boundary in FOLLOWS_ALL else None
+    if whole is not None and boundary == "neighbours":
+        whole = dataclasses.replace(
+            whole, structure=structure_of(step.traced, step.analysis, whole)
+        )
 
     # What no trace carries is told, as far as it is left out by this rule.
     findings = diagnose(step, found, relations, method.boundary)

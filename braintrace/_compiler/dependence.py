@@ -1,68 +1,108 @@
-"""Which numbers of the old hidden states each number of the new ones is computed from.
+"""Which numbers the new hidden states of a sample are computed from.
 
-The structure of ``J`` is followed through the program of a step, forward, from the states of the
-first sample: a set of old numbers for every element of every value. Operations element by element
-and data movement keep elements apart, products join those that meet (of a sparse matrix the entries
-that there are), and of any other operation every output depends on all inputs.
+The structure of derivatives is followed through the program of a step, forward, from numbers of the
+first sample (old states, outputs of products, entries of parameters): a set of them for every
+element of every value. Operations element by element and data movement keep elements apart,
+products join those that meet (of a sparse matrix the entries that there are), and of any other
+operation every output depends on all inputs.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from .._errors import CompilationError
 from .._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
-from .._jax import Equation, Var, is_var
+from .._graph import Structure, WholeState
+from .._graph.traced_model import StateLeaf, TracedModel
+from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved_operands
 from .._jaxpr.factors import NOTHING, joining
 from .analysis import Analysis
-from .grouped_step import GroupedStep
+from .parameter_uses import new_vars, parameters_of
 from .transfer import CONSTANT, ELEMENTWISE, REDUCTIONS
 
 Sets: TypeAlias = np.ndarray
-"""Of every element, flat, whether it depends on each of the old numbers: ``(size, numbers)``."""
+"""Of every element, flat, whether it depends on each of some numbers: ``(size, numbers)``."""
 
 
-def with_dependence(step: GroupedStep) -> GroupedStep:
-    """Return a step whose one hidden group knows what its numbers are computed from.
+MOST_NUMBERS = 2**26
+"""Entries of a parameter, times the elements of the largest value, that are followed one by one."""
 
-    Raises
-    ------
-    CompilationError
-        If samples are not independent.
+
+def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> Structure:
+    """Return what the numbers of a sample's new state are computed from.
+
+    A parameter that enters in another way than a product, and is too large to be followed entry by
+    entry, counts as if each entry reached all states that any of them reaches.
     """
-    if len(step.groups) != 1:
-        return step
-    (group,) = step.groups
-    is_batched = any(
-        ETP_PRIMITIVE_SPECS[step.analysis.program.equations[operation.equation].primitive].batched
-        for operation in step.operations
-    )
-    samples = group.shape[0] if is_batched and group.shape else 1
-    units, states = group.num_positions // samples, group.num_states
-    starts = {}
-    for c, state in enumerate(group.states):
-        sets = np.zeros((group.num_positions, states * units), bool)
-        sets[np.arange(units), c * units + np.arange(units)] = True
-        layout = group.old_layouts[c]
-        starts[state.in_var] = sets if layout is None else sets[np.maximum(layout.ravel(), 0)]
-    rows = []
-    for a, found in enumerate(dependences(step.analysis, group.new_vars, starts)):
-        layout = group.layouts[a]
-        whole = np.zeros((group.num_positions, states * units), bool)
-        whole[np.arange(len(found)) if layout is None else layout.ravel()] = found
-        if whole[units:].any():
-            raise CompilationError(
-                f"SnAp follows every sample on its own, and hidden state '{group.states[a].name}' "
-                "depends on several of them (a mean over the batch, for example). Compute what "
-                "mixes samples through `jax.lax.stop_gradient`, or use `SnAp(n=1)`."
-            )
-        rows.append(whole[:units])
-    known = dataclasses.replace(group, dependence=np.concatenate(rows))
-    return dataclasses.replace(step, groups=[known])
+    program, new = analysis.program, new_vars(whole.leaves)
+    pairs = list(zip(whole.leaves, whole.axes, strict=True))
+    firsts = [_of_first_sample(leaf.shape, axis) for leaf, axis in pairs]
+
+    def reached_from(starts: Mapping[Var, Sets]) -> np.ndarray:
+        every = dependences(analysis, new, starts)
+        return np.concatenate([sets[own] for sets, own in zip(every, firsts, strict=True)]).T
+
+    products = {
+        program.equations[use.equation].outvars[0]: use
+        for use in whole.uses
+        if use.kind == "product" and use.equation is not None
+    }
+    of_outputs = {}
+    for y, use in products.items():
+        own = _of_first_sample(y.aval.shape, use.y_axis)
+        of_outputs[use.key] = reached_from({y: _sets(y.aval.size, own)})
+    of_parameters = {}
+    largest = max((v.aval.size for e in program.equations for v in e.outvars), default=1)
+    for leaf in _entering_otherwise(traced, analysis, whole):
+        size = leaf.in_var.aval.size
+        if size * largest <= MOST_NUMBERS:
+            held = {y: np.zeros((y.aval.size, size), bool) for y in products}
+            found = reached_from({leaf.in_var: np.eye(size, dtype=bool), **held})
+        else:
+            found = np.zeros((size, whole.size), bool)
+            found[:, whole.rows(whole.reached[leaf.name])] = True
+        of_parameters[leaf.name] = found
+    ends = np.cumsum([0, *whole.sizes])
+    old = {
+        leaf.in_var: _sets(leaf.in_var.aval.size, own, ends[i], whole.size)
+        for i, (leaf, own) in enumerate(zip(whole.leaves, firsts, strict=True))
+    }
+    return Structure(reached_from(old).T, of_outputs, of_parameters)
+
+
+def _of_first_sample(shape: Sequence[int], axis: int | None) -> np.ndarray:
+    """Return the elements of the first sample, flat, in the order in which samples have theirs."""
+    elements = np.arange(int(np.prod(shape))).reshape(shape)
+    return (elements if axis is None else elements.take(0, axis)).ravel()
+
+
+def _sets(size: int, elements: np.ndarray, start: int = 0, numbers: int | None = None) -> Sets:
+    """Return sets of which those of some elements have one number each, in order."""
+    sets = np.zeros((size, len(elements) if numbers is None else numbers), bool)
+    sets[elements, start + np.arange(len(elements))] = True
+    return sets
+
+
+def _entering_otherwise(
+    traced: TracedModel, analysis: Analysis, whole: WholeState
+) -> list[StateLeaf]:
+    """Return the parameters that reach a state, and not by products alone."""
+    program = analysis.program
+    operands: list[Atom] = []
+    for use in whole.uses:
+        if use.equation is None:
+            operands += new_vars([whole.leaves[use.operands[0]]])
+        elif use.kind != "product":
+            operands += [program.equations[use.equation].invars[place] for place in use.operands]
+    behind = program.depends_on(operands)
+    return [
+        leaf
+        for leaf in parameters_of(traced)
+        if leaf.in_var in behind and leaf.name in whole.reached
+    ]
 
 
 def dependences(
@@ -77,12 +117,13 @@ def dependences(
     targets
         The variables.
     starts
-        The old states, with the set of each element.
+        Those whose sets are known.
     """
     program = analysis.program
     numbers = next(iter(starts.values())).shape[1]
     known: dict[Var, Sets] = dict(starts)
-    for index in program.making(program.depends_on(targets, frozenset(starts))):
+    behind = program.depends_on(targets, frozenset(starts))
+    for index in program.making(behind.difference(starts)):
         equation = program.equations[index]
         given = [known.get(atom) if is_var(atom) else None for atom in equation.invars]
         if all(sets is None for sets in given) or equation.primitive.name in CONSTANT:
@@ -109,6 +150,8 @@ def _through(analysis: Analysis, equation: Equation, given: Sequence[Sets | None
     if name == "dot_general":
         return [_dot(equation, given)]
     spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+    if spec is not None and spec.gradient_enabled and len(equation.invars) == 1:
+        return [_elementwise(equation, given)]
     of_input = [] if spec is None else [spec.x_invar_index]
     if [i for i, sets in enumerate(given) if sets is not None] == of_input:
         return [_marked(equation, given[of_input[0] or 0])]

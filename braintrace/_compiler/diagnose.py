@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from .._graph import Boundary, HiddenParamOpRelation
+from .._graph import FOLLOWS_ALL, Boundary, HiddenParamOpRelation
 from .._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
 from .._graph.marked import holds_marked
 from .._jax import source_line
@@ -32,7 +32,7 @@ def diagnose(
     boundary
         Where the rule lets a way back end; see `TraceMethod`.
     """
-    passes_weights = boundary in ("layered", "passed")
+    follows_all = boundary in FOLLOWS_ALL
     upstream = Upstream(step, boundary)
     for group, walks in zip(step.groups, step.walks, strict=True):
         yield from about_group(upstream, group, walks)
@@ -43,7 +43,7 @@ def diagnose(
     yield from step.traced.unmarked
     yield from _partly_mixed(step, relations)
     yield from also_plain(step, relations)
-    yield from carried_without_a_trace(step, () if passes_weights else step.analysis.opaque)
+    yield from carried_without_a_trace(step, () if follows_all else step.analysis.opaque)
     yield from _unused(step)
     yield from about_outputs([leaf for leaf in step.outputs if leaf not in step.traced.filtered])
 

@@ -5,17 +5,16 @@ from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from .._errors import CompilationError
-from .._graph import ApproximationWarning, Boundary, Diagnostic, DiagnosticKind
+from .._graph import FOLLOWS_ALL, ApproximationWarning, Boundary, Diagnostic, DiagnosticKind
 
 _EVERY: frozenset[Boundary] = frozenset(get_args(Boundary))
 _PAST = _EVERY - {"closed"}
-_MARKED_ONLY = _PAST - {"layered", "passed"}
-_POSITIONS = _MARKED_ONLY - {"neighbours"}
+_MARKED_ONLY = _PAST - FOLLOWS_ALL
 
 REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
-    "plain-mixing": _POSITIONS,
+    "plain-mixing": _MARKED_ONLY,
     "mixed-positions": _MARKED_ONLY,
-    "recurrent-mixing": _POSITIONS,
+    "recurrent-mixing": _MARKED_ONLY,
     "layer-to-layer": _MARKED_ONLY,
     "between-layers": frozenset({"layered"}),
     "not-a-linear-readout": _MARKED_ONLY,
@@ -25,18 +24,18 @@ REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "operand-not-parameters": _MARKED_ONLY,
     "inside-custom-rule": _MARKED_ONLY,
     "not-marked": _MARKED_ONLY,
-    "no-hidden-state": _EVERY - {"layered", "passed"},
+    "no-hidden-state": _EVERY - FOLLOWS_ALL,
     "backward-not-linear": _PAST,
     "untraced-state": _PAST,
-    "not-carried": _EVERY - {"layered", "passed"},
+    "not-carried": _EVERY - FOLLOWS_ALL,
     "unused-parameter": _EVERY,
 }
 """The boundaries (see `TraceMethod`) under which a finding is one.
 
-A rule that passes weights on the way back passes mixing, too, and follows every parameter, marked
-or not: nothing that is about either of these is left out of its gradient. One that keeps neighbours
-follows mixing from state to state, as far as it keeps them: the bytes of a report tell how many
-these are. One that is closed to the past leaves all of it out, wherever it comes from.
+A rule of the whole state goes through weights and mixing, and follows every parameter, marked
+or not: nothing that is about either of these is left out of its gradient; of one that keeps
+neighbours alone, the bytes of a report tell how many these are. One that is closed to the past
+leaves all of it out, wherever it comes from.
 """
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from .._graph import Boundary, HiddenGroup
+from .._graph import FOLLOWS_ALL, Boundary, HiddenGroup
 from .._jax import Atom, Var
 from .grouped_step import GroupedStep
 from .transfer import carries_derivative
@@ -31,13 +31,13 @@ class Upstream:
     step
         The step.
     boundary
-        Where a rule lets a way back end (see `TraceMethod`): where weights are passed, it goes on
-        behind marked operations and the states of other groups.
+        Where a rule lets a way back end (see `TraceMethod`): where it follows every way, that goes
+        on behind marked operations and the states of other groups.
     """
 
     def __init__(self, step: GroupedStep, boundary: Boundary) -> None:
         self.step, self.boundary = step, boundary
-        self._passes_weights = boundary in ("layered", "passed")
+        self._follows_all = boundary in FOLLOWS_ALL
         self._weights = {operation.y_var: operation.printed_paths for operation in step.operations}
         self._old = {state.in_var: state.name for state, _ in step.new_states}
         self._new = {var: state.name for state, var in step.new_states}
@@ -55,7 +55,7 @@ class Upstream:
 
     def ends(self, group: HiddenGroup) -> frozenset[Var]:
         """Return where a look behind a group's states ends."""
-        if self._passes_weights:
+        if self._follows_all:
             return frozenset()
         return frozenset(self._weights) | (frozenset(self._new) - frozenset(group.new_vars))
 

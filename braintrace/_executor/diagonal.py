@@ -11,7 +11,7 @@ constant: what goes through two of them is left out.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,13 @@ from .._graph.hidden_group import NO_ELEMENT
 from .._jax import Equation, Var, bind, source_line
 from .._jaxpr import Program, Rule
 from .._jaxpr.factors import joining
+
+Factors: TypeAlias = tuple[jax.Array, tuple[jax.Array, jax.Array] | None]
+"""The derivatives ``M[u, j]``; and, from a complex output to what it is broadcast to, those along a
+one and along the imaginary unit."""
+
+Passing: TypeAlias = tuple[Diagonal, jax.Array, Factors]
+"""A diagonal, its operand, and its factors."""
 
 MOST_SLICES = 8
 """What is taken from so many places in a row at most is cut out of them; else it is gathered."""
@@ -60,7 +67,7 @@ def with_diagonals(
     program: Program,
     overrides: Mapping[Var, Any],
     rules: Mapping[int, Rule],
-    passing: Sequence[tuple[Diagonal, jax.Array, jax.Array]],
+    passing: Sequence[Passing],
 ) -> tuple[dict[Var, Any], dict[int, Rule]]:
     """Return what `evaluate` is to be given so that diagonals are a part of the derivative.
 
@@ -69,7 +76,7 @@ def with_diagonals(
     program, overrides, rules
         The program, and what is given to `evaluate` without them.
     passing
-        Diagonals, their operands as functions of old states, and their `factors_of`.
+        Diagonals, their operands as functions of old states, and their factors.
     """
     values, running = dict(overrides), dict(rules)
     for diagonal, x, factors in passing:
@@ -83,7 +90,7 @@ def with_diagonals(
     return values, running
 
 
-def _rule(before: Rule | None, place: int, passing: tuple[Diagonal, jax.Array, jax.Array]) -> Rule:
+def _rule(before: Rule | None, place: int, passing: Passing) -> Rule:
     """Return a rule that adds a diagonal to one of the results of another."""
     diagonal, x, factors = passing
 
@@ -97,17 +104,20 @@ def _rule(before: Rule | None, place: int, passing: tuple[Diagonal, jax.Array, j
 
 
 def _with_derivative(
-    value: jax.Array, x: jax.Array, factors: jax.Array, diagonal: Diagonal
+    value: jax.Array, x: jax.Array, factors: Factors, diagonal: Diagonal
 ) -> jax.Array:
     """Return a value as it is, with the derivative that a diagonal adds to its own."""
 
-    def function(value: jax.Array, x: jax.Array, factors: jax.Array) -> jax.Array:
+    def function(value: jax.Array, x: jax.Array, factors: Factors) -> jax.Array:
         return value
 
     def derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        (value, _, factors), (changed, dx, _) = primals, tangents
-        for factor, inputs in zip(factors, diagonal.inputs, strict=True):
-            changed = changed + (factor * taken(dx, inputs)).astype(value.dtype)
+        (value, _, (products, along)), (changed, dx, _) = primals, tangents
+        for factor, inputs in zip(products, diagonal.inputs, strict=True):
+            added = factor * taken(dx, inputs)
+            if along is not None:
+                added = along[0] * jnp.real(added) + along[1] * jnp.imag(added)
+            changed = changed + added.astype(value.dtype)
         return value, changed
 
     through = jax.custom_jvp(function)

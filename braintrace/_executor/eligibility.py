@@ -66,12 +66,16 @@ def eligibility(
             whole = _with_zeros(graph, specs, spec, trace)
             own[names[leaf]] = _added(name, own.get(names[leaf]), whole)
     if not found:
-        raise OptionError(
-            f"There is no array of the form of '{name}' among the traces of this algorithm: with "
-            "D_RTRL, SnAp(n=1) and RTRL, every weight has one. Others keep filters of inputs and "
-            "of outputs, or entries for neighbours: read what there is from `traces.value`."
-        )
+        raise _has_none(name)
     return found if len(names) > 1 else {state: own[names[0]] for state, own in found.items()}
+
+
+def _has_none(name: str) -> OptionError:
+    return OptionError(
+        f"There is no array of the form of '{name}' among the traces of this algorithm: with "
+        "D_RTRL, SnAp(n=1) and RTRL, every weight has one. Others keep filters of inputs and "
+        "of outputs, or entries for neighbours: read what there is from `traces.value`."
+    )
 
 
 def _of_whole_state(
@@ -84,6 +88,8 @@ def _of_whole_state(
         for spec, trace in pairs
         if "state" in spec.axes and spec.relation is None
     }
+    if not graph.passes_weights:
+        raise _has_none(name)
     every = [leaf for leaf in graph.traced.leaves if leaf.name in kept]
     own = [leaf for leaf in every if path_name(leaf.path) == name]
     if not own:

@@ -31,7 +31,7 @@ from .._graph import (
 )
 from .._jax import Atom, Equation, Var, bind, is_var
 from .._jaxpr import Rule, evaluate
-from .diagonal import factors_of, with_diagonals
+from .diagonal import Factors, factors_of, with_diagonals
 from .forward_mode import has_while, pushed_forward
 from .layout import injection_to_slots, old_state_to_positions, trace_sites, x_key
 from .maxima import bind_differentiable, maxima_of
@@ -128,8 +128,6 @@ def jacobians(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
             D, Df = _rows(at, group, state)
             records.D.update(D)
             records.Df.update(Df)
-    if "J" in graph.needs:
-        records = dataclasses.replace(records, J=_whole_jacobian(at))
     found: Records = jax.lax.stop_gradient(records)
     return found
 
@@ -248,8 +246,11 @@ def _operand(at: _Point, diagonal: Diagonal, overrides: Mapping[Var, Any]) -> ja
     return value
 
 
-def _factors(at: _Point, diagonal: Diagonal) -> jax.Array:
-    """Return the derivatives of a diagonal's variable with respect to its operand."""
+def _factors(at: _Point, diagonal: Diagonal) -> Factors:
+    """Return the derivatives of a diagonal's variable with respect to its operand.
+
+    Both parts of a complex output count: its absolute value may be what is broadcast.
+    """
     graph = at.graph
     equation = graph.traced.program.equations[diagonal.equation]
     operands = [
@@ -261,33 +262,12 @@ def _factors(at: _Point, diagonal: Diagonal) -> jax.Array:
                 operands[position] = at.weights[relation.key][name]
     factors = factors_of(diagonal, equation, operands)
     (y,) = equation.outvars
-    return factors if diagonal.var is y else factors * _from_output(at, y, diagonal.var)
-
-
-def _whole_jacobian(at: _Point) -> jax.Array:
-    """Return the Jacobian of all states of a group, ``(samples, numbers, numbers)``.
-
-    A one for each number goes back in all samples at once: they are independent.
-    """
-    (group,) = at.graph.hidden_groups
-    assert group.dependence is not None
-    numbers, states = len(group.dependence), group.num_states
-    samples = group.num_positions * states // numbers
-    rules = {**at.maxima, **with_weights(at.graph, at.weights)}
-
-    def new_states(*old: jax.Array) -> list[Any]:
-        now = dict(zip((state.in_var for state in group.states), old, strict=True))
-        return evaluate(at.graph.traced.program, group.new_vars, {**at.inputs, **now}, rules=rules)
-
-    values, pull_back = jax.vjp(new_states, *(at.inputs[state.in_var] for state in group.states))
-    units = jnp.eye(numbers).reshape(numbers, states, 1, -1)
-    ones = jnp.broadcast_to(units, (numbers, states, samples, numbers // states))
-    cotangents = [
-        ones[:, a].reshape(numbers, *value.shape).astype(value.dtype)
-        for a, value in enumerate(values)
-    ]
-    rows = [found.reshape(numbers, samples, -1) for found in jax.vmap(pull_back)(cotangents)]
-    return jnp.moveaxis(jnp.concatenate(rows, axis=-1), 1, 0)
+    if diagonal.var is y:
+        return factors, None
+    along = _from_output(at, y, diagonal.var)
+    if not jnp.iscomplexobj(at.value(y)):
+        return factors * along, None
+    return factors, (along, _from_output(at, y, diagonal.var, 1j))
 
 
 def _held(at: _Point, group: HiddenGroup, state: int) -> dict[Var, jax.Array]:

@@ -5,28 +5,29 @@ r"""Traces of the numbers of the state that a weight reaches within some steps (
     \epsilon^t[q, w] = \sum_{q' \in N(w)} J^t[q, q']\, \epsilon^{t-1}[q', w] + F^t[q, w],
     \quad q \in N(w), \qquad \nabla w = \sum_t \sum_{q \in N(w)} l^t[q]\, \epsilon^t[q, w].
 
-The state of one sample is a vector of numbers ``q``, and ``N(w)`` are those that the output of
-``w`` reaches within ``n`` steps: those of this step, and ``n - 1`` times what ``J`` makes of them,
-by its structure. Nothing else is stored. An operation's own rules say which output an entry of its
-traces goes with, what enters, and how traces become a gradient: what they keep for one state is
-kept for each neighbour of that output.
+All hidden state of one sample is a vector of numbers ``q``, and ``N(w)`` are those that ``w``
+reaches within ``n`` steps: those of this step, and ``n - 1`` times what ``J`` makes of them, by its
+structure. Nothing else is stored. What is the way of one state to another within a step is in ``J``
+and ``F``, so that ``l`` is the derivative of a loss with all other new states held fixed.
 
-``J`` itself is made in every step, by one vector-Jacobian product for each number of the state.
+``J`` itself is made in every step, by one vector-Jacobian product for each number of the state, and
+with it the derivatives by the outputs of products. ``F`` is one of these times what the product
+multiplies, for a weight that goes into one output; others are pulled back from every number.
 """
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._errors import PrimitiveError
-from .._etrace_op import accumulate, contract
 from .._graph import (
     Boundary,
     ETraceGraph,
-    HiddenGroup,
     HiddenParamOpRelation,
+    ParameterUse,
     Record,
     Records,
     Signal,
@@ -35,14 +36,30 @@ from .._graph import (
     TraceSpecs,
     Weights,
 )
-from .active_outputs import trace_shapes
 from .direct import like
-from .forward_mode import has_while
-from .layout import TraceSite, new_state_to_positions, old_state_to_positions, trace_sites, x_key
-from .neighbour_pairs import Move, has_samples_first, pairs_of, reach_of, samples_of
+from .jacobians import Inputs
+from .neighbour_entries import Entries, Move, entries_of, of_one
 from .probed_step import pre_step_probe
+from .product_uses import Product, samples_first
 from .recursion import scan_records
+from .restart import where_flagged
+from .whole_chunk import of_one_step, of_product
+from .whole_state import (
+    PulledStep,
+    flags_of_samples,
+    inputs_of_step,
+    places_of,
+    pulled_back,
+    row_dtype,
+    to_rows,
+    unit_rows,
+    which_rows,
+    whole_of,
+)
 from .zero import as_arrays, is_zero, widened
+
+ByOperand = dict[str, dict[str, jax.Array]]
+"""Arrays by the key and the name of `Entries`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,68 +67,31 @@ class NeighbourTraces:
     """A trace of each weight for the numbers of the state that it reaches within ``n`` steps."""
 
     n: int
-    needs: ClassVar[frozenset[Record]] = frozenset({"x", "Df", "J"})
+    needs: ClassVar[frozenset[Record]] = frozenset({"step", "operands"})
     boundary: ClassVar[Boundary] = "neighbours"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell that every relation has traces."""
-        return True
+        """Tell that traces are those of all parameters, marked or not."""
+        return False
 
     def check(self, graph: ETraceGraph) -> None:
-        """Refuse what neighbours are not known of."""
-        rule = f"SnAp(n={self.n})"
-        if len(graph.hidden_groups) > 1:
-            groups = "; ".join(_names(group) for group in graph.hidden_groups)
-            raise PrimitiveError(
-                f"{rule} follows one recurrent layer: hidden states that are coupled unit by unit. "
-                f"The model has several such groups: {groups}. Use `SnAp(n=1)` or `RTRL`."
-            )
-        for group in graph.hidden_groups:
-            if any(layout is not None for layout in (*group.layouts, *group.old_layouts)):
-                raise PrimitiveError(
-                    f"{rule} needs hidden states of one layout; {_names(group)} are at parts of "
-                    "their common positions, or in another order. Use `SnAp(n=1)` or `RTRL`."
-                )
-            if any(has_while(graph.traced.program, var) for var in group.new_vars):
-                raise PrimitiveError(
-                    f"{rule} goes back through every step, and {_names(group)} are computed by a "
-                    "`while` loop of unknown length, which has no derivative in that direction. "
-                    "Use a loop of known length, or `SnAp(n=1)`."
-                )
-        for site in trace_sites(graph):
-            if site.has_fan_out:
-                raise PrimitiveError(
-                    f"{rule} has no neighbours for `{site.relation.primitive.name}` of "
-                    f"'{site.relation.key}' ({site.relation.source}), of which one output is "
-                    f"broadcast to several positions of {_names(site.group)}. Use `SnAp(n=1)` or "
-                    "`RTRL`."
-                )
-            if not has_samples_first(site):
-                raise PrimitiveError(
-                    f"{rule} follows sample by sample, and the rows of "
-                    f"`{site.relation.primitive.name}` of '{site.relation.key}' "
-                    f"({site.relation.source}) have their samples in another order than "
-                    f"{_names(site.group)}. Give it an input with samples along the first axis, or "
-                    "use `SnAp(n=1)` or `RTRL`."
-                )
+        """Accept every operation that has a derivative."""
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return an array of pairs ``(entry, number)`` for each array of an operation's traces."""
+        """Return an array of pairs ``(entry, number)`` for each array of parameters."""
+        whole = whole_of(graph)
         specs: dict[str, dict[str, TraceSpec]] = {}
-        for site in trace_sites(graph):
-            reach = reach_of(site, self.n)
-            specs[site.relation.key] = {
-                name: TraceSpec(
-                    (samples_of(site), len(found.entries)),
-                    array.dtype,
-                    ("batch", "entry"),
-                    relation=site.relation.key,
-                    operand=name,
-                    full_shape=(samples_of(site), found.size * reach.shape[1]),
-                )
-                for name, array in trace_shapes(site.relation).items()
-                for found in [pairs_of(site, name, reach)]
-            }
+        for entries in entries_of(graph, self.n):
+            use = entries.use
+            specs.setdefault(entries.key, {})[entries.name] = TraceSpec(
+                (whole.samples, len(entries.pairs[0])),
+                entries.dtype,
+                ("batch", "entry"),
+                relation=None if use is None else use.key,
+                operand=entries.key if use is None else entries.name,
+                full_shape=(whole.samples, len(entries.kinds) * whole.size),
+                samples=functools.partial(flags_of_samples, whole, 2),
+            )
         return specs
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
@@ -149,21 +129,13 @@ class NeighbourTraces:
         zeros_select: bool = False,
     ) -> Weights:
         """Return the sum of ``mu[q] eps[q]`` over samples and numbers."""
-        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
         if is_zero(traces):
+            gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
             return gradients
-        for group in graph.traced_groups:
-            arriving = _as_numbers(
-                group,
-                {
-                    a: old_state_to_positions(group, a, mu[state.name])
-                    for a, state in enumerate(group.states)
-                    if state.name in mu
-                },
-                samples_of(trace_sites(graph, group)[0]),
-            )
-            return self._contracted(graph, weights, arriving, traces, zeros_select)
-        return gradients
+        leaves = whole_of(graph).leaves
+        by_state = [mu.get(leaf.name, jnp.zeros(leaf.shape, leaf.dtype)) for leaf in leaves]
+        arriving = to_rows(whole_of(graph), by_state)
+        return self._contracted(graph, weights, arriving, traces, zeros_select)
 
     def _run(
         self,
@@ -174,37 +146,26 @@ class NeighbourTraces:
         before: Traces,
     ) -> tuple[Weights, Traces]:
         """Return the gradients that learning signals give, step by step, and the last traces."""
-        moves = {
-            (site.relation.key, name): Move.of(site, name, self.n)
-            for site in trace_sites(graph)
-            for name in trace_shapes(site.relation)
-        }
-        sites = {site.relation.key: site for site in trace_sites(graph)}
-        select, names = records.zeros_select, {key: list(own) for key, own in before.items()}
+        whole = whole_of(graph)
+        assert whole.structure is not None
+        moves = [Move.of(own, whole.structure.transition) for own in entries_of(graph, self.n)]
         dtypes = jax.tree.map(lambda leaf: leaf.dtype, dict(before))
 
         def step(carry: Any, now: Any) -> Any:
             gradients, traces = carry
-            x, Df, J, restart, signal = now
-            entering = {key: _inputs(graph, sites[key], x, weights) for key in names}
-            new = {
-                key: {
-                    name: moves[key, name](
-                        J, _fresh(restart, traces[key][name]), entering[key][name], Df
-                    ).astype(traces[key][name].dtype)
-                    for name in names[key]
-                }
-                for key in names
-            }
+            recorded, restart, signal = now
+            if restart is not None:  # they are selected, not multiplied by zero: they may be NaN
+                goes_on = which_rows(whole, ~restart).any(1)
+                traces = jax.tree.map(lambda leaf: where_flagged(goes_on, leaf), traces)
+            traces = _advanced(graph, weights, recorded, moves, traces)
             if signal is not None:
-                found = self._contracted(graph, weights, signal, new, select)
+                found = self._contracted(graph, weights, signal, traces, records.zeros_select)
                 gradients = jax.tree.map(jnp.add, gradients, found)
-            return (gradients, new), None
+            return (gradients, traces), None
 
         zeros = jax.tree.map(jnp.zeros_like, weights)
-        assert records.J is not None
-        wide = widened(as_arrays(dict(before)), records.J.dtype)
-        over_time = (records.x, records.Df, records.J, records.restart, arriving)
+        wide = widened(as_arrays(dict(before)), row_dtype(whole))
+        over_time = (records.inputs, records.restart, arriving)
         (gradients, after), _ = scan_records(step, (zeros, wide), over_time, records.num_steps)
         return gradients, jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), after, dtypes)
 
@@ -216,36 +177,21 @@ class NeighbourTraces:
         traces: Traces,
         select: bool,
     ) -> Weights:
-        """Return the sums over numbers of signal and trace, as gradients of the operands."""
-        gradients: Weights = {}
-        for site in trace_sites(graph):
-            key, y = site.relation.key, site.relation.y_var.aval
-            shapes, reach = trace_shapes(site.relation), reach_of(site, self.n)
-            summed = {}
-            for name, trace in traces[key].items():
-                pairs = pairs_of(site, name, reach)
-                factor = arriving[:, pairs.numbers]
-                product = factor * widened(trace, factor.dtype)
-                product = jnp.where(factor == 0, 0, product) if select else product
-                total = jax.ops.segment_sum(
-                    product.T, pairs.entries, pairs.size, indices_are_sorted=True
-                ).T
-                summed[name] = total.reshape(shapes[name].shape)
-            ones = jnp.ones(y.shape, arriving.dtype)
-            gradients[key] = contract(*site.operation, ones, summed, weights[key])
+        """Return the sums over samples and numbers of signal and trace."""
+        gradients: Weights = jax.tree.map(jnp.zeros_like, weights)
+        for entries in entries_of(graph, self.n):
+            of_entry, of_number = entries.pairs
+            factor = arriving[:, of_number]
+            product = factor * widened(traces[entries.key][entries.name], factor.dtype)
+            product = jnp.where(factor == 0, 0, product) if select else product
+            total = jax.ops.segment_sum(
+                jnp.sum(product, 0), of_entry, len(entries.kinds), indices_are_sorted=True
+            )
+            gradients[entries.key] = {
+                **gradients[entries.key],
+                entries.name: total.reshape(entries.shape),
+            }
         return like(weights, gradients)
-
-
-def _names(group: HiddenGroup) -> str:
-    return ", ".join(f"'{state.name}'" for state in group.states)
-
-
-def _fresh(restart: jax.Array | None, trace: jax.Array) -> jax.Array:
-    """Return a trace that starts anew for flagged samples: it is selected, it may be NaN."""
-    if restart is None:
-        return trace
-    flags = restart[:, None] if restart.ndim else restart
-    return jnp.where(flags, 0, trace)
 
 
 def _signals(graph: ETraceGraph, signal: Signal) -> jax.Array:
@@ -253,32 +199,80 @@ def _signals(graph: ETraceGraph, signal: Signal) -> jax.Array:
 
     What the output of the next step in the chunk reads of a state is a part of its signal.
     """
-    (group,) = graph.traced_groups
-    found = {}
-    for a, state in enumerate(group.states):
-        found[a] = new_state_to_positions(group, a, signal[state.name])
-        if a in group.read_by_output:
-            late = old_state_to_positions(group, a, signal[pre_step_probe(state)])
-            found[a] = found[a] + jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
-    return _as_numbers(group, found, samples_of(trace_sites(graph, group)[0]))
+    found = {leaf.name: signal[leaf.name] for leaf in whole_of(graph).leaves}
+    for leaf in graph.read_by_output:
+        late = signal[pre_step_probe(leaf)]
+        found[leaf.name] += jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
+    return to_rows(whole_of(graph), list(found.values()))
 
 
-def _as_numbers(group: HiddenGroup, values: dict[int, jax.Array], samples: int) -> jax.Array:
-    """Bring arrays ``(*lead, *positions)`` of states to one ``(*lead, samples, numbers)``."""
-    lead = next(iter(values.values())).shape
-    lead = lead[: len(lead) - len(group.shape)]
-    zero = jnp.zeros((*lead, *group.shape), jnp.result_type(*values.values()))
-    parts = [values.get(a, zero).reshape(*lead, samples, -1) for a in range(group.num_states)]
-    return jnp.concatenate(parts, axis=-1)
+def _advanced(
+    graph: ETraceGraph,
+    weights: Weights,
+    recorded: tuple[jax.Array, ...],
+    moves: list[Move],
+    traces: ByOperand,
+) -> ByOperand:
+    """Return the traces after one recorded step."""
+    whole = whole_of(graph)
+    inputs, units = inputs_of_step(graph, weights, recorded), unit_rows(whole)
+    pulled = pulled_back(graph, inputs, units)
+    J = jnp.moveaxis(to_rows(whole, pulled.old), 1, 0)
+    others = [use for use in whole.uses if use.kind != "product"]
+    of_parameters = of_one_step(graph, others, inputs, pulled, units)
+    new: ByOperand = {}
+    for move in moves:
+        entries = move.entries
+        trace = traces[entries.key][entries.name]
+        use, outputs = entries.use, entries.outputs
+        if use is None:
+            entering = _at_pairs(entries, of_parameters[entries.key])
+        elif outputs is None:
+            whole_F = _of_operand(graph, use, entries.name, inputs, pulled)
+            entering = _at_pairs(entries, whole_F)
+        else:
+            entering = _outer(graph, use, entries, outputs, weights, pulled)
+        after = move(J, trace) + entering
+        new.setdefault(entries.key, {})[entries.name] = after.astype(trace.dtype)
+    return new
 
 
-def _inputs(
-    graph: ETraceGraph, site: TraceSite, x: dict[str, Any], weights: Weights
-) -> dict[str, jax.Array]:
-    """Return what enters every entry of the traces where the sensitivity is one."""
-    relation, y = site.relation, site.relation.y_var.aval
-    own = None if relation.x_var is None else x[x_key(graph, relation)]
-    own = None if own is None else own[None]
-    ones = jnp.ones((1, *y.shape), y.dtype)
-    found = accumulate(*site.operation, own, ones, weights[relation.key])
-    return {name: array.reshape(samples_of(site), -1) for name, array in found.items()}
+def _of_operand(
+    graph: ETraceGraph, use: ParameterUse, name: str, inputs: Inputs, pulled: PulledStep
+) -> jax.Array:
+    """Return ``F`` of one operand of a product, pulled back from every number."""
+    (place,) = places_of(graph, use)
+    found = of_product(graph, use, inputs, pulled.x[use.key][None], pulled.at[place][None])
+    return found[use.operands.index(int(name))]
+
+
+def _at_pairs(entries: Entries, F: jax.Array) -> jax.Array:
+    """Return ``(samples, pairs)`` of an array ``(samples, numbers, *shape)``."""
+    of_entry, of_number = entries.pairs
+    return F.reshape(*F.shape[:2], -1)[:, of_number, of_entry]
+
+
+def _outer(
+    graph: ETraceGraph,
+    use: ParameterUse,
+    entries: Entries,
+    outputs: np.ndarray,
+    weights: Weights,
+    pulled: PulledStep,
+) -> jax.Array:
+    """Return ``F`` at the pairs of an operand of which each entry goes into one output."""
+    product, (place,) = Product(graph, use), places_of(graph, use)
+    of_entry, of_number = entries.pairs
+    y_axis = None if use.y_axis is None else use.y_axis + 1
+    at = samples_first(pulled.at[place], y_axis)
+    at = at.reshape(*at.shape[:2], -1)[:, of_number, outputs[of_entry]]
+    ones = jnp.ones(of_one(product.y_aval.shape, use.y_axis), product.y_aval.dtype)
+
+    def met(x: jax.Array) -> jax.Array:
+        """Return what the entries are multiplied by."""
+        x = x if use.x_axis is None else jnp.expand_dims(x, use.x_axis)
+        return product.gradients(weights[entries.key], x, ones)[entries.name].ravel()
+
+    x = pulled.x[use.key]
+    each = met(x)[None] if use.x_axis is None else jax.vmap(met, in_axes=use.x_axis)(x)
+    return at * each[:, of_entry]

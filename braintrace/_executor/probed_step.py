@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TracedModel, Weights
-from .._jax import Atom, Var, struct_of
+from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TracedModel, Weights, WholeState
+from .._jax import Atom, Var, is_var, struct_of
 from .._jaxpr import evaluate
 from .jacobians import Inputs, with_weights
 from .zero import examples
@@ -38,9 +38,10 @@ def pre_step_probe(state: StateLeaf) -> str:
 
 def probe_shapes(graph: ETraceGraph) -> Probes:
     """Return the shapes of the probes, on traced states and on old values that outputs read."""
-    probes = {group.states[a].name: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
-    pre_step = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
-    return probes | {pre_step_probe(s): struct_of(s) for s in pre_step}
+    shapes = {group.states[a].name: struct_of(var.aval) for group, a, var in graph.new_hidden_vars}
+    if graph.whole is not None:
+        shapes = {state.name: struct_of(state) for state in graph.whole.leaves}
+    return shapes | {pre_step_probe(s): struct_of(s) for s in graph.read_by_output}
 
 
 def zero_probes(graph: ETraceGraph) -> Probes:
@@ -93,6 +94,19 @@ def probed_step(
         New value of every State leaf that the step writes, by its input variable.
     """
     inputs = hold_old_states(graph, inputs)
+    if graph.whole is None:
+        seen = _probed(graph, inputs, weights, probes)
+    else:
+        seen = _whole_probed(graph, graph.whole, inputs, probes)
+    pre_step = {
+        state.in_var: inputs[state.in_var] + probes[pre_step_probe(state)]
+        for state in graph.read_by_output
+    }
+    return finish(graph, {**inputs, **pre_step}, seen)
+
+
+def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes) -> dict[Var, Any]:
+    """Return the new traced states, group by group, each with its probe."""
     probed: dict[Var, tuple[HiddenGroup, Any]] = {}
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream
@@ -102,13 +116,26 @@ def probed_step(
         (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)
         probed[var] = (group, value + probes[group.states[a].name])
     seen = {v: value for v, (_, value) in probed.items()}
-    pre_step = {
-        group.states[a].in_var: inputs[group.states[a].in_var]
-        + probes[pre_step_probe(group.states[a])]
-        for group in graph.traced_groups
-        for a in group.read_by_output
-    }
-    return finish(graph, {**inputs, **pre_step}, {**seen, **_joined(graph, seen)})
+    return {**seen, **_joined(graph, seen)}
+
+
+def _whole_probed(
+    graph: ETraceGraph, whole: WholeState, inputs: Inputs, probes: Probes
+) -> dict[Var, Any]:
+    """Return all new states, each with its probe, as if none of them were computed from another.
+
+    Traces carry the way of every parameter into each of them.
+    """
+    parameters = {leaf.in_var for leaf in graph.traced.leaves if leaf.kind == "parameter"}
+    held = {v: jax.lax.stop_gradient(x) if v in parameters else x for v, x in inputs.items()}
+    new = {leaf.name: leaf.out_var for leaf in whole.leaves if leaf.out_var is not None}
+    values = dict(zip(new, evaluate(graph.traced.program, list(new.values()), held), strict=True))
+    seen: dict[Var, Any] = {}
+    for name, var in new.items():
+        if is_var(var) and var not in seen:  # a value that two states hold counts once
+            seen[var] = values[name] + probes[name]
+    by_name = {name: seen[var] for name, var in new.items() if is_var(var)}
+    return {**seen, **joined_states(graph.traced, by_name)}
 
 
 def finish(

@@ -46,7 +46,6 @@ from .sample_gradients import (
 )
 from .whole_state import (
     flags_of_samples,
-    forgets_old_states,
     from_rows,
     inputs_of_step,
     pushed_forward,
@@ -154,7 +153,7 @@ class RankOneTraces(PassingTraces):
     ) -> tuple[Traces, Traces | AfterStep]:
         """Return the traces after a step on its own, and what its gradient is to read."""
         after, found = _advanced(graph, weights, records, traces)
-        return after, found if found is not None and forgets_old_states(graph) else traces
+        return after, found if found is not None and not graph.read_by_output else traces
 
     def past_gradient(
         self,

@@ -61,9 +61,8 @@ def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Recor
 
 def restarted_probes(graph: ETraceGraph, probes: Probes, restart: jax.Array) -> Probes:
     """Return probes without those on old values that are not there any more."""
-    states = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
     pre_step = {}
-    for state in states:
+    for state in graph.read_by_output:
         probe = probes[pre_step_probe(state)]
         pre_step[pre_step_probe(state)] = jnp.where(over_first_axis(restart, probe.ndim), 0, probe)
     return {**probes, **pre_step}

@@ -31,7 +31,7 @@ from .restart import over_first_axis, restarted, restarted_probes
 from .window import probes_of_past, window_step
 
 RECORDED: frozenset[Record] = frozenset(
-    {"x", "x in parts", "D", "Df", "J", "step", "traces", "operands"}
+    {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
 )
 """What is recorded of a step where a learning rule needs it."""
 
@@ -167,9 +167,8 @@ def chunk_gradient(
     """
     signal = method.signal(graph, records, signal)
     gradients, after = method.gradient(graph, weights, records, signal, before, after)
-    states = [group.states[a] for group in graph.traced_groups for a in group.read_by_output]
-    if states:
-        late = {state.name: signal[pre_step_probe(state)] for state in states}
+    if graph.read_by_output:
+        late = {state.name: signal[pre_step_probe(state)] for state in graph.read_by_output}
         mu = jax.tree.map(lambda leaf: leaf[0], late)
         past = method.entry_gradient(graph, weights, mu, before, records.zeros_select)
         gradients = jax.tree.map(jnp.add, gradients, past)
@@ -181,6 +180,8 @@ def _of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
 
     Nobody reads these; but a loop that adds them up does not know, and computes them.
     """
+    if graph.whole is not None:
+        return gradients
     learning = {r.key: set(r.trainable_paths) for r in graph.hidden_param_op_relations}
     return {
         key: {
@@ -200,7 +201,7 @@ def recorded_step(
     graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
 ) -> tuple[list[jax.Array], dict[Var, jax.Array], Records]:
     """Run one step with given probes, and record what the learning rule needs."""
-    if graph.whole is not None:
+    if graph.passes_weights:
         return window_step(graph, inputs)
     inputs = with_answers(graph.traced, inputs)
     outputs, new_states = probed_step(graph, inputs, weights, probes)

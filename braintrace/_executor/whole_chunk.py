@@ -78,7 +78,7 @@ def pulled_through(
         rows = _rows_of_use(graph, use, rows_of)
         if use.kind == "product":
             (place,) = places_of(graph, use)
-            operands = _of_product(graph, use, fixed, x[use.key], _taken(at[place], rows, 1))
+            operands = of_product(graph, use, fixed, x[use.key], _taken(at[place], rows, 1))
         else:
             operands = _of_sums(use, sums[use.key], rows, whole.samples)
         for name, found in back_to_parameters(graph, use, fixed, operands).items():
@@ -112,7 +112,7 @@ def of_one_step(
         if use.kind == "product":
             (place,) = places_of(graph, use)
             factors = pulled.x[use.key][None], pulled.at[place][None]
-            operands = _of_product(graph, use, inputs, *factors)
+            operands = of_product(graph, use, inputs, *factors)
         else:
             sums = _of_step(graph, use, inputs, pulled, cotangents, None)
             operands = _of_sums(use, sums, rows, samples)
@@ -283,7 +283,7 @@ def _of_step(
     return list(jax.vmap(of_sample)(jnp.arange(whole_of(graph).samples)))
 
 
-def _of_product(
+def of_product(
     graph: ETraceGraph, use: ParameterUse, fixed: Inputs, x: jax.Array, at: jax.Array
 ) -> list[jax.Array]:
     """Return ``sum_s x^s (x) c^s`` for each operand, ``(samples, rows, *shape)``.

@@ -115,17 +115,6 @@ def inputs_of_step(
     return {**dict(zip(graph.recorded_inputs, recorded, strict=True)), **parameters}
 
 
-def forgets_old_states(graph: ETraceGraph) -> bool:
-    """Tell whether all that a step gives depends on its old states through the new ones alone."""
-    whole, traced = whole_of(graph), graph.traced
-    new = [leaf.out_var for leaf in whole.leaves]
-    written = [leaf.out_var for leaf in traced.leaves if leaf.out_var is not None]
-    others = [var for var in written if var not in new]
-    stops = frozenset(var for var in new if isinstance(var, Var))
-    behind = traced.program.depends_on([*traced.output_atoms, *others], stops)
-    return not any(leaf.in_var in behind for leaf in whole.leaves)
-
-
 def seen_by_layers(
     graph: ETraceGraph, inputs: Inputs
 ) -> list[tuple[tuple[int, ...], dict[Var, Any]]]:

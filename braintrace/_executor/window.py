@@ -139,7 +139,7 @@ def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var
     OptionError
         For a rule that passes weights, if a derivative is to go back to arguments of the step.
     """
-    if graph.whole is not None:
+    if graph.passes_weights:
         arguments = set(graph.traced.argument_vars)
         inputs = {v: _given(x) if v in arguments else x for v, x in inputs.items()}
     inputs = with_answers(graph.traced, inputs)

@@ -10,6 +10,7 @@ from .hidden_group import HiddenGroup as HiddenGroup
 from .influence import InfluenceMap as InfluenceMap
 from .influence import InjectionPoint as InjectionPoint
 from .make_report import report_of as report_of
+from .method import FOLLOWS_ALL as FOLLOWS_ALL
 from .method import Boundary as Boundary
 from .method import Record as Record
 from .method import Records as Records
@@ -32,5 +33,6 @@ from .traced_model import StateLeaf as StateLeaf
 from .traced_model import TracedModel as TracedModel
 from .whole_state import Layer as Layer
 from .whole_state import ParameterUse as ParameterUse
+from .whole_state import Structure as Structure
 from .whole_state import WholeState as WholeState
 from .whole_state import operand_key as operand_key

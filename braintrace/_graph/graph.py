@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from .._jax import Atom, Var
+from .._jax import Atom, Var, is_var
 from .._typing import Path
 from .diagnostics import Diagnostic
 from .hidden_group import HiddenGroup
@@ -34,7 +34,7 @@ class ETraceGraph:
         What the learning rule that the model was compiled for reads of every step, and what it
         carries from step to step; see `TraceMethod`.
     whole
-        The hidden states as one vector, for rules that pass weights, or do so within layers.
+        The hidden states as one vector, for rules that follow every way from state to state.
 
     Examples
     --------
@@ -81,6 +81,24 @@ class ETraceGraph:
         if self.whole is not None:
             return self.whole.leaves
         return tuple(state for group in self.traced_groups for state in group.states)
+
+    @property
+    def passes_weights(self) -> bool:
+        """Whether gradients go back through the steps of a chunk, and then to the traces."""
+        return self.whole is not None and self.whole.structure is None
+
+    @functools.cached_property
+    def read_by_output(self) -> tuple[StateLeaf, ...]:
+        """The traced states whose values before a step something reads but their new values."""
+        if self.whole is None:
+            groups = self.traced_groups
+            return tuple(group.states[a] for group in groups for a in group.read_by_output)
+        new = [leaf.out_var for leaf in self.whole.leaves]
+        written = [leaf.out_var for leaf in self.traced.leaves if leaf.out_var is not None]
+        others = [var for var in written if var not in new]
+        stops = frozenset(var for var in new if is_var(var))
+        behind = self.traced.program.depends_on([*self.traced.output_atoms, *others], stops)
+        return tuple(leaf for leaf in self.whole.leaves if leaf.in_var in behind)
 
     @property
     def hidden_paths(self) -> tuple[Path, ...]:
@@ -153,9 +171,6 @@ class ETraceGraph:
             transition = len(group.transition) if "D" in self.needs else 0
             blocks = transition + group.num_states
             total += group.num_positions * blocks * group.states[0].dtype.itemsize
-            if "J" in self.needs and group.dependence is not None:
-                numbers = group.num_positions * group.num_states
-                total += numbers * len(group.dependence) * group.states[0].dtype.itemsize
         return int(total)
 
     def __str__(self) -> str:

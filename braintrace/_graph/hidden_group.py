@@ -87,9 +87,6 @@ class HiddenGroup:
     delay_line
         Whether it is a delay line that only marked operations of later steps read: what is cut in
         it costs nothing.
-    dependence
-        For a rule that keeps neighbours, whether each new number of a sample depends on each old
-        one, by the structure of the step: state by state, ``(numbers, numbers)``.
     """
 
     index: int
@@ -104,7 +101,6 @@ class HiddenGroup:
     read_by_output: tuple[int, ...]
     downstream: tuple[int, ...]
     delay_line: bool
-    dependence: np.ndarray | None = None
 
     @property
     def paths(self) -> tuple[Path, ...]:

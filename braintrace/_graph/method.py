@@ -40,7 +40,7 @@ Traces: TypeAlias = Mapping[str, Any]
 TraceSpecs: TypeAlias = Mapping[str, Any]
 """The structure of traces, with a `TraceSpec` in the place of each array."""
 
-Record = Literal["x", "x in parts", "D", "Df", "J", "step", "traces", "operands"]
+Record = Literal["x", "x in parts", "D", "Df", "step", "traces", "operands"]
 """What can be recorded of a step; see `Records`.
 
 A rule that needs ``'x in parts'`` as well as ``'x'`` takes inputs that are `SideBySide`.
@@ -52,6 +52,9 @@ them, as well as to the parameters themselves.
 
 Boundary = Literal["closed", "cut", "diagonal", "neighbours", "layered", "passed"]
 """What a marked weight is on the way back from a state to the states before the step."""
+
+FOLLOWS_ALL: frozenset[Boundary] = frozenset({"neighbours", "layered", "passed"})
+"""Rules of the whole state, which follow every parameter, marked or not; see `WholeState`."""
 
 Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry", "state"]
 """What an axis of a trace runs over: samples, the positions that one output reaches, places of a
@@ -75,9 +78,6 @@ class Records:
     Df
         Derivatives of a state's new value with respect to an operation's output, in its layout, by
         relation and state.
-    J
-        Jacobian of the one hidden group of a model, by sample: new numbers by old ones, state by
-        state; ``None`` where no rule needs it.
     inputs
         What each step was run on: the inputs of its program that are no parameters, in order.
     restart
@@ -93,7 +93,6 @@ class Records:
     x: dict[str, jax.Array | SideBySide]
     D: dict[str, jax.Array]
     Df: dict[str, jax.Array]
-    J: jax.Array | None = None
     inputs: tuple[jax.Array, ...] = ()
     restart: jax.Array | None = None
     has_mask: bool = False
@@ -113,7 +112,7 @@ class Records:
 
 jax.tree_util.register_dataclass(
     Records,
-    data_fields=["D", "Df", "J", "inputs", "never", "restart", "x"],
+    data_fields=["D", "Df", "inputs", "never", "restart", "x"],
     meta_fields=["has_mask"],
 )
 
@@ -208,9 +207,10 @@ class TraceMethod(Protocol):
 
         ``'cut'``: the end. ``'diagonal'``: ``D`` has what one product, marked or plain, passes from
         each position to itself. ``'neighbours'``: a plain weight, as far as there are traces; the
-        hidden group knows its `dependence`. ``'passed'``: a plain weight; the gradient of a chunk
-        is then reverse mode through the chunk and `entry_gradient` of what arrives before it, the
-        graph has a `WholeState`, and operands are the parameters themselves. ``'layered'``: the
+        graph has a `WholeState` with its `Structure`, operands are the parameters themselves, and
+        learning signals are those of states as if none of them were computed from another.
+        ``'passed'``: a plain weight, and such a graph; the gradient of a chunk is reverse mode
+        through the chunk and `entry_gradient` of what arrives before it. ``'layered'``: the
         same, but the end on the way from a layer to what another one was before the step.
         ``'closed'``: a plain weight within the step, but no way leads to the states before it.
         """

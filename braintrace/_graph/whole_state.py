@@ -94,6 +94,25 @@ class Layer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Structure:
+    """Which of the ``n`` numbers of a sample's new state depend on what, by the program of a step.
+
+    Attributes
+    ----------
+    transition
+        On the numbers before the step: ``(n, n)``, new ones by old ones.
+    of_outputs
+        On the outputs that a product gives a sample, by the key of the use: ``(outputs, n)``.
+    of_parameters
+        On the entries of a parameter that enters in another way, by its name: ``(entries, n)``.
+    """
+
+    transition: np.ndarray
+    of_outputs: Mapping[str, np.ndarray]
+    of_parameters: Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class WholeState:
     """The hidden states of a step as one vector for every sample.
 
@@ -112,6 +131,9 @@ class WholeState:
     layers
         For a rule that leaves out what layers remember of each other: those, each after the ones
         that it reads. Empty: nothing is left out.
+    structure
+        For a rule that keeps neighbours: what depends on what. ``None``: weights
+        are passed.
     """
 
     leaves: tuple[StateLeaf, ...]
@@ -120,6 +142,7 @@ class WholeState:
     uses: tuple[ParameterUse, ...]
     reached: Mapping[str, tuple[int, ...]]
     layers: tuple[Layer, ...] = ()
+    structure: Structure | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:

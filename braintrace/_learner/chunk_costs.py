@@ -169,7 +169,8 @@ def work_of(algorithm: ETraceAlgorithm, record_bytes: int, passes: int = 3) -> W
         See `Work`.
     """
     equations = algorithm.graph.traced.program.equations
-    specs, whole = specs_of(algorithm.compiled.trace_specs), algorithm.graph.whole
+    specs = specs_of(algorithm.compiled.trace_specs)
+    whole = algorithm.graph.whole if algorithm.graph.passes_weights else None
     return Work(
         flops=sum(map(flops_of, equations)),
         operations=len(equations),

@@ -87,7 +87,7 @@ class SequenceGradient:
             raise OptionError(WINDOWS)
         self._chunks: RecordedChunk | WindowChunk = (
             WindowChunk(*arguments)
-            if is_window(self._algorithm) or graph.whole is not None
+            if is_window(self._algorithm) or graph.passes_weights
             else RecordedChunk(*arguments, steps_of(sequences))
         )
         self._cuts: Cuts = {}
