@@ -13,17 +13,16 @@ def unit_as_data(unit: saiunit.Unit) -> dict[str, Any]:
         "dimensions": [float(unit.dim.get_dimension(base)) for base in _BASES],
         "scale": float(unit.scale),
         "factor": float(unit.factor),
-        "name": unit.name if unit.is_fullname else None,
-        "dispname": unit.dispname if unit.is_fullname else None,
+        "name": str(unit),
     }
 
 
 def unit_of_data(data: dict[str, Any]) -> saiunit.Unit:
     """Return the unit of some data; two units are one if all but their names agree."""
+    dimension, name = saiunit.get_or_create_dimension(data["dimensions"]), data["name"]
+    unit = saiunit.Unit(dim=dimension, scale=data["scale"], factor=data["factor"])
+    if str(unit) == name:
+        return unit
     return saiunit.Unit(
-        dim=saiunit.get_or_create_dimension(data["dimensions"]),
-        scale=data["scale"],
-        factor=data["factor"],
-        name=data["name"],
-        dispname=data["dispname"],
+        dim=dimension, scale=data["scale"], factor=data["factor"], name=name, dispname=name
     )
