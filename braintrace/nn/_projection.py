@@ -14,7 +14,7 @@ from ._checked import checked
 class Projection(brainstate.nn.Module):
     r"""Several populations on one synapse: what they send adds up.
 
-    .. math:: g \leftarrow f\Big(g, \sum_p W_p(x_p)\Big)
+    .. math:: g \leftarrow f(g, \sum_p W_p(x_p))
 
     with a weight layer :math:`W_p` for each population and the step f of the synapse. The weights
     have traces of their own, the state of the synapse is there once.
