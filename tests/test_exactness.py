@@ -157,7 +157,8 @@ def bptt(model):
     xs, targets = data(model)
 
     def total():
-        return sum(loss(module(x), target) for x, target in zip(xs, targets, strict=True))
+        steps = brainstate.transform.for_loop(lambda x, y: loss(module(x), y), xs, targets)
+        return steps.sum()
 
     weights = module.states(brainstate.ParamState)
     return leaves(brainstate.transform.jit(brainstate.transform.grad(total, weights))())

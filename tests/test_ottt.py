@@ -113,6 +113,7 @@ def test_the_network_of_the_paper_with_every_driver():
     assert_gradients_close(gradient(first=4), summed(steps[4:]), 1e-5, "after steps without a loss")
     learner.reset_state()
     own = brainstate.transform.grad(step_fn, weights_of(learner.algorithm.model))
+    own = brainstate.transform.jit(own)
     for x, target, expected in zip(xs[:2], targets[:2], steps, strict=False):
         assert_gradients_close(named(own(x, target)), expected, 1e-5, "a gradient of one's own")
 
@@ -146,9 +147,10 @@ def test_a_stream_that_descends_equals_single_steps():
     learner = build_learner(case, "ottt")
     weights = weights_of(learner.algorithm.model)
     own = brainstate.transform.grad(lambda x, y: case.loss(learner(x), y), weights)
+    own = brainstate.transform.jit(own)
     for x, target in zip(*case.sequences(2, 6), strict=True):
         for path, gradient in own(x, target).items():
-            weights[path].value = weights[path].value - 0.1 * gradient
+            weights[path].value = np.asarray(weights[path].value) - np.float32(0.1) * gradient
     expected = named({path: weight.value for path, weight in weights.items()})
     assert_gradients_close(found, expected, 1e-5)
 
@@ -181,15 +183,17 @@ def test_every_operation(case):
     )
 
     def recursion(parameters):
-        h, eps_x = jnp.zeros((BATCH, *case.hidden)), jnp.zeros(case.inputs.shape[1:])
-        total = jax.tree.map(jnp.zeros_like, parameters)
-        for x in case.inputs:
+        def step(carried, x):
+            h, eps_x = carried
             y = case.plain(x, parameters)
             h, eps_x = LEAK * h + jnp.tanh(y), DECAY * eps_x + x
-            _, pull_back = jax.vjp(lambda p, x=eps_x: case.plain(x, p), parameters)
+            _, pull_back = jax.vjp(lambda p: case.plain(eps_x, p), parameters)
             factor = jax.grad(loss)(h) * (1 - jnp.tanh(y) ** 2)
-            total = jax.tree.map(jnp.add, total, pull_back(factor)[0])
-        return total
+            return (h, eps_x), pull_back(factor)[0]
+
+        start = jnp.zeros((BATCH, *case.hidden)), jnp.zeros(case.inputs.shape[1:])
+        _, found = jax.lax.scan(step, start, case.inputs)
+        return jax.tree.map(lambda leaf: leaf.sum(0), found)
 
     assert_gradients_close(found, jax.jit(recursion)(case.parameters), 1e-5, case.name)
 
