@@ -34,7 +34,7 @@ def test_blocks_end_where_something_is_told(steps, unit, log_every):
     assert set(range(log_every or steps, steps, log_every or steps)) <= set(stops)
     assert all(start % unit == 0 for start in starts)
     lengths = [stop - start for start, stop in blocks]
-    assert max(lengths) <= max(500, unit)
+    assert max(lengths) <= max(1000, unit)
     assert len(set(lengths)) <= 3
     assert steps < 1000 or len(blocks) < 0.1 * steps
 

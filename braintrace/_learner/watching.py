@@ -33,7 +33,7 @@ from .chunks import windows_of
 if TYPE_CHECKING:
     from .learner import Learner
 
-PARTS, LONGEST = 20, 500
+PARTS, LONGEST = 10, 1000
 """A sequence has about so many blocks, and more where these would have more steps than that."""
 
 Metrics: TypeAlias = dict[str, Any]
