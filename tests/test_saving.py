@@ -38,7 +38,14 @@ from braintrace._saving import checkpoint, store, trees, units
 
 TESTS = pathlib.Path(__file__).parent
 SEARCHED = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
-ROWS = [pytest.param(rule.case, name, id=name) for name, rule in RULES.items()]
+BY_DAY = ("immediate", "d_rtrl", "es_d_rtrl", "snap 2", "ottt", "uoro")
+"""Rules whose traces are of kinds of their own."""
+
+
+def rows():
+    for name, rule in RULES.items():
+        marks = [] if name in BY_DAY else [pytest.mark.nightly]
+        yield pytest.param(rule.case, name, id=name, marks=marks)
 
 
 def randomised(learner, seed):
@@ -67,7 +74,7 @@ def shared():
 # --- what comes back
 
 
-@pytest.mark.parametrize(("case", "rule"), ROWS)
+@pytest.mark.parametrize(("case", "rule"), [*rows()])
 def test_every_rule_comes_back(case, rule, tmp_path):
     learner = build_learner(cases.BY_NAME[case], rule)
     saved = jax.device_get(randomised(learner, 1))
@@ -137,7 +144,8 @@ def test_batch_styles_come_back(style, tmp_path):
     assert_same_bits(state_of(learner), saved)
 
 
-@pytest.mark.parametrize("driver", ["online", pytest.param("grad", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("driver", ["online", "grad"])
 def test_a_run_goes_on_as_if_nothing_had_happened(driver, tmp_path):
     """Also: it is not disturbed by being saved, and may be saved at the start of a sequence."""
     alone, saved, resumed = (Run(driver=driver) for _ in range(3))
@@ -173,7 +181,7 @@ def started(*arguments):
 
 
 def test_a_process_that_is_killed_leaves_what_a_run_goes_on_from(tmp_path):
-    """Most of its time, this one saves."""
+    """Most of its time, this one saves. It is compared with a run that does not."""
     with started("alif", "online", tmp_path, 10_000) as process:
         process.stdout.readline()
         time.sleep(random.uniform(0, 0.2))
