@@ -16,6 +16,7 @@ from assertions import assert_gradients_close
 from ops_catalogue import restored_registries
 
 import braintrace
+from braintrace._executor import blocks
 
 LENGTH, BATCH, INPUTS, OUTPUTS = 7, 3, 5, 4
 ALPHA, DECAY = 0.7, 0.8
@@ -181,8 +182,13 @@ def by_name(gradients):
     return {path[-1]: np.asarray(value) for path, value in gradients.items()}
 
 
-def build(case, batched=True, **options):
-    operation = case.operation(case.input_filter, batched)
+def of_the_library(x, weight, bias):
+    """It takes in the steps of a chunk at once."""
+    return braintrace.embedding(x, weight) + braintrace.element_wise(bias)
+
+
+def build(case, batched=True, operation=None, **options):
+    operation = operation or case.operation(case.input_filter, batched)
     example = jnp.asarray(case.xs[0])
     return braintrace.compile(
         Leaky(operation),
@@ -199,16 +205,25 @@ def step_of(learner):
     return lambda x: loss(learner(x))
 
 
-@each_case
-def test_a_mapped_operation_equals_the_recursion(case):
-    learner, xs = build(case, batched=False), jnp.asarray(case.xs)
+@pytest.mark.parametrize(
+    ("case", "operation"),
+    [(CASES[0], None), (CASES[1], None), (CASES[1], of_the_library)],
+    ids=["sine", "embedding", "of the library"],
+)
+def test_a_mapped_operation_equals_the_recursion(case, operation):
+    learner, xs = build(case, batched=False, operation=operation), jnp.asarray(case.xs)
     found = learner.etrace_grad(xs, step_fn=step_of(learner), reduction="sum", chunk_size=3)
     assert_gradients_close(by_name(found), summed(recursion(case)[0]), 1e-5)
 
 
-def test_chunks_restarts_and_streams_equal_the_recursion():
+@pytest.mark.parametrize(
+    "operation",
+    [pytest.param(None, marks=pytest.mark.nightly), of_the_library],
+    ids=["of the user", "of the library"],
+)
+def test_chunks_restarts_and_streams_equal_the_recursion(operation, monkeypatch):
     case = CASES[1]
-    learner, xs = build(case), jnp.asarray(case.xs)
+    learner, xs = build(case, operation=operation), jnp.asarray(case.xs)
     expected, _ = recursion(case)
 
     def gradient(xs, **options):
@@ -221,8 +236,11 @@ def test_chunks_restarts_and_streams_equal_the_recursion():
     flags = np.zeros((LENGTH, BATCH), bool)
     flags[tuple(zip(*resets, strict=True))] = True
     learner.reset_state()
-    found = gradient(xs, reset=flags, chunk_size=2)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(blocks, "SHORTEST_BLOCK", 3)
+    found = gradient(xs, reset=flags, chunk_size=5)
     assert_gradients_close(found, summed(recursion(case, resets)[0]), 1e-5, "restarts")
+    of_chunks = learner.algorithm.traces.value["x"]
 
     zeros = {"weight": jnp.zeros_like(WEIGHT), "bias": jnp.zeros(OUTPUTS)}
     total = brainstate.ShortTermState(zeros)
@@ -231,8 +249,9 @@ def test_chunks_restarts_and_streams_equal_the_recursion():
         total.value = {name: kept + gradients[(name,)] for name, kept in total.value.items()}
 
     learner.reset_state()
-    learner.etrace_online(xs, step_fn=step_of(learner), update_fn=keep)
-    assert_gradients_close(total.value, summed(expected), 1e-5, "stream")
+    learner.etrace_online(xs, step_fn=step_of(learner), update_fn=keep, reset=flags)
+    assert_gradients_close(total.value, summed(recursion(case, resets)[0]), 1e-5, "stream")
+    assert_gradients_close(learner.algorithm.traces.value["x"], of_chunks, 1e-5, "traces")
 
 
 @pytest.mark.parametrize(

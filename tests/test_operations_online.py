@@ -142,10 +142,8 @@ def test_a_chunk_from_zero_traces_builds_nothing_of_the_size_of_a_table(algorith
     body = differentiating(learner, request, arguments)
     values = [state.value for state in body.states({})]
     found = [*sizes(jax.make_jaxpr(body.run)(values, None, *arguments).jaxpr)]
-    of_table = STEPS * BATCH * words if algorithm == "es_d_rtrl" else words * units
-    assert max(size for size, _ in found) <= max(of_table, words * units)
-    in_steps = BATCH * words if algorithm == "es_d_rtrl" else words
-    assert max(size for size, inside in found if inside) <= in_steps
+    assert max(size for size, _ in found) <= words * units
+    assert max(size for size, inside in found if inside) <= words
     report = learner.report()
     traces = {"d_rtrl": 4 * BATCH * words * units, "es_d_rtrl": 4 * BATCH * (words + units + 1)}
     assert report.carried_bytes == traces[algorithm]

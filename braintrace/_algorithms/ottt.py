@@ -20,7 +20,9 @@ import jax.numpy as jnp
 from .._arguments import DECAY, check_option
 from .._etrace_op import Arrays
 from .._executor.blocks import in_blocks
-from .._executor.direct import like
+from .._executor.direct import add, like
+from .._executor.filtered_factors import apart, factors_to_filter, moved_on
+from .._executor.filtered_factors import gradients as filtered_factors
 from .._executor.filtered_products import ByGroup, at_entry, contract, contract_once, factors
 from .._executor.filters import of_active, outputs_of, specs_of_outputs, whole
 from .._executor.input_filters import check_filtered_inputs, specs_of_inputs, take_in
@@ -85,10 +87,11 @@ class InputTraces:
         def step(kept: Arrays, now: Any) -> tuple[Arrays, None]:
             return take_in(graph, self.decay, kept, *now)[1], None
 
-        before = as_arrays(traces)
+        stepwise, once = apart(graph, records, traces[self._key])
         recorded = records.x, records.restart
-        last, _ = scan_records(step, before[self._key], recorded, records.num_steps)
-        return self._after(graph, records, before, last)
+        last, _ = scan_records(step, as_arrays(stepwise), recorded, records.num_steps)
+        last |= moved_on(graph, self.decay, records, once)
+        return self._after(graph, records, traces, last)
 
     def gradient(
         self,
@@ -100,7 +103,8 @@ class InputTraces:
         after: Traces | None = None,
     ) -> tuple[Weights, Traces]:
         """Return the gradient of a recorded chunk, and the traces after it."""
-        products, before = products_of_gradient(records), as_arrays(before)
+        products = products_of_gradient(records)
+        stepwise, once = apart(graph, records, before[self._key])
         by_group = {group.index: signals(group, signal) for group in graph.traced_groups}
         recorded = records.x, records.restart, _in_slots(graph, by_group), records.Df
 
@@ -109,12 +113,15 @@ class InputTraces:
             eps_x, kept = take_in(graph, self.decay, kept, x, restart)
             return kept, (eps_x, factors(graph, signal_now, Df, products))
 
-        def run(start: Arrays, scan: Callable[..., Any]) -> tuple[Arrays, Weights]:
+        def run(start: Arrays, scan: Callable[..., Any]) -> tuple[Arrays, Weights, Arrays]:
             last, (eps_x, found) = scan(step, start, recorded)
-            return last, contract(graph, weights, eps_x, found, products)
+            gradients = contract(graph, weights, eps_x, found, products)
+            return last, gradients, factors_to_filter(graph, once, found)
 
-        last, gradients = in_blocks(run, before[self._key], weights, records.num_steps)
-        return like(weights, gradients), self._after(graph, records, before, last)
+        last, gradients, found = in_blocks(run, as_arrays(stepwise), weights, records.num_steps)
+        of_once = filtered_factors(graph, self.decay, weights, records, once, found, products)
+        last |= moved_on(graph, self.decay, records, once)
+        return like(weights, add(gradients, of_once)), self._after(graph, records, before, last)
 
     def entry_gradient(
         self,

@@ -38,6 +38,7 @@ from .registry import ETP_RULES_XY_TO_DW as ETP_RULES_XY_TO_DW
 from .registry import ETP_RULES_YW_TO_W as ETP_RULES_YW_TO_W
 from .registry import Arrays as Arrays
 from .rules import accumulate as accumulate
+from .rules import add_steps_to_filter as add_steps_to_filter
 from .rules import add_to_filter as add_to_filter
 from .rules import contract as contract
 from .rules import init_trace as init_trace
@@ -47,6 +48,7 @@ from .rules import pull_back as pull_back
 from .rules import pull_back_filtered as pull_back_filtered
 from .rules import select_outputs as select_outputs
 from .rules import squared_norms as squared_norms
+from .rules import takes_in_steps as takes_in_steps
 from .rules import zero_filter as zero_filter
 from .side_by_side import SideBySide as SideBySide
 from .side_by_side import as_one as as_one

@@ -6,7 +6,8 @@ Shapes: indices ``(batch,)`` or ``()``, weight ``(rows, out)``, y ``(batch, out)
 is a product with a one-hot input that is never built: :math:`\partial y_{bo} / \partial w_{io}` is
 one where ``i`` is the index, and the exact trace has the weight's shape, one per sample. The
 gradient of a chunk that starts from zero traces is a sum over looked-up rows alone. A low-pass of
-the input counts how often, and how long ago, each row was looked up.
+the input counts how often, and how long ago, each row was looked up; along a chunk the factors of
+outputs are filtered instead, and added to the rows.
 """
 
 import functools
@@ -108,6 +109,17 @@ def _count(counts: jax.Array, indices: jax.Array, *, rows: int) -> jax.Array:
     return (jax.vmap(counted) if indices.ndim else counted)(counts, indices)
 
 
+def _count_steps(
+    counts: jax.Array, indices: jax.Array, factors: jax.Array, *, rows: int
+) -> jax.Array:
+    def counted(own: jax.Array, index: jax.Array, factor: jax.Array) -> jax.Array:
+        return own.at[index].add(factor.astype(own.dtype), mode="drop")
+
+    if indices.ndim == 2:
+        counted = jax.vmap(counted, in_axes=(0, 1, 1))
+    return counted(counts, indices, factors)
+
+
 def _pull_back_counts(
     counts: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, rows: int
 ) -> Arrays:
@@ -124,7 +136,7 @@ _spec = functools.partial(
     init_pp=init_output_trace,
     trainable_invars_fn=conventional_trainable_invars,
     x_invar_index=0,
-    input_filter=InputFilter(init=_init_counts, add=_count, pull_back=_pull_back_counts),
+    input_filter=InputFilter(_init_counts, _count, _pull_back_counts, _count_steps),
     accumulate=_accumulate,
     squared_norms=_squared_norms,
     select_outputs=_select_outputs,

@@ -9,7 +9,7 @@ from .._errors import PrimitiveError
 
 @dataclass(frozen=True)
 class InputFilter:
-    r"""Three functions that carry a low-pass of some function of an operation's input.
+    r"""Functions that carry a low-pass of some function of an operation's input.
 
     ES_D_RTRL keeps :math:`\epsilon_x \leftarrow \alpha\, \epsilon_x + \phi(x)` and pulls
     factors back to the weights with :math:`\epsilon_x` in the place of the input. With
@@ -30,6 +30,13 @@ class InputFilter:
         ``pull_back(trace, hidden_dim, weights, **static_params) -> gradients``: as ``xy_to_dw``,
         with :math:`\phi(x)` in the place of ``x``. A gradient is linear in ``trace``, or does not
         depend on it (a bias).
+    add_steps : callable, optional
+        ``add_steps(trace, x, factors, **static_params) -> trace``:
+        :math:`\epsilon_x + \sum_s f^s \phi(x^s)`, for the inputs of several steps, time first,
+        and a factor for each of them (and for each sample of a batched primitive). For a filter
+        that is much larger than what it takes in: a chunk of steps then changes it once, and the
+        factors of the outputs are filtered instead. That needs gradients that are all linear in
+        ``trace``; with others it is not used.
 
     Raises
     ------
@@ -52,9 +59,11 @@ class InputFilter:
     init: Callable[..., Any]
     add: Callable[..., Any]
     pull_back: Callable[..., Any]
+    add_steps: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("init", "add", "pull_back"):
+        given = () if self.add_steps is None else ("add_steps",)
+        for name in ("init", "add", "pull_back", *given):
             if not callable(getattr(self, name)):
                 raise PrimitiveError(
                     f"`{name}` of an `InputFilter` must be callable, got {getattr(self, name)!r}."

@@ -75,6 +75,25 @@ def add_to_filter(primitive: ETPPrimitive, params: Params, kept: Any, x: Any) ->
     return kept + x if spec.input_filter is None else spec.input_filter.add(kept, x, **params)
 
 
+def takes_in_steps(primitive: ETPPrimitive) -> bool:
+    """Tell whether the inputs of several steps can be added to a filter at once."""
+    own = get_primitive_spec(primitive).input_filter
+    return own is not None and own.add_steps is not None
+
+
+def add_steps_to_filter(
+    primitive: ETPPrimitive, params: Params, kept: Any, x: Any, factors: Any
+) -> Any:
+    """Return a filter that has taken in the inputs of ``K`` steps, times ``(K, [batch])`` factors.
+
+    Only of operations that `takes_in_steps`.
+    """
+    own = get_primitive_spec(primitive).input_filter
+    assert own is not None
+    assert own.add_steps is not None
+    return own.add_steps(kept, x, factors, **params)
+
+
 def pull_back_filtered(
     primitive: ETPPrimitive, params: Params, filtered: Any, hidden_dim: Any, weights: Arrays
 ) -> Arrays:

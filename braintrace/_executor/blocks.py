@@ -17,6 +17,7 @@ from .recursion import scan_block, scan_records
 from .zero import widened
 
 Carry = TypeVar("Carry")
+Kept = TypeVar("Kept")
 
 BLOCK_BYTES = 2**23
 """What a block of steps may write, to stay in the caches."""
@@ -24,17 +25,18 @@ SHORTEST_BLOCK = 16
 
 
 def in_blocks(
-    run: Callable[[Carry, Callable[..., Any]], tuple[Carry, Weights]],
+    run: Callable[[Carry, Callable[..., Any]], tuple[Carry, Weights, Kept]],
     start: Carry,
     weights: Weights,
     steps: int,
-) -> tuple[Carry, Weights]:
+) -> tuple[Carry, Weights, Kept]:
     """Return what is carried after all steps of a chunk, and the sum of their gradients.
 
     Parameters
     ----------
     run
-        ``(carry, scan) -> (carry, gradients)`` of some steps, by ``scan(step, carry, records)``.
+        ``(carry, scan) -> (carry, gradients, kept)`` of some steps, by ``scan(step, carry,
+        records)``; what is kept of every step has time as its first axis.
     start
         What is carried before the first step. A step writes about as much.
     weights
@@ -48,16 +50,21 @@ def in_blocks(
 
     def add_block(
         carry: tuple[Carry, Weights], first: jax.Array | int, size: int
-    ) -> tuple[Carry, Weights]:
-        after, gradients = run(carry[0], functools.partial(scan_block, first=first, length=size))
-        return after, jax.tree.map(jnp.add, carry[1], gradients)
+    ) -> tuple[tuple[Carry, Weights], Kept]:
+        scan = functools.partial(scan_block, first=first, length=size)
+        after, gradients, kept = run(carry[0], scan)
+        return (after, jax.tree.map(jnp.add, carry[1], gradients)), kept
 
     # Sums in half precision would stop growing.
     carry = (start, widened(jax.tree.map(jnp.zeros_like, weights), jnp.float32))
     rest = steps % length
     firsts = jnp.arange(0, steps - rest, length)
-    carry, _ = jax.lax.scan(lambda c, first: (add_block(c, first, length), None), carry, firsts)
-    return add_block(carry, steps - rest, rest) if rest else carry
+    carry, kept = jax.lax.scan(lambda c, first: add_block(c, first, length), carry, firsts)
+    kept = jax.tree.map(lambda leaf: leaf.reshape(steps - rest, *leaf.shape[2:]), kept)
+    if rest:
+        carry, last = add_block(carry, steps - rest, rest)
+        kept = jax.tree.map(lambda *parts: jnp.concatenate(parts), kept, last)
+    return *carry, kept
 
 
 def _length(steps: int, carry: Any) -> int:

@@ -56,12 +56,13 @@ def factors(graph: ETraceGraph, signal: Arrays, f: Arrays, products: Products) -
 def contract(
     graph: ETraceGraph, weights: Weights, eps_x: Arrays, factors: Arrays, products: Products
 ) -> Weights:
-    """Return the gradients of all relations, over time and batch at once."""
+    """Return the gradients of all relations whose filter is given, over time and batch at once."""
     gradients = jax.tree.map(jnp.zeros_like, weights)
     shared = output_keys(graph)
     for site in trace_sites(graph):
         relation, name = site.relation, shared[site.key(site.influence.reached[0])]
-        if name in factors:
+        is_known = relation.x_var is None or filter_key(graph, relation) in eps_x
+        if name in factors and is_known:
             x = None if relation.x_var is None else eps_x[filter_key(graph, relation)]
             x = products.inputs(site, x, factors[name])
             part = pull_back_filtered(*site.operation, x, factors[name], weights[relation.key])

@@ -48,18 +48,23 @@ def check_filtered_inputs(graph: ETraceGraph, rule: str) -> None:
 
 
 def _is_linear_in_input(relation: HiddenParamOpRelation) -> bool:
+    try:
+        kinds = kinds_of_gradients(relation)
+    except Exception:  # a rule for integers, such as an index, may fail for anything else
+        return False
+    return Kind.OTHER not in kinds
+
+
+def kinds_of_gradients(relation: HiddenParamOpRelation) -> list[Kind]:
+    """Return how the gradients of an operation's weights depend on the filter of its input."""
     operation = relation.primitive, relation.params
-    filtered = _shape_of_filter(relation)
     weights = {name: struct_of(var.aval) for name, var in relation.trainable_vars.items()}
 
     def pulled_back(x: jax.Array, factor: jax.Array, weights: Arrays) -> Arrays:
         return pull_back_filtered(*operation, x[None], factor[None], weights)
 
-    try:
-        kinds = kinds_of(pulled_back, filtered, struct_of(relation.y_var.aval), weights)
-    except Exception:  # a rule for integers, such as an index, may fail for anything else
-        return False
-    return Kind.OTHER not in kinds
+    y = struct_of(relation.y_var.aval)
+    return kinds_of(pulled_back, _shape_of_filter(relation), y, weights)
 
 
 def _shape_of_filter(relation: HiddenParamOpRelation) -> jax.ShapeDtypeStruct:
@@ -90,7 +95,7 @@ def specs_of_inputs(graph: ETraceGraph) -> dict[str, TraceSpec]:
             operand_axes(relation, len(shape.shape), "input"),
             relation=key,
             operand="input",
-            samples=functools.partial(_rows_of_samples, graph, key, len(shape.shape)),
+            samples=functools.partial(rows_of_samples, graph, key, len(shape.shape)),
         )
     return specs
 
@@ -106,11 +111,11 @@ def operand_axes(relation: HiddenParamOpRelation, ndim: int, last: Role) -> tupl
 def take_in(
     graph: ETraceGraph, alpha: float, kept: Arrays, x: Arrays, restart: jax.Array | None
 ) -> tuple[Arrays, Arrays]:
-    """Return ``α ε_x + x`` of one more step, and the same as it is kept.
+    """Return ``α ε_x + x`` of one more step, and the same as it is kept, for the filters given.
 
     Samples whose flag is set start anew before it.
     """
-    by_key = inputs_of(graph)
+    by_key = {key: relation for key, relation in inputs_of(graph).items() if key in kept}
     before = {key: widened(eps, by_key[key].y_var.aval.dtype) for key, eps in kept.items()}
     if restart is not None:
         before = inputs_started_anew(graph, before, restart)
@@ -124,12 +129,12 @@ def take_in(
 def inputs_started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) -> Arrays:
     """Return filters of inputs that start anew for some samples, or all."""
     return {
-        key: jnp.where(_rows_of_samples(graph, key, eps.ndim, restart), 0, eps)
+        key: jnp.where(rows_of_samples(graph, key, eps.ndim, restart), 0, eps)
         for key, eps in inputs.items()
     }
 
 
-def _rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -> jax.Array:
+def rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -> jax.Array:
     """Return which rows of a filter of inputs belong to samples whose flag is set."""
     rows = [
         _rows(site, flags)

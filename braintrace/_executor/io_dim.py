@@ -39,7 +39,9 @@ from .._graph import (
     Weights,
 )
 from .blocks import in_blocks
-from .direct import like
+from .direct import add, like
+from .filtered_factors import apart, factors_to_filter, moved_on
+from .filtered_factors import gradients as filtered_factors
 from .filtered_products import ByGroup, at_entry, contract, contract_once, factors
 from .filters import (
     Filters,
@@ -110,8 +112,10 @@ class InputOutputTraces:
         over_chunk = functools.partial(
             scan_records, records=recorded_inputs(graph, records), steps=records.num_steps
         )
-        start = filters_of(graph, traces)
+        stepwise, once = apart(graph, records, traces["x"])
+        start = filters_of(graph, {**traces, "x": stepwise})
         after, _ = run_filters(graph, self.decay, lambda *_: None, start, over_chunk)
+        after["x"] |= moved_on(graph, self.decay, records, once)
         counts = counts_of(self.decay, graph, records, traces)
         return traces_of(self.decay, graph, after, counts[-1])
 
@@ -136,17 +140,23 @@ class InputOutputTraces:
         corrected = jax.vmap(functools.partial(_corrected, self.decay, graph))(by_group, counts)
         recorded = recorded_inputs(graph, records, corrected)
         products = products_of_gradient(records)
+        stepwise, once = apart(graph, records, before["x"])
 
         def of_step(eps_x: Arrays, eps_f: Arrays, now: Arrays) -> tuple[Arrays, Arrays]:
             return eps_x, factors(graph, now, eps_f, products)
 
-        def run(start: Filters, scan: Callable[..., Any]) -> tuple[Filters, Weights]:
+        def run(start: Filters, scan: Callable[..., Any]) -> tuple[Filters, Weights, Arrays]:
             over_records = functools.partial(scan, records=recorded)
             last, (eps_x, found) = run_filters(graph, self.decay, of_step, start, over_records)
-            return last, contract(graph, weights, eps_x, found, products)
+            gradients = contract(graph, weights, eps_x, found, products)
+            return last, gradients, factors_to_filter(graph, once, found)
 
-        last, gradients = in_blocks(run, filters_of(graph, before), weights, records.num_steps)
-        return like(weights, gradients), traces_of(self.decay, graph, last, counts[-1])
+        start = filters_of(graph, {**before, "x": stepwise})
+        last, gradients, found = in_blocks(run, start, weights, records.num_steps)
+        of_once = filtered_factors(graph, self.decay, weights, records, once, found, products)
+        last["x"] |= moved_on(graph, self.decay, records, once)
+        gradients = like(weights, add(gradients, of_once))
+        return gradients, traces_of(self.decay, graph, last, counts[-1])
 
     def entry_gradient(
         self,
