@@ -162,6 +162,13 @@ def wrapped(net, z, x):
     return net.o.value
 
 
+def of_thresholds(net, z, x):
+    """What is filtered has a parameter in it, with a mark."""
+    past = jnp.tanh(z - braintrace.element_wise(net.theta.value))
+    net.o.value = 0.8 * net.o.value + past @ net.w_out.value
+    return net.o.value
+
+
 # --- readouts that are none
 
 
@@ -210,6 +217,12 @@ def clipped_on_the_way(net, z, x):
     return net.o.value
 
 
+def plain_inside(net, z, x):
+    """The parameter in what is filtered has no mark."""
+    net.o.value = 0.8 * net.o.value + jnp.tanh(z - net.theta.value) @ net.w_out.value
+    return net.o.value
+
+
 def in_one_state(net, z, x):
     first, second = z @ net.w_out.value, z @ net.w_two.value
     net.both.value = 0.8 * net.both.value + jnp.stack([first, second], axis=-1)
@@ -229,6 +242,7 @@ WEIGHTS = {
     "s": np.asarray(0.4),
     "tau": np.asarray(2.5),
     "d": np.linspace(0.6, 0.9, OUTPUTS),
+    "theta": values(12, H, scale=0.3),
 }
 FIXED = {"back": values(11, H, OUTPUTS), "on": np.asarray(1.0)}
 STATES = {
@@ -303,6 +317,7 @@ ODD = [
     Row(alif, twice, 1),
     Row(decaying, of_the_layer, 3),
     Row(lif, wrapped, 1),
+    Row(rates, of_thresholds, 1),
 ]
 """Linear ones that are written in another way."""
 OTHERS = [

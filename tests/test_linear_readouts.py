@@ -102,6 +102,22 @@ def test_what_is_no_linear_readout_stays_as_it_is_and_says_why(row):
         assert_same_bits(*map(sequence_gradient, (learner, as_before)))
 
 
+def test_a_plain_parameter_in_what_is_filtered_is_told():
+    """All others are exact; with a mark, by hand or by the compiler, it is as well."""
+    row = readouts.Row(readouts.rates, readouts.plain_inside)
+    with pytest.warns(braintrace.ApproximationWarning, match="'theta' enters what the readout 'o'"):
+        learner = braintrace.compile(
+            row.module(), "d_rtrl", readouts.data()[0][0], batch_size=BATCH
+        )
+    (told,) = learner.graph.diagnostics
+    assert (told.kind, told.paths) == ("plain-in-readout", ("theta", "o"))
+    found, expected = sequence_gradient(learner), bptt(row)
+    assert_gradients_differ({"theta": found.pop("theta")}, {"theta": expected["theta"]}, 0.05)
+    assert_gradients_close(found, {name: expected[name] for name in found}, TOLERANCE)
+    marked = learner_of(row, mark="auto")
+    assert_gradients_close(sequence_gradient(marked), expected, TOLERANCE)
+
+
 # --- every path
 
 

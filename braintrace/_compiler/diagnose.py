@@ -11,7 +11,7 @@ from .backward import about_outputs, bent_uses
 from .diagnose_groups import BENT, CHANGE_AFTERWARDS, about_group, names_of
 from .grouped_step import GroupedStep
 from .marked_operations import MarkedOperation
-from .untraced import also_plain, carried_without_a_trace
+from .untraced import also_plain, carried_without_a_trace, plain_in_readouts
 from .upstream import Upstream
 
 
@@ -43,6 +43,7 @@ def diagnose(
     yield from step.traced.unmarked
     yield from _partly_mixed(step, relations)
     yield from also_plain(step, relations)
+    yield from plain_in_readouts(step)
     yield from carried_without_a_trace(step, () if follows_all else step.analysis.opaque)
     yield from _unused(step)
     yield from about_outputs([leaf for leaf in step.outputs if leaf not in step.traced.filtered])

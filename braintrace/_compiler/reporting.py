@@ -18,6 +18,7 @@ REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "layer-to-layer": _MARKED_ONLY,
     "between-layers": frozenset({"layered"}),
     "not-a-linear-readout": _MARKED_ONLY,
+    "plain-in-readout": _MARKED_ONLY,
     "weight-behind-weight": _MARKED_ONLY,
     "also-plain": _MARKED_ONLY,
     "partly-mixed": _MARKED_ONLY,

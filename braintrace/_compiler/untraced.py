@@ -89,3 +89,31 @@ def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iter
                 (leaf.name, *states),
                 source_line(equation),
             )
+
+
+def plain_in_readouts(step: GroupedStep) -> Iterator[Diagnostic]:
+    """Yield the parameters that enter what a readout filters by ordinary operations."""
+    analysis, program = step.analysis, step.analysis.program
+    readout_of = {path: found.state for found in step.traced.readouts for path in found.filters}
+    marked = {var for index in analysis.roles for var in program.equations[index].outvars}
+    every = {var for _, var in step.new_states} | marked
+    parameters = [leaf for leaf in step.traced.leaves if leaf.kind == "parameter"]
+    for state, var in step.new_states:
+        if state.path not in readout_of:
+            continue
+        behind = analysis.gradients_behind([var], frozenset(every - {var}))
+        for leaf in parameters:
+            if leaf.in_var in behind:
+                readers = (program.equations[i] for i, _ in program.readers[leaf.in_var])
+                equation = next(e for e in readers if not behind.isdisjoint(e.outvars))
+                readout = readout_of[state.path]
+                yield Diagnostic(
+                    "warning",
+                    "plain-in-readout",
+                    f"Parameter '{leaf.name}' enters what the readout '{readout}' filters through "
+                    f"`{equation.primitive.name}`, an ordinary operation: what the readout "
+                    "remembers of earlier steps is left out of its gradient. Use a marked "
+                    "operation there, such as `braintrace.element_wise`, or `mark='auto'`.",
+                    (leaf.name, readout),
+                    source_line(equation),
+                )

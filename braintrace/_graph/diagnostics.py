@@ -14,6 +14,7 @@ DiagnosticKind = Literal[
     "recurrent-mixing",
     "layer-to-layer",
     "not-a-linear-readout",
+    "plain-in-readout",
     "weight-behind-weight",
     "also-plain",
     "partly-mixed",
