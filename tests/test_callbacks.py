@@ -20,7 +20,7 @@ from braintrace._jaxpr import can_be_replayed, recorded, replayed
 
 pytestmark = pytest.mark.usefixtures("float64")
 STEPS, BATCH, H = 5, 2, 4
-ASKED = {"plain": 2, "nested": 4}
+ASKED = {"plain": 2, "nested": 4, "unknown": 3}
 """How often a step of each model asks."""
 
 
@@ -81,6 +81,10 @@ class Net(brainstate.nn.Module):
             self.h.value = 0.7 * self.h.value + ask(zero) * y
             tell(7 + zero)
             scale = ask(1 + zero)
+        elif self.kind == "unknown":
+            self.h.value = 0.7 * self.h.value + self.sum_of_two(ask, zero, given is None) * y
+            tell(7 + zero)
+            scale = ask(2 + zero)
         else:
 
             def substep(k):
@@ -96,6 +100,17 @@ class Net(brainstate.nn.Module):
             scale = scale * ask(3 + zero)
         self.o.value = 0.8 * self.o.value + (scale * self.h.value) @ self.w_out.value
         return self.o.value
+
+    def sum_of_two(self, ask, zero, in_loop):
+        """In a loop of which nobody knows beforehand how often it asks."""
+
+        def more(carry):
+            k, total = carry
+            return k + 1, total + ask(k)
+
+        if not in_loop:
+            return ask(0) + ask(1)
+        return jax.lax.while_loop(lambda c: c[0] < 2, more, (zero, jnp.zeros(())))[1]
 
     def tell(self, what):
         jax.debug.callback(self.host.tell, what, ordered=True)
@@ -175,9 +190,11 @@ AT_NIGHT = pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "algorithm", "options"),
     [
-        ("plain", "d_rtrl", {}),
+        ("unknown", "d_rtrl", {}),
+        pytest.param("plain", "d_rtrl", {}, marks=AT_NIGHT),
         pytest.param("nested", "d_rtrl", {}, marks=AT_NIGHT),
         pytest.param("plain", "rtrl", {}, marks=AT_NIGHT),
+        pytest.param("unknown", "rtrl", {}, marks=AT_NIGHT),
         pytest.param("nested", "rtrl", {}, marks=AT_NIGHT),
         pytest.param("plain", "d_rtrl", {"vjp_method": "multi-step"}, marks=AT_NIGHT),
     ],
@@ -289,7 +306,11 @@ def test_calls_inside_of_everything():
 
         x, before = jax.lax.scan(step, x, jnp.arange(3), reverse=True)
         _, last = jax.lax.while_loop(lambda c: c[0] < 2, silent, (0, x))
+        _, last = jax.lax.while_loop(lambda c: c[0] < 2, asking, (0, last))
         return last, before
+
+    def asking(carry):
+        return carry[0] + 1, carry[1] + io_callback(host.answer, ANSWER, 0, ordered=True)
 
     def silent(carry):
         jax.debug.callback(host.tell, carry[0], ordered=True)
@@ -299,17 +320,25 @@ def test_calls_inside_of_everything():
     assert can_be_replayed(jaxpr)
     found, answers = jax.jit(functools.partial(recorded, jaxpr))([jnp.float32(1.0)])
     jax.effects_barrier()
-    assert (host.asked, host.told) == ([0] * 3, [2, 1, 0, 0, 1])
+    assert (host.asked, host.told) == ([0] * 5, [2, 1, 0, 0, 1])
     again = jax.jit(functools.partial(replayed, jaxpr))([jnp.float32(1.0)], answers)
     jax.effects_barrier()
-    assert len(host.asked) == 3
+    assert len(host.asked) == 5
     assert len(host.told) == 5
     np.testing.assert_array_equal(np.hstack(found), np.hstack(again))
 
 
-def test_nothing_is_kept_of_loops_of_unknown_length():
-    def asking(carry):
-        return io_callback(np.sin, jnp.zeros(()), carry, ordered=True)
+def test_no_derivative_goes_through_a_loop_that_asks():
+    class Asking(Net):
+        def update(self, x):
+            def settled(carry):
+                h, error = carry
+                return 0.5 * h, self.ask(error.astype(int)).astype(float)
 
-    jaxpr = jax.make_jaxpr(lambda x: jax.lax.while_loop(lambda x: x < 2, asking, x))(1.0)
-    assert not can_be_replayed(jaxpr)
+            self.h.value = 0.7 * self.h.value + braintrace.matmul(x, self.w.value)
+            found = jax.lax.while_loop(lambda c: c[1] > 0.5, settled, (self.h.value, 1.0))
+            return found[0] @ self.w_out.value
+
+    learner = braintrace.compile(Asking("", Host()), "d_rtrl", data()[0][0], batch_size=BATCH)
+    with pytest.raises(ValueError, match="while_with_callback` has no derivative"):
+        of_sequence(learner)

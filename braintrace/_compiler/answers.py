@@ -21,7 +21,7 @@ def with_answers(traced: TracedModel) -> TracedModel:
     """Return a step whose callbacks are in `TracedModel.asking`, if it reads their answers.
 
     A step with effects that no value depends on, such as prints, stays as it is; so does one with
-    effects of other kinds, or in loops of unknown length.
+    effects of other kinds.
     """
     old = traced.program
     used = old.depends_on(old.out_atoms)

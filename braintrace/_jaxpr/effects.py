@@ -3,6 +3,8 @@
 What calls Python while it runs (a callback, a print) must do so once, though a step is evaluated
 several times: for its outputs, for each state, for derivatives. `recorded` runs a program and keeps
 what was answered, inside of loops and branches too; `replayed` runs it on answers, without effects.
+Of a ``while`` nobody knows how many answers there are: what it returns is one answer, and has no
+derivative.
 """
 
 import functools
@@ -32,10 +34,7 @@ Answers = list[PyTree]
 
 
 def can_be_replayed(jaxpr: AnyJaxpr) -> bool:
-    """Tell whether all effects of a program are those of calls whose answers can be kept.
-
-    Nothing can be kept of a ``while``, as nobody knows how many answers there are.
-    """
+    """Tell whether all effects of a program are those of calls whose answers can be kept."""
     acting = (equation for equation in open_jaxpr(jaxpr)[0].eqns if equation.effects)
     return all(map(_can_be_kept, acting))
 
@@ -44,9 +43,8 @@ def _can_be_kept(equation: Equation) -> bool:
     name, bodies = equation.primitive.name, [*sub_jaxprs(equation)]
     if not bodies:
         return "callback" in name or "print" in name
-    if name in ("scan", "cond") or name in TRANSPARENT_CALLS:
-        return all(map(can_be_replayed, bodies))
-    return name == "while" and all(map(can_be_replayed, bodies)) and not _has_answers(equation)
+    is_known = name in ("scan", "cond", "while") or name in TRANSPARENT_CALLS
+    return is_known and all(map(can_be_replayed, bodies))
 
 
 def _has_answers(equation: Equation) -> bool:
@@ -99,7 +97,7 @@ def _recorded(equation: Equation, operands: list[Any]) -> tuple[list[Any], PyTre
     if name == "cond":
         return _recorded_branch(equation, operands)
     results = bind(equation, operands)
-    return results, [] if name == "while" else results
+    return results, [] if _is_silent(equation) else results
 
 
 def _replayed(equation: Equation, operands: list[Any], answers: PyTree) -> list[Any]:
@@ -114,11 +112,17 @@ def _replayed(equation: Equation, operands: list[Any], answers: PyTree) -> list[
             for body, own in zip(equation.params["branches"], answers, strict=True)
         ]
         return list(jax.lax.switch(operands[0], branches, *operands[1:]))
-    if name == "while":
+    if _is_silent(equation):
         found = rebuilt(equation, operands, _silent)
         assert found is not None
         return found
-    return [_answering(name).bind(answer, *operands) for answer in answers]
+    asked = "while_with_callback" if name == "while" else name
+    return [_answering(asked).bind(answer, *operands) for answer in answers]
+
+
+def _is_silent(equation: Equation) -> bool:
+    """Tell whether an equation is a loop of unknown length in which nobody answers."""
+    return equation.primitive.name == "while" and not _has_answers(equation)
 
 
 @functools.cache
