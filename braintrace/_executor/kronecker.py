@@ -67,7 +67,7 @@ from .whole_state import (
     whole_of,
 )
 from .whole_traces import entries
-from .zero import as_arrays, widened
+from .zero import apart, as_arrays, widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ class KroneckerTraces(PassingTraces):
             trace = widened(trace, arriving.dtype)
             if zeros_select:
                 trace = where_flagged(arriving != 0, trace)
-            return jnp.einsum("bq,bq...->b...", arriving, trace)
+            return apart(jnp.einsum("bq,bq...->b...", arriving, trace), arriving)
 
         for product in products_of(graph):
             u = widened(traces["u"][product.key], arriving.dtype)
@@ -200,7 +200,7 @@ def _advanced(graph: ETraceGraph, weights: Weights, records: Records, traces: Tr
         if product.constants:
             x = jnp.concatenate([x, jnp.ones((len(x), 1), dtype)], axis=1)
         F = samples_first(found.at[place], None if use.y_axis is None else use.y_axis + 1)
-        moved = jnp.einsum("bqr,br...->bq...", J, A[key])
+        moved = apart(jnp.einsum("bqr,br...->bq...", J, A[key]), J)
         after = _combined((u[key], moved), (x, F.astype(dtype)), sign)
         new_u[key], new_A[key] = (
             new.astype(traces[kind][key].dtype) for kind, new in zip("uA", after, strict=True)
@@ -247,7 +247,7 @@ def _exact(
     found = pulled_through(others, weights, records, unit_rows(whole), every)
     after = {}
     for name, trace in traces.items():
-        carried = jnp.einsum("bqr,br...->bq...", J, trace)
+        carried = apart(jnp.einsum("bqr,br...->bq...", J, trace), J)
         after[name] = (carried + found.of_parameters[name]).astype(kept[name].dtype)
     return after
 

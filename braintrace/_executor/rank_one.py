@@ -55,7 +55,7 @@ from .whole_state import (
     whole_of,
 )
 from .whole_traces import entries
-from .zero import as_arrays, widened
+from .zero import apart, as_arrays, widened
 
 Arrays = dict[str, jax.Array]
 """By the name of a parameter, samples first."""
@@ -202,7 +202,7 @@ def _added_up(
         trace = widened(trace, factors.dtype)
         if is_read is not None:
             trace = where_flagged(is_read, trace)
-        found = jnp.tensordot(factors.astype(trace.dtype), trace, 1)
+        found = apart(jnp.tensordot(factors.astype(trace.dtype), trace, 1), factors)
         gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
     return gradients
 

@@ -42,7 +42,7 @@ from .passing import PassingTraces
 from .restart import where_flagged
 from .whole_chunk import pulled_through
 from .whole_state import flags_of_rows, row_dtype, to_rows, unit_rows, whole_of
-from .zero import is_zero, widened
+from .zero import apart, is_zero, widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ class WholeTraces(PassingTraces):
                 trace = widened(trace, own.dtype)
                 if zeros_select:
                     trace = where_flagged(own != 0, trace)
-                found = jnp.einsum("bq,bq...->...", own, trace)
+                found = apart(jnp.einsum("bq,bq...->...", own, trace), own)
                 gradients[name] = {"value": found.astype(weights[name]["value"].dtype)}
         return gradients
 
@@ -130,4 +130,4 @@ def _moved_on(transition: jax.Array, trace: jax.Array, zeros_select: bool) -> ja
     """Return ``P eps`` of every sample."""
     if zeros_select:
         trace = where_flagged((transition != 0).any(1), trace)
-    return jnp.einsum("bqr,br...->bq...", transition, trace)
+    return apart(jnp.einsum("bqr,br...->bq...", transition, trace), transition)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .._typing import PyTree
+from .overwriting import not_before
 
 
 def is_zero(trace: PyTree) -> bool:
@@ -46,3 +47,14 @@ def examples(shapes: PyTree) -> PyTree:
 def widened(trace: PyTree, dtype: DTypeLike) -> PyTree:
     """Return a trace in a dtype that holds both its own values and those of ``dtype``."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, dtype)), trace)
+
+
+def apart(product: jax.Array, factor: jax.Array) -> jax.Array:
+    """Return a product of one factor with traces as it is, and to be computed as it stands.
+
+    XLA of jaxlib 0.10 on a CPU joins a product to a sum over an axis that it is added to. Where it
+    knows that all numbers of the other factor are the same, as those of traces are that a program
+    has just reset, it then reads memory that nobody has written. It does not join a selection.
+    """
+    found: jax.Array = not_before([factor], product)
+    return found
