@@ -159,7 +159,8 @@ class ParameterTraces:
 
         Where those after a single step are known, and the states without a trace do not depend on
         the step before, they hold all that there is of it: ``Σ_a l[a] ∘ ε[a]``. The traces before
-        it are then overwritten in place; reading them as well would make XLA copy them.
+        it are then overwritten in place; reading them as well would make XLA copy them. Those of
+        states without a signal are not read, as those of neurons whose readout has filters.
         """
         gradients = jax.tree.map(jnp.zeros_like, weights)
         if records.restart is not None:
@@ -169,8 +170,9 @@ class ParameterTraces:
             now = signals(group, signal)
             stored = set() if after is None else _stored_states(graph, group, after)
             if after is not None and {a for a, _ in group.transition} <= stored:
-                adjoint = {a: value for a, value in now.items() if a not in stored}
-                past, traces = {a: now[a][0] for a in stored}, after
+                heard = {a for a in now if group.states[a].name not in records.silent}
+                adjoint = {a: now[a] for a in heard - stored}
+                past, traces = {a: now[a][0] for a in heard & stored}, after
             else:
                 blocks = transition_blocks(group, records)
                 adjoint, past = backward(group, blocks, now, products.times)

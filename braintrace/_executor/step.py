@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from .._errors import OptionError
 from .._graph import ETraceGraph, Record, Records, StateLeaf, TraceMethod, Traces, Weights
@@ -107,17 +108,24 @@ def single_step(
         return found
 
     def forward(*arguments: Any) -> tuple[Probes, tuple[Any, ...]]:
-        return zeros(*arguments), arguments
+        values = jax.tree.map(lambda argument: argument.value, arguments)
+        return zeros(*values), values
 
-    def backward(arguments: tuple[Any, ...], signal: Probes) -> tuple[Any, ...]:
+    def backward(arguments: tuple[Any, ...], signal: dict[str, Any]) -> tuple[Any, ...]:
         weights, records, before, after = arguments
+        silent = {name for name, value in signal.items() if isinstance(value, SymbolicZero)}
+        records = dataclasses.replace(records, silent=frozenset(silent))
+        arrays = {
+            name: jnp.zeros(value.shape, value.dtype) if name in silent else value
+            for name, value in signal.items()
+        }
         gradients, _ = chunk_gradient(
-            graph, method, weights, records, as_chunk(signal), before, after
+            graph, method, weights, records, as_chunk(arrays), before, after
         )
         return gradients, None, None, None
 
     probe = jax.custom_vjp(zeros)
-    probe.defvjp(forward, backward)
+    probe.defvjp(forward, backward, symbolic_zeros=True)
     probes = probe(weights, records, before, after)
     if restart is not None:
         probes = restarted_probes(graph, probes, restart)

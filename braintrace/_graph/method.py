@@ -64,7 +64,7 @@ a sample's whole state."""
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """What steps have left for the traces: time first, except for `has_mask` and `never`.
+    """What steps have left for the traces: time first, where it is an array, except for `never`.
 
     A transition that is the same in every step may have a time axis of length 1.
 
@@ -82,6 +82,8 @@ class Records:
         What each step was run on: the inputs of its program that are no parameters, in order.
     restart
         Which samples have started anew before each step; ``None``: none.
+    silent
+        Names of the states whose learning signal is known to be zero.
     has_mask
         Whether there are steps whose loss does not count, so that their signal is zero.
     never
@@ -95,6 +97,7 @@ class Records:
     Df: dict[str, jax.Array]
     inputs: tuple[jax.Array, ...] = ()
     restart: jax.Array | None = None
+    silent: frozenset[str] = frozenset()
     has_mask: bool = False
     never: jax.Array | None = None
 
@@ -113,7 +116,7 @@ class Records:
 jax.tree_util.register_dataclass(
     Records,
     data_fields=["D", "Df", "inputs", "never", "restart", "x"],
-    meta_fields=["has_mask"],
+    meta_fields=["has_mask", "silent"],
 )
 
 
