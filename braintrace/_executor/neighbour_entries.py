@@ -17,6 +17,7 @@ import numpy as np
 from .._graph import ETraceGraph, ParameterUse, Structure
 from .product_uses import Product, products_of, shape_of_sample
 from .whole_state import row_dtype, whole_of
+from .zero import apart
 
 MOST_NUMBERS = 2**22
 """Outputs times entries, where one entry goes into several outputs, that are looked at in pairs."""
@@ -226,7 +227,7 @@ class Move:
         samples = len(trace)
         if self.read is None or self.factors is None:
             old = trace.reshape(samples, len(self.entries.kinds), -1)
-            return jnp.einsum("bqr,ber->beq", J, old).reshape(trace.shape)
+            return apart(jnp.einsum("bqr,ber->beq", J, old), J).reshape(trace.shape)
         flat = J.reshape(samples, -1)
 
         def add(total: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
