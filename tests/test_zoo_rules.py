@@ -140,7 +140,16 @@ def test_ostl_feedforward(entry):
 # --- random rules ----------------------------------------------------------------------------
 
 
-OTHER_STATES = {"ReadsAnOldState", "RandomFeedback", "TransposedPair"}
+OTHER_STATES = {
+    "FilteredOutput",
+    "NoStateAtAllPositions",
+    "RandomFeedback",
+    "ReadsAnOldState",
+    "StridedAndOverlappingSlices",
+    "SynapsesOfTwoPopulations",
+    "TransposedPair",
+    "TransposedState",
+}
 """Models with a State that no step reads, or none writes, for which the oracle draws signs, too;
 or with samples along another axis than the first, where it looks for them."""
 
