@@ -12,7 +12,9 @@ compiled before from files; what this process has compiled is kept in memory as 
 
 import contextlib
 import functools
+import gc
 import inspect
+import pathlib
 
 import jax
 
@@ -20,6 +22,12 @@ QUICK_GENERATORS = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
+
+MOST_MAPPINGS = 40_000
+"""Of memory. A compiled program has about 15; Linux lets no process have more than 65,530."""
+
+MOST_COMPILED = 1000
+"""Programs that are kept in memory although nothing uses them."""
 
 _in_a_hurry = False
 _added: dict[str, object] = {}
@@ -39,6 +47,15 @@ def compile_as_for_users():
 def is_in_a_hurry():
     """Tell how programs are compiled now."""
     return _in_a_hurry
+
+
+def forget_if_many():
+    """Let go of all programs where there are so many that memory could soon map no further one."""
+    mappings = pathlib.Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        _compiled.clear()
+        jax.clear_caches()
+        gc.collect()
 
 
 def cache(function):
@@ -137,6 +154,8 @@ def _keep_in_memory():
 
     def write_also_here(cache_key, seconds, name, backend, executable, host_callbacks):
         if jax.config.jax_compilation_cache_dir and not host_callbacks:
+            if len(_compiled) == MOST_COMPILED:
+                _compiled.clear()
             _compiled[cache_key] = executable
         write(cache_key, seconds, name, backend, executable, host_callbacks)
 

@@ -1,6 +1,7 @@
 """Fixtures of the whole suite, and which of its tests run how."""
 
 import gc
+import itertools
 import os
 
 import compilation
@@ -8,6 +9,8 @@ import jax
 import pytest
 
 compilation.compile_in_a_hurry()
+
+_tests = itertools.count()
 
 
 def pytest_addoption(parser):
@@ -42,7 +45,9 @@ def pytest_collection_finish(session):
 
 
 def pytest_runtest_setup(item):
-    """Compile as the test wants it."""
+    """Compile as the test wants it, and as if anew where many programs have been."""
+    if next(_tests) % 20 == 0:  # to count mappings takes milliseconds
+        compilation.forget_if_many()
     if item.get_closest_marker("optimised") or item.config.getoption("--nightly"):
         compilation.compile_as_for_users()
     else:
