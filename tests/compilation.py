@@ -50,12 +50,21 @@ def is_in_a_hurry():
 
 
 def forget_if_many():
-    """Let go of all programs where there are so many that memory could soon map no further one."""
-    mappings = pathlib.Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+    """Let go of programs where there are so many that memory could soon map no further one.
+
+    First of those that nothing refers to any more, and if that is not enough, of all.
+    """
+    if _has_many():
         _compiled.clear()
-        jax.clear_caches()
         gc.collect()
+        if _has_many():
+            jax.clear_caches()
+            gc.collect()
+
+
+def _has_many():
+    mappings = pathlib.Path("/proc/self/maps")
+    return mappings.exists() and mappings.read_bytes().count(b"\n") > MOST_MAPPINGS
 
 
 def cache(function):

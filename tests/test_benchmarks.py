@@ -67,12 +67,15 @@ SMALLEST = {
 }
 OF_THE_NIGHT = {
     "first_call",
+    "fresh_process",
     "length",
+    "marks",
     "mask",
     "matrix_rate",
     "operations",
     "predict",
     "readouts",
+    "rules",
     "short_memory",
     "sparse_nets",
     "stacks",

@@ -329,9 +329,9 @@ RULES = {
     "es_d_rtrl": ({"mark": "auto", "decay_or_rank": DECAY}, lambda model: None),
 }
 BY_DAY = {
-    "rtrl": ["nnx, with dropout", "nnx.SimpleCell", "eqx.nn.LSTMCell", "an Equinox module"],
-    "d_rtrl": ["nnx.LSTMCell", "nnx.OptimizedLSTMCell", "eqx.nn.GRUCell", "a function"],
-    "es_d_rtrl": ["nnx.GRUCell", "an Equinox module"],
+    "rtrl": ["nnx, with dropout", "nnx.SimpleCell", "an Equinox module"],
+    "d_rtrl": ["nnx.OptimizedLSTMCell", "eqx.nn.GRUCell", "a function"],
+    "es_d_rtrl": ["nnx.GRUCell"],
 }
 PAIRS = [
     pytest.param(name, rule, marks=() if name in BY_DAY[rule] else pytest.mark.nightly)
