@@ -189,6 +189,38 @@ def test_filters_for_a_convolution_and_traces_elsewhere():
     assert report.carried_bytes < convolution().report().carried_bytes
 
 
+@pytest.mark.parametrize(
+    ("elsewhere", "rules"), [("d_rtrl", {"w_out": "immediate"}), ("immediate", {"w": "d_rtrl"})]
+)
+def test_what_a_readout_filters_has_no_rule_without_filters(elsewhere, rules):
+    net = {"batch_size": BATCH, "rules": rules}
+    with pytest.raises(braintrace.CompilationError, match="'w_out' of the linear readout 'o'"):
+        braintrace.compile(Leaky(), elsewhere, jnp.ones((BATCH, 3)), **net)
+    plain = braintrace.compile(
+        Leaky(), elsewhere, jnp.ones((BATCH, 3)), readout_filters=False, **net
+    )
+    assert not plain.graph.traced.readouts
+
+
+class Leaky(brainstate.nn.Module):
+    """A leaky layer with a leaky readout."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+        self.w_out = brainstate.ParamState(jnp.ones((4, 2)))
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+        self.o = brainstate.HiddenState(jnp.zeros((batch_size, 2)))
+
+    def update(self, x):
+        self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+        read = braintrace.matmul(jnp.tanh(self.h.value), self.w_out.value)
+        self.o.value = 0.8 * self.o.value + read
+        return self.o.value
+
+
 def pairs(gradients):
     for name, leaves in gradients.items():
         for index, leaf in enumerate(leaves):

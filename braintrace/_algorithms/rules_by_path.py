@@ -9,7 +9,7 @@ import brainstate
 from .._arguments import BOOLEAN, PATHS, check_option, path_filter, shown
 from .._errors import CompilationError, OptionError
 from .._executor import ComposedTraces
-from .._graph import ETraceGraph, HiddenParamOpRelation
+from .._graph import ETraceGraph, FilteredReadout, HiddenParamOpRelation
 from .._graph.diagnostics import quoted
 from .._typing import Path, path_name
 from .algorithm import ETraceAlgorithm
@@ -137,6 +137,20 @@ class RulesByPath(ETraceAlgorithm):
         for part in self._parts:
             if part.name in own:
                 part.instance(self.model).check_model(own[part.name])
+        for readout in graph.traced.readouts:
+            for path in readout.parameter_paths:
+                self._check_filtered(readout, path)
+
+    def _check_filtered(self, readout: FilteredReadout, path: Path) -> None:
+        """Refuse a rule without filters for a parameter that has its gradient from them."""
+        part = self._by_path.of_path(path)
+        if not part.instance(self.model).readout_filters:
+            raise CompilationError(
+                f"The parameter '{path_name(path)}' of the linear readout '{readout.state}' has "
+                "the exact gradient that its filters give, and "
+                f"`{part.algorithm.__name__}` has no such filters. Give it a rule that has them, "
+                "or compile with `readout_filters=False`."
+            )
 
     def _in_words(self, instances: Mapping[str, ETraceAlgorithm]) -> str:
         found: dict[str, list[str]] = {}

@@ -59,8 +59,9 @@ class LinearFilter:
         Variables on the way from all of these, the new value included.
     equations
         Those that make them.
-    held
-        Paths of the States behind the coefficients that are no parameters.
+    held, parameters
+        Paths of the States behind the coefficients and what is added: those that are no
+        parameters, and those that are.
     """
 
     leaf: StateLeaf
@@ -76,6 +77,7 @@ class LinearFilter:
     path: frozenset[Var]
     equations: tuple[int, ...]
     held: tuple[Path, ...]
+    parameters: tuple[Path, ...]
 
 
 class FilterFinder:
@@ -100,7 +102,8 @@ class FilterFinder:
         self._varying = self._program.dependents_of(
             [*traced.argument_vars, *traced.answers, *changing]
         )
-        weights = [leaf.in_var for leaf in leaves if leaf.kind == "parameter"]
+        self._parameters = [leaf for leaf in leaves if leaf.kind == "parameter"]
+        weights = [leaf.in_var for leaf in self._parameters]
         self._constant_states = [
             leaf
             for leaf in leaves
@@ -179,16 +182,20 @@ class FilterFinder:
             learning=frozenset(end for end in needed if ends[end]),
             path=path,
             equations=tuple(sorted(equations)),
-            held=self._held(equations),
+            held=self._behind_factors(equations, self._constant_states),
+            parameters=self._behind_factors(equations, self._parameters),
         )
 
-    def _held(self, equations: Sequence[int]) -> tuple[Path, ...]:
+    def _behind_factors(
+        self, equations: Sequence[int], leaves: Sequence[StateLeaf]
+    ) -> tuple[Path, ...]:
+        """Return the paths of the leaves that are behind what equations do with data."""
         found = [self._program.equations[index] for index in equations]
         factors = [
             e.invars[i] for e in found for i in range(len(e.invars)) if i not in self._data(e)
         ]
         behind = self._program.depends_on(factors)
-        return tuple(dict.fromkeys(s.path for s in self._constant_states if s.in_var in behind))
+        return tuple(dict.fromkeys(leaf.path for leaf in leaves if leaf.in_var in behind))
 
     def _backward(self, passed: Mapping[Var, bool], stops: frozenset[Var]) -> Iterator[int]:
         """Yield the equations behind what has been passed, the last of them first."""

@@ -116,7 +116,8 @@ class _Rewriting:
                     self._paths[key] = (FILTERS, readout.leaf.name, len(self._filters) - 1)
             paths = tuple(self._paths[key] for key in filters)
             name = readout.leaf.name
-            self._of.append(FilteredReadout(name, paths, readout.held, operations[name]))
+            found = paths, readout.held, readout.parameters, operations[name]
+            self._of.append(FilteredReadout(name, *found))
 
     def _sources(self, readout: LinearFilter) -> dict[Key, Aval]:
         """Return what a readout filters, with its types."""

@@ -77,6 +77,8 @@ class FilteredReadout:
     held_paths
         Paths of the States, parameters apart, behind its coefficients (masks, scales). The step
         does not write them.
+    parameter_paths
+        Paths of the parameters behind its coefficients, and of its biases.
     operations
         Names of the marked operations that its coefficients were in; they are plain now.
     """
@@ -84,6 +86,7 @@ class FilteredReadout:
     state: str
     filters: tuple[Path, ...]
     held_paths: tuple[Path, ...]
+    parameter_paths: tuple[Path, ...]
     operations: tuple[str, ...]
 
 
