@@ -337,7 +337,9 @@ def parse_options(arguments=None):
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--algorithm", choices=list(NAMES), default="d_rtrl", help="how to learn")
+    which = parser.add_mutually_exclusive_group().add_argument
+    which("--algorithm", choices=list(NAMES), default="d_rtrl", help="how to learn")
+    which("--compare", action="store_true", help="learn by all three algorithms")
     add("--model", choices=list(MODELS), default="leaky", help="the recurrent network")
     add("--hidden", type=whole_number(1), default=128, help="number of hidden neurons")
     add("--epochs", type=whole_number(1), default=30, help="passes over the training images")
@@ -346,7 +348,6 @@ def parse_options(arguments=None):
     add("--seed", type=whole_number(0, 2**32 - 1), default=0, help="initial weights and order")
     add("--out", type=picture_path, default="digits.png", help="where the learning curves go")
     add("--pixels", action="store_true", help="show one pixel per time step, not one row")
-    add("--compare", action="store_true", help="train with all three algorithms")
     return parser.parse_args(arguments)
 
 
@@ -357,7 +358,9 @@ def main(arguments=None):
     algorithms = list(NAMES) if options.compare else [options.algorithm]
     curves_of = {algorithm: train(algorithm, digits, options) for algorithm in algorithms}
     draw(curves_of, options.out)
-    print(f"test accuracy: {curves_of[options.algorithm].accuracy[-1]:.3f}")
+    for algorithm, curves in curves_of.items():
+        of = f" of {NAMES[algorithm]}" if options.compare else ""
+        print(f"test accuracy{of}: {curves.accuracy[-1]:.3f}")
 
 
 if __name__ == "__main__":
