@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import importlib.resources
 import inspect
+import itertools
 import json
 import operator
 import pathlib
@@ -286,6 +287,61 @@ def test_optional_packages_belong_to_extras():
     ]
     assert calls
     assert {call.args[1].value for call in calls} <= set(extras["optional-dependencies"])
+
+
+def runs(workflow):
+    """Yield the stages of `.ci/run` that a workflow names, and the Pythons that it asks for."""
+    for job in workflow["jobs"].values():
+        matrix = job.get("strategy", {}).get("matrix", {})
+        for step in job["steps"]:
+            for line in step.get("run", "").splitlines():
+                if "env" in step and line.startswith(".ci/run"):
+                    names, python = line.split()[1:], step["env"]["PYTHONS"]
+                    yield matrix.get("stage", names), matrix.get("python", python.split())
+
+
+def test_workflows_run_the_stages_that_there_are():
+    import yaml  # comes with what checkpoints need
+
+    script = (ROOT / ".ci" / "run").read_text()
+    by_default, by_name = re.findall(r"^(?:stages|by_name_only)=\(([^)]*)\)", script, re.MULTILINE)
+    stages = {*by_default.split(), *by_name.split()}
+    assert all(re.search(rf"^{stage}\(\) {{$", script, re.MULTILINE) for stage in stages)
+    paths = (ROOT / ".github" / "workflows").glob("*.yml")
+    workflows = {path.stem: yaml.safe_load(path.read_text()) for path in paths}
+    named = {name: list(runs(workflow)) for name, workflow in workflows.items()}
+    assert all(named.values())
+    found = [*itertools.chain(*named.values())]
+    assert {stage for names, _ in found for stage in names} == stages
+    assert {s for names, _ in named["checks"] for s in names} == stages
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    supported = {line.rpartition(" ")[2] for line in project["classifiers"] if " 3." in line}
+    assert {python for names, of in found for python in of if "tests" in names} == supported
+    assert set(re.search(r"PYTHONS:-([\d. ]+)", script)[1].split()) == supported
+    assert {python for _, of in found for python in of} == supported
+
+
+def test_what_people_write_to_us_has_a_form():
+    import yaml
+
+    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
+    forms = [yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")]
+    forms = [form for form in forms if "body" in form]
+    assert len(forms) == 3
+    for form in forms:
+        assert {"name", "description", "labels", "body"} == set(form)
+        asked = [field["attributes"] for field in form["body"]]
+        assert any("print(learner.report())" in " ".join(map(str, a.values())) for a in asked)
+        names = [field["id"] for field in form["body"]]
+        assert len(set(names)) == len(names)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert citation["authors"] == project["authors"]
+    assert (citation["license"], citation["title"]) == (project["license"], project["name"])
+    assert sorted(citation["keywords"]) == sorted(project["keywords"])
+    assert citation["abstract"].rstrip(".") == project["description"]
+    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
+    assert {update["package-ecosystem"] for update in updates} == {"github-actions", "pip"}
 
 
 def test_import_loads_nothing_that_brainstate_has_not_loaded():
