@@ -1,9 +1,10 @@
-"""Brainstate modules of the catalogue's models: they call the library's marked operations."""
+"""Brainstate modules of the catalogue's models, and one with units, with marked operations."""
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
+import saiunit
 
 import braintrace
 
@@ -126,3 +127,18 @@ class TwoLayers(brainstate.nn.Module):
         lower = self.lower(x)
         upper = self.upper(lower)
         return upper @ self.w_out.value + lower @ self.w_out_lower.value
+
+
+class Conductance(brainstate.nn.Module):
+    """A leaky layer of currents, driven by voltages through conductances."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4)) * saiunit.mS)
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)) * saiunit.mA)
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x * saiunit.volt, self.w.value)
+        return self.h.value

@@ -466,8 +466,8 @@ MUTATIONS = [
     Mutation(
         "chunks that overlap",
         "_learner/chunks.py",
-        "starts = jnp.arange(full) * chunk",
-        "starts = jnp.arange(full) * (chunk - 1)",
+        "starts = jnp.arange(count) * length",
+        "starts = jnp.arange(count) * (length - 1)",
         operations(CHUNKS, "matmul"),
         "some steps are run twice",
     ),

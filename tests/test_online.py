@@ -4,6 +4,7 @@ import brainstate
 import cases
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import optax
 import pytest
@@ -190,19 +191,7 @@ def test_an_optimizer_with_states_of_its_own(case):
 
 
 def test_gradients_with_units():
-    class Leaky(brainstate.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = brainstate.ParamState(jnp.ones((3, 4)) * u.mS)
-
-        def init_state(self, batch_size):
-            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)) * u.mA)
-
-        def update(self, x):
-            self.h.value = 0.5 * self.h.value + braintrace.matmul(x * u.volt, self.w.value)
-            return self.h.value
-
-    model = Leaky()
+    model = models.Conductance()
     learner = braintrace.compile(model, "d_rtrl", jnp.ones((2, 3)), batch_size=2)
     unit = u.mA**2
     found = []

@@ -7,6 +7,7 @@ import brainstate
 import cases
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import optax
 import pytest
@@ -312,24 +313,11 @@ def test_inside_a_compiled_function():
     close(1e-4, 1e-6)(inside.learner.optimizer_state, outside.learner.optimizer_state)
 
 
-class Conductance(brainstate.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = brainstate.ParamState(jnp.ones((3, 4)) * u.mS)
-
-    def init_state(self, batch_size):
-        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)) * u.mA)
-
-    def update(self, x):
-        self.h.value = 0.5 * self.h.value + braintrace.matmul(x * u.volt, self.w.value)
-        return self.h.value
-
-
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("unit_aware", [True, False])
 def test_units(unit_aware, every):
     """An optimizer computes with numbers in the units of the parameters."""
-    model = Conductance()
+    model = models.Conductance()
     learner = braintrace.compile(model, "d_rtrl", jnp.ones((2, 3)), batch_size=2)
     scale = 1 if unit_aware else 1 / u.mA**2
     losses = learner.etrace_online(

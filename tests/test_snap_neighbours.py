@@ -103,29 +103,36 @@ def neighbours(n):
     return reach
 
 
-def literal(xs, n):
-    """Real-time recurrent learning of each sample, its traces masked after every step."""
-    reach = neighbours(n)
-    w_in = np.asarray(SparseNet().w_in.value)
-    parameters = {"w_in": jnp.asarray(w_in), "w_rec": MATRIX.data}
-    masks = {"w_in": reach.T[:, None, :], "w_rec": reach.T[:, COLUMNS]}
+def masked_recursion(step, parameters, masks, size, xs):
+    """Real-time recurrent learning of each sample, its traces masked after every step.
+
+    ``step(parameters, state, x)`` is that of one sample, whose state is a vector of some size.
+    """
     facts = jax.jit(
-        lambda h, x: (
-            plain_step(parameters, h, x),
-            jax.jacrev(plain_step, 1)(parameters, h, x),
-            jax.jacrev(plain_step)(parameters, h, x),
+        lambda S, x: (
+            step(parameters, S, x),
+            jax.jacrev(step, 1)(parameters, S, x),
+            jax.jacrev(step)(parameters, S, x),
+            jax.grad(loss)(step(parameters, S, x)),
         )
     )
     total = jax.tree.map(np.zeros_like, parameters)
     for sample in range(BATCH):
-        h, eps = jnp.zeros(H), jax.tree.map(lambda w: np.zeros((H, *w.shape)), parameters)
+        S = jnp.zeros(size)
+        eps = {name: np.zeros((size, *value.shape)) for name, value in parameters.items()}
         for x in xs[:, sample]:
-            h, J, F = facts(h, x)
-            signal = jax.grad(loss)(h)
+            S, J, F, signal = facts(S, x)
             for name, mask in masks.items():
                 eps[name] = mask * (np.tensordot(J, eps[name], 1) + F[name])
                 total[name] = total[name] + np.tensordot(signal, eps[name], 1)
     return total
+
+
+def literal(xs, n):
+    reach = neighbours(n)
+    parameters = {"w_in": SparseNet().w_in.value, "w_rec": MATRIX.data}
+    masks = {"w_in": reach.T[:, None, :], "w_rec": reach.T[:, COLUMNS]}
+    return masked_recursion(plain_step, parameters, masks, H, xs)
 
 
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.nightly)])
@@ -260,26 +267,9 @@ def reach_in_the_stack(n):
 
 
 def literal_stack(xs, n):
-    """The full recursion of each sample, masked after every step."""
     model, masks = SparseStack(), reach_in_the_stack(n)
-    p = {name: getattr(model, name).value for name in masks}
-    facts = jax.jit(
-        lambda S, x: (
-            plain_stack(p, S, x),
-            jax.jacrev(plain_stack, 1)(p, S, x),
-            jax.jacrev(plain_stack)(p, S, x),
-        )
-    )
-    total = jax.tree.map(np.zeros_like, p)
-    for sample in range(BATCH):
-        S, eps = jnp.zeros(2 * UNITS), {name: np.zeros(mask.shape) for name, mask in masks.items()}
-        for x in xs[:, sample]:
-            S, J, F = facts(S, x)
-            signal = jax.grad(loss)(S)
-            for name, mask in masks.items():
-                eps[name] = mask * (np.tensordot(J, eps[name], 1) + F[name])
-                total[name] = total[name] + np.tensordot(signal, eps[name], 1)
-    return total
+    parameters = {name: getattr(model, name).value for name in masks}
+    return masked_recursion(plain_stack, parameters, masks, 2 * UNITS, xs)
 
 
 @pytest.mark.usefixtures("float64")

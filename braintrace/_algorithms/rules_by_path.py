@@ -116,8 +116,8 @@ class RulesByPath(ETraceAlgorithm):
         methods = {name: instance.method for name, instance in instances.items()}
         self._by_path = ByPath(self._parts)
         self._method = ComposedTraces(methods, self._by_path)
-        by_default = any(instance.readout_filters for instance in instances.values())
-        self.readout_filters = by_default if filters is None else filters
+        self._filtering = {name for name, one in instances.items() if one.readout_filters}
+        self.readout_filters = bool(self._filtering) if filters is None else filters
         self._check_boundaries()
         self._rule = self._in_words(instances)
 
@@ -144,7 +144,7 @@ class RulesByPath(ETraceAlgorithm):
     def _check_filtered(self, readout: FilteredReadout, path: Path) -> None:
         """Refuse a rule without filters for a parameter that has its gradient from them."""
         part = self._by_path.of_path(path)
-        if not part.instance(self.model).readout_filters:
+        if part.name not in self._filtering:
             raise CompilationError(
                 f"The parameter '{path_name(path)}' of the linear readout '{readout.state}' has "
                 "the exact gradient that its filters give, and "

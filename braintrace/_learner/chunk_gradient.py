@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
-from .._executor import as_arrays, chunk_gradient, run_window, zero_probes
+from .._executor import chunk_gradient, run_window, zero_probes
 from .._graph import Records, Traces, Weights, inputs_for
 from .._runtime import add_to_states
 from .._typing import PyTree
@@ -289,6 +289,5 @@ class WindowChunk:
 
         if length == steps:
             return update(before, dataclasses.replace(kept, never=never))[0]
-        before = before if steps <= 2 * length else as_arrays(before)
         after: Traces = over_chunks(update, update, before, kept, steps, length)[0]
         return after

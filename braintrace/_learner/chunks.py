@@ -1,7 +1,6 @@
 """How a sequence is cut into chunks."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -9,6 +8,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
+from .._executor import as_arrays
 from .._graph import ETraceGraph
 from .._runtime import current_device, memory_of
 from .._typing import PyTree
@@ -154,25 +154,12 @@ def over_blocks(
     full, rest = divmod(steps, block)
     found = []
     if full:
-        run = of_length(block)
-        starts = jnp.arange(full) * block
-        carry, results = jax.lax.scan(
-            lambda c, start: run(c, _part(sequences, start, block)), carry, starts
-        )
-        found.append(jax.tree.map(lambda x: x.reshape(full * block, *x.shape[2:]), results))
+        carry, results = _over_parts(of_length(block), carry, sequences, full, block)
+        found.append(results)
     if rest:
         carry, results = of_length(rest)(carry, _part(sequences, full * block, rest))
         found.append(results)
     return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
-
-
-def _part(sequences: PyTree, start: PyTree, length: int) -> PyTree:
-    """Return some steps; a scan over all parts would first copy the sequences."""
-
-    def of_leaf(leaf: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(leaf, start, length)
-
-    return jax.tree.map(of_leaf, sequences)
 
 
 def over_chunks(
@@ -195,15 +182,37 @@ def over_chunks(
         Length of the sequences and of a chunk; the last chunk has what is left.
     """
     full = (steps - 1) // chunk
-
-    part = functools.partial(_part, sequences)
     if not full:
         return run_last(carry, sequences)
-    if full == 1:  # no loop: what it starts with may be known to be zero
-        carry, results = run(carry, part(0, chunk))
-    else:
-        starts = jnp.arange(full) * chunk
-        carry, results = jax.lax.scan(lambda c, start: run(c, part(start, chunk)), carry, starts)
-        results = jax.tree.map(lambda leaf: leaf.reshape(full * chunk, *leaf.shape[2:]), results)
-    carry, rest = run_last(carry, part(full * chunk, steps - full * chunk))
+    carry, results = _over_parts(run, carry, sequences, full, chunk)
+    carry, rest = run_last(carry, _part(sequences, full * chunk, steps - full * chunk))
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, rest)
+
+
+def _over_parts(
+    run: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    carry: PyTree,
+    sequences: PyTree,
+    count: int,
+    length: int,
+) -> tuple[PyTree, PyTree]:
+    """Run a function over the first parts of sequences; its results are those of all their steps.
+
+    A loop carries arrays. Without one, what it starts with may be known to be zero.
+    """
+    if count == 1:
+        return run(carry, _part(sequences, 0, length))
+    starts = jnp.arange(count) * length
+    carry, results = jax.lax.scan(
+        lambda c, start: run(c, _part(sequences, start, length)), as_arrays(carry), starts
+    )
+    return carry, jax.tree.map(lambda x: x.reshape(count * length, *x.shape[2:]), results)
+
+
+def _part(sequences: PyTree, start: PyTree, length: int) -> PyTree:
+    """Return some steps; a scan over all parts would first copy the sequences."""
+
+    def of_leaf(leaf: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(leaf, start, length)
+
+    return jax.tree.map(of_leaf, sequences)

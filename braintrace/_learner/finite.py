@@ -60,11 +60,6 @@ def is_finite(
     return bool(_all_finite(_inexact((results[0], kept))))
 
 
-@functools.partial(jax.jit)
-def _all_finite(leaves: list[jax.Array]) -> jax.Array:
-    return ~jnp.any(jnp.stack([_has_not_finite(leaf) for leaf in leaves]))
-
-
 def _has_not_finite(leaf: jax.Array) -> jax.Array:
     """Tell whether a number is not finite: times zero, every other one is zero, and so are sums.
 
@@ -72,6 +67,13 @@ def _has_not_finite(leaf: jax.Array) -> jax.Array:
     """
     sums = jnp.sum(leaf * jnp.zeros((), leaf.dtype), axis=0) if leaf.ndim > 1 else leaf
     return jnp.any(~jnp.isfinite(sums))
+
+
+def _are_finite(leaves: list[jax.Array]) -> jax.Array:
+    return ~jnp.any(jnp.stack([_has_not_finite(leaf) for leaf in leaves]))
+
+
+_all_finite = jax.jit(_are_finite)
 
 
 def samples_not_finite(

@@ -169,10 +169,7 @@ class SequenceGradient:
         weights, to_parameters = jax.vjp(lambda now: self._operands(now, others), parameters)
         zero = self._chunks.start(parameters, weights)
         is_one_chunk = cut.count == 1
-        if traces is None:
-            # A loop carries arrays. Without one, XLA would know that they are zero, and that of
-            # jaxlib 0.10 adds sums to products with constant matrices wrongly on a CPU.
-            traces = self._zero_traces if cut.count <= 2 else as_arrays(self._zero_traces)
+        traces = self._zero_traces if traces is None else traces
 
         start = (self._chunks.step.written_of(others), zero, traces)
         held, data = (weights, initial), ((sequences, flags), scales)

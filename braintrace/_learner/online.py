@@ -151,7 +151,7 @@ class OnlineLearning:
             self._step = self._traced((sequences, flags, mask), self._length)
         self._step.check_unused(self._algorithm.traces.carried)
         self.body = Body(
-            run=self._stream if self._options.every == 1 else self._blocks,
+            run=self._sequence,
             states=lambda of_model: self._step.others,
             written=self._step.written_of,
             results=self._results,
@@ -313,7 +313,7 @@ class OnlineLearning:
 
         return run
 
-    def _stream(
+    def _sequence(
         self,
         others: list[PyTree],
         traces: Traces,
@@ -322,29 +322,17 @@ class OnlineLearning:
         restarts: Restarts,
     ) -> Results:
         flags, initial = restarts
-        run = self._carried(self._step, others, initial)
-        start = (self._step.written_of(others), traces)
-        (written, after), results = jax.lax.scan(run, start, (sequences, flags, mask))
-        return results, written, after
-
-    def _blocks(
-        self,
-        others: list[PyTree],
-        traces: Traces,
-        sequences: PyTree,
-        mask: jax.Array | None,
-        restarts: Restarts,
-    ) -> Results:
-        flags, initial = restarts
-        over_time = (sequences, flags, mask)
+        over_time, every = (sequences, flags, mask), self._options.every
 
         def of_length(length: int) -> Any:
             step = self._step if length == self._length else self._other_block(over_time, length)
             return self._carried(step, others, initial)
 
         start = (self._step.written_of(others), traces)
-        steps = steps_of(sequences)
-        carry, results = over_blocks(of_length, start, over_time, steps, self._options.every)
+        if every == 1:
+            carry, results = jax.lax.scan(of_length(1), start, over_time)
+        else:
+            carry, results = over_blocks(of_length, start, over_time, steps_of(sequences), every)
         return results, *carry
 
     def _other_block(self, over_time: Slices, length: int) -> PureStep:
