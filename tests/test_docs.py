@@ -51,7 +51,7 @@ def test_notebooks_stay_small():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["dale", "populations"])
+@pytest.mark.parametrize("name", ["dale", "populations", "time_series"])
 def test_pages_say_what_their_code_prints(name, capsys):
     """A block of text below one of Python is what this prints."""
     page = (DOCS / f"{name}.md").read_text()
