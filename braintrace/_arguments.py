@@ -76,6 +76,10 @@ DECAY = Kind(
     "a float in [0, 1)",
     lambda value: isinstance(value, (float, np.floating)) and bool(0.0 <= value < 1.0),
 )
+FRACTION = Kind(
+    "a number from 0 to 1",
+    lambda v: (is_integer(v) or isinstance(v, (float, np.floating))) and bool(0 <= v <= 1),
+)
 SEED = Kind("an integer from 0 to 2**32 - 1", lambda v: is_integer(v) and 0 <= v < 2**32)
 BATCH_SIZE = POSITIVE.or_else(None)
 FUNCTION = Kind("a function", callable)

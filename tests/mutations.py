@@ -1050,6 +1050,30 @@ MUTATIONS = [
         ("tests/test_saving.py::test_what_an_optimizer_keeps_waits_for_it",),
         "it is lost without a word",
     ),
+    Mutation(
+        "traces of gradients are cut by a product",
+        "_learner/gradient_trace.py",
+        "kept = jnp.where(factor == 0, jnp.zeros_like(z), factor * z)",
+        "kept = factor * z",
+        ("tests/test_gradient_trace.py::test_an_episode_leaves_nothing_behind",),
+        "0 * NaN is NaN: what was not finite in one episode is in all that follow",
+    ),
+    Mutation(
+        "traces of gradients keep all but the discount",
+        "_learner/gradient_trace.py",
+        "factor = _beside(self.decay * discounts, z)",
+        "factor = _beside(discounts, z)",
+        ("tests/test_gradient_trace.py::test_equals_a_plain_loop[by_scan]",),
+        "the decay is accepted and ignored: TD(1)",
+    ),
+    Mutation(
+        "errors of environments are added",
+        "_learner/gradient_trace.py",
+        "return product.mean(0) if deltas.ndim else product",
+        "return product.sum(0) if deltas.ndim else product",
+        ("tests/test_gradient_trace.py::test_equals_a_plain_loop[by_scan]",),
+        "the size of an update grows with the number of environments",
+    ),
 ]
 
 

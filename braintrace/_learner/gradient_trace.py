@@ -1,0 +1,196 @@
+r"""Traces of gradients, with which an error that comes later corrects what led to it.
+
+Of a function :math:`f` of parameters w and of the observations so far (a prediction, the logarithm
+of the probability of what was done), sample by sample:
+
+.. math::
+    z_t = \gamma_t \lambda z_{t-1} + \nabla_w f_t, \qquad
+    \Delta w_t \propto \frac1B \sum_b \delta_{t, b} z_{t, b}
+
+The gradient inside comes from a learning rule, whose own traces carry it through the memory of the
+network. These carry it through the delay of rewards. The two are different sums over the past: a
+weight's gradient is pulled back through the states of all earlier steps first, and then summed
+over the predictions of all earlier steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from .._arguments import (
+    BATCH_SIZE,
+    FRACTION,
+    array_of,
+    check_option,
+    differences,
+    leaf_names,
+    shown,
+)
+from .._errors import DtypeError, ShapeError
+from .._typing import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientTrace:
+    r"""Eligibility traces of gradients, for TD(λ) and for actor-critics that learn at every step.
+
+    .. math:: z_t = \gamma_t \lambda z_{t-1} + \nabla_w f_t, \qquad
+        \nabla_w L_t = -\frac1B \sum_b \delta_{t, b} z_{t, b}
+
+    with the TD error :math:`\delta_t = r_{t+1} + \gamma_{t+1} v_{t+1} - v_t`, and :math:`\gamma_t`
+    the discount at the transition to step t: 0 where an episode has ended, which cuts the trace.
+    Of a critic f is v, of an actor it is :math:`\log \pi(a_t)`, of both with weights in common
+    the sum of the two. Pure functions of pytrees, under any transformation of JAX.
+
+    Parameters
+    ----------
+    decay : float
+        λ in [0, 1]: 0 credits one step, 1 the whole episode.
+
+    References
+    ----------
+    .. [1] R. S. Sutton and A. G. Barto, "Reinforcement learning: an introduction", 2nd edition,
+       2018: equations 12.5 to 12.7, section 13.5, and 12.23 to 12.25 with a discount per step.
+    .. [2] M. Elsayed, G. Vasan and A. R. Mahmood, "Streaming deep reinforcement learning finally
+       works", 2024.
+
+    Examples
+    --------
+    Two environments; an episode of the second one has ended before the second step:
+
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> credit = braintrace.GradientTrace(0.5)
+    >>> trace = credit.init({"w": jnp.zeros(1)}, batch_size=2)
+    >>> gradients = {"w": jnp.ones((2, 1))}
+    >>> trace = credit.update(trace, gradients, discount=jnp.array([0.9, 0.9]))
+    >>> trace = credit.update(trace, gradients, discount=jnp.array([0.9, 0.0]))
+    >>> print(trace["w"].T)
+    [[1.45 1.  ]]
+    >>> print(credit.gradients(trace, errors=jnp.array([1.0, -0.45]))["w"])
+    [-0.5]
+    """
+
+    decay: float
+
+    def __post_init__(self) -> None:
+        check_option("decay", self.decay, FRACTION, "`GradientTrace`: ")
+
+    def init(self, like: PyTree, batch_size: int | None = None) -> PyTree:
+        """Return the trace before the first step: zeros.
+
+        Parameters
+        ----------
+        like
+            Parameters, or their gradients: a pytree of floating-point arrays.
+        batch_size
+            Number of environments, each with a trace of its own: a new first axis. Default None:
+            there is no such axis, or ``like`` has it already.
+
+        Raises
+        ------
+        DtypeError
+            If not all of them are floating-point arrays.
+        """
+        check_option("batch_size", batch_size, BATCH_SIZE, "`GradientTrace.init`: ")
+        batch = () if batch_size is None else (batch_size,)
+
+        def zeros(leaf: Any) -> jax.Array:
+            if not jnp.issubdtype(getattr(leaf, "dtype", None), jnp.inexact):
+                raise DtypeError(
+                    f"`GradientTrace.init`: expected arrays of floating-point numbers, got "
+                    f"{shown(leaf)}."
+                )
+            return jnp.zeros((*batch, *leaf.shape), leaf.dtype)
+
+        return jax.tree.map(zeros, like)
+
+    def update(self, trace: PyTree, gradients: PyTree, discount: ArrayLike) -> PyTree:
+        """Return the trace of this step, of the same dtypes.
+
+        Parameters
+        ----------
+        trace
+            That of the step before.
+        gradients
+            Those of f at this step, like the trace: of each environment its own, as
+            ``jax.vmap(jax.grad(f), in_axes=(None, 0))`` gives them.
+        discount
+            γ at the transition to this step, ``(batch,)``, or ``()`` for all: 0 where this step is
+            the first of an episode, whose trace then is the gradient, whatever has been.
+
+        Raises
+        ------
+        ShapeError
+            If gradients are not like the trace, or there is not a discount for each environment.
+        """
+        _check_alike(trace, gradients)
+        discounts = _per_sample("discount", discount, trace)
+
+        def advanced(z: jax.Array, gradient: jax.Array) -> jax.Array:
+            factor = _beside(self.decay * discounts, z)
+            # Not the product alone: what is not finite would outlive the episode.
+            kept = jnp.where(factor == 0, jnp.zeros_like(z), factor * z)
+            return kept + gradient.astype(z.dtype)
+
+        return jax.tree.map(advanced, trace, gradients)
+
+    def gradients(self, trace: PyTree, errors: ArrayLike) -> PyTree:
+        """Return the mean of errors times traces, with a minus sign: optimizers go downhill.
+
+        Parameters
+        ----------
+        trace
+            That of the step that the errors are of.
+        errors
+            δ of each environment, ``(batch,)``, over which the mean is taken; or ``()``, of a
+            trace without that axis.
+
+        Raises
+        ------
+        ShapeError
+            If there is not an error for each environment.
+        """
+        deltas = _per_sample("errors", errors, trace)
+
+        def descent(z: jax.Array) -> jax.Array:
+            product = _beside(-deltas, z) * z
+            return product.mean(0) if deltas.ndim else product
+
+        return jax.tree.map(descent, trace)
+
+
+def _check_alike(trace: PyTree, gradients: PyTree) -> None:
+    expected, found = (
+        dict(zip(leaf_names(["gradients"], (tree,)), jax.tree.leaves(tree), strict=True))
+        for tree in (trace, gradients)
+    )
+    lines = differences(found, expected, lambda a, b: jnp.shape(a) == jnp.shape(b))
+    if lines or jax.tree.structure(trace) != jax.tree.structure(gradients):
+        raise ShapeError(
+            f"`GradientTrace.update`: the gradients are not like the trace:{''.join(lines)}\n"
+            "Begin with `init(parameters, batch_size)`, and take the gradients of each of the "
+            "environments: `jax.vmap(jax.grad(f), in_axes=(None, 0))`."
+        )
+
+
+def _per_sample(name: str, value: ArrayLike, trace: PyTree) -> jax.Array:
+    """Return one number for each environment, or one for all."""
+    numbers = array_of(name, value, "`GradientTrace`: ")
+    for leaf in jax.tree.leaves(trace):
+        if numbers.shape not in ((), leaf.shape[:1]):
+            raise ShapeError(
+                f"`GradientTrace`: `{name}` has shape {numbers.shape}; expected {leaf.shape[:1]}, "
+                f"one for each environment of a trace of shape {leaf.shape}, or () for all."
+            )
+    return numbers
+
+
+def _beside(numbers: jax.Array, z: jax.Array) -> jax.Array:
+    """Return numbers of environments with the axes and the dtype of a trace."""
+    return numbers.reshape(*numbers.shape, *(1,) * (z.ndim - numbers.ndim)).astype(z.dtype)
