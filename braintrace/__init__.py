@@ -85,3 +85,4 @@ from ._saving import restore as restore
 from ._saving import save as save
 
 __version__ = "0.1.0"
+__version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)

@@ -1,6 +1,8 @@
 """How Sphinx builds the site: `sphinx-build -W docs build/docs`."""
 
 import inspect
+import json
+import os
 import pathlib
 import sys
 
@@ -11,6 +13,8 @@ from sphinx.util.inspect import stringify_signature
 import braintrace
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import hosting
 
 project = "braintrace"
 author = copyright = "the braintrace developers"
@@ -31,7 +35,7 @@ default_role = "autolink"  # single backquotes in docstrings: a link where one c
 # The notebooks are committed with their outputs; docs/run_notebooks.py executes them.
 nb_execution_mode = "off"
 nb_merge_streams = True
-myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autosummary_generate = True
@@ -47,6 +51,12 @@ suppress_warnings = ["ref.footnote"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+if (REPOSITORY := hosting.repository()) is not None:
+    html_theme_options = {
+        "source_repository": f"{REPOSITORY}/",
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 html_math_renderer = "mathml"
 copybutton_exclude = ".linenos, .gp, .go"
 
@@ -58,8 +68,31 @@ def include_benchmarks(app, docname, source):
     stored = sorted((pathlib.Path(app.srcdir).parent / "benchmarks" / "results").glob("*.md"))
     for path in stored:
         if "-quick" not in path.name:
-            include = f"```{{include}} ../benchmarks/results/{path.name}"
-            source[0] += f"\n{include}\n:heading-offset: 1\n:relative-images:\n```\n"
+            machine = path.read_text().split("\n\n")[1].partition(". ")[0]
+            include = f"```{{include}} ../benchmarks/results/{path.name}\n:start-line: 1"
+            options = ":heading-offset: 1\n:relative-images:\n```"
+            source[0] += f"\n## {machine}\n\n{include}\n{options}\n"
+
+
+def link_notebooks(app, docname, source):
+    """Put links to Colab and to the file below the title of a notebook."""
+    folder, _, name = docname.rpartition("/")
+    if folder == "notebooks":
+        linked = hosting.with_links(json.loads(source[0]), name, REPOSITORY)
+        source[0] = json.dumps(linked)
+
+
+def write_notebooks(app, exception):
+    """Put the notebooks into the site as Colab and other machines run them."""
+    if exception is not None or app.builder.format != "html":
+        return
+    folder = pathlib.Path(app.outdir) / "colab"
+    folder.mkdir(exist_ok=True)
+    for path in (pathlib.Path(app.srcdir) / "notebooks").glob("*.ipynb"):
+        notebook = json.loads(path.read_text())
+        revision = os.environ.get("GITHUB_SHA", "HEAD")
+        ready = hosting.for_colab(notebook, REPOSITORY, revision)
+        (folder / path.name).write_text(json.dumps(ready, indent=1))
 
 
 def public_bases(app, name, obj, options, bases):
@@ -106,5 +139,7 @@ class Shown(str):
 
 def setup(app):
     app.connect("source-read", include_benchmarks)
+    app.connect("source-read", link_notebooks)
+    app.connect("build-finished", write_notebooks)
     app.connect("autodoc-process-bases", public_bases)
     app.connect("autodoc-process-signature", constructor_signature)

@@ -1,8 +1,10 @@
 """The site names everything that is public, and its notebooks are committed as they run."""
 
+import importlib.util
 import json
 import pathlib
 import re
+import tomllib
 import warnings
 
 import brainstate
@@ -21,6 +23,26 @@ SURROGATES = [
 MACHINE = re.compile(r"/(tmp|home|root|work|Users)/[\w.-]+")
 
 
+PAGES = [
+    "dale",
+    "gpu",
+    "index",
+    "populations",
+    "stability",
+    "time_series",
+]
+"""Those whose code runs from top to bottom."""
+WHERE = "https://github.com/Some/thing"
+
+
+@pytest.fixture(scope="module")
+def hosting():
+    spec = importlib.util.spec_from_file_location("hosting", DOCS / "hosting.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def cells(path):
     return [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
 
@@ -33,7 +55,7 @@ def test_the_reference_has_every_public_name(name):
 
 def test_the_index_has_every_notebook():
     listed = re.findall(r"^notebooks/(\w+)$", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
-    assert listed == [path.stem for path in NOTEBOOKS]
+    assert sorted(listed) == [path.stem for path in NOTEBOOKS]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -46,12 +68,70 @@ def test_notebooks_are_executed_from_top_to_bottom(path):
     assert not any("ipykernel" in json.dumps(output) for output in outputs)
 
 
+def test_nobody_invents_where_the_project_is_hosted(hosting):
+    assert hosting.repository({}) is None
+    server = {"GITHUB_SERVER_URL": "https://github.com"}
+    assert hosting.repository({**server, "GITHUB_REPOSITORY": "Some/thing"}) == WHERE
+    assert hosting.project_urls(None) == {}
+    urls = hosting.project_urls(WHERE)
+    assert urls["Documentation"] == "https://some.github.io/thing/"
+    assert all(url.startswith("https://") for url in urls.values())
+    assert hosting.colab_link("01", None) is None
+    assert hosting.colab_link("01", "https://example.org/Some/thing") is None
+
+
+def test_links_of_the_readme_work_on_the_page_of_a_registry(hosting):
+    readme = (DOCS.parent / "README.md").read_text()
+    assert hosting.absolute_links(readme, None) == readme
+    found = hosting.absolute_links(readme, WHERE)
+    assert f"]({WHERE}/raw/HEAD/docs/_static/learning.png)" in found
+    assert f"]({WHERE}/blob/HEAD/docs/algorithms.md)" in found
+    assert not re.findall(r"\]\((?!https?:|#)", found)
+    assert found.replace(f"{WHERE}/raw/HEAD/", "").replace(f"{WHERE}/blob/HEAD/", "") == readme
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_open_in_colab(hosting, path):
+    """With a link below the title, and with this package instead of the registry's."""
+    notebook = json.loads(path.read_text())
+    shown = hosting.with_links(notebook, path.stem, WHERE)["cells"]
+    title, line, *_ = shown[0]["source"].split("\n\n")
+    assert title.startswith("# ")
+    assert "\n" not in title
+    assert f"/github/Some/thing/blob/gh-pages/colab/{path.stem}.ipynb" in line
+    assert shown[1:] == notebook["cells"][1:]
+    without = hosting.with_links(notebook, path.stem, None)["cells"][0]["source"]
+    assert "colab.research" not in without
+    assert f'"../colab/{path.stem}.ipynb" download' in without
+    first, *others = hosting.for_colab(notebook, WHERE, "0a1b")["cells"]
+    assert f"@ git+{WHERE}@0a1b" in first["source"]
+    assert others == notebook["cells"]
+    assert hosting.for_colab(notebook, None) == notebook
+
+
+def test_pages_name_this_package_and_not_the_one_on_a_registry():
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md"), *NOTEBOOKS]
+    commands = [
+        (page.name, command)
+        for page in pages
+        for command in re.findall(r"pip install [^`\n]*", page.read_text())
+    ]
+    assert commands
+    install = (DOCS / "install.md").read_text()
+    assert "`pip install braintrace`, with no path and no dot, installs that" in install
+    named = {page for page, command in commands if re.search(r"\bbraintrace\b", command)}
+    assert named == {"install.md"}
+    (author,) = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]["authors"]
+    assert f"```text\n{author['name']}\n```" in install
+    assert author["name"] in (DOCS.parent / "README.md").read_text()
+
+
 def test_notebooks_stay_small():
     assert sum(path.stat().st_size for path in NOTEBOOKS) < 8e6
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["dale", "populations", "time_series"])
+@pytest.mark.parametrize("name", PAGES)
 def test_pages_say_what_their_code_prints(name, capsys):
     """A block of text below one of Python is what this prints."""
     page = (DOCS / f"{name}.md").read_text()
@@ -62,5 +142,5 @@ def test_pages_say_what_their_code_prints(name, capsys):
         for index, (language, block) in enumerate(blocks):
             if language == "python":
                 exec(block, names)
-                printed, following = capsys.readouterr().out, blocks[index + 1 : index + 2]
-                assert printed == (following[0][1] if following[0][0] == "text" else "")
+                following, text = [*blocks, ("", "")][index + 1]
+                assert capsys.readouterr().out == (text if following == "text" else "")

@@ -14,7 +14,7 @@ from assertions import assert_gradients_close
 import braintrace
 from braintrace import nn
 
-needs = "needs the extra `brainpy`: pip install braintrace[brainpy]"
+needs = 'needs the extra `brainpy`: pip install -e ".[brainpy]"'
 
 BATCH, INPUTS, UNITS, STEPS = 2, 3, 4, 12
 pytestmark = pytest.mark.usefixtures("float64")

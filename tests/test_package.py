@@ -126,6 +126,7 @@ def test_typed():
 
 def test_version_is_that_of_the_distribution():
     assert importlib.metadata.version("braintrace") == braintrace.__version__
+    assert ".".join(map(str, braintrace.__version_info__)) == braintrace.__version__
 
 
 @pytest.mark.parametrize("name", [*PUBLIC, *(f"nn.{name}" for name in LAYERS)])
