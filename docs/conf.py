@@ -51,12 +51,15 @@ suppress_warnings = ["ref.footnote"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-if (REPOSITORY := hosting.repository()) is not None:
+REPOSITORY = hosting.repository()
+html_theme_options = {"top_of_page_buttons": []}
+if REPOSITORY is not None:
     html_theme_options = {
         "source_repository": f"{REPOSITORY}/",
         "source_branch": "main",
         "source_directory": "docs/",
     }
+pygments_dark_style = "github-dark"  # the theme's own underlines names as if they were links
 html_math_renderer = "mathml"
 copybutton_exclude = ".linenos, .gp, .go"
 
