@@ -77,6 +77,7 @@ from ._learner import LearnerState as LearnerState
 from ._learner import compile as compile
 from ._learner import gradient_check as gradient_check
 from ._learner import plot_traces as plot_traces
+from ._learner import shard as shard
 from ._runtime import EligibilityTraces as EligibilityTraces
 from ._runtime import MultiStepData as MultiStepData
 from ._runtime import SingleStepData as SingleStepData

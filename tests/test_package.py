@@ -39,6 +39,7 @@ ROOMS = [
     "_graph",
     "_compiler",
     "_executor",
+    "_sharding",
     "_runtime",
     "_algorithms",
     "_pictures",

@@ -20,14 +20,7 @@ from .._arguments import (
 from .._brainstate import ConstructorSignature
 from .._compiler import CompilerOptions
 from .._errors import LostTracesError, NotCompiledError, NotInitializedError, OptionError
-from .._executor import (
-    as_arrays,
-    eligibility,
-    outliving,
-    pack,
-    pairs_of,
-    starting_traces,
-)
+from .._executor import eligibility, outliving, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
@@ -37,11 +30,13 @@ from .._runtime.found_states import FoundStates
 from .._runtime.initial_values import InitialFunction
 from .._runtime.mesh import on_automatic_axes
 from .._runtime.model_states import States, short_term, values_by_path
+from .._runtime.on_mesh import arrays_on, place_states
 from .._runtime.restart import RequestedRestarts, check_where, restart_samples
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
 from .._runtime.threads import lock_of, one_thread_at_a_time
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
+from .._sharding import Division, Placement
 from .._typing import Path
 
 VJP_METHODS = ("single-step", "multi-step")
@@ -186,6 +181,25 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return self._compiled_model.step
 
     @property
+    def placement(self) -> Placement | None:
+        """Where the arrays lie on a mesh; ``None``: wherever they are."""
+        return self.compiled.placement
+
+    @one_thread_at_a_time
+    def divide(self, division: Division) -> None:
+        """Let the arrays lie on a mesh from now on; see `braintrace.shard`."""
+        compiled = self._compiled_model.divided(division, self.samples_of_model)
+        with uninterrupted:
+            self._compiled = compiled
+            self.place()
+
+    def place(self) -> None:
+        """Put States and traces where they lie on the mesh, if there is one."""
+        if self.placement is not None:
+            place_states(self.placement, self.states_of_model)
+            self.traces.carried.convert(self.placement.traces)
+
+    @property
     def _compiled_model(self) -> CompiledModel:
         if self._compiled is None:
             raise NotCompiledError(
@@ -243,13 +257,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return compiled
 
     def check_model(self, graph: ETraceGraph) -> None:
-        """Accept every model; an algorithm for some alone raises a `CompilationError` for others.
-
-        Parameters
-        ----------
-        graph
-            The compiled model.
-        """
+        """Accept a compiled model; an algorithm for some alone raises a `CompilationError`."""
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -308,8 +316,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def zero_traces(self) -> Traces:
         """Return traces as they are at the start of the first sequence."""
-        traces: Traces = as_arrays(starting_traces(self.compiled.trace_specs))
-        return traces
+        return arrays_on(self.placement, starting_traces(self.compiled.trace_specs))
 
     def started_anew(self, before: Traces) -> Traces:
         """Return traces as they are at the start of a sequence, given those before it.
@@ -332,7 +339,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def leave_starting_traces(self) -> None:
         """Let the traces be as they are at the start of the first sequence."""
         zero = not outliving(self.compiled.trace_specs)  # programs for zero would be used once
-        self.traces.carried.leave(lambda: as_arrays(self.starting_traces()), zero)
+        self.traces.carried.leave(lambda: arrays_on(self.placement, self.starting_traces()), zero)
 
     @one_thread_at_a_time
     def update(self, *arguments: Any) -> Any:
@@ -403,12 +410,14 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         with uninterrupted:
             self._compiled = compiled.moved_to(self.model, self._analysed, fresh, batch_size)
             self._reset_traces()
+            place_states(self.placement, self.states_of_model)
 
     def _restart_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
         states = self.states_of_model
         flags = check_where(where, values_by_path(short_term(states)), batch_size)
         fresh = self.initial_values(states, **options)
         restart_samples(self.compiled, states, self.traces.carried, fresh, flags)
+        place_states(self.placement, states)
 
     def prepare_requests(self) -> None:
         """Prepare for restarts that are asked for in what a driver is about to trace."""
@@ -419,17 +428,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     ) -> dict[Path, Any]:
         """Return the values of the short-term States at the start of a sequence, by path.
 
-        Parameters
-        ----------
-        states
-            All States of the model.
-        batch_size, **kwargs
-            See `reset_state`.
-
-        Raises
-        ------
-        ShapeError
-            See `reset_state`.
+        Given are all States of the model; options and errors are those of `reset_state`.
         """
         own = {path: state for path, state in states.items() if path[0] != FILTERS}
         fresh = self._compiled_model.initial_values(self.model, own, batch_size, kwargs)

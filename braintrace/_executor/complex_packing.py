@@ -207,7 +207,7 @@ def pack(traces: Traces, pairs: Pairs) -> Traces:
     for pair in pairs:
         real, imaginary = (traces[key] for key in pair)
         arrays[pair] = jax.tree.map(_joined, real, imaginary)
-    return _of_arrays(arrays)
+    return of_arrays(arrays)
 
 
 def _joined(real: Any, imaginary: Any) -> Any:
@@ -232,13 +232,13 @@ def map_arrays(function: Callable[[Any], Any], site: TraceSite, traces: Traces) 
         keys: function(trace) if keys[0] in own else trace
         for keys, trace in arrays_of(traces).items()
     }
-    return _of_arrays(arrays)
+    return of_arrays(arrays)
 
 
 def of_site(site: TraceSite, traces: Traces) -> Traces:
     """Return the traces of one site, packed as they are."""
     own = {site.key(a) for a in site.influence.reached}
-    return _of_arrays({keys: trace for keys, trace in arrays_of(traces).items() if keys[0] in own})
+    return of_arrays({keys: trace for keys, trace in arrays_of(traces).items() if keys[0] in own})
 
 
 def renamed(traces: Traces, name: Callable[[str], str | None]) -> Traces:
@@ -248,12 +248,12 @@ def renamed(traces: Traces, name: Callable[[str], str | None]) -> Traces:
         names = tuple(new for new in map(name, keys) if new is not None)
         if names:
             arrays[names] = trace
-    return _of_arrays(arrays)
+    return of_arrays(arrays)
 
 
 def joined(parts: Iterable[Traces]) -> Traces:
     """Return the traces of several sites as one mapping, packed as they are."""
-    return _of_arrays({keys: trace for part in parts for keys, trace in arrays_of(part).items()})
+    return of_arrays({keys: trace for part in parts for keys, trace in arrays_of(part).items()})
 
 
 def arrays_of(traces: Traces) -> Mapping[tuple[str, ...], Any]:
@@ -263,7 +263,8 @@ def arrays_of(traces: Traces) -> Mapping[tuple[str, ...], Any]:
     return {(key,): trace for key, trace in traces.items()}
 
 
-def _of_arrays(arrays: Mapping[tuple[str, ...], Any]) -> Traces:
+def of_arrays(arrays: Mapping[tuple[str, ...], Any]) -> Traces:
+    """Return traces that have some arrays, by the keys of what is in each."""
     if any(len(keys) == 2 for keys in arrays):
         return PackedTraces(dict(sorted(arrays.items())))
     return {key: trace for (key,), trace in arrays.items()}

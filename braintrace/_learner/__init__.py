@@ -6,5 +6,6 @@ from .check import gradient_check as gradient_check
 from .functional import FunctionalLearner as FunctionalLearner
 from .gradient_trace import GradientTrace as GradientTrace
 from .learner import Learner as Learner
+from .shard import shard as shard
 from .state import LearnerState as LearnerState
 from .trace_pictures import plot_traces as plot_traces

@@ -50,6 +50,8 @@ class Features(NamedTuple):
         Identities of the model's States.
     mesh
         What a ``shard_map`` around the call divides; ``None``: there is none.
+    placement
+        Where the arrays lie on a mesh of the learner's; ``None``: wherever they are.
     """
 
     method: str
@@ -61,6 +63,7 @@ class Features(NamedTuple):
     slices: tuple[object, ...] = ()
     states: tuple[int, ...] = ()
     mesh: object = None
+    placement: object = None
 
     def by_name(self) -> dict[str, object]:
         """Return them by the names that a reader knows."""
@@ -75,6 +78,7 @@ class Features(NamedTuple):
             "the analysed model": self.graph,
             "the model's States": self.states,
             "the `shard_map` around it": self.mesh,
+            "the mesh of the learner": self.placement,
         }
 
 

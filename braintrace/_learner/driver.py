@@ -38,6 +38,7 @@ from .arguments import Options, length_of, shapes_of, weights_of
 from .body import Arguments, Body, Request, Unfinished, run_to_the_end
 from .compilations import Features
 from .finite import is_finite
+from .placed import Placing, placed_body
 from .restart import Initial, check_reset, initial_values
 from .step_function import LOOPS
 
@@ -61,10 +62,17 @@ class Driver:
         The algorithm, whose traces they are.
     body
         What is run.
+    placing
+        Where its values lie on a mesh; ``None``: wherever they are.
     """
 
-    def __init__(self, algorithm: ETraceAlgorithm, body: Body) -> None:
+    def __init__(
+        self, algorithm: ETraceAlgorithm, body: Body, placing: Placing | None = None
+    ) -> None:
+        if placing is not None:
+            body = placed_body(body, placing, body.states(algorithm.states_of_model))
         self.body = body
+        self._placing = placing
         self._algorithm = algorithm
         self._program = Program(body.run, donated=1)
         self._finish = None if body.finish is None else Program(body.finish, donated=1)
@@ -84,6 +92,12 @@ class Driver:
         arguments
             What it is run on.
         """
+        if self._placing is not None:
+            states = self.body.states(self._algorithm.states_of_model)
+            values, arguments = (
+                self._placing.values(states, values),
+                self._placing.arguments(arguments),
+            )
         try:
             results, written, after = self._pure(values, traces, *arguments)
         except jax.errors.UnexpectedTracerError as error:
@@ -125,9 +139,14 @@ class Driver:
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
         values = [state.value for state in states]
+        if self._placing is not None:
+            values = self._placing.values(states, values)
+            arguments = self._placing.arguments(arguments)
 
         def run(take: Take) -> Stored:
             traces, owned = body.take(held, take)
+            if self._placing is not None:
+                traces = self._placing.traces(traces)
             in_place = owned and body.replaces(arguments[0], traces)
             found = self._program(values, traces, *arguments, in_place=in_place)
             results, written, after = found
@@ -200,7 +219,9 @@ def prepared(
     restarts = (flags, [] if flags is None else initial())
     arguments = (sequences, mask, restarts)
     mesh = jax.sharding.get_abstract_mesh()
-    features = Features(request.method, request.options, learner.graph)
+    features = Features(
+        request.method, request.options, learner.graph, placement=algorithm.placement
+    )
     if request.functions:
         features = features._replace(
             has_mask=mask is not None,
@@ -213,7 +234,9 @@ def prepared(
 
     def make() -> Driver:
         with kept_for_other_threads(learner.states().values()):
-            return Driver(algorithm, request.make(learner, request, arguments))
+            placement = algorithm.placement
+            placing = None if placement is None else Placing(learner, placement)
+            return Driver(algorithm, request.make(learner, request, arguments), placing)
 
     driver = learner.drivers.find(request.functions, features, steps, make)
     if driver.body.reads_initial and flags is None:

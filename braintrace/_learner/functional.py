@@ -150,6 +150,7 @@ class FunctionalLearner:
                 optimizer.await_leaves(state.optimizer)
             write_values(found, values)
             self.algorithm.traces.value = traces
+            self._learner.place()
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -315,6 +316,8 @@ class FunctionalLearner:
             flags = check_where(where, now)
             fresh = {path: start_anew(now[path], fresh[path], flags) for path in paths}
             traces = algorithm.compiled.restart(state.traces, flags)
+        if algorithm.placement is not None:
+            fresh, traces = algorithm.placement.values(fresh), algorithm.placement.traces(traces)
         return dataclasses.replace(state, hidden=fresh, traces=traces)
 
     def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:

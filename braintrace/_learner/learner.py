@@ -16,13 +16,15 @@ from .._executor import size_in_bytes
 from .._function_model import gradients_for
 from .._graph import ETraceGraph, Report, report_of
 from .._pictures import draw_model
-from .._runtime import on_automatic_axes, one_thread_at_a_time
+from .._runtime import on_automatic_axes, one_thread_at_a_time, write_values
+from .._sharding import Division
 from .._typing import Path, PyTree
 from . import sequences
 from .arguments import ALGORITHM
 from .compilations import Compilations
 from .functional import FunctionalLearner
 from .optimizer import HeldOptimizer
+from .placed import Placing
 
 
 class Learner(brainstate.nn.Module):
@@ -65,6 +67,22 @@ class Learner(brainstate.nn.Module):
             "A learner holds compiled programs and cannot be pickled: use `braintrace.save(folder, "
             "learner)`, and `braintrace.restore` into a learner that is built in the same way."
         )
+
+    @one_thread_at_a_time
+    def divide(self, division: Division) -> None:
+        """Divide what the learner holds over the devices of a mesh; see `braintrace.shard`."""
+        self.algorithm.divide(division)
+        self.place()
+
+    def place(self) -> None:
+        """Put what the learner holds where its mesh has it, if it has been divided."""
+        placement = self.algorithm.placement
+        if placement is None:
+            return
+        self.algorithm.place()
+        placing = Placing(self, placement)
+        states = list(self.held_optimizer.states.values())
+        write_values(states, placing.values(states, [state.value for state in states]))
 
     @property
     def drivers(self) -> Compilations:
@@ -132,6 +150,7 @@ class Learner(brainstate.nn.Module):
             If it is no optimizer, or the learner holds the state of another one.
         """
         self.held_optimizer.begin(optimizer, self.parameters_for_optimizer)
+        self.place()
 
     def parameters_for_optimizer(self) -> PyTree:
         """Return the parameters in the form in which their gradients are given."""

@@ -16,12 +16,14 @@ from .._executor import check_method, kept_specs
 from .._graph import ETraceGraph, TraceMethod
 from .._interrupts import interruptible
 from .._jax import strongly_typed
+from .._sharding import Division
 from .._typing import Path
 from .batch_axes import arguments_for_batch, example_arguments
 from .compiled_step import CompiledStep
 from .environment import Environment
 from .initial_values import InitialFunction, InitialValues, Shapes, shapes_of
 from .model_states import States, all_states, short_term, values_by_path, write_by_path
+from .on_mesh import divided
 from .recent import Recent
 
 MOST_SHAPES = 32
@@ -48,6 +50,8 @@ class CompiledModel:
         Whether it is a model for one sample, mapped over a batch.
     known, initial
         What has been compiled for other shapes, and for initial values.
+    division
+        The mesh that divides its arrays; ``None``: there is none.
     """
 
     step: CompiledStep
@@ -55,6 +59,19 @@ class CompiledModel:
     is_mapped: bool
     known: Recent[Shapes, CompiledStep]
     initial: InitialValues
+    division: Division | None = None
+
+    def divided(self, division: Division, samples: int | None) -> "CompiledModel":
+        """Return the same with arrays on a mesh; for other shapes it is compiled again.
+
+        Raises
+        ------
+        ShapeError, OptionError
+            If the batch is no multiple of the number of its parts, or there is none to divide.
+        """
+        known: Recent[Shapes, CompiledStep] = Recent(MOST_SHAPES)
+        known[self.shapes] = step = divided(self.step, division, samples)
+        return dataclasses.replace(self, step=step, known=known, division=division)
 
     def initial_values(
         self,
@@ -114,7 +131,8 @@ class CompiledModel:
         try:
             write_by_path(states, values)
             if shapes not in self.known:
-                self.known[shapes] = interruptible(compiled)()
+                step = interruptible(compiled)()
+                self.known[shapes] = divided(step, self.division, batch_size)
         except BaseException:
             write_by_path(states, before)
             raise

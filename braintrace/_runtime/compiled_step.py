@@ -19,6 +19,7 @@ from .._executor import (
 from .._foreign import in_words
 from .._graph import ETraceGraph, TraceMethod, TraceSpecs
 from .._jax import Var
+from .._sharding import Placement
 from .._typing import Path
 from .environment import Environment
 from .mesh import in_automatic_region
@@ -43,6 +44,8 @@ class CompiledStep:
         What the step may have read besides States and arguments.
     parameters
         The model's parameters.
+    placement
+        Where its arrays lie on a mesh; ``None``: wherever they are.
     """
 
     def __init__(
@@ -53,20 +56,28 @@ class CompiledStep:
         trace_specs: TraceSpecs,
         environment: Environment,
         parameters: Iterable[brainstate.State],
+        placement: Placement | None = None,
     ) -> None:
         self.graph = graph
         self.outside = outside
         self.trace_specs = trace_specs
         self.environment = environment
         self.parameters = tuple(parameters)
+        self.placement = placement
         self._method = method
         answers = graph.traced.answers
         self._in_vars = tuple(v for v in graph.traced.program.in_vars if v not in answers)
         self._written = graph.traced.written_vars
+        self._leaves = {leaf.in_var: leaf for leaf in graph.traced.leaves}
         self.single_step = Program(self._of_any_axes(self._single_step))
         self.steps = Program(self._of_any_axes(self._steps))
         self.window = Program(self._of_any_axes(self._window))
         self.restart = jax.jit(self._restart)
+
+    def placed(self, placement: Placement) -> "CompiledStep":
+        """Return the same, whose arrays lie on a mesh."""
+        parts = self.graph, self.outside, self._method, self.trace_specs, self.environment
+        return CompiledStep(*parts, self.parameters, placement)
 
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
         """Return those of a model's States, and of those outside it, that the step touches."""
@@ -80,8 +91,17 @@ class CompiledStep:
     ) -> list[Any]:
         """Return the values of the program's inputs; see `read_states`."""
         of_states = read_states(self.graph, states, values)
+        if self.placement is not None:
+            arguments = self.placement.by_sample(arguments, axis=0)
         inputs = {**read_arguments(self.graph, arguments), **of_states}
-        return [inputs[var] for var in self._in_vars]
+        return [self._placed(var, inputs[var]) for var in self._in_vars]
+
+    def _placed(self, var: Var, value: Any) -> Any:
+        """Return the value of an input of the program, or of the State that it is of."""
+        leaf = self._leaves.get(var)
+        if leaf is None or self.placement is None:
+            return value
+        return self.placement.leaf(leaf.path, leaf.leaf, value)
 
     def write(self, states: States, new: list[Any]) -> None:
         """Write what a function of this object returned for the States.
@@ -123,8 +143,15 @@ class CompiledStep:
         def by_var(values: list[Any]) -> dict[Var, Any]:
             return dict(zip(self._in_vars, values, strict=True))
 
-        def of_values(values: list[Any], *others: Any) -> Any:
-            return function(by_var(values), *others)
+        def of_values(values: list[Any], traces: Any, *sequences: Any) -> Any:
+            if self.placement is None:
+                return function(by_var(values), traces, *sequences)
+            held = {var: self._placed(var, value) for var, value in by_var(values).items()}
+            placement = self.placement
+            sequences = placement.by_sample(sequences, axis=1)
+            outputs, written, after = function(held, placement.traces(traces), *sequences)
+            written = list(map(self._placed, self._written, written))
+            return outputs, written, placement.traces(after)
 
         def run(values: list[Any], traces: Any, *sequences: Any) -> Any:
             time = [leaf.shape[0] for leaf in jax.tree.leaves(sequences)[:1]]

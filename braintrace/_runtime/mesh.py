@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._brainstate import StatesAsRead
 from .._jax import is_tracer
+from .._sharding import automatic_axes
 
 _NO_MESH = Mesh(np.empty((), dtype=object), ())
 
@@ -45,7 +46,7 @@ def on_automatic_axes(method: Function) -> Function:
         into = functools.partial(_renamed, mesh, automatic)
         back = functools.partial(_renamed, automatic, mesh)
         arguments, options = into((arguments, options))
-        with _without_context(), _states_renamed(algorithm, into, back):
+        with _without_context(), automatic_axes(), _states_renamed(algorithm, into, back):
             result = method(self, *arguments, **options)
         return back(result)
 

@@ -69,6 +69,8 @@ def _run_steps(
 ) -> Any:
     step.environment.check()
     inputs = step.inputs(states, jax.tree.map(lambda leaf: leaf[0], sequences))
+    if step.placement is not None:
+        sequences = step.placement.by_sample(sequences, axis=1)
     program = step.window if is_window else step.steps
     return _moved_on(step, program, states, traces, (inputs, traces.read(), sequences))
 

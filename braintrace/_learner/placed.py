@@ -1,0 +1,104 @@
+"""What a driver takes to a mesh: values of States, traces, sequences, and what comes of them.
+
+What is given may lie anywhere. Inside of what is compiled, the same values are held there at the
+start and at the end, so that a learner that has been divided stays so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import brainstate
+import jax
+
+from .._graph import Traces
+from .._sharding import Placement
+from .._typing import Path, PyTree
+from .body import Arguments, Body, Found, Unfinished
+from .leaves import by_path, like_leaves
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+
+class Placing:
+    """Where the values of a learner's States lie, its optimizer's among them.
+
+    Parameters
+    ----------
+    learner
+        The learner.
+    placement
+        Where its mesh has the arrays of the model.
+    """
+
+    def __init__(self, learner: Learner, placement: Placement) -> None:
+        algorithm = learner.algorithm
+        self._placement = placement
+        self._paths = {id(state): path for path, state in algorithm.states_of_model.items()}
+        self._fresh = list(algorithm.short_term_states)
+        self._optimizer = {id(s): path for path, s in learner.held_optimizer.states.items()}
+        self._parameters = {
+            (*map(str, path),): (parameter, index, leaf.shape)
+            for parameter, state in algorithm.param_states.items()
+            for index, (path, leaf) in enumerate(by_path(state.value, parameter).items())
+        }
+
+    def values(self, states: Iterable[brainstate.State], values: Iterable[PyTree]) -> list[PyTree]:
+        """Return the values of some States; those of States of nobody's stay where they are."""
+        return [self._of_state(state, value) for state, value in zip(states, values, strict=True)]
+
+    def traces(self, traces: Traces | None) -> Traces | None:
+        """Return traces, if there are any."""
+        return None if traces is None else self._placement.traces(traces)
+
+    def arguments(self, arguments: Arguments) -> Arguments:
+        """Return what a body is run on."""
+        sequences, mask, (flags, initial) = arguments
+        sequences, flags = self._placement.by_sample((sequences, flags), axis=1)
+        if initial:
+            fresh = zip(self._fresh, initial, strict=True)
+            initial = [self._placement.value(path, value) for path, value in fresh]
+        return sequences, self._placement.whole(mask), (flags, initial)
+
+    def _of_state(self, state: brainstate.State, value: PyTree) -> PyTree:
+        if id(state) in self._paths:
+            return self._placement.value(self._paths[id(state)], value)
+        if id(state) in self._optimizer:
+            start = self._optimizer[id(state)]
+            leaves = by_path(value, start)
+            placed = {path: self._of_optimizer(path, leaf) for path, leaf in leaves.items()}
+            return like_leaves(value, placed, start)
+        return value
+
+    def _of_optimizer(self, path: Path, leaf: jax.Array) -> jax.Array:
+        """Return a leaf of an optimizer's state like that of the parameter that it is kept for."""
+        parts = (*map(str, path),)
+        ends = (self._parameters.get(parts[start:]) for start in range(len(parts)))
+        for parameter, index, shape in filter(None, ends):
+            if leaf.shape == shape:
+                return self._placement.leaf(parameter, index, leaf)
+        return self._placement.whole(leaf)
+
+
+def placed_body(body: Body, placing: Placing, states: Sequence[brainstate.State]) -> Body:
+    """Return a body whose values are held where they lie, before and after."""
+
+    def run(values: list[PyTree], traces: Traces | None, *arguments: PyTree) -> Found:
+        sequences, mask, restarts = placing.arguments(arguments)
+        values, traces = placing.values(states, values), placing.traces(traces)
+        results, written, after = body.run(values, traces, sequences, mask, restarts)
+        written = placing.values(body.written(states), written)
+        if isinstance(after, Unfinished):
+            return results, written, dataclasses.replace(after, before=placing.traces(after.before))
+        return results, written, placing.traces(after)
+
+    def finish(sources: PyTree, before: Traces | None) -> Traces:
+        assert body.finish is not None
+        after = placing.traces(body.finish(sources, placing.traces(before)))
+        assert after is not None
+        return after
+
+    return dataclasses.replace(body, run=run, finish=None if body.finish is None else finish)

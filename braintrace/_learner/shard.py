@@ -1,0 +1,85 @@
+"""A learner on a mesh of devices: what it holds is divided, and stays so."""
+
+from __future__ import annotations
+
+from jax.sharding import Mesh
+
+from .._arguments import Kind, check_option
+from .._brainstate import is_watched
+from .._errors import NotCompiledError, OptionError
+from .._sharding import Division
+from .learner import Learner
+
+LEARNER = Kind("a learner made by `braintrace.compile`", lambda value: isinstance(value, Learner))
+MESH = Kind("a `jax.sharding.Mesh`", lambda value: isinstance(value, Mesh))
+
+
+def shard(
+    learner: Learner, mesh: Mesh, data: str | None = "data", model: str | None = None
+) -> None:
+    """Divide what a learner holds over the devices of a mesh.
+
+    Samples are divided along one axis of the mesh, outputs of marked operations along another:
+    hidden states by their units, parameters by their outputs, traces by both. What has neither
+    lies on every device. All calls work as before and give the same numbers; states and traces
+    stay where they are in each of them, after `reset_state` and `restore` as well. Arguments may
+    lie anywhere.
+
+    Parameters
+    ----------
+    learner
+        The learner; also in the middle of its work.
+    mesh
+        The devices, along axes of any kind (``Auto`` or ``Explicit``).
+    data
+        Axis of the mesh along which samples are divided; ``None``: none is.
+    model
+        Axis of the mesh along which outputs are divided; ``None``: none is. What is no multiple of
+        the number of parts, and gates side by side, stay whole; ``learner.report()`` names them.
+
+    Raises
+    ------
+    OptionError
+        If the mesh has no such axis, if there is no batch, or if a map around the learner divides
+        its arrays already.
+    ShapeError
+        If the batch is no multiple of the number of parts.
+    NotCompiledError
+        If the learner has not been compiled.
+
+    Examples
+    --------
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model = braintrace.nn.IndRNN(2, 4)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((8, 2)), batch_size=8)
+    >>> mesh = jax.make_mesh((jax.device_count(), 1), ("data", "model"))
+    >>> braintrace.shard(learner, mesh, data="data", model="model")
+    >>> gradients = learner.etrace_grad(
+    ...     jnp.ones((5, 8, 2)), step_fn=lambda x: (learner(x) ** 2).mean()
+    ... )
+    """
+    check_option("learner", learner, LEARNER)
+    check_option("mesh", mesh, MESH)
+    for name, axis in (("data", data), ("model", model)):
+        if axis is not None and axis not in mesh.axis_names:
+            raise OptionError(
+                f"`{name}` is {axis!r}, and the mesh has the axes "
+                f"{', '.join(map(repr, mesh.axis_names))}: expected one of these, or None."
+            )
+    if data is not None and data == model:
+        raise OptionError(
+            f"`data` and `model` are both {data!r}: an axis of the mesh divides either samples or "
+            "outputs."
+        )
+    if not learner.is_compiled:
+        raise NotCompiledError(
+            f"`learner` has not been compiled: call `compile_graph` of its "
+            f"{type(learner.algorithm).__name__} first."
+        )
+    if learner.algorithm.traces.is_made_inside or is_watched():
+        raise OptionError(
+            "`shard` is called inside a transformation, or `learner` was compiled inside one: "
+            "there, a map gives arrays further axes. Compile the learner outside; divide a stack "
+            "of learners through `learner.functional()`, as arrays of JAX."
+        )
+    learner.divide(Division(mesh, data, model))

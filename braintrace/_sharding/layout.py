@@ -1,0 +1,217 @@
+"""Which axes of States and traces a mesh divides, by what these axes run over.
+
+Samples go along ``data``: the first axis of every State that starts anew with a sequence, and the
+axis ``'batch'`` of a trace. Outputs go along ``model``. What decides there is a hidden group: it is
+divided along the axis of its positions that most outputs run over, and everything else along the
+axis that lets each element lie with its position (see `parts`). A trace is then multiplied and
+added to where it is.
+
+What has no such axis, or one that is no multiple of the number of parts, stays whole.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .._etrace_op import get_primitive_spec
+from .._executor.active_outputs import active_outputs_of
+from .._executor.layout import TraceSite, trace_sites
+from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TraceSpec, TraceSpecs
+from .._jax import Var
+from .._typing import Path
+from .division import Division, Names
+from .parts import Parts, axes_before, divided_axis, is_divided_along, parts_along, parts_of
+
+Leaf = tuple[Path, int]
+"""Path of a State, and which leaf of its value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What of a compiled model a mesh divides.
+
+    Attributes
+    ----------
+    leaves
+        Of the leaves of States; those that are missing stay whole.
+    traces
+        Of the traces, in their structure.
+    samples
+        Size of the batch; ``None``: there is none.
+    whole
+        Names of hidden states and of parameters with traces whose outputs are not divided,
+        although there are several parts.
+    """
+
+    leaves: Mapping[Leaf, Names]
+    traces: Mapping[str, Any]
+    samples: int | None
+    whole: tuple[str, ...]
+
+
+def layout_of(
+    graph: ETraceGraph, specs: TraceSpecs, division: Division, samples: int | None
+) -> Layout:
+    """Return what a mesh divides of a compiled model.
+
+    Parameters
+    ----------
+    graph, specs
+        The compiled model, and what is known of the traces that are kept.
+    division
+        The mesh.
+    samples
+        Size of the batch; ``None``: there is none.
+    """
+    return _Finder(graph, division, samples).layout(specs)
+
+
+_Sites = Mapping[tuple[str | None, str | None], TraceSite]
+"""By the key of a relation and the name of a state."""
+
+
+class _Finder:
+    def __init__(self, graph: ETraceGraph, division: Division, samples: int | None) -> None:
+        self._graph, self._samples = graph, samples
+        self._data, self._model = division.data, division.model
+        self._count, self._data_count = division.model_parts, division.data_parts
+        self._units = {group.index: self._units_of(group) for group in graph.hidden_groups}
+
+    def layout(self, specs: TraceSpecs) -> Layout:
+        leaves = {**dict(self._of_states()), **dict(self._of_parameters())}
+        sites: _Sites = {
+            (site.relation.key, site.group.states[a].name): site
+            for site in trace_sites(self._graph)
+            for a in site.influence.reached
+        }
+        traces = _mapped(lambda spec: self._of_trace(spec, sites, specs), specs)
+        return Layout(leaves, traces, self._samples, tuple(self._whole(leaves)))
+
+    def _units_of(self, group: HiddenGroup) -> Parts | None:
+        """Return the parts of a group's positions, ``None`` for one that stays whole."""
+        if self._count == 1:
+            return None
+        sites = trace_sites(self._graph, group)
+        first = 1 if self._samples is not None and group.shape[:1] == (self._samples,) else 0
+        found: list[tuple[int, Parts]] = []
+        for axis in range(first, len(group.shape)):
+            if group.shape[axis] and group.shape[axis] % self._count == 0:
+                parts = parts_along(group.shape, axis, self._count)
+                found.append((sum(self._fits(site, parts) for site in sites), parts))
+        most = max(found, key=operator.itemgetter(0), default=None)
+        return None if most is None or most[0] == 0 else most[1]
+
+    def _fits(self, site: TraceSite, parts: Parts) -> bool:
+        """Tell whether the outputs of an operation lie with positions that are divided so."""
+        own = parts_of(site.influence.positions, parts)
+        return own.ndim > 1 and is_divided_along(own.ndim - 1, own, self._count)
+
+    def _of_states(self) -> Iterator[tuple[Leaf, Names]]:
+        for leaf in self._graph.traced.leaves:
+            if leaf.kind in ("hidden", "other") and leaf.shape:
+                names: list[str | None] = [None] * len(leaf.shape)
+                if leaf.shape[0] == self._samples:
+                    names[0] = self._data
+                axis = self._axis_of_state(leaf)
+                if axis is not None and names[axis] is None:
+                    names[axis] = self._model
+                yield (leaf.path, leaf.leaf), tuple(names)
+
+    def _axis_of_state(self, leaf: StateLeaf) -> int | None:
+        for group in self._graph.hidden_groups:
+            units = self._units[group.index]
+            for state, layout in zip(group.states, group.old_layouts, strict=True):
+                if state.in_var is leaf.in_var and units is not None:
+                    size = int(np.prod(leaf.shape))
+                    ids = np.arange(size) if layout is None else layout
+                    return divided_axis(parts_of(ids.reshape(leaf.shape), units), self._count)
+        return None
+
+    def _of_parameters(self) -> Iterator[tuple[Leaf, Names]]:
+        """Yield the parameters that all their operations divide along the same axis."""
+        traced = self._graph.traced
+        own = {leaf.in_var: leaf for leaf in traced.leaves if leaf.kind == "parameter"}
+        axes: dict[Var, set[int | None]] = {}
+        for site in trace_sites(self._graph) if self._count > 1 else ():
+            for name, operand in site.relation.trainable_vars.items():
+                parts = self._parts_of_operand(site, name)
+                for var, axis in axes_before(traced.program, own, operand, parts, self._count):
+                    axes.setdefault(var, set()).add(axis)
+        for var, choices in axes.items():
+            axis = choices.pop() if len(choices) == 1 else None
+            if axis is not None:
+                leaf = own[var]
+                yield (
+                    (leaf.path, leaf.leaf),
+                    tuple(self._model if i == axis else None for i in range(len(leaf.shape))),
+                )
+
+    def _parts_of_operand(self, site: TraceSite, name: str) -> Parts | None:
+        """Return the parts of an operand with an axis of outputs that are divided."""
+        units = self._units[site.group.index]
+        axis = _output_axis(site, name)
+        if units is None or axis is None or not self._fits(site, units):
+            return None
+        return parts_along(site.relation.trainable_vars[name].aval.shape, axis, self._count)
+
+    def _of_trace(
+        self,
+        spec: TraceSpec,
+        sites: _Sites,
+        specs: TraceSpecs,
+    ) -> Names:
+        site = sites.get((spec.relation, spec.state))
+        names = [self._along_data(spec, axis, site) for axis in range(len(spec.shape))]
+        units = None if site is None else self._units[site.group.index]
+        if site is not None and units is not None and spec.axes[-1:] == ("output",):
+            own = parts_of(site.influence.positions, units)
+            if own.shape[-1] != spec.shape[-1]:  # of some outputs alone
+                stored = [a for a in site.influence.reached if site.key(a) in specs]
+                active = active_outputs_of(site.relation, site.influence, stored)
+                own = np.asarray(active.pick(own))
+            is_same = own.shape[-1] == spec.shape[-1]
+            if is_same and is_divided_along(own.ndim - 1, own, self._count):
+                names[-1] = self._model
+        return tuple(names)
+
+    def _along_data(self, spec: TraceSpec, axis: int, site: TraceSite | None) -> str | None:
+        if self._samples is None:
+            return None
+        if spec.axes[axis] == "batch":  # several axes before that of inputs count as one
+            return self._data if spec.shape[axis] % self._samples == 0 else None
+        if spec.axes[axis] == "fan_out" and site is not None:
+            is_batch = site.group.shape[:1] == (self._samples,)
+            if is_batch and spec.shape[axis] % self._data_count == 0:
+                parts = parts_along(site.group.shape, 0, self._data_count)
+                own = parts_of(site.influence.positions, parts)
+                return self._data if is_divided_along(0, own, self._data_count) else None
+        return None
+
+    def _whole(self, leaves: Mapping[Leaf, Names]) -> Iterator[str]:
+        if self._count == 1:
+            return
+        traced = {path for r in self._graph.hidden_param_op_relations for path in r.parameter_paths}
+        for leaf in self._graph.traced.leaves:
+            counts = leaf.kind == "hidden" or leaf.path in traced
+            if counts and self._model not in leaves.get((leaf.path, leaf.leaf), ()):
+                yield leaf.name
+
+
+def _output_axis(site: TraceSite, name: str) -> int | None:
+    """Return the axis of an operand that runs over the outputs of its operation."""
+    shape = site.relation.trainable_vars[name].aval.shape
+    axes = (get_primitive_spec(site.relation.primitive).trace_axes or {}).get(name, ())
+    if len(axes) == len(shape):
+        return axes.index("output") if "output" in axes else None
+    outputs = site.relation.y_var.aval.shape[-1:]
+    return len(shape) - 1 if shape and shape[-1:] == outputs else None
+
+
+def _mapped(function: Callable[[TraceSpec], Names], specs: TraceSpecs) -> dict[str, Any]:
+    return {
+        key: function(entry) if isinstance(entry, TraceSpec) else _mapped(function, entry)
+        for key, entry in specs.items()
+    }

@@ -1,0 +1,115 @@
+"""Which axis of an array is divided so that elements lie where their positions do.
+
+A hidden group is divided along one axis of its positions. An array whose elements each reach one
+position (a state, the output of an operation, a parameter) can be divided along an axis if every
+element then lies in the part of its position: nothing moves between the two. Part numbers stand in
+for the elements; `ANYWHERE` for those that reach no position.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from .._compiler.transfer import ELEMENTWISE
+from .._jax import Atom, Equation, Var, is_var
+from .._jaxpr import Program
+from .._jaxpr.data_movement import moved
+
+ANYWHERE = -1
+
+Parts = np.ndarray
+"""The part that each element belongs to, in an array of its shape."""
+
+
+def parts_along(shape: tuple[int, ...], axis: int, count: int) -> Parts:
+    """Return the part of every element of an array that is divided along an axis."""
+    size = shape[axis]
+    along = np.arange(size) * count // max(1, size)
+    aligned = [1] * len(shape)
+    aligned[axis] = size
+    return np.broadcast_to(along.reshape(aligned), shape)
+
+
+def parts_of(positions: np.ndarray, of_positions: Parts) -> Parts:
+    """Return the parts of elements, given those of the positions that they reach."""
+    found: Parts = of_positions.ravel()[np.maximum(positions, 0)]
+    return np.where(positions >= 0, found, ANYWHERE)
+
+
+def is_divided_along(axis: int, parts: Parts, count: int) -> bool:
+    """Tell whether an array that is divided along an axis has every element in its part."""
+    if parts.size == 0 or parts.shape[axis] % count:
+        return False
+    own = parts_along(parts.shape, axis, count)
+    is_free = parts == ANYWHERE
+    return bool(np.all(is_free | (parts == own)) and not is_free.all())
+
+
+def divided_axis(parts: Parts, count: int) -> int | None:
+    """Return the axis along which an array is divided, ``None`` where there is none."""
+    axes = reversed(range(parts.ndim))
+    return next((axis for axis in axes if is_divided_along(axis, parts, count)), None)
+
+
+def axes_before(
+    program: Program, variables: Iterable[Var], target: Atom, parts: Parts | None, count: int
+) -> Iterator[tuple[Var, int | None]]:
+    """Yield inputs that a variable is computed from, and the axes along which they are divided.
+
+    Parameters
+    ----------
+    program, variables
+        A program and the inputs of it that count (parameters).
+    target, parts
+        What is computed from them element by element, and its parts; ``None``: it has none.
+    count
+        How many parts there are.
+
+    Yields
+    ------
+    var, axis
+        ``None`` where the elements are not moved alone, but mixed.
+    """
+    behind = program.depends_on([target])
+    for var in variables:
+        if var in behind and parts is None:
+            yield var, None
+        elif var in behind:
+            assert parts is not None
+            shape = var.aval.shape
+            axes = (axis for axis, size in enumerate(shape) if size % count == 0)
+            found = (a for a in axes if _leads_to(program, var, shape, a, target, parts, count))
+            yield var, next(found, None)
+
+
+def _leads_to(
+    program: Program,
+    var: Var,
+    shape: tuple[int, ...],
+    axis: int,
+    target: Atom,
+    parts: Parts,
+    count: int,
+) -> bool:
+    known: dict[Var, Parts] = {var: parts_along(shape, axis, count)}
+    for index in program.making(program.depends_on([target])):
+        equation = program.equations[index]
+        if any(is_var(atom) and atom in known for atom in equation.invars):
+            found = _carried(equation, known)
+            if found is None:
+                return False
+            known.update(zip(equation.outvars, found, strict=True))
+    return is_var(target) and target in known and np.array_equal(known[target], parts)
+
+
+def _carried(equation: Equation, known: Mapping[Var, Parts]) -> list[Parts] | None:
+    """Return the parts of what an equation makes, ``None`` for one that mixes elements."""
+    operands = [known.get(atom) if is_var(atom) else None for atom in equation.invars]
+    if equation.primitive.name in ELEMENTWISE:
+        shape = equation.outvars[0].aval.shape
+        given = [parts for parts in operands if parts is not None]
+        is_one = all(np.array_equal(parts, given[0]) for parts in given)
+        return [given[0]] if is_one and given[0].shape == shape else None
+    if any(parts is None for parts in operands):
+        return None
+    return moved(equation, [parts for parts in operands if parts is not None])

@@ -1,0 +1,278 @@
+"""Divide small learners over eight CPU devices; print how far they are from one device.
+
+Run by `test_sharding.py` in a process of its own, for the number of devices is fixed when JAX
+starts. The argument says which rows: of the day, or all. Each line: case, deviation.
+"""
+
+import itertools
+import sys
+import tempfile
+
+import brainstate
+import compilation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import saiunit
+from jax.sharding import AxisType, Mesh
+
+import braintrace
+
+LENGTH, BATCH, INPUTS, UNITS = 5, 8, 8, 16
+RANDOM = np.random.default_rng(0)
+
+
+def random(*shape):
+    return np.float32(RANDOM.normal(size=shape) / 4)
+
+
+MATRIX = saiunit.sparse.CSR.fromdense(jnp.asarray(np.eye(UNITS) + np.eye(UNITS, k=1), jnp.float32))
+
+
+class Cell(brainstate.nn.Module):
+    """Leaky units, of one state or two; what drives them is a function."""
+
+    def __init__(self, drive, states, shape, **weights):
+        super().__init__()
+        self.drive, self.states_of_unit, self.shape = drive, states, shape
+        self.params = {k: brainstate.ParamState(jnp.asarray(v)) for k, v in weights.items()}
+
+    def init_state(self, batch_size=None, **kwargs):
+        shape = self.shape if batch_size is None else (batch_size, *self.shape)
+        self.h = brainstate.HiddenState(jnp.zeros(shape))
+        if self.states_of_unit == 2:
+            self.a = brainstate.HiddenState(jnp.zeros(shape))
+
+    def update(self, x):
+        values = {name: state.value for name, state in self.params.items()}
+        new = 0.8 * self.h.value + jnp.tanh(self.drive(x, self.h.value, **values))
+        if self.states_of_unit == 2:
+            new = new - 0.3 * self.a.value
+            self.a.value = 0.9 * self.a.value + 0.1 * jnp.sin(self.h.value)
+        self.h.value = new
+        return self.h.value
+
+
+def dense(x, h, w, b):
+    return braintrace.matmul(x, w, b)
+
+
+def recurrent(x, h, w, b, r):
+    return braintrace.matmul(x, w, b) + braintrace.matmul(h, r)
+
+
+def masked(x, h, w, r):
+    return braintrace.matmul(x, w.T, weight_fn=jnp.abs) + braintrace.matmul(h, jnp.tanh(r))
+
+
+def conv(x, h, w, b):
+    return braintrace.conv(x, w, b, dimension_numbers=("NWC", "WIO", "NWC"))
+
+
+def sparse(x, h, w, s):
+    return braintrace.matmul(x, w) + braintrace.sparse_matmul(h, s, sparse_mat=MATRIX)
+
+
+def lora(x, h, left, right):
+    return braintrace.lora_matmul(x, left, right)
+
+
+def element_wise(x, h, u):
+    return x * braintrace.element_wise(u)
+
+
+def embedding(x, h, w):
+    return braintrace.embedding(x, w)
+
+
+WEIGHTS = {
+    "w": random(INPUTS, UNITS),
+    "b": random(UNITS),
+    "r": random(UNITS, UNITS),
+    "s": random(2 * UNITS - 1),
+    "u": random(UNITS),
+    "left": random(INPUTS, 2),
+    "right": random(2, UNITS),
+}
+XS = random(LENGTH, BATCH, INPUTS)
+
+
+def cell(drive, names, xs=XS, shape=(UNITS,), **others):
+    weights = {**{name: WEIGHTS[name] for name in names.split()}, **others}
+    return lambda states: Cell(drive, states, shape, **weights), xs
+
+
+MODELS = {
+    "dense": cell(dense, "w b"),
+    "recurrent": cell(recurrent, "w b r"),
+    "masked": cell(masked, "r", w=random(UNITS, INPUTS)),
+    "conv": cell(conv, "b", random(LENGTH, BATCH, 5, 2), (5, UNITS), w=random(3, 2, UNITS)),
+    "sparse": cell(sparse, "w s"),
+    "lora": cell(lora, "left right"),
+    "element_wise": cell(element_wise, "u", random(LENGTH, BATCH, UNITS)),
+    "embedding": cell(embedding, "", RANDOM.integers(0, 9, (LENGTH, BATCH)), w=random(9, UNITS)),
+    "gru": (lambda states: braintrace.nn.GRUCell(INPUTS, UNITS), XS),
+    "lstm": (lambda states: braintrace.nn.LSTMCell(INPUTS, UNITS), XS),
+}
+MESHES = [(8, 1), (4, 2), (1, 8)]
+
+
+def mesh_of(parts, kind="Auto"):
+    devices = np.asarray(jax.devices()).reshape(parts)
+    return Mesh(devices, ("data", "model"), axis_types=(AxisType[kind],) * 2)
+
+
+def learner_of(name, rule="d_rtrl", states=1, vmap=False):
+    build, xs = MODELS[name]
+    brainstate.random.seed(0)
+    options = {"decay_or_rank": 0.9} if rule == "es_d_rtrl" else {}
+    example = (build(states), rule, jnp.asarray(xs[0]))
+    return braintrace.compile(*example, batch_size=BATCH, vmap=vmap, **options), xs
+
+
+def loss_of(learner):
+    return lambda x: jnp.mean(learner(x) ** 2)
+
+
+def chunks(learner, xs):
+    return learner.etrace_grad(xs, step_fn=loss_of(learner), chunk_size=2)
+
+
+def stream(learner, xs):
+    return learner.etrace_online(xs, step_fn=loss_of(learner), optimizer=OPTIMIZER)
+
+
+OPTIMIZER = optax.adam(0.01)
+
+
+def own_loop(learner, xs):
+    weights = learner.algorithm.model.states(brainstate.ParamState)
+    step = brainstate.transform.jit(brainstate.transform.grad(loss_of(learner), weights))
+    return [step(x) for x in xs[:2]], learner(xs[2])
+
+
+def pure(learner, xs):
+    functional = learner.functional()
+    run = jax.jit(lambda state: functional.grad(state, xs, step_fn=loss_of(learner)))
+    state, gradients = run(functional.state())
+    state, output = functional.step(functional.reset(state), xs[0])
+    functional.restore(jax.device_get(state))
+    return gradients, output
+
+
+DRIVES = {drive.__name__: drive for drive in (chunks, stream, own_loop, pure)}
+
+
+def all_of(learner):
+    return learner.functional().state()
+
+
+def results(learner, xs, drive, divide=None):
+    """Return what a way of learning gives, before a reset and after; it is divided meanwhile."""
+    before = drive(learner, xs)
+    if divide is not None:
+        divide(learner)
+    between = drive(learner, xs)
+    learner.reset_state(where=jnp.arange(BATCH) % 2 == 0)
+    learner.predict(xs)
+    learner.reset_state()
+    return before, between, drive(learner, xs), all_of(learner)
+
+
+def deviation(found, expected):
+    worst = 0.0
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        worst = max(worst, float(np.abs(a - b).max() / max(1e-3, np.abs(b).max())))
+    return worst
+
+
+def numbers(name, drive, *places, **options):
+    """Print deviations from one device of a learner that is divided in the middle of its work."""
+    expected = results(*learner_of(name, **options), DRIVES[drive])
+    for parts, kind in places:
+        mesh = mesh_of(parts, kind)
+        learner, xs = learner_of(name, **options)
+
+        def divide(learner, mesh=mesh):
+            braintrace.shard(learner, mesh, model="model")
+
+        found = results(learner, xs, DRIVES[drive], divide)
+        check_places(learner, mesh)
+        print(label(name, drive, parts, kind, options), deviation(found, expected), flush=True)
+
+
+def label(*parts):
+    return "".join(str(part).replace(" ", "") + "," for part in parts)[:-1]
+
+
+def check_places(learner, mesh):
+    """What is held lies on all devices, samples and units divided."""
+    state = all_of(learner)
+    for leaf in jax.tree.leaves((state.parameters, state.hidden, state.traces, state.optimizer)):
+        assert leaf.sharding.mesh == mesh, leaf.sharding
+    hidden = jax.tree.leaves(state.hidden)[0]
+    assert hidden.addressable_shards[0].data.size * 8 == hidden.size, hidden.sharding
+
+
+def saved_elsewhere():
+    """Save a learner on one mesh, restore it on another."""
+    first, xs = learner_of("dense", states=2)
+    second, _ = learner_of("dense", states=2)
+    braintrace.shard(first, mesh_of((4, 2)), model="model")
+    braintrace.shard(second, mesh_of((8, 1)))
+    stream(first, xs)
+    with tempfile.TemporaryDirectory() as folder:
+        braintrace.save(folder, first)
+        braintrace.restore(folder, second)
+    found = [(stream(learner, xs), all_of(learner)) for learner in (second, first)]
+    check_places(second, mesh_of((8, 1)))
+    print("restored", deviation(*found), flush=True)
+
+
+def refusals():
+    """Print what is said of sizes that a mesh does not divide."""
+    learner, _ = learner_of("dense")
+    mesh = Mesh(np.asarray(jax.devices())[:3], ("data",))
+    try:
+        braintrace.shard(learner, mesh)
+    except braintrace.ShapeError as error:
+        assert "batch of 8" in str(error), error
+        assert "3 parts" in str(error), error
+    else:
+        raise AssertionError("a batch of 8 has been divided into three parts")
+    braintrace.shard(learner, mesh_of((4, 2)))
+    try:
+        learner.reset_state(6)
+    except braintrace.ShapeError as error:
+        assert "batch of 6" in str(error), error
+    else:
+        raise AssertionError("a batch of 6 has been divided into four parts")
+    learner.reset_state(12)
+    assert all_of(learner).hidden[("h",)].sharding.spec == jax.sharding.PartitionSpec("data")
+    print("refusals", 0.0, flush=True)
+
+
+def day():
+    numbers("recurrent", "chunks", ((4, 2), "Auto"), ((4, 2), "Explicit"), states=2)
+    numbers("masked", "stream", ((1, 8), "Auto"), vmap=True)
+    numbers("conv", "own_loop", ((4, 2), "Auto"))
+    numbers("element_wise", "pure", ((8, 1), "Auto"), rule="es_d_rtrl")
+    saved_elsewhere()
+    refusals()
+
+
+def night():
+    rules, kinds = ("d_rtrl", "es_d_rtrl", "immediate"), ("Auto", "Explicit")
+    for name, drive, rule in itertools.product(MODELS, DRIVES, rules):
+        for states, vmap in ((1, False), (2, False), (1, True)):
+            if name in ("gru", "lstm") and states == 2:
+                continue
+            places = itertools.product(MESHES, kinds)
+            numbers(name, drive, *places, rule=rule, states=states, vmap=vmap)
+
+
+if __name__ == "__main__":
+    compilation.compile_in_a_hurry()
+    {"day": day, "night": night}[sys.argv[1]]()
