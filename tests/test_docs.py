@@ -28,6 +28,7 @@ PAGES = [
     "gpu",
     "index",
     "populations",
+    "resets",
     "stability",
     "time_series",
 ]
