@@ -14,6 +14,7 @@ import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import saiunit
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from rules import RULES
@@ -127,6 +128,25 @@ def stream(learner, weights, xs):
     return losses, [w.value for w in weights.values()]
 
 
+def optimised(learner, weights, xs):
+    """What an optimizer keeps of a parameter lies as that does, and so does what is told of."""
+    placed, told = {path: w.value.sharding for path, w in weights.items()}, []
+
+    def on_log(step, metrics):
+        told.append({path: w.value.sharding for path, w in weights.items()})
+        told.append({path: w.sharding for path, w in learner.optimizer_state[0].trace.items()})
+
+    losses = learner.etrace_online(
+        xs,
+        step_fn=loss_of(learner),
+        optimizer=optax.sgd(0.1, momentum=0.5),
+        log_every=LENGTH,
+        on_log=on_log,
+    )
+    assert told == 2 * [placed], told
+    return losses, [w.value for w in weights.values()], learner.optimizer_state
+
+
 def own_loop(learner, weights, xs):
     gradient = brainstate.transform.grad(loss_of(learner), weights)
 
@@ -181,6 +201,7 @@ CASES = [
     ("convolution", "es_d_rtrl", chunks, [("Explicit", "batch")]),
     ("convolution", "d_rtrl", own_loop, [("Explicit", "batch")]),
     ("readout", "d_rtrl", own_loop, [("Auto", "batch"), ("Explicit", "output")]),
+    ("readout", "d_rtrl", optimised, [("Explicit", "output")]),
 ]
 
 

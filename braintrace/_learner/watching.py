@@ -25,6 +25,7 @@ from .._brainstate import is_watched
 from .._errors import Interrupted, NonFiniteError, OptionError
 from .._interrupts import uninterrupted
 from .._optional import optional_import
+from .._runtime import as_users_have_it
 from .._typing import PyTree
 from .arguments import length_of, weights_of
 from .body import Request
@@ -166,20 +167,22 @@ def _counted_from(start: int) -> Iterator[None]:
 
 
 def _part(request: Request, start: int, stop: int) -> Request:
-    def of_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):  # one program for all blocks of a length
-            return _cut(leaf, start, stop - start)
-        return np.asarray(leaf)[start:stop]
-
+    """Return the call of a block; a program that cuts has all arrays, and serves every block."""
     flags = (g if g is None else np.asarray(g) for g in (request.mask, request.reset))
-    given = (request.sequences, *flags)
-    sequences, mask, reset = jax.tree.map(of_leaf, given)
+    leaves, tree = jax.tree.flatten((request.sequences, *flags))
+    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+    cut = iter(_cut(arrays, start, stop - start))
+    parts = [
+        next(cut) if isinstance(leaf, jax.Array) else np.asarray(leaf)[start:stop]
+        for leaf in leaves
+    ]
+    sequences, mask, reset = jax.tree.unflatten(tree, parts)
     return dataclasses.replace(request, sequences=sequences, mask=mask, reset=reset)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _cut(leaf: jax.Array, start: int, length: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(leaf, start, length)
+def _cut(leaves: list[jax.Array], start: int, length: int) -> list[jax.Array]:
+    return [jax.lax.dynamic_slice_in_dim(leaf, start, length) for leaf in leaves]
 
 
 def _joined(parts: list[PyTree]) -> PyTree:
@@ -303,7 +306,8 @@ class _Teller:
         losses, aux = jax.tree.map(lambda *x: _mean(x, counts), *self._since_log)
         metrics |= {} if losses is None else {"loss": losses}
         metrics |= {} if aux is None else {"aux": aux}
-        self._watch.on_log(stop, metrics)
+        with as_users_have_it():
+            self._watch.on_log(stop, metrics)
         self._since_log, self._logged, self._time = [], stop, time.perf_counter()
 
     def close(self) -> None:

@@ -9,9 +9,10 @@ the mesh of every array, which keeps its buffers; a step inside a transformation
 """
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import brainstate
 import jax
@@ -25,6 +26,8 @@ from .._sharding import automatic_axes
 _NO_MESH = Mesh(np.empty((), dtype=object), ())
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_Renaming: TypeAlias = Callable[[Any], Any]
 
 
 def on_automatic_axes(method: Function) -> Function:
@@ -46,11 +49,25 @@ def on_automatic_axes(method: Function) -> Function:
         into = functools.partial(_renamed, mesh, automatic)
         back = functools.partial(_renamed, automatic, mesh)
         arguments, options = into((arguments, options))
-        with _without_context(), automatic_axes(), _states_renamed(algorithm, into, back):
+        with _Region(algorithm, into, back):
             result = method(self, *arguments, **options)
         return back(result)
 
     return call  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def as_users_have_it() -> Iterator[None]:
+    """Within a method that is `on_automatic_axes`, let everything lie as it does outside."""
+    region = _REGION.get()
+    if region is None:
+        yield
+        return
+    region.close()
+    try:
+        yield
+    finally:
+        region.open()
 
 
 def in_automatic_region(
@@ -156,6 +173,44 @@ def _renamed(old: Mesh, new: Mesh, tree: Any) -> Any:
     return jax.tree.map(rename, tree)
 
 
+class _Region:
+    """While it is open, all that a learner or an algorithm reads lies on other axes.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    into, back
+        Return a tree with its arrays on those axes, and on the user's.
+    """
+
+    def __init__(self, algorithm: Any, into: _Renaming, back: _Renaming) -> None:
+        self._states_renamed = functools.partial(_states_renamed, algorithm, into, back)
+        self._entered = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """Enter it."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_without_context())
+            stack.enter_context(automatic_axes())
+            stack.enter_context(self._states_renamed())
+            stack.callback(_REGION.reset, _REGION.set(self))
+            self._entered = stack.pop_all()
+
+    def close(self) -> None:
+        """Leave it."""
+        self._entered.close()
+
+    def __enter__(self) -> None:
+        self.open()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+_REGION: contextvars.ContextVar[_Region | None] = contextvars.ContextVar("region", default=None)
+
+
 @contextlib.contextmanager
 def _without_context() -> Iterator[None]:
     """Take away the mesh of the context: constants made inside are to fit any other."""
@@ -167,9 +222,7 @@ def _without_context() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _states_renamed(
-    algorithm: Any, into: Callable[[Any], Any], back: Callable[[Any], Any]
-) -> Iterator[None]:
+def _states_renamed(algorithm: Any, into: _Renaming, back: _Renaming) -> Iterator[None]:
     """Rename the value of every State when it is read, and of all of them at the end."""
     held = getattr(algorithm, "traces", None)
     traces = None if held is None else held.carried

@@ -1,0 +1,124 @@
+"""What does it cost to save a learner, and to restore it?
+
+An LSTM with its traces and the moments of Adam goes to a folder and comes back, and so does the
+same tree of arrays by orbax alone, without checks of what it is and whether it is whole. A save
+takes the place of the one before. Times are per megabyte.
+"""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import braintrace
+from braintrace._optional import optional_import
+
+from ..case import Case, NotOffered, Prepared, Subject, Target
+from ..networks import NETWORKS
+from ..subjects import Task, learner_of
+
+SAVE, RESTORE = "save", "restore"
+PLAIN_SAVE, PLAIN_RESTORE = "orbax alone, save", "orbax alone, restore"
+TARGETS = (
+    Target(SAVE, PLAIN_SAVE, 2.0),
+    Target(RESTORE, PLAIN_RESTORE, 2.5),  # it reads first what there is, to refuse what differs
+)
+
+
+class Saved:
+    """A learner in two folders: in one by the library, in the other by orbax alone."""
+
+    def __init__(self, task: Task) -> None:
+        try:
+            optax: Any = optional_import("optax", "optimizers")
+            self.orbax: Any = optional_import("orbax.checkpoint", "checkpoint")
+        except ImportError as error:
+            raise NotOffered("optax or orbax-checkpoint is not installed") from error
+        self.learner = learner_of(task, "d_rtrl")
+        self.learner.init_optimizer(optax.adam(1e-3))
+        self.pure = self.learner.functional()
+        self.folder = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.tree = arrays_of(self.pure.state())
+        self.megabytes = max(1, round(sum(leaf.nbytes for leaf in self.tree.values()) / 1e6))
+
+    def save(self) -> None:
+        """Save it."""
+        braintrace.save(self.folder / "own", self.learner)
+
+    def restore(self) -> dict[str, Any]:
+        """Return the arrays that it then has."""
+        braintrace.restore(self.folder / "own", self.learner)
+        return arrays_of(self.pure.state())
+
+    def save_plain(self) -> None:
+        """Save its arrays."""
+        with self.orbax.Checkpointer(self.orbax.PyTreeCheckpointHandler()) as checkpointer:
+            arguments = self.orbax.args.PyTreeSave(self.tree)
+            checkpointer.save(self.folder / "plain", args=arguments, force=True)
+
+    def restore_plain(self) -> dict[str, Any]:
+        """Return its arrays."""
+        of_numpy = {name: self.orbax.RestoreArgs(restore_type=np.ndarray) for name in self.tree}
+        with self.orbax.Checkpointer(self.orbax.PyTreeCheckpointHandler()) as checkpointer:
+            arguments = self.orbax.args.PyTreeRestore(restore_args=of_numpy)
+            found = checkpointer.restore(self.folder / "plain", args=arguments)
+        return {name: jnp.asarray(leaf) for name, leaf in found.items()}
+
+    def subject(self, run: Callable[[], Any], before: Callable[[], Any]) -> Subject:
+        """Time a function, after another one has been called once; it gives the same arrays."""
+        before()
+
+        def deviation(found: dict[str, Any] | None) -> float:
+            found = self.restore() if found is None else found
+            same = [np.array_equal(found[name], leaf) for name, leaf in self.tree.items()]
+            return float(not all(same))
+
+        return Subject(run, deviation=deviation, tolerance=0.0, work=self.megabytes)
+
+
+def arrays_of(state: Any) -> dict[str, Any]:
+    """Return the arrays of a learner's state by name, random keys as numbers."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        array = jax.random.key_data(leaf) if is_key else leaf
+        if array.size:
+            found[jax.tree_util.keystr(path)] = array
+    return found
+
+
+def prepare(task: Task) -> Prepared:
+    """Return both ways to save, and to restore."""
+    saved = Saved(task)
+    return Prepared(
+        {
+            SAVE: lambda: saved.subject(saved.save, lambda: None),
+            PLAIN_SAVE: lambda: saved.subject(saved.save_plain, lambda: None),
+            RESTORE: lambda: saved.subject(saved.restore, saved.save),
+            PLAIN_RESTORE: lambda: saved.subject(saved.restore_plain, saved.save_plain),
+        },
+        facts={"megabytes": lambda: float(saved.megabytes)},
+    )
+
+
+def case(hidden: int, batch: int, quick: bool = False) -> Case:
+    """Return the case of one size."""
+    return Case(
+        name=f"saving/lstm,H={hidden},B={batch}",
+        parameters={"network": "lstm", "hidden": hidden, "batch": batch},
+        build=lambda: prepare(Task(NETWORKS["lstm"](hidden=hidden), 2, batch)),
+        targets=TARGETS,
+        quick=quick,
+    )
+
+
+def cases(platform: str) -> list[Case]:
+    """Return a network of a few megabytes, and one of more than a hundred."""
+    return [case(64, 16, quick=True), case(512, 32)]
