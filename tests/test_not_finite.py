@@ -265,3 +265,29 @@ def test_a_stream_that_is_not_finite_is_refused(where, every):
     assert np.isfinite(error.loss) == (where == "gradient")
     assert "'w_in'" in str(error) and str(error.step) in str(error)
     assert_same_bits((snapshot(learner), learner.optimizer_state), before)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
+def test_a_single_gradient_is_looked_at_before_the_update_hides_it(nonfinite):
+    case = cases.BY_NAME["leaky"]
+    learner = build_learner(case, batch=BATCH)
+    xs, targets = case.sequences(BATCH, 1)
+
+    def hide(gradients):
+        gradients.update(jax.tree.map(jnp.nan_to_num, gradients))
+
+    def step():
+        learner.etrace_online(
+            xs,
+            targets * jnp.inf,
+            step_fn=lambda x, target: case.loss(learner(x), target),
+            update_fn=hide,
+            nonfinite=nonfinite,
+        )
+
+    if nonfinite == "raise":
+        with pytest.raises(braintrace.NonFiniteError, match="'w_in'"):
+            step()
+    else:
+        step()
+        assert learner.skipped_updates == 1

@@ -247,8 +247,10 @@ def etrace_online(
         What is done where a loss or a gradient is NaN or infinite. ``'ignore'``: nothing.
         ``'skip'``: that update is left out and counted (`skipped_updates`), and samples whose
         states or traces are not finite start anew. ``'raise'``: the call changes nothing, and its
-        error names step, loss and parameter. Every step is looked at if, and only if, losses,
-        parameters or optimizer are not finite after the call, which then begins once more.
+        error names step, loss and parameter. Every step is looked at, before its update, if and
+        only if losses, parameters or optimizer are not finite after the call, which then begins
+        once more: a gradient that the update makes finite, as ``optax.zero_nans`` does, is found
+        in calls of one step and in functions of a `LearnerState` alone.
     has_aux
         Whether ``step_fn`` returns auxiliary results as well; they are stacked over time.
     unit_aware

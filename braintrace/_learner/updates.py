@@ -155,8 +155,9 @@ def _ignoring(learner: Learner, update: Update) -> Update:
 
 def _raising(learner: Learner, update: Update) -> Update:
     def judged(found: Found) -> jax.Array:
+        verdict = _verdict(learner, found)  # before an `update_fn` writes to the dict
         update(found)
-        return _verdict(learner, found)
+        return verdict
 
     return judged
 
