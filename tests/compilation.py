@@ -6,8 +6,9 @@ code generators, of which the older ones take a quarter of it. JAX takes such op
 program, or for a process; here they are put in where JAX makes those of every program.
 
 Two more costs of every program are none of its own. JAX makes a context of MLIR for it and loads
-all dialects into that, of which programs for a CPU are written in a few. And it reads what was
-compiled before from files; what this process has compiled is kept in memory as well.
+all dialects into that, of which programs for a CPU are written in a few; a context serves several
+programs here, as it does in newer versions. And JAX reads what was compiled before from files; what
+this process has compiled last is kept in memory as well.
 """
 
 import contextlib
@@ -15,8 +16,10 @@ import functools
 import gc
 import inspect
 import pathlib
+import threading
 
 import jax
+import moving
 
 QUICK_GENERATORS = {
     "xla_cpu_use_fusion_emitters": False,
@@ -26,8 +29,11 @@ QUICK_GENERATORS = {
 MOST_MAPPINGS = 40_000
 """Of memory. A compiled program has about 15; Linux lets no process have more than 65,530."""
 
-MOST_COMPILED = 1000
-"""Programs that are kept in memory although nothing uses them."""
+MOST_COMPILED = 200
+"""Programs that are kept in memory although nothing uses them; older ones are rarely asked for."""
+
+USES_OF_A_CONTEXT = 10
+"""By one program after the other, as in newer versions of JAX."""
 
 _in_a_hurry = False
 _added: dict[str, object] = {}
@@ -132,7 +138,9 @@ def _make_little_around_programs():
     """
     with contextlib.suppress(ImportError, AttributeError):
         _load_few_dialects()
+        _use_contexts_again()
         _keep_in_memory()
+        moving.move_by_numpy(is_in_a_hurry)
 
 
 def _load_few_dialects():
@@ -147,6 +155,24 @@ def _load_few_dialects():
             load_all(context)
 
     mlir.JaxIrContext.load_all_available_dialects = load
+
+
+def _use_contexts_again():
+    from jax._src.interpreters import mlir
+
+    make = mlir.make_ir_context
+    last = threading.local()
+
+    def make_ir_context():
+        if mlir.ir.Context.current is not None:
+            return make()  # for what is lowered inside another
+        kind, context, left = getattr(last, "context", (None, None, 0))
+        if not left or kind != _in_a_hurry:
+            context, left = make(), USES_OF_A_CONTEXT
+        last.context = _in_a_hurry, context, left - 1
+        return context
+
+    mlir.make_ir_context = make_ir_context
 
 
 def _keep_in_memory():
@@ -164,7 +190,7 @@ def _keep_in_memory():
     def write_also_here(cache_key, seconds, name, backend, executable, host_callbacks):
         if jax.config.jax_compilation_cache_dir and not host_callbacks:
             if len(_compiled) == MOST_COMPILED:
-                _compiled.clear()
+                del _compiled[next(iter(_compiled))]
             _compiled[cache_key] = executable
         write(cache_key, seconds, name, backend, executable, host_callbacks)
 
