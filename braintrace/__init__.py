@@ -78,6 +78,9 @@ from ._learner import compile as compile
 from ._learner import gradient_check as gradient_check
 from ._learner import plot_traces as plot_traces
 from ._learner import shard as shard
+from ._planning import Change as Change
+from ._planning import Plan as Plan
+from ._planning import plan as plan
 from ._runtime import EligibilityTraces as EligibilityTraces
 from ._runtime import MultiStepData as MultiStepData
 from ._runtime import SingleStepData as SingleStepData

@@ -27,6 +27,7 @@ PAGES = [
     "dale",
     "gpu",
     "index",
+    "planning",
     "populations",
     "resets",
     "stability",

@@ -45,6 +45,7 @@ ROOMS = [
     "_pictures",
     "_learner",
     "_saving",
+    "_planning",
     "nn",
 ]
 PRIVATE = {

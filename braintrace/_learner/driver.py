@@ -113,6 +113,21 @@ class Driver:
         results, written, after = run_to_the_end(self.body, values, before, *arguments)
         return results, written, None if after is None else unpack(after)
 
+    def trace(
+        self, values: list[PyTree], traces: Traces | None, arguments: Arguments, owned: bool
+    ) -> jax.stages.Traced:
+        """Return the program that runs on such values, which need not have numbers.
+
+        Parameters
+        ----------
+        values, traces, arguments
+            See `pure`; ``None`` for traces that are known to be zero.
+        owned
+            Whether their buffers may be given away.
+        """
+        in_place = owned and self.body.replaces(arguments[0], traces)
+        return self._program.trace(values, traces, *arguments, in_place=in_place)
+
     def __call__(
         self,
         of_model: States,

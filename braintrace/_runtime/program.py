@@ -45,6 +45,10 @@ class Program:
         """Run it, on the buffers of its traces if they are its own."""
         return (self._run_in_place if in_place else self._run)(*arguments)
 
+    def trace(self, *arguments: Any, in_place: bool = False) -> jax.stages.Traced:
+        """Return the program for such arguments, which need not have numbers."""
+        return (self._run_in_place if in_place else self._run).trace(*arguments)
+
     def can_fail(self, example: Callable[[], tuple[Any, ...]]) -> bool:
         """Tell whether a call can fail once it runs, by what it calls back or checks.
 

@@ -1,0 +1,155 @@
+"""How the arrays of a learner are divided between the devices of a mesh that need not be there.
+
+Samples are divided along one axis of the mesh: a device runs the program of its own samples.
+Outputs are divided along another one, as `braintrace.shard` divides them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh
+
+from .._errors import OptionError, ShapeError
+from .._executor.complex_packing import arrays_of
+from .._graph import ETraceGraph, Traces, TraceSpecs
+from .._sharding import Layout, layout_of
+from .._sharding.division import Division, Names
+from .._typing import PyTree
+
+MODEL = "model"
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Into how many parts samples and outputs are divided."""
+
+    data: int = 1
+    model: int = 1
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return self.data * self.model
+
+    def of_batch(self, batch_size: int | None) -> int | None:
+        """Return how many samples a device has.
+
+        Raises
+        ------
+        ShapeError
+            If the batch cannot be divided.
+        """
+        if self.data == 1:
+            return batch_size
+        if batch_size is None or batch_size % self.data:
+            raise ShapeError(
+                f"`batch_size` is {batch_size}, which cannot be divided between {self.data} "
+                "devices: give a multiple of that, or another mesh."
+            )
+        return batch_size // self.data
+
+    def of_example(self, example: tuple[PyTree, ...], batch_size: int | None) -> tuple[PyTree, ...]:
+        """Return the arguments of a step that a device has: its samples of what leads with all."""
+
+        def of_leaf(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            if self.data == 1 or leaf.shape[:1] != (batch_size,):
+                return leaf
+            shape = (leaf.shape[0] // self.data, *leaf.shape[1:])
+            return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+        divided: tuple[PyTree, ...] = jax.tree.map(of_leaf, example)
+        return divided
+
+    def layout(self, graph: ETraceGraph, specs: TraceSpecs, samples: int | None) -> Layout:
+        """Return which axes outputs divide, in a model of the samples of one device."""
+        mesh: Any = AbstractMesh((self.model,), (MODEL,))
+        return layout_of(graph, specs, Division(mesh, None, MODEL), samples)
+
+
+def parts_of(mesh: Any, data: str | None, model: str | None) -> Parts:
+    """Return how a mesh divides, of which only the names and lengths of axes are looked at.
+
+    Raises
+    ------
+    OptionError
+        If it is no mesh, or has no such axis.
+    """
+    if mesh is None:
+        return Parts()
+    shape = mesh if isinstance(mesh, Mapping) else getattr(mesh, "shape", None)
+    if not isinstance(shape, Mapping):
+        raise OptionError(
+            "`mesh` has no axes with names; expected a `jax.sharding.Mesh` or `AbstractMesh`, or a "
+            "dict such as {'data': 8}."
+        )
+    counts = {"data": 1, "model": 1}
+    for name, axis in {"data": data, "model": model}.items():
+        if axis is not None and axis not in shape:
+            listed = ", ".join(map(repr, shape))
+            raise OptionError(
+                f"`{name}` is {axis!r}, and the mesh has the axes {listed}: expected one of these, "
+                "or None."
+            )
+        counts[name] = 1 if axis is None else int(shape[axis])
+    if model is not None and data == model:
+        raise OptionError(
+            f"`data` and `model` are both {data!r}: an axis of the mesh divides either samples or "
+            "outputs."
+        )
+    return Parts(**counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """Shape and dtype of an array with the samples of one device, and whether outputs divide it."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    is_divided: bool = False
+
+
+def arrays(tree: PyTree) -> list[Array]:
+    """Return the leaves of a tree, none of which is divided."""
+    return [Array(tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+def arrays_of_state(path: Any, value: PyTree, layout: Layout) -> list[Array]:
+    """Return the leaves of the value of a State."""
+    return [
+        dataclasses.replace(leaf, is_divided=MODEL in layout.leaves.get((path, index), ()))
+        for index, leaf in enumerate(arrays(value))
+    ]
+
+
+def arrays_of_traces(traces: Traces, layout: Layout) -> list[Array]:
+    """Return the arrays of traces, packed as they are."""
+
+    def of(names: Any, tree: PyTree) -> Iterable[Array]:
+        if isinstance(names, dict):
+            return [leaf for key, inner in tree.items() for leaf in of(names[key], inner)]
+        return [dataclasses.replace(leaf, is_divided=MODEL in names) for leaf in arrays(tree)]
+
+    found = arrays_of(traces).items()
+    return [leaf for keys, tree in found for leaf in of(layout.traces[keys[0]], tree)]
+
+
+def divided_sizes(arrays_and_names: Iterable[tuple[PyTree, Names]]) -> frozenset[int]:
+    """Return the lengths of the axes along which arrays are divided."""
+    return frozenset(
+        size
+        for leaf, names in arrays_and_names
+        for size, name in zip(leaf.shape, names, strict=False)
+        if name == MODEL
+    )
+
+
+def size_of(aval: Any) -> int:
+    """Return the bytes of an array."""
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return int(math.prod(aval.shape) * np.dtype(aval.dtype).itemsize)
+    key = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), aval.dtype))
+    return int(math.prod(aval.shape) * key.size * key.dtype.itemsize)

@@ -1,0 +1,43 @@
+"""How much a program computes."""
+
+import jax.numpy as jnp
+
+from .._etrace_op import ETPPrimitive
+from .._jax import AnyJaxpr, Equation, open_jaxpr, sub_jaxprs
+from .._learner.chunk_costs import flops_of
+
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+_MOVES = """
+broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather iota
+optimization_barrier pad reshape rev scatter slice squeeze stop_gradient transpose
+"""
+MOVES = frozenset(_MOVES.split())
+"""What computes nothing."""
+
+
+def arithmetic(jaxpr: AnyJaxpr) -> int:
+    """Return how many numbers a program multiplies, adds, or computes in another way.
+
+    A function of one number counts once, whatever it takes; a loop of unknown length too.
+    """
+    return sum(map(_of_equation, open_jaxpr(jaxpr)[0].eqns))
+
+
+def _of_equation(equation: Equation) -> int:
+    if equation.primitive.name in PRODUCTS or isinstance(equation.primitive, ETPPrimitive):
+        return flops_of(equation)
+    bodies = [arithmetic(body) for body in sub_jaxprs(equation)]
+    if equation.primitive.name == "scan":
+        times: int = equation.params["length"]
+        return times * sum(bodies)
+    if equation.primitive.name == "cond":
+        return max(bodies)
+    if bodies:
+        return bodies[-1]
+    if equation.primitive.name in MOVES:
+        return 0
+    is_sum = equation.primitive.name.startswith(("reduce_", "cum", "arg"))
+    counted = equation.invars[:1] if is_sum else equation.outvars
+    return sum(
+        int(atom.aval.size) for atom in counted if jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+    )

@@ -1,0 +1,326 @@
+"""What a learner takes of a device: its bytes and what it computes, known before it is there."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+from .._algorithms import ETraceAlgorithm
+from .._arguments import BOOLEAN, MODEL, POSITIVE, check_arrays, check_option, one_of
+from .._errors import BraintraceError
+from .._jax import struct_of
+from .._jaxpr import Setting, working_bytes
+from .._learner.arguments import CHUNK_SIZE, MEMORY_BUDGET, Options
+from .._runtime import current_device
+from .._tables import Part, Table, as_html, as_text
+from .._typing import PyTree
+from .division import Array, Parts, parts_of, size_of
+from .flops import arithmetic
+from .program import METHODS, Workload, program_for
+
+SHORTER = (4, 32, 256)
+"""Chunks are tried that are so many times shorter."""
+MORE = (2, 4, 8, 16, 32, 64)
+"""So many times as many devices are tried."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What could be done otherwise, and what that would take.
+
+    Attributes
+    ----------
+    what
+        The change in words.
+    total
+        Bytes on each device.
+    fits
+        Whether that fits.
+    """
+
+    what: str
+    total: int
+    fits: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What one call of a learner takes of each device; ``print`` it for a table.
+
+    Attributes
+    ----------
+    method, steps, chunk_size, devices
+        What is run, over how many steps, in chunks of how many, on how many devices.
+    parameters, states, traces, optimizer
+        Bytes of what the learner holds.
+    records
+        Bytes that one chunk records.
+    arguments, results, overwritten, working
+        Bytes of the compiled program: what goes in and what comes out, how much of that is the same
+        memory, and what it needs beside.
+    total
+        Bytes in all: arguments, results and working memory, each once, and an optimizer's state
+        where the program has none.
+    flops
+        Operations with floating-point numbers per step: forward, backward, traces and update.
+    memory
+        Bytes that a device has; ``None``: not said.
+    changes
+        What would take less, where this does not fit.
+    """
+
+    method: str
+    steps: int
+    chunk_size: int
+    devices: int
+    parameters: int
+    states: int
+    traces: int
+    optimizer: int
+    records: int
+    arguments: int
+    results: int
+    overwritten: int
+    working: int
+    total: int
+    flops: int
+    memory: int | None = None
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a device has so much memory; ``None`` where that is not said."""
+        return None if self.memory is None else self.total <= self.memory
+
+    def __str__(self) -> str:
+        return as_text(self._parts())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._parts())
+
+    def _parts(self) -> Iterator[Part]:
+        where = "a device" if self.devices == 1 else f"each of {self.devices} devices"
+        chunk = f"chunks of {self.chunk_size}"
+        title = f"`{self.method}` of {self.steps} steps in {chunk} on {where}"
+        yield self._table(title, ("parameters", "states", "traces", "optimizer", "records"))
+        yield self._table("Its program", ("arguments", "results", "overwritten", "working"))
+        yield f"In all {self.total:,} bytes, and {self.flops:,} operations per step"
+        if self.memory is not None:
+            verdict = "It fits" if self.fits else "It does not fit"
+            yield f"{verdict}: a device has {self.memory:,} bytes"
+        if self.changes:
+            rows = [[c.what, f"{c.total:,}", "yes" if c.fits else "no"] for c in self.changes]
+            heads = ["change", "bytes", "fits"]
+            yield Table("What takes less", heads, rows, numbers=[1], is_ruled=True)
+
+    def _table(self, title: str, names: tuple[str, ...]) -> Table:
+        rows = [[name, f"{getattr(self, name):,}"] for name in names]
+        return Table(title, ["of each device", "bytes"], rows, numbers=[1], is_ruled=True)
+
+
+def plan(
+    network: brainstate.nn.Module | Callable[[], brainstate.nn.Module],
+    algorithm: str | type[ETraceAlgorithm],
+    /,
+    *example_arguments: PyTree,
+    batch_size: int | None = None,
+    vmap: bool = False,
+    rules: Mapping[Any, Any] | None = None,
+    method: str = "etrace_grad",
+    steps: int = 1,
+    from_zero: bool = True,
+    chunk_size: int | str = "auto",
+    memory_budget: int | None = None,
+    every: int = 1,
+    optimizer: Any = None,
+    mesh: Any = None,
+    data: str | None = "data",
+    model: str | None = None,
+    memory: int | None = None,
+    **algorithm_options: Any,
+) -> Plan:
+    """Say what a learner would take of each device, without allocating or compiling anything.
+
+    The model is made, begun and compiled for its rule with shapes in the place of numbers, and the
+    program of one of the learner's methods is read.
+
+    Parameters
+    ----------
+    network
+        A model, or a function that makes one: then there are no parameters either.
+    algorithm, *example_arguments, batch_size, vmap, rules, **algorithm_options
+        See `compile`. Arguments may be `jax.ShapeDtypeStruct`.
+    method
+        ``'etrace_grad'``, ``'etrace_online'``, ``'etrace_evolve'`` or ``'predict'``. The loss is
+        the sum of squares of what the model returns.
+    steps
+        Length of the sequences.
+    from_zero
+        For ``'etrace_grad'``: whether the traces before are zero, as after a reset.
+    chunk_size, memory_budget, every
+        See `Learner.etrace_grad` and `Learner.etrace_online`. ``'auto'`` chooses as it would on
+        this machine.
+    optimizer
+        An ``optax.GradientTransformation``, whose state is counted; ``None``: there is none.
+    mesh
+        A `jax.sharding.Mesh` or `AbstractMesh`, or a dict of the lengths of its axes: the devices
+        need not be there. ``None``: one device.
+    data, model
+        Axes of the mesh along which samples and outputs are divided; see `shard`.
+    memory
+        Bytes that a device has. If the plan takes more, others are made and listed: shorter chunks,
+        traces in ``bfloat16``, `ES_D_RTRL`, more devices.
+
+    Returns
+    -------
+    Plan
+        Arguments and results are those of the program. What it needs beside is estimated from its
+        operations: compilers differ.
+
+    Raises
+    ------
+    OptionError
+        For an option value that is not accepted, or a model that cannot be made without numbers.
+    ShapeError
+        For a batch that cannot be divided between the devices.
+    CompilationError, DtypeError, UnitError
+        See `compile`.
+
+    Examples
+    --------
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> x = jax.ShapeDtypeStruct((64, 100), jnp.float32)
+    >>> plan = braintrace.plan(
+    ...     lambda: braintrace.nn.GRUCell(100, 4000),
+    ...     "d_rtrl",
+    ...     x,
+    ...     batch_size=64,
+    ...     method="etrace_online",
+    ...     memory=80 * 10**9,
+    ... )
+    >>> plan.traces, plan.fits
+    (12598272000, True)
+    """
+    check_option("method", method, one_of(*METHODS))
+    check_option("steps", steps, POSITIVE)
+    check_option("from_zero", from_zero, BOOLEAN)
+    check_option("chunk_size", chunk_size, CHUNK_SIZE)
+    check_option("memory", memory, MEMORY_BUDGET)
+    is_made = isinstance(network, brainstate.nn.Module)
+    if not (is_made or callable(network)):
+        check_option("network", network, MODEL)
+    options = Options(chunk_size=chunk_size, memory_budget=memory_budget, every=every)
+    work = Workload(
+        make=functools.partial(brainstate.graph.clone, network) if is_made else network,
+        algorithm=algorithm,
+        compile_options={"vmap": vmap, "rules": rules, **algorithm_options},
+        example=_shapes_of(example_arguments),
+        batch_size=batch_size,
+        method=method,
+        options=options,
+        steps=steps,
+        from_zero=from_zero,
+        optimizer=optimizer,
+    )
+    parts = parts_of(mesh, data, model)
+    found = _planned(work, parts, memory)
+    if found.fits is not False:
+        return found
+    return dataclasses.replace(found, changes=tuple(_changes(work, parts, found)))
+
+
+def _shapes_of(arguments: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+    def of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+        return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else struct_of(jax.typeof(leaf))
+
+    for index, argument in enumerate(arguments):
+        is_shape = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(argument)]
+        if not all(is_shape):
+            check_arrays(f"example_arguments[{index}]", argument)
+    shapes: tuple[PyTree, ...] = jax.tree.map(of_leaf, arguments)
+    return shapes
+
+
+def _planned(work: Workload, parts: Parts, memory: int | None) -> Plan:
+    program = program_for(work, parts)
+
+    def total(found: Iterable[Array]) -> int:
+        return sum(size_of(a) // (parts.model if a.is_divided else 1) for a in found)
+
+    def bytes_of(aval: Any) -> int:
+        return size_of(aval) // (parts.model if program.is_divided(aval) else 1)
+
+    setting = Setting(bytes_of, current_device().platform)
+    found = Plan(
+        method=work.method,
+        steps=work.steps,
+        chunk_size=program.chunk_size,
+        devices=parts.devices,
+        parameters=total(program.parameters),
+        states=total(program.states),
+        traces=total(program.traces),
+        optimizer=total(program.optimizer),
+        records=program.records // (parts.model if program.divided else 1),
+        arguments=total(program.arguments),
+        results=total(program.results),
+        overwritten=total(program.overwritten),
+        working=working_bytes(program.jaxpr, setting),
+        total=0,
+        flops=arithmetic(program.jaxpr) // work.steps // parts.model,
+        memory=memory,
+    )
+    outside = 0 if work.method == "etrace_online" else found.optimizer
+    once = found.arguments + found.results - found.overwritten
+    return dataclasses.replace(found, total=once + found.working + outside)
+
+
+def _changes(work: Workload, parts: Parts, found: Plan) -> Iterator[Change]:
+    """Yield what could be done otherwise: the first of each kind that fits, or the last."""
+
+    def first(kind: Iterator[tuple[str, Workload, Parts]]) -> Iterator[Change]:
+        change = None
+        for what, other, divided in kind:
+            try:
+                total = _planned(other, divided, found.memory).total
+            except BraintraceError:  # that rule is not for this model, nor that division
+                continue
+            change = Change(what, total, total <= (found.memory or 0))
+            if change.fits:
+                break
+        if change is not None and change.total < found.total:
+            yield change
+
+    yield from first(_shorter_chunks(work, parts, found))
+    yield from first(_half_traces(work, parts))
+    yield from first(_factored_traces(work, parts))
+    yield from first(_more_devices(work, parts))
+
+
+def _shorter_chunks(
+    work: Workload, parts: Parts, found: Plan
+) -> Iterator[tuple[str, Workload, Parts]]:
+    lengths = [found.chunk_size // n for n in SHORTER if found.chunk_size >= n]
+    for length in lengths if work.method in ("etrace_grad", "etrace_evolve") else []:
+        options = dataclasses.replace(work.options, chunk_size=length, memory_budget=None)
+        yield f"chunk_size={length}", dataclasses.replace(work, options=options), parts
+
+
+def _half_traces(work: Workload, parts: Parts) -> Iterator[tuple[str, Workload, Parts]]:
+    if work.compile_options.get("trace_dtype") is None:
+        options = {**work.compile_options, "trace_dtype": jnp.bfloat16}
+        half = dataclasses.replace(work, compile_options=options)
+        yield "trace_dtype=jnp.bfloat16", half, parts
+
+
+def _factored_traces(work: Workload, parts: Parts) -> Iterator[tuple[str, Workload, Parts]]:
+    yield "'es_d_rtrl'", dataclasses.replace(work, algorithm="es_d_rtrl"), parts
+
+
+def _more_devices(work: Workload, parts: Parts) -> Iterator[tuple[str, Workload, Parts]]:
+    for times in MORE:
+        more = dataclasses.replace(parts, data=parts.data * times)
+        yield f"{more.devices} devices, the batch divided by {more.data}", work, more

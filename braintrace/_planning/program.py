@@ -1,0 +1,269 @@
+"""A learner that has no numbers, and the program that it would run.
+
+Everything is traced: the model is made, its States begin, it is compiled for a learning rule, and
+one of its methods is called, all of it with shapes in the place of arrays.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import saiunit
+
+from .._algorithms import ETraceAlgorithm
+from .._brainstate import trace_stateful
+from .._errors import OptionError
+from .._executor import as_arrays
+from .._function_model import gradients_by_path
+from .._jax import AnyJaxpr, open_jaxpr
+from .._learner import Learner, compile
+from .._learner.arguments import Options
+from .._learner.body import Request
+from .._learner.driver import prepared
+from .._learner.evolve import evolving, predicting
+from .._learner.gradient import differentiating
+from .._learner.online import stream_request
+from .._learner.optimizer import is_transformation
+from .._sharding import Layout
+from .._typing import Path, PyTree
+from .division import Array, Parts, arrays, arrays_of_state, arrays_of_traces, divided_sizes
+
+METHODS = ("etrace_grad", "etrace_online", "etrace_evolve", "predict")
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What a model is to be run on, and how.
+
+    Attributes
+    ----------
+    make
+        Returns the model; called where nothing has numbers.
+    algorithm, compile_options
+        See `braintrace.compile`.
+    example, batch_size
+        Shapes of the arguments of one step, and how many samples they have.
+    method, options
+        The method of the learner, and its options.
+    steps
+        Length of the sequences.
+    from_zero
+        Whether the traces before them are known to be zero.
+    optimizer
+        What changes the parameters; ``None``: they less their gradients.
+    """
+
+    make: Callable[[], brainstate.nn.Module]
+    algorithm: str | type[ETraceAlgorithm]
+    compile_options: Mapping[str, Any]
+    example: tuple[PyTree, ...]
+    batch_size: int | None
+    method: str
+    options: Options
+    steps: int
+    from_zero: bool
+    optimizer: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlannedProgram:
+    """A program that nobody has compiled, and what the learner that runs it holds.
+
+    Attributes
+    ----------
+    jaxpr
+        The program.
+    parameters, states, traces, optimizer
+        Arrays of parameters, of other States and filters, of traces, of an optimizer.
+    arguments, overwritten
+        What goes in, and what of it the program may write its results over.
+    divided
+        Lengths of axes that outputs divide: other arrays have such an axis, too.
+    chunk_size, records
+        How many steps a chunk has, and the bytes that these record.
+    """
+
+    jaxpr: AnyJaxpr
+    parameters: list[Array]
+    states: list[Array]
+    traces: list[Array]
+    optimizer: list[Array]
+    arguments: list[Array]
+    overwritten: list[Array]
+    divided: frozenset[int]
+    chunk_size: int
+    records: int
+
+    @property
+    def results(self) -> list[Array]:
+        """What comes out."""
+        avals = [atom.aval for atom in open_jaxpr(self.jaxpr)[0].outvars]
+        return [
+            dataclasses.replace(found, is_divided=self.is_divided(found)) for found in arrays(avals)
+        ]
+
+    def is_divided(self, aval: Any) -> bool:
+        """Tell whether outputs divide an array, as far as its shape says."""
+        return not self.divided.isdisjoint(aval.shape)
+
+
+def program_for(work: Workload, parts: Parts) -> PlannedProgram:
+    """Return the program that a device runs for its part of the samples; no array is made.
+
+    Parameters
+    ----------
+    work
+        What all devices run together.
+    parts
+        How samples and outputs are divided between them.
+
+    Raises
+    ------
+    OptionError
+        If the model cannot be made without numbers, or for an optimizer that has States of its own.
+    ShapeError
+        If the batch cannot be divided.
+    """
+    if work.optimizer is not None and not is_transformation(work.optimizer):
+        raise OptionError(
+            "`optimizer` is no `optax.GradientTransformation`; an optimizer with States of its own "
+            "belongs to the parameters of a model that is there. Leave it out."
+        )
+    batch_size = parts.of_batch(work.batch_size)
+    example = parts.of_example(work.example, work.batch_size)
+    work = dataclasses.replace(work, example=example, batch_size=batch_size)
+    found: list[PlannedProgram] = []
+
+    def build(*example: PyTree) -> None:
+        found.append(_traced(work, example, parts))
+
+    try:
+        trace_stateful(build, *work.example)
+    except jax.errors.ConcretizationTypeError as error:
+        raise OptionError(
+            "This model cannot be planned without its numbers: something in it depends on the "
+            "values of arrays, not on their shapes alone. Make the model, and plan that."
+        ) from error
+    return found[0]
+
+
+def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> PlannedProgram:
+    learner = compile(
+        work.make(), work.algorithm, *example, batch_size=work.batch_size, **work.compile_options
+    )
+    algorithm, sequences = learner.algorithm, _over_time(work.example, work.steps)
+    moments = _begun(learner, work.optimizer)
+    request = _request(learner, work, sequences, moments)
+    driver, arguments = prepared(learner, request, algorithm.states_of_model, list)
+    before, has_traces = _traces_before(algorithm, work), work.method != "predict"
+    states = driver.body.states(algorithm.states_of_model)
+    values, given = [state.value for state in states], before if has_traces else None
+    traced = driver.trace(values, given, arguments, owned=has_traces)
+    in_place = given is not None and driver.body.replaces(sequences, given)
+
+    layout = parts.layout(algorithm.graph, algorithm.compiled.trace_specs, work.batch_size)
+    paths = {id(state): path for path, state in algorithm.states_of_model.items()}
+    held = [arrays_of_state(paths.get(id(s)), s.value, layout) for s in states]
+    parameters = {id(state) for state in algorithm.param_states.values()}
+    own = [s for s in algorithm.states_of_step.values() if id(s) not in parameters]
+    starting = jax.eval_shape(lambda: as_arrays(algorithm.starting_traces()))
+    traces = arrays_of_traces(starting, layout)
+    taken = [] if given is None else traces
+    divided = _divided(algorithm, layout)
+    cuts = list(driver.body.cuts.values())
+    length = cuts[0].length if cuts else min(work.steps, work.options.every)
+    records = cuts[0].record_bytes if cuts else length * algorithm.graph.record_bytes
+    return PlannedProgram(
+        jaxpr=traced.jaxpr,
+        parameters=_joined(arrays_of_state(p, s.value, layout) for p, s in _parameters(algorithm)),
+        states=_joined(arrays_of_state(paths.get(id(s)), s.value, layout) for s in own),
+        traces=traces,
+        optimizer=_like_parameters(arrays(moments.value), divided),
+        arguments=[*_joined(held), *taken, *arrays(arguments)],
+        overwritten=taken if in_place else [],
+        divided=divided,
+        chunk_size=length,
+        records=records if has_traces else 0,
+    )
+
+
+def _like_parameters(moments: list[Array], divided: frozenset[int]) -> list[Array]:
+    return [
+        dataclasses.replace(leaf, is_divided=not divided.isdisjoint(leaf.shape)) for leaf in moments
+    ]
+
+
+def _joined(found: Iterable[list[Array]]) -> list[Array]:
+    return list(itertools.chain(*found))
+
+
+def _parameters(algorithm: ETraceAlgorithm) -> Iterable[tuple[Path, brainstate.State]]:
+    return algorithm.param_states.items()
+
+
+def _divided(algorithm: ETraceAlgorithm, layout: Layout) -> frozenset[int]:
+    leaves = {(leaf.path, leaf.leaf): leaf for leaf in algorithm.graph.traced.leaves}
+    return divided_sizes((leaves[key], names) for key, names in layout.leaves.items())
+
+
+def _traces_before(algorithm: ETraceAlgorithm, work: Workload) -> PyTree:
+    if work.method == "etrace_grad" and work.from_zero:
+        return None
+    return jax.eval_shape(lambda: as_arrays(algorithm.starting_traces()))
+
+
+def _over_time(example: tuple[PyTree, ...], steps: int) -> tuple[PyTree, ...]:
+    """Return sequences that take no memory: a single zero, shown as an array of that shape."""
+
+    def of_leaf(leaf: jax.ShapeDtypeStruct) -> Any:
+        return np.broadcast_to(np.zeros((), leaf.dtype), (steps, *leaf.shape))
+
+    sequences: tuple[PyTree, ...] = jax.tree.map(of_leaf, example)
+    return sequences
+
+
+def _request(
+    learner: Learner, work: Workload, sequences: tuple[PyTree, ...], moments: brainstate.State
+) -> Request:
+    if work.method == "etrace_evolve":
+        return Request("etrace_evolve", evolving, sequences, work.options)
+    if work.method == "predict":
+        return Request("predict", predicting, sequences)
+
+    def step_fn(*slices: PyTree) -> jax.Array:
+        return _sum_of_squares(learner(*slices))
+
+    if work.method == "etrace_grad":
+        functions = {"step_fn": step_fn}
+        return Request("etrace_grad", differentiating, sequences, work.options, functions)
+    update = functools.partial(_update, learner, work.optimizer, moments)
+    return stream_request(learner, sequences, work.options, step_fn, (update, None), None, None)
+
+
+def _sum_of_squares(outputs: PyTree) -> jax.Array:
+    leaves = map(saiunit.get_mantissa, jax.tree.leaves(outputs, is_leaf=saiunit.math.is_quantity))
+    real = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    total: jax.Array = sum((jnp.sum(jnp.abs(leaf) ** 2) for leaf in real), jnp.zeros(()))
+    return total
+
+
+def _begun(learner: Learner, optimizer: Any) -> brainstate.State:
+    """Return a State that holds that of an optimizer."""
+    state = () if optimizer is None else optimizer.init(learner.parameters_for_optimizer())
+    return brainstate.LongTermState(state)
+
+
+def _update(learner: Learner, optimizer: Any, moments: brainstate.State, gradients: PyTree) -> None:
+    parameters, changes = learner.parameters_for_optimizer(), gradients
+    if optimizer is not None:
+        changes, moments.value = optimizer.update(gradients, moments.value, parameters)
+    new = jax.tree.map(lambda w, c: (w - c).astype(w.dtype), parameters, changes)
+    by_path = gradients_by_path(learner.algorithm.model, new)
+    for path, state in learner.algorithm.param_states.items():
+        state.value = by_path[path]
