@@ -43,5 +43,5 @@ def test_it_goes_on_where_it_was_stopped(example, monkeypatch, tmp_path, capsys)
 @pytest.mark.nightly
 def test_it_learns(example, tmp_path):
     losses = example.train(tmp_path, 20_000)
-    assert losses[:100].mean() > 0.9
-    assert losses[-1000:].mean() < 0.5
+    assert losses[:10].mean() > 1  # that of a network which says nothing
+    assert losses[-1000:].mean() < 0.1
