@@ -29,6 +29,7 @@ PAGES = [
     "index",
     "planning",
     "populations",
+    "reinforcement_learning",
     "resets",
     "stability",
     "time_series",
