@@ -45,8 +45,9 @@ napoleon_google_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 templates_path = ["_templates"]
-# Docstrings list their sources under "References" without a mark in the text.
-suppress_warnings = ["ref.footnote"]
+# Docstrings list their sources under "References" without a mark in the text, and several classes
+# have attributes of one name, of which none is meant where another class lists its own.
+suppress_warnings = ["ref.footnote", "ref.python"]
 
 html_theme = "furo"
 html_static_path = ["_static"]
