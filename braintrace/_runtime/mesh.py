@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._brainstate import StatesAsRead
+from .._errors import Interrupted
 from .._jax import is_tracer
 from .._sharding import automatic_axes
 
@@ -49,8 +50,12 @@ def on_automatic_axes(method: Function) -> Function:
         into = functools.partial(_renamed, mesh, automatic)
         back = functools.partial(_renamed, automatic, mesh)
         arguments, options = into((arguments, options))
-        with _Region(algorithm, into, back):
-            result = method(self, *arguments, **options)
+        try:
+            with _Region(algorithm, into, back):
+                result = method(self, *arguments, **options)
+        except Interrupted as interrupt:
+            interrupt.results = back(interrupt.results)
+            raise
         return back(result)
 
     return call  # type: ignore[return-value]
