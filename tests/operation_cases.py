@@ -13,7 +13,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-import saiunit
+from matrices import csr
 from ops_catalogue import plain_feedback
 
 import braintrace
@@ -71,7 +71,7 @@ def conv_case(name, sample, hidden, kernel, bias, numbers, **options):
 
 
 DENSE = np.asarray(normal(5, 3, 4)) * (np.arange(12).reshape(3, 4) % 3 > 0)
-SPARSE = saiunit.sparse.CSR.fromdense(jnp.asarray(DENSE))
+SPARSE = csr(jnp.asarray(DENSE))
 ROWS, COLUMNS = np.nonzero(DENSE)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import saiunit
 from jax import export
+from matrices import csr
 
 from braintrace import _etrace_op
 from braintrace._etrace_op import (
@@ -94,7 +94,7 @@ DENSE = np.where(
     np.random.default_rng(9).random((3, 4)) < 0.6, np.random.default_rng(8).normal(size=(3, 4)), 0
 ).astype(np.float32)
 ROWS, COLUMNS = np.nonzero(DENSE)
-CSR = saiunit.sparse.CSR.fromdense(jnp.asarray(DENSE))
+CSR = csr(jnp.asarray(DENSE))
 ENTRIES = jnp.asarray(DENSE[ROWS, COLUMNS])
 
 

@@ -11,9 +11,9 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
-import saiunit
 from hypothesis import strategies as st
 from marks import spike
+from matrices import csr
 
 import braintrace
 
@@ -78,7 +78,7 @@ MARKED = (
     *("input", "recurrent", "gain", "shared gain", "fused", "column", "bias"),
     *("halves of signs", "low rank", "sparse", "convolution"),
 )
-CONNECTED = saiunit.sparse.CSR.fromdense(jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]))
+CONNECTED = csr(jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]))
 
 
 @dataclass(frozen=True)

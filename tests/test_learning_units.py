@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import saiunit as u
+from matrices import csr
 
 import braintrace
 
@@ -86,9 +87,7 @@ def test_gradients_have_the_units_of_backpropagation(loss, unit_aware, driver):
         )
 
 
-PATTERN = u.sparse.CSR.fromdense(
-    jnp.asarray([[0.4, 0, 0.2, 0], [0, 0.3, 0, 0.6], [0.1, 0, 0, 0.5]])
-)
+PATTERN = csr(jnp.asarray([[0.4, 0, 0.2, 0], [0, 0.3, 0, 0.6], [0.1, 0, 0, 0.5]]))
 OPERATIONS = {
     "element_wise": (
         {"w": jnp.linspace(0.2, 1, 4) * u.mA},

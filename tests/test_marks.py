@@ -12,6 +12,7 @@ import oracles
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
+from matrices import csr
 
 import braintrace as bt
 
@@ -548,8 +549,8 @@ FEW = np.array([0, 3, 5, 5, 1]), np.array([2, 0, 1, 3, 0])
 FEW_PLACES = jax.experimental.sparse.BCOO(
     (np.ones(5), np.stack(FEW, axis=1)), shape=(INPUTS, UNITS)
 )
-STORED = u.sparse.CSR.fromdense(jnp.asarray(MASK, float))
-BY_UNIT = u.sparse.CSR.fromdense(jnp.asarray(MASK.T, float))
+STORED = csr(jnp.asarray(MASK, float))
+BY_UNIT = csr(jnp.asarray(MASK.T, float))
 LISTED = u.sparse.COO.fromdense(jnp.asarray(MASK.T, float))
 COUNT = int(MASK.sum())
 

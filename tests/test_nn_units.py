@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import saiunit as u
 from assertions import assert_gradients_close
+from matrices import csr
 from ops_catalogue import array
 
 import braintrace
 from braintrace import nn
 
-MATRIX = u.sparse.CSR.fromdense(jnp.asarray(np.eye(3) + np.eye(3, k=1), jnp.float32))
+MATRIX = csr(jnp.asarray(np.eye(3) + np.eye(3, k=1), jnp.float32))
 
 
 def conv(layer, dims, **options):

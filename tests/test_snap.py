@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-import saiunit
 from assertions import assert_gradients_close, assert_gradients_differ
 from drivers import (
     build_algorithm,
@@ -22,6 +21,7 @@ from drivers import (
     sequence_gradient,
     weights_of,
 )
+from matrices import csr
 from ops_catalogue import restored_registries
 
 import braintrace
@@ -178,7 +178,7 @@ class Recurrence:
 PATTERN = np.asarray(normal(5, 4, 4)) * np.float32(
     [[1, 0, 1, 0], [0, 0, 1, 1], [1, 1, 1, 0], [0, 1, 0, 0]]
 )
-CSR = saiunit.sparse.CSR.fromdense(jnp.asarray(PATTERN))
+CSR = csr(jnp.asarray(PATTERN))
 WIDTH = ("NWC", "WIO", "NWC")
 
 
@@ -430,7 +430,7 @@ def test_what_goes_through_two_products_is_told():
     assert learner.graph.hidden_groups[0].diagonals == ((),)
 
 
-OFF_DIAGONAL = saiunit.sparse.CSR.fromdense(jnp.ones((4, 4)) - jnp.eye(4))
+OFF_DIAGONAL = csr(jnp.ones((4, 4)) - jnp.eye(4))
 
 
 def of_own(function):

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-import saiunit
 from assertions import assert_gradients_close, assert_gradients_differ
 from drivers import build_algorithm, build_learner, named, sequence_gradient, weights_of
+from matrices import csr
 
 import braintrace
 
@@ -61,9 +61,7 @@ def test_single_steps_streams_and_resets():
 
 H, INPUTS, DENSITY = 40, 3, 0.05
 CONNECTED = np.random.default_rng(0).random((H, H)) < DENSITY
-MATRIX = saiunit.sparse.CSR.fromdense(
-    jnp.asarray(np.random.default_rng(1).normal(size=(H, H)) * CONNECTED, jnp.float32)
-)
+MATRIX = csr(jnp.asarray(np.random.default_rng(1).normal(size=(H, H)) * CONNECTED, jnp.float32))
 ROWS, COLUMNS = np.nonzero(CONNECTED)
 
 
@@ -201,10 +199,7 @@ def connections(seed):
 
 
 PATTERNS = {name: connections(seed) for seed, name in enumerate(["rec", "link", "up"])}
-CSR = {
-    name: saiunit.sparse.CSR.fromdense(jnp.asarray(pattern, float))
-    for name, pattern in PATTERNS.items()
-}
+CSR = {name: csr(jnp.asarray(pattern, float)) for name, pattern in PATTERNS.items()}
 
 
 class SparseStack(brainstate.nn.Module):

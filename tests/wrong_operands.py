@@ -3,12 +3,13 @@
 import brainstate
 import jax.numpy as jnp
 import saiunit as u
+from matrices import csr
 from wrong_calls import OBJECTS, RAGGED, STATE, Frame, X
 
 import braintrace
 from braintrace import nn
 
-MATRIX = u.sparse.CSR.fromdense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
+MATRIX = csr(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
 
 
 def started(layer, *arguments, dt=1.0 * u.ms, batch=2):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit as u
 from marks import spike, spike_reverse_only
+from matrices import csr
 from zoo_record import BATCH, INPUTS, OUTPUTS, Cell, H, start, zoo
 
 import braintrace
@@ -138,7 +139,7 @@ class ConvolutionalLIF(SpikingCell):
         return self.V.value.reshape(BATCH, -1) @ self.w_out.value
 
 
-CONNECTED = u.sparse.CSR.fromdense(jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]))
+CONNECTED = csr(jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]))
 
 
 @zoo("w_in -> V", groups="V", **DIAGONAL)
