@@ -130,6 +130,16 @@ def test_pages_name_this_package_and_not_the_one_on_a_registry():
     assert author["name"] in (DOCS.parent / "README.md").read_text()
 
 
+def test_the_gallery_has_every_example():
+    page = (DOCS / "gallery.md").read_text()
+    shown = set(re.findall(r"^python docs/examples/(\w+)\.py", page, flags=re.MULTILINE))
+    assert shown == {path.stem for path in (DOCS / "examples").glob("*.py")}
+    pictures = re.findall(r"^!\[.+\]\((.+)\)", page, flags=re.MULTILINE)
+    assert pictures
+    for picture in pictures:
+        assert (DOCS / picture).stat().st_size < 150_000
+
+
 def test_notebooks_stay_small():
     assert sum(path.stat().st_size for path in NOTEBOOKS) < 8e6
 
