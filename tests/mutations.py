@@ -299,8 +299,8 @@ MUTATIONS = [
     Mutation(
         "first of several positions in a chunk",
         "_executor/direct.py",
-        "factor = jnp.sum(factor, axis=1)",
-        "factor = factor[:, 0]",
+        "else jnp.sum(factor, axis=1)",
+        "else factor[:, 0]",
         zoo("SharedDrive-d_rtrl"),
         "an output that drives several units learns for one of them",
     ),
@@ -574,8 +574,8 @@ MUTATIONS = [
     Mutation(
         "traces overwritten while they are read",
         "_executor/overwriting.py",
-        "return jnp.any(jnp.stack([(n != n) & (n == n) for n in numbers]))",
-        "return None",
+        "return jnp.any(jnp.stack([(n != n) & (n == n) for n in map(_one_number, first)]))",
+        "return jnp.asarray(False)",
         (f"{COUPLED}::test_a_loop_over_chunks_copies_no_trace",),
         "XLA copies the traces at every chunk",
     ),

@@ -251,14 +251,20 @@ def refusals():
         raise AssertionError("a batch of 6 has been divided into four parts")
     learner.reset_state(12)
     assert all_of(learner).hidden[("h",)].sharding.spec == jax.sharding.PartitionSpec("data")
+    braintrace.shard(learner, mesh_of((1, 8)), model="model")
+    assert learner.report().whole == ()
+    gated, _ = learner_of("gru")
+    braintrace.shard(gated, mesh_of((2, 4)), model="model")
+    report = gated.report()
+    assert "h" in report.whole, report.whole
+    assert "Divided over 8 devices, 2 'data' x 4 'model'" in str(report), report
     print("refusals", 0.0, flush=True)
 
 
 def day():
     numbers("recurrent", "chunks", ((4, 2), "Auto"), ((4, 2), "Explicit"), states=2)
-    numbers("masked", "stream", ((1, 8), "Auto"), vmap=True)
+    numbers("masked", "pure", ((1, 8), "Auto"), vmap=True)
     numbers("conv", "own_loop", ((4, 2), "Auto"))
-    numbers("element_wise", "pure", ((8, 1), "Auto"), rule="es_d_rtrl")
     saved_elsewhere()
     refusals()
 

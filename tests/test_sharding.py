@@ -1,9 +1,11 @@
 """A learner that is divided over a mesh gives what one device gives, and stays divided."""
 
+import json
 import os
 import pathlib
 import subprocess
 import sys
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -26,20 +28,62 @@ def run(program, *arguments, flags=()):
     command = [sys.executable, str(TESTS / program), *arguments]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    return dict(map(str.split, run.stdout.splitlines()))
+    lines = run.stdout.splitlines()
+    counts = [json.loads(line) for line in lines if line.startswith("{")]
+    return dict(line.split() for line in lines if not line.startswith("{")), counts
 
 
 @pytest.mark.core
 def test_a_divided_learner_gives_what_one_device_gives():
-    """Every driver, divided between two calls; also after resets, saved, and restored elsewhere."""
-    deviations = run("sharding_program.py", "day")
-    assert len(deviations) == 7
+    """Every driver, divided between two calls; also after resets, saved, and restored elsewhere.
+
+    And what it sends; see `check_messages`.
+    """
+    deviations, counts = run("collectives_program.py", "day")
+    assert len(deviations) == 6
     assert all(float(value) < 2e-6 for value in deviations.values()), deviations
+    assert len(counts) == 3
+    for found in counts:
+        check_messages(**found)
+
+
+@pytest.mark.nightly
+def test_what_every_divided_learner_sends():
+    _, counts = run("collectives_program.py", "night")
+    assert len(counts) > 200
+    for found in counts:
+        check_messages(**found)
+
+
+WHOLE = ("sparse", "gru", "lstm")
+"""Models that are not divided along ``model``: entries of a matrix, gates side by side."""
+
+
+def check_messages(case, bytes, messages):
+    """Nothing is exchanged or permuted, traces stay, and gradients are summed once a sequence."""
+    everything = sum((Counter(k) for found in messages.values() for k in found.values()), Counter())
+    assert everything["all-to-all"] == everything["collective-permute"] == 0, (case, messages)
+    data, model = case["mesh"]
+    is_whole = case["model"] in WHOLE
+    if case["rule"] == "d_rtrl":
+        assert bytes["traces"] == bytes["on a device"] * (data if is_whole else data * model), case
+    is_recurrent = case["model"] in ("recurrent", "masked") and model > 1
+    once = {"all-gather": 1} if is_recurrent else {}  # all units as inputs, of the whole chunk
+    if "traces" in messages and case["rule"] == "d_rtrl":
+        update = Counter(messages["traces"]["once"]) - Counter(messages["model"]["once"])
+        assert update <= Counter(once), (case, messages)
+        assert messages["traces"]["by step"] == messages["model"]["by step"], (case, messages)
+    gradient = messages["gradient"]
+    assert "all-reduce" not in gradient["by step"], (case, messages)
+    # Traces of two states are complex numbers, whose sums are a message of their own.
+    # The first factor of a low-rank product meets all outputs, in both kinds of products.
+    most = (data > 1) * case["states"] + (model > 1) * (2 if case["model"] == "lora" else 1)
+    assert gradient["once"].get("all-reduce", 0) <= most, (case, messages)
 
 
 @pytest.mark.nightly
 def test_every_divided_learner():
-    deviations = run("sharding_program.py", "night")
+    deviations, _ = run("sharding_program.py", "night")
     assert len(deviations) > 1000
     far = {case: value for case, value in deviations.items() if float(value) > 1e-5}
     assert not far

@@ -45,7 +45,9 @@ def direct_gradient(
                 products.times(site.to_slots(adjoint[a]), records.Df[site.key(a)]) for a in states
             ]
             factor = sum(terms[1:], terms[0])
-            factor = jnp.sum(factor, axis=1) if site.has_fan_out else factor
+            if site.has_fan_out:  # without an input, of all steps at once: one sum over samples
+                over_time = site.relation.x_var is None
+                factor = factor.sum((0, 1))[None] if over_time else jnp.sum(factor, axis=1)
             active = active_outputs_of(site.relation, site.influence, states)
             x, key = input_of(graph, site, records), site.relation.key
             x = products.inputs(site, x, factor)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from .._etrace_op import Arrays, pull_back_filtered
 from .._graph import ETraceGraph, Signal, Weights
 from .direct import add, like
-from .layout import filter_key, old_state_to_positions, output_keys, trace_sites
+from .layout import TraceSite, filter_key, old_state_to_positions, output_keys, trace_sites
 from .products import Products
 
 ByGroup = Mapping[int, Mapping[int, jax.Array]]
@@ -48,9 +48,19 @@ def factors(graph: ETraceGraph, signal: Arrays, f: Arrays, products: Products) -
         terms = [products.times(signal[key], f[key]) for key in shown]
         if terms and keys[0] not in found:
             total = sum(terms[1:], terms[0])
-            total = jnp.sum(total, axis=0) if site.has_fan_out else total
+            total = jnp.sum(total, axis=0) if _is_summed_by_step(site) else total
             found[keys[0]] = total.astype(site.relation.y_var.aval.dtype)
     return found
+
+
+def _is_summed_by_step(site: TraceSite) -> bool:
+    """Tell whether a step adds up what goes back from a fan-out to one output.
+
+    Its positions may be samples, and lie on several devices: without an input there is one sum,
+    over all steps, and one message.
+    """
+    is_alone = jax.device_count() == 1
+    return site.has_fan_out and (is_alone or site.relation.x_var is not None)
 
 
 def contract(
@@ -64,8 +74,11 @@ def contract(
         is_known = relation.x_var is None or filter_key(graph, relation) in eps_x
         if name in factors and is_known:
             x = None if relation.x_var is None else eps_x[filter_key(graph, relation)]
-            x = products.inputs(site, x, factors[name])
-            part = pull_back_filtered(*site.operation, x, factors[name], weights[relation.key])
+            factor = factors[name]
+            if site.has_fan_out and not _is_summed_by_step(site):
+                factor = factor.sum((0, 1))[None]
+            x = products.inputs(site, x, factor)
+            part = pull_back_filtered(*site.operation, x, factor, weights[relation.key])
             gradients = add(gradients, {relation.key: part})
     return like(weights, gradients)
 

@@ -154,9 +154,10 @@ def _repeated(value: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     is_small = math.prod(shape) <= MOST_COPIED_ELEMENTS
     for axis, (once, size) in enumerate(zip(value.shape, shape, strict=True)):
         if is_small and once < size <= MOST_COPIES:
-            rows = value.reshape(-1, math.prod(value.shape[axis:]))
-            column = jnp.zeros((len(rows), 1), value.dtype)
-            copies = jnp.concatenate([*[rows] * size, column], axis=1)[:, :-1]
+            # Samples and steps stay axes of their own: samples may lie on different devices.
+            rows = value.reshape(*value.shape[:axis], math.prod(value.shape[axis:]))
+            column = jnp.zeros((*value.shape[:axis], 1), value.dtype)
+            copies = jnp.concatenate([*[rows] * size, column], axis=-1)[..., :-1]
             value = copies.reshape(*value.shape[:axis], size, *value.shape[axis + 1 :])
     return jnp.broadcast_to(value, shape)
 

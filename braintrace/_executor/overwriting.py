@@ -48,12 +48,18 @@ then the samples as first axes; arrays with the samples first; and traces, sampl
 def never(first: PyTree) -> jax.Array | None:
     """Return a flag that is not set, and not known before some arrays are.
 
-    It would be set if some number were equal to itself and different from itself.
+    It would be set if some number were equal to itself and different from itself. On several
+    devices, where it would have to be sent to all of them, it is known at once.
     """
-    numbers = [_one_number(leaf) for leaf in jax.tree.leaves(first) if leaf.size]
-    if not numbers:
+    found = [leaf for leaf in jax.tree.leaves(first) if leaf.size]
+    if not found:
         return None
-    return jnp.any(jnp.stack([(n != n) & (n == n) for n in numbers]))
+    flag: jax.Array = divided_dependent(*found, divided=lambda *_: jnp.asarray(False), whole=_never)
+    return flag
+
+
+def _never(*first: jax.Array) -> jax.Array:
+    return jnp.any(jnp.stack([(n != n) & (n == n) for n in map(_one_number, first)]))
 
 
 def _one_number(array: jax.Array) -> jax.Array:
@@ -96,14 +102,8 @@ def _readers(keys: Keys, reads: Collection[tuple[str, str]], among: Iterable[str
 
 
 def not_before(first: Sequence[PyTree], traces: Traces) -> Traces:
-    """Return traces as they are, but not before other arrays are there.
-
-    On several devices, where a flag would have to be sent to all of them, at once.
-    """
-    if not any(leaf.size for leaf in jax.tree.leaves(first)):
-        return traces
-    flag = divided_dependent(first, divided=lambda _: jnp.asarray(False), whole=never)
-    return known_after(flag, traces)
+    """Return traces as they are, but not before other arrays are there; see `never`."""
+    return known_after(never(first), traces)
 
 
 def overwritten(

@@ -50,6 +50,9 @@ class Report:
         How a learner has cut sequences, for every method and length that it was called with.
     skipped_updates
         How many updates a learner has left out because something was not finite.
+    mesh, whole
+        The devices that a learner is divided over, and names of the hidden states and parameters
+        whose outputs are not divided although the mesh has an axis for that.
 
     Examples
     --------
@@ -82,6 +85,8 @@ class Report:
     readouts: tuple[ReadoutRow, ...] = ()
     filter_bytes: int = 0
     skipped_updates: int = 0
+    mesh: str | None = None
+    whole: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return as_text(self._parts())
@@ -130,6 +135,10 @@ class Report:
         stored += f"\nCarried by this learner: {self.carried_bytes:,} bytes"
         if self.skipped_updates:
             stored += f"\nUpdates left out, not finite: {self.skipped_updates:,}"
+        if self.mesh is not None:
+            stored += f"\nDivided over {self.mesh}"
+        if self.whole:
+            stored += f"\nOutputs not divided: {', '.join(self.whole)}"
         return stored
 
 

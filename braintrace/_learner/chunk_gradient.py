@@ -84,6 +84,7 @@ class RecordedChunk:
         steps: int,
     ) -> None:
         self._graph, self._method = algorithm.graph, algorithm.method
+        self._placement = algorithm.placement
         # This object outlives the jit in which it may be made.
         with jax.ensure_compile_time_eval():
             probes = zero_probes(self._graph)
@@ -175,6 +176,8 @@ class RecordedChunk:
 
     def _records(self, kept: Kept) -> Records:
         records = self._recording.records(kept)
+        if self._placement is not None:
+            records = self._placement.records(records)
         return dataclasses.replace(records, x=inputs_for(self._method.needs, records.x))
 
 

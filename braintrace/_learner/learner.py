@@ -115,8 +115,11 @@ class Learner(brainstate.nn.Module):
         sequences = tuple(dict.fromkeys(self.drivers.sequences(self.graph)))
         report = report_of(self.graph)
         carried = size_in_bytes(self.algorithm.compiled.trace_specs) + report.filter_bytes
+        placement = self.algorithm.placement
         return dataclasses.replace(
             report,
+            mesh=None if placement is None else str(placement.division),
+            whole=() if placement is None else placement.layout.whole,
             carried_bytes=carried,
             sequences=sequences,
             skipped_updates=self.skipped_updates,

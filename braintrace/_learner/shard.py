@@ -34,8 +34,9 @@ def shard(
     data
         Axis of the mesh along which samples are divided; ``None``: none is.
     model
-        Axis of the mesh along which outputs are divided; ``None``: none is. What is no multiple of
-        the number of parts, and gates side by side, stay whole; ``learner.report()`` names them.
+        Axis of the mesh along which outputs are divided; ``None``: none is. Units that are no
+        multiple of the number of parts, gates side by side, and sparse matrices stay whole;
+        ``learner.report()`` names them.
 
     Raises
     ------

@@ -2,15 +2,16 @@
 
 Samples go along ``data``: the first axis of every State that starts anew with a sequence, and the
 axis ``'batch'`` of a trace. Outputs go along ``model``. What decides there is a hidden group: it is
-divided along the axis of its positions that most outputs run over, and everything else along the
-axis that lets each element lie with its position (see `parts`). A trace is then multiplied and
-added to where it is.
+divided along an axis of its positions that the outputs of all its operations run over, and
+everything else along the axis that lets each element lie with its position (see `parts`). A trace
+is then multiplied and added to where it is.
 
-What has no such axis, or one that is no multiple of the number of parts, stays whole.
+A group without such an axis, or with one that is no multiple of the number of parts, stays whole,
+and all that reaches it: gates side by side, of which a part has one gate of all units; entries of
+a sparse matrix. Divided all the same, they would be sent to and fro at every step.
 """
 
 import dataclasses
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -94,15 +95,16 @@ class _Finder:
         """Return the parts of a group's positions, ``None`` for one that stays whole."""
         if self._count == 1:
             return None
-        sites = trace_sites(self._graph, group)
+        sites = [site for site in trace_sites(self._graph, group) if _has_outputs(site)]
+        if len(sites) < len(trace_sites(self._graph, group)):
+            return None
         first = 1 if self._samples is not None and group.shape[:1] == (self._samples,) else 0
-        found: list[tuple[int, Parts]] = []
         for axis in range(first, len(group.shape)):
-            if group.shape[axis] and group.shape[axis] % self._count == 0:
+            if sites and group.shape[axis] and group.shape[axis] % self._count == 0:
                 parts = parts_along(group.shape, axis, self._count)
-                found.append((sum(self._fits(site, parts) for site in sites), parts))
-        most = max(found, key=operator.itemgetter(0), default=None)
-        return None if most is None or most[0] == 0 else most[1]
+                if all(self._fits(site, parts) for site in sites):
+                    return parts
+        return None
 
     def _fits(self, site: TraceSite, parts: Parts) -> bool:
         """Tell whether the outputs of an operation lie with positions that are divided so."""
@@ -198,6 +200,12 @@ class _Finder:
             counts = leaf.kind == "hidden" or leaf.path in traced
             if counts and self._model not in leaves.get((leaf.path, leaf.leaf), ()):
                 yield leaf.name
+
+
+def _has_outputs(site: TraceSite) -> bool:
+    """Tell whether the traces of an operation end with an axis of outputs, all of them."""
+    axes = get_primitive_spec(site.relation.primitive).trace_axes or {}
+    return bool(axes) and all(names[-1:] == ("output",) for names in axes.values())
 
 
 def _output_axis(site: TraceSite, name: str) -> int | None:

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh
 
 from .._errors import OptionError, ShapeError
 from .._executor.complex_packing import arrays_of, of_arrays
-from .._graph import ETraceGraph, Traces, TraceSpecs
+from .._graph import ETraceGraph, Records, Traces, TraceSpecs
 from .._graph.method import specs_of
 from .._jax import is_tracer
 from .._typing import Path, PyTree
@@ -87,6 +87,16 @@ class Placement:
             return self._placed(leaf, names)
 
         return jax.tree.map(placed, tree)
+
+    def records(self, records: Records) -> Records:
+        """Return records whose inputs are on every device that has outputs of their samples."""
+        samples, data = self.layout.samples, self.division.data
+
+        def placed(leaf: Any) -> Any:
+            has_samples = samples is not None and leaf.ndim > 1 and leaf.shape[1] % samples == 0
+            return self._placed(leaf, (None, data) if has_samples else ())
+
+        return dataclasses.replace(records, x=jax.tree.map(placed, records.x))
 
     def traces(self, traces: Traces) -> Traces:
         """Return traces, packed as they are or not."""
