@@ -153,10 +153,8 @@ class Driver:
         """
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
-        values = [state.value for state in states]
-        if self._placing is not None:
-            values = self._placing.values(states, values)
-            arguments = self._placing.arguments(arguments)
+        values, arguments = self._given(states, arguments)
+        can_fail = False
 
         def run(take: Take) -> Stored:
             traces, owned = body.take(held, take)
@@ -180,14 +178,48 @@ class Driver:
                 held.leave(after)
 
         try:
-            is_looked_at = accept is not None or body.check is not None
-            can_fail = is_looked_at or self._program.can_fail(
-                lambda: (values, body.take(held, held.lend)[0], *arguments)
-            )
+            can_fail = accept is not None or self._can_fail(values, arguments)
             results, *_ = advance(held, can_fail, run, store)
         except jax.errors.UnexpectedTracerError as error:
             raise OptionError(LOOPS) from error
         return body.results(results, options)
+
+    def _given(
+        self, states: Sequence[brainstate.State], arguments: Arguments
+    ) -> tuple[list[PyTree], Arguments]:
+        """Return what the program gets, where a mesh has it."""
+        values = [state.value for state in states]
+        if self._placing is None:
+            return values, arguments
+        return self._placing.values(states, values), self._placing.arguments(arguments)
+
+    def _can_fail(self, values: list[PyTree], arguments: Arguments) -> bool:
+        """Tell whether the traces have to stay as they are until the program has been run."""
+        body, held = self.body, self._algorithm.traces.carried
+        return body.check is not None or self._program.can_fail(
+            lambda: (values, body.take(held, held.lend)[0], *arguments)
+        )
+
+    def lower(
+        self, of_model: States, arguments: Arguments, is_accepted: bool
+    ) -> jax.stages.Lowered:
+        """Return the program that a call would run now.
+
+        Parameters
+        ----------
+        of_model, arguments
+            See `__call__`.
+        is_accepted
+            Whether results would be looked at before they are stored.
+        """
+        body, held = self.body, self._algorithm.traces.carried
+        values, arguments = self._given(body.states(of_model), arguments)
+        can_fail = is_accepted or self._can_fail(values, arguments)
+        traces, _ = body.take(held, held.lend)
+        if self._placing is not None:
+            traces = self._placing.traces(traces)
+        owned = not can_fail and (traces is None or held.is_owned)
+        return self.trace(values, traces, arguments, owned).lower()
 
     def _finished(
         self, found: Unfinished, before: Traces | None, owned: bool, at_once: bool
@@ -266,15 +298,34 @@ def run_whole(learner: Learner, request: Request) -> PyTree:
     update: that is done where the result as a whole shows that it must be. A single step is looked
     at itself.
     """
-    algorithm = learner.algorithm
-    states = algorithm.states_of_model
-    initial = functools.partial(initial_values, algorithm, states)
-    guarded = request.options.nonfinite != "ignore" and not is_watched()
-    if guarded and length_of(request.sequences) > 1:
-        plain = dataclasses.replace(request.options, nonfinite="ignore")
-        trusting = dataclasses.replace(request, options=plain)
-        driver, arguments = prepared(learner, trusting, states, initial)
+    states = learner.algorithm.states_of_model
+    trusting = _trusting(request)
+    if trusting is not None:
+        driver, arguments = _prepared_as_it_is(learner, trusting, states)
         with contextlib.suppress(RejectedError):
-            return driver(states, arguments, plain, accept=is_finite)
-    driver, arguments = prepared(learner, request, states, initial)
+            return driver(states, arguments, trusting.options, accept=is_finite)
+    driver, arguments = _prepared_as_it_is(learner, request, states)
     return driver(states, arguments, request.options)
+
+
+def lower_whole(learner: Learner, request: Request) -> jax.stages.Lowered:
+    """Return the first program that `run_whole` would run."""
+    states, trusting = learner.algorithm.states_of_model, _trusting(request)
+    driver, arguments = _prepared_as_it_is(learner, trusting or request, states)
+    return driver.lower(states, arguments, is_accepted=trusting is not None)
+
+
+def _trusting(request: Request) -> Request | None:
+    """Return a call that looks at its results as a whole; ``None``: steps are looked at, or not."""
+    guarded = request.options.nonfinite != "ignore" and not is_watched()
+    if not guarded or length_of(request.sequences) == 1:
+        return None
+    plain = dataclasses.replace(request.options, nonfinite="ignore")
+    return dataclasses.replace(request, options=plain)
+
+
+def _prepared_as_it_is(
+    learner: Learner, request: Request, states: States
+) -> tuple[Driver, Arguments]:
+    initial = functools.partial(initial_values, learner.algorithm, states)
+    return prepared(learner, request, states, initial)

@@ -19,7 +19,7 @@ from .._pictures import draw_model
 from .._runtime import on_automatic_axes, one_thread_at_a_time, write_values
 from .._sharding import Division
 from .._typing import Path, PyTree
-from . import sequences
+from . import ahead_of_time, export, sequences
 from .arguments import ALGORITHM
 from .compilations import Compilations
 from .functional import FunctionalLearner
@@ -224,6 +224,8 @@ class Learner(brainstate.nn.Module):
     etrace_online = sequences.etrace_online
     etrace_evolve = sequences.etrace_evolve
     predict = sequences.predict
+    lower = ahead_of_time.lower
+    export_step = export.export_step
 
     def functional(self, **own: PyTree) -> FunctionalLearner:
         """Return this learner as pure functions of its state.

@@ -12,19 +12,15 @@ from jax.typing import ArrayLike
 
 from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import PyTree
+from . import requests
 from .arguments import (
     Gradients,
-    Options,
     SequenceOptions,
     WatchedGradientOptions,
     WatchedStreamOptions,
-    chosen_among,
 )
 from .body import Request
 from .driver import run_whole
-from .evolve import evolving, predicting
-from .gradient import differentiating
-from .online import stream_request
 from .watching import OnLog, Watch, run_watched
 
 if TYPE_CHECKING:
@@ -159,17 +155,20 @@ def etrace_grad(
         For an option value that is not accepted, or a ``step_fn`` that does not call the
         learner exactly once, writes a parameter or a hidden state, or returns no scalar.
     """
-    options = Options(
+    request = requests.of_gradient(
+        learner,
+        *sequences,
+        step_fn=step_fn,
+        mask=mask,
+        reset=reset,
+        weights=weights,
         reduction=reduction,
         chunk_size=chunk_size,
         memory_budget=memory_budget,
         has_aux=has_aux,
         unit_aware=unit_aware,
-        weights=chosen_among(learner.algorithm.param_states, weights),
         return_value=return_value,
     )
-    functions = {"step_fn": step_fn}
-    request = Request("etrace_grad", differentiating, sequences, options, functions, mask, reset)
     return _run(learner, request, Watch(progress, log_every, on_log))
 
 
@@ -320,9 +319,19 @@ def etrace_online(
     ...     xs, targets, step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(), update_fn=descend
     ... )
     """
-    options = Options(has_aux=has_aux, unit_aware=unit_aware, every=every, nonfinite=nonfinite)
-    given = (update_fn, optimizer)
-    request = stream_request(learner, sequences, options, step_fn, given, mask, reset)
+    request = requests.of_stream(
+        learner,
+        *sequences,
+        step_fn=step_fn,
+        optimizer=optimizer,
+        update_fn=update_fn,
+        mask=mask,
+        reset=reset,
+        every=every,
+        nonfinite=nonfinite,
+        has_aux=has_aux,
+        unit_aware=unit_aware,
+    )
     watch = Watch(progress, log_every, on_log)
     if optimizer is None:
         return _run(learner, request, watch)
@@ -382,10 +391,14 @@ def etrace_evolve(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    options = Options(
-        chunk_size=chunk_size, memory_budget=memory_budget, return_outputs=return_outputs
+    request = requests.of_evolution(
+        learner,
+        *sequences,
+        reset=reset,
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        return_outputs=return_outputs,
     )
-    request = Request("etrace_evolve", evolving, sequences, options, reset=reset)
     return _run(learner, request, Watch(progress, log_every, on_log))
 
 
@@ -420,7 +433,7 @@ def predict(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    request = Request("predict", predicting, sequences, reset=reset)
+    request = requests.of_prediction(learner, *sequences, reset=reset)
     return _run(learner, request, Watch(progress, log_every, on_log))
 
 

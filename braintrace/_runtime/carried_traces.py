@@ -100,6 +100,11 @@ class CarriedTraces(brainstate.ShortTermState):
         own = held(self)
         return isinstance(own, LazyTraces) and own.zero and not is_watched()
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether nobody else has the traces, so that their buffers may be given away."""
+        return isinstance(held(self), LazyTraces) and not is_watched()
+
     @contextlib.contextmanager
     def read_by_the_way(self) -> Iterator[bool]:
         """Let the traces be read inside without a second owner; yield whether they are zero."""
@@ -125,10 +130,9 @@ class CarriedTraces(brainstate.ShortTermState):
 
     def take(self) -> tuple[Traces, bool]:
         """Return the traces, and whether their buffers may be donated."""
-        own = held(self)
-        if not isinstance(own, LazyTraces) or is_watched():
+        if not self.is_owned:
             return self.read(), False
-        traces = own.compute()
+        traces = held(self).compute()
         hold(self, LazyTraces(lambda: _unless_lost(traces)))
         return traces, True
 

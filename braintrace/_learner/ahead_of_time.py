@@ -1,0 +1,93 @@
+"""The programs of a learner before they are run.
+
+A program that is lowered and compiled here is the one that the method runs afterwards: JAX finds
+it again, by the same function on arguments of the same types.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arguments import check_option, one_of
+from .._runtime import on_automatic_axes, one_thread_at_a_time, unwrap
+from .._typing import PyTree
+from .driver import lower_whole
+from .requests import REQUESTS
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+METHODS = one_of(*REQUESTS, "update")
+
+
+@one_thread_at_a_time
+@on_automatic_axes
+def lower(learner: Learner, method: str, *arguments: PyTree, **options: Any) -> jax.stages.Lowered:
+    """Return the program that a call of a method would run now; nothing is run.
+
+    Its ``compile()`` has ``cost_analysis()`` and ``memory_analysis()``, and the call that comes
+    later compiles it no more.
+
+    Parameters
+    ----------
+    method
+        ``'etrace_grad'``, ``'etrace_online'``, ``'etrace_evolve'``, ``'predict'``, or ``'update'``
+        for one step, which is a call of the learner itself.
+    *arguments, **options
+        As for the method; arrays may be `jax.ShapeDtypeStruct`. An ``optimizer`` begins.
+
+    Returns
+    -------
+    jax.stages.Lowered
+        Of the call as it would be now: from zero traces or not, for States as they are.
+
+    Raises
+    ------
+    OptionError
+        For another method.
+    BraintraceError
+        Whatever the call would raise before it runs.
+
+    Examples
+    --------
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> model = braintrace.nn.IndRNN(2, 3)
+    >>> learner = braintrace.compile(model, "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    >>> xs = jax.ShapeDtypeStruct((10, 1, 2), jnp.float32)
+    >>> compiled = learner.lower("predict", xs).compile()
+    >>> compiled.memory_analysis().output_size_in_bytes >= 10 * 3 * 4
+    True
+    """
+    check_option("method", method, METHODS)
+    given = jax.tree.map(_stand_in, arguments)
+    if method == "update":
+        return _lower_step(learner, given, **options)
+    optimizer = options.get("optimizer")
+    request = REQUESTS[method](learner, *given, **options)
+    if optimizer is None:
+        return lower_whole(learner, request)
+    with learner.held_optimizer.begun(optimizer, learner.parameters_for_optimizer):
+        return lower_whole(learner, request)
+
+
+def _lower_step(learner: Learner, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:
+    algorithm = learner.algorithm
+    compiled = algorithm.compiled
+    compiled.environment.check()
+    step = unwrap(arguments)
+    inputs = compiled.inputs(algorithm.states_of_step, step)
+    traces = algorithm.traces.carried.read()
+    if algorithm.vjp_method == "multi-step":
+        window = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], step)
+        return compiled.window.trace(inputs, traces, window).lower()
+    return compiled.single_step.trace(inputs, traces).lower()
+
+
+def _stand_in(leaf: Any) -> Any:
+    """Return an array in the place of a shape: a single zero, shown as an array of that shape."""
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if is_shape else leaf

@@ -1,0 +1,73 @@
+"""A step of a stream as bytes that another process runs without model and library.
+
+What is exported is a function of plain arrays by name and of one step's slices. JAX keeps it
+compatible for half a year; see the documentation of ``jax.export``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from .._optional import optional_import
+from .._typing import PyTree
+
+if TYPE_CHECKING:
+    from .learner import Learner
+
+
+def export_step(
+    learner: Learner, *slices: PyTree, step_fn: Callable[..., PyTree], **options: Any
+) -> tuple[bytes, dict[str, jax.Array]]:
+    """Return one step of `etrace_online` as bytes, and what it begins with.
+
+    Another process runs it with JAX alone::
+
+        step = jax.export.deserialize(program).call
+        state, loss = step(state, x, y)
+
+    Parameters
+    ----------
+    *slices
+        What ``step_fn`` gets in a step; arrays may be `jax.ShapeDtypeStruct`.
+    step_fn, **options
+        As for `etrace_online`: ``optimizer`` or ``update_fn``, ``has_aux`` and so on.
+
+    Returns
+    -------
+    program
+        The function ``(state, *slices) -> (state, loss)``, for the platform of this process; with
+        ``has_aux`` a pair of loss and auxiliary results in the place of the loss.
+    state
+        Parameters, states, traces, random keys and optimizer of the learner as they are now, by the
+        names that a `LearnerState` has for them.
+
+    Raises
+    ------
+    MissingPackageError
+        Without flatbuffers, of the extra ``export``.
+    BraintraceError
+        Whatever `etrace_online` would raise before it runs.
+    """
+    optional_import("flatbuffers", "export")
+    pure = learner.functional()
+    if options.get("optimizer") is not None:
+        learner.init_optimizer(options["optimizer"])
+    start = pure.state()
+    paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(start), strict=True)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
+    structure = jax.tree.structure(start)
+
+    def step(state: dict[str, jax.Array], *slices: PyTree) -> tuple[dict[str, jax.Array], PyTree]:
+        now = jax.tree.unflatten(structure, [state[name] for name in names])
+        sequences = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], slices)
+        after, found = pure.online(now, *sequences, step_fn=step_fn, **options)
+        new = dict(zip(names, jax.tree.leaves(after), strict=True))
+        return new, jax.tree.map(lambda leaf: leaf[0], found)
+
+    state = dict(zip(names, leaves, strict=True))
+    exported = jax.export.export(jax.jit(step))(state, *slices)
+    return bytes(exported.serialize()), state

@@ -1,0 +1,157 @@
+"""Programs of a learner before they are run: they are those that its methods run."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import braintrace
+
+XS = np.ones((6, 2, 3), np.float32)
+SHAPE = jax.ShapeDtypeStruct(XS.shape, XS.dtype)
+
+
+def learner_of(units):
+    model = braintrace.nn.IndRNN(3, units)
+    return braintrace.compile(model, "d_rtrl", XS[0], batch_size=2)
+
+
+def calls_of(learner):
+    """Every method, with its options."""
+
+    def step_fn(x):
+        return jnp.sum(learner(x) ** 2)
+
+    def update_fn(gradients):
+        for path, state in learner.algorithm.param_states.items():
+            state.value = jax.tree.map(jnp.subtract, state.value, gradients[path])
+
+    return {
+        "etrace_grad": {"step_fn": step_fn},
+        "etrace_online": {"step_fn": step_fn, "update_fn": update_fn},
+        "etrace_evolve": {"chunk_size": 2},
+        "predict": {},
+        "update": {},
+    }
+
+
+@pytest.fixture
+def compilations():
+    """What JAX compiles, as long as the test runs."""
+    seen, is_on = [], [True]
+
+    def listen(event, duration, **kwargs):
+        if is_on and "backend_compile" in event:
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    is_on.clear()
+
+
+def called(learner, method):
+    given = XS[0] if method == "update" else XS
+    return jax.block_until_ready(getattr(learner, method)(given, **calls_of(learner)[method]))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param("etrace_grad", marks=pytest.mark.nightly),
+        "etrace_online",
+        pytest.param("etrace_evolve", marks=pytest.mark.nightly),
+        pytest.param("predict", marks=pytest.mark.nightly),
+        "update",
+    ],
+)
+def test_nothing_is_compiled_twice(method, compilations):
+    called(learner_of(4), method)  # whatever JAX keeps of its own
+    learner = learner_of(4)
+    compilations.clear()
+    expected = called(learner, method)
+    needed = len(compilations)
+
+    learner = learner_of(4)
+    options = calls_of(learner)[method]
+    shape = jax.ShapeDtypeStruct(SHAPE.shape[1:], SHAPE.dtype) if method == "update" else SHAPE
+    compilations.clear()
+    lowered = learner.lower(method, shape, **options)
+    assert not compilations
+    compiled = lowered.compile()
+    assert len(compilations) == 1
+    assert compiled.memory_analysis().argument_size_in_bytes > 0
+    assert compiled.cost_analysis() is not None
+    given = XS[0] if method == "update" else XS
+    found = getattr(learner, method)(given, **options)
+    assert len(compilations) == needed
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+
+
+@pytest.mark.nightly
+def test_what_is_looked_at_is_what_runs(compilations):
+    """Results that are looked at keep the traces from before: another program."""
+    optax = pytest.importorskip("optax", reason="the extra `optimizers` is not installed")
+    learner = learner_of(5)
+    options = {
+        "step_fn": calls_of(learner)["etrace_grad"]["step_fn"],
+        "optimizer": optax.adam(1e-3),
+        "nonfinite": "skip",
+    }
+    compiled = learner.lower("etrace_online", SHAPE, **options).compile()
+    assert compiled.memory_analysis().alias_size_in_bytes == 0
+    lowered = learner.lower("etrace_online", SHAPE, **options | {"nonfinite": "ignore"})
+    in_place = lowered.compile().memory_analysis().alias_size_in_bytes
+    assert in_place == learner.report().carried_bytes
+    compilations.clear()
+    learner.etrace_online(XS, **options | {"nonfinite": "ignore"})
+    assert not compilations
+
+
+def test_other_methods_are_refused():
+    with pytest.raises(braintrace.OptionError, match="`method` is 'reset_state'"):
+        learner_of(4).lower("reset_state")
+
+
+ELSEWHERE = """
+import pathlib, sys
+import jax, numpy as np
+folder = pathlib.Path(sys.argv[1])
+step = jax.jit(jax.export.deserialize((folder / "program").read_bytes()).call)
+state, losses = dict(np.load(folder / "state.npz")), []
+for x in np.load(folder / "xs.npy"):
+    state, loss = step(state, x)
+    losses.append(loss)
+assert "braintrace" not in sys.modules and "brainstate" not in sys.modules
+np.savez(folder / "found.npz", losses=losses, **state)
+"""
+
+
+@pytest.mark.nightly
+def test_a_step_runs_in_a_process_without_the_library(tmp_path):
+    pytest.importorskip("flatbuffers", reason="the extra `export` is not installed")
+    optax = pytest.importorskip("optax", reason="the extra `optimizers` is not installed")
+    learner = learner_of(4)
+    options = {
+        "step_fn": calls_of(learner)["etrace_grad"]["step_fn"],
+        "optimizer": optax.adam(1e-2),
+    }
+    program, state = learner.export_step(SHAPE.update(shape=SHAPE.shape[1:]), **options)
+    (tmp_path / "program").write_bytes(program)
+    np.savez(tmp_path / "state.npz", **state)
+    np.save(tmp_path / "xs.npy", XS)
+    subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path)], check=True)
+    found = dict(np.load(tmp_path / "found.npz"))
+    losses = learner.etrace_online(XS, **options)
+    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
+    np.testing.assert_allclose(
+        found["parameters/u"], learner.algorithm.param_states[("u",)].value, rtol=1e-5
+    )
+
+
+def test_without_flatbuffers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    with pytest.raises(braintrace.MissingPackageError, match=r"\[export\]"):
+        learner_of(4).export_step(SHAPE, step_fn=jnp.sum)
