@@ -479,6 +479,7 @@ LAYERS = {
                 lambda: nn.LoRA(3, 1, 2, in_size=(2, 5)),
             ),
             "rank": ("`LoRA` `lora_rank` 0", lambda: nn.LoRA(3, 0, 2)),
+            "factor": ("`LoRA` `lora_b_init` 'zero'", lambda: nn.LoRA(3, 1, 2, lora_b_init="zero")),
             "base module": ("`LoRA` `base_module` 3", lambda: nn.LoRA(3, 1, 2, base_module=3)),
             "radii": ("r_min r_max", lambda: nn.LRUCell(3, 4, r_min=0.9, r_max=0.5)),
             "radius a string": ("`LRUCell` `r_min` 'a'", lambda: nn.LRUCell(3, 4, r_min="a")),

@@ -70,6 +70,7 @@ KINDS: dict[str, Kind] = {
         INITIALIZER,
     ),
     "b_init": INITIALIZER.or_else(None),
+    "lora_b_init": INITIALIZER.or_else(None),
     "w_mask": INITIALIZER.or_else(None),
     "w_sign": SIGNS.or_else(None),
     "synapse": FUNCTION,

@@ -178,6 +178,9 @@ class LoRA(brainstate.nn.LoRA):
         Kind of state of the parameters. Default ``brainstate.ParamState``.
     in_size : int or tuple of int, optional
         Shape of one input, if it has more than one axis.
+    lora_b_init : callable or array, optional
+        Initial value of ``lora_b``. Default None: as ``kernel_init`` says. With ``ZeroInit()`` the
+        layer begins as its base module.
 
     References
     ----------
@@ -189,6 +192,18 @@ class LoRA(brainstate.nn.LoRA):
     >>> import braintrace
     >>> braintrace.nn.LoRA(3, 1, 2)(jnp.ones((5, 3))).shape
     (5, 2)
+
+    A layer that is trained, frozen (only a ``ParamState`` learns) and adapted:
+
+    >>> import brainstate
+    >>> base = braintrace.nn.Linear(3, 2, w_init=jnp.ones((3, 2)))
+    >>> base.weight = brainstate.LongTermState(base.weight.value)
+    >>> zero = brainstate.nn.init.ZeroInit()
+    >>> layer = braintrace.nn.LoRA(3, 1, 2, base_module=base, lora_b_init=zero)
+    >>> layer(jnp.ones(3))
+    Array([3., 3.], dtype=float32)
+    >>> list(layer.states(brainstate.ParamState))
+    [('weight',)]
     """
 
     def __init__(
@@ -201,6 +216,7 @@ class LoRA(brainstate.nn.LoRA):
         kernel_init: Any = init.LecunNormal(),  # noqa: B008
         param_type: type = brainstate.ParamState,
         in_size: Any = None,
+        lora_b_init: Any = None,
     ) -> None:
         super().__init__(
             in_features,
@@ -212,6 +228,9 @@ class LoRA(brainstate.nn.LoRA):
             in_size=in_size,
         )
         _check_inputs(self, in_size, in_features)
+        if lora_b_init is not None:
+            lora_b = init.param(lora_b_init, (lora_rank, out_features), allow_none=False)
+            self.weight.value = {**self.weight.value, "lora_b": lora_b}
 
     def __call__(self, x: Any) -> Any:
         return self.update(x)
