@@ -88,5 +88,5 @@ from ._runtime import compile_etrace_graph as compile_etrace_graph
 from ._saving import restore as restore
 from ._saving import save as save
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)

@@ -264,7 +264,6 @@ def refusals():
 def day():
     numbers("recurrent", "chunks", ((4, 2), "Auto"), ((4, 2), "Explicit"), states=2)
     numbers("masked", "pure", ((1, 8), "Auto"), vmap=True)
-    numbers("conv", "own_loop", ((4, 2), "Auto"))
     saved_elsewhere()
     refusals()
 

@@ -40,7 +40,7 @@ def test_a_divided_learner_gives_what_one_device_gives():
     And what it sends; see `check_messages`.
     """
     deviations, counts = run("collectives_program.py", "day")
-    assert len(deviations) == 6
+    assert len(deviations) == 5
     assert all(float(value) < 2e-6 for value in deviations.values()), deviations
     assert len(counts) == 3
     for found in counts:

@@ -40,8 +40,6 @@ def on_automatic_axes(method: Function) -> Function:
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        if _one_device():
-            return method(self, *arguments, **options)
         algorithm = getattr(self, "algorithm", self)
         mesh = _explicit_mesh((arguments, options), algorithm)
         if mesh is None:
@@ -126,11 +124,6 @@ def _typed(leaf: Any) -> NamedSharding | None:
     """Return the sharding that an array is typed with, if its mesh has `Explicit` axes."""
     sharding = jax.typeof(leaf).sharding
     return sharding if _is_explicit(sharding.mesh) else None
-
-
-@functools.cache
-def _one_device() -> bool:
-    return bool(jax.device_count() == 1)
 
 
 def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
