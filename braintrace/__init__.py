@@ -1,6 +1,8 @@
 """Online learning of recurrent and spiking networks by eligibility traces."""
 
-from . import nn as nn
+import importlib as _importlib
+import typing as _types
+
 from ._algorithms import D_RTRL as D_RTRL
 from ._algorithms import ES_D_RTRL as ES_D_RTRL
 from ._algorithms import KF_RTRL as KF_RTRL
@@ -38,8 +40,6 @@ from ._errors import UnitError as UnitError
 from ._etrace_op import ETPPrimitive as ETPPrimitive
 from ._etrace_op import ETPPrimitiveSpec as ETPPrimitiveSpec
 from ._etrace_op import InputFilter as InputFilter
-from ._etrace_op import PrimitiveReport as PrimitiveReport
-from ._etrace_op import check_primitive as check_primitive
 from ._etrace_op import conv as conv
 from ._etrace_op import einsum as einsum
 from ._etrace_op import element_wise as element_wise
@@ -70,23 +70,56 @@ from ._graph import HiddenGroup as HiddenGroup
 from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
 from ._graph import Report as Report
 from ._learner import FunctionalLearner as FunctionalLearner
-from ._learner import GradientCheck as GradientCheck
 from ._learner import GradientTrace as GradientTrace
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
 from ._learner import compile as compile
-from ._learner import gradient_check as gradient_check
-from ._learner import plot_traces as plot_traces
 from ._learner import shard as shard
-from ._planning import Change as Change
-from ._planning import Plan as Plan
-from ._planning import plan as plan
 from ._runtime import EligibilityTraces as EligibilityTraces
 from ._runtime import MultiStepData as MultiStepData
 from ._runtime import SingleStepData as SingleStepData
 from ._runtime import compile_etrace_graph as compile_etrace_graph
-from ._saving import restore as restore
-from ._saving import save as save
 
 __version__ = "0.3.0"
 __version_info__ = tuple(map(int, __version__.split(".")))  # noqa: RUF048 (numbers alone)
+
+_LATER = {
+    "Change": "_planning",
+    "GradientCheck": "_learner.check",
+    "Plan": "_planning",
+    "PrimitiveReport": "_etrace_op.check",
+    "check_primitive": "_etrace_op.check",
+    "gradient_check": "_learner.check",
+    "nn": "nn",
+    "plan": "_planning",
+    "plot_traces": "_learner.trace_pictures",
+    "restore": "_saving",
+    "save": "_saving",
+}
+"""What is imported when somebody asks for it: many a model learns without."""
+
+
+if _types.TYPE_CHECKING:
+    from . import nn as nn
+    from ._etrace_op.check import PrimitiveReport as PrimitiveReport
+    from ._etrace_op.check import check_primitive as check_primitive
+    from ._learner.check import GradientCheck as GradientCheck
+    from ._learner.check import gradient_check as gradient_check
+    from ._learner.trace_pictures import plot_traces as plot_traces
+    from ._planning.plan import Change as Change
+    from ._planning.plan import Plan as Plan
+    from ._planning.plan import plan as plan
+    from ._saving import restore as restore
+    from ._saving import save as save
+else:
+
+    def __getattr__(name):
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = _importlib.import_module(f".{_LATER[name]}", __name__)
+        globals()[name] = value = module if name == "nn" else getattr(module, name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -1,11 +1,8 @@
 """Whole sequences: gradients, evolution and prediction, compiled once per shape."""
 
 from .build import compile as compile
-from .check import GradientCheck as GradientCheck
-from .check import gradient_check as gradient_check
 from .functional import FunctionalLearner as FunctionalLearner
 from .gradient_trace import GradientTrace as GradientTrace
 from .learner import Learner as Learner
 from .shard import shard as shard
 from .state import LearnerState as LearnerState
-from .trace_pictures import plot_traces as plot_traces

@@ -15,7 +15,6 @@ from .._errors import NotPicklableError
 from .._executor import size_in_bytes
 from .._function_model import gradients_for
 from .._graph import ETraceGraph, Report, report_of
-from .._pictures import draw_model
 from .._runtime import on_automatic_axes, one_thread_at_a_time, write_values
 from .._sharding import Division
 from .._typing import Path, PyTree
@@ -191,6 +190,8 @@ class Learner(brainstate.nn.Module):
         >>> learner.plot().get_title()
         'D_RTRL, 216 B of traces'
         """
+        from .._pictures import draw_model  # when it is asked for
+
         return draw_model(self.algorithm, ax)
 
     @one_thread_at_a_time

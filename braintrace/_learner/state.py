@@ -82,7 +82,8 @@ class LearnerState:
 
 def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], PyTree]:
     """Return the entries in the order of their printed names: paths cannot always be sorted."""
-    keys = tuple(tuple(sorted(getattr(state, field), key=_printed)) for field in FIELDS)
+    # A field may be None in what somebody made: it is refused by name, and later.
+    keys = tuple(tuple(sorted(getattr(state, f) or (), key=_printed)) for f in FIELDS)
     children = [
         (jax.tree_util.DictKey(f"{field}/{_printed(key)}"), getattr(state, field)[key])
         for field, own in zip(FIELDS, keys, strict=True)
