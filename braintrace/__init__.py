@@ -40,6 +40,8 @@ from ._errors import UnitError as UnitError
 from ._etrace_op import ETPPrimitive as ETPPrimitive
 from ._etrace_op import ETPPrimitiveSpec as ETPPrimitiveSpec
 from ._etrace_op import InputFilter as InputFilter
+from ._etrace_op import PrimitiveReport as PrimitiveReport
+from ._etrace_op import check_primitive as check_primitive
 from ._etrace_op import conv as conv
 from ._etrace_op import einsum as einsum
 from ._etrace_op import element_wise as element_wise
@@ -87,8 +89,6 @@ _LATER = {
     "Change": "_planning",
     "GradientCheck": "_learner.check",
     "Plan": "_planning",
-    "PrimitiveReport": "_etrace_op.check",
-    "check_primitive": "_etrace_op.check",
     "gradient_check": "_learner.check",
     "nn": "nn",
     "plan": "_planning",
@@ -101,8 +101,6 @@ _LATER = {
 
 if _types.TYPE_CHECKING:
     from . import nn as nn
-    from ._etrace_op.check import PrimitiveReport as PrimitiveReport
-    from ._etrace_op.check import check_primitive as check_primitive
     from ._learner.check import GradientCheck as GradientCheck
     from ._learner.check import gradient_check as gradient_check
     from ._learner.trace_pictures import plot_traces as plot_traces

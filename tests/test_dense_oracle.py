@@ -17,12 +17,14 @@ def check(actual, expected, case, tolerance=1e-5):
     assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.core
 @cases.each(cases.RECURRENT[1::2], cases.RECURRENT[::2])
 def test_d_rtrl(case):
     check(catalogue_gradient(case), references.dense_d_rtrl(case), case)
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.core
 @cases.each(
     [*cases.RECURRENT[::2], *cases.DIAGONAL[4:9:2]],

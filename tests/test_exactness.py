@@ -42,6 +42,7 @@ def test_the_page_has_every_rule_and_every_model():
     assert algorithms == {algorithm_of(rule.name, "rule") for rule in RULES.values()}
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("rule", "model"), ROWS)
 def test_a_rule_is_as_exact_as_the_page_says(rule, model):

@@ -109,6 +109,7 @@ def test_a_step_inside_a_branch(algorithm):
     assert any(traces) or not traces
 
 
+@pytest.mark.by_day(4)
 @each_once
 def test_batch_is_the_mean_of_its_samples(case, algorithm):
     """With a loss that is a mean over the batch."""
@@ -293,6 +294,7 @@ def test_reductions_and_mask():
         assert_gradients_close(actual, gradient, 1e-5, f"{reduction} {masked}")
 
 
+@pytest.mark.by_day(4)
 @each_once
 def test_gradient_is_linear_in_the_loss(case, algorithm):
     learner, (xs, targets) = build_learner(case, algorithm), data(case)

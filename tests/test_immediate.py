@@ -54,6 +54,7 @@ def in_turn():
                 yield pytest.param(cases.BY_NAME[name], style, chunks, id=name_of_row, marks=when)
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize(("case", "style", "some"), [*in_turn()])
 def test_the_gradient_of_a_sequence(case, style, some):
     learner = build_learner(case, "immediate", style, BATCH)

@@ -97,6 +97,7 @@ def bptt(model, xs):
     return brainstate.transform.jit(loss)()
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_d_rtrl_equals_bptt(name):
     xs = inputs()

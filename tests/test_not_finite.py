@@ -46,6 +46,7 @@ def sequences(case):
     return clean, dirty, targets
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize(("name", "algorithm", "style", "options", "chunk_sizes"), METHODS)
 def test_gradients_of_a_sequence(name, algorithm, style, options, chunk_sizes):
     case = cases.BY_NAME[name]

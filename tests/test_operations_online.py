@@ -74,6 +74,7 @@ def test_d_rtrl_equals_bptt_step_by_step(case):
     assert_gradients_close(by_name(total), bptt(case), 1e-5, case.name)
 
 
+@pytest.mark.by_day(8)
 @each_operation
 @chunk_sizes([2])
 def test_es_d_rtrl_equals_its_definition(case, chunks):

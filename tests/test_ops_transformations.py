@@ -66,6 +66,7 @@ def results_of(transformation):
     return {name: [got[name], want[name]] for name in xs}
 
 
+@pytest.mark.by_day(215)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.primitive)
 @pytest.mark.parametrize("transformation", catalogue.TRANSFORMATIONS, ids=lambda t: t.name)
 def test_operation_under_transformation(operation, transformation):

@@ -16,6 +16,7 @@ SPIKING = [case for case in cases.ALL if case.spikes]
 SOME = [cases.BY_NAME[n] for n in ("plain_encoder", "gru", "lstm_fused", "two_layers_plain_link")]
 
 
+@pytest.mark.by_day(11)
 @cases.each(SMOOTH)
 def test_bptt_agrees_with_finite_differences(case):
     gradient = ravel_pytree(references.bptt(case))[0]

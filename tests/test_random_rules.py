@@ -94,6 +94,7 @@ AT_NIGHT = [
 ROWS = [*RUNS, *(pytest.param(*row, marks=pytest.mark.nightly) for row in AT_NIGHT)]
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("algorithm", "name", "style", "options"), ROWS)
 def test_the_gradient_of_a_sequence(algorithm, name, style, options):
@@ -290,6 +291,7 @@ def estimates(name, algorithm, draws, weights=(1.0, 1.0), twins=False):
     return named(jax.device_get(of_keys(name, algorithm, twins)(keys, jnp.array(weights))))
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("name", ["tanh_rnn", "gru", "alif_late_threshold"])

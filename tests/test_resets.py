@@ -71,6 +71,7 @@ def flags(*steps):
     return np.isin(np.arange(LENGTH), steps)
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.core
 @MODELS_AND_METHODS
 def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, options):
@@ -90,6 +91,7 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
     assert_states_close(snapshot(learner), states, case.name)
 
 
+@pytest.mark.by_day(5)
 @MODELS_AND_METHODS
 @pytest.mark.parametrize("chunk_size", [3, pytest.param(LENGTH, marks=pytest.mark.nightly)])
 def test_samples_restart_one_by_one(case, algorithm, style, options, chunk_size):

@@ -61,6 +61,7 @@ def test_traces_have_the_dtype_that_is_given_and_the_bytes_that_are_told(rule):
     assert report.stored_bytes == whole >= report.carried_bytes
 
 
+@pytest.mark.by_day(4)
 @some_by_day(*(row.name for row in OLDEST + OTHERS), "snap 2", "uoro")
 def test_a_saved_learner_goes_on(rule):
     case, (xs, targets) = case_of(rule), data_of(rule)

@@ -243,6 +243,7 @@ def in_turn():
             yield pytest.param(case, algorithm, chunk_sizes, id=name, marks=marks)
 
 
+@pytest.mark.by_day(17)
 @pytest.mark.parametrize(("case", "algorithm", "chunk_sizes"), [*in_turn()])
 def test_the_same_gradient_states_and_traces(case, algorithm, chunk_sizes):
     net, _ = case

@@ -96,6 +96,7 @@ def test_relations_groups_and_diagnostics(entry):
     assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
 
 
+@pytest.mark.by_day(9)
 @pytest.mark.parametrize(
     "entry", [*each(WITH_FILTERS), *each(WITHOUT, pytest.mark.nightly)], indirect=True
 )

@@ -1,5 +1,7 @@
 """The marker operations: what a model calls, and what the compiler may know about it."""
 
+from .check import PrimitiveReport as PrimitiveReport
+from .check import check_primitive as check_primitive
 from .conv import conv as conv
 from .conv import etp_conv_p as etp_conv_p
 from .dense import etp_mm_p as etp_mm_p
