@@ -55,6 +55,8 @@ def load_text(steps, streams=STREAMS):
     symbol[32:127], symbol[10] = np.arange(95), 95
     parts, found, wanted = [], 0, streams * (steps + 1)
     while found < wanted:
+        if not paths:
+            raise SystemExit(f"{root} has {found:,} characters of sources, expected {wanted:,}.")
         parts.append(np.frombuffer(paths.pop().read_bytes(), np.uint8))
         found += len(parts[-1])
     text = symbol[np.concatenate(parts)].astype(np.int32)
