@@ -143,6 +143,7 @@ def dtypes_of_traces(algorithm):
     return sorted(str(leaf.dtype) for leaf in jax.tree.leaves(algorithm.traces.carried.value))
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.core
 @pytest.mark.parametrize(
     "case",

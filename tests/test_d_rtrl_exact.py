@@ -27,6 +27,7 @@ def check(actual, case, dtype=np.float32, **reference):
     assert_gradients_close(actual, expected, TOLERANCE[dtype], case.name)
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.core
 @cases.each([case for case in cases.DIAGONAL if case not in IN_CHUNKS], IN_CHUNKS)
 def test_float32(case):

@@ -124,6 +124,7 @@ def test_batch_is_the_mean_of_its_samples(case, algorithm):
     assert_gradients_close(mean, expected, 1e-5, case.name)
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("case", "algorithm"),
@@ -254,6 +255,7 @@ def test_slow_filters_are_corrected(decay, dtype):
     np.testing.assert_allclose(found, expected, rtol=5e-3)
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.core
 @each_once
 def test_gradient_goes_on_where_evolve_stopped(case, algorithm):
@@ -366,6 +368,7 @@ def test_a_sequence_whose_outputs_are_not_returned():
     assert_same_bits(*(one.functional().state() for one in (learner, other)))
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.core
 @algorithms
 def test_states_and_traces_do_not_depend_on_differentiation(algorithm):
@@ -386,6 +389,7 @@ def test_states_and_traces_do_not_depend_on_differentiation(algorithm):
         assert_states_close(snapshot(instance), snapshot(plain))
 
 
+@pytest.mark.by_day(4)
 @algorithms
 def test_reset_starts_over(algorithm):
     """ES-D-RTRL counts steps for its bias correction; a reset has to take the count back."""

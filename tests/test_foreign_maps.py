@@ -53,6 +53,7 @@ def in_turn():
             yield pytest.param(case, algorithm, id=f"{case.name}-{algorithm}", marks=marks)
 
 
+@pytest.mark.by_day(6)
 @pytest.mark.core
 @pytest.mark.parametrize(("case", "algorithm"), [*in_turn()])
 def test_every_operation(case, algorithm):
@@ -65,6 +66,7 @@ def test_every_operation(case, algorithm):
     assert_gradients_close(by_name(found), expected, 1e-5, case.name)
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize(
     ("name", "algorithm", "options"),
     [

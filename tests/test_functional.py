@@ -130,6 +130,7 @@ def in_turn():
             yield pytest.param(*row.values, method, id=name, marks=[*row.marks, *marks])
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize(("name", "algorithm", "method"), [*in_turn()])
 def test_learners_that_are_mapped_learn_alone(name, algorithm, method):
     run = functools.partial(method, bench(name, algorithm))

@@ -78,6 +78,7 @@ def sequence_gradient(learner, **options):
 
 
 # The two are held against it below, by day.
+@pytest.mark.by_day(6)
 @pytest.mark.parametrize(
     "row",
     at_night([*ODD, SIMPLE, HARD], *(row for row in LINEAR if row not in (SIMPLE, HARD))),

@@ -782,6 +782,7 @@ def twins(rows):
     return compiled(rows, "marked"), compiled(rows, "plain", mark="auto")
 
 
+@pytest.mark.by_day(6)
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.parametrize("rows", each(GROUPS))
 def test_has_the_relations_of_its_marked_twin(rows):

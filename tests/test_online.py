@@ -72,6 +72,7 @@ def in_turn():
         yield pytest.param(case, options, id=f"es_d_rtrl-{case.name}", marks=marks)
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.core
 @pytest.mark.parametrize(("case", "options"), [*in_turn()])
 def test_equals_the_dense_recursion_with_changing_parameters(case, options):

@@ -317,6 +317,7 @@ SPARSE_MATRICES = {
 }
 
 
+@pytest.mark.by_day(10)
 @pytest.mark.parametrize("rows", [2, 20], ids=["few rows", "dense blocks"])
 @pytest.mark.parametrize("name", SPARSE_MATRICES)
 def test_sparse_formats(name, rows):

@@ -164,6 +164,7 @@ def test_windows_and_what_lies_before_them(name):
         assert_gradients_close(found, expected, 1e-5, f"{name}, windows of {window}")
 
 
+@pytest.mark.by_day(4)
 @pytest.mark.parametrize(
     "case",
     [

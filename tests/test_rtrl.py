@@ -67,6 +67,7 @@ def in_pairs():
                 )
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize(("case", "style", "chunk"), [*in_pairs()])
 def test_it_is_backpropagation_through_time(case, style, chunk):
     expected = references.bptt(case, None if style == "single" else 2)

@@ -382,6 +382,7 @@ def each_recurrence():
         yield pytest.param(recurrence, id=recurrence.name, marks=marks)
 
 
+@pytest.mark.by_day(6)
 @pytest.mark.parametrize("recurrence", [*each_recurrence()])
 def test_products_of_all_kinds(recurrence):
     xs = normal(9, STEPS, BATCH, *recurrence.sample)

@@ -78,6 +78,7 @@ ROWS = [("d_rtrl", name) for name in MODULATORS] + [
 ]
 
 
+@pytest.mark.by_day(5)
 @pytest.mark.parametrize(("rule", "name"), ROWS)
 def test_the_gradient_is_the_modulator_times_the_eligibility(rule, name):
     """Nothing mixes units: what rules beyond the diagonal carry is the trace of D_RTRL."""
