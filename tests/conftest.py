@@ -69,6 +69,20 @@ def pytest_runtest_setup(item):
         compilation.compile_in_a_hurry()
 
 
+@pytest.fixture
+def compilations():
+    """The events of what JAX compiles, as long as the test runs."""
+    seen, is_on = [], [True]
+
+    def listen(event, duration, **kwargs):
+        if is_on and "backend_compile" in event:
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    is_on.clear()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):
     """Programs that several tests compile alike are compiled once per run, in any process.

@@ -38,20 +38,6 @@ def calls_of(learner):
     }
 
 
-@pytest.fixture
-def compilations():
-    """What JAX compiles, as long as the test runs."""
-    seen, is_on = [], [True]
-
-    def listen(event, duration, **kwargs):
-        if is_on and "backend_compile" in event:
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    is_on.clear()
-
-
 def called(learner, method):
     given = XS[0] if method == "update" else XS
     return jax.block_until_ready(getattr(learner, method)(given, **calls_of(learner)[method]))

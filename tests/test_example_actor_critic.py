@@ -1,21 +1,14 @@
 """The agent of the example learns what to remember, which its opponents do not."""
 
-import importlib.util
-import pathlib
-
+import example_scripts
 import numpy as np
 import pytest
-
-SCRIPT = pathlib.Path(__file__).parent.parent / "docs" / "examples" / "actor_critic.py"
 
 
 @pytest.fixture(scope="module")
 def example():
     pytest.importorskip("gymnax", reason="needs the extra `rl`: pip install braintrace[rl]")
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_scripts.load("actor_critic")
 
 
 def test_a_sign_is_remembered(example):

@@ -1,25 +1,19 @@
 """The example's counts are those of n-grams, its network improves on them, and it can be ended."""
 
-import importlib.util
-import pathlib
 import shutil
 
 import brainstate
+import example_scripts
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import braintrace
 
-SCRIPT = pathlib.Path(__file__).parent.parent / "docs" / "examples" / "characters.py"
-
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_scripts.load("characters")
 
 
 def probabilities_by_dictionary(text, order, symbols, discount):

@@ -1,22 +1,15 @@
 """Neurons that keep their signs learn to compare over a delay, as the example says."""
 
-import importlib.util
-import pathlib
-
 import brainstate
+import example_scripts
 import numpy as np
 import pytest
 import saiunit as u
 
-SCRIPT = pathlib.Path(__file__).parent.parent / "docs" / "examples" / "dale.py"
-
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_scripts.load("dale")
 
 
 def obeys_the_law(example, found):

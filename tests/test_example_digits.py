@@ -1,13 +1,11 @@
 """The digits example does what it says on a small scale, and reaches its accuracy on its own."""
 
-import importlib.util
-import pathlib
 import re
 
+import example_scripts
 import numpy as np
 import pytest
 
-SCRIPT = pathlib.Path(__file__).parent.parent / "docs" / "examples" / "sequential_digits.py"
 SMALL = ["--epochs", "1", "--hidden", "8", "--batch-size", "64"]
 
 
@@ -15,10 +13,7 @@ SMALL = ["--epochs", "1", "--hidden", "8", "--batch-size", "64"]
 def example():
     # Loaded here and not at the top: what the examples need is not installed everywhere where
     # these tests are only collected.
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_scripts.load("sequential_digits")
 
 
 @pytest.fixture

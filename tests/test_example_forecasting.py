@@ -1,21 +1,15 @@
 """The forecasting example uses the past alone, and its network adds what the example says."""
 
-import importlib.util
-import pathlib
-
+import example_scripts
 import numpy as np
 import pytest
 
-SCRIPT = pathlib.Path(__file__).parent.parent / "docs" / "examples" / "forecasting.py"
 SIMPLE = ["last value", "season ago", "AR(2)"]
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_scripts.load("forecasting")
 
 
 def best(example, series, found):

@@ -1,21 +1,14 @@
 """Factors beside frozen weights learn while the network runs, and can be taken off again."""
 
-import importlib.util
-import pathlib
-
 import brainstate
+import example_scripts
 import numpy as np
 import pytest
-
-SCRIPT = pathlib.Path(__file__).parent.parent / "docs" / "examples" / "lora_adaptation.py"
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_scripts.load("lora_adaptation")
 
 
 def test_factors_learn_and_nothing_else(example):

@@ -1,21 +1,15 @@
 """The example that goes on where it was stopped does so, and learns what it says."""
 
-import importlib.util
-import pathlib
 import signal
 
+import example_scripts
 import numpy as np
 import pytest
-
-SCRIPT = pathlib.Path(__file__).parent.parent / "docs" / "examples" / "resume.py"
 
 
 @pytest.fixture
 def example():
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example_scripts.load("resume")
 
 
 def test_it_goes_on_where_it_was_stopped(example, monkeypatch, tmp_path, capsys):

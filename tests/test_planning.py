@@ -155,20 +155,6 @@ def test_a_plan_is_what_the_compiler_says(name, way):
     np.testing.assert_allclose(plan.total, in_all, rtol=FARTHER_OFF.get((name, way), 0.25))
 
 
-@pytest.fixture
-def compilations():
-    """The names of what JAX compiles, as long as the test runs."""
-    seen, is_on = [], [True]
-
-    def listen(event, duration, **kwargs):
-        if is_on and "backend_compile" in event:
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    is_on.clear()
-
-
 def planned():
     example = jax.ShapeDtypeStruct((64, 100), jnp.float32)
     return braintrace.plan(
