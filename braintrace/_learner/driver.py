@@ -94,10 +94,7 @@ class Driver:
         """
         if self._placing is not None:
             states = self.body.states(self._algorithm.states_of_model)
-            values, arguments = (
-                self._placing.values(states, values),
-                self._placing.arguments(arguments),
-            )
+            values, arguments = self._given(states, values, arguments)
         try:
             results, written, after = self._pure(values, traces, *arguments)
         except jax.errors.UnexpectedTracerError as error:
@@ -153,7 +150,7 @@ class Driver:
         """
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
-        values, arguments = self._given(states, arguments)
+        values, arguments = self._given(states, [s.value for s in states], arguments)
         can_fail = False
 
         def run(take: Take) -> Stored:
@@ -185,10 +182,9 @@ class Driver:
         return body.results(results, options)
 
     def _given(
-        self, states: Sequence[brainstate.State], arguments: Arguments
+        self, states: Sequence[brainstate.State], values: list[PyTree], arguments: Arguments
     ) -> tuple[list[PyTree], Arguments]:
         """Return what the program gets, where a mesh has it."""
-        values = [state.value for state in states]
         if self._placing is None:
             return values, arguments
         return self._placing.values(states, values), self._placing.arguments(arguments)
@@ -213,7 +209,8 @@ class Driver:
             Whether results would be looked at before they are stored.
         """
         body, held = self.body, self._algorithm.traces.carried
-        values, arguments = self._given(body.states(of_model), arguments)
+        states = body.states(of_model)
+        values, arguments = self._given(states, [s.value for s in states], arguments)
         can_fail = is_accepted or self._can_fail(values, arguments)
         traces, _ = body.take(held, held.lend)
         if self._placing is not None:
