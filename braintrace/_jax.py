@@ -1,4 +1,4 @@
-"""The one file that names JAX's internals.
+"""The one file that names JAX's internals, `_jax_devices` apart.
 
 JAX keeps its jaxpr classes, its interpreters and a few helpers in modules whose contents
 move between releases. Everything that the library takes from there passes through this
@@ -25,6 +25,12 @@ from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.random import threefry_2x32 as threefry_2x32
 from jax.interpreters import ad, batching, mlir
+
+from ._jax_devices import devices_of
+from ._jax_devices import divided_dependent as divided_dependent
+from ._jax_devices import for_devices as for_devices
+from ._jax_devices import runs_on_several_devices as runs_on_several_devices
+from ._jax_devices import undivided as undivided
 
 try:
     from jax.extend.core import get_opaque_trace_state
@@ -226,10 +232,16 @@ def define_from_impl(primitive: Any, impl: Callable[..., Any], batching_rule: An
 
     primitive.def_impl(plain)
     primitive.def_abstract_eval(functools.partial(_abstract_result, impl))
-    mlir.register_lowering(primitive, mlir.lower_fun(plain, multiple_results=False))
+    mlir.register_lowering(primitive, functools.partial(_lower_impl, plain))
     ad.primitive_jvps[primitive] = functools.partial(_jvp_from_impl, primitive, impl)
     ad.primitive_transposes[primitive] = functools.partial(_transpose_from_impl, impl)
     batching.primitive_batchers[primitive] = batched
+
+
+def _lower_impl(impl: Callable[..., Any], ctx: Any, *operands: Any, **params: Any) -> Any:
+    function = functools.partial(impl, **params)
+    with for_devices(devices_of(ctx)):
+        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
 def _abstract_result(impl: Callable[..., Any], *avals: Any, **params: Any) -> Any:
@@ -285,8 +297,7 @@ def run_on_one_cpu(primitive: Any, impl: Callable[..., Any], chosen: Callable[..
         module = ctx.module_context
         is_alone = getattr(module.axis_context, "num_devices", None) == 1
         is_here = is_alone and not module.lowering_parameters.for_export
-        function = functools.partial(chosen if is_here else impl, **params)
-        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+        return _lower_impl(chosen if is_here else impl, ctx, *operands, **params)
 
     mlir.register_lowering(primitive, lower, platform="cpu")
 
@@ -394,33 +405,6 @@ def with_derivative_of(value: Any, other: Any) -> Any:
     which is said to whoever reads the program by a ``stop_gradient``.
     """
     return _with_derivative_p.bind(jax.lax.stop_gradient(value), other)
-
-
-# --- what a program runs on
-
-
-def _lower_is_divided(ctx: Any) -> Any:
-    devices = getattr(ctx.module_context.axis_context, "num_devices", None)
-    return mlir.lower_fun(lambda: jnp.asarray((devices or 1) > 1), multiple_results=False)(ctx)
-
-
-_is_divided_p = Primitive("braintrace_is_divided")
-_is_divided_p.def_abstract_eval(lambda: jax.core.ShapedArray((), jnp.dtype(bool)))
-_is_divided_p.def_impl(lambda: jnp.asarray(False))  # what reads nothing runs on one device
-mlir.register_lowering(_is_divided_p, _lower_is_divided)
-
-
-def divided_dependent(
-    *operands: Any, divided: Callable[..., Any], whole: Callable[..., Any]
-) -> Any:
-    """Run one of two functions: for a program on several devices, or on one.
-
-    It is chosen when the program is lowered, as in ``jax.lax.platform_dependent``; one trace serves
-    both. Where there is one device, nobody traces what would run on several.
-    """
-    if jax.device_count() == 1:
-        return whole(*operands)
-    return jax.lax.cond(_is_divided_p.bind(), divided, whole, *operands)
 
 
 # --- rebuilding equations with other bodies

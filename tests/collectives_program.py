@@ -14,10 +14,10 @@ import compilation
 import jax
 import jax.numpy as jnp
 import sharding_program
-from collectives import messages
 from sharding_program import MESHES, MODELS, learner_of, loss_of, mesh_of
 
 import braintrace
+from benchmarks.collectives import messages
 
 
 def count(name, parts, rule="d_rtrl", states=1, vmap=False, only=None):
@@ -70,8 +70,9 @@ def show(*case, **options):
 
 def day():
     sharding_program.day()
-    show("recurrent", (4, 2), only=("model", "traces", "gradient"))
-    show("gru", (8, 1), only=("model", "traces", "gradient"))
+    show("recurrent", (4, 2), states=2, only=("model", "traces", "gradient"))
+    show("padded", (1, 8), only=("model", "traces", "gradient"))
+    show("lstm", (1, 8), only=("model", "traces", "gradient"))
     show("element_wise", (8, 1), "es_d_rtrl", only=("gradient",))
 
 

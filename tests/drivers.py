@@ -5,6 +5,7 @@ import contextlib
 import brainstate
 import compilation
 import jax
+import jax.numpy as jnp
 import no_past  # noqa: F401 - algorithms announce their names when they are defined
 import numpy as np
 import pytest
@@ -121,3 +122,21 @@ def drawn_signs(learner, shape, length):
     key = learner.algorithm.zero_traces()["key"]
     steps = [{"key": key, "draws": np.uint32(t)} for t in range(length)]
     return np.stack([signs(step, np.zeros(1), shape, np.float64) for step in steps])
+
+
+def compiled_once(build):
+    """Return what gives a learner as one that is built anew, and builds one in all.
+
+    What has been compiled for it stays.
+    """
+    made = build()
+    pure = made.functional()
+    start = jax.tree.map(jnp.copy, pure.state())
+
+    def begin():
+        brainstate.random.seed(0)
+        made.optimizer_state = None
+        pure.restore(jax.tree.map(jnp.copy, start))
+        return made
+
+    return begin

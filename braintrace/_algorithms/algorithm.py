@@ -30,7 +30,7 @@ from .._runtime.found_states import FoundStates
 from .._runtime.initial_values import InitialFunction
 from .._runtime.mesh import on_automatic_axes
 from .._runtime.model_states import States, short_term, values_by_path
-from .._runtime.on_mesh import arrays_on, place_states
+from .._runtime.on_mesh import arrays_on, moved_traces, place_states
 from .._runtime.restart import RequestedRestarts, check_where, restart_samples
 from .._runtime.step_data import first_step
 from .._runtime.stepping import run_call
@@ -185,20 +185,6 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """Where the arrays lie on a mesh; ``None``: wherever they are."""
         return self.compiled.placement
 
-    @one_thread_at_a_time
-    def divide(self, division: Division) -> None:
-        """Let the arrays lie on a mesh from now on; see `braintrace.shard`."""
-        compiled = self._compiled_model.divided(division, self.samples_of_model)
-        with uninterrupted:
-            self._compiled = compiled
-            self.place()
-
-    def place(self) -> None:
-        """Put States and traces where they lie on the mesh, if there is one."""
-        if self.placement is not None:
-            place_states(self.placement, self.states_of_model)
-            self.traces.carried.convert(self.placement.traces)
-
     @property
     def _compiled_model(self) -> CompiledModel:
         if self._compiled is None:
@@ -241,6 +227,21 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         filters = self.compiled.graph.traced.filters
         self.filters = {leaf.name: ReadoutFilter(start_of_filter(leaf)) for leaf in filters}
         self.leave_starting_traces()
+
+    @one_thread_at_a_time
+    def divide(self, division: Division) -> None:
+        """Let the arrays lie on a mesh from now on; see `braintrace.shard`."""
+        compiled = self._compiled_model.divided(division, self.samples_of_model)
+        traces = moved_traces(self.compiled, compiled.step, self.traces)
+        with uninterrupted:
+            self._compiled, self.traces = compiled, traces
+            self.place()
+
+    def place(self) -> None:
+        """Put States and traces where they lie on the mesh, if there is one."""
+        if self.placement is not None:
+            place_states(self.placement, self.states_of_model)
+            self.traces.carried.convert(self.placement.traces)
 
     @on_automatic_axes
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
@@ -307,8 +308,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         >>> {name: trace.shape for name, trace in learner.eligibility(("W", "weight"))["h"].items()}
         {'bias': (5, 3), 'weight': (5, 2, 3)}
         """
-        specs, traces = self.compiled.trace_specs, self.traces.value
-        return eligibility(self.graph, specs, traces, path)
+        whole, traces = self.compiled.whole, self.compiled.as_whole(self.traces.value)
+        return eligibility(whole.graph, whole.trace_specs, traces, path)
 
     def starting_traces(self) -> Traces:
         """Return traces at the start of a sequence; those that are zero are given by shapes."""

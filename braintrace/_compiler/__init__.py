@@ -2,6 +2,7 @@
 
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
+from .compile import divided_graph as divided_graph
 from .derivative import Derivatives as Derivatives
 from .state_arrays import components as components
 from .state_arrays import join_components as join_components

@@ -22,7 +22,15 @@ from typing import Any
 import brainstate
 
 from .._arguments import BOOLEAN, MARK, MODEL, NOT_NEGATIVE, check_option
-from .._graph import FOLLOWS_ALL, Boundary, Diagnostic, ETraceGraph, TracedModel, TraceMethod
+from .._graph import (
+    FOLLOWS_ALL,
+    Boundary,
+    Diagnostic,
+    ETraceGraph,
+    HiddenParamOpRelation,
+    TracedModel,
+    TraceMethod,
+)
 from .._typing import Path
 from .analysis import Analysis
 from .answers import with_answers
@@ -31,6 +39,7 @@ from .candidates import candidates_of
 from .check_model import check_has_states, check_hidden_states, check_learns, check_parameters
 from .dependence import structure_of
 from .diagnose import diagnose
+from .gates import Gate, with_gates_apart
 from .grouped_step import GroupedStep
 from .hidden_groups import find_hidden_groups
 from .layers import about_layers, layers_of
@@ -154,6 +163,45 @@ def compile_model(
     method.check(graph)
     specs = method.trace_specs(graph, options.every_state)
     return dataclasses.replace(graph, trace_specs=specs), outside
+
+
+def divided_graph(
+    graph: ETraceGraph, method: TraceMethod, every_state: bool, parts: int, mesh: Any
+) -> ETraceGraph:
+    """Return a graph whose operations compute one gate each, so that units can be divided.
+
+    Parameters
+    ----------
+    graph, method, every_state
+        The compiled model, its rule, and an option that it was compiled with.
+    parts, mesh
+        Into how many parts its units are divided, and where; ``None``: nowhere yet.
+    """
+    if parts == 1 or method.boundary not in BY_POSITION:
+        return graph
+    apart = with_gates_apart(graph.traced, parts, mesh)
+    if apart is None:
+        return graph
+    traced, gates = apart
+    step = _grouped(traced, every_state, method.boundary)
+    names = {relation.equation: relation.key for relation in graph.hidden_param_op_relations}
+    relations = [
+        _of_gate(relation, gate, names[gate.equation])
+        for relation in find_relations(step)
+        for gate in [gates[relation.equation]]
+        if gate.equation in names
+    ]
+    parts_of_graph = (traced, tuple(step.groups), tuple(relations), graph.diagnostics)
+    found = ETraceGraph(*parts_of_graph, needs=method.needs, trace_specs={})
+    return dataclasses.replace(found, trace_specs=method.trace_specs(found, every_state))
+
+
+def _of_gate(relation: HiddenParamOpRelation, gate: Gate, name: str) -> HiddenParamOpRelation:
+    """Return a relation under the name that its operation has in the model, with that of a gate."""
+    if gate.count == 1:
+        return dataclasses.replace(relation, key=name)
+    key = f"{name}[{gate.index}]"
+    return dataclasses.replace(relation, key=key, gate=(name, gate.index, gate.count))
 
 
 def _with_loops_split(

@@ -41,13 +41,13 @@ def _names(listed: str) -> frozenset[str]:
 
 ELEMENTWISE = _names(
     """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
-    clamp complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq erf
-    erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow
-    is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg nextafter not
-    one_minus_square optimization_barrier or pcast polygamma pow pvary random_gamma_grad real
-    reduce_precision regularized_incomplete_beta rem round rsqrt select_n sharding_constraint
-    sign sin sinh sqrt square sub tan tanh with_derivative_of xor zeta
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+    braintrace_undivided cbrt ceil clamp complex conj convert_element_type copy copy_p cos cosh
+    device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
+    igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg
+    nextafter not one_minus_square optimization_barrier or pcast polygamma pow pvary
+    random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
+    sharding_constraint sign sin sinh sqrt square sub tan tanh with_derivative_of xor zeta
     """
 )
 WINDOWS = _names("reduce_window_sum reduce_window_max reduce_window_min")

@@ -6,6 +6,10 @@ from .complex_packing import pairs_of as pairs_of
 from .complex_packing import unpack as unpack
 from .composed import ComposedTraces as ComposedTraces
 from .eligibility import eligibility as eligibility
+from .gates import CarriedSpecs as CarriedSpecs
+from .gates import is_like as is_like
+from .gates import one_by_one as one_by_one
+from .gates import side_by_side as side_by_side
 from .io_dim import InputOutputTraces as InputOutputTraces
 from .jacobians import Inputs as Inputs
 from .jacobians import operands as operands

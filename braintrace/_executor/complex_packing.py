@@ -31,10 +31,11 @@ import jax.numpy as jnp
 
 from .._etrace_op import product_with_trace
 from .._graph import Traces, TraceSpecs
-from .._jax import is_var, open_jaxpr, struct_of, sub_jaxprs
+from .._jax import is_var, open_jaxpr, runs_on_several_devices, struct_of, sub_jaxprs
 from .._jaxpr import Kind, kinds_of_outputs
 from .active_outputs import trace_shapes
 from .layout import TraceSite
+from .zero import is_zero
 
 BACKENDS = ("cpu", "gpu")
 """Where a complex number is read and written as one. Elsewhere its parts are apart anyway, and
@@ -293,7 +294,12 @@ def factors_and_traces(
             yield signal, arrays[key,]
     for pair, trace in arrays.items():
         present = [signal_of[key] for key in pair if key in signal_of]
-        if len(pair) == 2 and present:
+        if len(pair) == 2 and runs_on_several_devices() and not is_zero(trace):
+            # The real part is taken before sums over devices, which all weights then share.
+            for key, part in zip(pair, (jnp.real, jnp.imag), strict=True):
+                if key in signal_of:
+                    yield signal_of[key], jax.tree.map(part, trace)
+        elif len(pair) == 2 and present:
             part = jnp.finfo(jax.tree.leaves(trace)[0].dtype).dtype
             dtype = jnp.result_type(*present, part)
             zero = jnp.zeros_like(present[0])

@@ -47,12 +47,10 @@ def transition_key(group: HiddenGroup, a: int, c: int) -> str:
 
 def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
     """Return what gradients go to: of a relation its prologue, evaluated."""
-    program = graph.traced.program
-    weights: Weights = {}
-    for key, atoms in graph.operand_atoms.items():
-        values = evaluate(program, list(atoms.values()), inputs)
-        weights[key] = dict(zip(atoms, values, strict=True))
-    return weights
+    wanted = graph.operand_atoms
+    atoms = [atom for own in wanted.values() for atom in own.values()]
+    values = iter(evaluate(graph.traced.program, atoms, inputs))  # what several share, once
+    return {key: {name: next(values) for name in own} for key, own in wanted.items()}
 
 
 def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None) -> dict[int, Rule]:

@@ -45,6 +45,9 @@ class HiddenParamOpRelation:
         Those groups.
     source
         ``file:line (function)`` of the user's call.
+    gate
+        Name of the operation that this one is a gate of, which gate it is, and of how many;
+        ``None``: it is the user's operation itself.
     """
 
     key: str
@@ -62,3 +65,4 @@ class HiddenParamOpRelation:
     influences: tuple[InfluenceMap, ...]
     hidden_groups: tuple[HiddenGroup, ...]
     source: str
+    gate: tuple[str, int, int] | None = None

@@ -59,6 +59,11 @@ def _reshape(equation: Equation, x: np.ndarray) -> _Sources:
     return [x.reshape(equation.outvars[0].aval.shape)]
 
 
+def _reshape_in_order(equation: Equation, x: np.ndarray) -> _Sources:
+    order = equation.params["dimensions"]  # `order="F"` of `jax.numpy` is one
+    return _reshape(equation, x if order is None else x.transpose(order))
+
+
 def _transpose(equation: Equation, x: np.ndarray) -> _Sources:
     return [x.transpose(equation.params["permutation"])]
 
@@ -105,7 +110,7 @@ def _tile(equation: Equation, x: np.ndarray) -> _Sources:
 
 
 _MOVES: dict[str, Callable[..., _Sources]] = {
-    "reshape": _reshape,
+    "reshape": _reshape_in_order,
     "squeeze": _reshape,
     "expand_dims": _reshape,
     "transpose": _transpose,
@@ -122,6 +127,14 @@ _MOVES: dict[str, Callable[..., _Sources]] = {
 
 def _reshape_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
     return [outputs[0].reshape(equation.invars[0].aval.shape)]
+
+
+def _reshape_in_order_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
+    shape, order = equation.invars[0].aval.shape, equation.params["dimensions"]
+    if order is None:
+        return _reshape_back(equation, outputs, missing)
+    in_order = outputs[0].reshape([shape[axis] for axis in order])
+    return [in_order.transpose(np.argsort(order))]
 
 
 def _broadcast_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources | None:
@@ -154,7 +167,7 @@ def _split_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources
 
 
 _BACK: dict[str, Callable[[Equation, _Sources, int], _Sources | None]] = {
-    "reshape": _reshape_back,
+    "reshape": _reshape_in_order_back,
     "squeeze": _reshape_back,
     "expand_dims": _reshape_back,
     "broadcast_in_dim": _broadcast_back,

@@ -54,7 +54,9 @@ _SUMS = {"add": (0, 1), "add_any": (0, 1), "sub": (0, 1), "complex": (0, 1), "sc
 """Sums, and the operands that are added; the others say where."""
 
 _LINEAR = frozenset({"neg", "reduce_sum", "cumsum", "real", "imag", "conj", "reduce_precision"})
-_UNCHANGED = frozenset({"convert_element_type", "copy", "copy_p", "stop_gradient"})
+_UNCHANGED = frozenset(
+    {"braintrace_undivided", "convert_element_type", "copy", "copy_p", "stop_gradient"}
+)
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 
 

@@ -24,6 +24,7 @@ from .._arguments import (
 )
 from .._errors import DtypeError, OptionError, ShapeError
 from .._jax import is_tracer
+from .._sharding import on_host
 from .._typing import Path, PyTree
 
 ALGORITHM = Kind(
@@ -221,7 +222,7 @@ def weights_of(mask: ArrayLike, steps: int, reduction: str) -> jax.Array:
         )
     if is_tracer(weights):
         return weights
-    values = np.asarray(weights)
+    values = on_host(weights)
     if not np.all(np.isfinite(values)):
         raise OptionError("`mask` has weights that are not finite (NaN or infinity).")
     with np.errstate(over="ignore"):

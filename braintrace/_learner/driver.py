@@ -26,11 +26,14 @@ from .._brainstate import is_watched, kept_for_other_threads
 from .._errors import OptionError
 from .._executor import pack, unpack
 from .._graph import Traces
+from .._jax import for_devices
 from .._runtime import (
     Program,
     States,
     Take,
     advance,
+    in_automatic_region,
+    traced_on_automatic_axes,
     write_values,
 )
 from .._typing import PyTree
@@ -92,11 +95,12 @@ class Driver:
         arguments
             What it is run on.
         """
-        if self._placing is not None:
-            states = self.body.states(self._algorithm.states_of_model)
-            values, arguments = self._given(states, values, arguments)
+        states = self.body.states(self._algorithm.states_of_model)
+        values, arguments = self._given(states, values, arguments)
+        replaced = self.body.written(values), traces
+        run = functools.partial(in_automatic_region, self._pure, replaced)
         try:
-            results, written, after = self._pure(values, traces, *arguments)
+            results, written, after = run(values, traces, *arguments, steps=length_of(arguments[0]))
         except jax.errors.UnexpectedTracerError as error:
             raise OptionError(LOOPS) from error
         if self.body.check is not None:
@@ -107,7 +111,8 @@ class Driver:
         self, values: list[PyTree], traces: Traces, *arguments: PyTree
     ) -> tuple[PyTree, list[PyTree], Traces | None]:
         before = pack(traces, self._algorithm.traces.pairs)
-        results, written, after = run_to_the_end(self.body, values, before, *arguments)
+        with traced_on_automatic_axes(self._algorithm):
+            results, written, after = run_to_the_end(self.body, values, before, *arguments)
         return results, written, None if after is None else unpack(after)
 
     def trace(
@@ -277,8 +282,13 @@ def prepared(
         )
 
     def make() -> Driver:
-        with kept_for_other_threads(learner.states().values()):
-            placement = algorithm.placement
+        placement = algorithm.placement
+        devices = None if placement is None else placement.devices
+        with (
+            kept_for_other_threads(learner.states().values()),
+            for_devices(devices),
+            traced_on_automatic_axes(algorithm),
+        ):
             placing = None if placement is None else Placing(learner, placement)
             return Driver(algorithm, request.make(learner, request, arguments), placing)
 

@@ -17,6 +17,7 @@ from .._executor import samples_with, unpack
 from .._graph import Traces
 from .._jax import is_tracer
 from .._runtime import number_of_samples
+from .._sharding import on_host
 from .._typing import Path, PyTree
 
 if TYPE_CHECKING:
@@ -138,14 +139,16 @@ def check_finite(losses: jax.Array, verdicts: jax.Array, names: list[str], every
             "`nonfinite='raise'` cannot look at numbers inside a transformation. Use 'skip' there, "
             "or call `etrace_online` outside."
         )
-    (bad,) = np.nonzero(np.asarray(verdicts) >= 0)
+    by_step = on_host(verdicts)
+    (bad,) = np.nonzero(by_step >= 0)
     if not bad.size:
         return
     start = int(bad[0])
-    block = np.asarray(losses)[start : start + every]
+    values = on_host(losses)
+    block = values[start : start + every]
     (of_block,) = np.nonzero(~np.isfinite(block))
     step = start + int(of_block[0]) if of_block.size else start
-    index = int(verdicts[start])
+    index = int(by_step[start])
     raise NonFiniteError(
-        step, float(losses[step]), names[index] if index < len(names) else None, len(block)
+        step, float(values[step]), names[index] if index < len(names) else None, len(block)
     )

@@ -131,6 +131,17 @@ class FunctionalLearner:
 
     @one_thread_at_a_time
     @on_automatic_axes
+    def whole_state(self) -> LearnerState:
+        """Return the state of the learner as it would be if no mesh divided the learner.
+
+        On a mesh, gates of one weight may have traces of their own. `restore` takes both.
+        """
+        state = self.state()
+        traces = self.algorithm.compiled.as_whole(state.traces)
+        return dataclasses.replace(state, traces=traces)
+
+    @one_thread_at_a_time
+    @on_automatic_axes
     def restore(self, state: LearnerState) -> None:
         """Let the learner, the user's own States and ``brainstate.random`` be as a state says.
 
@@ -140,6 +151,9 @@ class FunctionalLearner:
             If the state is not like that of the learner, or is one of another rule; then nothing
             has changed.
         """
+        if isinstance(state, LearnerState):
+            traces = self.algorithm.compiled.as_carried(state.traces)
+            state = dataclasses.replace(state, traces=traces)
         places, optimizer = self._checked(state), self._learner.held_optimizer
         is_known = bool(state.optimizer and optimizer.states)
         found = [p.state for p in places.values() if p.field != "optimizer" or is_known]

@@ -14,6 +14,7 @@ import brainstate
 import jax
 
 from .._graph import Traces
+from .._jax import for_devices
 from .._sharding import Placement
 from .._typing import Path, PyTree
 from .body import Arguments, Body, Found, Unfinished
@@ -45,6 +46,11 @@ class Placing:
             for parameter, state in algorithm.param_states.items()
             for index, (path, leaf) in enumerate(by_path(state.value, parameter).items())
         }
+
+    @property
+    def devices(self) -> int:
+        """How many devices the mesh has."""
+        return self._placement.devices
 
     def values(self, states: Iterable[brainstate.State], values: Iterable[PyTree]) -> list[PyTree]:
         """Return the values of some States; those of States of nobody's stay where they are."""
@@ -89,7 +95,8 @@ def placed_body(body: Body, placing: Placing, states: Sequence[brainstate.State]
     def run(values: list[PyTree], traces: Traces | None, *arguments: PyTree) -> Found:
         sequences, mask, restarts = placing.arguments(arguments)
         values, traces = placing.values(states, values), placing.traces(traces)
-        results, written, after = body.run(values, traces, sequences, mask, restarts)
+        with for_devices(placing.devices):
+            results, written, after = body.run(values, traces, sequences, mask, restarts)
         written = placing.values(body.written(states), written)
         if isinstance(after, Unfinished):
             return results, written, dataclasses.replace(after, before=placing.traces(after.before))
@@ -97,7 +104,8 @@ def placed_body(body: Body, placing: Placing, states: Sequence[brainstate.State]
 
     def finish(sources: PyTree, before: Traces | None) -> Traces:
         assert body.finish is not None
-        after = placing.traces(body.finish(sources, placing.traces(before)))
+        with for_devices(placing.devices):
+            after = placing.traces(body.finish(sources, placing.traces(before)))
         assert after is not None
         return after
 

@@ -30,13 +30,15 @@ def shard(
     learner
         The learner; also in the middle of its work.
     mesh
-        The devices, along axes of any kind (``Auto`` or ``Explicit``).
+        The devices, along axes of any kind (``Auto`` or ``Explicit``). They may be those of several
+        processes, all of which call the same methods then.
     data
         Axis of the mesh along which samples are divided; ``None``: none is.
     model
         Axis of the mesh along which outputs are divided; ``None``: none is. Units that are no
-        multiple of the number of parts, gates side by side, and sparse matrices stay whole;
-        ``learner.report()`` names them.
+        multiple of the number of parts, and sparse matrices whose entries are not in the order of
+        their outputs, equally many for each part, stay whole; ``learner.report()`` names them. Of
+        gates side by side, units are divided: their states and traces, not the weight.
 
     Raises
     ------

@@ -20,6 +20,7 @@ from .._executor import eligibility
 from .._graph import ETraceGraph, Role, Traces, TraceSpecs, specs_of
 from .._pictures import draw_traces
 from .._pictures.draw_traces import Panel
+from .._sharding import on_host
 from .._typing import Path, PyTree, path_name
 from .arguments import shapes_of
 from .learner import Learner
@@ -87,7 +88,7 @@ def plot_traces(
         panels = [Panel(name, "step", "unit", norms.T) for name, norms in found.items()]
     else:
         matrices = _matrices(algorithm, algorithm.traces.value, path, sample)
-        panels = [Panel(name, "entry", "unit", np.asarray(m)) for name, m in matrices.items()]
+        panels = [Panel(name, "entry", "unit", on_host(m)) for name, m in matrices.items()]
     return draw_traces(panels, axes)
 
 
@@ -106,7 +107,7 @@ def _norms_over_time(
         return state, {name: jnp.linalg.norm(m, axis=1) for name, m in matrices.items()}
 
     run = jax.jit(lambda state, sequences: jax.lax.scan(step, state, sequences)[1])
-    return {name: np.asarray(norms) for name, norms in run(pure.state(), sequences).items()}
+    return {name: on_host(norms) for name, norms in run(pure.state(), sequences).items()}
 
 
 def _matrices(
@@ -146,9 +147,10 @@ def _arrays(
     algorithm: ETraceAlgorithm, traces: Traces, path: str | Path
 ) -> Iterator[tuple[str, jax.Array, tuple[Role, ...]]]:
     """Yield the traces of one weight with their names, and with what their axes run over."""
-    graph, specs = algorithm.graph, algorithm.compiled.trace_specs
+    compiled = algorithm.compiled
+    graph, specs = compiled.whole.graph, compiled.whole.trace_specs
     weight = path_name(tuple(path)) if isinstance(path, (tuple, list)) else str(path)
-    for state, value in eligibility(graph, specs, traces, path).items():
+    for state, value in eligibility(graph, specs, compiled.as_whole(traces), path).items():
         leaves = value.items() if isinstance(value, dict) else [("", value)]
         for leaf, array in leaves:
             name = f"∂{state} / ∂{weight}" + (f"/{leaf}" if leaf else "")

@@ -26,6 +26,7 @@ from .._errors import Interrupted, NonFiniteError, OptionError
 from .._interrupts import uninterrupted
 from .._optional import optional_import
 from .._runtime import as_users_have_it
+from .._sharding import on_host
 from .._typing import PyTree
 from .arguments import length_of, weights_of
 from .body import Request
@@ -168,7 +169,7 @@ def _counted_from(start: int) -> Iterator[None]:
 
 def _part(request: Request, start: int, stop: int) -> Request:
     """Return the call of a block; a program that cuts has all arrays, and serves every block."""
-    flags = (g if g is None else np.asarray(g) for g in (request.mask, request.reset))
+    flags = (g if g is None else on_host(g) for g in (request.mask, request.reset))
     leaves, tree = jax.tree.flatten((request.sequences, *flags))
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     cut = iter(_cut(arrays, start, stop - start))
@@ -261,9 +262,9 @@ class _Teller:
         self._waiting: list[tuple[int, PyTree, tuple[PyTree, PyTree]]] = []
         self._since_log: list[tuple[PyTree, PyTree]] = []
         self._time = time.perf_counter()
-        self._counts = None if request.mask is None else np.asarray(request.mask) != 0
+        self._counts = None if request.mask is None else on_host(request.mask) != 0
         self._bar = None
-        if watch.progress:
+        if watch.progress and jax.process_index() == 0:
             tqdm = optional_import("tqdm.auto", "progress").tqdm
             self._bar = tqdm(total=steps, unit="step", desc=request.method)
 
@@ -317,12 +318,12 @@ class _Teller:
 
 
 def _last(losses: PyTree) -> float:
-    return float(np.asarray(saiunit.get_mantissa(losses))[-1])
+    return float(on_host(saiunit.get_mantissa(losses))[-1])
 
 
 def _mean(parts: Sequence[jax.Array], counts: np.ndarray | None) -> np.ndarray:
     """Return the mean over the steps that count of what is given in parts over time."""
-    values = np.concatenate([np.asarray(part) for part in parts])
+    values = np.concatenate([on_host(part) for part in parts])
     if counts is not None and np.any(counts):
         values = values[counts]
     mean: np.ndarray = np.mean(values, axis=0)

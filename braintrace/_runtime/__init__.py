@@ -17,7 +17,9 @@ from .etrace_graph import compile_etrace_graph as compile_etrace_graph
 from .memory import current_device as current_device
 from .memory import memory_of as memory_of
 from .mesh import as_users_have_it as as_users_have_it
+from .mesh import in_automatic_region as in_automatic_region
 from .mesh import on_automatic_axes as on_automatic_axes
+from .mesh import traced_on_automatic_axes as traced_on_automatic_axes
 from .model_states import States as States
 from .model_states import add_to_states as add_to_states
 from .model_states import all_states as all_states

@@ -12,7 +12,7 @@ import brainstate
 
 from .._brainstate import kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model, trace_model
-from .._executor import check_method, kept_specs
+from .._executor import check_method
 from .._graph import ETraceGraph, TraceMethod
 from .._interrupts import interruptible
 from .._jax import strongly_typed
@@ -202,8 +202,8 @@ def compile_step(
         graph, outside = compile_model(model, example, batch_size, options, method)
     environment = Environment(lambda: _trace_again(model, graph, outside, options))
     parameters = model.states(brainstate.ParamState).values()
-    specs = kept_specs(graph.trace_specs, trace_dtype)
-    return CompiledStep(graph, outside, method, specs, environment, parameters)
+    carried = options.every_state, trace_dtype
+    return CompiledStep(graph, outside, method, *carried, environment, parameters)
 
 
 def _trace_again(

@@ -6,19 +6,25 @@ from typing import Any
 import brainstate
 import jax
 
+from .._compiler import divided_graph
 from .._errors import OptionError
 from .._executor import (
+    CarriedSpecs,
     Inputs,
     hold_old_states,
+    is_like,
+    kept_specs,
+    one_by_one,
     operands,
     restart_traces,
     run_window,
+    side_by_side,
     single_step,
     window_step,
 )
 from .._foreign import in_words
-from .._graph import ETraceGraph, TraceMethod, TraceSpecs
-from .._jax import Var
+from .._graph import ETraceGraph, TraceMethod, Traces
+from .._jax import Var, for_devices
 from .._sharding import Placement
 from .._typing import Path
 from .environment import Environment
@@ -38,14 +44,23 @@ class CompiledStep:
         States outside the model that a step touches.
     method
         The learning rule.
-    trace_specs
-        What is known of the traces as they are kept.
+    every_state, trace_dtype
+        What traces it has, and in which dtype they are kept; see `CompilerOptions` and
+        `compile_step`.
     environment
         What the step may have read besides States and arguments.
     parameters
         The model's parameters.
     placement
         Where its arrays lie on a mesh; ``None``: wherever they are.
+    whole
+        The same of the model as its author wrote it, where `graph` has its gates apart;
+        ``None``: it is this one.
+
+    Attributes
+    ----------
+    trace_specs
+        What is known of the traces as they are kept.
     """
 
     def __init__(
@@ -53,18 +68,23 @@ class CompiledStep:
         graph: ETraceGraph,
         outside: States,
         method: TraceMethod,
-        trace_specs: TraceSpecs,
+        every_state: bool,
+        trace_dtype: Any,
         environment: Environment,
         parameters: Iterable[brainstate.State],
         placement: Placement | None = None,
+        whole: "CompiledStep | None" = None,
     ) -> None:
         self.graph = graph
         self.outside = outside
-        self.trace_specs = trace_specs
+        self.trace_specs = kept_specs(graph.trace_specs, trace_dtype)
         self.environment = environment
         self.parameters = tuple(parameters)
         self.placement = placement
+        self.whole = whole or self
         self._method = method
+        self._every_state = every_state
+        self._trace_dtype = trace_dtype
         answers = graph.traced.answers
         self._in_vars = tuple(v for v in graph.traced.program.in_vars if v not in answers)
         self._written = graph.traced.written_vars
@@ -74,10 +94,37 @@ class CompiledStep:
         self.window = Program(self._of_any_axes(self._window))
         self.restart = jax.jit(self._restart)
 
+    def with_gates_apart(self, parts: int, mesh: Any) -> "CompiledStep":
+        """Return the same, each gate of a unit computed by itself; see `divided_graph`."""
+        graph = divided_graph(self.graph, self._method, self._every_state, parts, mesh)
+        return self if graph is self.graph else self._with(graph, None)
+
     def placed(self, placement: Placement) -> "CompiledStep":
         """Return the same, whose arrays lie on a mesh."""
-        parts = self.graph, self.outside, self._method, self.trace_specs, self.environment
-        return CompiledStep(*parts, self.parameters, placement)
+        return self._with(self.graph, placement)
+
+    def _with(self, graph: ETraceGraph, placement: Placement | None) -> "CompiledStep":
+        options = self._every_state, self._trace_dtype, self.environment, self.parameters
+        return CompiledStep(graph, self.outside, self._method, *options, placement, self.whole)
+
+    def as_carried(self, traces: Traces) -> Traces:
+        """Return traces of the whole model's operations as they are carried here.
+
+        Traces that are not those of the whole model stay as they are.
+        """
+        whole = self.whole
+        if whole is self or not is_like(traces, whole.trace_specs):
+            return traces
+        return one_by_one(self._specs, whole._specs, traces)
+
+    def as_whole(self, traces: Traces) -> Traces:
+        """Return the traces that are carried here as those of the whole model's operations."""
+        whole = self.whole
+        return traces if whole is self else side_by_side(self._specs, whole._specs, traces)
+
+    @property
+    def _specs(self) -> CarriedSpecs:
+        return CarriedSpecs(self.graph, self.trace_specs)
 
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
         """Return those of a model's States, and of those outside it, that the step touches."""
@@ -138,7 +185,6 @@ class CompiledStep:
 
         The function given takes the values by input variable.
         """
-        avals = [atom.aval for atom in self.graph.traced.output_atoms]
 
         def by_var(values: list[Any]) -> dict[Var, Any]:
             return dict(zip(self._in_vars, values, strict=True))
@@ -149,15 +195,14 @@ class CompiledStep:
             held = {var: self._placed(var, value) for var, value in by_var(values).items()}
             placement = self.placement
             sequences = placement.by_sample(sequences, axis=1)
-            outputs, written, after = function(held, placement.traces(traces), *sequences)
+            with for_devices(placement.devices):
+                outputs, written, after = function(held, placement.traces(traces), *sequences)
             written = list(map(self._placed, self._written, written))
             return outputs, written, placement.traces(after)
 
         def run(values: list[Any], traces: Any, *sequences: Any) -> Any:
-            time = [leaf.shape[0] for leaf in jax.tree.leaves(sequences)[:1]]
-            outputs = [jax.ShapeDtypeStruct((*time, *aval.shape), aval.dtype) for aval in avals]
             replaced = self.written_of(by_var(values)), traces
-            return in_automatic_region(of_values, replaced, outputs, values, traces, *sequences)
+            return in_automatic_region(of_values, replaced, values, traces, *sequences)
 
         return run
 

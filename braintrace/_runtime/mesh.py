@@ -11,20 +11,21 @@ the mesh of every array, which keeps its buffers; a step inside a transformation
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import brainstate
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .._brainstate import StatesAsRead
+from .._brainstate import StatesAsRead, peek
 from .._errors import Interrupted
 from .._jax import is_tracer
-from .._sharding import automatic_axes
+from .._sharding import automatic_axes, put
 
 _NO_MESH = Mesh(np.empty((), dtype=object), ())
+_NO_ABSTRACT_MESH = AbstractMesh((), ())
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -73,27 +74,53 @@ def as_users_have_it() -> Iterator[None]:
         region.open()
 
 
+@contextlib.contextmanager
+def traced_on_automatic_axes(algorithm: Any) -> Iterator[None]:
+    """Let functions be traced, inside of a transformation as well, for `Auto` axes.
+
+    It is for what reads States, which `on_automatic_axes` has not renamed there.
+    """
+    values = jax.tree.leaves([peek(state) for state in _parameters(algorithm)])
+    meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in values)
+    mesh = next((mesh for mesh in meshes if isinstance(mesh, Mesh) and _is_explicit(mesh)), None)
+    if mesh is None or _REGION.get() is not None:
+        yield
+        return
+    automatic = Mesh(mesh.devices, mesh.axis_names, axis_types=_all(mesh, AxisType.Auto))
+    seen = StatesAsRead(functools.partial(_renamed, mesh, automatic))
+    context = jax.sharding.get_abstract_mesh()
+    try:
+        with (
+            seen,
+            jax.sharding.use_abstract_mesh(_NO_ABSTRACT_MESH if _is_explicit(context) else context),
+        ):
+            yield
+    finally:
+        with jax.ensure_compile_time_eval():
+            seen.convert(functools.partial(_renamed, automatic, mesh))
+
+
 def in_automatic_region(
     function: Callable[..., Any],
-    replaced: tuple[list[int], Any],
-    outputs: list[Any],
+    replaced: tuple[Sequence[Any], Any],
     *arguments: Any,
+    steps: int | None = None,
 ) -> Any:
     """Return ``function(values, traces, ...)`` where JAX may have typed the arguments.
 
-    What a step replaces keeps the sharding that it has, so that a loop can carry it. An output
+    What is replaced keeps the sharding that it has, so that a loop can carry it. An output
     is divided over an axis as the first divided value is over its first axis of that size.
 
     Parameters
     ----------
     function
-        Returns outputs, new values and traces.
+        Returns outputs, new values, and traces or None.
     replaced
         What it replaces: values and traces.
-    outputs
-        Shapes of the outputs.
     *arguments
         Of the function.
+    steps
+        If some outputs are no sequences, and lie on every device: length of those that are.
     """
     typed = [found for leaf in jax.tree.leaves(arguments) if (found := _typed(leaf)) is not None]
     if not typed:
@@ -107,17 +134,23 @@ def in_automatic_region(
         if name is not None
     }
 
-    def kept(leaf: Any) -> NamedSharding:
-        return _typed(leaf) or NamedSharding(mesh, PartitionSpec())
+    def as_before(new: Any, old: Any) -> Any:
+        sharding = _typed(old) or NamedSharding(mesh, PartitionSpec())
+        return jax.sharding.reshard(new, sharding)
 
-    def of_output(shape: Any) -> NamedSharding:
-        names = [divided.get(size) for size in shape.shape]
+    def of_output(leaf: Any) -> Any:
+        is_sequence = steps is None or leaf.shape[:1] == (steps,)
+        names = [divided.get(size) for size in leaf.shape] if is_sequence else []
         first = next((i for i, name in enumerate(names) if name is not None), 0)
-        return NamedSharding(mesh, PartitionSpec(*names[: first + 1]))
+        return jax.sharding.reshard(leaf, NamedSharding(mesh, PartitionSpec(*names[: first + 1])))
 
-    shardings = (jax.tree.map(of_output, outputs), *jax.tree.map(kept, replaced))
-    region = jax.sharding.auto_axes(function, axes=mesh.axis_names, out_sharding=shardings)
-    return region(*arguments)
+    automatic = mesh.update_axis_types(dict.fromkeys(mesh.axis_names, AxisType.Auto))
+    with jax.sharding.use_abstract_mesh(automatic):
+        outputs, new, after = function(*jax.sharding.reshard(arguments, PartitionSpec()))
+    values, traces = replaced
+    new = jax.tree.map(as_before, new, values)
+    after = None if after is None else jax.tree.map(as_before, after, traces)
+    return jax.tree.map(of_output, outputs), new, after
 
 
 def _typed(leaf: Any) -> NamedSharding | None:
@@ -166,7 +199,7 @@ def _renamed(old: Mesh, new: Mesh, tree: Any) -> Any:
         if not isinstance(leaf, jax.Array) or not isinstance(sharding, NamedSharding):
             return leaf
         is_here = not is_tracer(leaf) and sharding.mesh == old
-        return jax.device_put(leaf, NamedSharding(new, sharding.spec)) if is_here else leaf
+        return put(leaf, NamedSharding(new, sharding.spec)) if is_here else leaf
 
     return jax.tree.map(rename, tree)
 

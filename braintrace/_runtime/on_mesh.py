@@ -1,10 +1,14 @@
 """A model whose arrays a mesh divides: its compiled step, its States and its traces."""
 
-from .._executor import as_arrays
+import jax
+from jax.sharding import Mesh
+
+from .._executor import as_arrays, pack, pairs_of, starting_traces
 from .._graph import Traces
 from .._sharding import Division, Placement, placement_of
 from .compiled_step import CompiledStep
 from .model_states import States, values_by_path, write_by_path
+from .traces import EligibilityTraces
 
 
 def divided(step: CompiledStep, division: Division | None, samples: int | None) -> CompiledStep:
@@ -24,7 +28,27 @@ def divided(step: CompiledStep, division: Division | None, samples: int | None) 
     """
     if division is None:
         return step
+    is_there = isinstance(division.mesh, Mesh)  # a plan is made for a mesh without devices
+    mesh = division.automatic if is_there else None
+    step = step.whole.with_gates_apart(division.model_parts, mesh)
+    if not is_there:
+        return step
     return step.placed(placement_of(step.graph, step.trace_specs, division, samples))
+
+
+def moved_traces(
+    before: CompiledStep, after: CompiledStep, traces: EligibilityTraces
+) -> EligibilityTraces:
+    """Return the traces of a step for one that another mesh divides: of all gates, or of each."""
+    specs, pairs = after.trace_specs, pairs_of(after.trace_specs)
+    if jax.tree.structure(specs) == jax.tree.structure(before.trace_specs):
+        return traces
+    if not traces.carried.is_zero:
+        return EligibilityTraces(after.as_carried(before.as_whole(traces.value)), pairs)
+    moved = EligibilityTraces({}, pairs)
+    start = pack(starting_traces(specs), pairs)
+    moved.carried.leave(lambda: arrays_on(after.placement, start), zero=True)
+    return moved
 
 
 def place_states(placement: Placement | None, states: States) -> None:

@@ -6,9 +6,12 @@ divided along an axis of its positions that the outputs of all its operations ru
 everything else along the axis that lets each element lie with its position (see `parts`). A trace
 is then multiplied and added to where it is.
 
+Entries of a sparse matrix are divided if equal parts of them, in their order, belong to equal parts
+of the outputs.
+
 A group without such an axis, or with one that is no multiple of the number of parts, stays whole,
-and all that reaches it: gates side by side, of which a part has one gate of all units; entries of
-a sparse matrix. Divided all the same, they would be sent to and fro at every step.
+and all that reaches it, such as entries in another order. Divided all the same, they would be sent
+to and fro at every step. Gates side by side are none of this: the graph has them apart.
 """
 
 import dataclasses
@@ -109,7 +112,14 @@ class _Finder:
     def _fits(self, site: TraceSite, parts: Parts) -> bool:
         """Tell whether the outputs of an operation lie with positions that are divided so."""
         own = parts_of(site.influence.positions, parts)
-        return own.ndim > 1 and is_divided_along(own.ndim - 1, own, self._count)
+        is_divided = own.ndim > 1 and is_divided_along(own.ndim - 1, own, self._count)
+        return is_divided and (not _has_entries(site) or self._entries_fit(site))
+
+    def _entries_fit(self, site: TraceSite) -> bool:
+        """Tell whether equal parts of the entries lie with equal parts of the outputs."""
+        primitive, params = site.operation
+        follow = get_primitive_spec(primitive).entries_follow_outputs
+        return follow is not None and bool(follow(self._count, **params))
 
     def _of_states(self) -> Iterator[tuple[Leaf, Names]]:
         for leaf in self._graph.traced.leaves:
@@ -168,7 +178,9 @@ class _Finder:
         site = sites.get((spec.relation, spec.state))
         names = [self._along_data(spec, axis, site) for axis in range(len(spec.shape))]
         units = None if site is None else self._units[site.group.index]
-        if site is not None and units is not None and spec.axes[-1:] == ("output",):
+        if units is not None and spec.axes[-1:] == ("entry",):
+            names[-1] = self._model
+        elif site is not None and units is not None and spec.axes[-1:] == ("output",):
             own = parts_of(site.influence.positions, units)
             if own.shape[-1] != spec.shape[-1]:  # of some outputs alone
                 stored = [a for a in site.influence.reached if site.key(a) in specs]
@@ -203,17 +215,25 @@ class _Finder:
 
 
 def _has_outputs(site: TraceSite) -> bool:
-    """Tell whether the traces of an operation end with an axis of outputs, all of them."""
+    """Tell whether all traces of an operation end with an axis of outputs, or of their entries."""
     axes = get_primitive_spec(site.relation.primitive).trace_axes or {}
-    return bool(axes) and all(names[-1:] == ("output",) for names in axes.values())
+    ends = ("output",), ("entry",)
+    return bool(axes) and all(names[-1:] in ends for names in axes.values())
+
+
+def _has_entries(site: TraceSite) -> bool:
+    """Tell whether an operand of an operation has its entries side by side."""
+    axes = get_primitive_spec(site.relation.primitive).trace_axes or {}
+    return any(names[-1:] == ("entry",) for names in axes.values())
 
 
 def _output_axis(site: TraceSite, name: str) -> int | None:
-    """Return the axis of an operand that runs over the outputs of its operation."""
+    """Return the axis of an operand that runs over the outputs of its operation, or with them."""
     shape = site.relation.trainable_vars[name].aval.shape
     axes = (get_primitive_spec(site.relation.primitive).trace_axes or {}).get(name, ())
     if len(axes) == len(shape):
-        return axes.index("output") if "output" in axes else None
+        along = "entry" if axes[-1:] == ("entry",) else "output"
+        return axes.index(along) if along in axes else None
     outputs = site.relation.y_var.aval.shape[-1:]
     return len(shape) - 1 if shape and shape[-1:] == outputs else None
 

@@ -1,6 +1,6 @@
 """Arrays of a learner where a mesh has them: put there, or held there inside of what is compiled.
 
-An array is put on the devices with `jax.device_put`. What is traced is constrained, but for
+An array is put on the devices; see `processes`. What is traced is constrained, but for
 `Explicit` axes, along which JAX says by itself where everything lies, and for the axes that a
 ``shard_map`` around it has divided already.
 """
@@ -24,6 +24,7 @@ from .._jax import is_tracer
 from .._typing import Path, PyTree
 from .division import Division, Names, sharding_on
 from .layout import Layout, layout_of
+from .processes import put
 
 _automatic = contextvars.ContextVar("automatic", default=False)
 
@@ -54,6 +55,11 @@ class Placement:
     @functools.cached_property
     def _automatic_mesh(self) -> Mesh:
         return self.division.automatic
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return int(self.division.mesh.size)
 
     @property
     def _mesh(self) -> Mesh:
@@ -115,7 +121,7 @@ class Placement:
             return _held(leaf, names, self._automatic_mesh)
         sharding = sharding_on(self._mesh, names)
         is_there = isinstance(leaf, jax.Array) and leaf.sharding == sharding
-        return leaf if is_there else jax.device_put(leaf, sharding)
+        return leaf if is_there else put(leaf, sharding)
 
 
 def placement_of(
@@ -169,7 +175,8 @@ def _held(leaf: Any, names: Names, mesh: Mesh) -> Any:
     around = jax.typeof(leaf).sharding.mesh
     kinds = {*(context.axis_types or ()), *(around.axis_types or ())}
     if AxisType.Explicit in kinds:
-        return leaf
+        is_here = not context.empty and set(mesh.axis_names) <= set(context.explicit_axes)
+        return jax.sharding.reshard(leaf, sharding_on(context, names)) if is_here else leaf
     if context.empty:
         return jax.lax.with_sharding_constraint(leaf, sharding_on(mesh, names))
     is_free = set(context.axis_names) - set(context.manual_axes)
