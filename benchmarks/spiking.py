@@ -57,19 +57,31 @@ class Net:
         return spiking_oracle.Connections(columns.ravel(), weights, *shape)
 
 
+def by_source(net: Net) -> Any:
+    """Return the synapses as a matrix, neuron by neuron as each feeds others."""
+    return saiunit.sparse.CSR(_stored(net), shape=(net.neurons, net.neurons))
+
+
+def by_target(net: Net) -> Any:
+    """Return a net of as many synapses that go the other way: neuron by neuron as each is fed."""
+    return saiunit.sparse.CSC(_stored(net), shape=(net.neurons, net.neurons))
+
+
+def _stored(net: Net) -> tuple[Any, ...]:
+    made = net.connections
+    ends = np.arange(0, net.entries + 1, net.fan_out, dtype=np.int32)
+    return jnp.asarray(made.weights, float), jnp.asarray(made.columns), jnp.asarray(ends)
+
+
 class Model(brainstate.nn.Module):
     """Neurons that feed one another, and outputs that read their spikes."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: Net, matrix: Any) -> None:
         super().__init__()
         brainstate.random.seed(0)
-        made, size = net.connections, net.neurons
-        ends = np.arange(0, net.entries + 1, net.fan_out, dtype=np.int32)
-        stored = tuple(map(jnp.asarray, (made.weights, made.columns, ends)))
-        matrix = saiunit.sparse.CSR(stored, shape=(size, size))
         self.recurrent = braintrace.nn.SparseLinear(matrix)
-        self.neurons = getattr(braintrace.nn, net.neuron)(size)
-        self.out = brainstate.nn.Linear(size, OUTPUTS)
+        self.neurons = getattr(braintrace.nn, net.neuron)(net.neurons)
+        self.out = brainstate.nn.Linear(net.neurons, OUTPUTS)
 
     def update(self, x: Any) -> Any:
         with brainstate.environ.context(dt=1.0 * saiunit.ms):
@@ -115,7 +127,7 @@ class SpikingTask:
 
     def model(self) -> Model:
         """Return a new model; its parameters are the same at every call."""
-        return Model(self.net)
+        return Model(self.net, by_source(self.net))
 
     @functools.cached_property
     def compared(self) -> np.ndarray:

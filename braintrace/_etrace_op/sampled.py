@@ -69,10 +69,10 @@ def _at_once(x: Any, factor: Any, rows: Any, columns: Any, *_: Any) -> Any:
 
     def of_block(at_rows: Any, at_columns: Any) -> Any:
         products = picked(x, at_rows) * picked(factor, at_columns)
-        return jnp.moveaxis(products.sum(-1, dtype=_sum_dtype(products)), 0, -1)
+        return jnp.moveaxis(products.sum(-1, dtype=sum_dtype(products)), 0, -1)
 
     size = MOST_TERMS // math.prod(x.shape[1:])
-    return _joined(_over_blocks(of_block, rows, columns, size), len(rows))
+    return joined(over_blocks(of_block, rows, columns, size), len(rows))
 
 
 def _on_processor(x: Any, factor: Any, rows: Any, columns: Any, *ordered: Any) -> Any:
@@ -102,18 +102,18 @@ def _of_parts(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
 
         def of_block(at_rows: Any, at_columns: Any) -> Any:
             products = [picked(x, at_rows) * picked(factor, at_columns) for x, factor in pairs]
-            return _multiplied_by_ones(sum(p.astype(_sum_dtype(p)) for p in products))
+            return _multiplied_by_ones(sum(p.astype(sum_dtype(p)) for p in products))
 
-        return _over_blocks(of_block, rows, columns, TERMS_AT_ONCE // piece)
+        return over_blocks(of_block, rows, columns, TERMS_AT_ONCE // piece)
 
     sums = of_part((cut[0][0], cut[1][0]))
     if parts > 1:  # blocks are joined once: XLA would join and add them up number by number
         rest = cut[0][1:], cut[1][1:]
         sums, _ = jax.lax.scan(lambda sums, part: (sums + of_part(part), None), sums, rest)
-    return _joined(sums, len(rows))
+    return joined(sums, len(rows))
 
 
-def _over_blocks(of_block: Callable[[Any, Any], Any], rows: Any, columns: Any, size: int) -> Any:
+def over_blocks(of_block: Callable[[Any, Any], Any], rows: Any, columns: Any, size: int) -> Any:
     """Return the sums of blocks of entries ``(blocks, ..., entries)``, the last one shifted.
 
     It begins so early that it ends with the last entry.
@@ -127,7 +127,7 @@ def _over_blocks(of_block: Callable[[Any, Any], Any], rows: Any, columns: Any, s
     return jax.lax.map(of_places, jnp.arange(0, len(rows), size))
 
 
-def _joined(blocks: Any, entries: int) -> Any:
+def joined(blocks: Any, entries: int) -> Any:
     blocks = jnp.moveaxis(blocks, 0, -2)
     *lead, count, size = blocks.shape
     full = blocks[..., :-1, :].reshape(*lead, (count - 1) * size)
@@ -139,7 +139,7 @@ def picked(array: Any, indices: Any) -> Any:
     return array.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
-def _sum_dtype(products: Any) -> Any:
+def sum_dtype(products: Any) -> Any:
     # Sums in half precision would stop growing.
     return jnp.promote_types(products.dtype, jnp.float32)
 

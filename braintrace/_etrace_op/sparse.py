@@ -9,7 +9,8 @@ one output, so the exact trace has one number per entry and sample:
 in x out is ever built. Products over many rows go through dense blocks of some columns each,
 where these are not much larger than their entries: scattered numbers are added up a hundred
 times slower. Of larger matrices, gradients and traces are sums over gathered rows (`sampled`), and
-several samples are multiplied by a kernel (`sparse_kernel`). The form follows from sizes alone.
+several samples are multiplied by a kernel (`sparse_kernel`). The form follows from sizes alone, but
+for programs on several devices: entries that can be divided with their outputs are (`by_target`).
 """
 
 import functools
@@ -24,7 +25,7 @@ import numpy as np
 
 from .._errors import ShapeError
 from .._jax import divided_dependent, run_on_one_cpu
-from . import quantities, sparse_kernel
+from . import by_target, quantities, sparse_kernel
 from .dense import init_output_trace, init_trace_of_entries
 from .primitive import register_primitive_spec
 from .registry import Arrays, Shapes
@@ -82,7 +83,8 @@ def _impl(
     x: Any, weight: Any, *bias: Any, sparse_mat: SparsePattern, has_bias: bool = False
 ) -> Any:
     pays = _pays(sparse_mat, x, CELLS_PER_ENTRY_FORWARD)
-    y = (_product_dense if pays else _product_sparse)(x, weight, sparse_mat)
+    form = _product_dense if pays else _product_sparse
+    y = _by_target(by_target.product, form, x, weight, sparse_mat)
     return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
 
 
@@ -95,6 +97,16 @@ def _impl_on_one_cpu(
         return _impl(x, weight, *bias, sparse_mat=sparse_mat, **params)
     y = sparse_kernel.product(x, weight, sparse_mat)
     return y + jnp.broadcast_to(bias[0], y.shape) if bias else y
+
+
+def _by_target(divided: Callable[..., Any], whole: Callable[..., Any], *operands: Any) -> Any:
+    """Run one of two functions of operands and of a matrix whose entries may be divided."""
+    *arrays, sparse_mat = operands
+    whole = functools.partial(whole, sparse_mat=sparse_mat)
+    if sparse_mat.parts == 1:
+        return whole(*arrays)
+    divided = functools.partial(divided, sparse_mat=sparse_mat)
+    return divided_dependent(*arrays, divided=divided, whole=whole)
 
 
 def _product_dense(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
@@ -152,7 +164,7 @@ def _at_once(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
 def _yw_to_w(
     hidden_dim: jax.Array, trace: Arrays, *, sparse_mat: SparsePattern, has_bias: bool = False
 ) -> Arrays:
-    result = {"weight": trace["weight"] * _at(hidden_dim, sparse_mat.columns, sparse_mat)}
+    result = {"weight": trace["weight"] * _of_entries(hidden_dim, sparse_mat)}
     if has_bias:
         result["bias"] = trace["bias"] * hidden_dim
     return result
@@ -166,25 +178,48 @@ def _xy_to_dw(
     sparse_mat: SparsePattern,
     has_bias: bool = False,
 ) -> Arrays:
-    leading = tuple(range(hidden_dim.ndim - 1))
-    in_blocks = hidden_dim.ndim == 2 and is_large(sparse_mat, len(hidden_dim))
-    sparsest = CELLS_PER_SAMPLED_ENTRY if in_blocks else CELLS_PER_ENTRY_BACKWARD
-    if _pays(sparse_mat, hidden_dim, sparsest):
-        product = _entry_gradients(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
-    elif in_blocks:
-        product = sampled_product(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
-    else:
-        terms = functools.partial(_terms, sparse_mat=sparse_mat)
-        product = sum_over_samples(lambda rows: terms(*rows), (x, hidden_dim), len(leading))
+    x = x.astype(hidden_dim.dtype)
+    product = _by_target(_summed_by_target, _summed, x, hidden_dim, sparse_mat)
     result = {"weight": like_operand(product, weights["weight"])}
     if has_bias:
+        leading = tuple(range(hidden_dim.ndim - 1))
         result["bias"] = like_operand(hidden_dim.sum(leading), weights["bias"])
     return result
 
 
+def _summed(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
+    in_blocks = hidden_dim.ndim == 2 and is_large(sparse_mat, len(hidden_dim))
+    sparsest = CELLS_PER_SAMPLED_ENTRY if in_blocks else CELLS_PER_ENTRY_BACKWARD
+    if _pays(sparse_mat, hidden_dim, sparsest):
+        return _entry_gradients(x, hidden_dim, sparse_mat)
+    if in_blocks:
+        return sampled_product(x, hidden_dim, sparse_mat)
+    return _sum_of_terms(x, hidden_dim, sparse_mat)
+
+
+def _summed_by_target(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
+    if hidden_dim.ndim == 2 and len(hidden_dim) > 1:
+        return by_target.sampled_product(x, hidden_dim, sparse_mat)
+    return _sum_of_terms(x, hidden_dim, sparse_mat)
+
+
+def _sum_of_terms(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
+    terms = functools.partial(_terms, sparse_mat=sparse_mat)
+    return sum_over_samples(lambda rows: terms(*rows), (x, hidden_dim), hidden_dim.ndim - 1)
+
+
 def _terms(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
     inputs = _at(x.astype(hidden_dim.dtype), sparse_mat.rows, sparse_mat)
-    return inputs * _at(hidden_dim, sparse_mat.columns, sparse_mat)
+    return inputs * _of_entries(hidden_dim, sparse_mat)
+
+
+def _of_entries(of_outputs: Any, sparse_mat: SparsePattern) -> Any:
+    """Return for every entry the value of its output."""
+
+    def picked(of_outputs: Any, sparse_mat: SparsePattern) -> Any:
+        return _at(of_outputs, sparse_mat.columns, sparse_mat)
+
+    return _by_target(by_target.of_entries, picked, of_outputs, sparse_mat)
 
 
 def _accumulate(
@@ -195,14 +230,30 @@ def _accumulate(
     sparse_mat: SparsePattern,
     has_bias: bool = False,
 ) -> Arrays:
-    if is_large(sparse_mat, len(hidden_dim)):
-        found = sampled_product(x.astype(hidden_dim.dtype), hidden_dim, sparse_mat)
-        result = {"weight": found.astype(hidden_dim.dtype)}
-    else:
-        result = {"weight": _terms(x, hidden_dim, sparse_mat).sum(0)}
+    operands = x.astype(hidden_dim.dtype), hidden_dim, sparse_mat
+    found = _by_target(_accumulated_by_target, _accumulated, *operands)
+    result = {"weight": found.astype(hidden_dim.dtype)}
     if has_bias:
         result["bias"] = hidden_dim.sum(0)
     return result
+
+
+def _accumulated(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
+    if is_large(sparse_mat, len(hidden_dim)):
+        return sampled_product(x, hidden_dim, sparse_mat)
+    return _terms(x, hidden_dim, sparse_mat).sum(0)
+
+
+def _accumulated_by_target(x: Any, hidden_dim: Any, sparse_mat: SparsePattern) -> Any:
+    if len(hidden_dim) > 1:
+        return by_target.sampled_product(x, hidden_dim, sparse_mat)
+    return _terms(x, hidden_dim, sparse_mat).sum(0)
+
+
+def _entries_follow_outputs(
+    parts: int, *, sparse_mat: SparsePattern, has_bias: bool = False
+) -> bool:
+    return sparse_mat.parts % parts == 0
 
 
 def _joins_input(
@@ -247,6 +298,7 @@ _spec = functools.partial(
     linear_in_input=True,
     accumulate=_accumulate,
     trace_axes={"weight": ("entry",), "bias": ("output",)},
+    entries_follow_outputs=_entries_follow_outputs,
     joins_input=_joins_input,
     input_derivative=_input_derivative,
 )

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ FEWEST_NEAR, NEAR_PER_LINE = 2**16, 2.5
 """Entries near each other, at least and for each column (or row) that they scatter: what they read
 of one factor fits a cache, and they pass by the other one in its order. With 10^4 columns 2^16
 were best of powers of two, with 10^5 columns 2^18."""
+
+
+MOST_TRIED = 2**10
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,6 +49,26 @@ class SparsePattern:
     def has_padding(self) -> bool:
         """Whether some entry contributes nothing."""
         return bool((self.rows == self.shape[0]).any())
+
+    @functools.cached_property
+    def parts(self) -> int:
+        """Into how many equal parts entries can be cut, each of which reaches its part of outputs.
+
+        The largest number, 1 where there is none. Entries stay in order, and so do the outputs.
+        """
+        count = math.gcd(self.nnz, self.shape[1])
+        smallest_last = (count // size for size in range(1, count + 1) if count % size == 0)
+        return next(filter(self._has_parts, smallest_last), 1)
+
+    def _has_parts(self, parts: int) -> bool:
+        outputs, entries = self.shape[1] // parts, self.nnz // parts
+        return outputs > 0 < entries and all(
+            np.all(
+                (self.columns[::stride] == self.shape[1])
+                | (self.columns[::stride] // outputs == np.arange(0, self.nnz, stride) // entries)
+            )
+            for stride in (max(1, self.nnz // MOST_TRIED), 1)  # most are refused by a few
+        )
 
     @functools.cached_property
     def by_column(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -75,6 +75,10 @@ class ETPPrimitiveSpec:
         What the last axes of each array of ``init_drtrl`` run over, without that of the states:
         ``{'weight': ('input', 'output'), 'bias': ('output',)}``; one of `TRACE_AXES` each. The
         axes before them, behind the batch, are spatial. Without it, nothing is known of them.
+    entries_follow_outputs : callable, optional
+        ``entries_follow_outputs(parts, **static_params) -> bool``: whether, of operands and traces
+        with an axis ``'entry'``, each of so many equal parts belongs to the same part of the
+        outputs, so that a mesh may divide both. Without it, none does.
     joins_input : callable, optional
         ``joins_input(weights, shapes, inputs, outputs, **static_params) -> flags``: whether
         elements of a sample's output depend on elements of its input at all. Both are flat numbers
@@ -117,6 +121,7 @@ class ETPPrimitiveSpec:
     contract: Rule | None = None
     select_outputs: Rule | None = None
     trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None
+    entries_follow_outputs: Rule | None = None
     joins_input: Rule | None = None
     input_derivative: Rule | None = None
     batched_form: ETPPrimitive | None = None
@@ -177,7 +182,8 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
                 f"`{field}` of `{spec.name}` must be callable, got {getattr(spec, field)!r}."
             )
     optional = (
-        "accumulate squared_norms contract select_outputs joins_input input_derivative batching"
+        "accumulate squared_norms contract select_outputs entries_follow_outputs joins_input "
+        "input_derivative batching"
     )
     for field in optional.split():
         if getattr(spec, field) is not None and not callable(getattr(spec, field)):
