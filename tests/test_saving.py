@@ -34,7 +34,7 @@ from saved_runs import Run
 
 import braintrace
 from braintrace import nn
-from braintrace._saving import checkpoint, store, trees, units
+from braintrace._saving import checkpoint, checksums, store, trees, units
 
 TESTS = pathlib.Path(__file__).parent
 SEARCHED = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
@@ -180,6 +180,7 @@ def started(*arguments):
     )
 
 
+@pytest.mark.nightly
 def test_a_process_that_is_killed_leaves_what_a_run_goes_on_from(tmp_path):
     """Most of its time, this one saves. It is compared with a run that does not."""
     with started("alif", "online", tmp_path, 10_000) as process:
@@ -445,9 +446,12 @@ def test_what_is_no_learner_is_refused(call, tmp_path):
 
 
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    braintrace.save(tmp_path, shared())
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(braintrace.MissingPackageError, match=r"\[checkpoint\]"):
-        braintrace.save(tmp_path, shared())
+    monkeypatch.setattr(store, "_checkpointer", store._checkpointer.__wrapped__)  # none so far
+    for call in (braintrace.save, braintrace.restore):
+        with pytest.raises(braintrace.MissingPackageError, match=r"\[checkpoint\]"):
+            call(tmp_path, shared())
 
 
 # --- the folder
@@ -548,7 +552,7 @@ def test_no_damaged_file_gives_other_numbers(damage, tmp_path):
 
 def test_arrays_that_are_not_those_that_were_saved_are_refused(tmp_path, monkeypatch):
     """What orbax reads without a complaint may still be wrong."""
-    monkeypatch.setattr(store, "_checksums", lambda arrays: dict.fromkeys(arrays, 7))
+    monkeypatch.setattr(store, "checksums", lambda arrays: dict.fromkeys(arrays, 7))
     braintrace.save(tmp_path, shared())
     monkeypatch.undo()
     with pytest.raises(braintrace.CheckpointError, match="does not have its checksum"):
@@ -556,12 +560,41 @@ def test_arrays_that_are_not_those_that_were_saved_are_refused(tmp_path, monkeyp
 
 
 def test_a_later_format_is_refused_with_the_version_that_wrote_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
     braintrace.save(tmp_path, shared())
     monkeypatch.undo()
-    words = rf"format 2, .* up to 1. .*version {braintrace.__version__}: install"
+    words = rf"format 3, .* up to 2. .*version {braintrace.__version__}: install"
     with pytest.raises(braintrace.CheckpointError, match=words):
         braintrace.restore(tmp_path, shared())
+
+
+def test_the_first_format_is_read(tmp_path, monkeypatch):
+    learner = shared()
+    saved = jax.device_get(randomised(learner, 1))
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    monkeypatch.setattr(store, "checksums", checksums.checksums_of_format_1)
+    braintrace.save(tmp_path, learner, extra="first")
+    monkeypatch.undo()
+    randomised(learner, 2)
+    assert braintrace.restore(tmp_path, learner) == "first"
+    assert_same_bits(state_of(learner), saved)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex128", "float16", "bool"])
+def test_a_checksum_is_that_of_its_parts(dtype, monkeypatch):
+    monkeypatch.setattr(checksums, "BLOCK", 5)
+    generator = np.random.default_rng(0)
+    array = generator.integers(0, 99, (4, 3, 6)).astype(dtype)
+    words = array.reshape(-1).view(f"u{min(4, array.itemsize)}").tolist()
+    expected = sum((2 * place + 1) * word for place, word in enumerate(words)) % checksums.MODULUS
+    assert checksums.checksums({"whole": array}) == {"whole": expected}
+    for cut in (np.s_[2:, :, :], np.s_[:, 1:, :3], np.s_[1:2, 2:, 4:]):
+        start = tuple(part.start or 0 for part in cut)
+        changed = array.copy()
+        changed[cut] = 0
+        of_part = checksums._of_part(array.shape, start, array[cut])
+        rest = checksums.checksums({"rest": changed})["rest"]
+        assert (rest + of_part) % checksums.MODULUS == expected
 
 
 def test_one_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, monkeypatch):

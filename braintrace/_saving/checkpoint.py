@@ -10,6 +10,7 @@ Format  Holds
 1       the rule and the ``vjp_method`` in words; shape, dtype, unit and kind of random keys of
         every array; whether the traces are those at the start of a sequence; a checksum of each
         array and of the description; the user's own tree
+2       the same, with checksums that do not depend on how arrays are divided; see `checksums`
 ======  =======================================================================================
 """
 
@@ -40,7 +41,7 @@ from .contents import (
 )
 from .trees import as_data, of_data
 
-FORMAT = 1
+FORMAT = 2
 """Of what is written. Every format up to it is read."""
 
 LEARNER = Kind("a learner, as `braintrace.compile` makes it", lambda v: isinstance(v, Learner))
@@ -104,7 +105,7 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     """
     path = _checked(folder, learner)
     with learner.lock, learner.algorithm.traces.carried.read_by_the_way() as at_start:
-        leaves = leaves_by_name(learner.functional().state())
+        leaves = leaves_by_name(learner.functional().whole_state())
         arrays = {name: array_of(leaf) for name, leaf in leaves.items()}
         data = as_data(extra, "extra", arrays)
         description = {
@@ -150,7 +151,8 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
         try:
             return _restored(path, learner)
         except CheckpointError:
-            if store.last(where) == path:  # otherwise another process has saved a later one
+            # Otherwise another program has saved a later one.
+            if jax.process_count() > 1 or store.last(where) == path:
                 raise
 
 
@@ -165,7 +167,7 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
     with learner.lock:
         functional = learner.functional()
         with learner.algorithm.traces.carried.read_by_the_way():
-            state = functional.state()
+            state = functional.whole_state()
         leaves = leaves_by_name(state)
         saved = contents_of_data(manifest)
         if lines := differences(saved, contents_of(learner, leaves)):

@@ -6,6 +6,7 @@ is ended in between, by whatever means, the highest number is whole.
 """
 
 import contextlib
+import functools
 import json
 import pathlib
 import re
@@ -16,9 +17,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from .._errors import CheckpointError, NoCheckpointError
 from .._optional import optional_import
+from .checksums import checksums, checksums_of_format_1
 
 NAME = re.compile(r"braintrace-checkpoint-(\d+)")
 UNFINISHED = re.compile(NAME.pattern + r"\.orbax-checkpoint-tmp.*")
@@ -37,16 +40,15 @@ def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str
     orbax = _orbax()
     folder.mkdir(parents=True, exist_ok=True)
     _delete(folder, UNFINISHED)
-    new = folder / f"braintrace-checkpoint-{max(_numbers(folder), default=-1) + 1}"
+    new = folder / f"braintrace-checkpoint-{_last_number(folder) + 1}"
     stored = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     empty = {n: (a.shape, str(a.dtype)) for n, a in arrays.items() if n not in stored}
-    text = json.dumps({**manifest, "empty": empty, "checksums": _checksums(stored)})
-    with orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(
-            new,
-            args=orbax.args.PyTreeSave(stored),
-            custom_metadata={"braintrace": text, "checksum": zlib.crc32(text.encode())},
-        )
+    text = json.dumps({**manifest, "empty": empty, "checksums": checksums(stored)})
+    _checkpointer().save(
+        new,
+        args=orbax.args.PyTreeSave(stored),
+        custom_metadata={"braintrace": text, "checksum": zlib.crc32(text.encode())},
+    )
     _delete(folder, NAME, but=new)
 
 
@@ -57,13 +59,21 @@ def last(folder: pathlib.Path) -> pathlib.Path:
     ------
     NoCheckpointError
         If there is none.
+    CheckpointError
+        If not all processes see it.
     """
-    numbers = _numbers(folder) if folder.is_dir() else []
-    if not numbers:
+    number = _last_number(folder)
+    if number < 0:
         raise NoCheckpointError(
             f"There is no checkpoint in '{folder}': nothing has been saved there to its end."
         )
-    return folder / f"braintrace-checkpoint-{max(numbers)}"
+    path = folder / f"braintrace-checkpoint-{number}"
+    if not path.is_dir():
+        raise CheckpointError(
+            f"Process 0 has a checkpoint in '{path}', and process {jax.process_index()} does not "
+            "see it: save to a folder that all processes share."
+        )
+    return path
 
 
 def read_manifest(path: pathlib.Path) -> dict[str, Any]:
@@ -74,8 +84,8 @@ def read_manifest(path: pathlib.Path) -> dict[str, Any]:
     CheckpointError
         If it is damaged.
     """
-    orbax = _orbax()
-    with _told(path), orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer:
+    checkpointer = _checkpointer()
+    with _told(path):
         found = checkpointer.metadata(path).custom_metadata or {}
         text = found.get("braintrace", "")
         if zlib.crc32(text.encode()) != found.get("checksum"):
@@ -103,7 +113,8 @@ def read_arrays(
         If it is damaged.
     """
     orbax = _orbax()
-    checksums = manifest["checksums"]
+    expected = manifest["checksums"]
+    counted = checksums if manifest["format"] > 1 else checksums_of_format_1
 
     def placed(name: str) -> Any:
         array = like.get(name)
@@ -111,11 +122,12 @@ def read_arrays(
             return orbax.ArrayRestoreArgs(sharding=array.sharding)
         return orbax.RestoreArgs(restore_type=np.ndarray)
 
-    wanted = {name: placed(name) for name in checksums}
-    with _told(path), orbax.Checkpointer(orbax.PyTreeCheckpointHandler()) as checkpointer:
-        found = checkpointer.restore(path, args=orbax.args.PyTreeRestore(restore_args=wanted))
-        for name, checksum in _checksums(found).items():
-            if checksum != checksums[name]:
+    wanted = {name: placed(name) for name in expected}
+    with _told(path):
+        arguments = orbax.args.PyTreeRestore(restore_args=wanted)
+        found = _checkpointer().restore(path, args=arguments)
+        for name, checksum in counted(found).items():
+            if checksum != expected[name]:
                 raise ValueError(f"'{name}' does not have its checksum")
     empty = {name: np.zeros(shape, dtype) for name, (shape, dtype) in manifest["empty"].items()}
     return {**found, **empty}
@@ -125,9 +137,24 @@ def _orbax() -> Any:
     return optional_import("orbax.checkpoint", "checkpoint")
 
 
-def _numbers(folder: pathlib.Path) -> list[int]:
-    found = (NAME.fullmatch(child.name) for child in folder.iterdir())
-    return [int(match[1]) for match in found if match]
+@functools.cache
+def _checkpointer() -> Any:
+    """Return the one of this process: each that is made leaves tens of kilobytes behind."""
+    orbax = _orbax()
+    return orbax.Checkpointer(orbax.PyTreeCheckpointHandler())
+
+
+def _last_number(folder: pathlib.Path) -> int:
+    """Return the highest number of a checkpoint, -1 if there is none; one process says it to all.
+
+    What others see of a folder may be older, where it is on another machine.
+    """
+    names = folder.iterdir() if folder.is_dir() else ()
+    found = filter(None, (NAME.fullmatch(child.name) for child in names))
+    number = max((int(match[1]) for match in found), default=-1)
+    if jax.process_count() == 1:
+        return number
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
 def _delete(folder: pathlib.Path, names: re.Pattern[str], but: pathlib.Path | None = None) -> None:
@@ -142,18 +169,6 @@ def _as_stored(array: Any) -> Any:
     """Return an array as orbax gets it: only what is divided over devices is left to its care."""
     is_divided = isinstance(array, jax.Array) and not array.is_fully_replicated
     return array if is_divided else np.asarray(array)
-
-
-def _checksums(arrays: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return checksums of arrays by name, of those that this process has as a whole."""
-
-    def of(array: Any) -> int | None:
-        if isinstance(array, jax.Array) and not array.is_fully_addressable:
-            return None
-        content: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return zlib.crc32(content)
-
-    return {name: of(array) for name, array in arrays.items()}
 
 
 @contextlib.contextmanager

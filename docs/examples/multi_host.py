@@ -1,0 +1,159 @@
+"""Train on the devices of several processes, on one machine or on many.
+
+Every process runs this program, reads its own samples of each batch, and learns with all of them:
+handwritten digits, row by row, or the stream of `resume.py`. What is learned is saved after each
+part, so that whatever ends the program, the same command goes on, with any number of processes.
+
+    python docs/examples/processes.py 2 docs/examples/multi_host.py digits --devices 2
+    srun --kill-on-bad-exit=1 python docs/examples/multi_host.py digits --cluster
+"""
+
+import argparse
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import resume
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import braintrace
+
+SECONDS_WITHOUT_A_SIGN = 20
+"""After which a process is taken for lost, and JAX ends all others."""
+
+
+# --- what is learned, from the samples of this process ------------------------------------------
+
+
+def own(batch):
+    """Return the samples of this process among those of a batch."""
+    return np.array_split(batch, jax.process_count())[jax.process_index()]
+
+
+class Digits:
+    """A part is an epoch: every eight steps a batch begins, and ends with an answer and an update.
+
+    It is the network and the loss of `sequential_digits.py`.
+    """
+
+    PARTS, BATCH, HIDDEN = 30, 32, 128
+
+    def __init__(self):
+        import sequential_digits  # and with it what a stream does not need
+
+        self.network, self.loss = sequential_digits.LeakyRNN, sequential_digits.cross_entropy
+        self.data = sequential_digits.load_sequences()
+        self.steps, self.pixels = self.data.train_images.shape[1:]
+
+    def build(self):
+        brainstate.random.seed(0)
+        model = self.network(self.pixels, self.HIDDEN, self.steps)
+        example = np.zeros((self.BATCH, self.pixels), np.float32)
+        return braintrace.compile(model, "d_rtrl", example, batch_size=self.BATCH)
+
+    def part(self, number):
+        """Return what this process reads in a part, and the options of learning from it."""
+        images, labels = self.data.train_images, self.data.train_labels
+        order = np.random.default_rng(number).permutation(len(labels))
+        batches = order[: len(order) // self.BATCH * self.BATCH].reshape(-1, self.BATCH)
+        mine = np.stack([own(batch) for batch in batches])
+        xs = images[mine].swapaxes(1, 2).reshape(-1, mine.shape[1], self.pixels)
+        step = np.arange(len(xs)) % self.steps
+        options = {"every": self.steps, "reset": step == 0, "mask": step == self.steps - 1}
+        return (xs, np.repeat(labels[mine], self.steps, axis=0)), options
+
+
+class Stream:
+    """A part is a thousand steps of the stream of `resume.py`, each of which ends in an update."""
+
+    PARTS = 20
+
+    build = staticmethod(resume.build)
+
+    @staticmethod
+    def loss(output, target):
+        return jnp.mean((output - target) ** 2)
+
+    def part(self, number):
+        """Return what this process reads in a part, and the options of learning from it."""
+        sequences = map(np.asarray, resume.stream(number * resume.PART))
+        return [np.stack([own(batch) for batch in over_time]) for over_time in sequences], {}
+
+
+TASKS = {"digits": Digits, "stream": Stream}
+
+
+# --- training: the same with one process and with many -------------------------------------------
+
+
+def together(mesh, samples):
+    """Return one array of the samples of all processes, time first, given those of this one."""
+    sharding = NamedSharding(mesh, PartitionSpec(None, "data"))
+    return jax.make_array_from_process_local_data(sharding, samples)
+
+
+def train(task, folder, parts):
+    """Learn what is missing of some parts; return the learner, and the losses of all parts."""
+    mesh = Mesh(np.asarray(jax.devices()), ("data",))
+    learner, optimizer = task.build(), optax.adam(3e-3)
+    braintrace.shard(learner, mesh)
+
+    def step_fn(x, target):
+        return task.loss(learner(x), target)
+
+    try:
+        losses = braintrace.restore(folder, learner)
+    except braintrace.NoCheckpointError:
+        losses = []
+    for number in range(len(losses), parts):
+        sequences, options = task.part(number)
+        sequences = [together(mesh, samples) for samples in sequences]
+        found = learner.etrace_online(*sequences, step_fn=step_fn, optimizer=optimizer, **options)
+        losses.append(np.asarray(found)[options.get("mask", slice(None))])
+        braintrace.save(folder, learner, extra=losses)
+        if jax.process_index() == 0:
+            print(f"part {number + 1} of {parts}: loss {losses[-1].mean():.4f}", flush=True)
+    return learner, np.concatenate(losses)
+
+
+# --- command line --------------------------------------------------------------------------------
+
+
+def connect(options):
+    """Find the other processes, before anything else is asked of JAX."""
+    if options.devices is not None:
+        jax.config.update("jax_num_cpu_devices", options.devices)
+    patience = {"heartbeat_timeout_seconds": SECONDS_WITHOUT_A_SIGN}
+    if options.cluster:
+        jax.distributed.initialize(**patience)
+    elif options.coordinator is not None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        processes = options.processes, options.process
+        jax.distributed.initialize(options.coordinator, *processes, **patience)
+
+
+def parse_options(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("task", choices=list(TASKS))
+    add("--folder", help="where the learner is saved, for all processes to see")
+    add("--parts", type=int, help="how much is learned")
+    add("--devices", type=int, help="how many devices each process makes of its processors")
+    add("--cluster", action="store_true", help="ask the scheduler (SLURM, MPI) for the processes")
+    add("--coordinator", help="otherwise: address and port of the process 0")
+    add("--processes", type=int, help="how many there are")
+    add("--process", type=int, help="which one this is")
+    return parser.parse_args(arguments)
+
+
+def main(arguments=None):
+    options = parse_options(arguments)
+    connect(options)
+    task = TASKS[options.task]()
+    return train(task, options.folder or options.task, options.parts or task.PARTS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A learner whose devices belong to several processes learns as in one, and is never waited for."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import compilation
+import example_scripts
+import jax
+import numpy as np
+import pytest
+
+import braintrace
+
+TESTS = pathlib.Path(__file__).parent
+LAUNCHER = [sys.executable, str(example_scripts.FOLDER / "processes.py"), "2"]
+PATIENCE = 60
+"""Seconds after which nobody may wait for a process that has been lost."""
+
+
+def environment():
+    folders = [TESTS.parent, TESTS, example_scripts.FOLDER, os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(compilation.is_in_a_hurry()),
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+    }
+
+
+def program(case, folder):
+    return [str(TESTS / "processes_program.py"), case, str(folder)]
+
+
+def run(case, folder):
+    """Run a case in two processes of two devices each; return what they print."""
+    folder.mkdir(exist_ok=True)
+    command = [*LAUNCHER, *program(case, folder)]
+    run = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=600
+    )
+    assert run.returncode == 0, run.stderr[-5000:]
+    return run.stdout
+
+
+@pytest.fixture
+def example(monkeypatch):
+    monkeypatch.syspath_prepend(str(example_scripts.FOLDER))
+    return example_scripts.load("multi_host")
+
+
+def check_restored(learner, folder):
+    """Restore what processes have saved in this one; they say what they had."""
+    braintrace.restore(folder, learner)
+    leaves = jax.tree.leaves(jax.device_get(learner.functional().state()))
+    with np.load(folder / "state.npz") as found:
+        for number, leaf in enumerate(leaves):
+            np.testing.assert_array_equal(leaf, found[f"arr_{number}"])
+        return found["losses"]
+
+
+@pytest.mark.core
+def test_two_processes_learn_and_save_what_one_does(example, monkeypatch, tmp_path):
+    import processes_program
+
+    run("stream", tmp_path / "two")
+    monkeypatch.setattr(example.resume, "PART", processes_program.PART)
+    learner, losses = example.train(example.Stream(), tmp_path / "one", processes_program.PARTS)
+    found = check_restored(learner, tmp_path / "two")
+    assert len(found) == processes_program.PART
+    np.testing.assert_allclose(found, losses, atol=1e-5)
+
+
+@pytest.mark.nightly
+def test_a_run_goes_on_with_another_number_of_processes(example, tmp_path):
+    """The digits, an epoch in one process, one in two, one in one again."""
+    task = example.Digits()
+    task.HIDDEN = 16
+    _, alone = example.train(task, tmp_path / "alone", 3)
+    example.train(task, tmp_path / "run", 1)
+    run("digits", tmp_path / "run")
+    learner = task.build()
+    check_restored(learner, tmp_path / "run")
+    _, losses = example.train(task, tmp_path / "run", 3)
+    assert len(losses) == 3 * 44
+    np.testing.assert_allclose(losses, alone, atol=1e-5)
+
+
+@pytest.mark.nightly
+def test_every_method_in_two_processes(tmp_path):
+    lines = run("everything", tmp_path).splitlines()
+    assert len(lines) == 3, lines
+    assert all(float(line.split()[-1]) < 1e-5 for line in lines), lines
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_ends_the_other(lost, tmp_path):
+    """By JAX alone, where nobody has started both."""
+    launcher = example_scripts.load("processes")
+    together = ["--coordinator", f"127.0.0.1:{launcher.free_port()}", "--processes", "2"]
+    command = [sys.executable, *program("endless", tmp_path), *together, "--process"]
+    options = {"env": environment(), "stderr": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as stack:
+        both = [
+            stack.enter_context(subprocess.Popen([*command, str(i)], **options)) for i in range(2)
+        ]
+        for process in both:
+            stack.callback(process.kill)
+        while not any(tmp_path.glob("braintrace-checkpoint-*[0-9]")):
+            assert both[0].poll() is both[1].poll() is None
+            time.sleep(0.1)
+        both[lost].kill()
+        _, words = both[1 - lost].communicate(timeout=PATIENCE)
+    assert both[1 - lost].returncode != 0
+    assert "another task died" in words or "coordinator" in words, words[-3000:]
+    braintrace.restore(tmp_path, example_scripts.load("resume").build())
+
+
+@pytest.mark.core
+def test_the_launcher_says_who_has_failed_and_ends_the_others():
+    code = "import sys, time; number = int(sys.argv[-1]); number or time.sleep(60); sys.exit(3)"
+    started = time.perf_counter()
+    run = subprocess.run([*LAUNCHER, "-c", code], capture_output=True, text=True, check=False)
+    assert time.perf_counter() - started < 30
+    assert run.returncode == 1
+    assert "process 1 of 2 has ended with status 3" in run.stderr
+    assert "Start the same command again" in run.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others cannot end with their parent")
+def test_nothing_is_left_of_a_launcher_that_is_killed():
+    code = "import os, time; os.write(1, b'begun'); time.sleep(60)"
+    with subprocess.Popen([*LAUNCHER, "-c", code], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout.read(10) == b"begunbegun"
+        launcher.kill()
+        assert launcher.stdout.read() == b""  # ends when nobody can write to it any more
