@@ -66,8 +66,13 @@ class Parts:
 
     def layout(self, graph: ETraceGraph, specs: TraceSpecs, samples: int | None) -> Layout:
         """Return which axes outputs divide, in a model of the samples of one device."""
+        return layout_of(graph, specs, self.of_model, samples)
+
+    @property
+    def of_model(self) -> Division:
+        """How outputs are divided, in a model of the samples of one device."""
         mesh: Any = AbstractMesh((self.model,), (MODEL,))
-        return layout_of(graph, specs, Division(mesh, None, MODEL), samples)
+        return Division(mesh, None, MODEL)
 
 
 def parts_of(mesh: Any, data: str | None, model: str | None) -> Parts:

@@ -19,9 +19,10 @@ import saiunit
 from .._algorithms import ETraceAlgorithm
 from .._brainstate import trace_stateful
 from .._errors import OptionError
+from .._etrace_op import get_primitive_spec
 from .._executor import as_arrays
 from .._function_model import gradients_by_path
-from .._jax import AnyJaxpr, open_jaxpr
+from .._jax import AnyJaxpr, for_devices, open_jaxpr
 from .._learner import Learner, compile
 from .._learner.arguments import Options
 from .._learner.body import Request
@@ -83,6 +84,10 @@ class PlannedProgram:
         Arrays of parameters, of other States and filters, of traces, of an optimizer.
     arguments, overwritten
         What goes in, and what of it the program may write its results over.
+    inputs
+        What operations with traces read in one step.
+    places
+        Rows of the entries of sparse matrices.
     divided
         Lengths of axes that outputs divide: other arrays have such an axis, too.
     chunk_size, records
@@ -96,6 +101,8 @@ class PlannedProgram:
     optimizer: list[Array]
     arguments: list[Array]
     overwritten: list[Array]
+    inputs: list[Array]
+    places: list[Array]
     divided: frozenset[int]
     chunk_size: int
     records: int
@@ -144,7 +151,8 @@ def program_for(work: Workload, parts: Parts) -> PlannedProgram:
         found.append(_traced(work, example, parts))
 
     try:
-        trace_stateful(build, *work.example)
+        with for_devices(parts.devices):
+            trace_stateful(build, *work.example)
     except jax.errors.ConcretizationTypeError as error:
         raise OptionError(
             "This model cannot be planned without its numbers: something in it depends on the "
@@ -158,6 +166,7 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
         work.make(), work.algorithm, *example, batch_size=work.batch_size, **work.compile_options
     )
     algorithm, sequences = learner.algorithm, _over_time(work.example, work.steps)
+    algorithm.divide(parts.of_model)
     moments = _begun(learner, work.optimizer)
     request = _request(learner, work, sequences, moments)
     driver, arguments = prepared(learner, request, algorithm.states_of_model, list)
@@ -169,34 +178,55 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
 
     layout = parts.layout(algorithm.graph, algorithm.compiled.trace_specs, work.batch_size)
     paths = {id(state): path for path, state in algorithm.states_of_model.items()}
-    held = [arrays_of_state(paths.get(id(s)), s.value, layout) for s in states]
-    parameters = {id(state) for state in algorithm.param_states.values()}
-    own = [s for s in algorithm.states_of_step.values() if id(s) not in parameters]
+    parameters = _joined(arrays_of_state(p, s.value, layout) for p, s in _parameters(algorithm))
+    own_of_optimizer = _like_parameters(arrays(moments.value), parameters)
+    held = [
+        own_of_optimizer if s is moments else arrays_of_state(paths.get(id(s)), s.value, layout)
+        for s in states
+    ]
+    learned = {id(state) for state in algorithm.param_states.values()}
+    own = [s for s in algorithm.states_of_step.values() if id(s) not in learned]
     starting = jax.eval_shape(lambda: as_arrays(algorithm.starting_traces()))
     traces = arrays_of_traces(starting, layout)
     taken = [] if given is None else traces
-    divided = _divided(algorithm, layout)
     cuts = list(driver.body.cuts.values())
     length = cuts[0].length if cuts else min(work.steps, work.options.every)
     records = cuts[0].record_bytes if cuts else length * algorithm.graph.record_bytes
     return PlannedProgram(
         jaxpr=traced.jaxpr,
-        parameters=_joined(arrays_of_state(p, s.value, layout) for p, s in _parameters(algorithm)),
+        parameters=parameters,
         states=_joined(arrays_of_state(paths.get(id(s)), s.value, layout) for s in own),
         traces=traces,
-        optimizer=_like_parameters(arrays(moments.value), divided),
+        optimizer=own_of_optimizer,
         arguments=[*_joined(held), *taken, *arrays(arguments)],
         overwritten=taken if in_place else [],
-        divided=divided,
+        inputs=_inputs(algorithm),
+        places=_places(algorithm),
+        divided=_divided(algorithm, layout),
         chunk_size=length,
         records=records if has_traces else 0,
     )
 
 
-def _like_parameters(moments: list[Array], divided: frozenset[int]) -> list[Array]:
+def _inputs(algorithm: ETraceAlgorithm) -> list[Array]:
+    relations = algorithm.graph.hidden_param_op_relations
+    by_var = {r.x_var: r.x_var.aval for r in relations if r.x_var is not None}
+    return arrays([*by_var.values()])
+
+
+def _places(algorithm: ETraceAlgorithm) -> list[Array]:
     return [
-        dataclasses.replace(leaf, is_divided=not divided.isdisjoint(leaf.shape)) for leaf in moments
+        Array(operand.aval.shape, np.int32)
+        for relation in algorithm.graph.hidden_param_op_relations
+        for name, operand in relation.trainable_vars.items()
+        if (get_primitive_spec(relation.primitive).trace_axes or {}).get(name) == ("entry",)
     ]
+
+
+def _like_parameters(moments: list[Array], parameters: list[Array]) -> list[Array]:
+    """Return what an optimizer keeps, divided where a parameter of the same shape is."""
+    shapes = {leaf.shape for leaf in parameters if leaf.is_divided}
+    return [dataclasses.replace(leaf, is_divided=leaf.shape in shapes) for leaf in moments]
 
 
 def _joined(found: Iterable[list[Array]]) -> list[Array]:
