@@ -1,6 +1,10 @@
 """The digits example does what it says on a small scale, and reaches its accuracy on its own."""
 
+import os
+import pathlib
 import re
+import subprocess
+import sys
 
 import example_scripts
 import numpy as np
@@ -71,6 +75,36 @@ def test_same_seed_same_numbers(example):
     assert curves("2") != first
 
 
+COUNTED = """
+import collections, example_scripts, jax, sys
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: events.update([event.split("/")[-1]]))
+example_scripts.load("sequential_digits").main(sys.argv[1:])
+print(*(events[name] for name in ("compile_requests_use_cache", "cache_hits")))
+"""
+
+
+@pytest.mark.nightly
+def test_a_second_start_compiles_nothing(tmp_path):
+    arguments = ["--epochs", "1", "--hidden", "8", "--batch-size", "718", "--out"]
+    tests = pathlib.Path(__file__).parent
+    environment = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
+    }
+    counts = []
+    for _ in range(2):
+        command = [sys.executable, "-c", COUNTED, *arguments, str(tmp_path / "digits.png")]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        counts.append([*map(int, run.stdout.splitlines()[-1].split())])
+    (first, found), (second, found_again) = counts
+    assert first == second > found, counts
+    assert found_again == second, counts
+
+
 def test_compare_trains_and_draws_all_algorithms(example, run, monkeypatch):
     drawn = {}
     draw = example.draw
@@ -92,11 +126,15 @@ def test_one_algorithm_or_all(example, capsys):
     assert "not allowed with argument" in line
 
 
-def test_pixels_one_per_step(example, run):
+def test_pixels_one_per_step(example):
     rows, pixels = example.load_sequences(), example.load_sequences(one_pixel_per_step=True)
     assert rows.train_images.shape[1:] == (8, 8)
     assert pixels.train_images.shape[1:] == (64, 1)
     np.testing.assert_array_equal(rows.test_images.reshape(360, -1), pixels.test_images[..., 0])
+
+
+@pytest.mark.nightly
+def test_pixels_are_learned_from(run):
     printed, _ = run(*SMALL, "--pixels")
     accuracy(printed.out)
 

@@ -5,6 +5,7 @@ import signal
 import example_scripts
 import numpy as np
 import pytest
+from drivers import compiled_once
 
 
 @pytest.fixture
@@ -15,6 +16,7 @@ def example():
 def test_it_goes_on_where_it_was_stopped(example, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(example, "PART", 60)
     monkeypatch.setattr(example, "LOG_EVERY", 20)
+    monkeypatch.setattr(example, "build", compiled_once(example.build))
     arguments = ["--folder", str(tmp_path / "stopped"), "--steps", "120"]
     tell, told = example.tell, []
 

@@ -8,6 +8,10 @@ trains the same network with backpropagation through time, for comparison.
 
     python docs/examples/sequential_digits.py
     python docs/examples/sequential_digits.py --model gru --compare
+
+A second start compiles nothing if JAX may keep what the first has compiled, short programs too:
+
+    export JAX_COMPILATION_CACHE_DIR=~/.cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 """
 
 import argparse
@@ -57,6 +61,11 @@ def load_sequences(one_pixel_per_step=False):
 # --- models ------------------------------------------------------------------------------
 
 
+def fan_in(*shape):
+    """Return random weights; those of brainstate call Python back, which JAX cannot keep."""
+    return jax.nn.initializers.lecun_normal()(brainstate.random.split_key(), shape)
+
+
 class Layer(brainstate.nn.Module):
     """What the models share: a recurrent layer's weights, its state, and a readout.
 
@@ -72,13 +81,12 @@ class Layer(brainstate.nn.Module):
         self.hidden = hidden
         # Neurons from fast to as slow as the sequence is long, like the cells of a brain area.
         self.leak = jnp.geomspace(1 / steps, 0.5, hidden)
-        fan_in = brainstate.nn.init.LecunNormal()
         orthogonal = brainstate.nn.init.Orthogonal(scale=self.recurrent_scale)
         recurrent = [orthogonal((hidden, hidden)) for _ in range(self.gates)]
-        self.w_in = brainstate.ParamState(fan_in((inputs, self.gates * hidden)))
+        self.w_in = brainstate.ParamState(fan_in(inputs, self.gates * hidden))
         self.w_rec = brainstate.ParamState(jnp.concatenate(recurrent, axis=1))
         self.bias = brainstate.ParamState(jnp.zeros(self.gates * hidden))
-        self.w_out = brainstate.ParamState(fan_in((hidden, CLASSES)))
+        self.w_out = brainstate.ParamState(fan_in(hidden, CLASSES))
         self.b_out = brainstate.ParamState(jnp.zeros(CLASSES))
 
     def init_state(self, batch_size):
