@@ -60,8 +60,17 @@ def other(executable: str) -> Iterator[Interpreter]:
         yield Interpreter(str(Path(executable).absolute()), Path(folder), foreign=True)
 
 
-def run_module(interpreter: Interpreter, module: str, *arguments: str) -> dict[str, Any]:
+def run_module(
+    interpreter: Interpreter, module: str, *arguments: str, devices: int = 1
+) -> dict[str, Any]:
     """Run a module of this package that writes JSON, and return that.
+
+    Parameters
+    ----------
+    interpreter, module, *arguments
+        Who runs what.
+    devices
+        How many devices a processor is shown as.
 
     Raises
     ------
@@ -72,6 +81,8 @@ def run_module(interpreter: Interpreter, module: str, *arguments: str) -> dict[s
         out = Path(folder) / "out.json"
         command = [interpreter.executable, "-m", f"{PACKAGE.name}.{module}", *arguments]
         environment = os.environ | ENVIRONMENT
+        if devices > 1:
+            environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
         if interpreter.foreign:
             environment.pop("PYTHONPATH", None)
         process = subprocess.run(
