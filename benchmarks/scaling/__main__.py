@@ -1,0 +1,34 @@
+"""Count, and write the page: ``python -m benchmarks.scaling --help``."""
+
+import argparse
+from pathlib import Path
+
+from .. import results
+from ..processes import OWN, PACKAGE, run_module
+from . import page
+
+COUNTED = results.FOLDER / "scaling.json"
+DOCS = PACKAGE.parent / "docs"
+PAGE = DOCS / "scaling.md"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line asks for; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling",
+        description="Count operations, bytes and messages, write results/scaling.json, and from "
+        "that docs/scaling.md with its plots.",
+    )
+    parser.add_argument("--page", action="store_true", help="only write what is counted already")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page")
+    options = parser.parse_args(arguments)
+    if not options.page:
+        results.save(COUNTED, run_module(OWN, "scaling.counted"))
+    counted = results.load(COUNTED)
+    (options.docs / PAGE.name).write_text(page.page(counted))
+    page.draw(counted, options.docs / "_static")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,280 @@
+"""The page on scaling, and its plots, from what has been counted."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from braintrace._optional import optional_import
+
+from .. import scaling
+from ..markdown import DASH, seconds, table
+from .times import H100, Rates, Terms, terms_of
+
+Counted = Mapping[str, Any]
+Row = tuple[Mapping[str, Any], Terms]
+
+SHOWN = (1, 8, 64, 256, 1024)
+"""Devices in the tables."""
+
+WAYS = {
+    "weak": "Weak: {each} samples on each device",
+    "strong": "Strong: {together} samples on all devices together",
+}
+HEAD = (
+    "devices",
+    "mesh",
+    "update",
+    "compute",
+    "memory",
+    "data",
+    "model",
+    "step",
+    "binds",
+    "efficiency",
+)
+TEXT = """\
+# On many devices, on paper
+
+What follows is computed, not measured: from operations and bytes that `braintrace.plan` counts,
+from messages counted in programs that XLA has compiled, and from the rates that a vendor
+publishes. `python -m benchmarks.scaling` counts anew and writes this page; how a learner is
+divided is on the page on [many devices](sharding.md).
+
+## The arithmetic
+
+{arithmetic}
+
+## Rates
+
+{name}: {operations:.0f} TFLOP/s of single precision, {memory:.2f} TB/s of memory, of which there
+are {capacity:.0f} GB. A device sends {within:.0f} GB/s to others of its host and {between:.0f} GB/s
+to other hosts. A round of messages takes {latency_within:.0f} µs within a host and
+{latency_between:.0f} µs between hosts: nobody publishes these two, they are assumed.
+
+{sources}
+
+## Messages
+
+Counted for eight simulated devices along one axis, with Adam, for an update after every step and
+for one after a block. Messages: at every step + once a block. Bytes: those of the activity of all
+units, for the samples of a device and the steps of the block, times the first number + those of the
+parameters times the second (a number that is none of a few multiples stands for a size that XLA
+divided in another way).
+
+{messages}
+## What binds
+
+{summary}
+
+In the tables, a mesh is `data` x `model`, an update comes after so many steps, and all times are
+those of a step. The four terms follow, their sum (compute and memory are one), and the largest. A
+row in brackets does not fit into the memory of a device. The efficiency is the throughput of a
+device over that on the fewest devices of the same kind of mesh that have the memory.
+
+"""
+
+
+def page(counted: Counted, rates: Rates = H100) -> str:
+    """Return the page as Markdown."""
+    arithmetic = str(scaling.__doc__).split("\n\n", 1)[1]
+    lines = [
+        TEXT.format(
+            arithmetic=as_markdown(arithmetic),
+            sources="\n".join(f"- {source}" for source in rates.sources),
+            name=rates.name,
+            operations=rates.operations / 1e12,
+            memory=rates.memory / 1e12,
+            capacity=rates.capacity / 1e9,
+            within=rates.within / 1e9,
+            between=rates.between / 1e9,
+            latency_within=rates.latency_within * 1e6,
+            latency_between=rates.latency_between * 1e6,
+            messages="\n".join(_messages(counted)),
+            summary="\n".join(_summary(counted, rates)),
+        )
+    ]
+    lines += ["## One row by hand", "", *_by_hand(counted, rates), ""]
+    for case in counted["cases"]:
+        lines += [f"## {case['name']}", "", f"![{case['name']}](_static/{picture(case)})", ""]
+        for way, title in WAYS.items():
+            rows = rows_of(counted, case, way, rates)
+            shown = [row for row in rows if devices_of(row[0]) in SHOWN]
+            lines += [f"### {title.format(**case)}", ""]
+            lines += table(HEAD, [_cells(row, rows) for row in shown])
+    return "\n".join(lines)
+
+
+def rows_of(counted: Counted, case: Mapping[str, Any], way: str, rates: Rates) -> list[Row]:
+    """Return all plans of a case that are scaled in some way, with their times."""
+    (messages,) = ({entry["every"]: entry for entry in counted["messages"] if _is_of(entry, case)},)
+    return [
+        (plan, terms_of(plan, messages[min(plan["every"], max(messages))], case, rates))
+        for plan in case["plans"]
+        if plan["way"] == way
+    ]
+
+
+def _is_of(entry: Mapping[str, Any], case: Mapping[str, Any]) -> bool:
+    return bool(entry["kind"] == case["kind"] and entry["rule"] == case["rule"])
+
+
+def devices_of(plan: Mapping[str, Any]) -> int:
+    """Return how many devices a plan is for."""
+    return int(plan["data"] * plan["model"])
+
+
+def efficiency(row: Row, rows: list[Row]) -> float | None:
+    """Return the throughput of a device, over that on the fewest that have the memory."""
+    plan, terms = row
+
+    alike = ("every", "divided")
+    same = [r for r in rows if r[1].fits and all(r[0][key] == plan[key] for key in alike)]
+    if not terms.fits or not same:
+        return None
+
+    def throughput(row: Row) -> float:
+        samples = row[0]["samples"] * row[0]["data"]
+        return float(samples / row[1].total / devices_of(row[0]))
+
+    return throughput(row) / throughput(min(same, key=lambda r: devices_of(r[0])))
+
+
+def _cells(row: Row, rows: list[Row]) -> list[str]:
+    plan, terms = row
+    parts = (terms.compute, terms.memory, terms.data, terms.model, terms.total)
+    share = efficiency(row, rows)
+    cells = [
+        f"{devices_of(plan):,}",
+        f"{plan['data']}x{plan['model']}",
+        str(plan["every"]),
+        *(seconds(part) if part else DASH for part in parts),
+        terms.binds,
+        DASH if share is None else f"{share:.2f}",
+    ]
+    return cells if terms.fits else [f"({cell})" for cell in cells]
+
+
+def _messages(counted: Counted) -> list[str]:
+    rows = []
+    for entry in counted["messages"]:
+        cells = [entry["kind"], entry["rule"].upper(), str(entry["every"])]
+        for axis in ("data", "model"):
+            found = entry[axis]
+            cells.append(f"{found['by step']} + {found['by update']}")
+            cells.append(f"{found['of activity']:.3g} + {found['of parameters']:.3g}")
+        rows.append(cells)
+    return table(("network", "rule", "update", "data", "bytes", "model", "bytes"), rows)
+
+
+def _summary(counted: Counted, rates: Rates) -> Iterator[str]:
+    """Yield the table of what binds: on how few devices, and on how many."""
+    rows = []
+    for case in counted["cases"]:
+        for way in WAYS:
+            for every in sorted({plan["every"] for plan in case["plans"]}):
+                own = [r for r in rows_of(counted, case, way, rates) if r[0]["every"] == every]
+                fitting = [row for row in own if row[1].fits]
+                first = min(fitting, key=lambda row: devices_of(row[0]))
+                most = max(devices_of(plan) for plan, _ in fitting)
+                last = min(
+                    (row for row in fitting if devices_of(row[0]) == most),
+                    key=lambda row: row[1].total,
+                )
+                cells = [case["name"], way, str(every)]
+                for plan, terms in (first, last):
+                    cells.append(f"{plan['data']}x{plan['model']}: {terms.binds}")
+                gain = (last[0]["samples"] * last[0]["data"] / last[1].total) / (
+                    first[0]["samples"] * first[0]["data"] / first[1].total
+                )
+                rows.append([*cells, f"{gain:,.3g}", f"{most // devices_of(first[0]):,}"])
+    head = (
+        "network and rule",
+        "scaling",
+        "update",
+        "fewest devices",
+        "most devices",
+        "throughput",
+        "devices",
+    )
+    yield from table(head, rows)
+
+
+def _by_hand(counted: Counted, rates: Rates) -> Iterator[str]:
+    """Yield one row with its numbers put in."""
+    case = next(case for case in counted["cases"] if case["rule"] == "d_rtrl")
+    rows = rows_of(counted, case, "weak", rates)
+    plan, terms = next(
+        row for row in rows if devices_of(row[0]) == 64 and row[0]["model"] == row[0]["every"] == 1
+    )
+    size, near, hosts = plan["parameters"], rates.of_a_host, plan["data"] // rates.of_a_host
+    rounds = f"3 · {rates.latency_within:.1g} + {(hosts - 1).bit_length()} · "
+    yield (
+        f"{case['name']}, {plan['samples']} samples on each of {plan['data']} devices, an update "
+        "after every step:"
+    )
+    yield ""
+    yield (
+        f"- compute: {plan['flops']:,} / {rates.operations:.3g} per second = "
+        f"{seconds(terms.compute)}"
+    )
+    yield (
+        f"- memory: ({plan['arguments']:,} + {plan['results']:,}) bytes / {rates.memory:.3g} per "
+        f"second = {seconds(terms.memory)}; 2 · {plan['traces']:,} of these bytes are traces"
+    )
+    yield (
+        f"- all-reduce over data of {size:,} bytes: 2 · {near - 1}/{near} · {size:,} / "
+        f"{rates.within:.3g} + 2 · {hosts - 1}/{hosts} · {size // near:,} / {rates.between:.3g} "
+        f"+ 2 · ({rounds}{rates.latency_between:.1g}) = {seconds(terms.data)}"
+    )
+    yield f"- in all {seconds(terms.total)}"
+
+
+def as_markdown(docstring: str) -> str:
+    """Return the text of a docstring, its formulas as Markdown has them."""
+    blocks = docstring.strip().split("\n\n")
+    return "\n\n".join(
+        f"$$ {block.removeprefix('.. math:: ')} $$"
+        if block.startswith(".. math:: ")
+        else re.sub(r":math:`(.*?)`", r"$\1$", block, flags=re.DOTALL).replace("``", "`")
+        for block in blocks
+    )
+
+
+def picture(case: Mapping[str, Any]) -> str:
+    """Return the file name of the plot of a case."""
+    plain = re.sub(r"[^a-z0-9]+", "-", case["name"].lower()).strip("-")
+    return f"scaling-{plain}.png"
+
+
+COLOURS = {1: "tab:blue", 100: "tab:orange"}
+STYLES = {"samples": "-", "both": "--", "units": ":"}
+
+
+def draw(counted: Counted, folder: Path, rates: Rates = H100) -> None:
+    """Draw the throughput of every case against the number of devices."""
+    figures = optional_import("matplotlib.figure", "benchmarks")
+    for case in counted["cases"]:
+        figure = figures.Figure(figsize=(8, 3.6), layout="constrained")
+        for panel, (way, title) in zip(figure.subplots(1, 2), WAYS.items(), strict=True):
+            rows = [row for row in rows_of(counted, case, way, rates) if row[1].fits]
+            for every in sorted({plan["every"] for plan, _ in rows}):
+                for divided, style in STYLES.items():
+                    _line(panel, rows, every, divided, style)
+            panel.set_title(title.format(**case), fontsize="small")
+            panel.set(xlabel="devices", ylabel="samples and steps / s", xscale="log", yscale="log")
+            panel.grid(alpha=0.3)
+        figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figure.savefig(folder / picture(case), dpi=80, metadata={"Software": None})
+
+
+def _line(panel: Any, rows: list[Row], every: int, divided: str, style: str) -> None:
+    own = [
+        (devices_of(plan), plan["samples"] * plan["data"] / terms.total)
+        for plan, terms in rows
+        if plan["every"] == every and plan["divided"] == divided
+    ]
+    if own:
+        updates = "step" if every == 1 else f"{every} steps"
+        label = f"update every {updates}, {divided} divided"
+        panel.plot(*zip(*own, strict=True), style, marker=".", color=COLOURS[every], label=label)
