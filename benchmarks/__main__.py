@@ -12,6 +12,9 @@ from .case import Case
 from .processes import OWN, Interpreter, other, run_case, run_module
 
 README = Path(__file__).parent.parent / "README.md"
+LEARNING = "learning"
+"""What is trained, and not timed: see `python -m benchmarks learning --help`."""
+
 FULL, QUICK = (31, 60.0), (4, 1.5)
 """Rounds of a case, and the seconds after which it begins no further one."""
 
@@ -22,7 +25,8 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks",
         description="Run all cases, each in a process of its own, and write "
         "results/<machine>.json, .md and plots. Exits with 1 where a gradient disagrees with its "
-        "oracle or a case does not run; a missed target is only reported.",
+        "oracle or a case does not run; a missed target is only reported. What the rules learn is "
+        "another matter: `python -m benchmarks learning --help`.",
     )
     parser.add_argument("--quick", action="store_true", help="few cases and repeats: three minutes")
     parser.add_argument("--only", metavar="PATTERN", help="cases whose name contains or matches it")
@@ -130,7 +134,12 @@ def update_readme(stem: Path) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what the command line asks for; return the exit status."""
-    options = options_of(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == [LEARNING]:
+        from .learning import command
+
+        return command.main(given[1:])
+    options = options_of(given)
     this = run_module(OWN, "machine")
     stem = options.out / machine.file_name(this["name"])
     if options.readme:

@@ -1,0 +1,113 @@
+"""What follows from the records for somebody who has to choose, as sentences."""
+
+import dataclasses
+import statistics
+
+from . import words
+from .findings import Findings
+
+CHEAP = 2.0
+"""A rule is cheap that takes at most so many times the time and the memory of backpropagation."""
+
+CLOSE = 0.02
+"""Parts that differ by less are called equal."""
+
+PAST, NO_PAST = "d_rtrl", "immediate"
+WINDOWS = ("tbptt-short", "tbptt-long")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A way that goes forward in time only, in the median over pairs of task and cell."""
+
+    way: str
+    median: float
+    worst: float
+    time: float
+    memory: float
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it takes about as much as backpropagation."""
+        return max(self.time, self.memory) <= CHEAP
+
+
+def lines(findings: Findings) -> list[str]:
+    """Return the advice, as items of a list."""
+    rules = [rule for way in findings.ways if (rule := _rule(findings, way)) is not None]
+    told = (
+        _best(
+            f"Of the rules that take at most {CHEAP:g} times the time and the working memory of "
+            "BPTT",
+            [rule for rule in rules if rule.is_cheap],
+        ),
+        _best("Of those that take more", [rule for rule in rules if not rule.is_cheap]),
+        _worth_of_traces(findings),
+        *(_against_windows(findings, window) for window in WINDOWS),
+    )
+    return [f"- {line}" for line in told if line is not None]
+
+
+def _rule(findings: Findings, way: str) -> Rule | None:
+    found = findings.kept(way)
+    time, memory = (findings.ratios(way, what) for what in ("seconds_per_step", "peak_bytes"))
+    goes_back = "bptt" in way
+    if goes_back or found.median is None or not time or not memory:
+        return None
+    prices = statistics.median(time), statistics.median(memory)
+    return Rule(way, found.median, found.parts[0][0], *prices)
+
+
+def _best(whose: str, rules: list[Rule]) -> str | None:
+    """Return who keeps most, in the median and at worst, and what that takes."""
+    if not rules:
+        return None
+    median, worst = max(rule.median for rule in rules), max(rule.worst for rule in rules)
+    first = [rule for rule in rules if rule.median >= median - CLOSE]
+    second = [rule for rule in rules if rule.worst >= worst - CLOSE]
+    times = words.between([rule.time for rule in first])
+    memory = words.between([rule.memory for rule in first])
+    return (
+        f"{whose}, most is kept in the median by {_named(first)} ({words.digits(median)}; "
+        f"{times} times the time, {memory} times the memory), and at worst by {_named(second)} "
+        f"({words.digits(worst)})."
+    )
+
+
+def _named(rules: list[Rule]) -> str:
+    return words.listed([words.way(rule.way) for rule in rules])
+
+
+def _parts(findings: Findings, way: str) -> dict[tuple[str, str], float]:
+    found = {(task, cell): findings.part(task, cell, way) for task, cell in findings.pairs()}
+    return {pair: part for pair, part in found.items() if part is not None}
+
+
+def _worth_of_traces(findings: Findings) -> str | None:
+    """Return where a past is worth most, and where least."""
+    own, without = _parts(findings, PAST), _parts(findings, NO_PAST)
+    gains = sorted((own[pair] - without[pair], *pair) for pair in own if pair in without)
+    if not gains:
+        return None
+    told = []
+    for _, task, cell in (gains[-1], gains[0]):
+        pair = f"{words.digits(own[task, cell])} against {words.digits(without[task, cell])}"
+        told.append(f"{task}, {words.cell(cell)} ({pair})")
+    return (
+        f"Traces are worth most on {told[0]}, where {words.way(PAST)} is compared with "
+        f"{words.way(NO_PAST)}, which has none; they are worth least on {told[1]}."
+    )
+
+
+def _against_windows(findings: Findings, window: str) -> str | None:
+    """Return where a rule keeps more than truncated backpropagation."""
+    own, other = _parts(findings, PAST), _parts(findings, window)
+    pairs = [pair for pair in own if pair in other]
+    if not pairs:
+        return None
+    more = sum(own[pair] > other[pair] + CLOSE for pair in pairs)
+    less = sum(own[pair] < other[pair] - CLOSE for pair in pairs)
+    return (
+        f"{words.way(PAST)} keeps more than {words.way(window)} in {more} of {len(pairs)} pairs, "
+        f"and less in {less}."
+    )

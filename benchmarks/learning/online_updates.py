@@ -1,0 +1,285 @@
+r"""How far are gradients from the exact one while the parameters change under the traces?
+
+The trace of real-time recurrent learning is the derivative of the state, :math:`\varepsilon_t =
+D_t \varepsilon_{t-1} + \partial h_t / \partial \theta`, every term at the parameters of its own
+step. Who updates them during a sequence leaves old terms in the trace, and an old state: then no
+rule has the gradient of the loss as a function of the parameters of now, exact ones neither.
+
+A network that has begun to learn goes on in a long stream, by RTRL and Adam with an update after
+every step or after some. All rules look at this one network and carry their own traces along. At
+some steps, the gradients that they give for the loss of that step are compared over the parameters
+of the cell,
+
+- with that of RTRL, whose trace is as old as theirs: what the approximation costs;
+- with that of backpropagation through the whole stream, recomputed from its beginning with the
+  parameters of that step: what the approximation and the updates cost together.
+
+With the learning rate 0 nothing is old: RTRL is exact, and both comparisons are one.
+"""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import braintrace
+
+from . import tasks, training, ways
+from .networks import Values, build, pure, values_of
+from .tasks import Batch, Task
+
+TASKS = ("copy with lag", "Lorenz", "characters")
+CELLS = ("leaky", "gru")
+EXACT = "rtrl"
+RULES = (EXACT, "snap-1", "d_rtrl", "es_d_rtrl", "uoro", "kf_rtrl", "immediate")
+MEASURES = ("cosine_to_rtrl", "norm_to_rtrl", "cosine_to_bptt", "norm_to_bptt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All that decides what is found.
+
+    Attributes
+    ----------
+    task, cell, units, batch
+        As in a run of learning; the batch is one of streams.
+    steps, points
+        Of a stream, and at how many of its steps gradients are compared.
+    begun, begun_rate
+        Updates by backpropagation before the stream, and their learning rate.
+    rates, every
+        Learning rates of the stream, and steps per update.
+    seeds
+        Of initial parameters and streams.
+    rules
+        Names of ways.
+    """
+
+    task: str
+    cell: str
+    units: int = 16
+    batch: int = 4
+    steps: int = 256
+    points: int = 8
+    begun: int = 100
+    begun_rate: float = 3e-3
+    rates: tuple[float, ...] = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+    every: tuple[int, ...] = (1, 8)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    rules: tuple[str, ...] = RULES
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return f"online-updates-{self.task}-{self.cell}".replace(" ", "-")
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What is found.
+
+    Attributes
+    ----------
+    gradients
+        By rule and by measure, ``(every, rate, seed)``: the mean over the points of the cosine, and
+        the geometric mean of the ratio of norms; ``None`` where a gradient is not finite.
+    loss
+        The mean of the loss over the second half of the stream, ``(every, rate, seed)``.
+    """
+
+    settings: Settings
+    machine: dict[str, Any]
+    gradients: dict[str, dict[str, Any]]
+    loss: Any
+    seconds: dict[str, float]
+
+
+def all_studies() -> list[Settings]:
+    """Return the settings of all networks and tasks."""
+    return [Settings(task, cell) for task in TASKS for cell in CELLS]
+
+
+def run(settings: Settings, machine: dict[str, Any]) -> Record:
+    """Return what is found with one network on one task."""
+    begin = time.perf_counter()
+    weights = _begun(settings)
+    task = tasks.load(settings.task, length=settings.steps)
+    keys = jnp.stack([jax.random.key(seed) for seed in settings.seeds])
+    streams = jax.vmap(lambda key: task.sample(key, settings.batch, "train"))(keys)
+    shape = len(settings.every), len(settings.rates), len(settings.seeds)
+    every, rate, seed = (place.ravel() for place in np.indices(shape))
+    arguments = (
+        jnp.asarray(settings.rates)[rate],
+        jnp.asarray(settings.every)[every],
+        *jax.tree.map(lambda leaf: leaf[seed], (weights, streams)),
+    )
+    compiled = jax.jit(jax.vmap(_stream(settings, task))).lower(*arguments).compile()
+    between = time.perf_counter()
+    found, losses = jax.tree.map(
+        lambda leaf: np.asarray(leaf).reshape(*shape, *leaf.shape[1:]), compiled(*arguments)
+    )
+    end = time.perf_counter()
+    return Record(
+        settings,
+        machine,
+        gradients={rule: _told(*measures) for rule, measures in found.items()},
+        loss=losses[..., losses.shape[-1] // 2 :].mean(axis=-1).tolist(),
+        seconds={"compile": between - begin, "run": end - between, "all": end - begin},
+    )
+
+
+def _told(cosines: Any, norms: Any) -> dict[str, Any]:
+    """Return the means over points of ``(every, rate, seed, points, 2)`` by their names."""
+    with np.errstate(divide="ignore"):
+        means = [cosines.mean(axis=-2), np.exp(np.log(norms).mean(axis=-2))]
+    columns = [mean[..., which].tolist() for which in range(2) for mean in means]
+    return dict(zip(MEASURES, columns, strict=True))
+
+
+def _begun(settings: Settings) -> Values:
+    """Return the weights of all seeds with which the streams begin."""
+    task = tasks.load(settings.task)
+    method = ways.prepare(ways.BPTT, task, settings.cell, settings.units, task.batch)
+    models = [build(task, settings.cell, settings.units, seed) for seed in settings.seeds]
+    first = [values_of(model, brainstate.ParamState) for model in models]
+    weights = jax.tree.map(lambda *leaves: jnp.stack(leaves), *first)
+    keys = jnp.stack([jax.random.key(seed) for seed in settings.seeds])
+    train = training.lane(task, method.gradient, task.batch, settings.begun, "adam")
+    learn = jax.jit(jax.vmap(lambda *lane: train(settings.begun_rate, *lane), (0, 0, None)))
+    return jax.tree.map(lambda leaf: leaf[:, -1], learn(keys, weights, method.memory(0)))
+
+
+Lane = Callable[[Any, Any, Values, Batch], tuple[dict[str, Any], Any]]
+
+
+def _stream(settings: Settings, task: Task) -> Lane:
+    """Return ``(rate, every, weights, stream) -> (measures by rule, losses)``."""
+    start, observe = _observers(settings, task)
+    recomputed = jax.grad(_recomputed(settings, task))
+
+    def lane(rate: Any, every: Any, weights: Values, stream: Batch) -> tuple[dict[str, Any], Any]:
+        begin, descend = _learning(rate, every)
+
+        def one_step(carry: Any, now: Any) -> tuple[Any, Any]:
+            learned, states, _ = carry
+            t, batch = now
+            gradients, states, loss = observe(learned[0], states, batch)
+            return (descend(learned, t, gradients[EXACT]), states, (learned[0], gradients)), loss
+
+        def until_point(carry: Any, part: Any) -> tuple[Any, Any]:
+            carry, losses = jax.lax.scan(one_step, carry, part)
+            weights, gradients = carry[2]
+            exact = gradients[EXACT], recomputed(weights, stream, part[0][-1])
+            measures = {name: _compared(own, exact) for name, own in gradients.items()}
+            return carry, (measures, losses)
+
+        parts = jax.tree.map(
+            lambda leaf: leaf.reshape(settings.points, -1, *leaf.shape[1:]),
+            (jnp.arange(settings.steps), stream),
+        )
+        none = dict.fromkeys(start, jax.tree.map(jnp.zeros_like, weights))
+        carry = begin(weights), start, (weights, none)
+        _, (measures, losses) = jax.lax.scan(until_point, carry, parts)
+        return measures, losses.reshape(-1)
+
+    return lane
+
+
+def _loss(task: Task, outputs: Any, now: Batch) -> Any:
+    """Return the loss of one step."""
+    return jnp.mean(task.losses(outputs, now.targets) * now.weights)
+
+
+def _observers(
+    settings: Settings, task: Task
+) -> tuple[dict[str, Any], Callable[[Values, dict[str, Any], Batch], Any]]:
+    """Return the states of all rules at the start, and what they find at a step.
+
+    That is ``(weights, states, step) -> (gradients by rule, states, loss)``.
+    """
+    rules = {name: _functions(settings, task, name) for name in settings.rules}
+
+    def loss(weights: Values, name: str, state: Any, now: Batch) -> tuple[Any, Any]:
+        state = dataclasses.replace(state, parameters=dict(weights))
+        state, outputs = rules[name].step(state, now.inputs)
+        value = _loss(task, outputs, now)
+        return value, (dataclasses.replace(state, parameters={}), value)
+
+    def observe(weights: Values, states: dict[str, Any], now: Batch) -> Any:
+        gradients, after, losses = {}, {}, {}
+        for name, state in states.items():
+            found = jax.grad(loss, has_aux=True)(weights, name, state, now)
+            gradients[name], (after[name], losses[name]) = found
+        return gradients, after, losses[EXACT]
+
+    start = {name: dataclasses.replace(own.state(), parameters={}) for name, own in rules.items()}
+    return start, observe
+
+
+def _recomputed(settings: Settings, task: Task) -> Callable[[Values, Batch, Any], Any]:
+    """Return the loss of step ``t`` as a function ``(weights, stream, t)`` of all its past."""
+    network = pure(build(task, settings.cell, settings.units, 0), settings.batch, task.features)
+
+    def loss(weights: Values, stream: Batch, t: Any) -> Any:
+        _, outputs = network.run(weights, network.start, stream.inputs)
+        return _loss(task, outputs[t], jax.tree.map(lambda leaf: leaf[t], stream))
+
+    return loss
+
+
+def _learning(rate: Any, every: Any) -> tuple[Callable[[Values], Any], Callable[..., Any]]:
+    """Return how learning begins, and how it goes on: ``(learned, t, gradient) -> learned``.
+
+    Gradients are added up; at every so many steps, the weights go down their mean.
+    """
+    descent = optax.chain(optax.clip_by_global_norm(training.LARGEST), optax.scale_by_adam())
+
+    def begin(weights: Values) -> Any:
+        return weights, descent.init(weights), jax.tree.map(jnp.zeros_like, weights)
+
+    def descend(learned: Any, t: Any, gradient: Values) -> Any:
+        weights, moments, total = learned
+        total = jax.tree.map(jnp.add, total, gradient)
+        mean = jax.tree.map(lambda leaf: leaf / every, total)
+        steps, new = descent.update(mean, moments)
+        moved = jax.tree.map(lambda w, step: w - rate * step, weights, steps)
+        after = moved, new, jax.tree.map(jnp.zeros_like, total)
+        is_due = (t + 1) % every == 0
+        return jax.tree.map(lambda a, b: jnp.where(is_due, a, b), after, (weights, moments, total))
+
+    return begin, descend
+
+
+def _functions(settings: Settings, task: Task, name: str) -> Any:
+    """Return the pure functions of a rule's learner."""
+    way = ways.BY_NAME[name]
+    assert way.algorithm is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)  # which is the point
+        return braintrace.compile(
+            build(task, settings.cell, settings.units, 0),
+            way.algorithm,
+            jnp.zeros((settings.batch, task.features)),
+            batch_size=settings.batch,
+            **way.options,
+        ).functional()
+
+
+def _compared(gradient: Values, exact: tuple[Values, ...]) -> tuple[Any, Any]:
+    """Return cosines and ratios of norms to some gradients, over the parameters of the cell."""
+    own = _of_cell(gradient)
+    others = jnp.stack([_of_cell(other) for other in exact])
+    norm, norms = jnp.linalg.norm(own), jnp.linalg.norm(others, axis=1)
+    return others @ own / (norm * norms), norm / norms
+
+
+def _of_cell(gradient: Values) -> Any:
+    leaves = [value for path, value in gradient.items() if path[0] == "cell"]
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(leaves)])

@@ -1,0 +1,183 @@
+"""The tables of the page, as lines of Markdown."""
+
+import statistics
+from collections.abc import Callable, Iterable
+
+from ..markdown import table
+from . import words
+from .findings import REFERENCE, Findings, Run, price_of
+from .statements import PART, Case, Statement, verdict
+
+HOLDS = {True: "yes", False: "**no**", None: "says nothing"}
+
+
+def tasks(findings: Findings) -> list[str]:
+    """Return what each task is."""
+    rows = []
+    for name in findings.tasks:
+        runs = [run for run in findings.runs if run.key[0] == name]
+        settings = runs[0].record.settings
+        windows = sorted(
+            {run.record.settings.window for run in runs} - {None}, key=lambda w: w or 0
+        )
+        rows.append(
+            [
+                name,
+                f"{settings.length}",
+                f"{settings.features} → {settings.outputs}",
+                words.digits(settings.chance),
+                words.digits(settings.threshold),
+                f"{settings.updates:,} × {settings.batch}",
+                words.listed([str(window) for window in windows]),
+                settings.source,
+            ]
+        )
+    head = ["task", "steps", "inputs → outputs", "chance", "threshold", "updates × samples"]
+    return table([*head, "windows of BPTT", "source"], rows)
+
+
+def summary(findings: Findings) -> list[str]:
+    """Return what each way keeps and at what price, over all pairs."""
+    rows = []
+    for way in findings.ways:
+        kept = findings.kept(way)
+        if not kept.tried:
+            continue
+        worst = words.MISSING
+        if kept.parts:
+            part, task, cell = kept.parts[0]
+            worst = f"{words.digits(part)} ({task}, {words.cell(cell)})"
+        rows.append(
+            [
+                words.way(way),
+                words.digits(kept.median),
+                worst,
+                f"{sum(part >= PART for part, *_ in kept.parts)} of {len(kept.parts)}",
+                f"{kept.reached} of {kept.tried}",
+                *(words.times(_median(findings.ratios(way, what))) for what in PRICES),
+                words.traces(_median(_prices(findings, way, "trace_bytes"))),
+            ]
+        )
+    head = [
+        "way",
+        "keeps",
+        "at worst",
+        f"keeps {PART}",
+        "reaches the threshold",
+    ]
+    return table([*head, "time of a step", "working memory", "traces"], rows)
+
+
+PRICES = ("seconds_per_step", "peak_bytes")
+
+
+def _prices(findings: Findings, way: str, what: str) -> list[float]:
+    found = (price_of(run, what) for run in findings.runs if run.key[2] == way)
+    return [price for price in found if price is not None]
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def by_task(findings: Findings, cell: str, entry: Callable[[Run | None], str]) -> list[str]:
+    """Return one table of a cell: a row a way of which there is something, a column a task."""
+    tasks = [
+        task for task in findings.tasks if any(run.key[:2] == (task, cell) for run in findings.runs)
+    ]
+    ways = [
+        way for way in findings.ways if any(run.key[1:] == (cell, way) for run in findings.runs)
+    ]
+    rows = [
+        [words.way(way), *(entry(findings.find(task, cell, way)) for task in tasks)] for way in ways
+    ]
+    told = [row for row in rows if set(row[1:]) != {words.MISSING}]
+    return table([words.cell(cell), *tasks], told)
+
+
+def cosine(run: Run | None) -> str:
+    """Return the cosine to BPTT at the start, and at the end of learning."""
+    if run is None or not run.ran:
+        return words.score(run)
+    if not run.cosine:
+        return words.MISSING
+    return f"{words.digits(run.cosine[0][1])} → {words.digits(run.cosine[-1][1])}"
+
+
+def price(
+    findings: Findings,
+    what: str,
+    text: Callable[[float | None], str],
+    base: str | None = None,
+) -> Callable[[Run | None], str]:
+    """Return how a price is written: with its ratio to that of BPTT, or to its price ``base``."""
+
+    def entry(run: Run | None) -> str:
+        value = price_of(run, what)
+        if run is None or value is None:
+            return words.MISSING if run is None or run.ran else words.REFUSED
+        task, cell, way = run.key
+        least = price_of(findings.find(task, cell, REFERENCE), base or what)
+        return words.with_ratio(text(value), value / least if least and way != REFERENCE else None)
+
+    return entry
+
+
+def wide(findings: Findings) -> list[str]:
+    """Return the scores of all tasks and cells: a row a pair, a column a way."""
+    rows = (
+        [
+            task,
+            words.cell(cell),
+            *(words.score(findings.find(task, cell, way)) for way in findings.ways),
+        ]
+        for task, cell in findings.pairs()
+    )
+    return table(["task", "cell", *map(words.way, findings.ways)], rows)
+
+
+def failures(runs: Iterable[Run]) -> list[str]:
+    """Return every run that lost a lane, with its rates and seeds."""
+    rows = []
+    for run in runs:
+        lost: dict[float, int] = {}
+        for rate, _ in run.record.failed:
+            lost[rate] = lost.get(rate, 0) + 1
+        if lost:
+            task, cell, way = run.key
+            seeds = len(run.record.settings.seeds)
+            where = ", ".join(f"{count} of {seeds} at {rate:g}" for rate, count in lost.items())
+            rows.append([words.way(way), task, words.cell(cell), where])
+    return table(["way", "task", "cell", "seeds that diverged, by rate"], rows) if rows else []
+
+
+def refusals(runs: Iterable[Run]) -> list[str]:
+    """Return what the library refuses, and why, once for each way and cell."""
+    reasons = {run.key[1:]: run.record.refused for run in runs if run.record.refused}
+    rows = [[words.way(way), words.cell(cell), why] for (cell, way), why in reasons.items()]
+    return table(["way", "cell", "why it is refused"], rows) if rows else []
+
+
+def statements(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
+    """Return the verdicts."""
+    rows = (
+        [
+            str(count),
+            statement.claim,
+            statement.source,
+            statement.criterion,
+            f"**{verdict(cases)}**",
+        ]
+        for count, (statement, cases) in enumerate(judged, start=1)
+    )
+    return table(["", "statement", "source", "criterion", "verdict"], rows)
+
+
+def cases(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
+    """Return what each verdict rests on."""
+    rows = (
+        [str(count), case.name, case.numbers, HOLDS[case.holds]]
+        for count, (_, found) in enumerate(judged, start=1)
+        for case in found
+    )
+    return table(["statement", "case", "numbers", "holds"], rows)

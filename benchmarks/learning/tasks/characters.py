@@ -1,0 +1,83 @@
+"""The sources of Python's standard library, character by character: which one comes next?"""
+
+import sysconfig
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from .draws import of_windows, windows_in_time
+from .task import Task
+
+SYMBOLS = "abcdefghijklmnopqrstuvwxyz \n_.,()=:'\"#0"
+"""What is told apart: letters without case, any digit as 0; everything else is one more symbol."""
+
+TOTAL, LENGTH, WASHOUT, HELD_OUT = 400_000, 64, 8, 128
+
+
+def next_characters(length: int = LENGTH) -> Task:
+    """Say the next character; the text differs a little from one version of Python to another."""
+    text = load_text(TOTAL)
+    starts = windows_in_time(len(text), length, WASHOUT, 1)
+    for split in ("validation", "test"):
+        chosen = np.linspace(0, len(starts[split]) - 1, HELD_OUT).astype(int)
+        starts[split] = starts[split][chosen]
+    count = len(SYMBOLS) + 1
+    targets = np.roll(text, -1)
+    sample, held_out = of_windows(
+        text,
+        targets,
+        starts,
+        length,
+        WASHOUT,
+        encode=lambda symbols: jax.nn.one_hot(symbols, count),
+    )
+    batch = held_out("test")
+    usual = np.bincount(text[: starts["train"][-1]]).argmax()
+    weights = np.asarray(batch.weights)
+    return Task(
+        name="characters",
+        source="the first 400,000 characters of the sources of Python's standard library, shuffled "
+        f"by file (Python {sysconfig.get_python_version()})",
+        features=count,
+        outputs=count,
+        length=length,
+        kind="classes",
+        counted=float(length - WASHOUT),
+        chance=round(float(np.average(np.asarray(batch.targets) == usual, weights=weights)), 3),
+        threshold=0.4,
+        truncations=(8, 32),
+        batch=16,
+        updates=500,
+        sample=sample,
+        held_out=held_out,
+    )
+
+
+def load_text(total: int) -> np.ndarray:
+    """Return symbols ``(total,)``, file after file in an order that is the same everywhere.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the standard library has too few sources, as in a distribution without them.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = sorted(p for p in root.rglob("*.py") if "-packages" not in str(p))
+    np.random.default_rng(0).shuffle(paths)
+    parts, found = [], 0
+    for path in paths:
+        parts.append(encoded(path.read_bytes()))
+        found += len(parts[-1])
+        if found >= total:
+            return np.concatenate(parts)[:total]
+    raise FileNotFoundError(f"{root} has {found:,} characters of sources, expected {total:,}.")
+
+
+def encoded(text: bytes) -> np.ndarray:
+    """Return the symbols of a text."""
+    table = np.full(256, len(SYMBOLS), np.int32)
+    for place, symbol in enumerate(SYMBOLS):
+        table[[ord(symbol), ord(symbol.upper())]] = place
+    table[ord("0") : ord("9") + 1] = SYMBOLS.index("0")
+    return table[np.frombuffer(text, np.uint8)]

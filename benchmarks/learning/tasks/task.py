@@ -1,0 +1,108 @@
+"""What a task is to everybody who trains on it: batches, losses, a score and a budget."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class Batch(NamedTuple):
+    """Sequences, time first.
+
+    inputs: ``(T, B, features)``.
+    targets: ``(T, B)`` integers for classes, ``(T, B, outputs)`` for values, ``(T, B, 2)`` for
+        rewards: the action that is rewarded, and a number between 0 and 1 that draws one.
+    weights: ``(T, B)``, how much the answer at a step counts: 0 or 1.
+    """
+
+    inputs: jax.Array
+    targets: jax.Array
+    weights: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Sequences to learn from, and what an answer is worth.
+
+    Parameters
+    ----------
+    name, source
+        What it is called, and the paper or the data that it comes from.
+    features, outputs, length
+        Sizes of a step's input and output, and steps of a sequence.
+    kind
+        What the outputs are: logits of classes; values; or an agent's two logits and the value that
+        it expects.
+    counted
+        Steps of a sequence that count, on average: the sum of weights per sequence.
+    chance
+        Score of the best answer that does not look at the inputs.
+    threshold
+        Score from which the task counts as learned.
+    truncations
+        Lengths of the short and the long window of truncated backpropagation through time.
+    batch, updates
+        The budget of training.
+    sample
+        Draws a batch ``(key, size, split)``: pure, for ``jax.jit`` and for ``jax.vmap`` over keys.
+    held_out
+        Returns the fixed sequences of a split on which scores are computed.
+    """
+
+    name: str
+    source: str
+    features: int
+    outputs: int
+    length: int
+    kind: Literal["classes", "values", "rewards"]
+    counted: float
+    chance: float
+    threshold: float
+    truncations: tuple[int, int]
+    batch: int
+    updates: int
+    sample: Callable[[Any, int, Split], Batch]
+    held_out: Callable[[Split], Batch]
+
+    def losses(self, outputs: jax.Array, targets: jax.Array) -> jax.Array:
+        """Return the loss of every answer, of one step or of all: ``(..., outputs)`` to ``(...)``.
+
+        A batch's loss is the sum of these times ``weights``, over ``counted`` and the batch size.
+        """
+        if self.kind == "classes":
+            return optax.softmax_cross_entropy_with_integer_labels(outputs, targets)
+        if self.kind == "values":
+            return jnp.sum((outputs - targets) ** 2, axis=-1)
+        chosen, reward = _acted(outputs, targets)
+        value = outputs[..., 2]
+        advantage = jax.lax.stop_gradient(reward - value)
+        return -advantage * chosen + 0.5 * (reward - value) ** 2
+
+    def score(self, outputs: jax.Array, batch: Batch) -> jax.Array:
+        """Return how good answers ``(T, B, outputs)`` are; higher is better, 1 is best.
+
+        The accuracy, the part of the variance that is explained, or the mean reward (-1 to 1).
+        """
+        weights = batch.weights / jnp.sum(batch.weights)
+        if self.kind == "classes":
+            return jnp.sum(weights * (jnp.argmax(outputs, axis=-1) == batch.targets))
+        if self.kind == "rewards":
+            return jnp.sum(weights * _acted(outputs, batch.targets)[1])
+        weights = weights[..., None]
+        mean = jnp.sum(weights * batch.targets, axis=(0, 1))
+        spread = jnp.sum(weights * (batch.targets - mean) ** 2)
+        return 1 - jnp.sum(weights * (outputs - batch.targets) ** 2) / spread
+
+
+def _acted(outputs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the logarithm of the probability of the action that is drawn, and its reward."""
+    logs = jax.nn.log_softmax(outputs[..., :2])
+    is_second = targets[..., 1] > jnp.exp(logs[..., 0])
+    reward = jnp.where(is_second == (targets[..., 0] > 0), 1.0, -1.0)
+    return jnp.where(is_second, logs[..., 1], logs[..., 0]), reward

@@ -1,0 +1,199 @@
+"""Tasks that were made up to ask for memory: what is needed is seen long before it is needed."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .draws import made_up
+from .task import Batch, Task
+
+BELLEC = (
+    "Bellec et al., A solution to the learning dilemma for recurrent networks of spiking "
+    "neurons, Nature Communications 2020"
+)
+HOCHREITER = "Hochreiter & Schmidhuber, Long short-term memory, Neural Computation 1997"
+MILLER = (
+    "Miller, Erickson & Desimone, Neural mechanisms of visual working memory in prefrontal cortex "
+    "of the macaque, Journal of Neuroscience 1996"
+)
+NOISE = 0.1
+"""Standard deviation of what is added to every input of the tasks with stimuli."""
+
+
+def copy_with_lag(symbols: int = 4, lag: int = 6, length: int = 40) -> Task:
+    """Say at every step the symbol that was seen ``lag`` steps ago."""
+
+    def make(key: Any, size: int) -> Batch:
+        seen = jax.random.randint(key, (length, size), 0, symbols)
+        is_known = jnp.broadcast_to(jnp.arange(length)[:, None] >= lag, seen.shape)
+        targets = jnp.where(is_known, jnp.roll(seen, lag, axis=0), 0)
+        return Batch(jax.nn.one_hot(seen, symbols), targets, is_known.astype(jnp.float32))
+
+    sample, held_out = made_up(make)
+    return Task(
+        name="copy with lag",
+        source="made up: a symbol is said again a fixed number of steps later",
+        features=symbols,
+        outputs=symbols,
+        length=length,
+        kind="classes",
+        counted=float(length - lag),
+        chance=1 / symbols,
+        threshold=0.9,
+        truncations=(5, 20),
+        batch=32,
+        updates=400,
+        sample=sample,
+        held_out=held_out,
+    )
+
+
+def adding_problem(length: int = 40) -> Task:
+    """Add the two numbers that are marked, one in each half; the sum is scaled to variance 1."""
+
+    def make(key: Any, size: int) -> Batch:
+        to_value, *to_place = jax.random.split(key, 3)
+        numbers = jax.random.uniform(to_value, (length, size))
+        half = length // 2
+        places = [
+            jax.random.randint(k, (size,), 0, half) + half * i for i, k in enumerate(to_place)
+        ]
+        steps = jnp.arange(length)[:, None]
+        marks = ((steps == places[0]) | (steps == places[1])).astype(jnp.float32)
+        total = jnp.sum(marks * numbers, axis=0)
+        targets = jnp.broadcast_to((jnp.sqrt(6.0) * (total - 1))[:, None], (length, size, 1))
+        inputs = jnp.stack([2 * numbers - 1, marks], axis=-1)
+        return Batch(inputs, targets, _last(length, size, 1))
+
+    sample, held_out = made_up(make)
+    return Task(
+        name="adding problem",
+        source=HOCHREITER,
+        features=2,
+        outputs=1,
+        length=length,
+        kind="values",
+        counted=1.0,
+        chance=0.0,
+        threshold=0.9,
+        truncations=(5, 20),
+        batch=32,
+        updates=800,
+        sample=sample,
+        held_out=held_out,
+    )
+
+
+def evidence_accumulation(cues: int = 7, delay: int = 10) -> Task:
+    """Say on which side more cues were, some time after the last of them."""
+    on, period, asked = 2, 3, 3
+    shown = cues * period
+    length = shown + delay + asked
+
+    def make(key: Any, size: int) -> Batch:
+        to_cue, to_noise = jax.random.split(key)
+        is_right = jax.random.bernoulli(to_cue, 0.5, (cues, size))
+        sides = jnp.stack([~is_right, is_right], axis=-1).astype(jnp.float32)
+        pulse = (jnp.arange(period) < on)[None, :, None, None]
+        pulses = (sides[:, None] * pulse).reshape(shown, size, 2)
+        inputs = jnp.zeros((length, size, 3)).at[:shown, :, :2].set(pulses)
+        answer = (jnp.sum(is_right, axis=0) > cues // 2).astype(jnp.int32)
+        return _asked(inputs, answer, asked, to_noise)
+
+    return _choice(
+        "evidence accumulation", BELLEC, make, 3, length, asked, truncations=(4, 16), updates=400
+    )
+
+
+def delayed_xor(delay: int = 8) -> Task:
+    """Say whether two signs differ, the second seen after a delay and asked for after another."""
+    on, jitter, asked = 2, 3, 2
+    second = on + jitter + delay
+    length = second + on + jitter + delay + asked
+
+    def make(key: Any, size: int) -> Batch:
+        to_bit, to_place, to_noise = jax.random.split(key, 3)
+        bits = jax.random.bernoulli(to_bit, 0.5, (2, size))
+        places = jax.random.randint(to_place, (2, size), 0, jitter + 1)
+        since = jnp.arange(length)[:, None, None] - places - jnp.array([[0], [second]])
+        pulses = jnp.where((since >= 0) & (since < on), 2.0 * bits - 1, 0.0)
+        inputs = jnp.stack([jnp.sum(pulses, axis=1), jnp.zeros((length, size))], axis=-1)
+        return _asked(inputs, (bits[0] ^ bits[1]).astype(jnp.int32), asked, to_noise)
+
+    source = "made up: whether two cues with a pause between them differ"
+    return _choice("delayed XOR", source, make, 2, length, asked, truncations=(4, 16), updates=800)
+
+
+def delayed_match_to_sample(stimuli: int = 4, delay: int = 12) -> Task:
+    """Say whether the stimulus after a delay is the one before it."""
+    on, asked = 2, 2
+    length = on + delay + on + asked
+
+    def make(key: Any, size: int) -> Batch:
+        to_first, to_other, to_match, to_noise = jax.random.split(key, 4)
+        first = jax.random.randint(to_first, (size,), 0, stimuli)
+        other = first + jax.random.randint(to_other, (size,), 1, stimuli)
+        is_match = jax.random.bernoulli(to_match, 0.5, (size,))
+        second = jnp.where(is_match, first, other % stimuli)
+        inputs = jnp.zeros((length, size, stimuli + 1))
+        inputs = inputs.at[:on, :, :stimuli].set(jax.nn.one_hot(first, stimuli))
+        again = slice(on + delay, on + delay + on)
+        inputs = inputs.at[again, :, :stimuli].set(jax.nn.one_hot(second, stimuli))
+        return _asked(inputs, is_match.astype(jnp.int32), asked, to_noise)
+
+    return _choice(
+        "delayed match-to-sample",
+        MILLER,
+        make,
+        stimuli + 1,
+        length,
+        asked,
+        truncations=(4, 10),
+        updates=1200,
+    )
+
+
+def _last(length: int, size: int, counted: int) -> jax.Array:
+    """Return weights that count the last steps."""
+    steps = jnp.arange(length)[:, None]
+    return jnp.broadcast_to(steps >= length - counted, (length, size)).astype(jnp.float32)
+
+
+def _asked(inputs: jax.Array, answer: jax.Array, asked: int, key: Any) -> Batch:
+    """Return a batch with noise on the inputs, the last of which says when the answer counts."""
+    length, size, _ = inputs.shape
+    weights = _last(length, size, asked)
+    inputs = inputs.at[..., -1].set(weights)
+    inputs = inputs + NOISE * jax.random.normal(key, inputs.shape)
+    return Batch(inputs, jnp.broadcast_to(answer, weights.shape), weights)
+
+
+def _choice(
+    name: str,
+    source: str,
+    make: Any,
+    features: int,
+    length: int,
+    asked: int,
+    truncations: tuple[int, int],
+    updates: int,
+) -> Task:
+    """Return a task of two answers that are equally frequent."""
+    sample, held_out = made_up(make)
+    return Task(
+        name=name,
+        source=source,
+        features=features,
+        outputs=2,
+        length=length,
+        kind="classes",
+        counted=float(asked),
+        chance=0.5,
+        threshold=0.9,
+        truncations=truncations,
+        batch=32,
+        updates=updates,
+        sample=sample,
+        held_out=held_out,
+    )
