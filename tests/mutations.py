@@ -691,8 +691,8 @@ MUTATIONS = [
     Mutation(
         "sparse traces by row",
         "_etrace_op/sparse.py",
-        'trace["weight"] * _at(hidden_dim, sparse_mat.columns, sparse_mat)}',
-        'trace["weight"] * _at(hidden_dim, sparse_mat.rows, sparse_mat)}',
+        "return _at(of_outputs, sparse_mat.columns, sparse_mat)",
+        "return _at(of_outputs, sparse_mat.rows, sparse_mat)",
         operations(CHUNKS, "sparse_matmul with bias"),
         "an entry follows the unit of its row",
     ),
@@ -711,6 +711,14 @@ MUTATIONS = [
         "return by_block",
         ("tests/test_sampled.py::test_sums_of_parts_and_blocks[7-2-lead1]",),
         "entries that are sorted go back to where they were",
+    ),
+    Mutation(
+        "entries divided in another order than their outputs",
+        "_etrace_op/sparse_pattern.py",
+        "| (self.columns[::stride] // outputs == np.arange(0, self.nnz, stride) // entries)",
+        "| (self.columns[::stride] // outputs < parts)",
+        ("tests/test_by_target.py",),
+        "only entries that lie with their outputs may be divided with them",
     ),
     # rules that are names
     Mutation(
@@ -1037,10 +1045,18 @@ MUTATIONS = [
     Mutation(
         "checksums are not looked at",
         "_saving/store.py",
-        "            if checksum != checksums[name]:",
+        "            if checksum != expected[name]:",
         "            if False:",
         ("tests/test_saving.py::test_arrays_that_are_not_those_that_were_saved_are_refused",),
         "a damaged file gives other numbers",
+    ),
+    Mutation(
+        "the checksum of a part as if it stood at the beginning",
+        "_saving/checksums.py",
+        "        places = np.arange(start[axis], start[axis] + along.size, dtype=np.uint32)",
+        "        places = np.arange(along.size, dtype=np.uint32)",
+        ("tests/test_saving.py::test_a_checksum_is_that_of_its_parts[float32]",),
+        "what several processes save is taken for damaged",
     ),
     Mutation(
         "the state of another optimizer is taken",

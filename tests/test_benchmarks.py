@@ -29,6 +29,7 @@ from benchmarks.questions import (
     sequence,
     short_memory,
     sparse_nets,
+    sparse_on_devices,
     stacks,
     streaming,
     trace_bytes,
@@ -48,6 +49,7 @@ SMALLEST = {
     "stacks": stacks.case(STACK),
     "whole_state": whole_state.case(StackTask(Layers("LeakyRNN", 1, 8), 16, 2), compare=True),
     "sparse_nets": sparse_nets.case(SpikingTask(Net("ALIF", 40, 5), 16, 2)),
+    "sparse_on_devices": sparse_on_devices.case("d_rtrl", SpikingTask(Net("ALIF", 40, 5), 8, 2)),
     "operations": operations.case("alif", 24, 4, hidden=16),
     "streaming": streaming.case("dense", 8, 2, 2.5, steps=4),
     "training_loop": training_loop.case("dense", 8, 2, steps=4),
@@ -81,6 +83,7 @@ OF_THE_NIGHT = {
     "saving",
     "short_memory",
     "sparse_nets",
+    "sparse_on_devices",
     "stacks",
     "streaming",
     "trace_dtype",
@@ -94,7 +97,7 @@ FOR_A_GPU = {
 }
 
 
-def in_this_process(interpreter, module, *arguments):
+def in_this_process(interpreter, module, *arguments, devices=1):
     """What a process of its own would write."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         out = Path(folder) / "out.json"
@@ -136,6 +139,14 @@ def test_programs_for_a_gpu_are_counted_or_the_plugin_is_named(name):
     assert all("jax[cuda12]" in reason for reason in found["missing"].values())
     assert compiled == set(found["facts"]) | set(found["missing"])
     assert all(value > 0 for value in found["facts"].values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", sparse_on_devices.cases("cpu"), ids=lambda case: case.name)
+def test_a_large_sparse_net_is_divided_over_eight_devices(case):
+    """As on one device, with an eighth of the bytes each, and no more memory than planned."""
+    found = agreeing(case)
+    assert all(row["holds"] in (True, None) for row in found["targets"]), found["targets"]
 
 
 PROGRAM = """HloModule jit_run, entry_computation_layout={(f32[8,4]{1,0})->f32[4]{0}}
@@ -195,7 +206,8 @@ def test_every_question_is_tested_and_every_case_has_its_own_name():
     parameters = {case.name: case.parameters for case in catalogue.all_cases("cpu")}
     assert all(row.format(**parameters[name]) for name, row in markdown.HEADLINE.items())
     quick = {case.question for case in chosen("cpu", True, None)}
-    assert quick == tested - {"matrix_rate", "memory", "gpu_program", "fresh_process"}
+    slow = {"matrix_rate", "memory", "gpu_program", "fresh_process", "sparse_on_devices"}
+    assert quick == tested - slow
 
 
 def test_traces_of_every_network_are_as_large_as_their_definition():

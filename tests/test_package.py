@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "braintrace").rglob("*.py"))
 # A room imports from the rooms before it.
 ROOMS = [
+    "_jax_devices",
     "_jax",
     "_errors",
     "_optional",
@@ -49,13 +50,16 @@ ROOMS = [
     "nn",
 ]
 PRIVATE = {
-    "_jax.py": r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|saiunit)(\.\w+)*\._",
-    "_brainstate.py": (
+    (
+        "_jax.py",
+        "_jax_devices.py",
+    ): r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|saiunit)(\.\w+)*\._",
+    ("_brainstate.py",): (
         r"brainstate(\.\w+)*\.(_|StateTraceStack\b|transform\.StatefulFunction\b)"
         r"|(.*\.)?(_value|_been_writen|been_writen|state_stack|get_\w+_by_cache)$"
     ),
 }
-"""What only one file may name: by that file."""
+"""What only some files may name: by these."""
 
 
 def public_names(package):
@@ -108,7 +112,8 @@ def upward_imports(source, module):
 
 def private_names(source, module):
     """Return the private names of dependencies that a module imports or spells out."""
-    private = [re.compile(names) for file, names in PRIVATE.items() if file != f"{module[-1]}.py"]
+    file = f"{module[-1]}.py"
+    private = [re.compile(names) for files, names in PRIVATE.items() if file not in files]
     named = [*imports(source, module), *dotted_names(source)]
     return [(line, name) for line, name in named if any(p.match(name) for p in private)]
 
