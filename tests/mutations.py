@@ -1053,8 +1053,8 @@ MUTATIONS = [
     Mutation(
         "the checksum of a part as if it stood at the beginning",
         "_saving/checksums.py",
-        "        places = np.arange(start[axis], start[axis] + along.size, dtype=np.uint32)",
-        "        places = np.arange(along.size, dtype=np.uint32)",
+        "        total += 2 * stride * _by_place(along, start[axis])",
+        "        total += 2 * stride * _by_place(along, 0)",
         ("tests/test_saving.py::test_a_checksum_is_that_of_its_parts[float32]",),
         "what several processes save is taken for damaged",
     ),

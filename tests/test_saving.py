@@ -595,6 +595,10 @@ def test_a_checksum_is_that_of_its_parts(dtype, monkeypatch):
         of_part = checksums._of_part(array.shape, start, array[cut])
         rest = checksums.checksums({"rest": changed})["rest"]
         assert (rest + of_part) % checksums.MODULUS == expected
+    bits = array.copy().reshape(-1).view(np.uint8)
+    bits[[array.itemsize - 1, 3 * array.itemsize - 1]] ^= 0x80  # signs of two numbers
+    flipped = bits.view(dtype).reshape(array.shape)
+    assert checksums.checksums({"whole": flipped}) != {"whole": expected}
 
 
 def test_one_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, monkeypatch):

@@ -5,9 +5,10 @@ of them. Modulo 2**32, the checksum is
 
     sum_p (2 p + 1) w_p,
 
-which every single word decides, since an odd number has an inverse. A process adds up the words of
-its own parts, without a second array of their size: with ``p = sum_a n_a i_a`` for indices ``i_a``
-along the axes and strides ``n_a`` it takes only sums over all axes but one, block by block.
+which every single word decides, since an odd number has an inverse, and every pair of flipped bits.
+A process adds up the words of its own parts, without a second array of their size: with
+``p = sum_a n_a i_a`` for indices ``i_a`` along the axes and strides ``n_a`` it takes only sums over
+all axes but one, block by block.
 """
 
 import math
@@ -19,7 +20,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-MODULUS = 2**32
+MODULUS = 2**64
 BLOCK = 2**16
 
 _Part = tuple[tuple[int, ...], Any]
@@ -31,9 +32,10 @@ def checksums(arrays: Mapping[str, Any]) -> dict[str, int]:
     own = {name: _of_parts(np.shape(array), _parts(array)) for name, array in arrays.items()}
     shared = [name for name, array in arrays.items() if not _is_whole(array)]
     if shared:
-        mine = np.array([own[name] for name in shared], np.uint32)
-        by_process = multihost_utils.process_allgather(mine)
-        own |= zip(shared, by_process.sum(axis=0, dtype=np.uint32).tolist(), strict=True)
+        mine = np.array([own[name] for name in shared], np.uint64)
+        halves = multihost_utils.process_allgather(mine.view(np.uint32))  # JAX may have no others
+        total = np.ascontiguousarray(halves).view(np.uint64).sum(axis=0, dtype=np.uint64)
+        own |= zip(shared, total.tolist(), strict=True)
     return own
 
 
@@ -73,10 +75,10 @@ def _of_part(shape: tuple[int, ...], start: tuple[int, ...], part: Any) -> int:
     else:
         shape, start = (*shape, each), (*start, 0)
         words = words.reshape(*np.shape(part), each)
-    total, stride = int(np.sum(words, dtype=np.uint32)), 1
+    total, stride = int(np.sum(words, dtype=np.uint64)), 1
     for axis in reversed(range(words.ndim)):
         others = tuple(other for other in range(words.ndim) if other != axis)
-        along = np.sum(words, axis=others, dtype=np.uint32) if others else words
+        along = np.sum(words, axis=others, dtype=np.uint64) if others else words
         total += 2 * stride * _by_place(along, start[axis])
         stride *= shape[axis]
     return total
@@ -84,9 +86,9 @@ def _of_part(shape: tuple[int, ...], start: tuple[int, ...], part: Any) -> int:
 
 def _by_place(words: Any, start: int) -> int:
     """Return the sum of words, each times its place."""
-    places, total = np.arange(min(BLOCK, words.size), dtype=np.uint32), 0
+    places, total = np.arange(min(BLOCK, words.size), dtype=np.uint64), 0
     for begin in range(0, words.size, BLOCK):
         block = words[begin : begin + BLOCK]
-        before = (start + begin) * int(np.sum(block, dtype=np.uint32))
+        before = (start + begin) * int(np.sum(block, dtype=np.uint64))
         total += before + int(np.dot(block, places[: block.size]))
     return total
