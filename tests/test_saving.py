@@ -510,6 +510,16 @@ def test_a_folder_without_a_checkpoint_is_told(present, tmp_path):
     assert isinstance(caught.value, braintrace.NoCheckpointError)
 
 
+def test_a_file_in_the_place_of_a_folder_is_told(tmp_path):
+    """Before anything is learned, by a program that restores first; and the file stays."""
+    path = tmp_path / "run"
+    path.write_text("somebody's notes")
+    for call in (braintrace.restore, braintrace.save):
+        with pytest.raises(braintrace.CheckpointError, match=r"run' is a file: expected a folder"):
+            call(path, shared())
+    assert path.read_text() == "somebody's notes"
+
+
 def damages():
     def cut(path):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

@@ -78,6 +78,8 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     ------
     OptionError
         For something else, or inside a transformation.
+    CheckpointError
+        If there is a file in the place of the folder.
     MissingPackageError
         If orbax-checkpoint is not installed.
 
@@ -141,7 +143,8 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
         If nothing has been saved there to its end. It is a `FileNotFoundError`.
     CheckpointError
         If what is there is damaged, has been written by a later version, or is that of another
-        learner, with a list of what differs. Then nothing has changed.
+        learner, with a list of what differs; or if a file is in the place of the folder. Then
+        nothing has changed.
     MissingPackageError
         If orbax-checkpoint is not installed.
     """

@@ -36,8 +36,14 @@ def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str
         Where; it is made if need be.
     arrays, manifest
         Arrays by name, and what JSON says of them.
+
+    Raises
+    ------
+    CheckpointError
+        If there is a file in the place of the folder.
     """
     orbax = _orbax()
+    _refuse_a_file(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _delete(folder, UNFINISHED)
     new = folder / f"braintrace-checkpoint-{_last_number(folder) + 1}"
@@ -60,8 +66,9 @@ def last(folder: pathlib.Path) -> pathlib.Path:
     NoCheckpointError
         If there is none.
     CheckpointError
-        If not all processes see it.
+        If not all processes see it, or if there is a file in the place of the folder.
     """
+    _refuse_a_file(folder)
     number = _last_number(folder)
     if number < 0:
         raise NoCheckpointError(
@@ -131,6 +138,15 @@ def read_arrays(
                 raise ValueError(f"'{name}' does not have its checksum")
     empty = {name: np.zeros(shape, dtype) for name, (shape, dtype) in manifest["empty"].items()}
     return {**found, **empty}
+
+
+def _refuse_a_file(folder: pathlib.Path) -> None:
+    """Raise an error if nothing can be saved in a folder, before anything is learned for it."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(
+            f"'{folder}' is a file: expected a folder, or a path where there is nothing yet. "
+            "A learner is saved as several files; give them a folder of their own."
+        )
 
 
 def _orbax() -> Any:
