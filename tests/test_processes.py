@@ -74,6 +74,39 @@ def test_two_processes_learn_and_save_what_one_does(example, monkeypatch, tmp_pa
     np.testing.assert_allclose(found, losses, atol=1e-5)
 
 
+WRONG_OPTIONS = {
+    "--parts 0": "--parts: expected a whole number from 1, got '0'",
+    "--devices=-2": "--devices: expected a whole number from 1, got '-2'",
+    "--processes 2": "belong together",
+    "--coordinator a:1 --processes 2": "belong together",
+    "--coordinator a:1 --processes 2 --process 2": "counted from 0 to 1, got 2",
+    "--coordinator a --processes 2 --process 0": "expected ADDRESS:PORT, got 'a'",
+    "--cluster --processes 2": "--cluster asks the scheduler",
+}
+
+
+@pytest.mark.parametrize("given", WRONG_OPTIONS)
+def test_wrong_options_are_told(given, example, capsys):
+    with pytest.raises(SystemExit):
+        example.parse_options(["stream", *given.split()])
+    assert WRONG_OPTIONS[given] in capsys.readouterr().err
+
+
+def test_a_cluster_without_a_scheduler_is_told(example, monkeypatch):
+    def without_scheduler(**options):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", without_scheduler)
+    with pytest.raises(SystemExit, match="JAX finds no scheduler"):
+        example.connect(example.parse_options(["stream", "--cluster"]))
+
+
+def test_the_launcher_tells_how_it_is_called():
+    launcher = example_scripts.load("processes")
+    for arguments in [[], ["2"], ["0", "a.py"], ["-1", "a.py"], ["two", "a.py"]]:
+        assert launcher.main(arguments) == launcher.USAGE
+
+
 @pytest.mark.nightly
 def test_a_run_goes_on_with_another_number_of_processes(example, tmp_path):
     """The digits, an epoch in one process, one in two, one in one again."""

@@ -9,6 +9,7 @@ part, so that whatever ends the program, the same command goes on, with any numb
 """
 
 import argparse
+import re
 
 import brainstate
 import jax
@@ -94,6 +95,12 @@ def together(mesh, samples):
     return jax.make_array_from_process_local_data(sharding, samples)
 
 
+def tell(words):
+    """Print something once for all processes."""
+    if jax.process_index() == 0:
+        print(words, flush=True)
+
+
 def train(task, folder, parts):
     """Learn what is missing of some parts; return the learner, and the losses of all parts."""
     mesh = Mesh(np.asarray(jax.devices()), ("data",))
@@ -105,6 +112,7 @@ def train(task, folder, parts):
 
     try:
         losses = braintrace.restore(folder, learner)
+        tell(f"going on after {len(losses)} parts, which are saved in {folder}")
     except braintrace.NoCheckpointError:
         losses = []
     for number in range(len(losses), parts):
@@ -113,8 +121,7 @@ def train(task, folder, parts):
         found = learner.etrace_online(*sequences, step_fn=step_fn, optimizer=optimizer, **options)
         losses.append(np.asarray(found)[options.get("mask", slice(None))])
         braintrace.save(folder, learner, extra=losses)
-        if jax.process_index() == 0:
-            print(f"part {number + 1} of {parts}: loss {losses[-1].mean():.4f}", flush=True)
+        tell(f"part {number + 1} of {parts}: loss {losses[-1].mean():.4f}")
     return learner, np.concatenate(losses)
 
 
@@ -127,11 +134,28 @@ def connect(options):
         jax.config.update("jax_num_cpu_devices", options.devices)
     patience = {"heartbeat_timeout_seconds": SECONDS_WITHOUT_A_SIGN}
     if options.cluster:
-        jax.distributed.initialize(**patience)
+        try:
+            jax.distributed.initialize(**patience)
+        except ValueError as error:
+            raise SystemExit(
+                f"--cluster: JAX finds no scheduler around this process ({error}). Start it by one "
+                "(srun, mpirun), or give --coordinator, --processes and --process."
+            ) from error
     elif options.coordinator is not None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         processes = options.processes, options.process
         jax.distributed.initialize(options.coordinator, *processes, **patience)
+
+
+def at_least(least):
+    """Return what makes a whole number of an option, and says what is wrong with another one."""
+
+    def whole_number(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, got {text!r}")
+        return int(text)
+
+    return whole_number
 
 
 def parse_options(arguments=None):
@@ -139,13 +163,35 @@ def parse_options(arguments=None):
     add = parser.add_argument
     add("task", choices=list(TASKS))
     add("--folder", help="where the learner is saved, for all processes to see")
-    add("--parts", type=int, help="how much is learned")
-    add("--devices", type=int, help="how many devices each process makes of its processors")
+    add("--parts", type=at_least(1), help="how much is learned")
+    add("--devices", type=at_least(1), help="devices that each process makes of its processors")
     add("--cluster", action="store_true", help="ask the scheduler (SLURM, MPI) for the processes")
-    add("--coordinator", help="otherwise: address and port of the process 0")
-    add("--processes", type=int, help="how many there are")
-    add("--process", type=int, help="which one this is")
-    return parser.parse_args(arguments)
+    add("--coordinator", metavar="ADDRESS:PORT", help="otherwise: where process 0 is found")
+    add("--processes", type=at_least(1), help="how many there are")
+    add("--process", type=at_least(0), help="which one this is, from 0")
+    options = parser.parse_args(arguments)
+    if complaint := wrong_connection(options):
+        parser.error(complaint)
+    return options
+
+
+def wrong_connection(options):
+    """Return what is wrong with the options about other processes, or ``None``."""
+    of_one = options.coordinator, options.processes, options.process
+    if all(option is None for option in of_one):
+        return None
+    if options.cluster:
+        return "--cluster asks the scheduler for what --coordinator, --processes and --process say"
+    if any(option is None for option in of_one):
+        return "--coordinator, --processes and --process belong together: give all three or none"
+    if not re.fullmatch(r".+:\d+", options.coordinator):
+        return f"--coordinator: expected ADDRESS:PORT, got {options.coordinator!r}"
+    if options.process >= options.processes:
+        return (
+            f"--process: the {options.processes} processes are counted from 0 to "
+            f"{options.processes - 1}, got {options.process}"
+        )
+    return None
 
 
 def main(arguments=None):

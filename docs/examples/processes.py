@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-USAGE = "usage: processes.py NUMBER PROGRAM [OPTION ...]"
+USAGE = "usage: processes.py NUMBER PROGRAM [OPTION ...]\nNUMBER is how many processes, from 1"
 
 
 def free_port():
@@ -59,7 +59,7 @@ def wait(processes):
 
 
 def main(arguments):
-    if len(arguments) < 2 or not arguments[0].isdecimal():
+    if len(arguments) < 2 or not arguments[0].isdecimal() or int(arguments[0]) < 1:
         return USAGE
     processes = start(int(arguments[0]), arguments[1:])
     try:
