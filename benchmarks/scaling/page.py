@@ -1,9 +1,10 @@
 """The page on scaling, and its plots, from what has been counted."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from braintrace._optional import optional_import
 
@@ -41,6 +42,14 @@ from messages counted in programs that XLA has compiled, and from the rates that
 publishes. `python -m benchmarks.scaling` counts anew and writes this page; how a learner is
 divided is on the page on [many devices](sharding.md).
 
+## In short
+
+Devices are added in two ways. *Weak*: each new device brings samples of its own, and more are
+learned from at a time. *Strong*: the samples stay as many, and each device has fewer. In both, the
+samples can be divided over the devices (`data`), the units (`model`), or both.
+
+{in_short}
+
 ## The arithmetic
 
 {arithmetic}
@@ -65,14 +74,27 @@ divided in another way).
 {messages}
 ## What binds
 
+What takes the largest part of a step on the fewest devices that have the memory, and in the fastest
+mesh of the most devices. A mesh is `data` x `model`; *update* is the number of steps from one
+update to the next. *Throughput* says how many times as many samples are learned from in a second,
+and *devices* with how many times as many devices. The first can exceed the second where units are
+divided as well: each device then reads fewer parameters for more samples.
+
 {summary}
-
-In the tables, a mesh is `data` x `model`, an update comes after so many steps, and all times are
-those of a step. The four terms follow, their sum (compute and memory are one), and the largest. A
-row in brackets does not fit into the memory of a device. The efficiency is the throughput of a
-device over that on the fewest devices of the same kind of mesh that have the memory.
-
 """
+
+TABLES = """\
+## How to read the tables
+
+All times are those of a step: the four terms, their sum (of compute and memory, the longer one
+counts), and which is the largest. A row in brackets does not fit into the memory of a device. The
+efficiency is the throughput of a device over that on the fewest devices of the same kind of mesh
+that have the memory.
+"""
+DIVIDED = {
+    "weak": "Each device with its own samples (weak)",
+    "strong": "The same samples on more devices (strong)",
+}
 
 
 def page(counted: Counted, rates: Rates = H100) -> str:
@@ -91,10 +113,11 @@ def page(counted: Counted, rates: Rates = H100) -> str:
             latency_within=rates.latency_within * 1e6,
             latency_between=rates.latency_between * 1e6,
             messages="\n".join(_messages(counted)),
+            in_short="\n".join(_in_short(counted, rates)),
             summary="\n".join(_summary(counted, rates)),
         )
     ]
-    lines += ["## One row by hand", "", *_by_hand(counted, rates), ""]
+    lines += ["## One row by hand", "", *_by_hand(counted, rates), "", TABLES]
     for case in counted["cases"]:
         lines += [f"## {case['name']}", "", f"![{case['name']}](_static/{picture(case)})", ""]
         for way, title in WAYS.items():
@@ -148,7 +171,7 @@ def _cells(row: Row, rows: list[Row]) -> list[str]:
         f"{devices_of(plan):,}",
         f"{plan['data']}x{plan['model']}",
         str(plan["every"]),
-        *(seconds(part) if part else DASH for part in parts),
+        *(seconds(part).replace(" ", "\N{NO-BREAK SPACE}") if part else DASH for part in parts),
         terms.binds,
         DASH if share is None else f"{share:.2f}",
     ]
@@ -167,9 +190,29 @@ def _messages(counted: Counted) -> list[str]:
     return table(("network", "rule", "update", "data", "bytes", "model", "bytes"), rows)
 
 
-def _summary(counted: Counted, rates: Rates) -> Iterator[str]:
-    """Yield the table of what binds: on how few devices, and on how many."""
-    rows = []
+class Gain(NamedTuple):
+    """What many devices gain over few."""
+
+    name: str
+    way: str
+    every: int
+    first: Row
+    last: Row
+
+    @property
+    def devices(self) -> int:
+        return devices_of(self.last[0]) // devices_of(self.first[0])
+
+    @property
+    def throughput(self) -> float:
+        before, after = (
+            plan["samples"] * plan["data"] / terms.total for plan, terms in (self.first, self.last)
+        )
+        return float(after / before)
+
+
+def _gains(counted: Counted, rates: Rates) -> Iterator[Gain]:
+    """Yield, of every case, the fewest devices that have the memory and the best of the most."""
     for case in counted["cases"]:
         for way in WAYS:
             for every in sorted({plan["every"] for plan in case["plans"]}):
@@ -177,17 +220,46 @@ def _summary(counted: Counted, rates: Rates) -> Iterator[str]:
                 fitting = [row for row in own if row[1].fits]
                 first = min(fitting, key=lambda row: devices_of(row[0]))
                 most = max(devices_of(plan) for plan, _ in fitting)
-                last = min(
-                    (row for row in fitting if devices_of(row[0]) == most),
-                    key=lambda row: row[1].total,
-                )
-                cells = [case["name"], way, str(every)]
-                for plan, terms in (first, last):
-                    cells.append(f"{plan['data']}x{plan['model']}: {terms.binds}")
-                gain = (last[0]["samples"] * last[0]["data"] / last[1].total) / (
-                    first[0]["samples"] * first[0]["data"] / first[1].total
-                )
-                rows.append([*cells, f"{gain:,.3g}", f"{most // devices_of(first[0]):,}"])
+                best = [row for row in fitting if devices_of(row[0]) == most]
+                last = min(best, key=lambda row: row[1].total)
+                yield Gain(case["name"], way, every, first, last)
+
+
+def _in_short(counted: Counted, rates: Rates) -> Iterator[str]:
+    """Yield what more devices gain, over all networks, and what then takes longest."""
+    gains = list(_gains(counted, rates))
+    most = max(devices_of(gain.last[0]) for gain in gains)
+    yield (
+        f"Samples learned from in a second on {most:,} devices, as a multiple of those on the "
+        "fewest devices that have the memory, from the worst to the best of "
+        f"{len(counted['cases'])} networks and rules (less than 1 is slower):"
+    )
+    yield ""
+    for way, words in DIVIDED.items():
+        for every in sorted({gain.every for gain in gains}):
+            own = [gain for gain in gains if (gain.way, gain.every) == (way, every)]
+            found = sorted(gain.throughput for gain in own)
+            binds = Counter(gain.last[1].binds for gain in own).most_common()
+            longest = ", ".join(f"{what} ({number} of {len(own)})" for what, number in binds)
+            update = "every step" if every == 1 else f"every {every} steps"
+            yield (
+                f"- {words}, an update after {update}: {_times(found[0])} to {_times(found[-1])} "
+                f"times. What takes longest there: {longest}."
+            )
+
+
+def _times(gain: float) -> str:
+    return f"{gain:,.0f}" if gain >= 100 else f"{gain:.3g}"
+
+
+def _summary(counted: Counted, rates: Rates) -> list[str]:
+    """Return the table of what binds: on how few devices, and on how many."""
+    rows = []
+    for gain in _gains(counted, rates):
+        cells = [gain.name, gain.way, str(gain.every)]
+        for plan, terms in (gain.first, gain.last):
+            cells.append(f"{plan['data']}x{plan['model']}: {terms.binds}")
+        rows.append([*cells, _times(gain.throughput), f"{gain.devices:,}"])
     head = (
         "network and rule",
         "scaling",
@@ -197,7 +269,7 @@ def _summary(counted: Counted, rates: Rates) -> Iterator[str]:
         "throughput",
         "devices",
     )
-    yield from table(head, rows)
+    return table(head, rows)
 
 
 def _by_hand(counted: Counted, rates: Rates) -> Iterator[str]:
