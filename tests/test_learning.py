@@ -122,6 +122,34 @@ def test_truncated_backpropagation_stops_between_windows(way, window):
             np.testing.assert_allclose(own, leaf, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("cell", ["leaky", "alif"])
+def test_errors_go_back_by_the_random_matrix_from_every_readout(cell):
+    found, weights, batch = gradient_of("bptt-feedback", cell)
+    fixed = ways.prepare(ways.BY_NAME["bptt-feedback"], TINY, cell, 4, batch=3).memory(0)
+    (matrix,) = fixed.values()
+    (readout,) = (value for path, value in weights.items() if path[0] == "readout")
+    back = {"weight": matrix, "bias": readout["bias"]}
+    network = pure(build(TINY, cell, 4, 0), 3, TINY.features)
+
+    def loss(own):
+        """Answers are those of the readout; errors go back by another one."""
+        through = {path: back if path[0] == "readout" else own[path] for path in weights}
+        answers, others = (
+            network.run(values, network.start, batch.inputs)[1] for values in (weights, through)
+        )
+        used = others + jax.lax.stop_gradient(answers - others)
+        return (TINY.losses(used, batch.targets) * batch.weights).sum() / 3
+
+    expected = jax.jit(jax.grad(loss))(weights)
+    of_cell = [path for path in weights if path[0] == "cell"]
+    assert (
+        max(jnp.abs(leaf).max() for leaf in jax.tree.leaves([expected[p] for p in of_cell])) > 1e-3
+    )
+    for path in of_cell:
+        for leaf, own in zip(*map(jax.tree.leaves, (expected[path], found[path])), strict=True):
+            np.testing.assert_allclose(own, leaf, rtol=1e-4, atol=1e-6)
+
+
 def test_done_runs_are_not_made_again(tmp_path, monkeypatch, capsys):
     made = []
 

@@ -45,11 +45,17 @@ class Alif(brainstate.nn.Module):
             return self.neurons(current * u.mA)
 
 
-class LeakyReadout(nn.LeakyRateReadout):
-    """What filters spikes into answers."""
+Readout = Callable[..., brainstate.nn.Module]
+"""`nn.Linear`, or `nn.FeedbackLinear`, through which errors go back by a random matrix."""
 
-    def __init__(self, units: int, outputs: int) -> None:
+
+class LeakyReadout(nn.LeakyRateReadout):
+    """What filters spikes, behind a linear layer, into answers."""
+
+    def __init__(self, units: int, outputs: int, linear: Readout) -> None:
         super().__init__(units, outputs, tau=5.0 * u.ms, b_init=brainstate.nn.init.ZeroInit())
+        # The weight has been drawn: it is the same for every kind of layer.
+        self.W = linear(units, outputs, w_init=self.W.weight.value["weight"])
 
     def update(self, x: Any) -> Any:
         with brainstate.environ.context(dt=1.0 * u.ms):
@@ -70,18 +76,19 @@ CELLS: dict[str, Callable[[int, int], brainstate.nn.Module]] = {
 class Network(brainstate.nn.Module):
     """A cell and what reads it out."""
 
-    def __init__(self, features: int, cell: str, units: int, outputs: int, readout: Any) -> None:
+    def __init__(
+        self, features: int, cell: str, units: int, outputs: int, readout: Readout
+    ) -> None:
         super().__init__()
         self.cell = CELLS[cell](features, units)
-        self.readout = (LeakyReadout if cell == "alif" else readout)(units, outputs)
+        spikes = cell == "alif"
+        self.readout = LeakyReadout(units, outputs, readout) if spikes else readout(units, outputs)
 
     def update(self, x: Any) -> Any:
         return self.readout(self.cell(x))
 
 
-def build(
-    task: Any, cell: str, units: int, seed: int, readout: Callable[..., Any] = nn.Linear
-) -> Network:
+def build(task: Any, cell: str, units: int, seed: int, readout: Readout = nn.Linear) -> Network:
     """Return a network; those of one seed have the same parameters, whatever reads them out."""
     with brainstate.random.seed_context(seed):
         return Network(task.features, cell, units, task.outputs, readout)
