@@ -4,13 +4,13 @@ import dataclasses
 import statistics
 
 from . import words
-from .findings import Findings
+from .findings import TWINS, Findings, beyond
 
 CHEAP = 2.0
 """A rule is cheap that takes at most so many times the time and the memory of backpropagation."""
 
 CLOSE = 0.02
-"""Parts that differ by less are called equal."""
+"""Parts that differ by less are called equal, however sure the difference is."""
 
 PAST, NO_PAST = "d_rtrl", "immediate"
 WINDOWS = ("tbptt-short", "tbptt-long")
@@ -34,7 +34,8 @@ class Rule:
 
 def lines(findings: Findings) -> list[str]:
     """Return the advice, as items of a list."""
-    rules = [rule for way in findings.ways if (rule := _rule(findings, way)) is not None]
+    ways = (way for way in findings.ways if way not in TWINS)
+    rules = [rule for way in ways if (rule := _rule(findings, way)) is not None]
     told = (
         _best(
             f"Of the rules that take at most {CHEAP:g} times the time and the working memory of "
@@ -93,21 +94,34 @@ def _worth_of_traces(findings: Findings) -> str | None:
     for _, task, cell in (gains[-1], gains[0]):
         pair = f"{words.digits(own[task, cell])} against {words.digits(without[task, cell])}"
         told.append(f"{task}, {words.cell(cell)} ({pair})")
+    clear = sum(_is_more(findings, pair, PAST, NO_PAST) for pair in own if pair in without)
     return (
-        f"Traces are worth most on {told[0]}, where {words.way(PAST)} is compared with "
-        f"{words.way(NO_PAST)}, which has none; they are worth least on {told[1]}."
+        f"{words.way(PAST)} keeps clearly more than {words.way(NO_PAST)}, which has no traces, in "
+        f"{clear} of {words.counted(len(gains), 'pair')}; the difference is largest on {told[0]}, "
+        f"smallest on {told[1]}."
     )
 
 
 def _against_windows(findings: Findings, window: str) -> str | None:
     """Return where a rule keeps more than truncated backpropagation."""
-    own, other = _parts(findings, PAST), _parts(findings, window)
-    pairs = [pair for pair in own if pair in other]
+    parts = _parts(findings, PAST), _parts(findings, window)
+    pairs = [pair for pair in parts[0] if pair in parts[1]]
     if not pairs:
         return None
-    more = sum(own[pair] > other[pair] + CLOSE for pair in pairs)
-    less = sum(own[pair] < other[pair] - CLOSE for pair in pairs)
+    more = sum(_is_more(findings, pair, PAST, window) for pair in pairs)
+    less = sum(_is_more(findings, pair, window, PAST) for pair in pairs)
     return (
-        f"{words.way(PAST)} keeps more than {words.way(window)} in {more} of {len(pairs)} pairs, "
-        f"and less in {less}."
+        f"{words.way(PAST)} keeps clearly more than {words.way(window)} in {more} of "
+        f"{words.counted(len(pairs), 'pair')}, and clearly less in {less}."
     )
+
+
+def _is_more(findings: Findings, pair: tuple[str, str], way: str, other: str) -> bool:
+    """Return whether a way keeps more than another, by more than `CLOSE` and than its error."""
+    run, reference = (findings.find(*pair, name) for name in (way, other))
+    own, theirs = (findings.part(*pair, name) for name in (way, other))
+    if run is None or reference is None or own is None or theirs is None:
+        return False
+    if reference.gain is None:
+        return run.gain is not None
+    return own > theirs + CLOSE and beyond(run, reference) is True

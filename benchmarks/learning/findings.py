@@ -5,11 +5,15 @@ is its gain over that of other runs, in their mean, and at most 1. It is told on
 has learned something: where it went at least `LEARNED` of the way from chance to the threshold of
 the task. The others are the ways with the exact gradient, which differ by rounding alone and end
 apart: a single one of them would let luck decide what everybody else keeps.
+
+A difference of means *counts* where it is larger than `ERRORS` times its standard error, pooled
+over the seeds of both sides (`counts`); whatever is smaller is left undecided.
 """
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 
 from .record import Price, Record
@@ -18,6 +22,15 @@ LEARNED = 0.5
 REFERENCE = "bptt"
 EXACT = ("bptt", "rtrl", "ostl-recurrent")
 """The ways whose gradient is that of backpropagation but for rounding, in one recurrent layer."""
+
+PART = 0.9
+"""Who keeps this part of another's gain over chance has matched it."""
+
+ERRORS = 2.0
+"""A difference counts that is larger than so many times its standard error."""
+
+TWINS = {"eprop": "d_rtrl", "rflo": "d_rtrl-feedback"}
+"""Ways of one program by another name; those that differ in the optimizer are others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +71,11 @@ class Run:
         return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
 
     @property
+    def error(self) -> float:
+        """The standard error of the mean score."""
+        return self.spread / math.sqrt(len(self.scores)) if self.scores else 0.0
+
+    @property
     def gain(self) -> float | None:
         """The mean score less that of chance; ``None`` where a seed was lost."""
         if self.mean is None or self.lost:
@@ -77,6 +95,20 @@ class Run:
         """-1 where the best rate is the lowest that was tried, 1 where it is the highest."""
         rates, best = self.record.settings.rates, self.record.best_rate
         return (best == max(rates)) - (best == min(rates))
+
+    @property
+    def leads_at_edge(self) -> bool:
+        """Whether the best rate is at an edge, and clearly better than the one next to it."""
+        record = self.record
+        if not self.at_edge or record.curves is None or record.best_rate is None:
+            return False
+        ordered = sorted(record.settings.rates)
+        beside = ordered[-2 if self.at_edge > 0 else 1]
+        own, other = (_last(record, rate) for rate in (record.best_rate, beside))
+        if own is None or other is None:
+            return own is not None
+        difference = statistics.fmean(own) - statistics.fmean(other)
+        return counts(difference, math.hypot(*map(standard_error, (own, other)))) is True
 
     @property
     def at_threshold(self) -> list[int]:
@@ -105,6 +137,25 @@ class Run:
         return statistics.fmean(value for _, value in self.cosine) if self.cosine else None
 
 
+def _last(record: Record, rate: float) -> list[float] | None:
+    """Return the last validation scores at a rate; ``None`` where one of them is not finite."""
+    if record.curves is None:
+        return None
+    lanes = record.curves.scores[record.settings.rates.index(rate)]
+    known = [lane[-1] for lane in lanes if lane[-1] is not None]
+    return known if len(known) == len(lanes) else None
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Return the standard error of a mean."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+
+
+def counts(difference: float, error: float) -> bool | None:
+    """Return whether a difference is above zero; ``None`` where its error leaves that open."""
+    return None if abs(difference) <= ERRORS * error else difference > 0
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
@@ -124,6 +175,19 @@ def kept(run: Run | None, *references: Run | None) -> float | None:
     return 0.0 if run.gain is None else min(1.0, run.gain / gain)
 
 
+def beyond(run: Run, *references: Run | None, part: float = 1.0) -> bool | None:
+    """Return whether a run gains more than a part of the references' mean gain.
+
+    ``None`` where the difference is within `ERRORS` standard errors; lost seeds gain nothing.
+    """
+    if run.gain is None:
+        return False
+    known = [other for other in references if other is not None and other.gain is not None]
+    gain = statistics.fmean(other.gain for other in known if other.gain is not None)
+    error = math.hypot(*(other.error for other in known)) / len(known)
+    return counts(run.gain - part * gain, math.hypot(run.error, part * error))
+
+
 @dataclasses.dataclass(frozen=True)
 class Kept:
     """What a way keeps of the gain of the exact gradient, over pairs of task and cell.
@@ -132,6 +196,8 @@ class Kept:
     ----------
     parts
         ``(part, task, cell)``, in rising order.
+    matched
+        Whether each of them is at least `PART`; ``None`` where the spread leaves it open.
     reached
         How many of the pairs it was tried on end above the threshold.
     tried
@@ -139,6 +205,7 @@ class Kept:
     """
 
     parts: list[tuple[float, str, str]]
+    matched: list[bool | None]
     reached: int
     tried: int
 
@@ -169,13 +236,21 @@ class Findings:
             settings = run.record.settings
             return (settings.table, settings.optimizer) == (table, optimizer)
 
+        return self.where(belongs)
+
+    def where(self, belongs: Callable[[Run], bool]) -> "Findings":
+        """Return the runs of which something is true, in the same order."""
         return Findings(tuple(run for run in self.runs if belongs(run)))
+
+    def of_cell(self, cell: str) -> "Findings":
+        """Return the runs of one cell."""
+        return self.where(lambda run: run.key[1] == cell)
 
     def complete(self) -> "Findings":
         """Return the runs of the pairs of task and cell on which every way has been tried."""
         ways = self.ways
         pairs = {pair for pair in self.pairs() if all(self.find(*pair, way) for way in ways)}
-        return Findings(tuple(run for run in self.runs if run.key[:2] in pairs))
+        return self.where(lambda run: run.key[:2] in pairs)
 
     @property
     def tasks(self) -> list[str]:
@@ -198,12 +273,14 @@ class Findings:
 
     def part(self, task: str, cell: str, way: str) -> float | None:
         """Return what a way keeps of the gain of the exact gradient, on one task and cell."""
-        references = [self.find(task, cell, exact) for exact in EXACT]
-        return kept(self.find(task, cell, way), *references)
+        return kept(self.find(task, cell, way), *self._exact(task, cell))
+
+    def _exact(self, task: str, cell: str) -> list[Run | None]:
+        return [self.find(task, cell, way) for way in EXACT]
 
     def kept(self, way: str) -> Kept:
         """Return what a way keeps of the gain of the exact gradient, over tasks and cells."""
-        parts, reached, tried = [], 0, 0
+        parts, matched, reached, tried = [], [], 0, 0
         for task, cell in self.pairs():
             run = self.find(task, cell, way)
             if run is None or not run.ran:
@@ -213,7 +290,8 @@ class Findings:
             part = self.part(task, cell, way)
             if part is not None:
                 parts.append((part, task, cell))
-        return Kept(sorted(parts), reached, tried)
+                matched.append(beyond(run, *self._exact(task, cell), part=PART))
+        return Kept(sorted(parts), matched, reached, tried)
 
     def ratios(self, way: str, what: str) -> list[float]:
         """Return a price of a way over that of backpropagation, by task and cell.
@@ -233,6 +311,21 @@ def price_of(run: Run | None, what: str) -> float | None:
     """Return one field of the price of a run, where there is one."""
     price: Price | None = None if run is None else run.record.price
     return None if price is None else getattr(price, what)
+
+
+def twin_ratios(findings: Findings) -> list[float]:
+    """Return the time of a program over that of the same program, taken another time, sorted."""
+    found = []
+    for run in findings.runs:
+        task, cell, way = run.key
+        twin = TWINS.get(way, way.removesuffix("-rmsprop"))
+        if twin != way:
+            own, other = (
+                price_of(one, "seconds_per_step") for one in (run, findings.find(task, cell, twin))
+            )
+            if own and other:
+                found.append(own / other)
+    return sorted(found)
 
 
 def sort(records: Iterable[Record], orders: Sequence[Sequence[str]]) -> Findings:

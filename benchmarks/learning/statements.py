@@ -1,18 +1,20 @@
 """What the literature says and these runs can test, each with a criterion fixed beforehand.
 
-A statement is judged case by case, a case being a task and a cell: it holds, it does not, or the
-case says nothing, since what others are measured by has not learned there (see `findings`). Cases
-that say nothing are listed too.
+A statement is judged case by case, a case being a task and a cell. It holds or fails there if the
+numbers are further from the limit of the criterion than `findings.ERRORS` times their standard
+error, and is undecided otherwise. Cases in which what others are measured by has not learned, or
+is refused, are left out, and listed with the reason.
 """
 
 import dataclasses
+import enum
+import math
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from . import words
-from .findings import Findings, Run, kept, price_of
-
-PART = 0.9
-"""Who keeps this part of another's gain over chance has matched it."""
+from .findings import PART, Findings, Run, beyond, counts, kept, standard_error
 
 MEMORY = (
     "copy with lag",
@@ -24,14 +26,27 @@ MEMORY = (
 )
 """Tasks that ask for memory and for nothing else."""
 
+DEARER = 1.1
+"""Who takes at most so many times the time is no more expensive."""
+
+
+class Outcome(enum.Enum):
+    """What one case says, as the page writes it."""
+
+    HOLDS = "yes"
+    FAILS = "**no**"
+    UNDECIDED = "undecided"
+    LEFT_OUT = "left out"
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What one task and cell say; ``holds`` is ``None`` where they say nothing."""
+    """What one task and cell say; ``why`` they are left out, if they are."""
 
     name: str
     numbers: str
-    holds: bool | None
+    outcome: Outcome
+    why: str = ""
 
 
 Cases = Callable[[Findings], Iterator[Case]]
@@ -57,74 +72,104 @@ class Statement:
     cases: Cases
 
 
+def tally(cases: list[Case]) -> Counter[Outcome]:
+    """Return how many cases say what."""
+    return Counter(case.outcome for case in cases)
+
+
 def verdict(cases: list[Case]) -> str:
     """Return what the cases say together."""
-    judged = [case.holds for case in cases if case.holds is not None]
-    if not judged:
-        return "not tested"
-    held = f"{sum(judged)} of {len(judged)} cases"
-    if all(judged):
-        return f"holds ({held})"
-    return f"holds in {held}" if any(judged) else f"does not hold ({held})"
+    found = tally(cases)
+    holds, fails = found[Outcome.HOLDS], found[Outcome.FAILS]
+    if not holds and not fails:
+        return "undecided" if found[Outcome.UNDECIDED] else "not tested"
+    if holds and fails:
+        return "mixed"
+    said = "holds" if holds else "fails"
+    return f"{said} where decided" if found[Outcome.UNDECIDED] else said
 
 
-def compare(way: str, other: str, holds: Callable[[float], bool], cells: tuple[str, ...]) -> Cases:
+def outcome(*answers: bool | None) -> Outcome:
+    """Return what follows if all answers have to be yes; ``None`` is one that is not known."""
+    if False in answers:
+        return Outcome.FAILS
+    return Outcome.UNDECIDED if None in answers else Outcome.HOLDS
+
+
+Judge = Callable[[bool | None], bool | None]
+"""From whether a way keeps `PART` of a gain to whether that is what the statement says."""
+
+
+def matches(keeps: bool | None) -> bool | None:
+    """Return that a way keeps as good as all."""
+    return keeps
+
+
+def falls_behind(keeps: bool | None) -> bool | None:
+    """Return that a way keeps less than that."""
+    return None if keeps is None else not keeps
+
+
+def compare(way: str, other: str, judge: Judge, cells: tuple[str, ...] = ()) -> Cases:
     """Return cases about the part of another way's gain that a way keeps; no cells are all."""
 
     def cases(findings: Findings) -> Iterator[Case]:
         for task, cell in findings.pairs():
             run, reference = findings.find(task, cell, way), findings.find(task, cell, other)
-            if (not cells or cell in cells) and _ran(run) and _ran(reference):
-                part = kept(run, reference)
-                judged = None if part is None else holds(part)
-                yield Case(f"{task}, {words.cell(cell)}", _parts(run, reference, part), judged)
+            if run is not None and reference is not None and (not cells or cell in cells):
+                yield _case(words.pair(task, cell), run, reference, judge)
 
     return cases
 
 
-def _ran(run: Run | None) -> bool:
-    return run is not None and run.ran
-
-
-def _parts(run: Run | None, reference: Run | None, part: float | None) -> str:
+def _case(name: str, run: Run, reference: Run, judge: Judge) -> Case:
+    """Return a case about the part of another run's gain that a run keeps."""
     text = f"{words.score(run)} against {words.score(reference)}"
-    return f"{text}: {'nothing to keep' if part is None else 'keeps ' + words.digits(part)}"
+    why = _why_left_out(run, reference)
+    if why:
+        return Case(name, text, Outcome.LEFT_OUT, why)
+    answer = beyond(run, reference, part=PART)
+    numbers = f"{text}: keeps {words.digits(kept(run, reference))}"
+    return Case(name, numbers, outcome(judge(answer)))
 
 
-def matches(part: float) -> bool:
-    """Whether a part is as good as all."""
-    return part >= PART
-
-
-def falls_behind(part: float) -> bool:
-    """Whether a part is less than all."""
-    return part < PART
+def _why_left_out(run: Run, reference: Run) -> str:
+    """Return why nothing can be said; nothing where something can."""
+    for one in (run, reference):
+        if not one.ran:
+            return f"{words.way(one.key[2])} is refused"
+    return "" if reference.learned else f"{words.way(reference.key[2])} has not learned"
 
 
 def _long_memory(findings: Findings) -> Iterator[Case]:
-    for task in findings.tasks:
+    for task in _tasks_of_memory(findings):
         exact, trace, other, gated = (
             findings.find(task, cell, way) for cell in ("rtu", "gru") for way in ("bptt", "d_rtrl")
         )
-        if task in MEMORY and _ran(exact) and _ran(trace) and _ran(gated):
-            own, others = kept(trace, other), kept(gated, other)
-            numbers = (
-                f"RTU {words.score(trace)} (BPTT {words.score(exact)}), "
-                f"GRU {words.score(gated)} (BPTT {words.score(other)})"
-            )
-            if own is None or others is None:
-                yield Case(task, numbers, None)
-            else:
-                yield Case(task, numbers, own >= PART > others)
+        if exact is None or trace is None or other is None or gated is None:
+            continue
+        numbers = (
+            f"RTU {words.score(trace)} (BPTT {words.score(exact)}), "
+            f"GRU {words.score(gated)} (BPTT {words.score(other)})"
+        )
+        why = _why_left_out(trace, other) or _why_left_out(gated, other)
+        if why:
+            yield Case(task, numbers, Outcome.LEFT_OUT, f"GRU: {why}")
+        else:
+            own, others = (beyond(run, other, part=PART) for run in (trace, gated))
+            yield Case(task, numbers, outcome(own, falls_behind(others)))
+
+
+def _tasks_of_memory(findings: Findings) -> list[str]:
+    return [task for task in findings.tasks if task in MEMORY]
 
 
 def _linear_memory(findings: Findings) -> Iterator[Case]:
-    for task in findings.tasks:
+    for task in _tasks_of_memory(findings):
         run, best = findings.find(task, "lru", "d_rtrl"), _best_by_backpropagation(findings, task)
-        if task in MEMORY and _ran(run) and best is not None:
-            part = kept(run, best)
-            numbers = f"{_parts(run, best, part)} ({words.cell(best.key[1])})"
-            yield Case(task, numbers, None if part is None else matches(part))
+        if run is not None and best is not None:
+            case = _case(task, run, best, matches)
+            yield dataclasses.replace(case, numbers=f"{case.numbers} ({words.cell(best.key[1])})")
 
 
 def _best_by_backpropagation(findings: Findings, task: str) -> Run | None:
@@ -136,20 +181,28 @@ def _best_by_backpropagation(findings: Findings, task: str) -> Run | None:
 def _less_noise(findings: Findings) -> Iterator[Case]:
     for task, cell in findings.pairs():
         run, other = (findings.find(task, cell, way) for way in ("kf_rtrl", "uoro"))
-        if run is not None and other is not None:
-            found, theirs = run.mean_cosine, other.mean_cosine
-            if found is not None and theirs is not None:
-                numbers = f"cosine {words.digits(found)} against {words.digits(theirs)}"
-                yield Case(f"{task}, {words.cell(cell)}", numbers, found > theirs)
+        if run is None or other is None or not run.cosine or not other.cosine:
+            continue
+        theirs = dict(other.cosine)
+        differences = [value - theirs[at] for at, value in run.cosine if at in theirs]
+        found, least = (statistics.fmean(dict(one.cosine).values()) for one in (run, other))
+        numbers = f"cosine {words.digits(found)} against {words.digits(least)}"
+        answer = counts(statistics.fmean(differences), standard_error(differences))
+        yield Case(words.pair(task, cell), numbers, outcome(answer))
 
 
 def _as_cheap(findings: Findings) -> Iterator[Case]:
-    for task, cell in findings.pairs():
-        runs = [findings.find(task, cell, way) for way in ("snap-1", "bptt")]
-        own, base = (price_of(run, "seconds_per_step") for run in runs)
-        if own is not None and base is not None:
-            numbers = f"{words.duration(own)} against {words.duration(base)} a step"
-            yield Case(f"{task}, {words.cell(cell)}", numbers, own <= 1.1 * base)
+    for cell in findings.cells:
+        ratios = findings.of_cell(cell).ratios("snap-1", "seconds_per_step")
+        if ratios:
+            logarithms = [math.log(ratio) for ratio in ratios]
+            mean, error = statistics.fmean(logarithms), standard_error(logarithms)
+            numbers = (
+                f"{words.times(math.exp(mean))} times BPTT in the mean over "
+                f"{words.counted(len(ratios), 'task')} ({words.between(ratios)})"
+            )
+            answer = counts(math.log(DEARER) - mean, error) if len(ratios) > 1 else None
+            yield Case(words.cell(cell), numbers, outcome(answer))
 
 
 BELLEC = (
@@ -164,13 +217,13 @@ ALL = (
         "With RMSprop, gradients of the step at hand alone learn what exact ones (RTRL) learn",
         "said in the field; no paper is named, since none is known here for certain",
         f"both by RMSprop: `Immediate` {_KEEPS} the gain of `RTRL` over chance",
-        compare("immediate-rmsprop", "rtrl-rmsprop", matches, ()),
+        compare("immediate-rmsprop", "rtrl-rmsprop", matches),
     ),
     Statement(
         "The same with Adam, which all other runs use",
         "the control of the one above",
         f"`Immediate` {_KEEPS} the gain of `RTRL`",
-        compare("immediate", "rtrl", matches, ()),
+        compare("immediate", "rtrl", matches),
     ),
     Statement(
         "Trace units (RTUs) keep long memories where gated units under D-RTRL do not",
@@ -201,7 +254,7 @@ ALL = (
         "Murray, Local online learning in recurrent networks with random feedback, eLife 2019; "
         f"{BELLEC}",
         f"`D_RTRL` with random feedback {_KEEPS} the gain of `D_RTRL`",
-        compare("d_rtrl-feedback", "d_rtrl", matches, ()),
+        compare("d_rtrl-feedback", "d_rtrl", matches),
     ),
     Statement(
         "Errors that come back by a random matrix cost little: in backpropagation",
@@ -209,7 +262,7 @@ ALL = (
         "backpropagation for deep learning, Nature Communications 2016 (of networks without a "
         "past)",
         f"BPTT with random feedback {_KEEPS} the gain of BPTT",
-        compare("bptt-feedback", "bptt", matches, ()),
+        compare("bptt-feedback", "bptt", matches),
     ),
     Statement(
         "An approximation with a bias and no noise (SnAp) learns more than an unbiased one with "
@@ -217,19 +270,21 @@ ALL = (
         "Menick et al., Practical real time recurrent learning with a sparse approximation, "
         "ICLR 2021",
         f"`UORO` {_LESS} the gain of `SnAp`",
-        compare("uoro", "snap-1", falls_behind, ()),
+        compare("uoro", "snap-1", falls_behind),
     ),
     Statement(
         "SnAp(1) is no more expensive than backpropagation",
         "the same",
-        "time of a step at most 1.1 times that of BPTT",
+        f"time of a step at most {DEARER} times that of BPTT, in the geometric mean over tasks; "
+        "the error is over tasks",
         _as_cheap,
     ),
     Statement(
         "Kronecker factors (KF-RTRL) have less noise than a product of two vectors (UORO)",
         "Mujika, Meier & Steger, Approximating real-time recurrent learning with random Kronecker "
         "factors, NeurIPS 2018",
-        "the cosine to BPTT (of one seed and one draw), in the mean over training, is larger",
+        "the cosine to BPTT, in the mean over training, is larger; of one seed and one draw: the "
+        "error is over points of training",
         _less_noise,
     ),
 )

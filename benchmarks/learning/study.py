@@ -1,4 +1,4 @@
-"""The section on gradients while parameters change under the traces: see `online_updates`."""
+"""The page on gradients while parameters change under the traces: see `online_updates`."""
 
 import dataclasses
 import json
@@ -9,13 +9,19 @@ from typing import Any
 
 from ..markdown import table
 from . import words
+from .findings import counts, standard_error
 from .tasks import ALL as TASKS
 
 EXACT, APPROXIMATE = "rtrl", "d_rtrl"
 OWN, OLD = "cosine_to_rtrl", "cosine_to_bptt"
 """What the approximation costs, and what it and the updates cost together."""
 
-TEXT = """## Updates while the sequence runs
+Place = tuple[str, str]
+"""A rule and a measure."""
+
+TEXT = """# Gradients while the parameters change
+
+A part of [the evidence](evidence.md), written with it from the same records; do not edit.
 
 Whoever updates the parameters during a sequence leaves terms of old parameters in the traces: then
 even RTRL, which is exact otherwise, has not the gradient of the loss at the parameters of now. Here
@@ -25,9 +31,10 @@ a step are compared with that of BPTT through the whole stream, recomputed from 
 the parameters of that step (the approximation and the updates together), and in brackets with that
 of RTRL, whose trace is as old as theirs (the approximation alone). All are cosines, in the mean
 over steps and {seeds} seeds, by the learning rate; at 0 nothing is old. *Best* is the rate with
-the lowest loss in the second half of the stream: what happens at larger ones is of little interest.
+the lowest loss in the second half of the stream, in the mean over seeds.
 *undefined* is an angle of which one gradient is zero or not finite, at one step of one seed.
 """
+DRAWN = "Cosine to the recomputed gradient (lines) and to RTRL (dotted), by learning rate"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +67,22 @@ class Study:
         ]
         return min(losses)[1] if losses else None
 
-    def _mean(self, values: Any, every: int, rate: float) -> float | None:
+    def is_larger(self, one: Place, other: Place, every: int, rate: float) -> bool | None:
+        """Return whether a rule's measure is larger; ``None`` where the seeds leave that open."""
+        own, theirs = (
+            self._seeds(self.found["gradients"][rule][measure], every, rate)
+            for rule, measure in (one, other)
+        )
+        differences = [a - b for a, b in zip(own, theirs, strict=True)]
+        return counts(statistics.fmean(differences), standard_error(differences))
+
+    def _seeds(self, values: Any, every: int, rate: float) -> list[Any]:
         row = self.settings["every"].index(every)
-        found = values[row][self.settings["rates"].index(rate)]
+        found: list[Any] = values[row][self.settings["rates"].index(rate)]
+        return found
+
+    def _mean(self, values: Any, every: int, rate: float) -> float | None:
+        found = self._seeds(values, every, rate)
         return None if any(value is None for value in found) else statistics.fmean(found)
 
 
@@ -77,23 +97,33 @@ def _place(settings: dict[str, Any]) -> tuple[int, int]:
     return TASKS.index(settings["task"]), list(words.CELLS).index(settings["cell"])
 
 
-def section(studies: list[Study], picture: list[str]) -> list[str]:
-    """Return the section of the page."""
+def page(studies: list[Study]) -> list[str]:
+    """Return the page."""
     settings = studies[0].settings
-    lines = [
-        TEXT.format(
-            units=settings["units"],
-            steps=settings["steps"],
-            every=" or ".join(map(str, settings["every"])),
-            seeds=len(settings["seeds"]),
-        ),
-        *_at_best(studies),
-        *picture,
-    ]
+    text = TEXT.format(
+        units=settings["units"],
+        steps=settings["steps"],
+        every=" or ".join(map(str, settings["every"])),
+        seeds=len(settings["seeds"]),
+    )
+    lines = [text, *_at_best(studies), *words.picture("online_updates", DRAWN)]
     for every in settings["every"]:
-        lines += [f"With an update every {'step' if every == 1 else f'{every} steps'}:", ""]
+        lines += [f"## An update every {'step' if every == 1 else f'{every} steps'}", ""]
         lines += table(_head(studies), _rows(studies, every))
     return lines
+
+
+def summary(studies: list[Study]) -> list[str]:
+    """Return what the evidence says of it, with a link."""
+    settings = studies[0].settings
+    text = (
+        "Who updates the parameters during a sequence leaves old ones in the traces. In streams of "
+        f"{settings['steps']} steps with an update every {' or '.join(map(str, settings['every']))}"
+        f" steps ({words.counted(len(studies), 'network')}), gradients are compared with exact ones"
+        " for the parameters of now: [all numbers](online_updates.md). They are of angles, not of "
+        "what is learned."
+    )
+    return ["## Updates while the sequence runs", "", text, "", *_compared(studies)]
 
 
 def _at_best(studies: list[Study]) -> list[str]:
@@ -107,27 +137,31 @@ def _at_best(studies: list[Study]) -> list[str]:
                 rows.append([study.name, str(every), f"{best:g}", *entries])
     rules = map(words.way, studies[0].settings["rules"])
     head = ["", "update every", "best", *rules]
-    return ["At the best rate:", "", *table(head, rows), *_compared(studies)]
+    return ["## At the best rate", "", *table(head, rows), *_compared(studies)]
 
 
 def _compared(studies: list[Study]) -> list[str]:
     """Return whether age or approximation costs more, at the best rate where anything ages."""
-    aged, cheaper, told = [], 0, 0
+    ages: list[float] = []
+    answers: list[bool | None] = []
     for study in studies:
         for every in study.settings["every"]:
             best = study.best(every)
             age = study.mean(EXACT, OLD, every, best) if best else None
             other = study.mean(APPROXIMATE, OWN, every, best) if best else None
-            if age is not None and other is not None:
-                aged.append(age)
-                told += 1
-                cheaper += age > other
-    if not told:
+            if best and age is not None and other is not None:
+                ages.append(age)
+                places = (EXACT, OLD), (APPROXIMATE, OWN)
+                answers.append(study.is_larger(*places, every, best))
+    if not ages:
         return []
     return [
-        "Where that is not 0, the cosine of RTRL to the recomputed gradient is "
-        f"{words.digits(min(aged))} to {words.digits(max(aged))}: the age of its trace costs less "
-        f"than the approximation of {words.way(APPROXIMATE)} in {cheaper} of {told} cases.",
+        "At the rate with the lowest loss, where that is not 0, the cosine of `RTRL` to the "
+        f"recomputed gradient is {words.digits(min(ages))} to {words.digits(max(ages))}: the age "
+        f"of its trace turns the gradient by less than the approximation of "
+        f"{words.way(APPROXIMATE)} in {answers.count(True)} of "
+        f"{words.counted(len(ages), 'case')}, by more in {answers.count(False)}; in "
+        f"{answers.count(None)} the seeds leave it open.",
         "",
     ]
 

@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable
 
 from ..markdown import table
 from . import words
-from .findings import REFERENCE, Findings, Run, price_of
-from .statements import PART, Case, Statement, verdict
-
-HOLDS = {True: "yes", False: "**no**", None: "says nothing"}
+from .findings import PART, REFERENCE, Findings, Run, price_of
+from .statements import Case, Outcome, Statement, tally, verdict
 
 
 def tasks(findings: Findings) -> list[str]:
@@ -46,13 +44,13 @@ def summary(findings: Findings) -> list[str]:
         worst = words.MISSING
         if kept.parts:
             part, task, cell = kept.parts[0]
-            worst = f"{words.digits(part)} ({task}, {words.cell(cell)})"
+            worst = f"{words.digits(part)} ({words.pair(task, cell)})"
         rows.append(
             [
                 words.way(way),
                 words.digits(kept.median),
                 worst,
-                f"{sum(part >= PART for part, *_ in kept.parts)} of {len(kept.parts)}",
+                " / ".join(str(kept.matched.count(answer)) for answer in (True, None, False)),
                 f"{kept.reached} of {kept.tried}",
                 *(words.times(_median(findings.ratios(way, what))) for what in PRICES),
                 words.traces(_median(_prices(findings, way, "trace_bytes"))),
@@ -62,7 +60,7 @@ def summary(findings: Findings) -> list[str]:
         "way",
         "keeps",
         "at worst",
-        f"keeps {PART}",
+        f"keeps {PART}: yes / undecided / no",
         "reaches the threshold",
     ]
     return table([*head, "time of a step", "working memory", "traces"], rows)
@@ -123,17 +121,40 @@ def price(
     return entry
 
 
-def wide(findings: Findings) -> list[str]:
-    """Return the scores of all tasks and cells: a row a pair, a column a way."""
+def by_way(findings: Findings, cell: str) -> list[str]:
+    """Return the scores of a cell: a row a task, a column a way."""
+    tasks = [task for task, other in findings.pairs() if other == cell]
     rows = (
-        [
-            task,
-            words.cell(cell),
-            *(words.score(findings.find(task, cell, way)) for way in findings.ways),
-        ]
-        for task, cell in findings.pairs()
+        [task, *(words.score(findings.find(task, cell, way)) for way in findings.ways)]
+        for task in tasks
     )
-    return table(["task", "cell", *map(words.way, findings.ways)], rows)
+    return table(["task", *map(words.way, findings.ways)], rows)
+
+
+def of_cells(findings: Findings, entry: Callable[[Findings, str], str]) -> list[str]:
+    """Return a row a cell with what there is of each way, but for the reference."""
+    ways = [way for way in findings.ways if way != REFERENCE]
+    rows = []
+    for cell in findings.cells:
+        found = findings.of_cell(cell)
+        tried = sum(run.key[2] == REFERENCE for run in found.runs)
+        learned = f"{len(found.kept(REFERENCE).parts)} of {tried}"
+        rows.append([words.cell(cell), learned, *(entry(found, way) for way in ways)])
+    return table(["cell", f"{words.way(REFERENCE)} learns", *map(words.way, ways)], rows)
+
+
+def part_of_cell(findings: Findings, way: str) -> str:
+    """Return what is kept in the median and at worst, and in how many tasks it matches."""
+    kept = findings.kept(way)
+    if not kept.parts:
+        return words.MISSING
+    counts = " / ".join(str(kept.matched.count(answer)) for answer in (True, None, False))
+    return f"{words.digits(kept.median)}, at worst {words.digits(kept.parts[0][0])}; {counts}"
+
+
+def price_of_cell(findings: Findings, way: str) -> str:
+    """Return time and memory over those of backpropagation, in the median over tasks."""
+    return ", ".join(words.times(_median(findings.ratios(way, what))) for what in PRICES)
 
 
 def failures(runs: Iterable[Run]) -> list[str]:
@@ -158,25 +179,39 @@ def refusals(runs: Iterable[Run]) -> list[str]:
     return table(["way", "cell", "why it is refused"], rows) if rows else []
 
 
-def statements(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
-    """Return the verdicts."""
+def verdicts(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
+    """Return what was found about each statement, in short."""
+    rows = []
+    for count, (statement, cases) in enumerate(judged, start=1):
+        found = tally(cases)
+        numbers = (str(found[outcome]) for outcome in Outcome)
+        rows.append([str(count), statement.claim, f"**{verdict(cases)}**", *numbers])
+    return table(["", "statement", "here", "yes", "no", "undecided", "left out"], rows)
+
+
+def criteria(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
+    """Return who says it, how it is judged, and what was left out."""
     rows = (
-        [
-            str(count),
-            statement.claim,
-            statement.source,
-            statement.criterion,
-            f"**{verdict(cases)}**",
-        ]
+        [str(count), statement.source, statement.criterion, left_out(cases)]
         for count, (statement, cases) in enumerate(judged, start=1)
     )
-    return table(["", "statement", "source", "criterion", "verdict"], rows)
+    return table(["", "source", "holds in a case, if", "left out"], rows)
+
+
+def left_out(cases: list[Case]) -> str:
+    """Return how many cases say nothing, and why."""
+    reasons: dict[str, list[str]] = {}
+    for case in cases:
+        if case.outcome is Outcome.LEFT_OUT:
+            reasons.setdefault(case.why, []).append(case.name)
+    told = [f"{why} ({len(names)}: {'; '.join(names)})" for why, names in reasons.items()]
+    return ". ".join(told) or "none"
 
 
 def cases(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
     """Return what each verdict rests on."""
     rows = (
-        [str(count), case.name, case.numbers, HOLDS[case.holds]]
+        [str(count), case.name, case.numbers, case.outcome.value]
         for count, (_, found) in enumerate(judged, start=1)
         for case in found
     )

@@ -32,6 +32,10 @@ CELLS = {
     "alif": "recurrent ALIF",
 }
 REFUSED, MISSING, NEVER = "refused", DASH, "never"
+EDGES = {-1: " ▾", 0: "", 1: " ▴"}
+"""Behind a score: its rate is the lowest, or the highest, that was tried."""
+
+PICTURES = "_static/evidence"
 
 
 def way(name: str) -> str:
@@ -43,6 +47,27 @@ def way(name: str) -> str:
 def cell(name: str) -> str:
     """Return how a cell is called."""
     return CELLS.get(name, name)
+
+
+def pair(task: str, cell_name: str) -> str:
+    """Return how a task and a cell are called together."""
+    return f"{task}, {cell(cell_name)}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return how many there are of something."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def picture(name: str, described: str) -> list[str]:
+    """Return the lines that show a plot."""
+    return [
+        f"```{{image}} {PICTURES}/{name}.png",
+        f":alt: {described}",
+        ":class: picture",
+        "```",
+        "",
+    ]
 
 
 def plain(text: str) -> str:
@@ -59,7 +84,7 @@ def digits(value: float | None) -> str:
 
 
 def score(run: Run | None) -> str:
-    """Return mean and spread over seeds, and every lane and seed that was lost."""
+    """Return mean and spread over seeds, every lane and seed that was lost, and an edge."""
     if run is None:
         return MISSING
     if not run.ran:
@@ -70,7 +95,7 @@ def score(run: Run | None) -> str:
     text = f"{digits(run.mean)} ± {digits(run.spread)}"
     if run.lost:
         text += f" (**{run.lost} of {len(run.record.settings.seeds)} diverged**)"
-    return text + (f" ✗{lanes}" if lanes else "")
+    return text + (f" ✗{lanes}" if lanes else "") + EDGES[run.at_edge]
 
 
 def to_threshold(run: Run | None) -> str:
