@@ -75,8 +75,8 @@ def test_two_processes_learn_and_save_what_one_does(example, monkeypatch, tmp_pa
 
 
 WRONG_OPTIONS = {
-    "--parts 0": "--parts: expected a whole number from 1, got '0'",
-    "--devices=-2": "--devices: expected a whole number from 1, got '-2'",
+    "--parts 0": "--parts: expected a whole number of 1 or more, got '0'",
+    "--devices=-2": "--devices: expected a whole number of 1 or more, got '-2'",
     "--processes 2": "belong together",
     "--coordinator a:1 --processes 2": "belong together",
     "--coordinator a:1 --processes 2 --process 2": "counted from 0 to 1, got 2",

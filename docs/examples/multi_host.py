@@ -152,7 +152,9 @@ def at_least(least):
 
     def whole_number(text):
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, got {text!r}")
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number of {least} or more, got {text!r}"
+            )
         return int(text)
 
     return whole_number
