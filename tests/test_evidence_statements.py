@@ -88,7 +88,7 @@ def test_verdicts_tell_whether_all_decided_cases_agree():
     def said(*outcomes):
         return statements.verdict([statements.Case("", "", outcome) for outcome in outcomes])
 
-    holds, fails, undecided, left_out = statements.Outcome
+    holds, undecided, fails, left_out = statements.Outcome
     assert said(holds, fails, undecided) == "mixed"
     assert said(fails, fails) == "fails"
     assert said(holds, undecided, left_out) == "holds where decided"

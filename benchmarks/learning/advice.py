@@ -68,10 +68,11 @@ def _best(whose: str, rules: list[Rule]) -> str | None:
     second = [rule for rule in rules if rule.worst >= worst - CLOSE]
     times = words.between([rule.time for rule in first])
     memory = words.between([rule.memory for rule in first])
+    keep = "keeps" if len(first) == 1 else "keep"
     return (
-        f"{whose}, most is kept in the median by {_named(first)} ({words.digits(median)}; "
-        f"{times} times the time, {memory} times the memory), and at worst by {_named(second)} "
-        f"({words.digits(worst)})."
+        f"{whose}, {_named(first)} {keep} most in the median ({words.digits(median)}; {times} "
+        f"times the time, {memory} times the memory); the best in their worst pair are "
+        f"{_named(second)} ({words.digits(worst)})."
     )
 
 

@@ -8,7 +8,7 @@ from .findings import Findings, Run, price_of
 TIME, LONE = "seconds_per_step", "seconds_per_lone_step"
 MEMORY, LONE_MEMORY = "peak_bytes", "lone_peak_bytes"
 
-HEAD = """# Scores, gradients and prices
+HEAD = """# Evidence: scores, gradients and prices
 
 A part of [the evidence](evidence.md), written with it from the same records; do not edit. The signs
 are explained [there](evidence.md#how-to-read-the-tables).

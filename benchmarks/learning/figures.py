@@ -61,8 +61,7 @@ def _dress(panel: Any, title: str = "") -> None:
 
 
 def _finish(figure: Any, panels: Any, path: Path) -> None:
-    """Put one legend below all panels, and write the same small file for the same numbers."""
-    image = optional_import("PIL.Image", "benchmarks")
+    """Put one legend below all panels, and write the file."""
     shown: dict[str, Any] = {}
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
@@ -70,6 +69,12 @@ def _finish(figure: Any, panels: Any, path: Path) -> None:
     figure.legend(
         shown.values(), shown, loc="outside lower center", ncols=2, fontsize=SIZE - 1, frameon=False
     )
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write the same small file for the same numbers."""
+    image = optional_import("PIL.Image", "benchmarks")
     path.parent.mkdir(parents=True, exist_ok=True)
     with io.BytesIO() as drawn:
         figure.savefig(drawn, dpi=DPI)
@@ -189,6 +194,44 @@ def scores_against_price(findings: Findings, path: Path) -> None:
     for panel in panels[-1]:
         panel.set_xlabel("µs a step", fontsize=SIZE)
     _finish(figure, panels.flat, path)
+
+
+def kept_by_task(findings: Findings, path: Path) -> None:
+    """Draw what each way keeps of the gain of backpropagation: a field a task and a cell.
+
+    Fields are grey where backpropagation has not learned, and empty where nothing was run.
+    """
+    tasks, cells = findings.tasks, findings.cells
+    ways = [way for way in findings.ways if way != REFERENCE]
+    rows = max(1, -(-len(ways) // 2))
+    figure = _figure(rows * (0.22 * len(tasks) + 0.9))
+    panels = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
+    for panel, way in zip(panels.flat, ways, strict=False):
+        for x, cell in enumerate(cells):
+            for y, task in enumerate(tasks):
+                if findings.find(task, cell, way) and findings.find(task, cell, REFERENCE):
+                    _field(panel, x, y, findings.part(task, cell, way))
+        panel.set_xlim(-0.5, len(cells) - 0.5)
+        panel.set_ylim(len(tasks) - 0.5, -0.5)
+        panel.set_xticks(range(len(cells)), map(words.cell, cells), rotation=90)
+        panel.set_yticks(range(len(tasks)), tasks)
+        panel.tick_params(labelsize=SIZE - 1.5, length=0)
+        panel.spines[:].set_visible(False)
+        panel.set_title(words.plain(words.way(way)), fontsize=SIZE)
+    for panel in panels.flat[len(ways) :]:
+        panel.set_visible(False)
+    _save(figure, path)
+
+
+def _field(panel: Any, x: int, y: int, part: float | None) -> None:
+    """Colour one field by the part that is kept, and write it there."""
+    patch = optional_import("matplotlib.patches", "benchmarks").Rectangle
+    colours = optional_import("matplotlib", "benchmarks").colormaps["viridis"]
+    colour = "lightgray" if part is None else colours(max(0.0, part))
+    panel.add_patch(patch((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor="white", lw=0.6))
+    if part is not None:
+        ink = "black" if part > 0.6 else "white"
+        panel.text(x, y, words.digits(part), fontsize=5, color=ink, ha="center", va="center")
 
 
 def online_updates(studies: list[Study], path: Path) -> None:

@@ -45,6 +45,8 @@ the decay {decay:g} everywhere, which nobody has tuned.
   cases are compared, some will count by luck.
 - ▾ and ▴ mark scores whose rate is the lowest or the highest of those that were tried: they might
   be better with another rate.
+- *reaches the threshold*: the mean score is at least that of the
+  [task](evidence_details.md#tasks).
 - ✗n: n of the {lanes} lanes (rates times seeds) of the run ended in numbers that are not finite.
 - *refused*: the library does not take such networks for the rule. A dash: not run.
 - Working memory is what the compiler sets aside for the gradient, and traces are what is kept
@@ -130,7 +132,7 @@ def errors_of_prices(findings: Findings) -> str:
     apart = statistics.median(max(ratio, 1 / ratio) for ratio in ratios)
     return (
         "Times are the shortest of several calls while other programs ran: a program that was "
-        f"timed twice took {words.between(ratios)} times as long the second time, half of "
+        f"timed twice took {words.between(ratios)} times as long the other time, half of "
         f"{words.counted(len(ratios), 'pair')} within a factor of {words.times(apart)}."
     )
 
@@ -140,7 +142,8 @@ def _pareto(core: Findings) -> list[str]:
         return []
     text = (
         "A point is the median over tasks, its line goes from the worst to the best task; the grey "
-        "steps join what nothing else beats in both. [By task](evidence_details.md#price)."
+        "steps join what nothing else beats in both, be it by less than the error of prices. "
+        "[By task](evidence_details.md#price)."
     )
     return [
         *words.picture("pareto", "Part of the gain that is kept, against the price"),

@@ -4,7 +4,7 @@ from . import statements, tables
 from .findings import ERRORS, Findings
 from .statements import Case, Statement
 
-HEAD = """# What the literature says
+HEAD = """# Evidence: what the literature says
 
 A part of [the evidence](evidence.md), written with it from the same records; do not edit. The signs
 are explained [there](evidence.md#how-to-read-the-tables).
@@ -27,8 +27,8 @@ def summary(findings: Findings) -> list[str]:
     text = (
         "Statements of the literature on networks, tasks and budgets of these runs, which are not "
         "those of the papers. Numbers are of cases, most of them a task and a cell; a case is "
-        "undecided where the spread over seeds leaves it open, and left out where there is nothing "
-        "to compare with. [Sources, criteria and all cases](evidence_literature.md)."
+        "undecided where the spread leaves it open, and left out where there is nothing to compare "
+        "with. [Sources, criteria and all cases](evidence_literature.md)."
     )
     return ["## What the literature says", "", text, "", *tables.verdicts(_judged(findings))]
 

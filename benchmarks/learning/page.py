@@ -79,6 +79,8 @@ def draw(findings: Findings, studies: list[study.Study], folder: Path) -> list[P
             "cosine": lambda path: figures.over_training(core, path, _cosine, "cosine to BPTT"),
             "price": lambda path: figures.scores_against_price(core, path),
         }
+    if findings.of("wide").runs:
+        drawn["tasks"] = lambda path: figures.kept_by_task(wide.runs_of(findings), path)
     if core.complete().runs:
         drawn["pareto"] = lambda path: figures.pareto(core.complete(), path)
     if studies:

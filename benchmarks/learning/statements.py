@@ -34,8 +34,8 @@ class Outcome(enum.Enum):
     """What one case says, as the page writes it."""
 
     HOLDS = "yes"
-    FAILS = "**no**"
     UNDECIDED = "undecided"
+    FAILS = "**no**"
     LEFT_OUT = "left out"
 
 

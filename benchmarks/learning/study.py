@@ -19,7 +19,7 @@ OWN, OLD = "cosine_to_rtrl", "cosine_to_bptt"
 Place = tuple[str, str]
 """A rule and a measure."""
 
-TEXT = """# Gradients while the parameters change
+TEXT = """# Evidence: gradients while the parameters change
 
 A part of [the evidence](evidence.md), written with it from the same records; do not edit.
 

@@ -50,7 +50,7 @@ def summary(findings: Findings) -> list[str]:
                 words.way(way),
                 words.digits(kept.median),
                 worst,
-                " / ".join(str(kept.matched.count(answer)) for answer in (True, None, False)),
+                _answers(kept.matched),
                 f"{kept.reached} of {kept.tried}",
                 *(words.times(_median(findings.ratios(way, what))) for what in PRICES),
                 words.traces(_median(_prices(findings, way, "trace_bytes"))),
@@ -60,7 +60,7 @@ def summary(findings: Findings) -> list[str]:
         "way",
         "keeps",
         "at worst",
-        f"keeps {PART}: yes / undecided / no",
+        f"keeps {PART}: yes/undecided/no",
         "reaches the threshold",
     ]
     return table([*head, "time of a step", "working memory", "traces"], rows)
@@ -148,8 +148,13 @@ def part_of_cell(findings: Findings, way: str) -> str:
     kept = findings.kept(way)
     if not kept.parts:
         return words.MISSING
-    counts = " / ".join(str(kept.matched.count(answer)) for answer in (True, None, False))
-    return f"{words.digits(kept.median)}, at worst {words.digits(kept.parts[0][0])}; {counts}"
+    worst = words.digits(kept.parts[0][0])
+    return f"{words.digits(kept.median)} ({worst}), {_answers(kept.matched)}"
+
+
+def _answers(found: list[bool | None]) -> str:
+    """Return how often the answer is yes, how often it is open, and how often it is no."""
+    return "/".join(str(found.count(answer)) for answer in (True, None, False))
 
 
 def price_of_cell(findings: Findings, way: str) -> str:
@@ -186,7 +191,7 @@ def verdicts(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
         found = tally(cases)
         numbers = (str(found[outcome]) for outcome in Outcome)
         rows.append([str(count), statement.claim, f"**{verdict(cases)}**", *numbers])
-    return table(["", "statement", "here", "yes", "no", "undecided", "left out"], rows)
+    return table(["", "statement", "here", "yes", "undecided", "no", "left out"], rows)
 
 
 def criteria(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:

@@ -8,14 +8,14 @@ SAME = 0.999
 
 EXACT_ONLINE = "d_rtrl"
 
-HEAD = """# Other tasks and cells
+HEAD = """# Evidence: other tasks and cells
 
 A part of [the evidence](evidence.md), written with it from the same records; do not edit. The signs
 are explained [there](evidence.md#how-to-read-the-tables).
 """
 KEPT = """Each entry is of the tasks that BPTT learns: the part of its gain over chance that a way
-keeps, in the median and at worst; then in how many of them this is at least {part}: yes / undecided
-/ no.
+keeps, in the median and (in brackets) at worst; then in how many of them this is at least {part}:
+yes/undecided/no.
 """
 PRICES = """Time of a step and working memory, over those of BPTT, in the median over tasks:
 """
@@ -61,7 +61,14 @@ def render(findings: Findings) -> list[str]:
 
 
 def _kept(whole: Findings) -> list[str]:
-    return tables.of_cells(whole, tables.part_of_cell)
+    described = "The part of the gain of BPTT that each way keeps, by task and cell"
+    below = f"{described}; grey: BPTT has not learned; empty: not run."
+    return [
+        *tables.of_cells(whole, tables.part_of_cell),
+        *words.picture("tasks", described),
+        below,
+        "",
+    ]
 
 
 def _same(whole: Findings) -> list[str]:

@@ -130,7 +130,7 @@ def times(value: float | None) -> str:
     """Return a ratio."""
     if value is None:
         return MISSING
-    return f"{value:.2f}" if value < 9.995 else f"{value:.3g}"
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
 def between(values: list[float]) -> str:
