@@ -12,7 +12,10 @@ are explained [there](evidence.md#how-to-read-the-tables).
 Statements of the literature that these runs can test, judged by the records whatever comes out.
 Networks, tasks and budgets are not those of the papers: what does not hold here may hold there. The
 limits of the criteria were fixed before the runs. That a case is undecided which is no further from
-the limit than {errors:g} times its standard error was added when the first of them had been seen.
+the limit than {errors:g} times its standard error was added when the first of them had been seen,
+and so was that prices are judged over all tasks of a cell, not task by task. Standard errors are
+over seeds, but for prices (over tasks) and cosines (over points of training).
+
 Cases are left out where there is nothing to compare with: the other way has not come half the way
 from chance to the threshold of the task. A statement is then judged on the easier tasks alone.
 """
