@@ -1,6 +1,7 @@
 """Count what learners send between eight CPU devices; print it, a line of JSON for each case.
 
-Run by `test_sharding.py`. The table of `docs/sharding.md` is what this prints for ``table``, with
+Run by `test_sharding.py`, with arguments like those of `sharding_program`. The table of
+`docs/sharding.md` is what this prints for ``table``, with
 ``XLA_FLAGS=--xla_force_host_platform_device_count=8``.
 """
 
@@ -14,7 +15,15 @@ import compilation
 import jax
 import jax.numpy as jnp
 import sharding_program
-from sharding_program import MESHES, MODELS, learner_of, loss_of, mesh_of
+from sharding_program import (
+    MESHES,
+    MODELS,
+    has_states,
+    learner_of,
+    loss_of,
+    mesh_of,
+    share_of,
+)
 
 import braintrace
 from benchmarks.collectives import messages
@@ -58,10 +67,16 @@ def count(name, parts, rule="d_rtrl", states=1, vmap=False, only=None):
         if only is None or what in only
     }
     traces = [leaf for leaf in jax.tree.leaves(state.traces) if leaf.ndim > 1]
-    own = sum(leaf.addressable_shards[0].data.nbytes for leaf in traces)
+    arrays = {"traces": traces, "hidden": state.hidden, "parameters": state.parameters}
     case = {"model": name, "mesh": parts, "rule": rule, "states": states, "vmap": vmap}
-    bytes_ = {"traces": sum(leaf.nbytes for leaf in traces), "on a device": own}
+    bytes_ = {what: in_all_and_on_a_device(tree) for what, tree in arrays.items()}
     return {"case": case, "bytes": bytes_, "messages": found}
+
+
+def in_all_and_on_a_device(tree):
+    leaves = jax.tree.leaves(tree)
+    own = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    return sum(leaf.nbytes for leaf in leaves), own
 
 
 def show(*case, **options):
@@ -70,10 +85,10 @@ def show(*case, **options):
 
 def day():
     sharding_program.day()
-    show("recurrent", (4, 2), states=2, only=("model", "traces", "gradient"))
-    show("padded", (1, 8), only=("model", "traces", "gradient"))
+    show("mixed", (4, 2), states=2, only=("model", "traces", "gradient", "stream"))
     show("lstm", (1, 8), only=("model", "traces", "gradient"))
-    show("element_wise", (8, 1), "es_d_rtrl", only=("gradient",))
+    show("readout", (4, 2), "es_d_rtrl", only=("gradient",))
+    show("gru", (4, 2), "immediate", only=("gradient",))
 
 
 def table():
@@ -83,8 +98,8 @@ def table():
     print("|---|---|---|" + "---|" * len(shown), flush=True)
     for name, parts in itertools.product(MODELS, MESHES):
         found = count(name, parts, only=shown)
-        size = found["bytes"]
-        row = [name, "x".join(map(str, parts)), f"1/{size['traces'] / size['on a device']:.3g}"]
+        total, own = found["bytes"]["traces"]
+        row = [name, "x".join(map(str, parts)), f"1/{total / own:.3g}"]
         row += [in_words(found["messages"][what]) for what in shown]
         print("|", " | ".join(row), "|", flush=True)
 
@@ -98,14 +113,18 @@ def in_words(found):
     return ", ".join(parts) or "none"
 
 
-def night():
+def night(share):
     rules = ("d_rtrl", "es_d_rtrl", "immediate")
     styles = ((1, False), (2, False), (1, True))
-    for name, parts, rule, (states, vmap) in itertools.product(MODELS, MESHES, rules, styles):
-        if not (name in ("gru", "lstm") and states == 2):
-            show(name, parts, rule, states, vmap)
+    rows = [
+        (name, parts, rule, states, vmap)
+        for name, parts, rule, (states, vmap) in itertools.product(MODELS, MESHES, rules, styles)
+        if has_states(name, states)
+    ]
+    for row in share_of(rows, share):
+        show(*row)
 
 
 if __name__ == "__main__":
     compilation.compile_in_a_hurry()
-    {"day": day, "night": night, "table": table}[sys.argv[1]]()
+    {"day": day, "night": night, "table": table}[sys.argv[1]](*sys.argv[2:])

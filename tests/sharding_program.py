@@ -1,7 +1,8 @@
 """Divide small learners over eight CPU devices; print how far they are from one device.
 
 Run by `test_sharding.py` in a process of its own, for the number of devices is fixed when JAX
-starts. The argument says which rows: of the day, or all. Each line: case, deviation.
+starts. The argument says which rows: of the day, or, with a share such as ``3/12``, of the night.
+Each line: case, deviation.
 """
 
 import contextlib
@@ -48,7 +49,10 @@ PADDED = matrix(
 
 
 class Cell(brainstate.nn.Module):
-    """Leaky units, of one state or two; what drives them is a function."""
+    """Leaky units, of one state or two; what drives them is a function.
+
+    With a weight ``o``, a product of their states is the output.
+    """
 
     def __init__(self, drive, states, shape, **weights):
         super().__init__()
@@ -63,12 +67,13 @@ class Cell(brainstate.nn.Module):
 
     def update(self, x):
         values = {name: state.value for name, state in self.params.items()}
+        readout = values.pop("o", None)
         new = 0.8 * self.h.value + jnp.tanh(self.drive(x, self.h.value, **values))
         if self.states_of_unit == 2:
             new = new - 0.3 * self.a.value
             self.a.value = 0.9 * self.a.value + 0.1 * jnp.sin(self.h.value)
         self.h.value = new
-        return self.h.value
+        return new if readout is None else braintrace.matmul(new, readout)
 
 
 def dense(x, h, w, b):
@@ -84,7 +89,9 @@ def masked(x, h, w, r):
 
 
 def conv(x, h, w, b):
-    return braintrace.conv(x, w, b, dimension_numbers=("NWC", "WIO", "NWC"))
+    rows = x.reshape(-1, *x.shape[-2:])  # one sample is a batch of one to `conv`
+    y = braintrace.conv(rows, w, b, dimension_numbers=("NWC", "WIO", "NWC"))
+    return y.reshape(*x.shape[:-1], -1)
 
 
 def by_source(x, h, w, s):
@@ -119,6 +126,7 @@ WEIGHTS = {
     "w": random(INPUTS, UNITS),
     "b": random(UNITS),
     "r": random(UNITS, UNITS),
+    "o": random(UNITS, 3),
     "u": random(UNITS),
     "left": random(INPUTS, 2),
     "right": random(2, UNITS),
@@ -143,6 +151,7 @@ MODELS = {
     "lora": cell(lora, "left right"),
     "element_wise": cell(element_wise, "u", random(LENGTH, BATCH, UNITS)),
     "embedding": cell(embedding, "", RANDOM.integers(0, 9, (LENGTH, BATCH)), w=random(9, UNITS)),
+    "readout": cell(dense, "w b o"),
     "gru": (lambda states: braintrace.nn.GRUCell(INPUTS, UNITS), XS),
     "lstm": (lambda states: braintrace.nn.LSTMCell(INPUTS, UNITS), XS),
 }
@@ -359,16 +368,30 @@ def day():
     against_backpropagation()
 
 
-def night():
+def has_states(name, states):
+    """Cells of the library have the states that they have."""
+    return states == 1 or name not in ("gru", "lstm")
+
+
+def share_of(rows, share):
+    """Return one of equal shares of rows: of ``"0/3"``, every third from the first on."""
+    number, shares = map(int, share.split("/"))
+    return rows[number::shares]
+
+
+def night(share):
     rules, kinds = ("d_rtrl", "es_d_rtrl", "immediate"), ("Auto", "Explicit")
-    for name, drive, rule in itertools.product(MODELS, DRIVES, rules):
-        for states, vmap in ((1, False), (2, False), (1, True)):
-            if name in ("gru", "lstm") and states == 2:
-                continue
-            places = itertools.product(MESHES, kinds)
-            numbers(name, drive, *places, rule=rule, states=states, vmap=vmap)
+    styles = ((1, False), (2, False), (1, True))
+    rows = [
+        (name, drive, rule, states, vmap)
+        for name, drive, rule, (states, vmap) in itertools.product(MODELS, DRIVES, rules, styles)
+        if has_states(name, states)
+    ]
+    for name, drive, rule, states, vmap in share_of(rows, share):
+        places = itertools.product(MESHES, kinds)
+        numbers(name, drive, *places, rule=rule, states=states, vmap=vmap)
 
 
 if __name__ == "__main__":
     compilation.compile_in_a_hurry()
-    {"day": day, "night": night}[sys.argv[1]]()
+    {"day": day, "night": night}[sys.argv[1]](*sys.argv[2:])

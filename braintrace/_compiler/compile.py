@@ -22,6 +22,7 @@ from typing import Any
 import brainstate
 
 from .._arguments import BOOLEAN, MARK, MODEL, NOT_NEGATIVE, check_option
+from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph import (
     FOLLOWS_ALL,
     Boundary,
@@ -177,7 +178,7 @@ def divided_graph(
     parts, mesh
         Into how many parts its units are divided, and where; ``None``: nowhere yet.
     """
-    if parts == 1 or method.boundary not in BY_POSITION:
+    if parts == 1 or method.boundary not in (*BY_POSITION, "closed"):
         return graph
     apart = with_gates_apart(graph.traced, parts, mesh)
     if apart is None:
@@ -194,6 +195,34 @@ def divided_graph(
     parts_of_graph = (traced, tuple(step.groups), tuple(relations), graph.diagnostics)
     found = ETraceGraph(*parts_of_graph, needs=method.needs, trace_specs={})
     return dataclasses.replace(found, trace_specs=method.trace_specs(found, every_state))
+
+
+def with_every_operation(graph: ETraceGraph, method: TraceMethod, every_state: bool) -> ETraceGraph:
+    """Return a graph that also has the operations that the rule carries no traces of.
+
+    Their outputs lie on the positions of hidden groups all the same. Rules of the whole state
+    keep their graph: what they carry is in no order of positions.
+
+    Parameters
+    ----------
+    graph, method, every_state
+        The compiled model, its rule, and an option that it was compiled with.
+    """
+    carried = {relation.equation: relation for relation in graph.hidden_param_op_relations}
+    equations = graph.traced.program.equations
+    marked = {i for i, e in enumerate(equations) if e.primitive in ETP_PRIMITIVE_SPECS}
+    if marked <= carried.keys() or method.boundary not in (*BY_POSITION, "closed"):
+        return graph
+    step = _grouped(graph.traced, every_state, method.boundary)
+    relations = [
+        dataclasses.replace(relation, key=carried[relation.equation].key)
+        if relation.equation in carried
+        else dataclasses.replace(relation, key=f"{relation.key} without traces")
+        for relation in find_relations(step)
+    ]
+    return dataclasses.replace(
+        graph, hidden_groups=tuple(step.groups), hidden_param_op_relations=tuple(relations)
+    )
 
 
 def _of_gate(relation: HiddenParamOpRelation, gate: Gate, name: str) -> HiddenParamOpRelation:

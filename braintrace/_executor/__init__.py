@@ -24,6 +24,7 @@ from .rank_one import RankOneTraces as RankOneTraces
 from .restart import over_first_axis as over_first_axis
 from .restart import restarted as restarted
 from .restart import restarted_probes as restarted_probes
+from .step import Step as Step
 from .step import check_method as check_method
 from .step import chunk_gradient as chunk_gradient
 from .step import plain_step as plain_step

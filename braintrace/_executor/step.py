@@ -6,6 +6,7 @@ zero and whose derivative, given the learning signal, is the rule's gradient.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -78,6 +79,7 @@ def single_step(
     inputs: Inputs,
     traces: Traces,
     restart: jax.Array | None = None,
+    place: Callable[[Records], Records] = lambda records: records,
 ) -> Step:
     """Run one step whose derivative goes through the traces, never through old states.
 
@@ -89,6 +91,8 @@ def single_step(
         Values of the program's inputs.
     restart
         Which samples have started anew before the step; ``None``: none.
+    place
+        Returns records where devices are to have them.
     """
     if isinstance(method, PassingTraces):
         return _passed_step(graph, method, inputs, traces, restart)
@@ -97,7 +101,7 @@ def single_step(
     found = jacobians(graph, inputs, weights)
     if restart is not None:
         found = restarted(graph, found, restart)
-    records = as_chunk(found)
+    records = place(as_chunk(found))
     before = jax.lax.stop_gradient(traces)
     after = method.update(graph, jax.lax.stop_gradient(weights), records, before)
 

@@ -5,16 +5,16 @@ the Jacobians are then computed from what it has recorded, mapped over time, so 
 with weights are taken over time and batch together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._jax import Equation, Var, bind
+from .._jax import Equation, Var, bind, runs_on_several_devices
 from .._jaxpr import Rule, evaluate
 from .._typing import PyTree
-from .over_time import mapped, zero_sum
+from .over_time import mapped, run_where_samples_lie, zero_sum
 from .pure_step import PureStep
 from .recording import ChunkResult, record_what_waits
 from .separate import separated
@@ -194,7 +194,9 @@ class AtOnce:
                 known = zip_dict(read, now)
                 given = {var: known[first] for var, first in source.items()}
                 current = {**own, **zip_dict(step.probes, probes), **given}
-                rule = _with_values({var: known[first] for var, first in same.items()})
+                rule = _with_values(
+                    {var: known[first] for var, first in same.items()}, step.varying
+                )
                 found = zip_dict(wanted, evaluate(step.program, wanted, current, rules=rule))
                 return [value_of(atom, found) for atom in results]
 
@@ -210,17 +212,21 @@ class AtOnce:
         return (gradients, jax.tree.unflatten(probe_tree, signal)), outcome
 
 
-def _with_values(known: ByVar) -> Rule:
+def _with_values(known: ByVar, varying: Collection[Var]) -> Rule:
     """Return a rule by which variables have the values that are known, and derivatives as ever.
 
-    Products whose values are there are then not taken again to be differentiated.
+    Products whose values are there are then not taken again to be differentiated. On several
+    devices, those with weights are taken where their samples lie.
     """
+    is_divided = runs_on_several_devices()
 
     def rule(equation: Equation, values: list[Any]) -> list[Any] | None:
+        is_mapped = any(var in varying for var in equation.outvars)
+        found = run_where_samples_lie(equation, values) if is_divided and is_mapped else None
         if not any(var in known for var in equation.outvars):
-            return None
-        found = zip(equation.outvars, bind(equation, values), strict=True)
-        return [_instead(value, known[var]) if var in known else value for var, value in found]
+            return found
+        results = zip(equation.outvars, found or bind(equation, values), strict=True)
+        return [_instead(value, known[var]) if var in known else value for var, value in results]
 
     return rule
 

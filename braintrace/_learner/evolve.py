@@ -94,6 +94,8 @@ def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
 
         def run_chunk(carry: PyTree, now: PyTree) -> PyTree:
             state, (outputs, records) = jax.lax.scan(step, carry[0], now)
+            if algorithm.placement is not None:
+                records = algorithm.placement.records(records)
             return (state, method.update(graph, weights, records, carry[1])), outputs
 
         length = steps_of(sequences)

@@ -212,7 +212,7 @@ class OnlineLearning:
 
         def loss_of_step() -> PyTree:
             before = values_of(self._parameters)
-            run = run_online(algorithm.graph, algorithm.method, traces, restart)
+            run = run_online(algorithm, traces, restart)
             recorder = Recorder(algorithm, run)
             loss, aux = call_step_function(learner, step_fn, recorder, slices, options.has_aux)
             self._check_not_written(before)

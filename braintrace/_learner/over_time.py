@@ -29,16 +29,17 @@ def mapped(
 
     def of_step(now: list[Any]) -> list[Any]:
         current = {**fixed, **zip_dict(list(over_time), now)}
-        return evaluate(program, targets, current, rules=_run_where_samples_lie)
+        return evaluate(program, targets, current, rules=run_where_samples_lie)
 
     return list(jax.vmap(of_step)(list(over_time.values()))) if targets else []
 
 
-def _run_where_samples_lie(equation: Equation, values: list[Any]) -> list[jax.Array] | None:
+def run_where_samples_lie(equation: Equation, values: list[Any]) -> list[jax.Array] | None:
     """Run a marked operation that is mapped over time.
 
-    As an operation it folds samples into time. Samples that lie on different devices would have to
-    be brought together for that; there, time is folded into samples.
+    It is a rule for `evaluate`, which leaves all other operations to JAX. As an operation it folds
+    samples into time. Samples that lie on different devices would have to be brought together for
+    that; there, time is folded into samples.
     """
     if not isinstance(equation.primitive, ETPPrimitive):
         return None

@@ -15,10 +15,9 @@ from .._executor import (
     recorded_step,
     restarted,
     restarted_probes,
-    single_step,
     window_step,
 )
-from .._graph import ETraceGraph, Records, TraceMethod, Weights
+from .._graph import ETraceGraph, Records, Weights
 from .._jax import Var
 from .._runtime import read_arguments, read_states, unwrap, write_states
 from .._typing import Path, path_name
@@ -74,11 +73,11 @@ def _told(graph: ETraceGraph, records: Records, restart: Restart, has_mask: bool
     return dataclasses.replace(records, has_mask=has_mask)
 
 
-def run_online(graph: ETraceGraph, method: TraceMethod, traces: Any, restart: Restart) -> Run:
+def run_online(algorithm: ETraceAlgorithm, traces: Any, restart: Restart) -> Run:
     """Return how a step on its own is run; its records are the traces after it."""
 
     def run(inputs: Inputs) -> Any:
-        step = single_step(graph, method, inputs, traces, restart)
+        step = algorithm.compiled.step_on_its_own(inputs, traces, restart)
         return step.outputs, step.new_states, step.traces
 
     return run

@@ -174,17 +174,21 @@ class Recording:
         For variables that are given for all steps: which of them has the value.
     of_traces
         The records that the traces need.
+    of_products
+        See `Split`.
     """
 
     differentiated: tuple[bool, ...]
     written: tuple[Var, ...]
     source: Mapping[Var, Var]
     of_traces: Results
+    of_products: int = 0
 
     @property
     def bytes_per_step(self) -> int:
         """What every step of a chunk writes."""
-        return sum(map(size_of, vars_of((self.written, self.of_traces.computed))))
+        written = vars_of((self.written, self.of_traces.computed))
+        return self.of_products + sum(map(size_of, written))
 
     def chosen(self, leaves: Iterable[Leaf]) -> list[Leaf]:
         """Return, of something for every leaf of the parameters, that for the differentiated."""
@@ -235,7 +239,8 @@ def record_what_waits(step: StepProgram, split: Split) -> Recording:
     differentiated = tuple(var in reaching for var in step.parameters)
     written = (*split.recorded, *split.ahead)
     records = dataclasses.replace(records, x=in_parts(step.program, records.x, split.source))
-    return Recording(differentiated, written, split.source, results_of(step, records, split.source))
+    of_traces = results_of(step, records, split.source)
+    return Recording(differentiated, written, split.source, of_traces, split.of_products)
 
 
 def in_parts(

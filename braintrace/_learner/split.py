@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import jax.numpy as jnp
 
 from .._compiler import Derivatives
-from .._jax import Atom, Equation, Var, equations_inside, is_var
+from .._jax import Atom, Equation, Var, equations_inside, is_var, runs_on_several_devices
 from .._jaxpr import Program, equal_values, merged
 from .over_time import is_half
 from .stages import MOST_EXTRA, Loops, loops_of
@@ -40,6 +40,9 @@ class Split:
         For each variable that is given after the loops: which variable has its value.
     same
         For each variable with a derivative whose value is there: which has it.
+    of_products
+        Bytes that products for the loss give and take, where these are not among the few that no
+        chunk is cut shorter for.
     """
 
     values: Program
@@ -48,6 +51,7 @@ class Split:
     ahead: tuple[Var, ...]
     source: Mapping[Var, Var]
     same: Mapping[Var, Var]
+    of_products: int
 
 
 def split_step(step: StepProgram) -> Split | None:
@@ -79,14 +83,17 @@ def split_step(step: StepProgram) -> Split | None:
     made = [var for loop in loops.in_order for var in loop.made if var in read]
     recorded = _sorted_by_program(values, set(made))
     products = [e for e in equations_of(program, behind - source.keys()) if is_product(e)]
-    of_products = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in behind]
-    most = MOST_EXTRA * step.bytes_in_and_out
-    if any(sum(map(size_of, kept)) > most for kept in (recorded, of_products)):
+    met = [v for e in products for v in vars_of((e.invars, e.outvars)) if v in behind]
+    of_products, most = sum(map(size_of, met)), MOST_EXTRA * step.bytes_in_and_out
+    is_much = max(of_products, sum(map(size_of, recorded))) > most
+    # In a loop over steps, devices would add up the gradients of all weights at each.
+    if is_much and not runs_on_several_devices():
         return None
     there = read | {*step.slices}
     twice = behind & differentiable
     same = {var: first for var, first in equal.items() if var in twice and first in there}
-    return Split(values, loops, tuple(recorded), tuple(ahead), source, same)
+    kept = tuple(recorded), tuple(ahead)
+    return Split(values, loops, *kept, source, same, of_products if is_much else 0)
 
 
 def _bends_sums(step: StepProgram, differentiable: set[Var]) -> bool:

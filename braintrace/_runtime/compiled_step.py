@@ -6,11 +6,12 @@ from typing import Any
 import brainstate
 import jax
 
-from .._compiler import divided_graph
+from .._compiler import divided_graph, with_every_operation
 from .._errors import OptionError
 from .._executor import (
     CarriedSpecs,
     Inputs,
+    Step,
     hold_old_states,
     is_like,
     kept_specs,
@@ -98,6 +99,11 @@ class CompiledStep:
         """Return the same, each gate of a unit computed by itself; see `divided_graph`."""
         graph = divided_graph(self.graph, self._method, self._every_state, parts, mesh)
         return self if graph is self.graph else self._with(graph, None)
+
+    @property
+    def graph_of_positions(self) -> ETraceGraph:
+        """The graph with operations that have no traces as well; see `with_every_operation`."""
+        return with_every_operation(self.graph, self._method, self._every_state)
 
     def placed(self, placement: Placement) -> "CompiledStep":
         """Return the same, whose arrays lie on a mesh."""
@@ -206,8 +212,17 @@ class CompiledStep:
 
         return run
 
+    def step_on_its_own(
+        self, inputs: Inputs, traces: Any, restart: jax.Array | None = None
+    ) -> Step:
+        """Return one step, with its records where the mesh has them; see `single_step`."""
+        step = self.graph, self._method, inputs, traces, restart
+        if self.placement is None:
+            return single_step(*step)
+        return single_step(*step, self.placement.records)
+
     def _single_step(self, inputs: Inputs, traces: Any) -> Any:
-        step = single_step(self.graph, self._method, inputs, traces)
+        step = self.step_on_its_own(inputs, traces)
         return step.outputs, self.written_of(step.new_states), step.traces
 
     def _steps(self, inputs: Inputs, traces: Any, sequences: Any) -> Any:

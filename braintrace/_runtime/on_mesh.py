@@ -33,7 +33,7 @@ def divided(step: CompiledStep, division: Division | None, samples: int | None) 
     step = step.whole.with_gates_apart(division.model_parts, mesh)
     if not is_there:
         return step
-    return step.placed(placement_of(step.graph, step.trace_specs, division, samples))
+    return step.placed(placement_of(step.graph_of_positions, step.trace_specs, division, samples))
 
 
 def moved_traces(
