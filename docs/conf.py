@@ -8,6 +8,7 @@ import sys
 
 import brainstate
 import saiunit
+from docutils import nodes
 from sphinx.util.inspect import stringify_signature
 
 import braintrace
@@ -99,6 +100,14 @@ def write_notebooks(app, exception):
         (folder / path.name).write_text(json.dumps(ready, indent=1))
 
 
+def keep_short_cells(app, doctree):
+    """Let a number and its unit stand in one line, where a table has many columns."""
+    for body in doctree.findall(nodes.tbody):
+        for cell in body.findall(nodes.entry):
+            if len(cell.astext()) <= 14:
+                cell["classes"].append("short")
+
+
 def public_bases(app, name, obj, options, bases):
     """Name bases as a user imports them, and leave out those that are private."""
     rooms = {
@@ -144,6 +153,7 @@ class Shown(str):
 def setup(app):
     app.connect("source-read", include_benchmarks)
     app.connect("source-read", link_notebooks)
+    app.connect("doctree-read", keep_short_cells)
     app.connect("build-finished", write_notebooks)
     app.connect("autodoc-process-bases", public_bases)
     app.connect("autodoc-process-signature", constructor_signature)

@@ -171,7 +171,7 @@ def _cells(row: Row, rows: list[Row]) -> list[str]:
         f"{devices_of(plan):,}",
         f"{plan['data']}x{plan['model']}",
         str(plan["every"]),
-        *(seconds(part).replace(" ", "\N{NO-BREAK SPACE}") if part else DASH for part in parts),
+        *(seconds(part) if part else DASH for part in parts),
         terms.binds,
         DASH if share is None else f"{share:.2f}",
     ]
