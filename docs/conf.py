@@ -53,6 +53,7 @@ suppress_warnings = ["ref.footnote", "ref.python"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 REPOSITORY = hosting.repository()
 html_theme_options = {"top_of_page_buttons": []}
 if REPOSITORY is not None:
