@@ -108,7 +108,7 @@ def in_words(found):
     parts = [
         f"{number} {kind}{' a step' if when == 'by step' else ''}"
         for when, kinds in found.items()
-        for kind, number in kinds.items()
+        for kind, number in sorted(kinds.items())
     ]
     return ", ".join(parts) or "none"
 

@@ -57,6 +57,7 @@ COUPLED = "tests/test_coupled_states.py"
 MARKS = "tests/test_marks.py::test"
 LAWS = "tests/test_executor_laws.py"
 RESETS = "tests/test_resets.py::test_one_flag_per_step_is_as_separate_sequences"
+SHARDED = "tests/test_sharding.py::test_a_divided_learner_gives_what_one_device_gives"
 ECONOMY = "tests/test_driver_economy.py"
 SEAM = "tests/test_method_seam.py"
 
@@ -972,6 +973,47 @@ MUTATIONS = [
         "over_first_axis(flags, value.ndim) * value",
         ("tests/test_random_rules.py::test_a_reset_is_a_fresh_start_whatever_there_was[uoro]",),
         "a trace that was NaN stays NaN",
+    ),
+    # several devices
+    Mutation(
+        "products over time and batch that bring samples together",
+        "_learner/at_once.py",
+        "if is_divided and is_mapped else None",
+        "if False else None",
+        (SHARDED,),
+        "devices send each other the activity of all samples instead of adding up a gradient",
+    ),
+    Mutation(
+        "gradients that are added up over devices at every step",
+        "_learner/split.py",
+        "if is_much and not runs_on_several_devices():",
+        "if is_much:",
+        (SHARDED,),
+        "a sequence sends the gradient of all weights as often as it has steps",
+    ),
+    Mutation(
+        "a step whose traces gather what the model has gathered",
+        "_runtime/compiled_step.py",
+        "return single_step(*step, self.placement.records)",
+        "return single_step(*step)",
+        (SHARDED,),
+        "a stream sends the activity of all units twice",
+    ),
+    Mutation(
+        "an update of traces that gathers activity for each weight",
+        "_learner/evolve.py",
+        "records = algorithm.placement.records(records)",
+        "pass",
+        (SHARDED,),
+        "the activity of all units is sent once for every operation and state",
+    ),
+    Mutation(
+        "operations without traces that no mesh divides",
+        "_runtime/on_mesh.py",
+        "placement_of(step.graph_of_positions, ",
+        "placement_of(step.graph, ",
+        (SHARDED,),
+        "every device has all states and weights that a rule has no traces of",
     ),
     # functions as models
     Mutation(
