@@ -27,14 +27,11 @@ def compared(network, rule, every, parts):
 
 
 def messages(network, rule, every, parts):
-    """Return bytes of messages as they follow from those of eight devices and two sizes."""
+    """Return bytes of messages as they follow from those of eight devices and other sizes."""
     known = tuple(8 if count > 1 else 1 for count in parts)
-    sizes = [network.small(units) for units in counted.SMALL_UNITS]
-    sizes = [counted.messages_of(size, rule, every, known) for size in sizes]
-    factors = counted.factors(sizes)
+    factors = counted.factors(counted.messages_of_sizes(network, rule, every, known))
     found = counted.messages_of(network, rule, every, parts, BATCH)
-    expected = factors["of activity"] * found["activity"]
-    expected += factors["of parameters"] * found["parameters"]
+    expected = sum(factors[f"of {part}"] * found[part] for part in counted.PARTS)
     return {
         "bytes of messages": (expected, found["bytes"]),
         "messages of a step": (factors["by step"], found["by step"]),

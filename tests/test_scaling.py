@@ -55,9 +55,12 @@ def test_a_ring_in_a_host_and_between_hosts():
 def test_the_terms_of_a_step():
     plan = {"data": 8, "model": 1, "every": 10, "samples": 4, "total": 2e10, "flops": 3e9}
     plan |= {"arguments": 6e9, "results": 4e9, "parameters": 1e9, "records": 5e9}
-    over_data = {"by step": 0, "by update": 1, "of activity": 0.0, "of parameters": 4.0}
+    over_data = {"by step": 0, "by update": 1, "of activity": 0.0, "of parameters": 3.0}
+    over_data |= {"of readout": 11.0}
     over_model = {"by step": 2, "by update": 1, "of activity": 1.0, "of parameters": 0.0}
+    over_model |= {"of readout": 0.0}
     messages, whole = {"data": over_data, "model": over_model}, {"units": 100, "parameters": 8e9}
+    whole["readout"] = 1e9 / 8
     terms = times.terms_of(plan, messages, whole, RATES)
     assert terms.compute == pytest.approx(3e-3)
     assert terms.memory == pytest.approx((1e9 + 2e9 + 1e9) / 1e12)

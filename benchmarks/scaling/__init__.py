@@ -27,6 +27,6 @@ of them adds up or collects its part with those that have its place in the other
 their bytes are counted in programs that XLA has compiled for eight simulated devices: over ``data``
 gradients are added up once an update, over ``model`` units are gathered at every step. Their bytes
 are taken for a sum of multiples of those of the activity (of all units, for the samples of a device
-and the steps of an update) and of those of the parameters; three sizes of a network give both, and
-what is left of losses and outputs.
+and the steps of an update), of those of the parameters with traces, and of those of a readout
+without; four sizes of a network give them, and what is left of losses and outputs.
 """

@@ -47,6 +47,11 @@ class Network:
         """Numbers that a sample has at each step."""
         return self.units if self.kind == "sparse LIF" else INPUTS
 
+    @property
+    def readout(self) -> int:
+        """Bytes of its parameters that have no traces."""
+        return 4 * OUTPUTS * (self.units + 1) if self.kind == "sparse LIF" else 0
+
     def make(self) -> brainstate.nn.Module:
         """Return the network."""
         if self.kind == "sparse LIF":

@@ -23,11 +23,14 @@ import braintrace
 from ..collectives import Message, sent
 from . import cases
 from .cases import CASES, UPDATES, Case, Network
-from .times import ACTIVITY
+from .times import ACTIVITY, PARTS
 
 DEVICES = (1, 4, 8, 16, 64, 256, 1024)
 OF_A_HOST = 8
-SMALL_UNITS, SMALL_BATCH, SMALL_EVERY = (32, 64, 96), 8, 10
+SMALL, SMALL_EVERY = ((32, 8), (64, 8), (96, 8), (64, 16)), 10
+"""Units and samples of small networks, and the steps of their updates."""
+
+SMALL_BATCH = 8
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 FIELDS = ("parameters", "traces", "records", "arguments", "results", "total", "flops")
 Counts = dict[str, Any]
@@ -75,7 +78,9 @@ def messages_of(
         "by update": len(of_updates),
         "bytes": size,
         "activity": ACTIVITY * network.units * batch * every,
-        "parameters": sum(w.nbytes for w in jax.tree.leaves(learner.parameters_for_optimizer())),
+        "parameters": sum(w.nbytes for w in jax.tree.leaves(learner.parameters_for_optimizer()))
+        - network.readout,
+        "readout": network.readout,
     }
 
 
@@ -85,20 +90,29 @@ def _as_collected(message: Message) -> Message:
 
 
 def factors(sizes: Sequence[Counts]) -> Counts:
-    """Return messages with their bytes as multiples of those of activity, and of parameters.
+    """Return messages with their bytes as multiples of those of `PARTS`.
 
-    Some bytes are neither, and are left out: losses, outputs.
+    Some bytes are none of these, and are left out: losses, outputs.
 
     Parameters
     ----------
     sizes
-        What `messages_of` finds for three sizes of a network.
+        What `messages_of` finds for the sizes of a network.
     """
-    equations = [[found["activity"], found["parameters"], 1.0] for found in sizes]
-    solved = np.linalg.solve(equations, [found["bytes"] for found in sizes])
-    of_activity, of_parameters = (round(float(factor), 3) + 0.0 for factor in solved[:2])
+    equations = [[*(found[part] for part in PARTS), 1.0] for found in sizes]
+    solved = np.linalg.lstsq(equations, [found["bytes"] for found in sizes])[0]
     counts = {key: sizes[-1][key] for key in ("by step", "by update")}
-    return {**counts, "of activity": of_activity, "of parameters": of_parameters}
+    factors = {
+        f"of {part}": round(float(n), 3) + 0.0 for part, n in zip(PARTS, solved, strict=False)
+    }
+    return {**counts, **factors}
+
+
+def messages_of_sizes(
+    network: Network, rule: str, every: int, parts: tuple[int, int]
+) -> list[Counts]:
+    """Return the messages of a network in several sizes."""
+    return [messages_of(network.small(units), rule, every, parts, batch) for units, batch in SMALL]
 
 
 def all_messages() -> Iterator[Counts]:
@@ -110,12 +124,11 @@ def all_messages() -> Iterator[Counts]:
 
 def messages_of_kind(network: Network, rule: str) -> Iterator[Counts]:
     """Yield the messages of a kind of network and a rule."""
-    whole = list(whole_along_model(network.small(SMALL_UNITS[0]), rule))
+    whole = list(whole_along_model(network.small(SMALL[0][0]), rule))
     for every in (1, SMALL_EVERY):
         found = {}
         for axis, parts in {"data": (8, 1), "model": (1, 8)}.items():
-            sizes = [messages_of(network.small(n), rule, every, parts) for n in SMALL_UNITS]
-            found[axis] = factors(sizes)
+            found[axis] = factors(messages_of_sizes(network, rule, every, parts))
         yield {"kind": network.kind, "rule": rule, "every": every, "whole": whole, **found}
 
 
@@ -174,6 +187,7 @@ def planned(case: Case) -> Counts:
         "together": case.together,
         **dataclasses.asdict(case.network),
         "parameters": next(plan["parameters"] for plan in plans if plan["model"] == 1),
+        "readout": case.network.readout,
         "plans": plans,
     }
 

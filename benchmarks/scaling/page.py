@@ -10,7 +10,7 @@ from braintrace._optional import optional_import
 
 from .. import scaling
 from ..markdown import DASH, seconds, table
-from .times import H100, Rates, Terms, terms_of
+from .times import H100, PARTS, Rates, Terms, terms_of
 
 Counted = Mapping[str, Any]
 Row = tuple[Mapping[str, Any], Terms]
@@ -68,8 +68,8 @@ to other hosts. A round of messages takes {latency_within:.0f} µs within a host
 Counted for eight simulated devices along one axis, with Adam, for an update after every step and
 for one after a block. Messages: at every step + once a block. Bytes: those of the activity of all
 units, for the samples of a device and the steps of the block, times the first number + those of the
-parameters times the second (a number that is none of a few multiples stands for a size that XLA
-divided in another way).
+parameters with traces times the second + those of a readout without times the third (a number that
+is none of a few multiples stands for a size that XLA divided in another way).
 
 {messages}
 ## What binds
@@ -185,7 +185,7 @@ def _messages(counted: Counted) -> list[str]:
         for axis in ("data", "model"):
             found = entry[axis]
             cells.append(f"{found['by step']} + {found['by update']}")
-            cells.append(f"{found['of activity']:.3g} + {found['of parameters']:.3g}")
+            cells.append(" + ".join(f"{found[f'of {part}']:.3g}" for part in PARTS))
         rows.append(cells)
     return table(("network", "rule", "update", "data", "bytes", "model", "bytes"), rows)
 

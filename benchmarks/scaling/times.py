@@ -8,6 +8,9 @@ from typing import Any
 ACTIVITY = 4
 """Bytes of what one unit tells the others of one sample."""
 
+PARTS = ("activity", "parameters", "readout")
+"""What is sent: activity, (gradients of) parameters with traces, and of those without."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
@@ -95,15 +98,16 @@ def terms_of(
     messages
         What is counted of messages, of such a network and rule.
     whole
-        ``units`` of the network, and bytes of its ``parameters``.
+        ``units`` of the network, and bytes of its ``parameters``, those of the ``readout`` among
+        them, which have no traces.
     rates
         Of the device.
     """
     model, every = plan["model"], plan["every"]
     activity = ACTIVITY * whole["units"] * plan["samples"] * every
     near = max(1, rates.of_a_host // model)
-    over_data = _sent(messages["data"], activity, plan["parameters"], every)
-    over_model = _sent(messages["model"], activity, whole["parameters"], every)
+    over_data = _sent(messages["data"], activity, plan["parameters"], whole["readout"], every)
+    over_model = _sent(messages["model"], activity, whole["parameters"], whole["readout"], every)
     return Terms(
         compute=plan["flops"] / rates.operations,
         memory=bytes_moved(plan) / rates.memory,
@@ -114,10 +118,11 @@ def terms_of(
 
 
 def _sent(
-    messages: Mapping[str, Any], activity: float, parameters: float, every: int
+    messages: Mapping[str, Any], activity: float, parameters: float, readout: float, every: int
 ) -> tuple[float, float]:
     """Return the bytes and the number of the messages of an update."""
-    size = messages["of activity"] * activity + messages["of parameters"] * parameters
+    parts = activity, parameters - readout, readout
+    size = sum(messages[f"of {name}"] * part for name, part in zip(PARTS, parts, strict=True))
     return size, messages["by step"] * every + messages["by update"]
 
 

@@ -101,6 +101,8 @@ class Results:
         Those that are computed from these.
     once
         What is the same in every step, of the results and of what they are computed from.
+    literal
+        What of that is made of numbers in the program alone: it is not kept, but made again.
     """
 
     program: Program
@@ -108,6 +110,7 @@ class Results:
     given: Mapping[Var, Var]
     computed: tuple[Var, ...]
     once: tuple[Var, ...]
+    literal: tuple[Var, ...]
 
     @property
     def sources(self) -> list[Var]:
@@ -129,7 +132,9 @@ class Results:
 
     def __call__(self, kept: Kept) -> PyTree:
         """Return the results, time first; of length 1 for what is the same in every step."""
-        once, over_time = zip_dict(self.once, kept.once), zip_dict(self.sources, kept.over_time)
+        literal = evaluate(self.program, self.literal, {})
+        once = {**zip_dict(self.once, kept.once), **zip_dict(self.literal, literal)}
+        over_time = zip_dict(self.sources, kept.over_time)
         varying = {var: over_time[source] for var, source in self.given.items()}
         computed = mapped(self.program, self.computed, once, varying)
         varying.update(zip_dict(self.computed, computed))
@@ -156,8 +161,12 @@ def results_of(step: StepProgram, results: PyTree, source: Mapping[Var, Var]) ->
     given = {var: first for var, first in source.items() if var in behind}
     computed = behind - given.keys()
     operands = [equation.invars for equation in equations_of(program, computed)]
-    once = tuple(var for var in vars_of((targets, operands)) if var not in step.varying)
-    return Results(program, results, given, tuple(v for v in targets if v in computed), once)
+    same = [var for var in vars_of((targets, operands)) if var not in step.varying]
+    arrays = {*program.in_vars, *program.constants}
+    once = tuple(var for var in same if program.depends_on([var]) & arrays)
+    literal = tuple(var for var in same if var not in once)
+    in_order = tuple(var for var in targets if var in computed)
+    return Results(program, results, given, in_order, once, literal)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -254,8 +254,9 @@ def _planned(work: Workload, parts: Parts, memory: int | None) -> Plan:
     def bytes_of(aval: Any) -> int:
         return size_of(aval) // (parts.model if program.is_divided(aval) else 1)
 
-    # Inputs that are divided are gathered: of the step that runs, and of a chunk for its records,
-    # for results of which traces are computed later, and for the gradient of a plain readout.
+    # Inputs that are divided are gathered: of the step that runs, and of a chunk for its records
+    # (in two orders), for results of which traces are computed later, and for the gradient of a
+    # plain readout.
     gathered = sum(size_of(x) - bytes_of(x) for x in program.inputs)
     # Where the entries of a sparse matrix stand is cut out of a constant for each device.
     places = sum(map(bytes_of, program.places)) if parts.model > 1 else 0
@@ -274,7 +275,7 @@ def _planned(work: Workload, parts: Parts, memory: int | None) -> Plan:
         results=total(program.results),
         overwritten=total(program.overwritten),
         working=working_bytes(program.jaxpr, setting)
-        + (1 + 3 * program.chunk_size) * gathered
+        + (1 + 4 * program.chunk_size) * gathered
         + places,
         total=0,
         flops=arithmetic(program.jaxpr) // work.steps // (parts.model if program.divided else 1),
