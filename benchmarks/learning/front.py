@@ -36,6 +36,7 @@ What an approximation leaves out depends on how a cell begins. Leaky units have 
 {fastest:g} to {slowest:g} steps, which are not learned; LRU and RTU begin with {shortest:.0f} to
 {longest:.0f} steps, the others as their classes draw them. The filter of `ES_D_RTRL` and `OTTT` has
 the decay {decay:g} everywhere, which nobody has tuned.
+
 ## How to read the tables
 
 - `a ± b` is the mean over seeds and their standard deviation.
@@ -91,9 +92,9 @@ def _machines(findings: Findings) -> list[str]:
     lost = sum(len(run.record.failed) for run in ran)
     listed = "; [they are listed](evidence_details.md#what-failed)" if lost else ""
     return [
-        f"{len(ran):,} runs of {lanes:,} networks, {hours:.1f} hours of one core, on "
-        f"{' and on '.join(machines)} Of the networks, {lost:,} ended in numbers that are not "
-        f"finite{listed}."
+        f"{len(ran):,} runs of {lanes:,} networks (several rates and seeds each), {hours:.1f} "
+        f"hours of one process beside others, on {' and on '.join(machines)} Of the networks, "
+        f"{lost or 'none'} ended in numbers that are not finite{listed}."
     ]
 
 
