@@ -57,6 +57,17 @@ class Chained(brainstate.nn.Module):
         return self.g.value
 
 
+def test_traces_have_the_precision_of_their_sequence_wherever_they_are_read():
+    with jax.enable_x64(True):
+        xs = np.linspace(0.0, 1.0, 12).reshape(6, 1, 2)
+        learner = braintrace.compile(Leaky(dtype=jnp.float64), "d_rtrl", xs[0], batch_size=1)
+        learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x)))
+    (trace,) = [t for t in jax.tree.leaves(learner.functional().whole_state().traces) if t.ndim > 1]
+    expected = sum(0.5 ** (5 - step) * xs[step, 0] for step in range(6))
+    assert trace.dtype == np.float64
+    np.testing.assert_allclose(np.asarray(trace).reshape(2, -1)[:, 0], expected, rtol=1e-14)
+
+
 def gradients_of(model, algorithm, xs, **options):
     learner = braintrace.compile(model, algorithm, xs[0], batch_size=xs.shape[1])
     return learner.etrace_grad(xs, step_fn=lambda x: (learner(x) ** 2).sum(), **options)

@@ -9,6 +9,7 @@ import gc
 import hashlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -193,6 +194,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--part", type=int, required=True)
     options = parser.parse_args()
+    # What a shell starts in the background does not hear of Ctrl-C otherwise.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     found = learn(options.folder, options.steps, options.part)
     if found is not None:
         (options.folder / OUTCOME).write_text(json.dumps(found))

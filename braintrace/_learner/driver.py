@@ -231,8 +231,15 @@ class Driver:
         finish = self._finish
         if found.before is not None:
             before, owned = found.before, True
+        is_double = jax.config.jax_enable_x64
+
+        def later() -> Traces:
+            with jax.enable_x64(is_double):  # whoever reads them may be somewhere else
+                after: Traces = finish(found.sources, before, in_place=owned)
+            return after
+
         if not at_once:
-            return lambda: finish(found.sources, before, in_place=owned)
+            return later
         after = jax.block_until_ready(finish(found.sources, before))
         return lambda: after
 
