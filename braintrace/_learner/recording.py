@@ -162,9 +162,9 @@ def results_of(step: StepProgram, results: PyTree, source: Mapping[Var, Var]) ->
     computed = behind - given.keys()
     operands = [equation.invars for equation in equations_of(program, computed)]
     same = [var for var in vars_of((targets, operands)) if var not in step.varying]
-    arrays = {*program.in_vars, *program.constants}
-    once = tuple(var for var in same if program.depends_on([var]) & arrays)
-    literal = tuple(var for var in same if var not in once)
+    of_arrays = program.dependents_of([*program.in_vars, *program.constants])
+    once = tuple(var for var in same if var in of_arrays)
+    literal = tuple(var for var in same if var not in of_arrays)
     in_order = tuple(var for var in targets if var in computed)
     return Results(program, results, given, in_order, once, literal)
 
