@@ -21,7 +21,9 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", metavar="PATTERN", help="runs whose name contains or matches it")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument(
-        "--prices", action="store_true", help="take the prices of all runs that are done, anew"
+        "--prices",
+        action="store_true",
+        help="take the prices of runs that are done anew, of the core table's step by step as well",
     )
     parser.add_argument("--list", action="store_true", help="print the names of the runs")
     parser.add_argument("--out", type=Path, help="folder of the records")

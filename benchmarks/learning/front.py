@@ -93,7 +93,7 @@ def _machines(findings: Findings) -> list[str]:
     listed = "; [they are listed](evidence_details.md#what-failed)" if lost else ""
     return [
         f"{len(ran):,} runs of {lanes:,} networks (several rates and seeds each), {hours:.1f} "
-        f"hours of one process beside others, on {' and on '.join(machines)} Of the networks, "
+        f"hours of one processor, on {' and on '.join(machines)} Of the networks, "
         f"{lost or 'none'} ended in numbers that are not finite{listed}."
     ]
 
@@ -132,8 +132,8 @@ def errors_of_prices(findings: Findings) -> str:
         return ""
     apart = statistics.median(max(ratio, 1 / ratio) for ratio in ratios)
     return (
-        "Times are the shortest of several calls while other programs ran: a program that was "
-        f"timed twice took {words.between(ratios)} times as long the other time, half of "
+        "Times are the shortest of several calls on one processor: a program that was timed twice "
+        f"took {words.between(ratios)} times as long the other time, half of "
         f"{words.counted(len(ratios), 'pair')} within a factor of {words.times(apart)}."
     )
 

@@ -64,10 +64,10 @@ def reason(error: BraintraceError) -> str:
 
 
 def priced(found: Record) -> Record:
-    """Return a record with all prices, taken now."""
+    """Return a record with all prices that the page shows, taken now."""
     settings, way = found.settings, ways.BY_NAME[found.settings.way]
     price = _priced(settings, _method(settings, way))[1]
-    if way.algorithm is not None:
+    if way.algorithm is not None and settings.table == "core":
         lone = _priced(settings, _method(settings, way, chunk=1))[1]
         price = dataclasses.replace(
             price, seconds_per_lone_step=lone.seconds_per_step, lone_peak_bytes=lone.peak_bytes

@@ -110,8 +110,8 @@ class Price:
         Working memory of the compiled gradient.
     seconds_per_lone_step
         Of the same, one step after the other: each goes on from the traces of the last, as where
-        there is an update at every step. ``None`` for backpropagation, and until somebody asks for
-        prices.
+        there is an update at every step. ``None`` for backpropagation, outside of the core table,
+        and until somebody asks for prices.
     lone_peak_bytes
         Working memory of that.
     """

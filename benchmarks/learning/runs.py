@@ -10,7 +10,7 @@ from .record import Asked, Settings
 from .ways import Way
 
 UNITS = 32
-RATES = (3e-3, 1e-2, 3e-2, 1e-1)
+RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 SEEDS = (0, 1, 2)
 CORE_CELLS = ("leaky", "gru")
 WIDE_CELLS = (("gru", "rtu"), ("lru", "lstm"), ("alif", "indrnn", "leaky"))
