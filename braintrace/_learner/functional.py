@@ -31,20 +31,12 @@ from .._runtime import (
     write_values,
 )
 from .._typing import Path, PyTree
-from .arguments import (
-    GradientOptions,
-    Gradients,
-    Options,
-    StreamOptions,
-    chosen_among,
-)
+from . import requests
+from .arguments import GradientOptions, Gradients, StreamOptions
 from .body import Request
 from .driver import prepared
-from .evolve import evolving, predicting
-from .gradient import differentiating
-from .online import stream_request
 from .restart import Initial
-from .state import BY_PATH, FIELDS, LearnerState, Places, check_like, places_of
+from .state import BY_PATH, LearnerState, Places, check_like, places_of, with_values
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
@@ -190,7 +182,7 @@ class FunctionalLearner:
         new = dict(zip(graph.traced.written_vars, leaves, strict=True))
         whole = whole_values(graph, states, values, new)
         written = [states[path] for path in whole]
-        state = _with_values(state, written, whole.values(), places)
+        state = with_values(state, written, whole.values(), places)
         state = dataclasses.replace(state, traces=unpack(traces))
         return state, jax.tree.unflatten(graph.traced.output_tree, outputs)
 
@@ -231,18 +223,19 @@ class FunctionalLearner:
         weights: Mapping[PyTree, brainstate.State] | None = None,
     ) -> tuple[LearnerState, PyTree]:
         """Return the gradient of a loss over a sequence as well; see `Learner.etrace_grad`."""
-        options = Options(
+        request = requests.of_gradient(
+            self._learner,
+            *sequences,
+            step_fn=step_fn,
+            mask=mask,
+            reset=reset,
+            weights=weights,
             reduction=reduction,
             chunk_size=chunk_size,
             memory_budget=memory_budget,
             has_aux=has_aux,
             unit_aware=unit_aware,
-            weights=chosen_among(self.algorithm.param_states, weights),
             return_value=return_value,
-        )
-        functions = {"step_fn": step_fn}
-        request = Request(
-            "etrace_grad", differentiating, sequences, options, functions, mask, reset
         )
         return self._run(state, request)
 
@@ -280,9 +273,18 @@ class FunctionalLearner:
         reset: ArrayLike | None = None,
     ) -> tuple[LearnerState, PyTree]:
         """Learn at every step, and return the losses as well; see `Learner.etrace_online`."""
-        options = Options(has_aux=has_aux, unit_aware=unit_aware, every=every, nonfinite=nonfinite)
-        request = stream_request(
-            self._learner, sequences, options, step_fn, (update_fn, optimizer), mask, reset
+        request = requests.of_stream(
+            self._learner,
+            *sequences,
+            step_fn=step_fn,
+            optimizer=optimizer,
+            update_fn=update_fn,
+            mask=mask,
+            reset=reset,
+            every=every,
+            nonfinite=nonfinite,
+            has_aux=has_aux,
+            unit_aware=unit_aware,
         )
         if optimizer is not None:
             own = self._learner.parameters_for_optimizer
@@ -301,10 +303,15 @@ class FunctionalLearner:
         return_outputs: bool = True,
     ) -> tuple[LearnerState, PyTree]:
         """Advance states and traces, and return outputs as well; see `Learner.etrace_evolve`."""
-        options = Options(
-            chunk_size=chunk_size, memory_budget=memory_budget, return_outputs=return_outputs
+        request = requests.of_evolution(
+            self._learner,
+            *sequences,
+            reset=reset,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            return_outputs=return_outputs,
         )
-        return self._run(state, Request("etrace_evolve", evolving, sequences, options, reset=reset))
+        return self._run(state, request)
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -312,7 +319,7 @@ class FunctionalLearner:
         self, state: LearnerState, *sequences: PyTree, reset: ArrayLike | None = None
     ) -> tuple[LearnerState, PyTree]:
         """Run the model alone, and return its outputs as well; see `Learner.predict`."""
-        return self._run(state, Request("predict", predicting, sequences, reset=reset))
+        return self._run(state, requests.of_prediction(self._learner, *sequences, reset=reset))
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -348,7 +355,7 @@ class FunctionalLearner:
         states = body.states(of_model)
         values = self._values(state, states, places)
         results, written, traces = driver.pure(values, state.traces, arguments)
-        state = _with_values(state, body.written(states), written, places)
+        state = with_values(state, body.written(states), written, places)
         if traces is not None:
             state = dataclasses.replace(state, traces=traces)
         return state, body.results(results, request.options)
@@ -378,10 +385,10 @@ class FunctionalLearner:
         OptionError
             If it has none of one.
         """
-        requests = set(map(id, self.algorithm.requested_restarts.states))
+        asked_for = set(map(id, self.algorithm.requested_restarts.states))
 
         def of(found: brainstate.State) -> PyTree:
-            if id(found) in requests:
+            if id(found) in asked_for:
                 return found.value
             if id(found) not in places:
                 raise OptionError(
@@ -398,20 +405,5 @@ class FunctionalLearner:
         states, function = self.algorithm.initial_function()
         written, fresh = function(self._values(state, states, places))
         new = [(s, v) for s, v in zip(states, written, strict=True) if v is not None]
-        state = _with_values(state, [s for s, _ in new], [v for _, v in new], places)
+        state = with_values(state, [s for s, _ in new], [v for _, v in new], places)
         return state, [fresh[path] for path in self.algorithm.short_term_states]
-
-
-def _with_values(
-    state: LearnerState,
-    states: Iterable[brainstate.State],
-    values: Iterable[PyTree],
-    places: Places,
-) -> LearnerState:
-    """Return a state with other values of some States."""
-    fields: dict[str, PyTree] = {field: dict(getattr(state, field)) for field in FIELDS}
-    for found, value in zip(states, values, strict=True):
-        if id(found) in places:
-            place = places[id(found)]
-            fields[place.field].update(place.entries(value))
-    return dataclasses.replace(state, **fields)

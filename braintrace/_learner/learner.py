@@ -67,34 +67,46 @@ class Learner(brainstate.nn.Module):
             "learner)`, and `braintrace.restore` into a learner that is built in the same way."
         )
 
+    etrace_grad = sequences.etrace_grad
+    etrace_online = sequences.etrace_online
+    etrace_evolve = sequences.etrace_evolve
+    predict = sequences.predict
+    lower = ahead_of_time.lower
+    export_step = export.export_step
+
     @one_thread_at_a_time
-    def divide(self, division: Division) -> None:
-        """Divide what the learner holds over the devices of a mesh; see `braintrace.shard`."""
-        self.algorithm.divide(division)
-        self.place()
+    def update(self, *arguments: PyTree) -> PyTree:
+        """Run one step; see `ETraceAlgorithm.update`."""
+        if self._recorder is not None:
+            return self._recorder(*arguments)
+        return self.algorithm(*arguments)
 
-    def place(self) -> None:
-        """Put what the learner holds where its mesh has it, if it has been divided."""
-        placement = self.algorithm.placement
-        if placement is None:
-            return
-        self.algorithm.place()
-        placing = Placing(self, placement)
-        states = list(self.held_optimizer.states.values())
-        write_values(states, placing.values(states, [state.value for state in states]))
+    @one_thread_at_a_time
+    def reset_state(
+        self, batch_size: int | None = None, *, where: ArrayLike | None = None, **kwargs: PyTree
+    ) -> None:
+        """Start a new sequence, for all samples or for some of them.
 
-    @property
-    def drivers(self) -> Compilations:
-        """What this learner has compiled; a clone compiles for itself."""
-        if not self._drivers.is_of(self):
-            self._drivers = Compilations(self)
-        return self._drivers
+        Also in the ``update_fn`` of `etrace_online`, and there too inside ``cond``. See
+        `ETraceAlgorithm.reset_state`.
+        """
+        self.algorithm.reset_state(batch_size, where=where, **kwargs)
 
-    @property
-    def lock(self) -> AbstractContextManager[bool]:
-        """What a thread holds while it runs or traces the model."""
-        lock: AbstractContextManager[bool] = self.algorithm.lock
-        return lock
+    @one_thread_at_a_time
+    def eligibility(self, path: str | Path) -> dict[str, PyTree]:
+        """Return the trace of one weight by hidden state; see `ETraceAlgorithm.eligibility`."""
+        return self.algorithm.eligibility(path)
+
+    def functional(self, **own: PyTree) -> FunctionalLearner:
+        """Return this learner as pure functions of its state.
+
+        Parameters
+        ----------
+        **own
+            What holds States of your own that ``step_fn`` and ``update_fn`` use, an optimizer for
+            example: a State, a module, or a list or dict of them. The name begins their paths.
+        """
+        return FunctionalLearner(self, own)
 
     @property
     def graph(self) -> ETraceGraph:
@@ -123,46 +135,6 @@ class Learner(brainstate.nn.Module):
             sequences=sequences,
             skipped_updates=self.skipped_updates,
         )
-
-    @property
-    def optimizer_state(self) -> PyTree:
-        """The state of the ``optimizer`` of `etrace_online`; ``None`` before it has begun.
-
-        What the functions of an `optax.GradientTransformation` hand on; of an optimizer with States
-        of its own, their values by path. Write ``None`` to begin anew, perhaps with another
-        optimizer, or a pytree like the one that is there.
-        """
-        return self.held_optimizer.value
-
-    @optimizer_state.setter
-    def optimizer_state(self, value: PyTree) -> None:
-        self.held_optimizer.write(value)
-
-    @one_thread_at_a_time
-    @on_automatic_axes
-    def init_optimizer(self, optimizer: Any) -> None:
-        """Let an optimizer have its state, where `etrace_online` cannot make it by itself.
-
-        That is inside a transformation, or a function of a `LearnerState`. A state that is there,
-        or has been restored, goes on.
-
-        Raises
-        ------
-        OptionError, ShapeError
-            If it is no optimizer, or the learner holds the state of another one.
-        """
-        self.held_optimizer.begin(optimizer, self.parameters_for_optimizer)
-        self.place()
-
-    def parameters_for_optimizer(self) -> PyTree:
-        """Return the parameters in the form in which their gradients are given."""
-        states = self.algorithm.param_states
-        return gradients_for(self.algorithm.model, {p: s.value for p, s in states.items()})
-
-    @property
-    def skipped_updates(self) -> int:
-        """How many updates ``nonfinite='skip'`` has left out."""
-        return int(self.held_optimizer.skipped.value)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the compiled model by Matplotlib, and return the axes.
@@ -194,47 +166,75 @@ class Learner(brainstate.nn.Module):
 
         return draw_model(self.algorithm, ax)
 
-    @one_thread_at_a_time
-    def eligibility(self, path: str | Path) -> dict[str, PyTree]:
-        """Return the trace of one weight by hidden state; see `ETraceAlgorithm.eligibility`."""
-        return self.algorithm.eligibility(path)
+    @property
+    def optimizer_state(self) -> PyTree:
+        """The state of the ``optimizer`` of `etrace_online`; ``None`` before it has begun.
+
+        What the functions of an `optax.GradientTransformation` hand on; of an optimizer with States
+        of its own, their values by path. Write ``None`` to begin anew, perhaps with another
+        optimizer, or a pytree like the one that is there.
+        """
+        return self.held_optimizer.value
+
+    @optimizer_state.setter
+    def optimizer_state(self, value: PyTree) -> None:
+        self.held_optimizer.write(value)
 
     @one_thread_at_a_time
-    def update(self, *arguments: PyTree) -> PyTree:
-        """Run one step; see `ETraceAlgorithm.update`."""
-        if self._recorder is not None:
-            return self._recorder(*arguments)
-        return self.algorithm(*arguments)
+    @on_automatic_axes
+    def init_optimizer(self, optimizer: Any) -> None:
+        """Let an optimizer have its state, where `etrace_online` cannot make it by itself.
+
+        That is inside a transformation, or a function of a `LearnerState`. A state that is there,
+        or has been restored, goes on.
+
+        Raises
+        ------
+        OptionError, ShapeError
+            If it is no optimizer, or the learner holds the state of another one.
+        """
+        self.held_optimizer.begin(optimizer, self.parameters_for_optimizer)
+        self.place()
+
+    @property
+    def skipped_updates(self) -> int:
+        """How many updates ``nonfinite='skip'`` has left out."""
+        return int(self.held_optimizer.skipped.value)
+
+    def parameters_for_optimizer(self) -> PyTree:
+        """Return the parameters in the form in which their gradients are given."""
+        states = self.algorithm.param_states
+        return gradients_for(self.algorithm.model, {p: s.value for p, s in states.items()})
+
+    @one_thread_at_a_time
+    def divide(self, division: Division) -> None:
+        """Divide what the learner holds over the devices of a mesh; see `braintrace.shard`."""
+        self.algorithm.divide(division)
+        self.place()
+
+    def place(self) -> None:
+        """Put what the learner holds where its mesh has it, if it has been divided."""
+        placement = self.algorithm.placement
+        if placement is None:
+            return
+        self.algorithm.place()
+        placing = Placing(self, placement)
+        states = list(self.held_optimizer.states.values())
+        write_values(states, placing.values(states, [state.value for state in states]))
+
+    @property
+    def drivers(self) -> Compilations:
+        """What this learner has compiled; a clone compiles for itself."""
+        if not self._drivers.is_of(self):
+            self._drivers = Compilations(self)
+        return self._drivers
+
+    @property
+    def lock(self) -> AbstractContextManager[bool]:
+        """What a thread holds while it runs or traces the model."""
+        lock: AbstractContextManager[bool] = self.algorithm.lock
+        return lock
 
     def record_with(self, recorder: Callable[..., PyTree] | None) -> None:
         """Let a recorder, or what refuses steps, stand in for the algorithm; None ends that."""
         self._recorder = recorder
-
-    @one_thread_at_a_time
-    def reset_state(
-        self, batch_size: int | None = None, *, where: ArrayLike | None = None, **kwargs: PyTree
-    ) -> None:
-        """Start a new sequence, for all samples or for some of them.
-
-        Also in the ``update_fn`` of `etrace_online`, and there too inside ``cond``. See
-        `ETraceAlgorithm.reset_state`.
-        """
-        self.algorithm.reset_state(batch_size, where=where, **kwargs)
-
-    etrace_grad = sequences.etrace_grad
-    etrace_online = sequences.etrace_online
-    etrace_evolve = sequences.etrace_evolve
-    predict = sequences.predict
-    lower = ahead_of_time.lower
-    export_step = export.export_step
-
-    def functional(self, **own: PyTree) -> FunctionalLearner:
-        """Return this learner as pure functions of its state.
-
-        Parameters
-        ----------
-        **own
-            What holds States of your own that ``step_fn`` and ``update_fn`` use, an optimizer for
-            example: a State, a module, or a list or dict of them. The name begins their paths.
-        """
-        return FunctionalLearner(self, own)

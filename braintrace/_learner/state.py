@@ -197,6 +197,21 @@ def places_of(
     return places
 
 
+def with_values(
+    state: LearnerState,
+    states: Iterable[brainstate.State],
+    values: Iterable[PyTree],
+    places: Places,
+) -> LearnerState:
+    """Return the state of a learner with other values of some States."""
+    fields: dict[str, PyTree] = {field: dict(getattr(state, field)) for field in FIELDS}
+    for found, value in zip(states, values, strict=True):
+        if id(found) in places:
+            place = places[id(found)]
+            fields[place.field].update(place.entries(value))
+    return dataclasses.replace(state, **fields)
+
+
 def _field(state: brainstate.State) -> str:
     """Return the field that the value of a State of the model stands in."""
     if isinstance(state, brainstate.ParamState):

@@ -46,8 +46,8 @@ class Layout:
     samples
         Size of the batch; ``None``: there is none.
     whole
-        Names of hidden states and of parameters with traces whose outputs are not divided,
-        although there are several parts.
+        Names of hidden states and of parameters that marked operations bring to them, as far as
+        they are not divided although there are several parts.
     """
 
     leaves: Mapping[Leaf, Names]
