@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     rounds, seconds = QUICK if options.quick else FULL
     effort = (options.rounds or rounds, options.seconds or seconds)
     found = results.load(stem.with_name(stem.name + ".json"))
-    found["machine"] = this
+    results.renew(found, this)
     own = run_all(cases, OWN, this["platform"], *effort)
     found["cases"] |= own
     if options.python:

@@ -9,6 +9,8 @@ from .results import Result, failed
 
 BEGIN, END = "<!-- benchmark -->", "<!-- /benchmark -->"
 DASH = "–"
+EARLIER = " †"
+"""Stands behind a case that did not run with the others."""
 HOLDS = {True: "yes", False: "**no**", None: ""}
 _STACK = "{network}, {steps} steps, {hidden} units, batch {batch}"
 _SPARSE = "sparse {network}, {neurons:,} neurons, {synapses:,} synapses, batch {batch}, per step"
@@ -64,7 +66,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _parameters(case: Result) -> str:
-    return str(case["name"]).partition("/")[2]
+    return str(case["name"]).partition("/")[2] + EARLIER * ("machine" in case)
 
 
 def _limit(row: Result) -> str:
@@ -186,6 +188,10 @@ def page(results: Result, sections: list[tuple[str, str, list[Result]]], plots: 
     if results["other"]:
         lines += ["", "Other (in the last column, and in brackets):"]
         lines += machine_lines(results["other"]["machine"])
+    earlier = [case["machine"] for case in results["cases"].values() if "machine" in case]
+    if earlier:
+        lines += ["", f"{EARLIER.strip()} stands behind cases that ran earlier, on:"]
+        lines += dict.fromkeys(line for machine in earlier for line in machine_lines(machine))
     lines += [
         "",
         "Medians over rounds in which everything that is compared is called in turn; ratios are",
@@ -201,13 +207,14 @@ def page(results: Result, sections: list[tuple[str, str, list[Result]]], plots: 
 
 def headline(results: Result) -> str:
     """Return the block of the README: the whole-sequence gradient next to BPTT."""
-    rows = []
+    rows, machines = [], []
     for name, row in HEADLINE.items():
         case = results["cases"].get(name)
         if case is None or failed(case):
             continue
         medians = {label: case["seconds"].get(label, {}).get("median") for label in HEADLINE_TIMES}
         reference = medians["BPTT"]
+        machines += machine_lines(case.get("machine", results["machine"]))
         rows.append(
             [
                 row.format(**case["parameters"]),
@@ -219,7 +226,7 @@ def headline(results: Result) -> str:
         "over that of backpropagation through time. Every sequence begins with a reset, but where "
         "traces are carried on from the one before. On "
     )
-    lines = [intro + " ".join(machine_lines(results["machine"])), ""]
+    lines = [intro + " ".join(dict.fromkeys(machines)), ""]
     return "\n".join([*lines, *table(["", *HEADLINE_TIMES], rows)]).rstrip()
 
 

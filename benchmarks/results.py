@@ -22,6 +22,14 @@ def save(path: Path, results: Result) -> None:
     path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
+def renew(results: Result, machine: Result) -> None:
+    """Let results be those of a machine as it is now; cases that are not run again say so."""
+    if results["machine"] != machine:
+        for case in results["cases"].values():
+            case.setdefault("machine", results["machine"])
+    results["machine"] = machine
+
+
 def failed(case: Result) -> bool:
     """Whether a case disagrees with an oracle, or did not run."""
     return bool(case.get("error") or case.get("disagrees"))

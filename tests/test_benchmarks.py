@@ -284,3 +284,27 @@ def test_page_plots_and_readme_block(tmp_path):
     assert "64 steps, 256 units, batch 32" in text
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
+
+
+def test_cases_that_ran_on_an_earlier_version_say_so():
+    def machine(version):
+        return {"name": "A processor", "python": "3.11", "versions": {"braintrace": version}}
+
+    case = child.run(made_up(0.0), rounds=2, budget=0.0)
+    first, second = list(markdown.HEADLINE)[:2]
+    cases = {name: case | {"name": name} for name in (first, second)}
+    found = {"machine": machine("0.1.0"), "other": None, "cases": cases}
+    results.renew(found, machine("0.1.0"))
+    assert not any("machine" in case for case in found["cases"].values())
+    for version in ("0.2.0", "0.3.0"):
+        results.renew(found, machine(version))
+        found["cases"][first] = case | {"name": first}
+    sections = [("question", "", list(found["cases"].values()))]
+    page = markdown.page(found, sections, [])
+    assert page.startswith(
+        "# Benchmarks\n\nA processor. Python 3.11, braintrace 0.3.0.\n\n† stands"
+    )
+    assert f"| {second.partition('/')[2]} † |" in page and "braintrace 0.1.0" in page
+    assert f"| {first.partition('/')[2]} † |" not in page and "braintrace 0.2.0" not in page
+    block = markdown.headline(found)
+    assert "braintrace 0.3.0" in block and "braintrace 0.1.0" in block

@@ -341,9 +341,13 @@ CHANGES = {
     "branched": lambda h, y, b: (
         0.5 * jax.lax.cond(h.sum() > 0, jnp.tanh, lambda v: 0.3 * v, h + y * b)
     ),
+    "spectra": lambda h, y, b: jnp.fft.irfft(jnp.fft.rfft(h) * b[:3], 4) + jnp.tanh(y + b),
+    "solved": lambda h, y, b: (
+        0.5 * jnp.linalg.solve(jnp.eye(4) + 0.1 * h[:, None] * b, (h + y)[..., None])[..., 0]
+    ),
     "stopped mean": lambda h, y, b: 0.5 * (h - jax.lax.stop_gradient(h.mean(0))) + y * b,
 }
-BY_DAY = {("looked up", 0), ("scanned", 1), ("stopped mean", 0)}
+BY_DAY = {("looked up", 0), ("scanned", 1), ("spectra", 0), ("solved", 1), ("stopped mean", 0)}
 
 
 @pytest.mark.parametrize(

@@ -188,18 +188,43 @@ def _along(equation: Equation, operands: Sequence[Samples]) -> Sequence[Samples]
     if axis is None:
         return None
     (samples,) = (samples for samples in operands if samples is not None)
-    return [
-        np.broadcast_to(_over(samples, [axis]).reshape(_kept_axes(samples, [axis])), s)
-        for s in map(_shape, equation.outvars)
-    ]
+    return _meeting(equation, samples, [axis])
+
+
+def _meeting(equation: Equation, samples: np.ndarray, axes: Sequence[int]) -> Sequence[Samples]:
+    """Return the samples of outputs where everything along some axes meets."""
+    found = _over(samples, axes).reshape(_kept_axes(samples, axes))
+    return [np.broadcast_to(found, _shape(var)) for var in equation.outvars]
 
 
 def _window(equation: Equation, operands: Sequence[Samples]) -> Sequence[Samples] | None:
     """Everything along the axes of a window meets."""
     (samples,) = (samples for samples in operands if samples is not None)
     axes = [a for a, size in enumerate(equation.params["window_dimensions"]) if size > 1]
-    found = _over(samples, axes).reshape(_kept_axes(samples, axes))
-    return [np.broadcast_to(found, _shape(var)) for var in equation.outvars]
+    return _meeting(equation, samples, axes)
+
+
+def _fourier(equation: Equation, operands: Sequence[Samples]) -> Sequence[Samples]:
+    (samples,) = operands
+    assert samples is not None
+    last = range(samples.ndim - len(equation.params["fft_lengths"]), samples.ndim)
+    return _meeting(equation, samples, last)
+
+
+def _triangular_solve(equation: Equation, operands: Sequence[Samples]) -> Sequence[Samples] | None:
+    matrix, samples = operands
+    if matrix is not None or samples is None:
+        return None
+    return _meeting(equation, samples, [samples.ndim - 1 - equation.params["left_side"]])
+
+
+def _linear_solve(equation: Equation, operands: Sequence[Samples]) -> Sequence[Samples] | None:
+    """Return what the program of the solver says, whose matrix is a constant."""
+    lengths, count = equation.params["const_lengths"], sum(equation.params["const_lengths"])
+    if any(samples is not None for samples in operands[:count]):
+        return None
+    own = [None] * lengths.solve
+    return samples_of_outputs(equation.params["jaxprs"].solve, [*own, *operands[count:]])
 
 
 def _dot(equation: Equation, operands: Sequence[Samples]) -> Sequence[Samples] | None:
@@ -279,6 +304,9 @@ _RULES: Mapping[str, Callable[[Equation, Sequence[Samples]], Sequence[Samples] |
     **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _reduction),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort"), _along),
     **dict.fromkeys(("reduce_window_sum", "select_and_scatter_add"), _window),
+    "fft": _fourier,
+    "triangular_solve": _triangular_solve,
+    "custom_linear_solve": _linear_solve,
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
     "scatter-add": lambda equation, operands: _scatter(
