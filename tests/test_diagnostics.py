@@ -139,6 +139,13 @@ def test_a_model_without_marks_is_refused_where_the_way_ends_at_weights(boundary
         compiled(Model(jnp.matmul), boundary)
 
 
+@pytest.mark.parametrize("boundary", ["cut", "diagonal"])
+def test_marks_behind_what_mixes_positions_are_not_asked_for_again(boundary):
+    with pytest.raises(braintrace.CompilationError, match=r"(?s)`RTRL` follows.*`cumsum`") as found:
+        compiled(Model(lambda x, w: jnp.cumsum(braintrace.matmul(x, w), -1)), boundary)
+    assert "Use `braintrace.matmul`" not in str(found.value)
+
+
 def test_a_model_without_marks_needs_none_where_weights_are_passed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -83,16 +83,29 @@ def check_learns(
     if relations or step.outputs or boundary == "closed" or boundary in FOLLOWS_ALL:
         return
     names = ", ".join(state.name for state, _ in step.new_states)
-    reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
-    way_out = (
-        "The compiler has found nothing that it can mark on the way into the hidden state"
-        + (f"; what it has found stays as it is:{reasons}" if reasons else ".")
-        if is_marked
-        else "Use `braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) "
-        f"for the weights on the way into the hidden state.{reasons}"
-        "\nOr try `mark='auto'`: the compiler marks the weights itself."
-    )
     raise CompilationError(
         f"No marked operation with a parameter reaches a hidden state ({names}) of "
-        f"`{type(model).__name__}`, so that no weight would learn online. {way_out}"
+        f"`{type(model).__name__}`, so that no weight would learn online. "
+        + _way_out(list(diagnostics), is_marked)
+    )
+
+
+def _way_out(diagnostics: Sequence[Diagnostic], is_marked: bool) -> str:
+    """Return what somebody can do of whose model no weight learns online."""
+    reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
+    if any(diagnostic.kind == "mixed-positions" for diagnostic in diagnostics):
+        return (
+            "What marked operations give is mixed over positions before it gets there. Mark what "
+            "mixes it if that is a product with a weight; `RTRL` follows every other path as well "
+            f"(`compile(model, 'rtrl', ...)`).{reasons}"
+        )
+    if is_marked:
+        return (
+            "The compiler has found nothing that it can mark on the way into the hidden state"
+            + (f"; what it has found stays as it is:{reasons}" if reasons else ".")
+        )
+    return (
+        "Use `braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) for "
+        f"the weights on the way into the hidden state.{reasons}"
+        "\nOr try `mark='auto'`: the compiler marks the weights itself."
     )
