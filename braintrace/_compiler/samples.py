@@ -57,14 +57,16 @@ def _over(samples: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     """Return what is found along some axes, which go."""
     axes = tuple(axes)
     largest = np.max(samples, axis=axes, initial=NONE)
-    smallest = np.min(np.where(samples == NONE, _again(largest, axes, samples), samples), axes)
+    smallest = np.min(
+        np.where(samples == NONE, _again(largest, axes, samples.shape), samples), axes
+    )
     mixed = (samples == MIXED).any(axes) | (smallest != largest)
     return np.where(mixed, MIXED, largest).astype(np.int32)
 
 
-def _again(found: np.ndarray, axes: Sequence[int], like: np.ndarray) -> np.ndarray:
+def _again(found: np.ndarray, axes: Sequence[int], shape: Sequence[int]) -> np.ndarray:
     """Return what is found along some axes, with these axes again."""
-    return np.broadcast_to(np.expand_dims(found, tuple(axes)), like.shape)
+    return np.broadcast_to(np.expand_dims(found, tuple(axes)), shape)
 
 
 def _elementwise(equation: Equation, operands: Sequence[Samples]) -> Sequence[Samples]:
@@ -138,8 +140,7 @@ def _scatter(equation: Equation, carried: list[np.ndarray]) -> Sequence[Samples]
         ]
     low = np.where(placed[1] == _HIGH, NONE, placed[1])
     both = np.where(placed[0] == low, placed[0], MIXED).astype(np.int32)
-    whole = np.broadcast_to(_over(both, looked).reshape(_kept_axes(both, looked)), both.shape)
-    return [merge(samples, whole)]
+    return [merge(samples, _again(_over(both, looked), looked, both.shape))]
 
 
 _HIGH = np.iinfo(np.int32).max
@@ -151,10 +152,6 @@ def _scatter_min(
     high = np.full_like(empty, _HIGH)
     low: jax.Array = jax.lax.scatter_min(high, indices, update, numbers)
     return low
-
-
-def _kept_axes(samples: np.ndarray, axes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(1 if axis in axes else size for axis, size in enumerate(samples.shape))
 
 
 def _bound(equation: Equation, operands: list[np.ndarray]) -> np.ndarray:
@@ -193,8 +190,8 @@ def _along(equation: Equation, operands: Sequence[Samples]) -> Sequence[Samples]
 
 def _meeting(equation: Equation, samples: np.ndarray, axes: Sequence[int]) -> Sequence[Samples]:
     """Return the samples of outputs where everything along some axes meets."""
-    found = _over(samples, axes).reshape(_kept_axes(samples, axes))
-    return [np.broadcast_to(found, _shape(var)) for var in equation.outvars]
+    found = _over(samples, axes)
+    return [_again(found, axes, _shape(var)) for var in equation.outvars]
 
 
 def _window(equation: Equation, operands: Sequence[Samples]) -> Sequence[Samples] | None:
