@@ -15,6 +15,7 @@ Format  Holds
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 import sys
@@ -31,25 +32,39 @@ from .._learner import Learner, LearnerState
 from .._typing import PyTree, path_name
 from . import store
 from .contents import (
+    CONTENTS,
     OPTIMIZER,
     Contents,
     array_of,
+    check_arrays,
     contents_of,
     contents_of_data,
     differences,
     leaves_by_name,
 )
+from .schema import check
 from .trees import as_data, of_data
 
 FORMAT = 2
 """Of what is written. Every format up to it is read."""
 
+OF_ANY_FORMAT = {"format": int, "versions": {"braintrace": str}}
+OF_A_FORMAT_READ = {
+    **CONTENTS,
+    "at start": bool,
+    "extra": object,  # checked where it becomes a tree
+    "empty": {str: list},
+    "checksums": {str: int},
+}
+
 LEARNER = Kind("a learner, as `braintrace.compile` makes it", lambda v: isinstance(v, Learner))
 FOLDER = Kind(
     "the path of a folder on a disk",
     lambda value: (
-        isinstance(value, os.PathLike)
-        or (isinstance(value, str) and value != "" and "://" not in value)
+        isinstance(value, (str, os.PathLike))
+        and isinstance(path := os.fspath(value), str)
+        and path != ""
+        and not any(word in path for word in ("://", "\0"))
     ),
 )
 
@@ -79,12 +94,16 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     OptionError
         For something else, or inside a transformation.
     CheckpointError
-        If there is a file in the place of the folder.
+        If nothing can be saved there: there is a file in the place of the folder, the disk is
+        full, or another program saves to it at the same time. Then what was saved before is there.
     MissingPackageError
         If orbax-checkpoint is not installed.
 
     Notes
     -----
+    A checkpoint is read back before the one before is deleted, which takes memory for another copy
+    of its arrays.
+
     The code of the model, and constants in it such as time constants, are not saved: the program
     that restores builds the learner in the same way. Where several processes share the learner's
     arrays, all of them call it.
@@ -160,19 +179,22 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
 
 
 def _restored(path: pathlib.Path, learner: Learner) -> Any:
-    manifest = store.read_manifest(path)
+    damaged = f"The checkpoint in '{path}' is damaged, and nothing has been restored: "
+    with store.told(damaged):
+        manifest = check(json.loads(store.read_text(path)), OF_ANY_FORMAT, "description")
     if manifest["format"] > FORMAT:
         raise CheckpointError(
             f"The checkpoint in '{path}' has format {manifest['format']}, and this version of "
             f"braintrace reads formats up to {FORMAT}. It was written by version "
             f"{manifest['versions']['braintrace']}: install that one, or a later one."
         )
+    with store.told(damaged):
+        saved = contents_of_data(check(manifest, OF_A_FORMAT_READ, "description"))
     with learner.lock:
         functional = learner.functional()
         with learner.algorithm.traces.carried.read_by_the_way():
             state = functional.whole_state()
         leaves = leaves_by_name(state)
-        saved = contents_of_data(manifest)
         if lines := differences(saved, contents_of(learner, leaves)):
             raise CheckpointError(
                 f"The checkpoint in '{path}' is that of another learner, and nothing has been "
@@ -180,9 +202,11 @@ def _restored(path: pathlib.Path, learner: Learner) -> Any:
                 "another batch call `reset_state` of the learner with its size first."
             )
         like = {name: array_of(leaf) for name, leaf in leaves.items()}
-        arrays = store.read_arrays(path, manifest, like)
-        extra = of_data(manifest["extra"], arrays)
-        new = _state_like(state, saved, arrays)
+        with store.told(damaged):
+            arrays = store.read_arrays(path, manifest, like)
+            check_arrays(saved, arrays)
+            extra = of_data(manifest["extra"], arrays)
+            new = _state_like(state, saved, arrays)
         with uninterrupted:
             functional.restore(new)
             if manifest["at start"]:
@@ -200,7 +224,10 @@ def _checked(folder: Any, learner: Any) -> pathlib.Path:
             "A learner is saved and restored between its calls, not inside of a transformation "
             "such as `jit` or `for_loop`."
         )
-    return pathlib.Path(folder).expanduser().absolute()
+    try:
+        return pathlib.Path(folder).expanduser().absolute()
+    except RuntimeError as error:
+        raise OptionError(f"`folder` is '{folder}': {error}") from error
 
 
 def _state_like(own: LearnerState, saved: Contents, arrays: Mapping[str, Any]) -> LearnerState:

@@ -14,10 +14,17 @@ from .._errors import OptionError
 from .._learner import Learner, LearnerState
 from .._learner.state import places_of
 from .._typing import path_name
-from .units import unit_as_data, unit_of_data
+from .units import UNIT, unit_as_data, unit_of_data
 
 OPTIMIZER = "optimizer/"
 """Beginning of the names of what the optimizer of a learner keeps."""
+
+CONTENTS = {
+    "options": {str: str},
+    "entries": {str: {"dtype": str, "shape": [int], "unit?": UNIT, "keys?": str}},
+    "optimizer": bool,
+}
+"""Schema of the data of `Contents`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +95,16 @@ def contents_of_data(data: Mapping[str, Any]) -> Contents:
     return Contents(data["options"], entries, data["optimizer"])
 
 
+def check_arrays(saved: Contents, arrays: Mapping[str, Any]) -> None:
+    """Raise a `ValueError` unless arrays are what a checkpoint says of them."""
+    for name, entry in saved.entries.items():
+        if name not in arrays:
+            raise ValueError(f"there is no array '{name}'")
+        found = Entry(str(arrays[name].dtype), tuple(arrays[name].shape))
+        if found != dataclasses.replace(entry, unit=None, keys=None):
+            raise ValueError(f"'{name}' is {found}; expected {entry}")
+
+
 def contents_of(learner: Learner, leaves: Mapping[str, Any]) -> Contents:
     """Return what a learner is like, given the leaves of its state by name."""
     algorithm = learner.algorithm
@@ -119,9 +136,11 @@ def leaves_by_name(state: LearnerState) -> dict[str, Any]:
 
 
 def array_of(leaf: Any) -> Any:
-    """Return a leaf as an array of JAX or NumPy, without its unit."""
+    """Return a leaf as an array of JAX or NumPy in native byte order, without its unit."""
     mantissa = saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf
-    return mantissa if isinstance(mantissa, (jax.Array, np.ndarray)) else jnp.asarray(mantissa)
+    if isinstance(mantissa, np.ndarray):
+        return mantissa.astype(mantissa.dtype.newbyteorder("="), copy=False)
+    return mantissa if isinstance(mantissa, jax.Array) else jnp.asarray(mantissa)
 
 
 def differences(saved: Contents, own: Contents) -> list[str]:

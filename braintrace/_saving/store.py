@@ -1,30 +1,43 @@
 """A folder with the last checkpoint that was written to its end.
 
-Each is written by orbax under a name of its own, which is changed to the next number when all of it
-is there, at once as far as anybody sees. Only then is the one before deleted. Whenever the program
-is ended in between, by whatever means, the highest number is whole.
+Each is written by orbax in a folder with a random name, read back, and moved to the next number at
+once, as far as other programs see. Only then are those before deleted. Whenever the program is
+ended in between, by whatever means, the highest number is whole.
+
+Two programs that save to one folder need no lock, which not every file system has, and which a
+program that is stopped would keep: every step is a rename, which one of them wins. A folder that
+is to be deleted gets a random name first as well, so that what has been read back has lost no file.
+Orbax's `CheckpointManager` commits before anything is read back, and names what it writes by the
+step: what two programs write at once it mixes.
 """
 
 import contextlib
 import functools
 import json
+import os
 import pathlib
 import re
+import secrets
 import shutil
+import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from .._errors import CheckpointError, NoCheckpointError
+from .._errors import BraintraceError, CheckpointError, NoCheckpointError
 from .._optional import optional_import
 from .checksums import checksums, checksums_of_format_1
 
-NAME = re.compile(r"braintrace-checkpoint-(\d+)")
-UNFINISHED = re.compile(NAME.pattern + r"\.orbax-checkpoint-tmp.*")
+NAME = re.compile(r"braintrace-checkpoint-(0|[1-9][0-9]{0,17})")
+UNFINISHED = re.compile(
+    r"braintrace-unfinished-[0-9a-f]+|braintrace-checkpoint-[0-9]+\.orbax-checkpoint-tmp.*"
+)
+PLAIN = re.compile(r"[\w /.:+=@,~#%&'()-]*")
+"""Paths that orbax reads as they are. Brackets and backslashes, for example, it does not."""
 
 
 def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
@@ -40,22 +53,31 @@ def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str
     Raises
     ------
     CheckpointError
-        If there is a file in the place of the folder.
+        If it cannot be written and read back. The one that there is stays as it is.
     """
     orbax = _orbax()
     _refuse_a_file(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    _delete(folder, UNFINISHED)
-    new = folder / f"braintrace-checkpoint-{_last_number(folder) + 1}"
     stored = {name: _as_stored(array) for name, array in arrays.items() if array.size}
     empty = {n: (a.shape, str(a.dtype)) for n, a in arrays.items() if n not in stored}
-    text = json.dumps({**manifest, "empty": empty, "checksums": checksums(stored)})
-    _checkpointer().save(
-        new,
-        args=orbax.args.PyTreeSave(stored),
-        custom_metadata={"braintrace": text, "checksum": zlib.crc32(text.encode())},
-    )
-    _delete(folder, NAME, but=new)
+    manifest = {**manifest, "empty": empty, "checksums": checksums(stored)}
+    text = json.dumps(manifest)
+    with told(f"Nothing could be saved to '{folder}', and what is there stays as it is: "):
+        own = _unfinished(folder, _by_the_first(functools.partial(_begin, folder)))
+        try:
+            with _for_orbax(own / "checkpoint") as path:
+                _checkpointer().save(
+                    path,
+                    args=orbax.args.PyTreeSave(stored),
+                    custom_metadata={"braintrace": text, "checksum": zlib.crc32(text.encode())},
+                )
+            _by_the_first(lambda: _finish(folder, own / "checkpoint", text, manifest, stored))
+        except Exception as error:
+            if jax.process_index() or own.exists():
+                raise
+            raise RuntimeError("another program saves to it at the same time") from error
+        finally:
+            if jax.process_index() == 0:
+                shutil.rmtree(own, ignore_errors=True)
 
 
 def last(folder: pathlib.Path) -> pathlib.Path:
@@ -66,15 +88,22 @@ def last(folder: pathlib.Path) -> pathlib.Path:
     NoCheckpointError
         If there is none.
     CheckpointError
-        If not all processes see it, or if there is a file in the place of the folder.
+        If not all processes see it, or if there is a file or a link in its place, or a file in
+        the place of the folder.
     """
     _refuse_a_file(folder)
-    number = _last_number(folder)
+    with told(f"'{folder}' cannot be read: "):
+        number = _by_the_first(lambda: max(_numbers(folder), default=-1))
     if number < 0:
         raise NoCheckpointError(
             f"There is no checkpoint in '{folder}': nothing has been saved there to its end."
         )
-    path = folder / f"braintrace-checkpoint-{number}"
+    path = _numbered(folder, number)
+    if path.is_symlink() or path.is_file():
+        raise CheckpointError(
+            f"'{path}' is a {'symbolic link' if path.is_symlink() else 'file'}: expected the "
+            "folder that `save` has written under this name. Move it away."
+        )
     if not path.is_dir():
         raise CheckpointError(
             f"Process 0 has a checkpoint in '{path}', and process {jax.process_index()} does not "
@@ -83,22 +112,27 @@ def last(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def read_manifest(path: pathlib.Path) -> dict[str, Any]:
-    """Return what JSON says of the arrays of a checkpoint.
+def read_text(path: pathlib.Path, alone: bool = False) -> str:
+    """Return what describes the arrays of a checkpoint, in JSON.
+
+    Parameters
+    ----------
+    path
+        Where it is.
+    alone
+        Whether only the first process asks.
 
     Raises
     ------
-    CheckpointError
-        If it is damaged.
+    ValueError
+        If it is not what was saved.
     """
-    checkpointer = _checkpointer()
-    with _told(path):
-        found = checkpointer.metadata(path).custom_metadata or {}
-        text = found.get("braintrace", "")
-        if zlib.crc32(text.encode()) != found.get("checksum"):
-            raise ValueError("its description does not have its checksum")
-        manifest: dict[str, Any] = json.loads(text)
-        return manifest
+    with _for_orbax(path) as plain:
+        found = _checkpointer(alone and jax.process_count() > 1).metadata(plain).custom_metadata
+    text = (found or {}).get("braintrace", "")
+    if zlib.crc32(text.encode()) != (found or {}).get("checksum"):
+        raise ValueError("its description does not have its checksum")
+    return str(text)
 
 
 def read_arrays(
@@ -109,16 +143,22 @@ def read_arrays(
     Parameters
     ----------
     path, manifest
-        Where it is, and what `read_manifest` has returned.
+        Where it is, and what it says of them.
     like
         Arrays by name, some of those in it: these are placed as they are. All others, and those
         that are free to go to any device, are arrays of NumPy.
 
     Raises
     ------
-    CheckpointError
-        If it is damaged.
+    ValueError
+        If they are not those that were saved.
     """
+    return _read(path, manifest, like)
+
+
+def _read(
+    path: pathlib.Path, manifest: Mapping[str, Any], like: Mapping[str, Any], alone: bool = False
+) -> dict[str, Any]:
     orbax = _orbax()
     expected = manifest["checksums"]
     counted = checksums if manifest["format"] > 1 else checksums_of_format_1
@@ -130,23 +170,144 @@ def read_arrays(
         return orbax.RestoreArgs(restore_type=np.ndarray)
 
     wanted = {name: placed(name) for name in expected}
-    with _told(path):
-        arguments = orbax.args.PyTreeRestore(restore_args=wanted)
-        found = _checkpointer().restore(path, args=arguments)
-        for name, checksum in counted(found).items():
-            if checksum != expected[name]:
-                raise ValueError(f"'{name}' does not have its checksum")
-    empty = {name: np.zeros(shape, dtype) for name, (shape, dtype) in manifest["empty"].items()}
-    return {**found, **empty}
+    arguments = orbax.args.PyTreeRestore(restore_args=wanted)
+    with _for_orbax(path) as plain:
+        checkpointer = _checkpointer(alone and jax.process_count() > 1)
+        found = checkpointer.restore(plain, args=arguments)
+    for name, checksum in counted(found).items():
+        if checksum != expected[name]:
+            raise ValueError(f"'{name}' does not have its checksum")
+    for name, (shape, dtype) in manifest["empty"].items():
+        if 0 not in shape:
+            raise ValueError(f"'{name}' of shape {shape} is said to be empty")
+        found[name] = np.zeros(shape, dtype)
+    return dict(found)
+
+
+# --- what one process does for all
+
+
+def _begin(folder: pathlib.Path) -> int:
+    """Make room in a folder; return what is to be a part of a name in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for child in list(folder.iterdir()):
+        if UNFINISHED.fullmatch(child.name):
+            _delete(child)
+    number = secrets.randbits(62)
+    _unfinished(folder, number).mkdir()
+    return number
+
+
+def _finish(
+    folder: pathlib.Path,
+    source: pathlib.Path,
+    text: str,
+    manifest: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+) -> int:
+    """Read a checkpoint back, give it the next number, and delete those before; return 0."""
+    if read_text(source, alone=True) != text:
+        raise ValueError("its description is another one when it is read back")
+    found = _read(source, manifest, {}, alone=True)
+    for name, array in arrays.items():
+        if (found[name].shape, found[name].dtype) != (array.shape, array.dtype):
+            raise ValueError(f"'{name}' has another shape or dtype when it is read back")
+    number = _commit(folder, source)
+    for older in _numbers(folder):
+        if older < number:
+            _delete(_numbered(folder, older))
+    return 0
+
+
+def _commit(folder: pathlib.Path, source: pathlib.Path) -> int:
+    """Give a checkpoint the next number; return it."""
+    while True:
+        number = max(_numbers(folder), default=-1) + 1
+        target = _numbered(folder, number)
+        if not NAME.fullmatch(target.name):
+            raise ValueError(f"'{_numbered(folder, number - 1).name}' has the last number")
+        try:
+            source.rename(target)
+        except OSError:
+            if not (source.exists() and os.path.lexists(target)):
+                raise
+        else:
+            break
+    if max(_numbers(folder), default=number) > number:
+        raise RuntimeError("another program has saved to it at the same time")
+    return number
+
+
+def _delete(path: pathlib.Path) -> None:
+    """Delete a folder, so that another process finds it whole or not at all."""
+    if path.is_symlink() or not path.is_dir():
+        return
+    moved = _unfinished(path.parent, secrets.randbits(62))
+    with contextlib.suppress(OSError):  # another process deletes it
+        path.rename(moved)
+        shutil.rmtree(moved, ignore_errors=True)
+
+
+def _by_the_first(call: Callable[[], int]) -> int:
+    """Return what a function returns in the first process, where alone it is called."""
+    number, failure = 0, None
+    if jax.process_index() == 0:
+        try:
+            number = call()
+        except Exception as error:
+            number, failure = -2, error
+    if jax.process_count() > 1:
+        halves = np.array([number], np.int64).view(np.uint32)  # JAX may have no others
+        halves = np.asarray(multihost_utils.broadcast_one_to_all(halves))
+        number = int(np.ascontiguousarray(halves).view(np.int64)[0])
+    if failure is not None:
+        raise failure
+    if number == -2:
+        raise RuntimeError("process 0 has failed; its error says why")
+    return number
+
+
+# --- names and paths
+
+
+def _numbered(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / f"braintrace-checkpoint-{number}"
+
+
+def _unfinished(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / f"braintrace-unfinished-{number:x}"
+
+
+def _numbers(folder: pathlib.Path) -> list[int]:
+    """Return the numbers of checkpoints in a folder."""
+    names = [child.name for child in folder.iterdir()] if folder.is_dir() else []
+    return [int(match[1]) for match in map(NAME.fullmatch, names) if match]
 
 
 def _refuse_a_file(folder: pathlib.Path) -> None:
     """Raise an error if nothing can be saved in a folder, before anything is learned for it."""
-    if folder.exists() and not folder.is_dir():
+    if os.path.lexists(folder) and not folder.is_dir():
         raise CheckpointError(
             f"'{folder}' is a file: expected a folder, or a path where there is nothing yet. "
             "A learner is saved as several files; give them a folder of their own."
         )
+
+
+@contextlib.contextmanager
+def _for_orbax(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield a path to the same file that orbax reads as it is."""
+    if PLAIN.fullmatch(path.as_posix()):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="braintrace-") as temporary:
+        if not PLAIN.fullmatch(pathlib.Path(temporary).as_posix()):
+            raise ValueError(f"orbax cannot use this path, nor a link to it in '{temporary}'")
+        link = pathlib.Path(temporary) / "folder"
+        link.symlink_to(path.parent, target_is_directory=True)
+        yield link / path.name
+
+
+# --- orbax
 
 
 def _orbax() -> Any:
@@ -154,31 +315,16 @@ def _orbax() -> Any:
 
 
 @functools.cache
-def _checkpointer() -> Any:
+def _checkpointer(alone: bool = False) -> Any:
     """Return the one of this process: each that is made leaves tens of kilobytes behind."""
     orbax = _orbax()
-    return orbax.Checkpointer(orbax.PyTreeCheckpointHandler())
-
-
-def _last_number(folder: pathlib.Path) -> int:
-    """Return the highest number of a checkpoint, -1 if there is none; one process says it to all.
-
-    What others see of a folder may be older, where it is on another machine.
-    """
-    names = folder.iterdir() if folder.is_dir() else ()
-    found = filter(None, (NAME.fullmatch(child.name) for child in names))
-    number = max((int(match[1]) for match in found), default=-1)
-    if jax.process_count() == 1:
-        return number
-    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
-
-
-def _delete(folder: pathlib.Path, names: re.Pattern[str], but: pathlib.Path | None = None) -> None:
-    """Delete what has some names in a folder; one process does it for all."""
-    if jax.process_index() == 0:
-        for child in list(folder.iterdir()):
-            if names.fullmatch(child.name) and child != but:
-                shutil.rmtree(child, ignore_errors=True)
+    if not alone:
+        return orbax.Checkpointer(orbax.PyTreeCheckpointHandler())
+    processes = orbax.options.MultiprocessingOptions(
+        primary_host=0, active_processes={0}, barrier_sync_key_prefix="braintrace"
+    )
+    handler = orbax.PyTreeCheckpointHandler(multiprocessing_options=processes)
+    return orbax.Checkpointer(handler, multiprocessing_options=processes)
 
 
 def _as_stored(array: Any) -> Any:
@@ -188,13 +334,12 @@ def _as_stored(array: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _told(path: pathlib.Path) -> Iterator[None]:
-    """Tell whatever fails while a checkpoint is read as an error about it."""
+def told(words: str) -> Iterator[None]:
+    """Tell whatever fails as an error about a checkpoint, which begins with some words."""
     try:
         yield
+    except BraintraceError:
+        raise
     except Exception as error:
         lines = str(error).strip().splitlines()
-        raise CheckpointError(
-            f"The checkpoint in '{path}' is damaged, and nothing has been restored: "
-            f"{lines[0] if lines else type(error).__name__}"
-        ) from error
+        raise CheckpointError(f"{words}{lines[0] if lines else type(error).__name__}") from error

@@ -6,6 +6,7 @@ with a key that says what it is.
 """
 
 import collections
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,15 +20,29 @@ from .._arguments import is_quantity, is_state, shown
 from .._errors import OptionError
 from .._jax import is_tracer
 from .._typing import PyTree
-from .units import unit_as_data, unit_of_data
+from .schema import check
+from .units import UNIT, unit_as_data, unit_of_data
 
 Arrays = dict[str, Any]
 """Arrays of JAX or NumPy by name."""
 
+DEEPEST = 100
+"""Level of a tree, so that no supported interpreter runs out of its stack."""
+
+LONGEST = 2048
+"""Bits of an integer: every setting of ``sys.set_int_max_str_digits`` reads as many."""
+
+DTYPES = (
+    "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+    "complex64 complex128 bfloat16 float4_e2m1fn float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
+    "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+)
+"""Of arrays that can be kept: those that JAX has and orbax writes."""
+
 _AS_THEY_ARE = (bool, int, float, str)
 
 
-def as_data(tree: PyTree, name: str, arrays: Arrays) -> Any:
+def as_data(tree: PyTree, name: str, arrays: Arrays, level: int = 0) -> Any:
     """Return a tree as plain data.
 
     Parameters
@@ -38,12 +53,24 @@ def as_data(tree: PyTree, name: str, arrays: Arrays) -> Any:
         What it is called: the beginning of the names of its arrays.
     arrays
         To which they are added.
+    level
+        How many containers it is in.
 
     Raises
     ------
     OptionError
         If there is something else in it.
     """
+    if level > DEEPEST:
+        raise OptionError(
+            f"`{name[:60]}…` is deeper than {DEEPEST} levels of lists, tuples and dicts, or it "
+            "contains itself. Give a flatter tree."
+        )
+    if type(tree) is int and tree.bit_length() > LONGEST:
+        raise OptionError(
+            f"`{name}` is an integer of {tree.bit_length()} bits; expected at most {LONGEST}. Give "
+            "it as a string: `hex` writes it, and `int(text, 16)` reads it."
+        )
     if tree is None or type(tree) in _AS_THEY_ARE:
         return tree
     if type(tree) is complex:
@@ -54,15 +81,17 @@ def as_data(tree: PyTree, name: str, arrays: Arrays) -> Any:
     if isinstance(tree, (jax.Array, np.ndarray, np.generic)):
         return _array_as_data(tree, name, arrays)
     if isinstance(tree, dict):
-        pairs = enumerate(tree.items())
         return {
             "dict": [
-                [as_data(k, f"{name}/key {i}", arrays), as_data(v, f"{name}/{_word(k, i)}", arrays)]
-                for i, (k, v) in pairs
+                [
+                    as_data(key, f"{name}/key {index}", arrays, level + 1),
+                    as_data(value, f"{name}/{_word(key, index)}", arrays, level + 1),
+                ]
+                for index, (key, value) in enumerate(tree.items())
             ]
         }
     if isinstance(tree, (list, tuple)):
-        parts = [as_data(part, f"{name}/{i}", arrays) for i, part in enumerate(tree)]
+        parts = [as_data(p, f"{name}/{i}", arrays, level + 1) for i, p in enumerate(tree)]
         if type(tree) is list:
             return parts
         if type(tree) is tuple:
@@ -73,7 +102,7 @@ def as_data(tree: PyTree, name: str, arrays: Arrays) -> Any:
     raise OptionError(_refused(tree, name))
 
 
-def of_data(data: Any, arrays: Mapping[str, Any]) -> PyTree:
+def of_data(data: Any, arrays: Mapping[str, Any], level: int = 0) -> PyTree:
     """Return the tree that has become plain data.
 
     A named tuple is of its class where the program has imported that, and otherwise of one with
@@ -85,73 +114,112 @@ def of_data(data: Any, arrays: Mapping[str, Any]) -> PyTree:
         The data.
     arrays
         Its arrays by name, as NumPy has them.
+    level
+        How many containers it is in.
+
+    Raises
+    ------
+    ValueError
+        If no tree becomes these data.
     """
+    if level > DEEPEST:
+        raise ValueError(f"`extra` is deeper than {DEEPEST} levels")
     if isinstance(data, list):
-        return [of_data(part, arrays) for part in data]
+        return [of_data(part, arrays, level + 1) for part in data]
     if not isinstance(data, dict):
         return data
-    kind = next(iter(data))
-    return _KINDS[kind](data, arrays)
+    kind = next((kind for kind in _KINDS if kind in data), None)
+    if kind is None:
+        raise ValueError(f"`extra` has none of {', '.join(_KINDS)}")
+    schema, make = _KINDS[kind]
+    return make(check(data, schema, "extra"), arrays, level)
 
 
 def _array_as_data(array: Any, name: str, arrays: Arrays) -> Any:
+    whole, kind = array, "jax" if isinstance(array, jax.Array) else "numpy"
     if isinstance(array, np.generic):
         kind, array = "scalar", np.asarray(array)
-    else:
-        kind = "jax" if isinstance(array, jax.Array) else "numpy"
     is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    if is_tracer(array) or not (is_key or _is_numeric(array.dtype)):
-        raise OptionError(_refused(array, name))
-    data = {"array": name, "of": kind}
+    if isinstance(array, (np.ma.MaskedArray, np.matrix)):
+        raise OptionError(
+            f"`{name}` is a {type(array).__name__}, which would lose more than its numbers. Give "
+            "`numpy.asarray` of it, or its `data` and its `mask`."
+        )
+    if is_tracer(array) or not (is_key or array.dtype.name in DTYPES.split()):
+        raise OptionError(_refused(whole, name))
+    if isinstance(array, np.ndarray):
+        array = np.asarray(array.astype(array.dtype.newbyteorder("="), copy=False))
+    name = f"extra/{len(arrays)}"
+    data: dict[str, Any] = {"array": name, "of": kind}
     if is_key:
         data["keys"] = str(jax.random.key_impl(array))
         array = jax.random.key_data(array)
-    while name in arrays:  # two keys of dicts are printed alike
-        name = data["array"] = f"{name}'"
     arrays[name] = array
-    return data
+    return {**data, "dtype": str(array.dtype), "shape": list(array.shape)}
 
 
-def _array_of_data(data: Any, arrays: Mapping[str, Any]) -> Any:
-    array = arrays[data["array"]]
+def _array_of_data(data: Any, arrays: Mapping[str, Any], level: int) -> Any:
+    if (array := arrays.get(data["array"])) is None:
+        raise ValueError(f"there is no array '{data['array']}'")
+    dtype, shape = str(array.dtype), list(array.shape)
+    if (dtype, shape) != (data.get("dtype", dtype), data.get("shape", shape)):
+        raise ValueError(f"'{data['array']}' has dtype {dtype} and shape {tuple(shape)}")
     if "keys" in data:
         return jax.random.wrap_key_data(jnp.asarray(array), impl=data["keys"])
-    if data["of"] == "scalar":
-        return array[()]
-    return jnp.asarray(array) if data["of"] == "jax" else array
+    if data["of"] != "jax":
+        return array if data["of"] == "numpy" else array[()]
+    if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+        raise ValueError(f"'{data['array']}' has dtype {dtype}: set `jax_enable_x64` to read it")
+    return jnp.asarray(array)
 
 
-def _namedtuple_of_data(data: Any, arrays: Mapping[str, Any]) -> Any:
+def _namedtuple_of_data(data: Any, arrays: Mapping[str, Any], level: int) -> Any:
+    """Return a named tuple; nothing is looked up or called but subclasses of tuple."""
     module, _, name = data["namedtuple"].partition(":")
+    fields, parts = tuple(data["fields"]), of_data(data["parts"], arrays, level)
+    if len(fields) != len(parts):
+        raise ValueError(f"a named tuple of {len(fields)} fields has {len(parts)} parts")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    fields = tuple(data["fields"])
-    if not (isinstance(found, type) and getattr(found, "_fields", None) == fields):
+        found = getattr(found, "__dict__", {}).get(part)
+    is_class = isinstance(found, type) and issubclass(found, tuple)
+    if not is_class or getattr(found, "_fields", None) != fields:
         make: Callable[..., Any] = collections.namedtuple
         found = make(name.rpartition(".")[2], fields)
-    return found(*of_data(data["parts"], arrays))
+    return tuple.__new__(found, parts)
 
 
-def _dict_of_data(data: Any, arrays: Mapping[str, Any]) -> Any:
-    return {of_data(key, arrays): of_data(value, arrays) for key, value in data["dict"]}
+def _dict_of_data(data: Any, arrays: Mapping[str, Any], level: int) -> Any:
+    if any(len(pair) != 2 for pair in data["dict"]):
+        raise ValueError("a dict has keys without values")
+    of = functools.partial(of_data, arrays=arrays, level=level + 1)
+    return {of(key): of(value) for key, value in data["dict"]}
 
 
-_KINDS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
-    "complex": lambda data, _: complex(*data["complex"]),
-    "quantity": lambda data, arrays: saiunit.Quantity(
-        of_data(data["quantity"], arrays), unit=unit_of_data(data["unit"])
-    ),
-    "array": _array_of_data,
-    "tuple": lambda data, arrays: tuple(of_data(data["tuple"], arrays)),
-    "namedtuple": _namedtuple_of_data,
-    "dict": _dict_of_data,
+_ARRAY = {
+    "array": str,
+    "of": frozenset(("jax", "numpy", "scalar")),
+    "keys?": str,
+    "dtype?": str,
+    "shape?": [int],
 }
 
-
-def _is_numeric(dtype: Any) -> bool:
-    """Tell whether arrays of a dtype can be kept, as JAX has them."""
-    return dtype.itemsize <= 16 and any(jnp.issubdtype(dtype, k) for k in (np.number, np.bool_))
+_KINDS: dict[str, tuple[Any, Callable[[Any, Mapping[str, Any], int], Any]]] = {
+    "complex": ({"complex": [float]}, lambda data, *_: complex(*data["complex"])),
+    "quantity": (
+        {"quantity": object, "unit": UNIT},
+        lambda data, arrays, level: saiunit.Quantity(
+            of_data(data["quantity"], arrays, level + 1), unit=unit_of_data(data["unit"])
+        ),
+    ),
+    "array": (_ARRAY, _array_of_data),
+    "tuple": (
+        {"tuple": list},
+        lambda data, arrays, level: tuple(of_data(data["tuple"], arrays, level)),
+    ),
+    "namedtuple": ({"namedtuple": str, "fields": [str], "parts": list}, _namedtuple_of_data),
+    "dict": ({"dict": [list]}, _dict_of_data),
+}
 
 
 def _word(key: Any, index: int) -> str:
