@@ -12,12 +12,13 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import brainstate
 import jax
 from brainstate._state import TRACE_CONTEXT
 
+from ._errors import ShapeError
 from ._interrupts import interruptible, uninterrupted
 from ._jax import is_transforming
 
@@ -75,10 +76,26 @@ class StatefulTrace:
     call: Callable[..., tuple[tuple[Any, ...], Any]]
 
 
-def trace_stateful(function: Callable[..., Any], *arguments: Any) -> StatefulTrace:
-    """Trace a function that reads and writes States, which keep what they hold."""
+Refuse: TypeAlias = Callable[[brainstate.State, Any, Any], Exception]
+"""``(state, old value, new value) -> error`` for a State that gets another pytree structure."""
+
+
+def trace_stateful(
+    function: Callable[..., Any], *arguments: Any, refuse: Refuse | None = None
+) -> StatefulTrace:
+    """Trace a function that reads and writes States, which keep what they hold.
+
+    Parameters
+    ----------
+    function, arguments
+        The function, and example arguments.
+    refuse
+        Makes the error for a State whose pytree structure changes; ``None``: a `ShapeError`.
+    """
     traced = brainstate.transform.StatefulFunction(
-        interruptible(function), static_argnums=(), return_only_write=True
+        keeping_structure(interruptible(function), refuse or _changed_structure),
+        static_argnums=(),
+        return_only_write=True,
     )
     with uninterrupted:  # brainstate gives the States back what they held
         traced.make_jaxpr(*arguments)
@@ -90,6 +107,57 @@ def trace_stateful(function: Callable[..., Any], *arguments: Any) -> StatefulTra
         is_written=tuple(map(bool, stack.been_writen)),
         result_shapes=traced.get_out_shapes_by_cache(key),
         call=traced.jaxpr_call,
+    )
+
+
+def keeping_structure(function: Callable[..., Any], refuse: Refuse) -> Callable[..., Any]:
+    """Return a function for brainstate to trace that leaves no State with another structure.
+
+    After a trace, brainstate writes the old values back, one State after the other. It refuses a
+    value of another structure than that of the new one, and leaves tracers in all States from
+    there on.
+    """
+
+    def run(*arguments: Any) -> Any:
+        stack = TRACE_CONTEXT.state_stack[-1]
+        try:
+            result = function(*arguments)
+        except BaseException as error:
+            changed = _with_old_structure(stack)
+            if changed and _MISMATCH in str(error):  # raised where an inner trace has ended
+                raise refuse(*changed[0]) from error
+            raise
+        changed = _with_old_structure(stack)
+        if changed:
+            raise refuse(*changed[0])
+        return result
+
+    return run
+
+
+_MISMATCH = "does not match with the origin tree structure"
+
+
+def _with_old_structure(
+    stack: brainstate.StateTraceStack,
+) -> list[tuple[brainstate.State, Any, Any]]:
+    """Write back the values of States whose structure changed; return them, old and new values."""
+    both = zip(stack.states, stack.original_state_values, strict=True)
+    changed = [
+        (state, old, peek(state))
+        for state, old in both
+        if jax.tree.structure(peek(state)) != jax.tree.structure(old)
+    ]
+    for state, old, _ in changed:
+        hold(state, old)
+    return changed
+
+
+def _changed_structure(state: brainstate.State, old: Any, new: Any) -> ShapeError:
+    was, found = jax.tree.structure(old), jax.tree.structure(new)
+    return ShapeError(
+        f"A {type(state).__name__} changes: its pytree structure was {was}, and is {found}. Write "
+        "a value of the same structure."
     )
 
 

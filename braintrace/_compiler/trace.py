@@ -71,7 +71,7 @@ def trace_model(
         brainstate.nn.init_all_states(model)
         arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
     _make_keys(model)
-    step = _traced_update(model, arguments)
+    step = _traced_update(model, arguments, named(names, arguments))
     out_shapes, state_shapes = step.result_shapes
     arrays, touched, outside = state_arrays_of(step.states, step.is_written, state_paths(model))
     _check_written(step.states, state_shapes, state_paths(model), named(names, arguments))
@@ -121,9 +121,14 @@ def _program(
     return program_of(inlined(flat, spell_out_broadcasts))
 
 
-def _traced_update(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> StatefulTrace:
+def _traced_update(
+    model: brainstate.nn.Module, arguments: tuple[PyTree, ...], call: str
+) -> StatefulTrace:
+    def refuse(state: brainstate.State, old: PyTree, new: PyTree) -> CompilationError:
+        return _changed(state, old, new, state_paths(model), call)
+
     with in_words(CompilationError, lambda: call_of_update(model, arguments)):
-        step = trace_stateful(model.update, *arguments)
+        step = trace_stateful(model.update, *arguments, refuse=refuse)
     _refuse_leaked_tracers(step.jaxpr)
     return step
 
@@ -150,12 +155,18 @@ def _check_written(
             continue
         if described(state.value) == described(new):
             continue
-        name = path_name(paths.get(id(state), (type(state).__name__,)))
-        raise CompilationError(
-            f"`update` changes State '{name}' from {described(state.value)} to {described(new)} "
-            f"for {arguments}. A state keeps its shape, dtype and unit from step to step: convert "
-            "the new value (`.astype`, `.to`), or initialise the state as `update` writes it."
-        )
+        raise _changed(state, state.value, new, paths, arguments)
+
+
+def _changed(
+    state: brainstate.State, old: PyTree, new: PyTree, paths: dict[int, Path], arguments: str
+) -> CompilationError:
+    name = path_name(paths.get(id(state), (type(state).__name__,)))
+    return CompilationError(
+        f"`update` changes State '{name}' from {described(old)} to {described(new)} "
+        f"for {arguments}. A state keeps its shape, dtype and unit from step to step: convert "
+        "the new value (`.astype`, `.to`), or initialise the state as `update` writes it."
+    )
 
 
 def described(value: PyTree) -> str:

@@ -23,7 +23,7 @@ from .probed_step import (
     Probes,
     finish,
     finish_program,
-    hold_old_states,
+    hold_old_states_for_parameters,
     pre_step_probe,
     probe_shapes,
     probed_step,
@@ -81,7 +81,9 @@ def single_step(
     restart: jax.Array | None = None,
     place: Callable[[Records], Records] = lambda records: records,
 ) -> Step:
-    """Run one step whose derivative goes through the traces, never through old states.
+    """Run one step whose derivative goes through the traces, not through old states.
+
+    The derivative with respect to nothing but old states is the ordinary one.
 
     Parameters
     ----------
@@ -133,7 +135,8 @@ def single_step(
     probes = probe(weights, records, before, after)
     if restart is not None:
         probes = restarted_probes(graph, probes, restart)
-    outputs, new_states = probed_step(graph, inputs, weights, probes)
+    hold = hold_old_states_for_parameters
+    outputs, new_states = probed_step(graph, inputs, weights, probes, hold)
     return Step(outputs, new_states, after)
 
 
@@ -145,7 +148,7 @@ def _passed_step(
     restart: jax.Array | None,
 ) -> Step:
     """Run a step on its own for a rule that passes weights: a window of one step."""
-    inputs = hold_old_states(graph, inputs)
+    inputs = hold_old_states_for_parameters(graph, inputs)
     weights = operands(graph, inputs)
     held, before = jax.lax.stop_gradient((weights, traces))
     records = dataclasses.replace(jacobians(graph, inputs, weights), restart=restart)

@@ -88,7 +88,8 @@ class RecordedChunk:
         # This object outlives the jit in which it may be made.
         with jax.ensure_compile_time_eval():
             probes = zero_probes(self._graph)
-        self.step = step = PureStep(function, parameters, (probes, held, slices))
+        model, example = algorithm.model, (probes, held, slices)
+        self.step = step = PureStep(model, function, parameters, example)
         current, others = ([s.value for s in states] for states in (parameters, step.others))
         values = (current, others, probes, held)
 
@@ -207,7 +208,7 @@ class WindowChunk:
         _, restart = slices
         self._has_mask = has_mask
         self._zeros_select = has_mask or restart is not None
-        self.step = PureStep(function, parameters, (None, held, slices))
+        self.step = PureStep(algorithm.model, function, parameters, (None, held, slices))
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
 

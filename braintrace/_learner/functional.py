@@ -164,7 +164,9 @@ class FunctionalLearner:
         """Run one step, and return what the model's ``update`` returns as well.
 
         The derivative of a loss of that with respect to ``state.parameters`` is the online
-        gradient; see `ETraceAlgorithm.update`.
+        gradient; see `ETraceAlgorithm.update`. With respect to ``state.hidden`` alone, it is that
+        of the model's own steps, through as many as there are. Take it by a ``jax.grad`` of its
+        own: next to parameters, old states count as constants.
         """
         algorithm = self.algorithm
         graph, compiled = algorithm.graph, algorithm.compiled

@@ -181,7 +181,7 @@ class OnlineLearning:
                 lambda leaf: jnp.broadcast_to(leaf, (length, *leaf.shape)), slices
             )
         with no_loops_in_step_function():
-            return PureStep(self._run, (), (traces, initial, slices))
+            return PureStep(self._algorithm.model, self._run, (), (traces, initial, slices))
 
     def _differentiating(
         self, learner: Learner, request: Request, example: Arguments

@@ -4,9 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import brainstate
+import jax
 
+from .._arguments import shown
 from .._brainstate import trace_stateful
-from .._errors import OptionError
+from .._compiler import state_paths
+from .._errors import OptionError, ShapeError
+from .._typing import PyTree, path_name
 
 
 class PureStep:
@@ -14,6 +18,8 @@ class PureStep:
 
     Parameters
     ----------
+    model
+        The model, for the names of its States.
     function
         The function.
     parameters
@@ -25,15 +31,21 @@ class PureStep:
     ------
     OptionError
         If the function writes a parameter.
+    ShapeError
+        If it gives a State another pytree structure.
     """
 
     def __init__(
         self,
+        model: brainstate.nn.Module,
         function: Callable[..., Any],
         parameters: Sequence[brainstate.State],
         example: tuple[Any, ...],
     ) -> None:
-        traced = trace_stateful(function, *example)
+        def refuse(state: brainstate.State, old: PyTree, new: PyTree) -> ShapeError:
+            return changed_structure(model, state, old, new)
+
+        traced = trace_stateful(function, *example, refuse=refuse)
         self._call = traced.call
         order = {id(state): index for index, state in enumerate(parameters)}
         # Index of the parameter behind each State of the step; None for the others.
@@ -83,3 +95,16 @@ class PureStep:
         return [
             next(new) if w else value for value, w in zip(others, self._is_written, strict=True)
         ]
+
+
+def changed_structure(
+    model: brainstate.nn.Module, state: brainstate.State, old: PyTree, new: PyTree
+) -> ShapeError:
+    """Return the error for a State that gets a value of another pytree structure."""
+    name = path_name(state_paths(model).get(id(state), (type(state).__name__,)))
+    return ShapeError(
+        f"A step changes State '{name}' from {shown(old)} to {shown(new)}: its pytree structure "
+        f"was {jax.tree.structure(old)}, and is {jax.tree.structure(new)}. All States keep their "
+        "values from before the call. In `step_fn`, `update_fn` and the optimizer, write a value "
+        "of the same structure (and unit) as the State has, with all its entries."
+    )

@@ -12,7 +12,7 @@ from .._executor import (
     CarriedSpecs,
     Inputs,
     Step,
-    hold_old_states,
+    hold_old_states_for_parameters,
     is_like,
     kept_specs,
     one_by_one,
@@ -241,7 +241,7 @@ class CompiledStep:
 
     def _window(self, inputs: Inputs, traces: Any, sequences: Any) -> Any:
         graph, method = self.graph, self._method
-        inputs = hold_old_states(graph, inputs)
+        inputs = hold_old_states_for_parameters(graph, inputs)
         weights = operands(graph, inputs)
 
         def enter(probes: dict[str, jax.Array]) -> list[Any]:
