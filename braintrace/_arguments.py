@@ -5,8 +5,9 @@ A check names the argument, says what was found and what is expected. What an op
 """
 
 import dataclasses
+import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import brainstate
@@ -293,6 +294,12 @@ def leaf_names(names: Sequence[str], arguments: Any) -> tuple[str, ...]:
     paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(arguments))
     keystr = jax.tree_util.keystr
     return tuple(f"{names[path[0].idx]}{keystr(path[1:])}" for path in paths)
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return a question with the known name that is most like another; empty if none is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return "".join(f"did you mean {match!r}? " for match in near)
 
 
 def named(names: Sequence[str], values: Sequence[Any]) -> str:

@@ -27,7 +27,7 @@ from .._interrupts import uninterrupted
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.found_states import FoundStates
-from .._runtime.initial_values import InitialFunction
+from .._runtime.initial_values import InitialFunction, check_init_options
 from .._runtime.mesh import on_automatic_axes
 from .._runtime.model_states import States, short_term, values_by_path
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
@@ -382,7 +382,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             Booleans ``(batch,)``: the samples that start anew; the others go on as they are. The
             states' first axis is the batch. ``None``: all samples, as with a single true.
         **kwargs
-            Given to ``init_state`` as well.
+            Given to ``init_state`` as well: names that an ``init_state`` of the model or of one of
+            its modules declares. Others are refused, also where it takes ``**kwargs``.
 
         Raises
         ------
@@ -390,7 +391,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             If ``batch_size`` is ``None`` and ``init_state`` does not give the states' shapes, or
             if ``where`` does not fit them.
         OptionError
-            If ``where`` comes with a ``batch_size``, or samples that share an input start anew one
+            For a name that no ``init_state`` declares; if ``where`` comes with a ``batch_size``, or
+            samples that share an input start anew one
             by one (`ES_D_RTRL`); in ``update_fn``, for another batch, or options of ``init_state``.
         """
         check_option("batch_size", batch_size, BATCH_SIZE)
@@ -398,6 +400,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             now = values_by_path(self.short_term_states)
             self.requested_restarts.ask(now, self.graph.traced, batch_size, where, kwargs)
             return
+        check_init_options(self.model, kwargs)
         if where is not None:
             self._restart_samples(batch_size, where, kwargs)
             return

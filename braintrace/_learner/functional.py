@@ -36,7 +36,15 @@ from .arguments import GradientOptions, Gradients, StreamOptions
 from .body import Request
 from .driver import prepared
 from .restart import Initial
-from .state import BY_PATH, LearnerState, Places, check_like, places_of, with_values
+from .state import (
+    BY_PATH,
+    LearnerState,
+    Places,
+    check_like,
+    places_of,
+    states_in,
+    with_values,
+)
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
@@ -61,6 +69,11 @@ class FunctionalLearner:
         The learner.
     own
         What holds the user's own States (an optimizer), by name.
+
+    Raises
+    ------
+    OptionError
+        If something that is named holds no State.
 
     Examples
     --------
@@ -96,6 +109,8 @@ class FunctionalLearner:
     """
 
     def __init__(self, learner: Learner, own: Mapping[str, PyTree]) -> None:
+        for name, holder in own.items():
+            states_in(name, holder)
         self._learner = learner
         self._own = own
 
