@@ -182,6 +182,7 @@ class FunctionalLearner:
         gradient; see `ETraceAlgorithm.update`.
         """
         algorithm = self.algorithm
+        algorithm.up_to_date()
         graph, compiled = algorithm.graph, algorithm.compiled
         compiled.environment.check()
         places = self._checked(state)
@@ -341,6 +342,7 @@ class FunctionalLearner:
     def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         algorithm = self.algorithm
+        algorithm.up_to_date()
         places = self._checked(state)
         paths = list(algorithm.short_term_states)
         now = {path: state.hidden[path] for path in paths}
@@ -357,6 +359,11 @@ class FunctionalLearner:
         return dataclasses.replace(state, hidden=fresh, traces=traces)
 
     def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
+        self.algorithm.up_to_date()
+        with self.algorithm.own_changes():
+            return self._run_now(state, request)
+
+    def _run_now(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
         places = self._checked(state)
         moved = [state]
 
