@@ -5,8 +5,11 @@ A check names the argument, says what was found and what is expected. What an op
 """
 
 import dataclasses
+import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path as FilePath
 from typing import Any
 
 import brainstate
@@ -295,6 +298,12 @@ def leaf_names(names: Sequence[str], arguments: Any) -> tuple[str, ...]:
     return tuple(f"{names[path[0].idx]}{keystr(path[1:])}" for path in paths)
 
 
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return a question with the known name that is most like another; empty if none is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return "".join(f"did you mean {match!r}? " for match in near)
+
+
 def named(names: Sequence[str], values: Sequence[Any]) -> str:
     """Print arguments by name: what they are, and not their numbers."""
     count = len(names)
@@ -318,3 +327,15 @@ def differences(
         elif not is_like(found[name], expected[name]):
             lines.append(f"\n- '{name}' is {shown(found[name])}; expected {shown(expected[name])}")
     return lines
+
+
+_FILES = (jax.__file__, brainstate.__file__)
+_NOT_THE_USERS = tuple(str(FilePath(file).parent) for file in (__file__, *_FILES))
+
+
+def level_of_user() -> int:
+    """Return the ``stacklevel`` of the first line that is the user's own, for the caller."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -287,6 +287,63 @@ def test_two_of_one_kind_and_the_check_of_a_gradient():
     assert abs(by_name[0]["upper/w"] - by_name[1]["upper/w"]) > 1e-3
 
 
+EQUAL = {
+    "both weights of a layer": ("d_rtrl", {"w": "es_d_rtrl", "b": braintrace.ES_D_RTRL}),
+    "the default, given as an option": (
+        "immediate",
+        {"w": "es_d_rtrl", "b": ("es_d_rtrl", {"decay_or_rank": 0.9})},
+    ),
+    "the rule of the learner": ("es_d_rtrl", {"w": "ES_D_RTRL"}),
+    "one for all states": ("rtrl", {"b": "rtrl"}),
+    "one by layers": ("ostl_recurrent", {"w": "ostl_recurrent"}),
+}
+
+
+class Biased(brainstate.nn.Module):
+    """A layer with a weight and a bias in one operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(0.4 * jnp.sin(jnp.arange(12.0)).reshape(3, 4))
+        self.b = brainstate.ParamState(0.1 * jnp.arange(4.0))
+
+    def init_state(self, batch_size=None):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        drive = braintrace.matmul(x, self.w.value, self.b.value)
+        self.h.value = 0.7 * self.h.value + jnp.tanh(drive)
+        return self.h.value
+
+
+@pytest.mark.parametrize("given", EQUAL)
+def test_equal_rules_are_one(given):
+    elsewhere, rules = EQUAL[given]
+    alone = elsewhere if len(rules) == 1 else "es_d_rtrl"
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, BATCH, 3)), jnp.float32)
+
+    def run(algorithm, **options):
+        learner = braintrace.compile(Biased(), algorithm, xs[0], batch_size=BATCH, **options)
+        resets = RESET[:, 0] if alone == "es_d_rtrl" else RESET
+        how = {"step_fn": lambda x: (learner(x) ** 2).sum(), "chunk_size": 4}
+        gradients = [learner.etrace_grad(xs, reset=flags, **how) for flags in (None, resets)]
+        sums = dict.fromkeys(gradients[0], 0.0)
+        learner.reset_state()
+        step = brainstate.transform.grad(
+            lambda x: (learner(x) ** 2).sum(), weights_of(learner.algorithm.model)
+        )
+        for x in xs:
+            sums = jax.tree.map(jnp.add, sums, dict(step(x)))
+        return learner, [*gradients, sums]
+
+    learner, found = run(elsewhere, rules=rules)
+    single, expected = run(alone)
+    assert_same_bits(found, expected)
+    if len(rules) == 1:
+        assert learner.algorithm.rule == single.algorithm.rule
+        learner.functional().restore(single.functional().state())
+
+
 WRONG = {
     "no dict": (["w_in"], r"`rules` is .*expected a dict"),
     "no path": ({3: "ottt"}, r"the key 3; expected a path"),
@@ -310,7 +367,7 @@ WRONG = {
     ("elsewhere", "rule", "kinds"),
     [
         ("rtrl", "uoro", r"UORO \(passed\), RTRL \(passed\)"),
-        ("ostl_recurrent", "ostl_recurrent", r"OSTLRecurrent \(layered\), OSTLRecurrent"),
+        ("ostl_recurrent", "d_rtrl", r"D_RTRL \(cut\), OSTLRecurrent \(layered\)"),
         ("kf_rtrl", "immediate", r"Immediate \(closed\), KF_RTRL \(passed\)"),
         ("d_rtrl", ("snap", {"n": 2}), r"SnAp \(neighbours\), D_RTRL \(cut\)"),
     ],

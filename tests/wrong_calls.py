@@ -117,6 +117,38 @@ class OfSample(OfBatch):
         self.h = brainstate.HiddenState(jnp.zeros(4))
 
 
+class Started(OfBatch):
+    """The same with a part whose states have a gain at the start."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = StartedPart()
+
+    def init_state(self, batch_size=None, **_):
+        super().init_state(batch_size)
+
+    def update(self, x):
+        return self.part(super().update(x))
+
+
+class StartedPart(brainstate.nn.Module):
+    def init_state(self, *_, gain=1.0, batch_size=None):
+        self.v = brainstate.HiddenState(gain * jnp.ones((batch_size, 4)))
+
+    def update(self, x):
+        self.v.value = 0.9 * self.v.value + x
+        return self.v.value
+
+
+class Marked(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = brainstate.nn.LSTMCell(3, 4)
+
+    def update(self, x):
+        return self.cell(x)
+
+
 def compiled(model=None, algorithm="d_rtrl", *arguments, **options):
     arguments = arguments or (X,)
     model = CASE.build() if model is None else model
@@ -767,6 +799,42 @@ CALL = {
         "init_state `batch_size` `fancy`",
         lambda b: compiled(OfBatch()).reset_state(2, fancy=1),
     ),
+    **{
+        f"reset_state of {where} with {name}": (
+            f"`reset_state` `{name}` `{of}` 'where'? `batch_size`, `where`",
+            lambda b, make=make, name=name: make(b).reset_state(**{name: np.ones(2, bool)}),
+        )
+        for where, of, make in (
+            ("a learner", type(CASE.build()).__name__, lambda b: b.learner),
+            ("layers that take anything", "LSTMCell", lambda b: compiled(nn.LSTMCell(3, 4))),
+            (
+                "layers of brainstate",
+                "Marked",
+                lambda b: compiled(Marked(), mark="auto"),
+            ),
+            (
+                "an algorithm",
+                "LSTMCell",
+                lambda b: compiled(nn.LSTMCell(3, 4)).algorithm,
+            ),
+        )
+        for name in ("were", "whree")
+    },
+    "reset_state where, with a slip in a name of init_state": (
+        "`gian` 'gain'? `batch_size`, `where`, `gain`",
+        lambda b: compiled(Started()).reset_state(where=np.ones(2, bool), gian=2.0),
+    ),
+    "reset_state of what is no longer there": (
+        "`batchsize` 'batch_size'?",
+        lambda b: compiled(nn.LSTMCell(3, 4)).reset_state(batchsize=3),
+    ),
+    **{
+        f"functional of {value!r}": (
+            f"`a` {value!r} State",
+            lambda b, value=value: b.learner.functional(a=value),
+        )
+        for value in (3, "a", None, [], {})
+    },
     **{
         f"reset_state where {name}": (
             f"`where` {words}",

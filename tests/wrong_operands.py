@@ -226,6 +226,19 @@ OPERATIONS = {
             "einsum rank of weight": ("1 `weight` (3, 4)", lambda: einsum("bk,k->b")),
             "einsum sizes": ("'k' (2, 3) (2, 4)", lambda: einsum(weight=jnp.ones((2, 4)))),
             "einsum of one for all": ("'k' (1, 4)", lambda: einsum(weight=jnp.ones((1, 4)))),
+            **{
+                f"element_wise {name}": (
+                    f"`element_wise` `weight{leaf}` {words}",
+                    lambda value=value: braintrace.element_wise(value, jnp.exp),
+                )
+                for name, (leaf, words, value) in {
+                    "number": ("", "3", 3),
+                    "flag": ("", "True", True),
+                    "integers": ("", "int32", jnp.ones(3, int)),
+                    "integers in volt": ("", "int32", jnp.ones(3, int) * u.mV),
+                    "integers beside floats": ("[1]", "bool", (X, jnp.ones(3, bool))),
+                }.items()
+            },
             "element_wise fn": ("`fn` 3", lambda: braintrace.element_wise(X, 3)),
             "element_wise fn None": ("`fn` None", lambda: braintrace.element_wise(X, None)),
             "element_wise weight_fn": (

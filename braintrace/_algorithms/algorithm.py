@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import brainstate
@@ -24,10 +25,11 @@ from .._executor import eligibility, outliving, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
+from .._runtime.attributes import attributes_of
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
-from .._runtime.compiled_step import CompiledStep
+from .._runtime.compiled_step import CompiledStep, carries_alike
 from .._runtime.found_states import FoundStates
-from .._runtime.initial_values import InitialFunction
+from .._runtime.initial_values import InitialFunction, check_init_options
 from .._runtime.mesh import on_automatic_axes
 from .._runtime.model_states import States, short_term, values_by_path
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
@@ -37,7 +39,7 @@ from .._runtime.stepping import run_call
 from .._runtime.threads import lock_of, one_thread_at_a_time
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
 from .._sharding import Division, Placement
-from .._typing import Path
+from .._typing import Path, path_name
 
 VJP_METHODS = ("single-step", "multi-step")
 
@@ -113,6 +115,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.filters: dict[str, ReadoutFilter] = {}
         self._compiled: CompiledModel | None = None
         self._found_states = FoundStates()
+        self._seen: object = None  # the version of what the model holds that has been looked at
         self.requested_restarts = RequestedRestarts()
 
     @property
@@ -141,6 +144,55 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """All States of the model by path, as it has them now, and the filters of its readouts."""
         found = self._found_states(self.model)
         return {**found, **self._filters_by_path} if self.filters else found
+
+    def up_to_date(self) -> States:
+        """Compile the model for its attributes as they are now, and return all its States.
+
+        Raises
+        ------
+        NotCompiledError
+            If the model has a State that it did not have, or attributes that change its traces.
+        """
+        compiled, states = self._compiled_model, self._found_states(self.model)
+        if self._found_states.version is not self._seen:
+            self._catch_up(compiled, states)
+            self._seen = self._found_states.version
+        return {**states, **self._filters_by_path} if self.filters else states
+
+    @on_automatic_axes
+    def _catch_up(self, compiled: CompiledModel, states: States) -> None:
+        for path in states:
+            if path not in compiled.paths:
+                raise NotCompiledError(
+                    f"The State '{path_name(path)}' was added to `{type(self.model).__name__}` "
+                    "after it was compiled, and the compiled step does not know it. Call "
+                    "`compile_graph` or `braintrace.compile` again after changing a model."
+                )
+        now = attributes_of(self.model)
+        if not (changed := compiled.changed(now)):
+            return
+        after = compiled.with_attributes(self.model, self._analysed, now, self.samples_of_model)
+        if not carries_alike(compiled.step, after.step):
+            told = ", ".join(compiled.attributes.change(now, name) for name in changed)
+            raise NotCompiledError(
+                f"`{type(self.model).__name__}` has other traces since plain attributes of its "
+                f"modules have changed: {told}. Call `compile_graph` or `braintrace.compile` "
+                "again, which begins a new sequence."
+            )
+        self._compiled = after
+        self.place()
+
+    @contextlib.contextmanager
+    def own_changes(self) -> Iterator[None]:
+        """Let attributes not count that functions change inside, while they are traced."""
+        try:
+            yield
+        finally:
+            compiled, states = self._compiled_model, self._found_states(self.model)
+            version = self._found_states.version
+            if version is not self._seen and compiled.paths.issuperset(states):
+                compiled.written.update(compiled.changed(attributes_of(self.model)))
+                self._seen = version
 
     @property
     def _filters_by_path(self) -> dict[Path, brainstate.State]:
@@ -356,7 +408,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         NotCompiledError, ShapeError
             Before `compile_graph`, or for inputs or states of another shape.
         """
-        states, traces = self.states_of_step, self.traces.carried
+        of_model = self.up_to_date()
+        states, traces = self.compiled.find_states(of_model), self.traces.carried
         is_window = self.vjp_method == "multi-step"
         return run_call(self.compiled, states, traces, arguments, is_window)
 
@@ -382,7 +435,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             Booleans ``(batch,)``: the samples that start anew; the others go on as they are. The
             states' first axis is the batch. ``None``: all samples, as with a single true.
         **kwargs
-            Given to ``init_state`` as well.
+            Given to ``init_state`` as well: names that an ``init_state`` of the model or of one of
+            its modules declares. Others are refused, also where it takes ``**kwargs``.
 
         Raises
         ------
@@ -390,7 +444,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             If ``batch_size`` is ``None`` and ``init_state`` does not give the states' shapes, or
             if ``where`` does not fit them.
         OptionError
-            If ``where`` comes with a ``batch_size``, or samples that share an input start anew one
+            For a name that no ``init_state`` declares; if ``where`` comes with a ``batch_size``, or
+            samples that share an input start anew one
             by one (`ES_D_RTRL`); in ``update_fn``, for another batch, or options of ``init_state``.
         """
         check_option("batch_size", batch_size, BATCH_SIZE)
@@ -398,6 +453,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             now = values_by_path(self.short_term_states)
             self.requested_restarts.ask(now, self.graph.traced, batch_size, where, kwargs)
             return
+        check_init_options(self.model, kwargs)
+        self.up_to_date()
         if where is not None:
             self._restart_samples(batch_size, where, kwargs)
             return

@@ -1,13 +1,12 @@
 """The names by which algorithms are asked for: each class announces its own."""
 
-import difflib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 import brainstate
 
-from .._arguments import shown
+from .._arguments import did_you_mean, shown
 from .._errors import OptionError
 from .algorithm import ETraceAlgorithm
 
@@ -48,9 +47,9 @@ def algorithm_of(given: Any, option: str) -> type[ETraceAlgorithm]:
     by_name = algorithms_by_name()
     if isinstance(given, str) and given.lower() in by_name:
         return by_name[given.lower()]
-    near = difflib.get_close_matches(given.lower(), by_name, n=1) if isinstance(given, str) else []
+    near = did_you_mean(given.lower(), by_name) if isinstance(given, str) else ""
     raise OptionError(
-        f"`{option}` is {shown(given)}; {''.join(f'did you mean {name!r}? ' for name in near)}"
+        f"`{option}` is {shown(given)}; {near}"
         f"expected one of {', '.join(map(repr, by_name))} or a class such as `braintrace.D_RTRL`."
     )
 

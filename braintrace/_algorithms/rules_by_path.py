@@ -9,7 +9,7 @@ import brainstate
 from .._arguments import BOOLEAN, PATHS, check_option, path_filter, shown
 from .._errors import CompilationError, OptionError
 from .._executor import ComposedTraces
-from .._graph import ETraceGraph, FilteredReadout, HiddenParamOpRelation
+from .._graph import ETraceGraph, FilteredReadout, HiddenParamOpRelation, TraceMethod
 from .._graph.diagnostics import quoted
 from .._typing import Path, path_name
 from .algorithm import ETraceAlgorithm
@@ -110,12 +110,14 @@ class RulesByPath(ETraceAlgorithm):
         own = {name: value for name, value in options.items() if name not in SHARED}
         parts = [_part(given, rule) for given, rule in rules.items()]
         parts.append(Part("", elsewhere, tuple(own.items()), None, _everywhere))
-        self._parts = _with_names(parts)
+        made_ones = [part.instance(model) for part in parts]
+        self._parts = _with_names(parts, made_ones)
         self._check_paths()
-        instances = {part.name: part.instance(model) for part in self._parts}
+        names = [part.name for part in self._parts]
+        instances = dict(zip(names, made_ones, strict=True))
         methods = {name: instance.method for name, instance in instances.items()}
         self._by_path = ByPath(self._parts)
-        self._method = ComposedTraces(methods, self._by_path)
+        self._composed = ComposedTraces(methods, self._by_path)
         self._filtering = {name for name, one in instances.items() if one.readout_filters}
         self.readout_filters = bool(self._filtering) if filters is None else filters
         self._check_boundaries()
@@ -127,14 +129,15 @@ class RulesByPath(ETraceAlgorithm):
         return self._rule
 
     @property
-    def method(self) -> ComposedTraces:
-        """The traces of all algorithms."""
-        return self._method
+    def method(self) -> TraceMethod:
+        """The traces of all algorithms; if they are equal, those of the one algorithm."""
+        methods = self._composed.rules
+        return self._composed if len(methods) > 1 else next(iter(methods.values()))
 
     def check_model(self, graph: ETraceGraph) -> None:
         """Ask every algorithm about the weights that it has."""
-        own = self._method.own_graphs(graph)
-        for part in self._parts:
+        own = self._composed.own_graphs(graph)
+        for part in {part.name: part for part in self._parts}.values():
             if part.name in own:
                 part.instance(self.model).check_model(own[part.name])
         for readout in graph.traced.readouts:
@@ -157,6 +160,8 @@ class RulesByPath(ETraceAlgorithm):
         for path in self.model.states(brainstate.ParamState):
             rule = instances[self._by_path.of_path(path).name].rule
             found.setdefault(rule, []).append(path_name(path))
+        if len(instances) == 1:
+            return next(iter(found))
         return "; ".join(f"{rule} of {quoted(names)}" for rule, names in found.items())
 
     def _check_paths(self) -> None:
@@ -171,8 +176,10 @@ class RulesByPath(ETraceAlgorithm):
 
     def _check_boundaries(self) -> None:
         """Refuse rules that differ in what a weight is on the way back from a state."""
-        found = {part.name: self._method.rules[part.name].boundary for part in self._parts}
+        found = {part.name: self._composed.rules[part.name].boundary for part in self._parts}
         ways = set(found.values()) - {"closed"}
+        if len(found) == 1:
+            return
         if len(ways) > 1 or not ways <= {"cut", "diagonal"}:
             listed = ", ".join(
                 f"{part.algorithm.__name__} ({found[part.name]})" for part in self._parts
@@ -206,12 +213,32 @@ def _everywhere(path: Path) -> bool:
     return True
 
 
-def _with_names(parts: list[Part]) -> tuple[Part, ...]:
-    """Return the parts with names that differ: those of their classes, numbered if need be."""
-    names = [(part.algorithm.names or (part.algorithm.__name__,))[0] for part in parts]
+def _with_names(parts: list[Part], instances: list[ETraceAlgorithm]) -> tuple[Part, ...]:
+    """Return the parts with names: those of their classes, numbered where rules differ.
+
+    Parts with equal rules have one name, and so the same traces.
+    """
+    different: list[ETraceAlgorithm] = []
+    for instance in instances:
+        if not any(_are_equal(instance, other) for other in different):
+            different.append(instance)
+    names = [(type(one).names or (type(one).__name__,))[0] for one in different]
     numbered = [
         name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}"
         for i, name in enumerate(names)
     ]
-    pairs = zip(parts, numbered, strict=True)
-    return tuple(dataclasses.replace(part, name=name) for part, name in pairs)
+    return tuple(
+        dataclasses.replace(part, name=name)
+        for part, instance in zip(parts, instances, strict=True)
+        for other, name in zip(different, numbered, strict=True)
+        if _are_equal(instance, other)
+    )
+
+
+def _are_equal(one: ETraceAlgorithm, other: ETraceAlgorithm) -> bool:
+    """Tell whether two algorithms of a model give all weights the same traces and gradients."""
+    return (
+        type(one) is type(other)
+        and one.method == other.method
+        and one.readout_filters == other.readout_filters
+    )

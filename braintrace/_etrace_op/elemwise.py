@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import saiunit
 
-from .._arguments import FUNCTION, check_arrays, check_option, shown
+from .._arguments import FUNCTION, check_arrays, check_option, is_quantity, shown
 from .._errors import DtypeError, OptionError
 from . import quantities
 from .dense import init_output_trace
@@ -99,7 +101,8 @@ def element_wise(
     OptionError
         If ``fn`` is no function, or is given by both names.
     DtypeError
-        If ``weight`` or ``fn(weight)`` is nothing that JAX computes with.
+        If ``weight`` or ``fn(weight)`` is nothing that JAX computes with, or ``weight`` has no
+        derivative: integers and booleans are no parameters.
 
     Examples
     --------
@@ -116,6 +119,7 @@ def element_wise(
             "leave out one of the two."
         )
     check_arrays("weight", weight, "`element_wise`: ")
+    _check_learns(weight)
     result = function(weight)
     if isinstance(result, (tuple, list, dict)) or result is None:
         raise DtypeError(
@@ -124,3 +128,14 @@ def element_wise(
         )
     value, unit = quantities.split("element_wise", f"{name}(weight)", result)
     return quantities.attach(etp_elemwise_p.bind(value), unit)
+
+
+def _check_learns(weight: Any) -> None:
+    """Refuse a weight that no gradient step could change."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(weight, is_leaf=is_quantity):
+        if not jnp.issubdtype(jnp.result_type(saiunit.get_mantissa(leaf)), jnp.inexact):
+            name = f"weight{jax.tree_util.keystr(path)}"
+            raise DtypeError(
+                f"`element_wise`: `{name}` is {shown(leaf)}; expected an array of floating-point "
+                "or complex dtype, the value of a `ParamState`. A constant needs no mark."
+            )

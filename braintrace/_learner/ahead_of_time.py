@@ -76,6 +76,7 @@ def lower(learner: Learner, method: str, *arguments: PyTree, **options: Any) -> 
 
 def _lower_step(learner: Learner, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:
     algorithm = learner.algorithm
+    algorithm.up_to_date()
     compiled = algorithm.compiled
     compiled.environment.check()
     step = unwrap(arguments)

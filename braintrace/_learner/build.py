@@ -50,8 +50,9 @@ def compile(
         path or the beginning of one (``"cell/w"``, ``("cell", "w")``), or a function that tells of
         a path whether it is one; the first key that fits counts. A value is an algorithm, or a pair
         of it and its own options: ``("ottt", {"decay": 0.9})``. The gradient of each weight is
-        that of its algorithm alone. What traces of both follow has to end at the same places, as
-        `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without `Immediate`.
+        that of its algorithm alone; equal algorithms count as one. What traces of both follow has
+        to end at the same places, as `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without
+        `Immediate`.
     **algorithm_options
         Given to the algorithm; ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and
         ``trace_dtype`` hold for all. ``mark="auto"`` lets a model learn online that has no marked

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from .._arguments import level_of_user
 from .._errors import OptionError, RecompilationWarning
 from .._graph import ETraceGraph, SequenceRow
 from .._runtime import Recent
@@ -29,8 +28,6 @@ closed over."""
 FOURTH = 4
 """The first compilation is needed, a second and third may be (training and validation, a shorter
 last batch); from the fourth on it is a habit, and takes more time than all else."""
-
-_LIBRARY = str(Path(__file__).parent.parent)
 
 
 class Features(NamedTuple):
@@ -194,7 +191,7 @@ class Compilations:
                 "keep what changes in a State or give it as a sequence, and pad sequences to a "
                 "common length with `mask`.",
                 RecompilationWarning,
-                stacklevel=_level_of_user(),
+                stacklevel=level_of_user(),
             )
 
 
@@ -229,11 +226,3 @@ def _difference(noted: list[_Note]) -> str:
 def _change(was: _Noted | None, now: _Noted | None) -> str:
     texts = [None if note is None else note[0][1] for note in (was, now)]
     return "" if None in texts else f" ({texts[0]} then, {texts[1]} now)"
-
-
-def _level_of_user() -> int:
-    """Return the ``stacklevel`` of the first line that is not of this library, for the caller."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
-        frame, level = frame.f_back, level + 1
-    return level

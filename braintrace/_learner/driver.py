@@ -312,21 +312,23 @@ def run_whole(learner: Learner, request: Request) -> PyTree:
     update: that is done where the result as a whole shows that it must be. A single step is looked
     at itself.
     """
-    states = learner.algorithm.states_of_model
+    states = learner.algorithm.up_to_date()
     trusting = _trusting(request)
-    if trusting is not None:
-        driver, arguments = _prepared_as_it_is(learner, trusting, states)
-        with contextlib.suppress(RejectedError):
-            return driver(states, arguments, trusting.options, accept=is_finite)
-    driver, arguments = _prepared_as_it_is(learner, request, states)
-    return driver(states, arguments, request.options)
+    with learner.algorithm.own_changes():
+        if trusting is not None:
+            driver, arguments = _prepared_as_it_is(learner, trusting, states)
+            with contextlib.suppress(RejectedError):
+                return driver(states, arguments, trusting.options, accept=is_finite)
+        driver, arguments = _prepared_as_it_is(learner, request, states)
+        return driver(states, arguments, request.options)
 
 
 def lower_whole(learner: Learner, request: Request) -> jax.stages.Lowered:
     """Return the first program that `run_whole` would run."""
-    states, trusting = learner.algorithm.states_of_model, _trusting(request)
-    driver, arguments = _prepared_as_it_is(learner, trusting or request, states)
-    return driver.lower(states, arguments, is_accepted=trusting is not None)
+    states, trusting = learner.algorithm.up_to_date(), _trusting(request)
+    with learner.algorithm.own_changes():
+        driver, arguments = _prepared_as_it_is(learner, trusting or request, states)
+        return driver.lower(states, arguments, is_accepted=trusting is not None)
 
 
 def _trusting(request: Request) -> Request | None:

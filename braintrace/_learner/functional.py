@@ -36,7 +36,15 @@ from .arguments import GradientOptions, Gradients, StreamOptions
 from .body import Request
 from .driver import prepared
 from .restart import Initial
-from .state import BY_PATH, LearnerState, Places, check_like, places_of, with_values
+from .state import (
+    BY_PATH,
+    LearnerState,
+    Places,
+    check_like,
+    places_of,
+    states_in,
+    with_values,
+)
 
 if TYPE_CHECKING:
     from .._algorithms import ETraceAlgorithm
@@ -61,6 +69,11 @@ class FunctionalLearner:
         The learner.
     own
         What holds the user's own States (an optimizer), by name.
+
+    Raises
+    ------
+    OptionError
+        If something that is named holds no State.
 
     Examples
     --------
@@ -96,6 +109,8 @@ class FunctionalLearner:
     """
 
     def __init__(self, learner: Learner, own: Mapping[str, PyTree]) -> None:
+        for name, holder in own.items():
+            states_in(name, holder)
         self._learner = learner
         self._own = own
 
@@ -169,6 +184,7 @@ class FunctionalLearner:
         own: next to parameters, old states count as constants.
         """
         algorithm = self.algorithm
+        algorithm.up_to_date()
         graph, compiled = algorithm.graph, algorithm.compiled
         compiled.environment.check()
         places = self._checked(state)
@@ -328,6 +344,7 @@ class FunctionalLearner:
     def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         algorithm = self.algorithm
+        algorithm.up_to_date()
         places = self._checked(state)
         paths = list(algorithm.short_term_states)
         now = {path: state.hidden[path] for path in paths}
@@ -344,6 +361,11 @@ class FunctionalLearner:
         return dataclasses.replace(state, hidden=fresh, traces=traces)
 
     def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
+        self.algorithm.up_to_date()
+        with self.algorithm.own_changes():
+            return self._run_now(state, request)
+
+    def _run_now(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
         places = self._checked(state)
         moved = [state]
 

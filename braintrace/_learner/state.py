@@ -189,7 +189,7 @@ def places_of(
     for path, state in algorithm.compiled.outside.items():
         add(path, state)
     for name, holder in own.items():
-        for path, state in _states_in(name, holder).items():
+        for path, state in states_in(name, holder).items():
             add(path, state)
     add(("braintrace", "skipped_updates"), optimizer.skipped)
     for path, state in optimizer.states.items():
@@ -221,7 +221,14 @@ def _field(state: brainstate.State) -> str:
     return "hidden" if isinstance(state, brainstate.ShortTermState) else "others"
 
 
-def _states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
+def states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
+    """Return the States of what a user names in `Learner.functional`, by path.
+
+    Raises
+    ------
+    OptionError
+        If there are none.
+    """
     if isinstance(holder, brainstate.State):
         return {(name,): holder}
     found = brainstate.graph.states(holder)

@@ -1,23 +1,27 @@
-"""A model with the steps that have been compiled for it, one for each batch size.
+"""A model with the steps that have been compiled for it.
 
-What a step is compiled for are the shapes of the States that start anew with a sequence: those
-have axes for the batch.
+A step is compiled for the shapes of the States that start anew with a sequence, which have axes
+for the batch, and for the plain attributes of the model's modules.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import brainstate
 
+from .._arguments import level_of_user
 from .._brainstate import kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model, trace_model
+from .._errors import RecompilationWarning
 from .._executor import check_method
 from .._graph import ETraceGraph, TraceMethod
 from .._interrupts import interruptible
 from .._jax import strongly_typed
 from .._sharding import Division
 from .._typing import Path
+from .attributes import Attributes, attributes_of
 from .batch_axes import arguments_for_batch, example_arguments
 from .compiled_step import CompiledStep
 from .environment import Environment
@@ -26,12 +30,19 @@ from .model_states import States, all_states, short_term, values_by_path, write_
 from .on_mesh import divided
 from .recent import Recent
 
-MOST_SHAPES = 32
-"""For how many shapes of its states a model is kept compiled: batches have a few sizes."""
+MOST_STEPS = 32
+"""For how many shapes and attributes a model is kept compiled: batches have a few sizes."""
+
+FOURTH = 4
+"""To go to and fro between two or three values (training and validation) is a habit; from the
+fourth on, an attribute changes all the time."""
 
 
 Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
 """``(example, batch_size) -> step``; see `compile_step`."""
+
+Steps: TypeAlias = Recent[tuple[Shapes, Attributes], CompiledStep]
+"""Compiled steps by what they are compiled for."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,22 +54,30 @@ class CompiledModel:
     Attributes
     ----------
     step
-        What is compiled for the shapes that the States have now.
-    shapes
-        Those shapes.
+        What is compiled for the shapes that the States have now, and for the attributes.
+    shapes, attributes
+        Those shapes, and the attributes when it was compiled or found again.
     is_mapped
         Whether it is a model for one sample, mapped over a batch.
     known, initial
-        What has been compiled for other shapes, and for initial values.
+        What has been compiled for other shapes and attributes, and for initial values.
+    paths
+        Those of all States that the model had when it was compiled.
+    written
+        Names of attributes that ``update`` or the user's functions write while they are traced:
+        a counter, a memo. They do not count.
     division
         The mesh that divides its arrays; ``None``: there is none.
     """
 
     step: CompiledStep
     shapes: Shapes
+    attributes: Attributes
     is_mapped: bool
-    known: Recent[Shapes, CompiledStep]
+    known: Steps
     initial: InitialValues
+    paths: frozenset[Path]
+    written: set[str]
     division: Division | None = None
 
     def divided(self, division: Division, samples: int | None) -> "CompiledModel":
@@ -69,8 +88,9 @@ class CompiledModel:
         ShapeError, OptionError
             If the batch is no multiple of the number of its parts, or there is none to divide.
         """
-        known: Recent[Shapes, CompiledStep] = Recent(MOST_SHAPES)
-        known[self.shapes] = step = divided(self.step, division, samples)
+        known: Steps = Recent(MOST_STEPS)
+        step = divided(self.step, division, samples)
+        known[self.shapes, self.attributes] = step
         return dataclasses.replace(self, step=step, known=known, division=division)
 
     def initial_values(
@@ -130,13 +150,73 @@ class CompiledModel:
 
         try:
             write_by_path(states, values)
-            if shapes not in self.known:
-                step = interruptible(compiled)()
-                self.known[shapes] = divided(step, self.division, batch_size)
+            step = self._step(model, shapes, self.attributes, interruptible(compiled), batch_size)
         except BaseException:
             write_by_path(states, before)
             raise
-        return dataclasses.replace(self, step=self.known[shapes], shapes=shapes)
+        return dataclasses.replace(self, step=step, shapes=shapes)
+
+    def changed(self, now: Attributes) -> list[str]:
+        """Return the names of the attributes that are others than those of the step."""
+        return self.attributes.changed(now, self.written)
+
+    def with_attributes(
+        self,
+        model: brainstate.nn.Module,
+        analyse: Analyse,
+        now: Attributes,
+        samples: int | None,
+    ) -> "CompiledModel":
+        """Return what the model is compiled to for its attributes as they are now.
+
+        Parameters
+        ----------
+        model, analyse, now
+            The model, how it is compiled, and its attributes.
+        samples
+            Size of the batch, as far as somebody has said so.
+        """
+        traced = self.step.graph.traced
+
+        def compiled() -> CompiledStep:
+            return analyse(example_arguments(traced), traced.batch_size)
+
+        count = len(self.known)
+        step = self._step(model, self.shapes, now, compiled, samples)
+        if len(self.known) > count:
+            self._warn_if_often(model, now)
+        return dataclasses.replace(self, step=step, attributes=now)
+
+    def _step(
+        self,
+        model: brainstate.nn.Module,
+        shapes: Shapes,
+        attributes: Attributes,
+        compiled: Callable[[], CompiledStep],
+        samples: int | None,
+    ) -> CompiledStep:
+        """Return the step that is known for shapes and attributes, or compile it."""
+        for key in list(self.known):
+            if key[0] == shapes and not key[1].changed(attributes, self.written):
+                return self.known[key]
+        step = divided(compiled(), self.division, samples)
+        self.written.update(attributes.changed(attributes_of(model)))
+        self.known[shapes, attributes] = step
+        return step
+
+    def _warn_if_often(self, model: brainstate.nn.Module, now: Attributes) -> None:
+        """Warn where attributes have made the model be compiled often."""
+        if sum(shapes == self.shapes for shapes, _ in self.known) != FOURTH:
+            return
+        name, changes = type(model).__name__, self.changed(now)
+        told = ", ".join(self.attributes.change(now, changed) for changed in changes)
+        warnings.warn(
+            f"`{name}` is compiled for the fourth time, since plain attributes of its modules "
+            f"change: {told}. A changed attribute takes as long as the first call. Keep a value "
+            "that changes often in a State, or give it as an argument of `update`.",
+            RecompilationWarning,
+            stacklevel=level_of_user(),
+        )
 
 
 def compile_first(
@@ -157,16 +237,19 @@ def compile_first(
         ``None``, or the size of the batch axis over which a model for one sample is mapped.
     """
     states, initial = short_term(all_states(model)), InitialValues()
-    known: Recent[Shapes, CompiledStep] = Recent(MOST_SHAPES)
+    known: Steps = Recent(MOST_STEPS)
     for state in states.values():
         state.value = strongly_typed(state.value)
+    attributes = attributes_of(model)
     step = analyse(example, batch_size)
     is_mapped = batch_size is not None
     shapes = shapes_of(
         initial(model, True, batch_size, {}) if is_mapped else values_by_path(states)
     )
-    known[shapes] = step
-    return CompiledModel(step, shapes, is_mapped, known, initial)
+    known[shapes, attributes] = step
+    written = set(attributes.changed(attributes_of(model)))
+    paths = frozenset(all_states(model))
+    return CompiledModel(step, shapes, attributes, is_mapped, known, initial, paths, written)
 
 
 def compile_step(

@@ -257,3 +257,14 @@ class CompiledStep:
         last, outputs, records = run_window(graph, method, past, enter, step, sequences)
         weights, traces = jax.lax.stop_gradient(past)
         return outputs, last, method.update(graph, weights, records, traces)
+
+
+def carries_alike(one: CompiledStep, other: CompiledStep) -> bool:
+    """Tell whether what one step carries, traces and filters, is what another one carries."""
+
+    def carried(step: CompiledStep) -> Any:
+        specs = jax.tree.map(lambda s: (s.shape, str(s.dtype), s.axes, s.rule), step.trace_specs)
+        filters = {leaf.name: (leaf.shape, leaf.dtype) for leaf in step.graph.traced.filters}
+        return specs, filters
+
+    return bool(carried(one) == carried(other))

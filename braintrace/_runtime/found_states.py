@@ -1,7 +1,8 @@
 """The States of a model, found without a walk through it as long as it holds what it held.
 
 A walk takes longer than all else that a call does in Python. What a model holds are the attributes
-of its modules, and what is in the lists, tuples and dicts among them.
+of its modules, and what is in the lists, tuples and dicts among them. They are compared by
+identity, which also shows at once that no plain attribute has changed.
 """
 
 from collections.abc import Iterable
@@ -35,6 +36,11 @@ class FoundStates:
             found = self._last = _Found(model)
         return found.states
 
+    @property
+    def version(self) -> object:
+        """An object that is another one when the model has been found to hold something else."""
+        return None if self._last is None else self._last.version
+
     def __reduce__(self) -> tuple[type["FoundStates"], tuple[()]]:
         return FoundStates, ()
 
@@ -44,6 +50,7 @@ class _Found:
 
     def __init__(self, model: brainstate.nn.Module) -> None:
         self.states = all_states(model)
+        self.version = object()
         self._model = model
         self._dicts: list[tuple[dict[Any, Any], list[Any], list[Any]]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
@@ -56,9 +63,24 @@ class _Found:
         if model is not self._model or not self._is_understood:
             return False
         for named, names, values in self._dicts:
-            if not _holds(named.values(), values, len(named)) or list(named) != names:
+            if list(named) != names or not self._holds(named.values(), values):
                 return False
-        return all(_holds(now, values, len(now)) for now, values in self._lists)
+        for now, values in self._lists:
+            if len(now) != len(values) or not self._holds(now, values):
+                return False
+        return True
+
+    def _holds(self, now: Iterable[Any], values: list[Any]) -> bool:
+        """Tell whether as many values hold the same States as before; note what they are now."""
+        if all(map(is_, now, values)):
+            return True
+        for index, (new, old) in enumerate(zip(now, values, strict=True)):
+            if new is not old:
+                if not (isinstance(new, _PLAIN) and isinstance(old, _PLAIN)):
+                    return False
+                values[index] = new
+        self.version = object()
+        return True
 
     def _look_into(self, value: Any, met: dict[int, Any]) -> bool:
         """Note what a value holds; tell whether all of it is of a kind that is known here."""
@@ -85,13 +107,3 @@ class _Found:
 
 def _may_hold_states(value: Any) -> bool:
     return isinstance(value, (brainstate.State, brainstate.graph.Node))
-
-
-def _holds(now: Iterable[Any], values: list[Any], count: int) -> bool:
-    """Tell whether some values are still what they were, as far as States are concerned."""
-    if len(values) != count:
-        return False
-    return all(map(is_, now, values)) or all(
-        one is other or (isinstance(one, _PLAIN) and isinstance(other, _PLAIN))
-        for one, other in zip(now, values, strict=True)
-    )

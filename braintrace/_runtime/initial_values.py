@@ -7,7 +7,8 @@ it may read besides is as it was: attributes of modules with what is in them, an
 cannot be traced, or that gives something else each time without a random State, is run as it is.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import brainstate
@@ -15,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arguments import did_you_mean
 from .._brainstate import StatefulTrace, hold, is_watched, peek, trace_stateful
-from .._errors import ShapeError
+from .._errors import OptionError, ShapeError
 from .._jax import is_tracer, open_jaxpr, strongly_typed
 from .._typing import Path
 from .recent import Recent
@@ -34,6 +36,39 @@ MOST_REMADE = 3
 """How often a function is made anew before what it depends on is taken to change all the time."""
 MOST_KEPT = 16
 """How many functions are kept, one per model and batch size."""
+
+
+KNOWN = ("batch_size", "where")
+"""What `reset_state` takes by itself."""
+
+
+def check_init_options(model: brainstate.nn.Module, names: Collection[str]) -> None:
+    """Refuse options that no ``init_state`` of a model's modules declares.
+
+    ``**kwargs`` declare nothing: most layers have them, and would swallow a misspelt name.
+
+    Raises
+    ------
+    OptionError
+        Naming the first option that is unknown, and those that exist.
+    """
+    if not names:
+        return
+    known = dict.fromkeys(KNOWN)
+    for node in model.nodes().values():
+        if callable(init := getattr(node, "init_state", None)):
+            parameters = inspect.signature(init).parameters.values()
+            known |= dict.fromkeys(p.name for p in parameters if p.kind in _BY_NAME)
+    for name in names:
+        if name not in known:
+            raise OptionError(
+                f"`reset_state` got `{name}`, which no `init_state` of `{type(model).__name__}` "
+                f"and its modules declares; {did_you_mean(name, known)}expected one of "
+                f"{', '.join(f'`{other}`' for other in known)}."
+            )
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def fresh_values(
