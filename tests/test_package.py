@@ -34,6 +34,7 @@ ROOMS = [
     "_foreign",
     "_interrupts",
     "_brainstate",
+    "_most_memory",
     "_function_model",
     "_jaxpr",
     "_etrace_op",

@@ -540,3 +540,33 @@ def test_norms_that_are_zero_make_no_numbers_that_are_none(algorithm):
     xs, targets = data("tanh_rnn", np.float32)
     found = sequence_gradient(learner, case, 0 * xs, targets)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((found, snapshot(learner))))
+
+
+def summed_by_steps(learner, case, xs, targets):
+    """The gradient of the summed loss, one step after another in the user's own `grad`."""
+    weights = weights_of(learner.algorithm.model)
+    of_step = brainstate.transform.grad(lambda x, y: case.loss(learner(x), y), weights)
+    found = [named(of_step(x, y)) for x, y in zip(xs, targets, strict=True)]
+    return jax.tree.map(lambda *parts: sum(part.astype(jnp.float32) for part in parts), *found)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("name", ["gru", "leaky_with_masked_weight"])
+def test_uoro_in_half_precision(name, dtype):
+    """A call, a sequence and a step in the user's `grad` give what float32 gives, rounded."""
+    case, found = cases.BY_NAME[name], {}
+    for kind in (jnp.float32, dtype):
+        learner = learner_of(name, "uoro", dtype=kind)
+        xs, targets = data(name, kind)
+        outputs = jnp.stack([learner(x) for x in xs])
+        learner.reset_state(BATCH)
+        rewound(learner)
+        of_sequence = sequence_gradient(learner, case, xs, targets, chunk_size=1)
+        learner.reset_state(BATCH)
+        rewound(learner)
+        of_steps = summed_by_steps(learner, case, xs, targets)
+        found[kind] = {"outputs": outputs}, of_sequence, of_steps
+    tolerance = 40 * float(jnp.finfo(dtype).eps)
+    for of_half, of_single in zip(found[dtype], found[jnp.float32], strict=True):
+        single = jax.tree.map(lambda a: a.astype(jnp.float32), of_half)
+        assert_gradients_close(single, of_single, tolerance, name)

@@ -1,6 +1,7 @@
 """What a model must be to learn online."""
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 import brainstate
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 from .._errors import CompilationError, DtypeError
 from .._graph import FOLLOWS_ALL, Boundary, Diagnostic, HiddenParamOpRelation, TracedModel
 from .._jax import is_tracer
+from .._most_memory import check_fits
 from .._typing import path_name
 from .grouped_step import GroupedStep
 
@@ -55,6 +57,31 @@ def check_hidden_states(traced: TracedModel) -> None:
                 "follows real numbers. Keep the real and the imaginary part as two hidden states; "
                 "weights and inputs may stay complex."
             )
+
+
+BYTES_OF_ELEMENT = 16
+"""The least that the compiler's tables take for each element of a hidden state."""
+
+
+def check_elements(traced: TracedModel) -> None:
+    """Refuse hidden states with more elements than the compiler could number."""
+    for leaf in traced.leaves:
+        if leaf.kind == "hidden":
+            what = f"The compiler's table of the elements of hidden state '{leaf.name}'"
+            shape = (*leaf.shape, BYTES_OF_ELEMENT)
+            check_fits(what, shape, np.int8, "Use fewer units or samples.", CompilationError)
+
+
+@contextlib.contextmanager
+def memory_told() -> Iterator[None]:
+    """Say that it is the compiler where a table of elements does not fit into memory."""
+    try:
+        yield
+    except MemoryError as error:
+        raise CompilationError(
+            "The compiler numbers the elements of hidden states, and its tables do not fit into "
+            f"memory: {error}. Use fewer units or samples, or a machine with more memory."
+        ) from error
 
 
 def check_has_states(model: brainstate.nn.Module, step: GroupedStep) -> None:

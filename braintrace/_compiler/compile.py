@@ -37,7 +37,14 @@ from .analysis import Analysis
 from .answers import with_answers
 from .backward import states_as_outputs
 from .candidates import candidates_of
-from .check_model import check_has_states, check_hidden_states, check_learns, check_parameters
+from .check_model import (
+    check_elements,
+    check_has_states,
+    check_hidden_states,
+    check_learns,
+    check_parameters,
+    memory_told,
+)
 from .dependence import structure_of
 from .diagnose import diagnose
 from .gates import Gate, with_gates_apart
@@ -87,6 +94,7 @@ class CompilerOptions:
     mark: Any = "explicit"
 
 
+@memory_told()
 def compile_model(
     model: brainstate.nn.Module,
     arguments: tuple[Any, ...],
@@ -116,6 +124,7 @@ def compile_model(
     # What callbacks answer is asked for once, before everything that is computed from it.
     traced = with_answers(traced)
     check_hidden_states(traced)
+    check_elements(traced)
 
     # Groups of hidden states, in the form of the step that shows most of what positions do alone.
     every_state = options.every_state

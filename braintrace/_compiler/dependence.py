@@ -13,12 +13,14 @@ from typing import TypeAlias
 
 import numpy as np
 
+from .._errors import CompilationError
 from .._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
 from .._graph import Structure, WholeState
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved_operands
 from .._jaxpr.factors import NOTHING, joining
+from .._most_memory import check_fits
 from .analysis import Analysis
 from .parameter_uses import new_vars, parameters_of
 from .transfer import CONSTANT, ELEMENTWISE, REDUCTIONS
@@ -37,6 +39,13 @@ def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> 
     A parameter that enters in another way than a product, and is too large to be followed entry by
     entry, counts as if each entry reached all states that any of them reaches.
     """
+    check_fits(
+        "The sparsity pattern of the recurrent Jacobian",
+        (whole.size, whole.size),
+        bool,
+        "`SnAp(n=1)`, `D_RTRL` and `UORO` need none.",
+        CompilationError,
+    )
     program, new = analysis.program, new_vars(whole.leaves)
     pairs = list(zip(whole.leaves, whole.axes, strict=True))
     firsts = [_of_first_sample(leaf.shape, axis) for leaf, axis in pairs]

@@ -35,6 +35,7 @@ from .whole_state import (
     pulled_back,
     whole_of,
 )
+from .zero import widened
 
 Gradients = dict[str, jax.Array]
 """By the name of a parameter; where samples are apart, ``(samples, *shape)``."""
@@ -132,6 +133,7 @@ def norms_of(graph: ETraceGraph, inputs: Inputs, gradients: SampleGradients) -> 
     """Return the norm of all gradients of every sample."""
     known: Gradients = {}
     for use, x, y in _outer_products(graph, gradients):
+        x, y = widened((x, y), jnp.float32)  # squares may overflow in half precision
         found = squared_norms(*_operation(graph, use), x, y, _operands(graph, use, inputs))
         if found is not None and _is_alone(graph, use):
             names = parameters_behind(graph, use)
@@ -151,7 +153,7 @@ def squares(*arrays: jax.Array) -> jax.Array:
     """
     total: Any = 0.0
     for array in arrays:
-        row = array.reshape(len(array), -1)
+        row = widened(array.reshape(len(array), -1), jnp.float32)
         product = jnp.einsum("bn,bn->b", row, row.conj(), precision=jax.lax.Precision.HIGHEST)
         total = total + product.real
     return jnp.asarray(total)

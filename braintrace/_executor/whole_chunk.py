@@ -344,5 +344,7 @@ def back_to_parameters(
         return evaluate(program, atoms, {**fixed, **now})
 
     _, pull = jax.vjp(run, {name: fixed[var] for name, var in behind.items()})
-    found: dict[str, jax.Array] = jax.vmap(jax.vmap(pull))(operands)[0]
+    # Half precision is computed with in float32; JAX pulls back what has the operands' dtypes.
+    own = [value.astype(atom.aval.dtype) for value, atom in zip(operands, atoms, strict=True)]
+    found: dict[str, jax.Array] = jax.vmap(jax.vmap(pull))(own)[0]
     return found

@@ -32,14 +32,16 @@ def as_arrays(traces: PyTree) -> PyTree:
 
 
 def examples(shapes: PyTree) -> PyTree:
-    """Return arrays of zeros for whoever traces a function of arrays of these shapes.
+    """Return arrays of zeros as examples of arrays of these shapes, for functions to be traced on.
 
-    They are NumPy's: JAX would compile a program for each shape.
+    Each is a single zero of NumPy's, shown as an array of that shape: an example takes no memory,
+    and JAX would compile a program for each shape.
     """
 
     def example(leaf: Any) -> Any:
-        is_plain = not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-        return (np if is_plain else jnp).zeros(leaf.shape, leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
     return jax.tree.map(example, shapes)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._arguments import check_option, one_of
+from .._executor import examples
 from .._runtime import on_automatic_axes, one_thread_at_a_time, unwrap
 from .._typing import PyTree
 from .driver import lower_whole
@@ -89,6 +89,5 @@ def _lower_step(learner: Learner, arguments: tuple[PyTree, ...]) -> jax.stages.L
 
 
 def _stand_in(leaf: Any) -> Any:
-    """Return an array in the place of a shape: a single zero, shown as an array of that shape."""
-    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
-    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if is_shape else leaf
+    """Return an array in the place of a shape, which takes no memory."""
+    return examples(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf

@@ -20,7 +20,7 @@ from .._algorithms import ETraceAlgorithm
 from .._brainstate import trace_stateful
 from .._errors import OptionError
 from .._etrace_op import get_primitive_spec
-from .._executor import as_arrays
+from .._executor import as_arrays, examples
 from .._function_model import gradients_by_path
 from .._jax import AnyJaxpr, for_devices, open_jaxpr
 from .._learner import Learner, compile
@@ -250,12 +250,12 @@ def _traces_before(algorithm: ETraceAlgorithm, work: Workload) -> PyTree:
 
 
 def _over_time(example: tuple[PyTree, ...], steps: int) -> tuple[PyTree, ...]:
-    """Return sequences that take no memory: a single zero, shown as an array of that shape."""
+    """Return sequences that take no memory."""
 
-    def of_leaf(leaf: jax.ShapeDtypeStruct) -> Any:
-        return np.broadcast_to(np.zeros((), leaf.dtype), (steps, *leaf.shape))
+    def of_leaf(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((steps, *leaf.shape), leaf.dtype)
 
-    sequences: tuple[PyTree, ...] = jax.tree.map(of_leaf, example)
+    sequences: tuple[PyTree, ...] = examples(jax.tree.map(of_leaf, example))
     return sequences
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import brainstate
+import jax
 
 from .._arguments import (
     BATCH_SIZE,
@@ -27,6 +28,7 @@ from .._arguments import (
 from .._brainstate import ConstructorSignature
 from .._errors import BraintraceError, OptionError, ShapeError
 from .._foreign import in_words
+from .._most_memory import check_module_fits
 
 Layer = TypeVar("Layer", bound=type)
 
@@ -144,11 +146,28 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
             elif (expected := kind_of(key)) is not None:
                 check_option(key, value, expected, f"{own}: ")
         with in_words(kind, lambda: f"{own}: `{name}` fails for {_told(given, self)}"):
+            if name != "update":
+
+                def begin(module: Any) -> None:
+                    method(module, *arguments, **options)
+
+                check_module_fits(own, self, begin, [*_sizes(given), *_own_sizes(self)])
             return method(self, *arguments, **options)
 
     call.__signature__ = _with_keywords(signature, others)  # type: ignore[attr-defined]
     call.__doc__ = method.__doc__ or getattr(brainstate.nn.Module, name).__doc__
     return call
+
+
+def _sizes(given: Any) -> list[int]:
+    """Return the whole numbers among arguments: sizes, most of them."""
+    leaves = jax.tree.leaves(given, is_leaf=lambda v: not isinstance(v, (dict, tuple, list)))
+    return [int(leaf) for leaf in leaves if POSITIVE.accepts(leaf)]
+
+
+def _own_sizes(layer: Any) -> list[int]:
+    """Return the numbers of inputs and outputs that a layer has, before its states begin."""
+    return _sizes([getattr(layer, name, None) for name in ("in_size", "out_size")])
 
 
 def _other_names(signature: inspect.Signature) -> tuple[str, ...]:
