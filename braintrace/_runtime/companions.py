@@ -14,10 +14,14 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 import numpy as np
+import saiunit
 
+from .._arguments import is_quantity
 from .._brainstate import is_watched, peek
 from .._errors import LostTracesError
+from .._jax import is_tracer
 from .._typing import Path, path_name
 from .model_states import States
 
@@ -46,13 +50,10 @@ class Companions:
 _companions: dict[int, Companions] = {}
 
 
-def companions_of(traces: brainstate.State) -> Companions:
-    """Return the companions of traces; like a lock, they are no attribute that a copy shares."""
-    found = _companions.get(id(traces))
-    if found is None:
-        found = _companions[id(traces)] = Companions()
-        weakref.finalize(traces, _companions.pop, id(traces), None).atexit = False
-    return found
+def _new_companions(traces: brainstate.State) -> Companions:
+    """Return companions of traces; like a lock, they are no attribute that a copy shares."""
+    weakref.finalize(traces, _companions.pop, id(traces), None).atexit = False
+    return _companions.setdefault(id(traces), Companions())
 
 
 def forget_companions(traces: brainstate.State) -> None:
@@ -78,14 +79,13 @@ def note_companions(
     """
     if not paths:
         return
-    own = companions_of(traces)
-    if is_watched():
-        own.is_known = own.is_known and with_traces
-        own.values = ()
-        return
+    own = _companions.get(id(traces)) or _new_companions(traces)
     own.states = [states[path] for path in paths]
     now = tuple(map(peek, own.states))
-    if with_traces:
+    if is_tracer(saiunit.get_mantissa(now[0]) if is_quantity(now[0]) else now[0]):
+        own.is_known = own.is_known and with_traces
+        own.values = ()
+    elif with_traces:
         own.values = (now,)
     elif own.values:
         own.values = (own.values[0], now)
@@ -107,10 +107,13 @@ def check_companions(traces: brainstate.State, states: States, paths: Sequence[P
     own = _companions.get(id(traces))
     if own is None or not own.values:
         return
-    if not own.is_known and all(states[p] is s for p, s in zip(paths, own.states, strict=True)):
+    if not own.is_known and all(map(is_, (states[path] for path in paths), own.states)):
         return
-    now = tuple(peek(states[path]) for path in paths)
-    if any(all(map(is_, now, values)) for values in own.values) or is_watched():
+    now = tuple([peek(states[path]) for path in paths])
+    for values in own.values:
+        if all(map(is_, now, values)):
+            return
+    if is_watched():
         return
     if any(all(map(_is_alike, now, values)) for values in own.values):
         own.values = (now,)  # moved to another device, or written back
@@ -142,7 +145,7 @@ def _is_alike(value: Any, other: Any) -> bool:
 
 
 def _is_alike_array(array: Any, other: Any) -> bool:
-    if np.shape(array) != np.shape(other) or np.result_type(array) != np.result_type(other):
+    if np.shape(array) != np.shape(other) or jnp.result_type(array) != jnp.result_type(other):
         return True
     if any(not _is_here(each) for each in (array, other)):
         return True  # it cannot be read
