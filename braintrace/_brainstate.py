@@ -207,8 +207,12 @@ def hold(state: brainstate.State, value: Any) -> None:
     vars(state)["_value"] = value
 
 
-def seen_through(read: Callable[[Any], Any]) -> Callable[[Kind], Kind]:
+def seen_through(
+    read: Callable[[Any], Any], write: Callable[[Any, Any], None] = hold
+) -> Callable[[Kind], Kind]:
     """Let States of a class have the value that a function makes of what they hold.
+
+    What brainstate stores in them, it stores by ``write``.
 
     Whatever brainstate does with a State (copies, snapshots before a trace, pickles) sees that
     value, not only who asks for ``value``.
@@ -218,7 +222,7 @@ def seen_through(read: Callable[[Any], Any]) -> Callable[[Kind], Kind]:
         return {**vars(state), "_value": read(state)}
 
     def decorate(kind: Kind) -> Kind:
-        kind._value = property(read, hold)
+        kind._value = property(read, write)
         kind.__getstate__ = to_pickle  # type: ignore[assignment]
         return kind
 

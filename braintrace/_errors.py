@@ -38,7 +38,7 @@ class PrimitiveError(BraintraceError, ValueError):
 
 
 class LostTracesError(BraintraceError, RuntimeError):
-    """The traces went into a computation that has failed."""
+    """The traces are lost in a failed computation, or belong to other hidden states."""
 
 
 class OptionError(BraintraceError, ValueError):

@@ -33,6 +33,7 @@ PAGES = [
     "resets",
     "stability",
     "time_series",
+    "watching",
 ]
 """Those whose code runs from top to bottom."""
 WHERE = "https://github.com/Some/thing"

@@ -16,7 +16,7 @@ import braintrace
 STEPS = 3
 ROWS = [(rule.case, name) for name, rule in RULES.items()]
 MODELS = [(name, "d_rtrl") for name in ("lstm_fused", "two_layers", "tanh_rnn", "leaky_with_bias")]
-close = dict(rtol=2e-5, atol=1e-6)
+close = {"rtol": 2e-5, "atol": 1e-6}
 
 
 def in_the_middle(name, algorithm, vjp_method):
@@ -128,7 +128,7 @@ def test_programs_without_that_derivative_have_nothing_of_it():
 @pytest.mark.parametrize("outside", ["argument", "parameter"])
 def test_what_depends_on_parameters_stops_at_old_states(outside):
     """An encoder in front of the model has the gradient of each step, as the model's own have."""
-    case, learner, xs, _ = in_the_middle("leaky", "d_rtrl", "single-step")
+    _, learner, xs, _ = in_the_middle("leaky", "d_rtrl", "single-step")
     weight = brainstate.ParamState(jnp.eye(xs.shape[-1]))
     own = {("encoder",): weight}
     if outside == "parameter":

@@ -71,9 +71,7 @@ def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:
     }
 
 
-@jax.custom_jvp
-def _held_alone(old: Any, others: Any) -> Any:
-    """Return old States; they are constants where anything else is differentiated as well."""
+def _first(old: Any, others: Any) -> Any:
     return old
 
 
@@ -85,6 +83,8 @@ def _jvp_of_held(primals: Any, tangents: Any) -> Any:
     return jax.lax.stop_gradient(old), zeros
 
 
+_held_alone: Any = jax.custom_jvp(_first)
+"""Old States, given them and all else: constants where anything else is differentiated as well."""
 _held_alone.defjvp(_jvp_of_held, symbolic_zeros=True)
 
 

@@ -32,7 +32,9 @@ from .._runtime import (
     States,
     Take,
     advance,
+    check_companions,
     in_automatic_region,
+    note_companions,
     traced_on_automatic_axes,
     write_values,
 )
@@ -152,6 +154,8 @@ class Driver:
         ------
         RejectedError
             If they are not accepted.
+        LostTracesError
+            If something else has written hidden states that the traces follow.
         """
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
@@ -178,7 +182,10 @@ class Driver:
             write_values(body.written(states), written)
             if after is not None:
                 held.leave(after)
+            note_companions(held, of_model, followed, with_traces=after is not None)
 
+        followed = self._algorithm.compiled.followed
+        check_companions(held, of_model, followed)
         try:
             can_fail = accept is not None or self._can_fail(values, arguments)
             results, *_ = advance(held, can_fail, run, store)

@@ -22,6 +22,7 @@ from .._executor import pack, unpack
 from .._graph import Traces
 from .._interrupts import uninterrupted
 from .._runtime import (
+    check_companions,
     check_where,
     on_automatic_axes,
     one_thread_at_a_time,
@@ -132,7 +133,10 @@ class FunctionalLearner:
         Its arrays are those that the learner holds: copy it before you give it to a compiled
         function that takes its buffers (``donate_argnums``) and go on with the learner.
         """
-        state = self._now(self._places(), self.algorithm.traces.value)
+        algorithm = self.algorithm
+        followed = algorithm.compiled.followed
+        check_companions(algorithm.traces.carried, algorithm.states_of_model, followed)
+        state = self._now(self._places(), algorithm.traces.value)
         awaited = self._learner.held_optimizer.awaited.leaves
         return dataclasses.replace(state, optimizer={**state.optimizer, **awaited})
 

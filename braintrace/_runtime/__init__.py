@@ -6,13 +6,16 @@ An algorithm has its model analysed and keeps what comes of it: `compiled_model`
 `stepping`, a sequence through a driver of its own; both take values from `model_states` and traces
 from `carried_traces`, run a `program`, and store all of its results or none. `restart` starts
 samples anew, with `initial_values`, which are compiled as long as their `surroundings` are the
-same. `traces` is the State that users read and restore.
+same. `traces` is the State that users read and restore; `companions` notices hidden states that
+something else has written, which they do not belong to.
 
 Around all of it stand `mesh`, for arrays that JAX types with their sharding, and `threads`, for
 callers that have to wait. `step_data` says which arguments are sequences.
 """
 
 from .carried_traces import CarriedTraces as CarriedTraces
+from .companions import check_companions as check_companions
+from .companions import note_companions as note_companions
 from .etrace_graph import compile_etrace_graph as compile_etrace_graph
 from .memory import current_device as current_device
 from .memory import memory_of as memory_of

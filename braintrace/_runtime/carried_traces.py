@@ -13,6 +13,7 @@ from .._errors import LostTracesError
 from .._graph import Traces
 from .._interrupts import uninterrupted
 from .._jax import is_transforming
+from .companions import forget_companions
 from .threads import lock_of
 
 _VALUE: Any = brainstate.ShortTermState.value
@@ -47,7 +48,13 @@ def computed(state: brainstate.State) -> Traces:
     return found
 
 
-@seen_through(computed)
+def hold_from_outside(state: brainstate.State, traces: Any) -> None:
+    """Let a State hold traces that hidden states come with, or that have been restored."""
+    forget_companions(state)
+    hold(state, traces)
+
+
+@seen_through(computed, hold_from_outside)
 class CarriedTraces(brainstate.ShortTermState):
     """The State that transformations carry from step to step, and that drivers take traces from.
 
@@ -80,6 +87,7 @@ class CarriedTraces(brainstate.ShortTermState):
         if is_watched():
             self.write(compute())
         else:
+            forget_companions(self)
             hold(self, LazyTraces(compute, zero))
 
     def convert(self, function: Callable[[Traces], Traces]) -> None:

@@ -62,6 +62,8 @@ class CompiledStep:
     ----------
     trace_specs
         What is known of the traces as they are kept.
+    followed
+        Paths of the model's hidden States that they follow.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class CompiledStep:
         self.graph = graph
         self.outside = outside
         self.trace_specs = kept_specs(graph.trace_specs, trace_dtype)
+        followed = dict.fromkeys(s.path for s in graph.traced_states if s.path not in outside)
+        self.followed = tuple(followed) if self.trace_specs else ()
         self.environment = environment
         self.parameters = tuple(parameters)
         self.placement = placement

@@ -16,6 +16,7 @@ from .._graph import TracedModel
 from .._interrupts import uninterrupted
 from .._typing import Path, path_name
 from .carried_traces import CarriedTraces
+from .companions import check_companions, note_companions
 from .compiled_step import CompiledStep
 from .model_states import States, write_by_path
 
@@ -38,6 +39,7 @@ def restart_samples(
     flags: jax.Array,
 ) -> None:
     """Let samples start anew: write initial values to States, and zeros to the traces."""
+    check_companions(traces, states, step.followed)
     now = {path: states[path].value for path in fresh}
     anew = {path: start_anew(now[path], value, flags) for path, value in fresh.items()}
     after = None if traces.is_zero else step.restart(traces.read(), flags)
@@ -45,6 +47,8 @@ def restart_samples(
         if after is not None:
             traces.leave(lambda: after)
         write_by_path(states, anew)
+        if after is not None:
+            note_companions(traces, states, step.followed)
 
 
 def check_where(where: Any, values: Mapping[Path, Any], batch_size: int | None = None) -> jax.Array:

@@ -10,6 +10,7 @@ from .._arguments import check_arrays
 from .._errors import ShapeError
 from .._typing import Path
 from .carried_traces import CarriedTraces
+from .companions import check_companions, note_companions
 from .compiled_step import CompiledStep
 from .program import Program, advance
 from .step_data import MultiStepData, check_steps, is_sequence, unwrap
@@ -41,6 +42,8 @@ def run_call(
     ------
     ShapeError
         For arguments or States of another shape.
+    LostTracesError
+        If something else has written hidden states that the traces follow.
     """
     if is_sequence(arguments):
         if not all(isinstance(argument, MultiStepData) for argument in arguments):
@@ -86,7 +89,9 @@ def _moved_on(
         _, new_states, after = results
         step.write(states, new_states)
         traces.write(after)
+        note_companions(traces, states, step.followed)
 
+    check_companions(traces, states, step.followed)
     can_fail = program.can_fail(lambda: arguments)
     outputs, *_ = advance(traces, can_fail, lambda _: program(*arguments), store)
     return jax.tree.unflatten(step.graph.traced.output_tree, outputs)
