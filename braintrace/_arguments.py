@@ -329,8 +329,8 @@ def differences(
     return lines
 
 
-_FILES = (jax.__file__, brainstate.__file__)
-_NOT_THE_USERS = tuple(str(FilePath(file).parent) for file in (__file__, *_FILES))
+_FILES = (__file__, *map(inspect.getfile, (jax, brainstate)))
+_NOT_THE_USERS = tuple(str(FilePath(file).parent) for file in _FILES)
 
 
 def level_of_user() -> int:

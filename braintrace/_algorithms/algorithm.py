@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import brainstate
@@ -25,9 +24,9 @@ from .._executor import eligibility, outliving, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
-from .._runtime.attributes import attributes_of
+from .._runtime.changes import caught_up
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
-from .._runtime.compiled_step import CompiledStep, carries_alike
+from .._runtime.compiled_step import CompiledStep
 from .._runtime.found_states import FoundStates
 from .._runtime.initial_values import InitialFunction, check_init_options
 from .._runtime.mesh import on_automatic_axes
@@ -39,7 +38,7 @@ from .._runtime.stepping import run_call
 from .._runtime.threads import lock_of, one_thread_at_a_time
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
 from .._sharding import Division, Placement
-from .._typing import Path, path_name
+from .._typing import Path
 
 VJP_METHODS = ("single-step", "multi-step")
 
@@ -53,22 +52,19 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         A brainstate module with states initialised; its ``update`` is one time step.
     vjp_method
         ``'single-step'``: the derivative of each call goes back to the traces at once.
-        ``'multi-step'``: it goes through all steps of a window (`MultiStepData`), recurrent
-        mixing included, and then to the traces of the steps before. That is another
-        estimate, closer to backpropagation through time the longer the window.
+        ``'multi-step'``: it goes through all steps of a window (`MultiStepData`) and then to
+        the traces of the steps before, closer to backpropagation through time.
     strict
         Raise a `CompilationError` wherever a part of the gradient is cut, instead of warning.
     unroll_limit
         Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
         because it mixes positions of a hidden state beside what it does position by position.
     mark
-        ``'explicit'``: the parameters of marked operations learn online; ``'auto'``: all do, by
-        marks that the compiler makes; or those of a filter. See `compile_etrace_graph`.
+        ``'explicit'``, ``'auto'`` or a filter of parameters; see `compile_etrace_graph`.
     trace_dtype
-        Floating-point dtype in which traces are kept between chunks (between steps, for those
-        called one by one), ``jnp.bfloat16`` for half the memory; ``None``: that of the model.
-        What is computed with them is computed in the model's dtype. In half precision, a step
-        copies the traces of coupled states, which it updates in place otherwise.
+        Floating-point dtype in which traces are stored between chunks or single steps;
+        ``jnp.bfloat16`` halves their memory. ``None``: the model's dtype, which is also used to
+        compute with them. In half precision, a step copies the traces of coupled states.
 
     Raises
     ------
@@ -105,17 +101,14 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         check_option("unroll_limit", unroll_limit, NOT_NEGATIVE)
         check_option("mark", mark, MARK)
         check_option("trace_dtype", trace_dtype, FLOATING.or_else(None))
-        self.model = model
-        self.vjp_method = vjp_method
-        self.strict = strict
-        self.unroll_limit = unroll_limit
-        self.mark = mark
-        self.trace_dtype = trace_dtype
+        self.model, self.vjp_method = model, vjp_method
+        self.strict, self.unroll_limit = strict, unroll_limit
+        self.mark, self.trace_dtype = mark, trace_dtype
         self.samples_of_model: int | None = None
         self.filters: dict[str, ReadoutFilter] = {}
         self._compiled: CompiledModel | None = None
-        self._found_states = FoundStates()
-        self._seen: object = None  # the version of what the model holds that has been looked at
+        self.found_states = FoundStates()
+        self.seen_version: object = None  # of what the model holds
         self.requested_restarts = RequestedRestarts()
 
     @property
@@ -142,57 +135,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @property
     def states_of_model(self) -> States:
         """All States of the model by path, as it has them now, and the filters of its readouts."""
-        found = self._found_states(self.model)
+        found = self.found_states(self.model)
         return {**found, **self._filters_by_path} if self.filters else found
-
-    def up_to_date(self) -> States:
-        """Compile the model for its attributes as they are now, and return all its States.
-
-        Raises
-        ------
-        NotCompiledError
-            If the model has a State that it did not have, or attributes that change its traces.
-        """
-        compiled, states = self._compiled_model, self._found_states(self.model)
-        if self._found_states.version is not self._seen:
-            self._catch_up(compiled, states)
-            self._seen = self._found_states.version
-        return {**states, **self._filters_by_path} if self.filters else states
-
-    @on_automatic_axes
-    def _catch_up(self, compiled: CompiledModel, states: States) -> None:
-        for path in states:
-            if path not in compiled.paths:
-                raise NotCompiledError(
-                    f"The State '{path_name(path)}' was added to `{type(self.model).__name__}` "
-                    "after it was compiled, and the compiled step does not know it. Call "
-                    "`compile_graph` or `braintrace.compile` again after changing a model."
-                )
-        now = attributes_of(self.model)
-        if not (changed := compiled.changed(now)):
-            return
-        after = compiled.with_attributes(self.model, self._analysed, now, self.samples_of_model)
-        if not carries_alike(compiled.step, after.step):
-            told = ", ".join(compiled.attributes.change(now, name) for name in changed)
-            raise NotCompiledError(
-                f"`{type(self.model).__name__}` has other traces since plain attributes of its "
-                f"modules have changed: {told}. Call `compile_graph` or `braintrace.compile` "
-                "again, which begins a new sequence."
-            )
-        self._compiled = after
-        self.place()
-
-    @contextlib.contextmanager
-    def own_changes(self) -> Iterator[None]:
-        """Let attributes not count that functions change inside, while they are traced."""
-        try:
-            yield
-        finally:
-            compiled, states = self._compiled_model, self._found_states(self.model)
-            version = self._found_states.version
-            if version is not self._seen and compiled.paths.issuperset(states):
-                compiled.written.update(compiled.changed(attributes_of(self.model)))
-                self._seen = version
 
     @property
     def _filters_by_path(self) -> dict[Path, brainstate.State]:
@@ -230,7 +174,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @property
     def compiled(self) -> CompiledStep:
         """What `compile_graph` has made, for the shapes that the States have now."""
-        return self._compiled_model.step
+        return self.compiled_model.step
 
     @property
     def placement(self) -> Placement | None:
@@ -238,7 +182,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return self.compiled.placement
 
     @property
-    def _compiled_model(self) -> CompiledModel:
+    def compiled_model(self) -> CompiledModel:
+        """The model with all its compiled steps."""
         if self._compiled is None:
             raise NotCompiledError(
                 f"Call `compile_graph` with an example input before using this "
@@ -283,7 +228,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @one_thread_at_a_time
     def divide(self, division: Division) -> None:
         """Let the arrays lie on a mesh from now on; see `braintrace.shard`."""
-        compiled = self._compiled_model.divided(division, self.samples_of_model)
+        compiled = self.compiled_model.divided(division, self.samples_of_model)
         traces = moved_traces(self.compiled, compiled.step, self.traces)
         with uninterrupted:
             self._compiled, self.traces = compiled, traces
@@ -297,9 +242,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @on_automatic_axes
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
-        self._compiled = compile_first(self.model, self._analysed, example, batch_size)
+        self._compiled = compile_first(self.model, self.analysed, example, batch_size)
 
-    def _analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
+    def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
+        """Return the model's step compiled for example arguments."""
         # A window's gradient goes back, through mixing, to states that no trace is read from.
         every_state, rule = self.vjp_method == "multi-step", type(self).__name__
         more = every_state, rule, self.samples_of_model, self.readout_filters, self.mark
@@ -408,7 +354,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         NotCompiledError, ShapeError
             Before `compile_graph`, or for inputs or states of another shape.
         """
-        of_model = self.up_to_date()
+        of_model = caught_up(self)
         states, traces = self.compiled.find_states(of_model), self.traces.carried
         is_window = self.vjp_method == "multi-step"
         return run_call(self.compiled, states, traces, arguments, is_window)
@@ -427,16 +373,13 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Parameters
         ----------
         batch_size
-            Given to the model's ``init_state``; ``None``: as large as the states are now. The
-            first time that it has a new size, the model is compiled for it. ``init_state`` is
-            traced once for a size, and again when an attribute of a module is another one; what
-            changes inside such an attribute (an entry of a list) is not seen.
+            Given to the model's ``init_state``; ``None``: as large as the states are now. A new
+            size compiles the model again.
         where
             Booleans ``(batch,)``: the samples that start anew; the others go on as they are. The
             states' first axis is the batch. ``None``: all samples, as with a single true.
         **kwargs
-            Given to ``init_state`` as well: names that an ``init_state`` of the model or of one of
-            its modules declares. Others are refused, also where it takes ``**kwargs``.
+            Options that an ``init_state`` of the model or of one of its modules declares by name.
 
         Raises
         ------
@@ -445,8 +388,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             if ``where`` does not fit them.
         OptionError
             For a name that no ``init_state`` declares; if ``where`` comes with a ``batch_size``, or
-            samples that share an input start anew one
-            by one (`ES_D_RTRL`); in ``update_fn``, for another batch, or options of ``init_state``.
+            samples that share an input are reset one by one (`ES_D_RTRL`); in ``update_fn``, for
+            another batch or options of ``init_state``.
         """
         check_option("batch_size", batch_size, BATCH_SIZE)
         if self.requested_restarts.is_collecting:
@@ -454,7 +397,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             self.requested_restarts.ask(now, self.graph.traced, batch_size, where, kwargs)
             return
         check_init_options(self.model, kwargs)
-        self.up_to_date()
+        caught_up(self)
         if where is not None:
             self._restart_samples(batch_size, where, kwargs)
             return
@@ -463,10 +406,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         if self.samples_of_model is not None and batch_size is not None:
             self.samples_of_model = batch_size
         with in_words(OptionError, lambda: call):
-            compiled, states = self._compiled_model, self._found_states(self.model)
+            compiled, states = self.compiled_model, self.found_states(self.model)
             fresh = compiled.initial_values(self.model, states, batch_size, kwargs)
         with uninterrupted:
-            self._compiled = compiled.moved_to(self.model, self._analysed, fresh, batch_size)
+            self._compiled = compiled.moved_to(self.model, self.analysed, fresh, batch_size)
             self._reset_traces()
             place_states(self.placement, self.states_of_model)
 
@@ -489,7 +432,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Given are all States of the model; options and errors are those of `reset_state`.
         """
         own = {path: state for path, state in states.items() if path[0] != FILTERS}
-        fresh = self._compiled_model.initial_values(self.model, own, batch_size, kwargs)
+        fresh = self.compiled_model.initial_values(self.model, own, batch_size, kwargs)
         return {**fresh, **self._starting_filters}
 
     @property
@@ -498,7 +441,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` are made of, and how."""
-        states, function = self._compiled_model.initial_function(self.model)
+        states, function = self.compiled_model.initial_function(self.model)
 
         def with_filters(values: Any) -> Any:
             written, fresh = function(values)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .._arguments import check_option, one_of
 from .._executor import examples
 from .._runtime import on_automatic_axes, one_thread_at_a_time, unwrap
+from .._runtime.changes import caught_up
 from .._typing import PyTree
 from .driver import lower_whole
 from .requests import REQUESTS
@@ -76,7 +77,7 @@ def lower(learner: Learner, method: str, *arguments: PyTree, **options: Any) -> 
 
 def _lower_step(learner: Learner, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:
     algorithm = learner.algorithm
-    algorithm.up_to_date()
+    caught_up(algorithm)
     compiled = algorithm.compiled
     compiled.environment.check()
     step = unwrap(arguments)

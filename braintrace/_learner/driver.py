@@ -38,6 +38,7 @@ from .._runtime import (
     traced_on_automatic_axes,
     write_values,
 )
+from .._runtime.changes import caught_up, own_changes
 from .._typing import PyTree
 from .arguments import Options, length_of, shapes_of, weights_of
 from .body import Arguments, Body, Request, Unfinished, run_to_the_end
@@ -319,9 +320,9 @@ def run_whole(learner: Learner, request: Request) -> PyTree:
     update: that is done where the result as a whole shows that it must be. A single step is looked
     at itself.
     """
-    states = learner.algorithm.up_to_date()
+    states = caught_up(learner.algorithm)
     trusting = _trusting(request)
-    with learner.algorithm.own_changes():
+    with own_changes(learner.algorithm):
         if trusting is not None:
             driver, arguments = _prepared_as_it_is(learner, trusting, states)
             with contextlib.suppress(RejectedError):
@@ -332,8 +333,8 @@ def run_whole(learner: Learner, request: Request) -> PyTree:
 
 def lower_whole(learner: Learner, request: Request) -> jax.stages.Lowered:
     """Return the first program that `run_whole` would run."""
-    states, trusting = learner.algorithm.up_to_date(), _trusting(request)
-    with learner.algorithm.own_changes():
+    states, trusting = caught_up(learner.algorithm), _trusting(request)
+    with own_changes(learner.algorithm):
         driver, arguments = _prepared_as_it_is(learner, trusting or request, states)
         return driver.lower(states, arguments, is_accepted=trusting is not None)
 

@@ -31,6 +31,7 @@ from .._runtime import (
     whole_values,
     write_values,
 )
+from .._runtime.changes import caught_up, own_changes
 from .._typing import Path, PyTree
 from . import requests
 from .arguments import GradientOptions, Gradients, StreamOptions
@@ -188,7 +189,7 @@ class FunctionalLearner:
         own: next to parameters, old states count as constants.
         """
         algorithm = self.algorithm
-        algorithm.up_to_date()
+        caught_up(algorithm)
         graph, compiled = algorithm.graph, algorithm.compiled
         compiled.environment.check()
         places = self._checked(state)
@@ -348,7 +349,7 @@ class FunctionalLearner:
     def reset(self, state: LearnerState, *, where: ArrayLike | None = None) -> LearnerState:
         """Start a new sequence, for all samples or for some; see `ETraceAlgorithm.reset_state`."""
         algorithm = self.algorithm
-        algorithm.up_to_date()
+        caught_up(algorithm)
         places = self._checked(state)
         paths = list(algorithm.short_term_states)
         now = {path: state.hidden[path] for path in paths}
@@ -365,8 +366,8 @@ class FunctionalLearner:
         return dataclasses.replace(state, hidden=fresh, traces=traces)
 
     def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
-        self.algorithm.up_to_date()
-        with self.algorithm.own_changes():
+        caught_up(self.algorithm)
+        with own_changes(self.algorithm):
             return self._run_now(state, request)
 
     def _run_now(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:

@@ -14,16 +14,16 @@ import brainstate
 from .._arguments import level_of_user
 from .._brainstate import kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model, trace_model
-from .._errors import RecompilationWarning
+from .._errors import NotCompiledError, RecompilationWarning
 from .._executor import check_method
 from .._graph import ETraceGraph, TraceMethod
 from .._interrupts import interruptible
 from .._jax import strongly_typed
 from .._sharding import Division
-from .._typing import Path
+from .._typing import Path, path_name
 from .attributes import Attributes, attributes_of
 from .batch_axes import arguments_for_batch, example_arguments
-from .compiled_step import CompiledStep
+from .compiled_step import CompiledStep, carries_alike
 from .environment import Environment
 from .initial_values import InitialFunction, InitialValues, Shapes, shapes_of
 from .model_states import States, all_states, short_term, values_by_path, write_by_path
@@ -155,6 +155,61 @@ class CompiledModel:
             write_by_path(states, before)
             raise
         return dataclasses.replace(self, step=step, shapes=shapes)
+
+    def caught_up(
+        self,
+        model: brainstate.nn.Module,
+        analyse: Analyse,
+        states: States,
+        samples: int | None,
+    ) -> "CompiledModel":
+        """Return what the model is compiled to for the States and attributes that it has now.
+
+        Parameters
+        ----------
+        model, analyse, states
+            The model, how it is compiled, and all its States.
+        samples
+            Size of the batch, as far as somebody has said so.
+
+        Raises
+        ------
+        NotCompiledError
+            If ``update`` touches a State that was added, or attributes have changed the traces.
+        """
+        compiled = self
+        if not self.paths.issuperset(states):
+            self._refuse_added_states(model, analyse, states)
+            compiled = dataclasses.replace(self, paths=frozenset(states))
+        now = attributes_of(model)
+        if not (changed := compiled.changed(now)):
+            return compiled
+        after = compiled.with_attributes(model, analyse, now, samples)
+        if not carries_alike(compiled.step, after.step):
+            told = ", ".join(compiled.attributes.change(now, name) for name in changed)
+            raise NotCompiledError(
+                f"`{type(model).__name__}` has other traces since plain attributes of its "
+                f"modules have changed: {told}. Call `compile_graph` or `braintrace.compile` "
+                "again, which begins a new sequence."
+            )
+        return after
+
+    def _refuse_added_states(
+        self, model: brainstate.nn.Module, analyse: Analyse, states: States
+    ) -> None:
+        """Refuse new States of ``update``; parameters of the user's own functions may be added."""
+        added = {path: state for path, state in states.items() if path not in self.paths}
+        used = list(short_term(added))
+        if not used:
+            traced = self.step.graph.traced
+            leaves = analyse(example_arguments(traced), traced.batch_size).graph.traced.leaves
+            used = [leaf.path for leaf in leaves if leaf.path in added]
+        if used:
+            raise NotCompiledError(
+                f"The State '{path_name(used[0])}' was added to `{type(model).__name__}` "
+                "after it was compiled, and the compiled step does not know it. Call "
+                "`compile_graph` or `braintrace.compile` again after changing a model."
+            )
 
     def changed(self, now: Attributes) -> list[str]:
         """Return the names of the attributes that are others than those of the step."""

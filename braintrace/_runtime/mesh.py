@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from .._brainstate import StatesAsRead, peek
 from .._errors import Interrupted
-from .._jax import is_tracer
+from .._jax import is_tracer, is_transforming
 from .._sharding import automatic_axes, put
 
 _NO_MESH = Mesh(np.empty((), dtype=object), ())
@@ -166,7 +166,7 @@ def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
     Inside a transformation there is none: JAX has typed what is given already.
     """
     leaves = jax.tree.leaves((given, [state.value for state in _parameters(algorithm)]))
-    if any(map(is_tracer, leaves)):
+    if is_transforming() or any(map(is_tracer, leaves)):
         return None
     meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)
     found = next((mesh for mesh in meshes if mesh is not None and _is_explicit(mesh)), None)
