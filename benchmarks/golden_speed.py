@@ -1,10 +1,11 @@
 """Compare the speed of this checkout with another one: ``python -m benchmarks.golden_speed``.
 
 Two processes, one for each checkout, are alive at once and compute in turn, so that what slows the
-machine slows both. A pair is a time of each; its ratio is the time of this checkout over that of
-the base. The order within a pair alternates. Rows above their limit are measured once more in fresh
-processes, and all pairs count. The exit status is 1 if the median of the rows' ratios or that of
-one row is above its limit, or if a row fails.
+machine slows both. They are timed in the order ABBA, then BAAB, and so on. Each such round gives
+one ratio: the shorter time of this checkout over the shorter one of the base. The ratio of a row is
+the median over its rounds. Rows above their limit are measured once more in fresh processes, and
+all rounds count. The exit status is 1 if the median of the rows or a single row is above its limit,
+or if a row fails.
 """
 
 import argparse
@@ -28,11 +29,11 @@ from .processes import ENVIRONMENT, PACKAGE
 
 BASE = "d1c19eb"
 HERE = PACKAGE.parent
-SAMPLE, MOST_CALLS = 0.06, 50
-"""Seconds that a sample takes at least, by repeated calls, and how many of them at most."""
-LEAST_PAIRS = 4
+SAMPLE, MOST_CALLS = 0.05, 300
+"""Seconds that a time takes at least, by repeated calls, and how many of them at most."""
+LEAST_ROUNDS = 3
 AGAIN = 1.5
-"""Of the pairs of a row, how many more it gets in the second look."""
+"""Rounds of a row in the second look, over those of the first."""
 
 
 class Timer(Protocol):
@@ -53,7 +54,8 @@ class Remote:
     """
 
     def __init__(self, checkout: Path, folder: Path) -> None:
-        self._errors = tempfile.NamedTemporaryFile("w+", dir=folder, delete=False)
+        handle, path = tempfile.mkstemp(dir=folder)
+        self._printed = Path(path)
         own = {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{PACKAGE.name}.golden_worker"],
@@ -61,9 +63,10 @@ class Remote:
             env=os.environ | ENVIRONMENT | own,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=handle,
             text=True,
         )
+        os.close(handle)
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Send a command and wait for the answer."""
@@ -75,7 +78,7 @@ class Remote:
         except BrokenPipeError:
             line = ""
         if not line:
-            printed = Path(self._errors.name).read_text().strip().splitlines()
+            printed = self._printed.read_text().strip().splitlines()
             raise RuntimeError(f"a process has ended: {printed[-1] if printed else 'no message'}")
         found: dict[str, Any] = json.loads(line)
         return found
@@ -84,18 +87,17 @@ class Remote:
         """End the process."""
         self._process.kill()
         self._process.communicate()
-        self._errors.close()
 
 
 @dataclasses.dataclass
 class Measured:
-    """What was found of a row; the base first in every pair.
+    """What was found of a row.
 
     Attributes
     ----------
     name
         Of the row.
-    pairs
+    rounds
         Seconds of a call by the base and by this checkout.
     bytes
         Temporary memory of the program by each, where it is known.
@@ -104,30 +106,30 @@ class Measured:
     """
 
     name: str
-    pairs: list[tuple[float, float]] = dataclasses.field(default_factory=list)
+    rounds: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     bytes: tuple[int | None, int | None] = (None, None)
     error: str | None = None
 
     @property
     def ratios(self) -> list[float]:
-        """This checkout over the base, pair by pair."""
-        return [own / base for base, own in self.pairs]
+        """This checkout over the base, round by round."""
+        return [own / base for base, own in self.rounds]
 
     @property
     def ratio(self) -> float:
         """Their median."""
-        return statistics.median(self.ratios) if self.pairs else math.nan
+        return statistics.median(self.ratios) if self.rounds else math.nan
 
     def line(self) -> str:
         """Return the row of the table."""
         if self.error is not None:
             return f"{self.name:42} {self.error}"
         low, _, high = statistics.quantiles(self.ratios, n=4)
-        base, own = (1e3 * statistics.median(side) for side in zip(*self.pairs, strict=True))
+        base, own = (1e3 * statistics.median(side) for side in zip(*self.rounds, strict=True))
         memory = "  ".join("       –" if b is None else f"{b / 2**20:8.2f}" for b in self.bytes)
         return (
             f"{self.name:42} {self.ratio:6.3f}  {low:6.3f}..{high:<6.3f} "
-            f"{min(self.ratios):6.3f}..{max(self.ratios):<6.3f} {len(self.pairs):3} "
+            f"{min(self.ratios):6.3f}..{max(self.ratios):<6.3f} {len(self.rounds):3} "
             f"{base:10.3f} {own:10.3f}  {memory}"
         )
 
@@ -143,8 +145,8 @@ def ask(timers: Sequence[Timer], **command: Any) -> list[dict[str, Any]]:
     return [timer.answer(dict(command)) for timer in timers]
 
 
-def measure(name: str, timers: Sequence[Timer], pairs: int, seconds: float) -> Measured:
-    """Return the times of a row, of as many pairs as fit into some seconds."""
+def measure(name: str, timers: Sequence[Timer], rounds: int, seconds: float) -> Measured:
+    """Return the times of a row, of as many rounds as fit into some seconds."""
     start, found = time.perf_counter(), Measured(name)
     try:
         built = ask(timers, do="build", row=name)
@@ -155,22 +157,24 @@ def measure(name: str, timers: Sequence[Timer], pairs: int, seconds: float) -> M
         found.bytes = (built[0]["bytes"], built[1]["bytes"])
         once = min(answer["seconds"] for answer in built)
         calls = min(MOST_CALLS, max(1, math.ceil(SAMPLE / once)))
-        found.pairs = list(taken(timers, calls, pairs, start + seconds))
+        found.rounds = list(taken(timers, calls, rounds, start + seconds))
     finally:
         ask(timers, do="drop")
     return found
 
 
 def taken(
-    timers: Sequence[Timer], calls: int, pairs: int, end: float
+    timers: Sequence[Timer], calls: int, rounds: int, end: float
 ) -> Iterator[tuple[float, float]]:
-    """Yield pairs of times until the end, at least a few."""
-    for count in range(pairs):
-        if count >= LEAST_PAIRS and time.perf_counter() > end:
+    """Yield the times of rounds until the end, at least of a few."""
+    for count in range(rounds):
+        if count >= LEAST_ROUNDS and time.perf_counter() > end:
             return
-        order = (0, 1) if count % 2 == 0 else (1, 0)
-        times = {side: timers[side].answer({"do": "time", "calls": calls}) for side in order}
-        yield times[0]["seconds"], times[1]["seconds"]
+        times: tuple[list[float], list[float]] = ([], [])
+        for side in (0, 1, 1, 0) if count % 2 == 0 else (1, 0, 0, 1):
+            answer = timers[side].answer({"do": "time", "calls": calls})
+            times[side].append(answer["seconds"])
+        yield min(times[0]), min(times[1])
 
 
 @contextlib.contextmanager
@@ -205,13 +209,13 @@ def checkout_of(base: str) -> Iterator[Path]:
 
 
 def run_all(
-    names: Sequence[str], timers: Sequence[Timer], pairs: int, end: float
+    names: Sequence[str], timers: Sequence[Timer], rounds: int, end: float
 ) -> dict[str, Measured]:
     """Measure rows, each for its share of the time that is left, and print them."""
     found = {}
     for count, name in enumerate(names):
         share = (end - time.perf_counter()) / (len(names) - count)
-        found[name] = measure(name, timers, pairs, share)
+        found[name] = measure(name, timers, rounds, share)
         print(found[name].line(), flush=True)
     return found
 
@@ -250,7 +254,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", metavar="PATTERNS", help="names or parts of them, between |")
     parser.add_argument("--quick", action="store_true", help="few rows: two minutes")
     parser.add_argument("--minutes", type=float, help="for everything; 15, with --quick 2")
-    parser.add_argument("--pairs", type=int, default=21, help="of a row, if there is time")
+    parser.add_argument("--rounds", type=int, default=15, help="of a row, if there is time")
     parser.add_argument("--median-limit", type=float, default=1.05, help="of all rows")
     parser.add_argument("--row-limit", type=float, default=1.15, help="of a single row")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
@@ -263,15 +267,15 @@ def compare(options: argparse.Namespace, names: list[str], base: Path) -> dict[s
     start, checkouts = time.perf_counter(), (base, options.here)
     print(f"base: {base}\nhere: {options.here}\n\n{HEAD}", flush=True)
     with processes(checkouts) as timers:
-        found = run_all(names, timers, options.pairs, start + 0.85 * 60 * minutes)
+        found = run_all(names, timers, options.rounds, start + 0.85 * 60 * minutes)
     slow = [row.name for row in found.values() if row.ratio > options.row_limit]
     if slow:
         print("\nonce more, in fresh processes")
         end = max(start + 60 * minutes, time.perf_counter() + 10)
         with processes(checkouts) as timers:
-            more = run_all(slow, timers, math.ceil(AGAIN * options.pairs), end)
+            more = run_all(slow, timers, math.ceil(AGAIN * options.rounds), end)
         for name in slow:
-            found[name].pairs += more[name].pairs
+            found[name].rounds += more[name].rounds
     return found
 
 

@@ -53,7 +53,7 @@ class Net:
     states: {state: number of units}.
     constants: {name: shape} of parameters that do not learn; `step` finds them with the others.
     exact: rules of which every path is the gradient of backpropagation through time.
-    own_rule: key and value of the argument `rules` for the row `by path`.
+    own_rule: parameters that have a rule of their own in the row `by path`.
     module: builds a module from the arrays, where the generic one would not show something.
     """
 
@@ -63,7 +63,7 @@ class Net:
     states: Mapping[str, int]
     exact: tuple[str, ...] = ()
     constants: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    own_rule: str = "w_in"
+    own_rule: tuple[str, ...] = ("w_in",)
     module: Callable | None = None
 
     @property
@@ -258,15 +258,12 @@ BOTH = W_IN | W_OUT
 SQUARE = (UNITS, UNITS)
 SPIKING = {"V": UNITS, "a": UNITS, "o": OUTPUTS}
 ALWAYS = ("rtrl",)
-ONE_DIAGONAL_LAYER = (
-    "rtrl",
-    "d_rtrl",
-    "eprop",
-    "ostl_feedforward",
-    "ostl_recurrent",
-    "snap 1",
-    "snap 2",
-)
+COUPLED = ("rtrl", "ostl_recurrent", "snap 2")
+"""Rules that are exact for one layer in which every unit feeds every other one."""
+FILTERED = ("rtrl", "d_rtrl", "eprop", "ostl_feedforward", "snap 1", "snap 2")
+"""Rules that are exact for one layer without recurrent weights, below a leaky readout as well."""
+ONE_LAYER = (*FILTERED, "ostl_recurrent")
+"""Rules that are exact without a leaky readout; `ostl_recurrent` takes that for a second layer."""
 
 NETS = {
     net.name: net
@@ -276,7 +273,8 @@ NETS = {
             indrnn_step,
             {**BOTH, "b": (UNITS,), "u": (UNITS,)},
             {"h": UNITS},
-            ONE_DIAGONAL_LAYER,
+            ONE_LAYER,
+            own_rule=("w_in", "b"),
         ),
         Net(
             "two_indrnn",
@@ -284,23 +282,26 @@ NETS = {
             {**BOTH, "b": (UNITS,), "w_up": SQUARE, "u1": (UNITS,), "u2": (UNITS,)},
             {"h1": UNITS, "h2": UNITS},
             ALWAYS,
+            own_rule=("w_in", "b"),
         ),
         Net(
             "gru",
             gru_step,
             {**BOTH, "b": (UNITS,), "w_rec": SQUARE, "w_rz": (INPUTS + UNITS, 2 * UNITS)},
             {"h": UNITS},
-            ALWAYS,
+            COUPLED,
+            own_rule=("w_in", "b"),
         ),
         Net(
             "lstm",
             lstm_step,
             {"w_in": (INPUTS + UNITS, 4 * UNITS), "b": (4 * UNITS,), **W_OUT},
             {"c": UNITS, "h": UNITS},
-            ALWAYS,
+            COUPLED,
+            own_rule=("w_in", "b"),
         ),
         Net("alif", alif_step, {**BOTH, "w_rec": SQUARE}, SPIKING, ALWAYS),
-        Net("alif_forward", alif_step, BOTH, SPIKING, ONE_DIAGONAL_LAYER),
+        Net("alif_forward", alif_step, BOTH, SPIKING, FILTERED),
         Net(
             "skip",
             skip_step,
@@ -313,7 +314,7 @@ NETS = {
             feedback_step,
             {**BOTH, "b": (UNITS,), "w_rec": SQUARE},
             {"h": UNITS},
-            ALWAYS,
+            COUPLED,
             constants={"feedback": (UNITS, OUTPUTS)},
         ),
         Net(
@@ -321,8 +322,8 @@ NETS = {
             units_step,
             {"dense/weight/weight": (INPUTS, UNITS), "readout/W/weight/weight": (UNITS, OUTPUTS)},
             {"neuron/V": UNITS, "neuron/a": UNITS, "readout/r": OUTPUTS},
-            ONE_DIAGONAL_LAYER,
-            own_rule="dense",
+            FILTERED,
+            own_rule=("dense",),
             module=Units,
         ),
     )

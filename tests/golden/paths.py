@@ -52,7 +52,8 @@ class Runs:
     def compiled(self, **options):
         options = {**self.options, **options}
         if self.rule.is_by_path:
-            options["rules"] = {self.net.own_rule: ("es_d_rtrl", {"decay_or_rank": 0.7})}
+            own = "es_d_rtrl", {"decay_or_rank": 0.7}
+            options["rules"] = {lambda path: path[0] in self.net.own_rule: own}
         model, algorithm = self.net.build(), self.rule.algorithm
         return refusing(braintrace.compile, model, algorithm, self.xs[0], **options)
 

@@ -1,8 +1,11 @@
 """Backpropagation through time of the models in plain JAX: no learner, none of its operations."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from golden.nets import BATCH, Plain
 
 
@@ -11,12 +14,13 @@ def loss(output, target):
     return 0.5 * jnp.sum((output - target) ** 2)
 
 
-def bptt(net, mask=None, reset=None, window=None):
+@functools.cache
+def bptt(net, masked=False, resets=False, window=None):
     """{parameter: gradient of the summed losses}; truncated every `window` steps, if given."""
     inputs = net.inputs
     xs, targets = inputs["xs"], inputs["targets"]
-    mask = np.ones(len(xs)) if mask is None else mask
-    reset = np.zeros((len(xs), BATCH), bool) if reset is None else reset
+    mask = inputs["mask"] if masked else np.ones(len(xs))
+    reset = inputs["reset"] if resets else np.zeros((len(xs), BATCH), bool)
     arrays, initial = net.group("p/"), net.group("s/")
     initial = {name: np.broadcast_to(v, (BATCH, *v.shape)) for name, v in initial.items()}
     held = np.arange(len(xs)) % (window or len(xs)) == 0

@@ -14,7 +14,7 @@ class Rule:
     algorithm: the class.
     is_windowed: with `vjp_method="multi-step"`.
     loss: "squared", or "three factor".
-    is_by_path: one parameter has `ES_D_RTRL` in its place.
+    is_by_path: `ES_D_RTRL` in its place for some parameters.
     """
 
     algorithm: type
