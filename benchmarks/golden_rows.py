@@ -1,0 +1,319 @@
+"""Calls whose speed is compared between two checkouts; see `golden_speed`.
+
+They use the public interface alone, since both checkouts run the same text.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import brainstate
+import jax
+import jax.numpy as jnp
+
+import braintrace
+
+from . import ways
+from .networks import NETWORKS, dense, squared_error
+from .spiking import Net, SpikingTask
+from .stack import StackTask
+from .stack_oracles import Layers
+from .subjects import Task, compiled, learner_of, step_function
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is timed.
+
+    Attributes
+    ----------
+    run
+        Does the work and returns arrays to wait for.
+    lower
+        Returns the program that it runs next, if a method of the learner does.
+    work
+        How many times ``run`` does what one is interested in.
+    """
+
+    run: Callable[[], Any]
+    lower: Callable[[], Any] | None = None
+    work: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Attributes
+    ----------
+    build
+        Makes the call, in the process that times it.
+    quick
+        Whether ``--quick`` runs it.
+    is_first
+        Whether what is timed is compiling: every call starts without compiled programs.
+    """
+
+    build: Callable[[], Call]
+    quick: bool = False
+    is_first: bool = False
+
+
+AnyTask = Task | StackTask | SpikingTask
+
+
+def made(task: AnyTask, algorithm: str, **options: Any) -> Any:
+    """Return a new learner of a task."""
+    if isinstance(task, Task):
+        return learner_of(task, algorithm, **options)
+    return ways.learner_of(task, algorithm)
+
+
+def sequence(
+    task: AnyTask,
+    algorithm: str = "d_rtrl",
+    chunk: int | None = None,
+    resets: bool = True,
+    **options: Any,
+) -> Call:
+    """Return the gradient of a sequence, after a reset or carrying on."""
+    learner = made(task, algorithm, **options)
+    call: dict[str, Any] = {"step_fn": step_function(learner)}
+    if chunk is not None:
+        call["chunk_size"] = chunk
+
+    def begin() -> None:
+        if resets:
+            learner.reset_state(task.batch)
+
+    def run() -> Any:
+        begin()
+        return learner.etrace_grad(*task.data, **call)
+
+    def lower() -> Any:
+        begin()
+        return learner.lower("etrace_grad", *task.data, **call)
+
+    if not resets:
+        jax.block_until_ready(run())  # so that no trace is zero
+    return Call(run, lower)
+
+
+def _descent(learner: Any) -> Callable[[Any], None]:
+    weights = learner.algorithm.model.states(brainstate.ParamState)
+
+    def descend(gradients: Any) -> None:
+        for path, weight in weights.items():
+            move = partial(jax.tree.map, lambda w, g: w - 1e-4 * g)
+            weight.value = move(weight.value, gradients[path])
+
+    return descend
+
+
+def stream(task: AnyTask, algorithm: str = "d_rtrl") -> Call:
+    """Return a stream that learns at every step, in one call."""
+    learner = made(task, algorithm)
+    call = {"step_fn": step_function(learner), "update_fn": _descent(learner)}
+    lower = partial(learner.lower, "etrace_online", *task.data, **call)
+    return Call(lambda: learner.etrace_online(*task.data, **call), lower)
+
+
+def _one_by_one(task: AnyTask, step: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    pairs = [tuple(part[t : t + 1] for part in task.data) for t in range(task.steps)]
+
+    def run() -> Any:
+        found = None
+        for now in pairs:
+            found = step(*now)
+        return found
+
+    return run
+
+
+def online_steps(task: Task) -> Call:
+    """Return streams of one step."""
+    learner = made(task, "d_rtrl")
+    call = {"step_fn": step_function(learner), "update_fn": _descent(learner)}
+    run = _one_by_one(task, lambda *now: learner.etrace_online(*now, **call))
+    example = [part[:1] for part in task.data]
+    return Call(run, partial(learner.lower, "etrace_online", *example, **call), task.steps)
+
+
+def gradient_steps(task: Task) -> Call:
+    """Return gradients of sequences of one step."""
+    learner = made(task, "d_rtrl")
+    call = {"step_fn": step_function(learner)}
+    run = _one_by_one(task, lambda *now: learner.etrace_grad(*now, **call))
+    return Call(run, work=task.steps)
+
+
+def own_gradients(task: Task) -> Call:
+    """Return jitted gradients that the user takes around a call of the learner."""
+    learner = made(task, "d_rtrl")
+    loss = step_function(learner)
+    weights = learner.algorithm.model.states(brainstate.ParamState)
+    take = brainstate.transform.grad(lambda x, y: loss(x[0], y[0]), weights)
+    return Call(_one_by_one(task, brainstate.transform.jit(take)), work=task.steps)
+
+
+def own_loop(task: Task) -> Call:
+    """Return such gradients in a compiled loop, which adds them up."""
+    learner = made(task, "d_rtrl")
+    weights = learner.algorithm.model.states(brainstate.ParamState)
+    take = brainstate.transform.grad(step_function(learner), weights)
+
+    @brainstate.transform.jit
+    def run(xs: Any, targets: Any) -> Any:
+        def step(total: Any, now: Any) -> Any:
+            return jax.tree.map(jnp.add, total, take(*now)), None
+
+        zero = {path: jax.tree.map(jnp.zeros_like, w.value) for path, w in weights.items()}
+        return brainstate.transform.scan(step, zero, (xs, targets))[0]
+
+    return Call(lambda: run(*task.data), work=task.steps)
+
+
+def plain_calls(task: Task) -> Call:
+    """Return calls of the learner, without gradients or `jit`."""
+    learner = made(task, "d_rtrl")
+    return Call(_one_by_one(task, lambda x, _: learner(x[0])), work=task.steps)
+
+
+def pure_steps(task: Task, is_jitted: bool) -> Call:
+    """Return gradients of one step by the pure functions, from state to state."""
+    learner = made(task, "d_rtrl")
+    pure, loss = learner.functional(), step_function(learner)
+    take = partial(pure.grad, step_fn=loss)
+    step = jax.jit(take) if is_jitted else take
+    state = [jax.tree.map(jnp.copy, pure.state())]
+
+    def move(x: Any, target: Any) -> Any:
+        state[0], gradients = step(state[0], x, target)
+        return gradients
+
+    return Call(_one_by_one(task, move), work=task.steps)
+
+
+def analysis(batch: int, units: int) -> Call:
+    """Return the analysis of one LSTM."""
+    x = jnp.ones((batch, 16))
+
+    def run() -> Any:
+        model = braintrace.nn.LSTMCell(16, units)
+        learner = compiled(model, "d_rtrl", x, batch_size=batch)
+        return [state.value for state in learner.states(brainstate.HiddenState).values()]
+
+    return Call(run)
+
+
+def first_gradient(task: StackTask) -> Call:
+    """Return everything from the model to its first gradient."""
+
+    def run() -> Any:
+        learner = ways.learner_of(task, "d_rtrl")
+        return learner.etrace_grad(*task.data, step_fn=step_function(learner))
+
+    return Call(run)
+
+
+class Reader(brainstate.nn.Module):
+    """A network as in the example that reads digits, row by row."""
+
+    def __init__(self, inputs: int = 8, hidden: int = 128, classes: int = 10) -> None:
+        super().__init__()
+        keys = jax.random.split(jax.random.key(0), 3)
+        self.w_in = brainstate.ParamState(jax.random.normal(keys[0], (inputs, hidden)))
+        self.w_rec = brainstate.ParamState(0.1 * jax.random.normal(keys[1], (hidden, hidden)))
+        self.bias = brainstate.ParamState(jnp.zeros(hidden))
+        self.w_out = brainstate.ParamState(0.1 * jax.random.normal(keys[2], (hidden, classes)))
+        self.b_out = brainstate.ParamState(jnp.zeros(classes))
+        self.leak = jnp.geomspace(1 / 8, 0.5, hidden)
+
+    def init_state(self, batch_size: int) -> None:
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, self.leak.size)))
+
+    def update(self, x: Any) -> Any:
+        drive = braintrace.matmul(x, self.w_in.value, self.bias.value)
+        drive += braintrace.matmul(self.h.value, self.w_rec.value)
+        self.h.value = self.h.value + self.leak * (jnp.tanh(drive) - self.h.value)
+        return self.h.value @ self.w_out.value + self.b_out.value
+
+
+def first_digits(batch: int = 64) -> Call:
+    """Return the same of the network that reads digits."""
+    xs, ys = jnp.ones((8, batch, 8)), jnp.ones((8, batch, 10))
+
+    def run() -> Any:
+        learner = compiled(Reader(), "d_rtrl", xs[0], batch_size=batch)
+        loss = lambda x, y: squared_error(learner(x), y)  # noqa: E731 (a user's one)
+        return learner.etrace_grad(xs, ys, step_fn=loss)
+
+    return Call(run)
+
+
+def _of_task(title: str, task: AnyTask, **quick: bool) -> dict[str, Row]:
+    is_quick = quick.get("quick", False)
+    return {
+        f"{title}, D_RTRL": Row(partial(sequence, task), is_quick),
+        f"{title}, D_RTRL carrying on": Row(partial(sequence, task, resets=False), is_quick),
+        f"{title}, ES_D_RTRL": Row(partial(sequence, task, "es_d_rtrl")),
+    }
+
+
+LEAKY = Task(dense(), 64, 32)
+LONG = Task(dense(), 512, 32)
+TINY = Task(NETWORKS["lstm"](inputs=4, hidden=8, outputs=2), 64, 1)
+
+ROWS: Mapping[str, Row] = {
+    **_of_task("leaky 64 steps", LEAKY, quick=True),
+    "leaky 64 steps, one chunk": Row(partial(sequence, LEAKY, chunk=64)),
+    "leaky 512 steps, D_RTRL": Row(partial(sequence, LONG)),
+    "leaky 512 steps, ES_D_RTRL": Row(partial(sequence, LONG, "es_d_rtrl")),
+    "leaky 1024 units, D_RTRL": Row(partial(sequence, Task(dense(hidden=1024), 64, 32))),
+    **_of_task("GRU x3", StackTask(Layers("GRUCell", 3, 256), 512, 32)),
+    **_of_task("leaky x4", StackTask(Layers("LeakyRNN", 4, 256), 256, 64)),
+    **_of_task("sparse LIF batch 1", SpikingTask(Net("LIF", 10_000, 100), 64, 1)),
+    **_of_task("sparse LIF batch 16", SpikingTask(Net("LIF", 10_000, 100), 64, 16)),
+    "LSTM, D_RTRL": Row(partial(sequence, StackTask(Layers("LSTMCell", 1, 256), 256, 32))),
+    "LSTM, D_RTRL carrying on": Row(
+        partial(sequence, StackTask(Layers("LSTMCell", 1, 256), 256, 32), resets=False)
+    ),
+    "IndRNN x3, D_RTRL": Row(partial(sequence, StackTask(Layers("IndRNN", 3, 256), 256, 32))),
+    "LRU x4, D_RTRL": Row(partial(sequence, StackTask(Layers("LRUCell", 4, 128), 256, 32))),
+    "MGU, D_RTRL": Row(partial(sequence, StackTask(Layers("MGUCell", 1, 128), 512, 16))),
+    "ALIF, D_RTRL": Row(partial(sequence, Task(NETWORKS["alif"](), 64, 32))),
+    "ALIF, ES_D_RTRL": Row(partial(sequence, Task(NETWORKS["alif"](), 64, 32), "es_d_rtrl")),
+    "RTRL, 32 units": Row(partial(sequence, Task(dense(8, 32), 64, 8), "rtrl"), quick=True),
+    "UORO, 128 units": Row(partial(sequence, Task(dense(16, 128), 64, 8), "uoro")),
+    "windows of 64": Row(partial(sequence, LONG, chunk=64, vjp_method="multi-step")),
+    "windows of 8, carrying on": Row(
+        partial(sequence, LEAKY, chunk=8, resets=False, vjp_method="multi-step"), quick=True
+    ),
+    "windows of 64, ES_D_RTRL": Row(
+        partial(sequence, LONG, "es_d_rtrl", chunk=64, vjp_method="multi-step")
+    ),
+    "stream, leaky batch 4": Row(partial(stream, Task(dense(), 500, 4)), quick=True),
+    "stream, LSTM batch 1": Row(partial(stream, Task(NETWORKS["lstm"](hidden=128), 500, 1))),
+    "stream, ALIF batch 32": Row(partial(stream, Task(NETWORKS["alif"](), 32, 32))),
+    "stream, ES_D_RTRL": Row(partial(stream, Task(dense(), 500, 4), "es_d_rtrl")),
+    "own grad in a loop, leaky batch 1": Row(partial(own_loop, Task(dense(), 500, 1))),
+    "own grad in a loop, ALIF": Row(partial(own_loop, Task(NETWORKS["alif"](), 32, 32))),
+    "one step a call, etrace_online, leaky": Row(partial(online_steps, LEAKY)),
+    "one step a call, own grad, leaky": Row(partial(own_gradients, LEAKY)),
+    "one step, learner(x)": Row(partial(plain_calls, TINY), quick=True),
+    "one step, own grad": Row(partial(own_gradients, TINY), quick=True),
+    "one step, etrace_grad": Row(partial(gradient_steps, TINY), quick=True),
+    "one step, etrace_online": Row(partial(online_steps, TINY), quick=True),
+    "one step, functional": Row(partial(pure_steps, TINY, is_jitted=False)),
+    "one step, functional jitted": Row(partial(pure_steps, TINY, is_jitted=True)),
+    "first call, analysis of LSTM 256 x 1024": Row(partial(analysis, 256, 1024), is_first=True),
+    "first call, GRU x3": Row(
+        partial(first_gradient, StackTask(Layers("GRUCell", 3, 64), 64, 8)), is_first=True
+    ),
+    "first call, digits": Row(first_digits, quick=True, is_first=True),
+    "smallest": Row(partial(sequence, Task(dense(2, 4, 2), 4, 2))),
+}
+
+FOR_TESTS = ("smallest",)
+"""Rows that are run only where they are asked for by name."""

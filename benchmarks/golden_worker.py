@@ -1,0 +1,92 @@
+"""A process that times rows of one checkout as it is told to, a line of JSON at a time."""
+
+import gc
+import json
+import os
+import sys
+import time
+from typing import Any, TextIO
+
+import jax
+
+from .golden_rows import ROWS, Call, Row
+
+
+class Worker:
+    """The row that is being timed, with its compiled programs."""
+
+    def __init__(self) -> None:
+        self._row: Row | None = None
+        self._call: Call | None = None
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Do what a command says; what goes wrong is part of the answer."""
+        try:
+            do = command.pop("do")
+            if do == "build":
+                return self.build(**command)
+            return self.time(**command) if do == "time" else self.drop()
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+    def build(self, row: str) -> dict[str, Any]:
+        """Build a row and run it once; return its temporary bytes and the seconds of a call."""
+        self._row = ROWS[row]
+        self._call = self._row.build()
+        found = None
+        if self._call.lower is not None:
+            analysis = self._call.lower().compile().memory_analysis()
+            found = getattr(analysis, "temp_size_in_bytes", None)
+        first = self._seconds()
+        again = first if self._row.is_first else self._seconds()
+        gc.collect()
+        gc.freeze()
+        return {"bytes": found, "seconds": again}
+
+    def time(self, calls: int) -> dict[str, Any]:
+        """Return the seconds of a call, the mean of several; short ones warm up first."""
+        gc.disable()
+        if calls > 1:
+            self._seconds()
+        try:
+            total = sum(self._seconds() for _ in range(calls))
+        finally:
+            gc.enable()
+        return {"seconds": total / calls}
+
+    def drop(self) -> dict[str, Any]:
+        """Let go of the row, and of all programs."""
+        self._row = self._call = None
+        gc.unfreeze()
+        jax.clear_caches()
+        gc.collect()
+        return {}
+
+    def _seconds(self) -> float:
+        assert self._row is not None and self._call is not None, "no row has been built"
+        if self._row.is_first:
+            jax.clear_caches()
+            gc.collect()
+        start = time.perf_counter()
+        jax.block_until_ready(self._call.run())
+        return time.perf_counter() - start
+
+
+def serve(commands: TextIO, answers: TextIO) -> None:
+    """Answer commands until there are no more."""
+    worker = Worker()
+    for line in commands:
+        answers.write(json.dumps(worker.answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def main() -> None:
+    """Answer on standard output; what others print there goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    serve(sys.stdin, answers)
+
+
+if __name__ == "__main__":
+    main()

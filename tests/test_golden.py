@@ -1,0 +1,109 @@
+"""Gradients are those of the golden files, and these are what plain JAX gives."""
+
+import compilation
+import numpy as np
+import pytest
+from golden import make, plain, table
+from golden.nets import NETS
+from golden.paths import Runs
+
+import braintrace
+
+pytestmark = pytest.mark.usefixtures("float64_in_every_thread")
+
+runs_of = compilation.cache(Runs)
+
+
+def result_of(net, rule, path):
+    """What a path gives now, or the name of the error by which the library refuses."""
+    runs = make.result_of(lambda: runs_of(net, rule))
+    return runs if isinstance(runs, str) else make.result_of(lambda: runs.of(path))
+
+
+def rows():
+    """All rows; those that the table does not have by day are of the night."""
+    for row in table.all_rows():
+        marks = [] if table.is_by_day(*row) else [pytest.mark.nightly]
+        yield pytest.param(*row, marks=marks, id="-".join(row))
+
+
+@pytest.mark.parametrize(("net", "rule", "path"), [*rows()])
+def test_as_stored(net, rule, path):
+    """To 1e-10 of the largest entry of a parameter; `make.TOLERANCE` says why."""
+    found, expected = result_of(net, rule, path), make.expected_of(net, rule, path)
+    if isinstance(expected, str) or isinstance(found, str):
+        assert isinstance(found, str) and found == expected
+    else:
+        assert make.differing(found, expected) == {}
+
+
+def exact_rows():
+    """Rows that plain JAX decides; by day, those of models whose program is small."""
+    for net in NETS:
+        marks = [] if net in ("indrnn", "alif_forward") else [pytest.mark.nightly]
+        yield pytest.param(net, marks=marks)
+
+
+@pytest.mark.parametrize("net", [*exact_rows()])
+def test_what_is_stored_is_backpropagation_through_time_where_a_rule_is_exact(net):
+    checked = set()
+    for rule in table.RULES:
+        for path in table.paths_of(net, rule):
+            stored = make.expected_of(net, rule, path)
+            expected = None if isinstance(stored, str) else make.exact(net, rule, path)
+            if expected is not None:
+                assert make.differing(stored, expected) == {}, (rule, path)
+                checked.add((rule, path))
+    assert {("rtrl", "chunks of 3"), ("rtrl", "mask and reset")} <= checked
+    assert {("immediate", "own gradient"), ("immediate, windows", "chunks of 3")} <= checked
+
+
+def test_plain_gradients_of_masks_resets_and_windows_differ():
+    """Else the rows that are held against them would say nothing."""
+    net = NETS["indrnn"]
+    kinds = [
+        plain.bptt(net),
+        plain.bptt(net, masked=True),
+        plain.bptt(net, resets=True),
+        plain.bptt(net, window=1),
+        plain.bptt(net, window=3),
+    ]
+    for i, one in enumerate(kinds):
+        for other in kinds[:i]:
+            largest = max(relative for _, relative in make.deviations(one, other).values())
+            assert largest > 1e-3
+
+
+def test_rules_leave_out_different_things_where_states_couple():
+    """No row of the recurrent ALIF stands for another rule by chance."""
+    stored = NETS["alif"].rows
+    rules = ("d_rtrl", "es_d_rtrl", "immediate", "rtrl", "ottt", "snap 1", "snap 2", "uoro")
+    assert len({stored[rule]["chunks of 3"] for rule in rules}) == len(rules)
+
+
+def test_every_rule_has_a_row_and_every_model_rule_and_path_one_by_day():
+    base = braintrace.ETraceAlgorithm
+    public = [getattr(braintrace, name) for name in dir(braintrace)]
+    classes = {c for c in public if isinstance(c, type) and issubclass(c, base) and c is not base}
+    assert classes == {rule.algorithm for rule in table.RULES.values()}
+    everything = table.all_rows()
+    by_day = [row for row in everything if table.is_by_day(*row)]
+    assert len(by_day) == sum(map(len, table.BY_DAY.values()))
+    assert {row[0] for row in by_day} == set(NETS)
+    assert {row[1] for row in by_day} >= set(table.SINGLE)
+    assert {row[2] for row in by_day} == {row[2] for row in everything}
+    for net in NETS:
+        stored = {rule: tuple(paths) for rule, paths in NETS[net].rows.items()}
+        assert stored == {rule: table.paths_of(net, rule) for rule in table.RULES}
+
+
+def test_what_differs_is_named(capsys):
+    expected = {"w": np.array([1.0, 2.0]), "b": np.zeros(1)}
+    found = {"w": np.array([1.0, 2.0 + 1e-6]), "b": np.zeros(1)}
+    assert not make.compare("net", "rule", "path", expected, expected)
+    assert make.compare("net", "rule", "path", found, expected)
+    assert "w            differs by 1.00e-06, relative 5.00e-07" in capsys.readouterr().out
+    assert make.compare("net", "rule", "path", "ShapeError", expected)
+    assert make.compare("net", "rule", "path", {**expected, "w": np.full(2, np.nan)}, expected)
+    assert make.compare("net", "rule", "path", {"w": expected["w"]}, expected)
+    assert not make.compare("net", "rule", "path", "ShapeError", "ShapeError")
