@@ -36,6 +36,9 @@ NAME = re.compile(r"braintrace-checkpoint-(0|[1-9][0-9]{0,17})")
 UNFINISHED = re.compile(
     r"braintrace-unfinished-[0-9a-f]+|braintrace-checkpoint-[0-9]+\.orbax-checkpoint-tmp.*"
 )
+OWNED = "owned"
+"""A file in an unfinished folder. It is gone once another program has deleted the folder, even if
+orbax makes the folder again."""
 PLAIN = re.compile(r"[\w /.:+=@,~#%&'()-]*")
 """Paths that orbax reads as they are. Brackets and backslashes, for example, it does not."""
 
@@ -72,7 +75,7 @@ def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str
                 )
             _by_the_first(lambda: _finish(folder, own / "checkpoint", text, manifest, stored))
         except Exception as error:
-            if jax.process_index() or own.exists():
+            if jax.process_index() or (own / OWNED).exists():
                 raise
             raise RuntimeError("another program saves to it at the same time") from error
         finally:
@@ -195,6 +198,7 @@ def _begin(folder: pathlib.Path) -> int:
             _delete(child)
     number = secrets.randbits(62)
     _unfinished(folder, number).mkdir()
+    (_unfinished(folder, number) / OWNED).touch()
     return number
 
 
