@@ -187,6 +187,7 @@ def processes(checkouts: Iterable[Path]) -> Iterator[list[Timer]]:
         try:
             for checkout in checkouts:
                 remotes.append(Remote(checkout, Path(folder)))
+            ask(remotes, do="drop")  # answered when everything has been imported
             yield list(remotes)
         finally:
             for remote in remotes:

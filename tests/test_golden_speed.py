@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks import golden_rows, golden_speed
+from benchmarks import golden_rows, golden_speed, golden_worker
 from benchmarks.golden_speed import HERE, Measured
 from benchmarks.golden_worker import Worker
 
@@ -24,6 +24,13 @@ class Clock:
         if command["do"] == "build":
             return {"bytes": 2**20, "seconds": 1.0, **self.built}
         return {"seconds": self.seconds.pop(0)} if command["do"] == "time" else {}
+
+
+@pytest.fixture(autouse=True)
+def programs_of_other_tests_stay(monkeypatch):
+    """A worker has its process for itself; here it has not."""
+    for name in ("settle", "forget"):
+        monkeypatch.setattr(golden_worker, name, lambda: None)
 
 
 def options(*arguments):
