@@ -23,7 +23,10 @@ class Clock:
         self.commands.append(command["do"])
         if command["do"] == "build":
             return {"bytes": 2**20, "seconds": 1.0, **self.built}
-        return {"seconds": self.seconds.pop(0)} if command["do"] == "time" else {}
+        if command["do"] == "time":
+            seconds = self.seconds.pop(0)
+            return {"seconds": seconds, "cpu": 2 * seconds}
+        return {}
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +41,13 @@ def options(*arguments):
 
 
 def test_a_row_is_built_timed_in_turn_and_dropped():
-    timers = Worker(), Worker()
-    found = golden_speed.measure(ROW, timers, 2, 60.0)
+    timer = Worker()
+    found = golden_speed.measure(ROW, (timer, Worker()), 2, 60.0, "cpu")
     assert found.error is None
     assert len(found.rounds) == 2 and all(seconds > 0 for pair in found.rounds for seconds in pair)
     assert found.bytes[0] == found.bytes[1] > 0
     assert found.line().startswith(ROW)
-    assert "error" in timers[0].answer({"do": "time", "calls": 1})
+    assert "error" in timer.answer({"do": "time", "calls": 1})
 
 
 def test_the_ratio_of_a_round_is_that_of_the_shorter_times():
@@ -53,6 +56,11 @@ def test_the_ratio_of_a_round_is_that_of_the_shorter_times():
     assert found.rounds == [(1.0, 2.0), (2.0, 3.0), (1.0, 1.5)]
     assert (found.ratios, found.ratio) == ([2.0, 1.5, 1.5], 1.5)
     assert base.commands == here.commands == ["build", *["time"] * 6, "drop"]
+
+
+def test_the_clock_is_an_option():
+    found = golden_speed.measure("row", (Clock(1.0, 1.0), Clock(3.0, 3.0)), 1, 60.0, "cpu")
+    assert found.rounds == [(2.0, 6.0)]
 
 
 def test_without_time_a_row_still_gets_a_few_rounds():
