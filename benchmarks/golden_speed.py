@@ -31,7 +31,9 @@ BASE = "d1c19eb"
 HERE = PACKAGE.parent
 SAMPLE, MOST_CALLS = 0.05, 300
 """Seconds that a time takes at least, by repeated calls, and how many of them at most."""
-LEAST_ROUNDS = 3
+LEAST_ROUNDS = 5
+CLOCKS = {"wall": "seconds", "cpu": "cpu"}
+"""What an answer calls the times of a clock."""
 AGAIN = 1.5
 """Rounds of a row in the second look, over those of the first."""
 
@@ -145,7 +147,9 @@ def ask(timers: Sequence[Timer], **command: Any) -> list[dict[str, Any]]:
     return [timer.answer(dict(command)) for timer in timers]
 
 
-def measure(name: str, timers: Sequence[Timer], rounds: int, seconds: float) -> Measured:
+def measure(
+    name: str, timers: Sequence[Timer], rounds: int, seconds: float, clock: str = "wall"
+) -> Measured:
     """Return the times of a row, of as many rounds as fit into some seconds."""
     start, found = time.perf_counter(), Measured(name)
     try:
@@ -157,14 +161,14 @@ def measure(name: str, timers: Sequence[Timer], rounds: int, seconds: float) -> 
         found.bytes = (built[0]["bytes"], built[1]["bytes"])
         once = min(answer["seconds"] for answer in built)
         calls = min(MOST_CALLS, max(1, math.ceil(SAMPLE / once)))
-        found.rounds = list(taken(timers, calls, rounds, start + seconds))
+        found.rounds = list(taken(timers, calls, rounds, start + seconds, clock))
     finally:
         ask(timers, do="drop")
     return found
 
 
 def taken(
-    timers: Sequence[Timer], calls: int, rounds: int, end: float
+    timers: Sequence[Timer], calls: int, rounds: int, end: float, clock: str
 ) -> Iterator[tuple[float, float]]:
     """Yield the times of rounds until the end, at least of a few."""
     for count in range(rounds):
@@ -173,7 +177,7 @@ def taken(
         times: tuple[list[float], list[float]] = ([], [])
         for side in (0, 1, 1, 0) if count % 2 == 0 else (1, 0, 0, 1):
             answer = timers[side].answer({"do": "time", "calls": calls})
-            times[side].append(answer["seconds"])
+            times[side].append(answer[CLOCKS[clock]])
         yield min(times[0]), min(times[1])
 
 
@@ -187,6 +191,7 @@ def processes(checkouts: Iterable[Path]) -> Iterator[list[Timer]]:
         try:
             for checkout in checkouts:
                 remotes.append(Remote(checkout, Path(folder)))
+            ask(remotes, do="drop")  # answered when everything has been imported
             yield list(remotes)
         finally:
             for remote in remotes:
@@ -209,13 +214,13 @@ def checkout_of(base: str) -> Iterator[Path]:
 
 
 def run_all(
-    names: Sequence[str], timers: Sequence[Timer], rounds: int, end: float
+    names: Sequence[str], timers: Sequence[Timer], rounds: int, end: float, clock: str
 ) -> dict[str, Measured]:
     """Measure rows, each for its share of the time that is left, and print them."""
     found = {}
     for count, name in enumerate(names):
         share = (end - time.perf_counter()) / (len(names) - count)
-        found[name] = measure(name, timers, rounds, share)
+        found[name] = measure(name, timers, rounds, share, clock)
         print(found[name].line(), flush=True)
     return found
 
@@ -255,6 +260,7 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few rows: two minutes")
     parser.add_argument("--minutes", type=float, help="for everything; 15, with --quick 2")
     parser.add_argument("--rounds", type=int, default=15, help="of a row, if there is time")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what is compared; wall")
     parser.add_argument("--median-limit", type=float, default=1.05, help="of all rows")
     parser.add_argument("--row-limit", type=float, default=1.15, help="of a single row")
     parser.add_argument("--list", action="store_true", help="print the names of the rows")
@@ -267,13 +273,13 @@ def compare(options: argparse.Namespace, names: list[str], base: Path) -> dict[s
     start, checkouts = time.perf_counter(), (base, options.here)
     print(f"base: {base}\nhere: {options.here}\n\n{HEAD}", flush=True)
     with processes(checkouts) as timers:
-        found = run_all(names, timers, options.rounds, start + 0.85 * 60 * minutes)
+        found = run_all(names, timers, options.rounds, start + 0.85 * 60 * minutes, options.clock)
     slow = [row.name for row in found.values() if row.ratio > options.row_limit]
     if slow:
         print("\nonce more, in fresh processes")
         end = max(start + 60 * minutes, time.perf_counter() + 10)
         with processes(checkouts) as timers:
-            more = run_all(slow, timers, math.ceil(AGAIN * options.rounds), end)
+            more = run_all(slow, timers, math.ceil(AGAIN * options.rounds), end, options.clock)
         for name in slow:
             found[name].rounds += more[name].rounds
     return found

@@ -12,6 +12,19 @@ import jax
 from .golden_rows import ROWS, Call, Row
 
 
+def settle() -> None:
+    """Keep what has been built out of later garbage collections."""
+    gc.collect()
+    gc.freeze()
+
+
+def forget() -> None:
+    """Let go of all compiled programs."""
+    gc.unfreeze()
+    jax.clear_caches()
+    gc.collect()
+
+
 class Worker:
     """The row that is being timed, with its compiled programs."""
 
@@ -39,27 +52,29 @@ class Worker:
             found = getattr(analysis, "temp_size_in_bytes", None)
         first = self._seconds()
         again = first if self._row.is_first else self._seconds()
-        gc.collect()
-        gc.freeze()
+        settle()
         return {"bytes": found, "seconds": again}
 
     def time(self, calls: int) -> dict[str, Any]:
-        """Return the seconds of a call, the mean of several; short ones warm up first."""
+        """Return the seconds of a call, and those of the processor; the means of several.
+
+        Short ones warm up first.
+        """
         gc.disable()
         if calls > 1:
             self._seconds()
         try:
+            before = time.process_time()
             total = sum(self._seconds() for _ in range(calls))
+            cpu = time.process_time() - before
         finally:
             gc.enable()
-        return {"seconds": total / calls}
+        return {"seconds": total / calls, "cpu": cpu / calls}
 
     def drop(self) -> dict[str, Any]:
         """Let go of the row, and of all programs."""
         self._row = self._call = None
-        gc.unfreeze()
-        jax.clear_caches()
-        gc.collect()
+        forget()
         return {}
 
     def _seconds(self) -> float:
