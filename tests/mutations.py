@@ -10,17 +10,12 @@ written here, or a test fails or is missing without any fault.
 
 import argparse
 import dataclasses
-import os
 import pathlib
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-COPIED = ("braintrace", "tests", "benchmarks", "docs/examples", "pyproject.toml", "README.md")
-PASSED, FAILED = 0, 1
+from mutation_runs import FAILED, PASSED, copy_repository, run_tests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1137,25 +1132,6 @@ MUTATIONS = [
 
 class NotKilledError(Exception):
     """A mutation that no test noticed, or that could not be tried out."""
-
-
-def copy_repository(folder):
-    for name in COPIED:
-        source, target = ROOT / name, folder / name
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
-
-
-def run_tests(folder, tests):
-    """Return pytest's exit status and the end of what it printed."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "-q", "-x", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.setdefault("JAX_PLATFORMS", "cpu")
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    return done.returncode, (done.stdout + done.stderr)[-2000:]
 
 
 def try_out(mutation, folder):

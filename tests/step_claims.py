@@ -74,9 +74,7 @@ class Relations:
         elif found == [(len(operations) * own[0], *own[1:])]:
             start = len(before) * int(np.prod(own))
         else:
-            is_related = any(
-                weight_group == group.index for _, weight_group in self._pairs(weights)
-            )
+            is_related = any((weight, group.index) in self.pairs for weight in weights)
             return np.full((group.place[state].size, int(np.prod(own))), is_related)
         return self._elements(group, state, relations, start, int(np.prod(own)))
 

@@ -36,7 +36,7 @@ REFUSED = {"LeakInInnerLoops", "DelayedRecurrence", "DelayedSelfInhibition", "Fi
 LINEAR = list(enumerate(readouts.LINEAR))
 FULL_BY_DAY = {"GRUResetBefore", "Stacked", "SparseLIF", "SharedDrive"}
 
-pytestmark = pytest.mark.usefixtures("float64", "time_step")
+pytestmark = pytest.mark.usefixtures("float64_in_every_thread", "time_step")
 
 
 @pytest.fixture
