@@ -339,6 +339,7 @@ CELLS = [
     (("roll", 1, 0), ("gain", 0, 0)),
     (("mean", 1, 0), ("recurrent", 0, 1), ("multiply", 0, 2)),
     (("halves", 0, 1), ("fused", 0, 1), ("shift", 0, 2)),
+    (("cumsum", 1, 0), ("select", 0, 2)),
     (("spike", 1, 0), ("sparse", 0, 1), ("padded", 0, 1), ("low rank", 0, 2)),
 ]
 
