@@ -10,17 +10,12 @@ written here, or a test fails or is missing without any fault.
 
 import argparse
 import dataclasses
-import os
 import pathlib
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-COPIED = ("braintrace", "tests", "benchmarks", "docs/examples", "pyproject.toml", "README.md")
-PASSED, FAILED = 0, 1
+from mutation_runs import FAILED, PASSED, copy_repository, run_tests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +55,10 @@ RESETS = "tests/test_resets.py::test_one_flag_per_step_is_as_separate_sequences"
 SHARDED = "tests/test_sharding.py::test_a_divided_learner_gives_what_one_device_gives"
 ECONOMY = "tests/test_driver_economy.py"
 SEAM = "tests/test_method_seam.py"
+NEURONS = "tests/test_nn_neurons.py"
+LAYOUTS = "tests/test_layouts.py"
+PLANS = "tests/test_planning.py"
+JACOBIANS = "tests/test_jacobians.py"
 
 READOUTS = "tests/test_linear_readouts.py::test_equals_bptt"
 NO_READOUT = (
@@ -1132,30 +1131,177 @@ MUTATIONS = [
         ("tests/test_gradient_trace.py::test_equals_a_plain_loop[by_scan]",),
         "the size of an update grows with the number of environments",
     ),
+    # layers, cells and neurons
+    Mutation(
+        "signs that weights do not keep",
+        "nn/_signs.py",
+        "magnitude = saiunit.math.abs(weight)",
+        "magnitude = weight",
+        ("tests/test_nn_swap.py",),
+        "an excitatory neuron inhibits",
+    ),
+    Mutation(
+        "adaptation that does not decay",
+        "nn/_neurons.py",
+        "self.a.value = decay(self.tau_a) * self.a.value + spike",
+        "self.a.value = self.a.value + spike",
+        (f"{NEURONS}::test_an_adaptive_threshold_makes_intervals_longer",),
+        "the threshold of a neuron rises without end",
+    ),
+    Mutation(
+        "a hard reset that passes the potential",
+        "nn/_neurons.py",
+        "return V - (jax.lax.stop_gradient(V) - V_reset) * spike",
+        "return V - (V - V_reset) * spike",
+        ("tests/test_nn_swap.py",),
+        "the derivative of a hard reset is another one",
+    ),
+    Mutation(
+        "gates of a GRU exchanged",
+        "nn/_gated_cells.py",
+        "        r, z = jnp.split(gates, 2, axis=-1)\n        candidate",
+        "        z, r = jnp.split(gates, 2, axis=-1)\n        candidate",
+        ("tests/test_nn_cells.py::test_equations[GRUCell]",),
+        "weights of brainstate's cell mean something else",
+    ),
+    Mutation(
+        "an alpha synapse that reads its new input",
+        "nn/_synapses.py",
+        "self.g.value = left * (g + (time_step() / self.tau) * h)",
+        "self.g.value = left * (g + (time_step() / self.tau) * (h + x))",
+        (f"{NEURONS}::test_alpha_synapse",),
+        "its response begins a step early",
+    ),
+    Mutation(
+        "a projection of its last population",
+        "nn/_projection.py",
+        "            total = total + y",
+        "            total = y",
+        ("braintrace/nn/_projection.py",),
+        "the other populations send nothing",
+    ),
+    # sharding, without devices
+    Mutation(
+        "elements in reverse order count as sharded",
+        "_sharding/parts.py",
+        "return bool(np.all(is_free | (parts == own)) and not is_free.all())",
+        "return not is_free.all()",
+        (f"{LAYOUTS}::test_parts_of_axes",),
+        "every step sends states and traces to other devices",
+    ),
+    Mutation(
+        "sparse entries in any order are sharded",
+        "_sharding/layout.py",
+        "return is_divided and (not _has_entries(site) or self._entries_fit(site))",
+        "return is_divided",
+        (f"{LAYOUTS}::test_samples_and_units_are_sharded[by_source]",),
+        "entries that follow the inputs are sent to the units at every step",
+    ),
+    Mutation(
+        "states without a batch axis",
+        "_sharding/layout.py",
+        "                    names[0] = self._data\n",
+        "                    names[0] = None\n",
+        (f"{LAYOUTS}::test_samples_and_units_are_sharded[dense]",),
+        "every device has the states of all samples",
+    ),
+    Mutation(
+        "parameters that are computed from sharded by their last axis",
+        "_sharding/parts.py",
+        "axes = (axis for axis, size in enumerate(shape) if size % count == 0)",
+        "axes = (len(shape) - 1,)",
+        (f"{LAYOUTS}::test_samples_and_units_are_sharded[masked]",),
+        "a weight that is used transposed is replicated",
+    ),
+    Mutation(
+        "traces of biases are replicated",
+        "_sharding/layout.py",
+        "            if is_same and is_divided_along(own.ndim - 1, own, self._count):\n"
+        "                names[-1] = self._model\n",
+        "            pass\n",
+        (f"{LAYOUTS}::test_samples_and_units_are_sharded[recurrent]",),
+        "every device has the traces of all units",
+    ),
+    # plans
+    Mutation(
+        "a loop counts as one step",
+        "_planning/flops.py",
+        "return times * sum(bodies)",
+        "return sum(bodies)",
+        (f"{PLANS}::test_operations_are_counted",),
+        "a sequence costs as much as one step of it",
+    ),
+    Mutation(
+        "an optimizer outside the program takes nothing",
+        "_planning/plan.py",
+        "total=once + found.working + outside)",
+        "total=once + found.working)",
+        (f"{PLANS}::test_an_optimizer_is_counted",),
+        "a plan fits, and the learner does not",
+    ),
+    Mutation(
+        "devices that are added instead of multiplied",
+        "_planning/plan.py",
+        "data=parts.data * times)",
+        "data=parts.data + times)",
+        (f"{PLANS}::test_what_does_not_fit_is_told_with_what_would",),
+        "the plan asks for numbers of devices that the batch cannot be divided between",
+    ),
+    Mutation(
+        "arrays that the mesh shards count in full",
+        "_planning/plan.py",
+        "return sum(size_of(a) // (parts.model if a.is_divided else 1) for a in found)",
+        "return sum(size_of(a) for a in found)",
+        (f"{PLANS}::test_samples_and_outputs_are_divided",),
+        "a model does not fit on any number of devices",
+    ),
+    Mutation(
+        "replicated arithmetic counts as sharded",
+        "_planning/plan.py",
+        "// work.steps // (parts.model if program.divided else 1)",
+        "// work.steps // parts.model",
+        (f"{PLANS}::test_what_is_not_divided_is_computed_as_a_whole",),
+        "devices seem to share what each of them computes",
+    ),
+    # what a trace truncates
+    Mutation(
+        "running sums count as elementwise",
+        "_compiler/transfer.py",
+        "convert_element_type copy copy_p cos cosh",
+        "convert_element_type copy copy_p cos cosh cumsum",
+        (f"{JACOBIANS}::test_what_is_truncated_in_a_random_cell_is_reported",),
+        "a path that couples elements is carried as if it did not",
+    ),
+    Mutation(
+        "coupling by ordinary operations without a diagnostic",
+        "_compiler/diagnose_groups.py",
+        '    if states:\n        yield Diagnostic(\n            "warning",',
+        '    if False:\n        yield Diagnostic(\n            "warning",',
+        (f"{JACOBIANS}::test_what_d_rtrl_truncates_is_reported[PlainRecurrentRNN]",),
+        "nothing says that a recurrent weight is left out",
+    ),
+    Mutation(
+        "products with sparse inputs keep too few elements",
+        "_compiler/dependence.py",
+        "    joined = functools.reduce(np.logical_or, every)\n",
+        "    joined = functools.reduce(np.logical_and, every) & np.eye(len(every[0]), dtype=bool)\n"
+        "    joined = joined if False else np.zeros_like(every[0])\n",
+        (f"{JACOBIANS}::test_samples_and_the_sparsity_of_snap[Stacked]",),
+        "SnAp drops influences that it should keep",
+    ),
+    Mutation(
+        "layers after those that read them",
+        "_compiler/layers.py",
+        "sorted(layers, key=before.__getitem__)",
+        "sorted(layers, key=before.__getitem__, reverse=True)",
+        (f"{JACOBIANS}::test_layers_are_in_order_and_what_they_truncate_is_reported[Stacked]",),
+        "a layer is learned before what it reads is known",
+    ),
 ]
 
 
 class NotKilledError(Exception):
     """A mutation that no test noticed, or that could not be tried out."""
-
-
-def copy_repository(folder):
-    for name in COPIED:
-        source, target = ROOT / name, folder / name
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
-
-
-def run_tests(folder, tests):
-    """Return pytest's exit status and the end of what it printed."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n0", "-q", "-x", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.setdefault("JAX_PLATFORMS", "cpu")
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    return done.returncode, (done.stdout + done.stderr)[-2000:]
 
 
 def try_out(mutation, folder):

@@ -36,7 +36,7 @@ REFUSED = {"LeakInInnerLoops", "DelayedRecurrence", "DelayedSelfInhibition", "Fi
 LINEAR = list(enumerate(readouts.LINEAR))
 FULL_BY_DAY = {"GRUResetBefore", "Stacked", "SparseLIF", "SharedDrive"}
 
-pytestmark = pytest.mark.usefixtures("float64", "time_step")
+pytestmark = pytest.mark.usefixtures("float64_in_every_thread", "time_step")
 
 
 @pytest.fixture
@@ -339,6 +339,7 @@ CELLS = [
     (("roll", 1, 0), ("gain", 0, 0)),
     (("mean", 1, 0), ("recurrent", 0, 1), ("multiply", 0, 2)),
     (("halves", 0, 1), ("fused", 0, 1), ("shift", 0, 2)),
+    (("cumsum", 1, 0), ("select", 0, 2)),
     (("spike", 1, 0), ("sparse", 0, 1), ("padded", 0, 1), ("low rank", 0, 2)),
 ]
 

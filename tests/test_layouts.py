@@ -1,0 +1,130 @@
+"""Which axes of states, parameters and traces a mesh shards, without any device."""
+
+import jax
+import numpy as np
+import pytest
+import sharding_program
+from jax.sharding import AbstractMesh
+from sharding_program import BATCH, MODELS
+
+import braintrace
+from braintrace._sharding import layout_of
+from braintrace._sharding.division import Division, sharding_on
+from braintrace._sharding.parts import (
+    ANYWHERE,
+    divided_axis,
+    is_divided_along,
+    parts_along,
+    parts_of,
+)
+from braintrace._sharding.placement import placement_of
+
+DENSE = {"h": "data model", "w": "- model", "weight": "data - model"}
+BIASED = {**DENSE, "b": "model", "bias": "data model"}
+ENTRIES = {**DENSE, "s": "model", "s weight": "data model"}
+REPLICATED = {"h": "data -", "weight": "data - -"}
+EXPECTED = {
+    "dense": BIASED,
+    "recurrent": {**BIASED, "r": "- model"},
+    "masked": {**DENSE, "w": "model -", "r": "- model"},
+    "conv": {
+        **{"h": "data - model", "w": "- - model", "b": "model"},
+        **{"weight": "data - - - model", "bias": "data - model"},
+    },
+    "by_source": {**REPLICATED, "s weight": "data -"},
+    "by_target": ENTRIES,
+    "padded": ENTRIES,
+    "mixed": {**BIASED, **ENTRIES, "r": "- model"},
+    "lora": {"h": "data model", "right": "- model", "effective": "data - model"},
+    "element_wise": {"h": "data model", "u": "model", "weight": "data model"},
+    "embedding": DENSE,
+    "readout": BIASED,
+    "gru": {**REPLICATED, "bias": "data -"},
+}
+
+
+def layout(name, mesh, samples=BATCH, data="data", model="model"):
+    learner, _ = sharding_program.learner_of(name)
+    division = Division(AbstractMesh(mesh, ("data", "model")), data, model)
+    return layout_of(learner.graph, learner.graph.trace_specs, division, samples)
+
+
+def printed(found):
+    """{last part of a path, or operand of a trace: its axes}, those of sparse entries apart."""
+    lines = {path[-1]: names for (path, _), names in found.leaves.items()}
+    for key, by_operand in found.traces.items():
+        prefix = "s " if "@sp_mm" in key else ""
+        lines |= {prefix + operand: names for operand, names in by_operand.items()}
+    return {name: " ".join(axis or "-" for axis in names) for name, names in lines.items()}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_samples_and_units_are_sharded(name):
+    found = layout(name, (2, 4))
+    assert printed(found) == EXPECTED[name]
+    expected = {"by_source": 3, "gru": 5, "lora": 1}.get(name, 0)
+    assert len(found.whole) == expected, found.whole
+
+
+def test_every_model_of_the_program_has_its_axes_here():
+    assert {*EXPECTED} == {*MODELS} - {"lstm"}  # its gates are those of the GRU
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options", "state"),
+    [
+        ("dense", (2, 1), {}, "data -"),
+        ("dense", (2, 3), {}, "data -"),  # 16 units cannot be divided by 3
+        ("dense", (2, 4), {"model": None}, "data -"),
+        ("dense", (2, 4), {"data": None}, "- model"),
+        ("by_source", (2, 1), {}, "data -"),
+    ],
+)
+def test_an_axis_that_does_not_divide_leaves_states_replicated(name, mesh, options, state):
+    found = layout(name, mesh, **options)
+    assert printed(found)["h"] == state
+    is_whole = "model" not in state and mesh[1] > 1 and options.get("model", "") is not None
+    assert bool(found.whole) == is_whole
+
+
+def test_parts_of_axes():
+    along = parts_along((2, 6), 1, 3)
+    np.testing.assert_array_equal(along, [[0, 0, 1, 1, 2, 2]] * 2)
+    np.testing.assert_array_equal(parts_of(np.asarray([3, -1, 0, 11]), along), [1, ANYWHERE, 0, 2])
+    assert is_divided_along(1, along, 3)
+    assert not is_divided_along(0, along, 2)
+    assert not is_divided_along(1, along, 4)  # six elements
+    assert not is_divided_along(1, along[:, ::-1], 3)
+    assert is_divided_along(1, np.where(along == 1, ANYWHERE, along), 3)
+    assert not is_divided_along(1, np.full((2, 6), ANYWHERE), 3)
+    assert not is_divided_along(1, np.zeros((0, 6), int), 3)
+    assert (divided_axis(along, 3), divided_axis(along.T, 3), divided_axis(along, 2)) == (
+        1,
+        0,
+        None,
+    )
+
+
+def test_a_division_counts_its_parts():
+    mesh = AbstractMesh((2, 4), ("data", "model"))
+    assert [
+        (d.data_parts, d.model_parts)
+        for d in (
+            Division(mesh, "data", "model"),
+            Division(mesh, None, "model"),
+            Division(mesh, "data", None),
+        )
+    ] == [(2, 4), (1, 4), (2, 1)]
+    one = jax.sharding.Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
+    assert str(Division(one, "data", None)) == "1 devices, 1 'data'"
+    assert sharding_on(one, ("data", None, None)).spec == jax.sharding.PartitionSpec("data")
+
+
+def test_a_batch_is_a_multiple_of_its_parts():
+    learner, _ = sharding_program.learner_of("dense")
+    graph, mesh = learner.graph, AbstractMesh((3, 1), ("data", "model"))
+    division = Division(mesh, "data", "model")
+    with pytest.raises(
+        braintrace.ShapeError, match="batch of 8 cannot be divided into the 3 parts"
+    ):
+        placement_of(graph, graph.trace_specs, division, None)
