@@ -1078,8 +1078,8 @@ MUTATIONS = [
     Mutation(
         "the checkpoint before is deleted first",
         "_saving/store.py",
-        "    _delete(folder, UNFINISHED)\n",
-        "    _delete(folder, NAME)\n",
+        "        if UNFINISHED.fullmatch(child.name):\n",
+        "        if UNFINISHED.fullmatch(child.name) or NAME.fullmatch(child.name):\n",
         ("tests/test_saving.py::test_a_save_that_fails_leaves_the_one_before",),
         "a program that is ended while it saves has nothing to go on from",
     ),
@@ -1090,6 +1090,17 @@ MUTATIONS = [
         "            if False:",
         ("tests/test_saving.py::test_arrays_that_are_not_those_that_were_saved_are_refused",),
         "a damaged file gives other numbers",
+    ),
+    Mutation(
+        "a checkpoint is not read back",
+        "_saving/store.py",
+        "        if not same:",
+        "        if False:",
+        (
+            "tests/test_checkpoint_folders.py::"
+            "test_what_reads_back_as_other_numbers_replaces_nothing",
+        ),
+        "the last checkpoint that can be read is deleted",
     ),
     Mutation(
         "the checksum of a part as if it stood at the beginning",
