@@ -44,7 +44,8 @@ def make_map(file, folder, arguments):
         status, printed = run_pytest(folder, options, REACHED=parts, PYTHONPATH=tests)
         if status != PASSED:
             sys.exit(f"The tests do not pass without a fault:\n{printed[-3000:]}")
-        lines = [json.loads(s) for p in pathlib.Path(parts).iterdir() for s in p.open()]
+        files = pathlib.Path(parts).iterdir()
+        lines = [json.loads(s) for p in files for s in p.read_text().splitlines()]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(condensed(lines), indent=0))
 
@@ -125,7 +126,7 @@ def key_of(mutant):
 
 
 def read_results(file):
-    lines = map(json.loads, file.open()) if file.exists() else ()
+    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
     return {line["key"]: line for line in lines}
 
 
