@@ -19,7 +19,7 @@ import numpy as np
 import saiunit
 
 from ._errors import DtypeError, OptionError, ShapeError
-from ._jax import to_array
+from ._jax import is_there, is_tracer, to_array
 from ._typing import Path
 
 LONGEST, MOST_LEAVES = 60, 4
@@ -215,8 +215,41 @@ def array_of(name: str, value: Any, where: str = "") -> jax.Array:
 
 def not_an_array(name: str, value: Any, where: str = "") -> DtypeError:
     """Return the error about a value that is nothing that JAX computes with."""
-    hint = ". Give its `.value`" if is_state(value) else ""
-    return DtypeError(f"{where}`{name}` is {shown(value)}; expected an array of numbers{hint}.")
+    return DtypeError(
+        f"{where}`{name}` is {shown(value)}; expected an array of numbers.{_hint(value)}"
+    )
+
+
+def _hint(value: Any) -> str:
+    """Return what to do about a value that is no array of numbers, a sentence or nothing."""
+    if is_state(value):
+        return " Give its `.value`."
+    if isinstance(value, np.ma.MaskedArray):
+        return " Fill the masked entries first: `array.filled(value)`."
+    if isinstance(value, jax.Array) and is_tracer(value):
+        return (
+            " It was kept from inside a transformation (`jit`, `grad`, `vmap`) that has ended: "
+            "return it from there."
+        )
+    if isinstance(value, jax.Array):
+        return (
+            " Its memory was given to a program (`donate_argnums`) or freed by `delete()`: make "
+            "it again, or give a copy away."
+        )
+    return ""
+
+
+def type_of(value: Any) -> Any:
+    """Return shape, dtype and sharding of a value.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is nothing that JAX computes with, or its numbers are gone.
+    """
+    if isinstance(value, jax.Array) and not is_there(value):
+        raise TypeError("an array without its numbers")
+    return jax.typeof(value)
 
 
 def check_arrays(name: str, tree: Any, where: str = "") -> None:
@@ -229,8 +262,8 @@ def check_arrays(name: str, tree: Any, where: str = "") -> None:
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_state):
         try:
-            jax.typeof(leaf)
-        except TypeError:
+            type_of(leaf)
+        except (TypeError, ValueError, OverflowError):  # numbers beyond 64 bits overflow
             raise not_an_array(f"{name}{jax.tree_util.keystr(path)}", leaf, where) from None
 
 
@@ -263,8 +296,16 @@ def shown(value: Any) -> str:
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is not None and shape is not None:
-        return f"an array of dtype {dtype} and shape {tuple(shape)}"
+        return f"{_kind_of_array(value)} of dtype {dtype} and shape {tuple(shape)}"
     return f"a {type(value).__name__}"
+
+
+def _kind_of_array(value: Any) -> str:
+    if isinstance(value, np.ma.MaskedArray):
+        return "a masked array"
+    if not isinstance(value, jax.Array) or is_there(value):
+        return "an array"
+    return "a tracer that has left its transformation" if is_tracer(value) else "a deleted array"
 
 
 def parameter_names(function: Any, count: int) -> list[str]:

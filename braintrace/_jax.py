@@ -73,12 +73,19 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def is_there(array: jax.Array) -> bool:
+    """Tell whether an array has its numbers: neither deleted nor of a transformation that ended."""
+    return is_transforming() if is_tracer(array) else not array.is_deleted()
+
+
 def to_array(value: Any) -> jax.Array:
     """Return what ``jnp.asarray`` does, which takes 10 µs where a value is an array already.
 
     Where 64 bits are switched off, it may have to make one of 32.
     """
-    is_done = isinstance(value, jax.Array) and (is_tracer(value) or not value.is_deleted())
+    is_done = isinstance(value, jax.Array)
+    if is_done and not is_there(value):
+        raise TypeError("an array without its numbers")
     if is_done and (jax.config.jax_enable_x64 or value.dtype.itemsize <= 4):
         return value
     return jnp.asarray(value)

@@ -28,6 +28,11 @@ def copy_everything(folder):
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
 
 
+def _take_interrupts():
+    """Let Ctrl-C arrive as tests of it need, where a shell in the background has it ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run_pytest(folder, arguments, timeout=None, **environment):
     """Return pytest's exit status, `None` after the timeout, and what it printed."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
@@ -41,6 +46,7 @@ def run_pytest(folder, arguments, timeout=None, **environment):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # so that its workers end with it
+        preexec_fn=_take_interrupts,
     ) as process:
         try:
             printed, _ = process.communicate(timeout=timeout)

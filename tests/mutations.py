@@ -1148,7 +1148,7 @@ MUTATIONS = [
         "nn/_signs.py",
         "magnitude = saiunit.math.abs(weight)",
         "magnitude = weight",
-        ("tests/test_nn_swap.py",),
+        ("tests/test_signs.py",),
         "an excitatory neuron inhibits",
     ),
     Mutation(
@@ -1164,7 +1164,7 @@ MUTATIONS = [
         "nn/_neurons.py",
         "return V - (jax.lax.stop_gradient(V) - V_reset) * spike",
         "return V - (V - V_reset) * spike",
-        ("tests/test_nn_swap.py",),
+        (f"{NEURONS}::test_the_derivative_of_a_hard_reset_takes_the_fall_as_constant",),
         "the derivative of a hard reset is another one",
     ),
     Mutation(
@@ -1292,11 +1292,10 @@ MUTATIONS = [
         "nothing says that a recurrent weight is left out",
     ),
     Mutation(
-        "products with sparse inputs keep too few elements",
+        "products that keep what several elements reach",
         "_compiler/dependence.py",
-        "    joined = functools.reduce(np.logical_or, every)\n",
-        "    joined = functools.reduce(np.logical_and, every) & np.eye(len(every[0]), dtype=bool)\n"
-        "    joined = joined if False else np.zeros_like(every[0])\n",
+        "return (joined.astype(np.float32) @ sets.astype(np.float32)) > 0",
+        "return (joined.astype(np.float32) @ sets.astype(np.float32)) > 1",
         (f"{JACOBIANS}::test_samples_and_the_sparsity_of_snap[Stacked]",),
         "SnAp drops influences that it should keep",
     ),

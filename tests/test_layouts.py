@@ -1,6 +1,8 @@
 """Which axes of states, parameters and traces a mesh shards, without any device."""
 
+import brainstate
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import sharding_program
@@ -128,3 +130,39 @@ def test_a_batch_is_a_multiple_of_its_parts():
         braintrace.ShapeError, match="batch of 8 cannot be divided into the 3 parts"
     ):
         placement_of(graph, graph.trace_specs, division, None)
+
+
+def test_a_mesh_that_shards_samples_needs_a_batch():
+    learner = braintrace.compile(braintrace.nn.IndRNN(3, 4), "d_rtrl", np.zeros(3, np.float32))
+    mesh, graph = AbstractMesh((2, 2), ("data", "model")), learner.graph
+    with pytest.raises(braintrace.OptionError, match="this model has no batch axis"):
+        placement_of(graph, graph.trace_specs, Division(mesh, "data", "model"), None)
+    found = placement_of(graph, graph.trace_specs, Division(mesh, None, "model"), None)
+    assert printed(found.layout)["h"] == "model"
+
+
+class SharedGain(brainstate.nn.Module):
+    """One gain for all samples and units; samples are the first axis of the state, or the last."""
+
+    def __init__(self, samples_first):
+        super().__init__()
+        self.gain = brainstate.ParamState(jnp.ones(1))
+        self.samples_first = samples_first
+
+    def init_state(self, batch_size=None, **kwargs):
+        shape = (batch_size, 4) if self.samples_first else (4, batch_size)
+        self.h = brainstate.HiddenState(jnp.zeros(shape))
+
+    def update(self, x):
+        drive = x if self.samples_first else x.T
+        self.h.value = 0.5 * self.h.value + drive * braintrace.element_wise(self.gain.value)
+        return self.h.value
+
+
+@pytest.mark.parametrize(("samples_first", "expected"), [(True, "data -"), (False, "- -")])
+def test_the_trace_of_a_shared_weight_is_sharded_where_samples_come_first(samples_first, expected):
+    x = jnp.ones((BATCH, 4))
+    learner = braintrace.compile(SharedGain(samples_first), "d_rtrl", x, batch_size=BATCH)
+    division = Division(AbstractMesh((2, 1), ("data", "model")), "data", "model")
+    found = layout_of(learner.graph, learner.graph.trace_specs, division, BATCH)
+    assert printed(found)["weight"] == expected

@@ -1,6 +1,7 @@
 """Neurons and synapses follow their equations, keep their units and say what is wrong."""
 
 import brainstate
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -199,3 +200,22 @@ def test_bad_options_are_named(build, message):
 def test_a_wrong_image_is_named():
     with pytest.raises(braintrace.ShapeError, match=r"Conv1d.*\(7, 2\)"):
         nn.Conv1d((7, 2), 3, 3)(jnp.ones((2, 7)))
+
+
+def test_the_derivative_of_a_hard_reset_takes_the_fall_as_constant():
+    """The neuron has spiked: its potential falls to V_reset, with the derivative of the decay."""
+
+    def after(V, reset):
+        neuron = nn.LIF(1, tau=4 * u.ms, V_th=1 * u.mV, spk_reset=reset)
+        neuron.init_state()
+        neuron.V.value = V * u.mV
+        neuron(jnp.zeros(1) * u.mA)
+        return neuron.V.value.to_decimal(u.mV)[0]
+
+    V, left, surrogate = jnp.full(1, 1.5), np.exp(-0.5 / 4), 0.3 * 0.5
+    assert after(V, "hard") == pytest.approx(0.0)
+    assert after(V, "soft") == pytest.approx(0.5 * left)
+    # dV'/dV = 1 - fall * dz/dV; the fall is 1.5 mV by a hard reset, 1 mV by a soft one.
+    for reset, fall in {"hard": 1.5, "soft": 1.0}.items():
+        found = jax.grad(after)(V, reset)[0]
+        assert found == pytest.approx(left * (1 - fall * surrogate)), reset

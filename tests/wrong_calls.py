@@ -325,6 +325,88 @@ COMPILE = {
     ),
 }
 
+
+def deleted(array):
+    """A copy whose memory has been freed."""
+    copy = jnp.array(array)
+    copy.delete()
+    return copy
+
+
+def escaped(array):
+    """A tracer of a transformation that has ended."""
+    kept = []
+    jax.jit(kept.append)(array)
+    return kept[0]
+
+
+GONE = {
+    "deleted": ("deleted", deleted),
+    "escaped": ("tracer", escaped),
+    "masked": ("masked filled", lambda array: np.ma.masked_array(array, mask=array > 0)),
+}
+WITHOUT_NUMBERS = {
+    f"{kind}, {place}": (
+        f"`{name}` {words}",
+        lambda b, call=call, make=make, array=array: call(b, make(array)),
+    )
+    for kind, (words, make) in GONE.items()
+    for place, (name, array, call) in {
+        "call": ("x", X, lambda b, x: b.learner(x)),
+        "compile": ("x", X, lambda b, x: compiled(None, "d_rtrl", x)),
+        "etrace_grad": ("sequence 0", XS, lambda b, xs: b.grad(xs, YS)),
+        "etrace_online": ("sequence 1", YS, lambda b, ys: b.online(XS, ys)),
+        "predict": ("sequence 0", XS, lambda b, xs: b.learner.predict(xs)),
+        "sequence": (
+            "MultiStepData 0",
+            XS,
+            lambda b, xs: b.learner(braintrace.MultiStepData(xs)),
+        ),
+        "single step": ("x", X, lambda b, x: b.learner(braintrace.SingleStepData(x))),
+        "window": ("arguments[0]", X, lambda b, x: b.windows(x)),
+        "mask": ("mask", jnp.ones(len(XS)), lambda b, mask: b.grad(mask=mask)),
+        "matmul": ("x", X, lambda b, x: braintrace.matmul(x, jnp.ones((3, 4)))),
+    }.items()
+}
+
+LOWER = {
+    "lower without step_fn": (
+        "`lower('etrace_grad' `step_fn` `mask`",
+        lambda b: b.learner.lower("etrace_grad", XS, YS),
+    ),
+    "lower, stream without step_fn": (
+        "`lower('etrace_online' `step_fn` `update_fn`",
+        lambda b: b.learner.lower("etrace_online", XS),
+    ),
+    "lower, unknown option": (
+        "`lower('etrace_grad' `foo` `chunk_size`",
+        lambda b: b.learner.lower("etrace_grad", XS, YS, step_fn=b.loss, foo=1),
+    ),
+    "lower, option of another method": (
+        "`lower('etrace_grad' `every`",
+        lambda b: b.learner.lower("etrace_grad", XS, YS, step_fn=b.loss, every=2),
+    ),
+    "lower, option of a step": (
+        "`lower('update' `foo` none",
+        lambda b: b.learner.lower("update", X, foo=1),
+    ),
+    "lower, predict with a mask": (
+        "`lower('predict' `mask` `reset`",
+        lambda b: b.learner.lower("predict", XS, mask=1),
+    ),
+    **{
+        f"plot in {value!r}": (
+            f"`ax` {value!r} Matplotlib",
+            lambda b, value=value: b.learner.plot(ax=value),
+        )
+        for value in ("x", 3)
+    },
+    "plot_traces in a string": (
+        "`axes` 'x' Matplotlib",
+        lambda b: braintrace.plot_traces(b.learner, "w_in", axes="x"),
+    ),
+}
+
 ALGORITHM = {
     "D_RTRL of nothing": ("`model` None", lambda b: braintrace.D_RTRL(None)),
     "D_RTRL of a class": ("`model` OfBatch", lambda b: braintrace.D_RTRL(OfBatch)),
@@ -983,4 +1065,6 @@ EVERY = {
     **CALL,
     **CHECK,
     **FUNCTION,
+    **WITHOUT_NUMBERS,
+    **LOWER,
 }

@@ -6,16 +6,20 @@ it again, by the same function on arguments of the same types.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from .._arguments import check_option, one_of
+from .._errors import OptionError
 from .._executor import examples
 from .._runtime import on_automatic_axes, one_thread_at_a_time, unwrap
 from .._runtime.changes import caught_up
 from .._typing import PyTree
+from . import sequences
+from .arguments import WatchOptions
 from .driver import lower_whole
 from .requests import REQUESTS
 
@@ -49,7 +53,7 @@ def lower(learner: Learner, method: str, *arguments: PyTree, **options: Any) -> 
     Raises
     ------
     OptionError
-        For another method.
+        For another method, or options that it does not have.
     BraintraceError
         Whatever the call would raise before it runs.
 
@@ -64,15 +68,39 @@ def lower(learner: Learner, method: str, *arguments: PyTree, **options: Any) -> 
     True
     """
     check_option("method", method, METHODS)
+    _check_call(method, arguments, options)
     given = jax.tree.map(_stand_in, arguments)
     if method == "update":
-        return _lower_step(learner, given, **options)
+        return _lower_step(learner, given)
     optimizer = options.get("optimizer")
     request = REQUESTS[method](learner, *given, **options)
     if optimizer is None:
         return lower_whole(learner, request)
     with learner.held_optimizer.begun(optimizer, learner.parameters_for_optimizer):
         return lower_whole(learner, request)
+
+
+def _check_call(method: str, arguments: tuple[PyTree, ...], options: dict[str, Any]) -> None:
+    """Refuse options that a method does not have, or lacks.
+
+    Raises
+    ------
+    OptionError
+        Naming `lower`, the method and its options.
+    """
+    function = _lower_step if method == "update" else getattr(sequences, method)
+    taken = inspect.signature(function).parameters.values()
+    own = [
+        p for p in taken if p.kind is p.KEYWORD_ONLY and p.name not in WatchOptions.__annotations__
+    ]
+    required, names = [p.name for p in own if p.default is p.empty], [p.name for p in own]
+    missing = [name for name in required if name not in options]
+    unknown = [name for name in options if name not in names]
+    call = f"`lower('{method}', {', '.join(['...', *(f'{name}=...' for name in options)])})`"
+    listed = ", ".join(f"`{name}`" for name in names) or "none"
+    if missing or unknown:
+        what = f"needs `{missing[0]}`" if missing else f"has no option `{unknown[0]}`"
+        raise OptionError(f"{call}: `{method}` {what}; its options here are {listed}.")
 
 
 def _lower_step(learner: Learner, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:

@@ -21,6 +21,7 @@ from .._arguments import (
     common_length,
     one_of,
     shown,
+    type_of,
 )
 from .._errors import DtypeError, OptionError, ShapeError
 from .._jax import is_tracer
@@ -182,8 +183,8 @@ def shapes_of(sequences: PyTree) -> list[PyTree]:
         If there is something else among them.
     """
     try:
-        return [jax.typeof(leaf) for leaf in jax.tree.leaves(sequences)]
-    except TypeError:
+        return [type_of(leaf) for leaf in jax.tree.leaves(sequences)]
+    except (TypeError, ValueError, OverflowError):
         for index, sequence in enumerate(sequences):
             check_arrays(f"sequence {index}", sequence)
         raise

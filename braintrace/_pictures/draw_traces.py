@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arguments import shown
+from .._arguments import Kind, check_option, shown
 from .._errors import OptionError
 from .._optional import optional_import
 
@@ -27,6 +27,19 @@ class Panel:
     across: str
     up: str
     image: np.ndarray
+
+
+def check_axes(name: str, value: Any) -> None:
+    """Refuse what Matplotlib cannot draw in; ``None`` is for a new figure.
+
+    Raises
+    ------
+    OptionError
+        If it is neither.
+    """
+    axes = optional_import("matplotlib.axes", "plots")
+    kind = Kind("axes of Matplotlib", lambda v: v is None or isinstance(v, axes.Axes))
+    check_option(name, value, kind.or_else(None))
 
 
 def draw_traces(panels: Sequence[Panel], axes: Any = None) -> list[Any]:
@@ -55,6 +68,8 @@ def draw_traces(panels: Sequence[Panel], axes: Any = None) -> list[Any]:
         raise OptionError(
             f"`axes` is {shown(axes)} with {len(own)} axes; expected one for each of {titles}."
         )
+    for ax in own:
+        check_axes("axes", ax)
     for ax, panel in zip(own, panels, strict=True):
         image = ax.imshow(
             panel.image, aspect="auto", origin="lower", interpolation="nearest", cmap="magma"
