@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from .._graph.marked import MarkedRole, role
 from .._jax import AnyJaxpr, Atom, Equation, Var
-from .._jaxpr import Program, program_of
-from .constants import Constants
+from .._jaxpr import Program, carries_derivative, program_of
+from .._jaxpr.dataflow import CONSTANT, Constants
 from .derivative import Derivatives
 from .origin_position import (
     least_moved_positions,
@@ -19,7 +19,7 @@ from .origin_position import (
     origin_positions,
     pure_origin,
 )
-from .transfer import CONSTANT, Ids, carries_derivative
+from .transfer import Ids
 
 
 class Analysis:

@@ -20,8 +20,8 @@ from .._errors import CompilationError
 from .._graph.marked import holds_marked
 from .._jax import Equation, bind, is_tracer, source_line
 from .._jaxpr import Rule, evaluate_inlined, loop_of
+from .._jaxpr.dataflow import ELEMENTWISE
 from .invariants import without_invariants
-from .transfer import ELEMENTWISE
 
 
 def rewriting(unroll_limit: int) -> Rule:

@@ -19,11 +19,11 @@ from .._graph import Structure, WholeState
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved_operands
+from .._jaxpr.dataflow import CONSTANT, ELEMENTWISE, REDUCTIONS
 from .._jaxpr.factors import NOTHING, joining
 from .._most_memory import check_fits
 from .analysis import Analysis
 from .parameter_uses import new_vars, parameters_of
-from .transfer import CONSTANT, ELEMENTWISE, REDUCTIONS
 
 Sets: TypeAlias = np.ndarray
 """Of every element, flat, whether it depends on each of some numbers: ``(size, numbers)``."""

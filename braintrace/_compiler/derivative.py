@@ -24,11 +24,11 @@ from .._jax import (
     struct_of,
     trace_to_jaxpr,
 )
-from .._jaxpr import Kind, evaluate_all, inlined, kinds_of_outputs, program_of
+from .._jaxpr import Kind, carries_derivative, evaluate_all, inlined, kinds_of_outputs, program_of
+from .._jaxpr.dataflow import NONE, Constants
 from .canonicalize import spell_out_broadcasts
-from .constants import Constants
 from .origin_position import agreed, pure_origin
-from .transfer import CUT, NONE, Contribution, Ids, carries_derivative, join
+from .transfer import CUT, Contribution, Ids, join
 
 
 class Derivatives:

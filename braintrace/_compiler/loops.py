@@ -11,8 +11,9 @@ import numpy as np
 
 from .._jax import Equation, is_var
 from .._jaxpr import loop_of
+from .._jaxpr.dataflow import NONE
 from .analysis import Analysis
-from .transfer import CUT, NONE, Contribution, Ids, join
+from .transfer import CUT, Contribution, Ids, join
 
 WalkBody: TypeAlias = Callable[[Analysis, Sequence[Ids | None]], list[Contribution]]
 """Carries ids back through a body: ``(what is known of it, output ids) -> input contributions``."""

@@ -9,8 +9,8 @@ import numpy as np
 from .._jax import Equation, Var, is_var
 from .._jaxpr import Program
 from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved, moved_operands
-from .constants import Constants
-from .transfer import ELEMENTWISE, MIXED, NONE, Ids, merge
+from .._jaxpr.dataflow import ELEMENTWISE, MIXED, NONE, Constants, merge
+from .transfer import Ids
 
 OpaqueRule: TypeAlias = Callable[[Equation, Sequence[Ids | None]], Sequence[Ids | None]]
 """``(equation, numbers of its operands) -> numbers of its outputs``, ``None`` where unknown."""

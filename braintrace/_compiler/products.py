@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from .. import _etrace_op
 from .._jax import Equation, Var
+from .._jaxpr.dataflow import Constants
 from .axes import moved
 from .computed_from import From, of_operands
-from .constants import Constants
 from .lookups import is_paired, lookup_of
 from .sparse_products import STORED, stored_of
 

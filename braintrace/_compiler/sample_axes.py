@@ -18,11 +18,11 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._graph.whole_state import ParameterUse
 from .._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
-from .._jaxpr import Place, Rule, evaluate_probed, inlined
+from .._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined
+from .._jaxpr.dataflow import MIXED, NONE
 from .analysis import Analysis
 from .parameter_uses import data_of, new_vars
 from .samples import Samples, axis_of_samples, laid_out, samples_of_outputs
-from .transfer import MIXED, NONE, carries_derivative
 
 MOST_CHOICES = 16
 """How many ways to choose the axes of samples are tried: nearly always it is the first one."""

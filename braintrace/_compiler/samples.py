@@ -17,7 +17,7 @@ import numpy as np
 from .._jax import AnyJaxpr, Atom, Equation, bind, call_body
 from .._jaxpr import interpret, loop_of
 from .._jaxpr.data_movement import is_data_movement, moved, moved_operands
-from .transfer import ELEMENTWISE, MIXED, NONE, merge
+from .._jaxpr.dataflow import ELEMENTWISE, MIXED, NONE, merge
 
 Samples: TypeAlias = np.ndarray | None
 """The sample of every element of an array; ``None``: all of them depend on none."""

@@ -8,18 +8,16 @@ or to `CUT` where it mixes positions.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from .._graph.hidden_group import Ids as Ids
-from .._jax import Atom, Equation, is_var
+from .._jax import Equation
+from .._jaxpr import carries_derivative
 from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved_back, moved_operands
-from .constants import Constants
+from .._jaxpr.dataflow import CONSTANT, ELEMENTWISE, NONE, REDUCTIONS, Constants, merge
 
-NONE = -1  # no influence on the state
-MIXED = -2  # several positions, not by a broadcast
 MANY = -3  # several positions, by a broadcast
 
 
@@ -39,20 +37,7 @@ def _names(listed: str) -> frozenset[str]:
     return frozenset(listed.split())
 
 
-ELEMENTWISE = _names(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-    braintrace_undivided cbrt ceil clamp complex conj convert_element_type copy copy_p cos cosh
-    device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
-    igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg
-    nextafter not one_minus_square optimization_barrier or pcast polygamma pow pvary
-    random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
-    sharding_constraint sign sin sinh sqrt square sub tan tanh with_derivative_of xor zeta
-    """
-)
 WINDOWS = _names("reduce_window_sum reduce_window_max reduce_window_min")
-REDUCTIONS = _names("reduce_sum reduce_max reduce_min reduce_prod")
-CONSTANT = _names("stop_gradient")
 COPIES = _names("copy copy_p")
 MIXING = _names(
     """
@@ -240,15 +225,6 @@ def _scatter_add(equation: Equation, ids: Ids | None, constants: Constants) -> l
     return [ids, None, spread_back(source, ids, updates.size).reshape(updates.shape)]
 
 
-def merge(first: Ids, second: Ids) -> Ids:
-    """Combine what a variable receives from two of its readers."""
-    if first is second or np.array_equal(first, second):
-        return first
-    merged = np.where(first == NONE, second, first)
-    conflict = (first != NONE) & (second != NONE) & (first != second)
-    return np.where(conflict, MIXED, merged).astype(np.int32)
-
-
 def join(first: Contribution, second: Contribution) -> Contribution:
     """Combine what an operand receives along two ways; mixing on either cuts it."""
     if first is None or second is None:
@@ -256,14 +232,3 @@ def join(first: Contribution, second: Contribution) -> Contribution:
     if isinstance(first, _Cut) or isinstance(second, _Cut):
         return CUT
     return merge(first, second)
-
-
-def carries_derivative(atom: Atom) -> bool:
-    """Tell whether an operand is a variable through which a gradient can pass."""
-    return is_var(atom) and _has_derivatives(atom.aval.dtype)
-
-
-@functools.cache
-def _has_derivatives(dtype: Any) -> bool:
-    """Tell whether numbers of a dtype are inexact: also those that NumPy does not know of."""
-    return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))

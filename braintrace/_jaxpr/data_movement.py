@@ -188,10 +188,15 @@ _INDEXED_MOVES = {
 }
 
 
+MOVES = frozenset(_MOVES)
+"""Names of the moves that no operand directs."""
+
+
 def is_data_movement(equation: Equation) -> bool:
     """Tell whether an equation only moves elements."""
     name = equation.primitive.name
-    return name in _MOVES or name in _INDEXED_MOVES
+    is_applied = equation.params.get("update_jaxpr") is not None  # `.at[...].apply(function)`
+    return name in _MOVES or (name in _INDEXED_MOVES and not is_applied)
 
 
 def moved_operands(equation: Equation) -> tuple[int, ...]:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from .._compiler.transfer import ELEMENTWISE
 from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr import Program
 from .._jaxpr.data_movement import moved
+from .._jaxpr.dataflow import ELEMENTWISE
 
 ANYWHERE = -1
 
