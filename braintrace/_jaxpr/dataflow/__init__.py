@@ -10,7 +10,9 @@ from .lattices import Flow as Flow
 from .lattices import Labels as Labels
 from .lattices import Lattice as Lattice
 from .lattices import Sets as Sets
+from .lattices import joined as joined
 from .lattices import merge as merge
+from .lattices import spread as spread
 from .primitives import CONSTANT as CONSTANT
 from .primitives import ELEMENTWISE as ELEMENTWISE
 from .primitives import REDUCTIONS as REDUCTIONS
