@@ -1266,7 +1266,7 @@ MUTATIONS = [
     # what a trace truncates
     Mutation(
         "running sums count as elementwise",
-        "_compiler/transfer.py",
+        "_jaxpr/dataflow/primitives.py",
         "convert_element_type copy copy_p cos cosh",
         "convert_element_type copy copy_p cos cosh cumsum",
         (f"{JACOBIANS}::test_what_is_truncated_in_a_random_cell_is_reported",),
@@ -1282,9 +1282,9 @@ MUTATIONS = [
     ),
     Mutation(
         "products that keep what several elements reach",
-        "_compiler/dependence.py",
-        "return (joined.astype(np.float32) @ sets.astype(np.float32)) > 0",
-        "return (joined.astype(np.float32) @ sets.astype(np.float32)) > 1",
+        "_compiler/jacobian_sparsity.py",
+        "(is_used @ by_sample.astype(np.float32) > 0)",
+        "(is_used @ by_sample.astype(np.float32) > 1)",
         (f"{JACOBIANS}::test_samples_and_the_sparsity_of_snap[Stacked]",),
         "SnAp drops influences that it should keep",
     ),
