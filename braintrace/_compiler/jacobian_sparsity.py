@@ -175,8 +175,7 @@ def _of_output(
     analysis: Analysis, lattice: Sets, equation: Equation, operands: Sequence[Flow], output: int
 ) -> Flow:
     shape = equation.outvars[output].aval.shape
-    count = int(np.prod(shape))
-    numbers = np.arange(count, dtype=np.int32).reshape(shape)
+    numbers = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
     given = [numbers if i == output else None for i in range(len(equation.outvars))]
     found = []
     for flow, reached in zip(operands, analysis.derivatives.of(equation).back(given), strict=True):
@@ -186,6 +185,5 @@ def _of_output(
             everywhere = lattice.over(flow, range(flow.ndim - 1))
             found.append(spread(lattice, everywhere, shape))
         else:
-            targets = np.where(reached == NONE, count, reached)
-            found.append(lattice.put(lattice.empty(shape), targets, flow))
+            found.append(lattice.put(lattice.empty(shape), reached, flow))
     return joined(lattice, found)

@@ -6,11 +6,10 @@ place, an element may be at any place along the indexed axes.
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from ..._jax import Atom, Equation
-from ..data_movement import moved, moved_operands, source_map
+from ..data_movement import NOWHERE, moved, moved_operands, scattered, source_map
 from .constants import Constants
 from .lattices import Flow, Lattice, along, everything, joined, spread, taken
 
@@ -83,56 +82,24 @@ def scatter(
         return [base]
     indices = constants.value(equation.invars[1])
     if indices is not None:
-        targets = _targets(equation, indices)
+        targets = scattered(equation, indices)
         base = _cleared(lattice, base, targets) if is_plain else base
         return [base if updates is None else lattice.put(base, targets, updates)]
     if updates is None:
         return [base]
     looked_up = equation.params["dimension_numbers"].scatter_dims_to_operand_dims
     shape = equation.invars[0].aval.shape
-    targets = _targets(equation, _first_places(equation.invars[1]))
+    targets = scattered(equation, _first_places(equation.invars[1]))
     put = lattice.put(lattice.empty(shape), targets, updates)
     return [lattice.join(base, spread(lattice, along(lattice, put, tuple(looked_up)), shape))]
 
 
-def _targets(equation: Equation, indices: np.ndarray) -> np.ndarray:
-    """Return the number of the element that each update is put into; their count stands for none.
-
-    These are the elements that a gather reads at the same indices.
-    """
-    operand, updates = equation.invars[0].aval, equation.invars[2].aval
-    numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
-    inserted = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    windows = iter([updates.shape[axis] for axis in numbers.update_window_dims])
-    sizes = [1 if axis in inserted else next(windows) for axis in range(len(operand.shape))]
-    read = jax.lax.GatherDimensionNumbers(
-        offset_dims=numbers.update_window_dims,
-        collapsed_slice_dims=numbers.inserted_window_dims,
-        start_index_map=numbers.scatter_dims_to_operand_dims,
-        operand_batching_dims=numbers.operand_batching_dims,
-        start_indices_batching_dims=numbers.scatter_indices_batching_dims,
-    )
-    is_clipped = mode == jax.lax.GatherScatterMode.CLIP
-    with jax.ensure_compile_time_eval():
-        every = np.arange(operand.size, dtype=np.int32).reshape(operand.shape)
-        found = jax.lax.gather(
-            every,
-            indices,
-            read,
-            sizes,
-            mode="clip" if is_clipped else "fill",
-            fill_value=operand.size,
-        )
-        return np.asarray(found)
-
-
 def _cleared(lattice: Lattice, base: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return a flow without some elements, which are written over."""
-    kept = np.ones(int(np.prod(base.shape[: base.ndim - lattice.rank])) + 1, bool)
-    kept[targets.ravel()] = False
     shape = base.shape[: base.ndim - lattice.rank]
-    numbers = np.where(kept[:-1], np.arange(len(kept) - 1), -1).reshape(shape)
-    return taken(lattice, [base], numbers)
+    kept = np.arange(int(np.prod(shape)))
+    kept[targets[targets != NOWHERE]] = NOWHERE
+    return taken(lattice, [base], kept.reshape(shape))
 
 
 def dynamic_slice(

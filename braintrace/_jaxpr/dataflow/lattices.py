@@ -53,7 +53,7 @@ class Lattice(Protocol):
     def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
         """Join each element of a flow into the element of ``base`` with the number in ``targets``.
 
-        Elements are counted in order; the number of elements of ``base`` stands for no element.
+        Elements are counted in order; -1 stands for no element.
         """
         ...
 
