@@ -17,7 +17,7 @@ import saiunit as u
 import zoo
 from random_cells import Program, programs
 from step_claims import FullState, Group, Relations
-from step_jacobian import ROUNDING, StepJacobian
+from step_jacobian import ROUNDING, NotFiniteError, StepJacobian
 from test_random_cells import entry_of
 from zoo_record import BATCH, ZooModel
 from zoo_runs import data
@@ -265,6 +265,16 @@ def test_samples_and_the_sparsity_of_snap(entry):
 
 
 def check_full_state(entry, graph, state):
+    check_states(entry, graph, state)
+    jacobian, whole = jacobian_of(entry), graph.whole
+    total = jacobian.total()
+    covered = {name.split("#")[0] for name in whole.structure.of_parameters}
+    for operation, weights in Relations(graph, jacobian).weights.items():
+        assert weights <= covered or is_covered(jacobian, state, whole, total, operation), operation
+
+
+def check_states(entry, graph, state):
+    """What each new state depends on: old states of its own sample, and parameters."""
     jacobian, whole = jacobian_of(entry), graph.whole
     total = jacobian.total()
     new, old = state.rows("new", state.names), state.rows("old", state.names)
@@ -278,9 +288,6 @@ def check_full_state(entry, graph, state):
         for index, name in enumerate(state.names):
             block = jacobian.block(total, ("new", name), ("parameter", weight))
             assert index in reached or not block.any(), f"{weight} reaches {name}"
-    covered = {name.split("#")[0] for name in whole.structure.of_parameters}
-    for operation, weights in Relations(graph, jacobian).weights.items():
-        assert weights <= covered or is_covered(jacobian, state, whole, total, operation), operation
 
 
 def same(name, weight):
@@ -342,13 +349,17 @@ CELLS = [
     (("cumsum", 1, 0), ("select", 0, 2)),
     (("spike", 1, 0), ("sparse", 0, 1), ("padded", 0, 1), ("low rank", 0, 2)),
 ]
+INNER = [
+    (("loop", 1, 0), ("roll", 2, 0), ("recurrent", 0, 1), ("branch", 0, 3)),
+    (("branch", 1, 0), ("spike", 0, 0), ("cumsum", 2, 0), ("loop", 0, 1)),
+]
 
 
 def check_cell(program):
     try:
         check_elements(entry_of(program), "d_rtrl")
-    except braintrace.CompilationError:
-        return "refused"
+    except (braintrace.CompilationError, NotFiniteError) as error:
+        return type(error).__name__
     return "checked"
 
 
@@ -357,8 +368,23 @@ def test_what_is_truncated_in_a_random_cell_is_reported(instructions):
     assert check_cell(Program(2, instructions)) == "checked"
 
 
+def check_sparsity(program):
+    try:
+        entry = entry_of(program)
+        check_states(entry, *full_state(entry, "snap", n=2))
+    except (braintrace.CompilationError, NotFiniteError) as error:
+        return type(error).__name__
+    return "checked"
+
+
+@pytest.mark.parametrize("instructions", [*CELLS[:1], *CELLS[2:], *INNER])
+def test_the_sparsity_of_snap_in_a_random_cell(instructions):
+    assert check_sparsity(Program(2, instructions)) == "checked"
+
+
 @pytest.mark.nightly
-def test_what_is_truncated_in_any_random_cell_is_reported():
+@pytest.mark.parametrize("check_one", [check_cell, check_sparsity])
+def test_what_is_truncated_in_any_random_cell_is_reported(check_one):
     outcomes = []
 
     @hypothesis.settings(
@@ -371,7 +397,7 @@ def test_what_is_truncated_in_any_random_cell_is_reported():
     )
     @hypothesis.given(programs())
     def check(program):
-        outcomes.append(check_cell(program))
+        outcomes.append(check_one(program))
 
     check()
     assert outcomes.count("checked") >= 150
