@@ -317,7 +317,7 @@ def _many_steps(x, y):
 
 
 def _counted(x, y):
-    state = (0, x, y)
+    state = (0, x, jnp.zeros(3))
     return lax.while_loop(lambda c: c[0] < 6, lambda c: (c[0] + 1, c[1] + y, c[2] + c[1]), state)
 
 

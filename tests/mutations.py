@@ -59,6 +59,8 @@ NEURONS = "tests/test_nn_neurons.py"
 LAYOUTS = "tests/test_layouts.py"
 PLANS = "tests/test_planning.py"
 JACOBIANS = "tests/test_jacobians.py"
+FLOW = "tests/test_dataflow.py::test_an_element_depends_on_what_the_engine_names"
+LABELS = "tests/test_dataflow.py::test_labels_are_the_image_of_sets"
 
 READOUTS = "tests/test_linear_readouts.py::test_equals_bptt"
 NO_READOUT = (
@@ -1262,6 +1264,127 @@ MUTATIONS = [
         "// work.steps // parts.model",
         (f"{PLANS}::test_what_is_not_divided_is_computed_as_a_whole",),
         "devices seem to share what each of them computes",
+    ),
+    # the dataflow engine
+    Mutation(
+        "an unknown primitive counts as elementwise",
+        "_jaxpr/dataflow/primitives.py",
+        "rule = RULES.get(equation.primitive.name)",
+        "rule = RULES.get(equation.primitive.name, _elementwise)",
+        ("tests/test_dataflow.py::test_an_unknown_primitive_couples_everything",),
+        "a primitive of a later JAX, or of a user, gets zeros that are none",
+    ),
+    Mutation(
+        "the body of a custom derivative counts as its derivative",
+        "_jaxpr/dataflow/flow.py",
+        "if body is not None and (name in TRANSPARENT_CALLS or not question.derivatives):",
+        "if body is not None:",
+        ("tests/test_dataflow.py::test_the_body_of_a_custom_derivative_is_not_followed",),
+        "a surrogate gradient that couples elements is taken for elementwise",
+    ),
+    Mutation(
+        "labels of which the highest counts",
+        "_jaxpr/dataflow/lattices.py",
+        "found = np.where(low == top, top, MIXED)",
+        "found = top",
+        (f"{LABELS}[reduce_sum]",),
+        "a mean over the batch seems to belong to the last sample",
+    ),
+    Mutation(
+        "a scan that ends with its first step",
+        "_jaxpr/dataflow/flow.py",
+        "is_steady = all(s is None or (s == s[:1]).all() for s in sequences)",
+        "is_steady = True",
+        (f"{FLOW}[scan-map]",),
+        "all rows seem to depend on the first one",
+    ),
+    Mutation(
+        "a scan that does not carry",
+        "_jaxpr/dataflow/flow.py",
+        "        carried = found[:count]\n",
+        "        pass\n",
+        (f"{FLOW}[scan-running]",),
+        "what earlier steps add is lost",
+    ),
+    Mutation(
+        "a while loop that is followed once",
+        "_jaxpr/dataflow/flow.py",
+        "        if all(same(a, b) for a, b in zip(carried, after, strict=True)):\n",
+        "        if True:\n",
+        (f"{FLOW}[while-counted]",),
+        "what a second step adds is lost",
+    ),
+    Mutation(
+        "a loop whose condition decides nothing",
+        "_jaxpr/dataflow/flow.py",
+        "decided = _everywhere(question.lattice, goes_on, atoms.carried)",
+        "decided = [None] * len(atoms.carried)",
+        (f"{FLOW}[while-decided]",),
+        "samples that stop the loop for all of them seem independent",
+    ),
+    Mutation(
+        "windows without their stride",
+        "_jaxpr/dataflow/windows.py",
+        "at = np.arange(outputs)[:, None] * stride + np.arange(window) * rate - low",
+        "at = np.arange(outputs)[:, None] + np.arange(window) * rate - low",
+        (f"{FLOW}[conv_general_dilated-strides]",),
+        "a pooled element seems to come from its neighbours",
+    ),
+    Mutation(
+        "a convolution that joins all feature groups",
+        "_jaxpr/dataflow/windows.py",
+        "inputs // of_features, *rest)",
+        "inputs // of_features, *rest)[:, ::-1]",
+        (f"{FLOW}[conv_general_dilated-groups]",),
+        "a depthwise convolution passes to the wrong channels",
+    ),
+    Mutation(
+        "a triangular solve from the other end",
+        "_jaxpr/dataflow/primitives.py",
+        'backward = params["lower"] == params["transpose_a"]',
+        'backward = params["lower"] != params["transpose_a"]',
+        (f"{FLOW}[triangular_solve-(True, True, False)]",),
+        "unknowns seem to depend on later rows",
+    ),
+    Mutation(
+        "a scatter that leaves what was there",
+        "_jaxpr/dataflow/indexed.py",
+        "base = _cleared(lattice, base, targets) if is_plain else base",
+        "pass",
+        (f"{FLOW}[scatter-constant]",),
+        "an element that is written over seems to have an influence",
+    ),
+    Mutation(
+        "an applied function counts as a scatter",
+        "_jaxpr/dataflow/indexed.py",
+        'if is_plain and equation.params["update_jaxpr"] is not None:',
+        "if False:",
+        (f"{FLOW}[scatter-applied]",),
+        "what a function is applied to in place has no derivative",
+    ),
+    Mutation(
+        "slices that reach out are always dropped",
+        "_jaxpr/data_movement.py",
+        "start = np.clip(start, 0, last)",
+        "pass",
+        (f"{FLOW}[gather-clipped]",),
+        "a clipped index has no derivative",
+    ),
+    Mutation(
+        "places from data count as the first ones",
+        "_jaxpr/dataflow/indexed.py",
+        "flow = spread(lattice, along(lattice, flow, looked_up), size)",
+        "pass",
+        (f"{FLOW}[gather-batched]",),
+        "only the first row of a table seems to be read",
+    ),
+    Mutation(
+        "a product with the axes of its partner in front",
+        "_jaxpr/dataflow/primitives.py",
+        "start = len(batch[own]) + (len(free[0]) if own == 0 else 0)",
+        "start = len(batch[own]) + (len(free[0]) if own == 1 else 0)",
+        (f"{FLOW}[dot_general-outer]",),
+        "rows and columns of a product are exchanged",
     ),
     # what a trace truncates
     Mutation(
