@@ -9,6 +9,8 @@ import warnings
 
 import brainstate
 import hypothesis
+import jax
+import jax.numpy as jnp
 import nn_models
 import numpy as np
 import pytest
@@ -401,3 +403,53 @@ def test_what_is_truncated_in_any_random_cell_is_reported(check_one):
 
     check()
     assert outcomes.count("checked") >= 150
+
+
+# --- functions with a derivative of their own ---------------------------------------------------
+
+
+def sine_with(tangent):
+    """A function whose derivative is not that of its value."""
+    sine = jax.custom_jvp(jnp.sin)
+    sine.defjvp(lambda x, t: (jnp.sin(x[0]), tangent(x[0], t[0])))
+    return sine
+
+
+DERIVATIVES = {
+    "rolled and in place": (lambda x, t: t + 0.5 * jnp.roll(t, 1, -1), True),
+    "mean": (lambda x, t: t - t.mean(-1, keepdims=True), True),
+    "branch": (lambda x, t: jax.lax.cond(x.sum() > 9, jnp.negative, lambda t: 0.5 * t, t), False),
+    "running": (lambda x, t: jnp.cumsum(t, -1), True),
+    "there and back": (lambda x, t: jnp.roll(jnp.roll(t, 1, -1) * 0.5, -1, -1), False),
+}
+
+
+class OwnDerivative(brainstate.nn.Module):
+    """A state that reads itself through such a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.w, self.function = brainstate.ParamState(jnp.eye(3, 4)), function
+
+    def init_state(self, batch_size=None):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.function(self.h.value) + braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+
+@pytest.mark.parametrize(("tangent", "couples"), DERIVATIVES.values(), ids=DERIVATIVES)
+def test_what_a_custom_derivative_couples_is_reported(tangent, couples):
+    entry = ZooModel(
+        "own derivative",
+        lambda: OwnDerivative(sine_with(tangent)),
+        (),
+        (),
+        frozenset(),
+        shape=(BATCH, 3),
+    )
+    check_elements(entry, "d_rtrl")
+    graph = graph_of(entry, "d_rtrl")
+    assert any(d.kind == "plain-mixing" for d in graph.diagnostics) == couples
+    assert graph.hidden_groups[0].transition == (() if couples else ((0, 0),))

@@ -20,14 +20,13 @@ from .._jax import (
     Equation,
     bind,
     equations_inside,
-    is_var,
     struct_of,
     trace_to_jaxpr,
 )
 from .._jaxpr import Kind, carries_derivative, evaluate_all, inlined, kinds_of_outputs, program_of
-from .._jaxpr.dataflow import NONE, Constants
+from .._jaxpr.dataflow import MIXED, NONE, Constants, Labels, Question, flows_to
 from .canonicalize import spell_out_broadcasts
-from .origin_position import agreed, pure_origin
+from .origin_position import agreed
 from .transfer import CUT, Contribution, Ids, join
 
 
@@ -158,16 +157,16 @@ class Derivative:
             return {}
         if self._pulled is None:
             return None
-        program = program_of(self._pulled)
-        constants = Constants(program)
-        cotangents = program.in_vars[len(self._equation.invars) :]
+        constants = Constants(program_of(self._pulled))
+        targets = constants.program.out_atoms
+        cotangents = constants.program.in_vars[len(self._equation.invars) :]
         found: dict[tuple[int, int], Ids | None] = {}
         for cotangent, output in zip(cotangents, self._outputs, strict=True):
-            origin = pure_origin(program, cotangent, constants)
-            reached = program.dependents_of([cotangent])
-            for operand, atom in zip(self._inputs, program.out_atoms, strict=True):
-                if is_var(atom) and atom in reached:
-                    found[operand, output] = origin.get(atom)
+            numbers = np.arange(cotangent.aval.size, dtype=np.int32).reshape(cotangent.aval.shape)
+            every = flows_to(Question(Labels()), constants, {cotangent: numbers}, targets)
+            for operand, labels in zip(self._inputs, every, strict=True):
+                if labels is not None:
+                    found[operand, output] = None if np.any(labels == MIXED) else labels
         return found
 
     @functools.cached_property
