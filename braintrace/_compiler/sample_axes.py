@@ -22,6 +22,7 @@ from .._graph.whole_state import ParameterUse
 from .._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
 from .._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined, program_of
 from .._jaxpr.dataflow import MIXED, NONE, Constants, Flow, Labels, Question, flows_of_outputs
+from .._jaxpr.factors import dot_axes
 from .analysis import Analysis
 from .parameter_uses import data_of, new_vars
 
@@ -152,13 +153,8 @@ def _axis_of_input(equation: Equation, x: int, y_axis: int) -> int | None:
     """Return the axis of a product's input that one of its result's axes comes from."""
     params, name = equation.params, equation.primitive.name
     if name == "dot_general":
-        (contract, batch) = params["dimension_numbers"]
-        free = [
-            [a for a in range(atom.aval.ndim) if a not in (*contract[i], *batch[i])]
-            for i, atom in enumerate(equation.invars[:2])
-        ]
-        place = y_axis - len(batch[0]) - (len(free[0]) if x == 1 else 0)
-        return free[x][place] if 0 <= place < len(free[x]) else None
+        axes = dot_axes(equation)
+        return dict(zip(axes.in_result[x], axes.free[x], strict=True)).get(y_axis)
     if name == "conv_general_dilated":
         numbers = params["dimension_numbers"]
         alone = params["batch_group_count"] == 1

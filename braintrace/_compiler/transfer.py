@@ -17,6 +17,7 @@ from .._jax import Equation
 from .._jaxpr import carries_derivative
 from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved_back, moved_operands
 from .._jaxpr.dataflow import CONSTANT, ELEMENTWISE, NONE, REDUCTIONS, Constants, merge
+from .._jaxpr.factors import dot_axes
 
 MANY = -3  # several positions, by a broadcast
 
@@ -178,21 +179,16 @@ def _window(equation: Equation, ids: Ids | None) -> Contribution:
 def _dot(equation: Equation, ids: Ids | None) -> list[Contribution]:
     """Pass ids to the operand whose elements reach one position each, over its partner's axes."""
     assert ids is not None
-    (contract, batch) = equation.params["dimension_numbers"]
+    axes = dot_axes(equation)
     shapes = [atom.aval.shape for atom in equation.invars]
-    free = [
-        [axis for axis in range(len(shape)) if axis not in (*contract[i], *batch[i])]
-        for i, shape in enumerate(shapes)
-    ]
-    first, middle = len(batch[0]), len(batch[0]) + len(free[0])
     contributions: list[Contribution] = []
-    for own, of_partner in ((0, range(middle, ids.ndim)), (1, range(first, middle))):
-        reached = _one_of(ids, tuple(of_partner))
+    for own in range(2):
+        reached = _one_of(ids, axes.in_result[1 - own])
         if reached is None:
             contributions.append(CUT)
             continue
-        order = [*batch[own], *free[own], *contract[own]]
-        laid_out = reached.reshape(*reached.shape, *[1] * len(contract[own]))
+        order = [*axes.batch[own], *axes.free[own], *axes.summed[own]]
+        laid_out = reached.reshape(*reached.shape, *[1] * len(axes.summed[own]))
         full = np.broadcast_to(laid_out, [shapes[own][axis] for axis in order])
         contributions.append(full.transpose(np.argsort(order)))
     return contributions

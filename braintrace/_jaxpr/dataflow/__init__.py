@@ -1,6 +1,7 @@
 """Dataflow: what each element of a program is computed from, in any lattice."""
 
 from .constants import Constants as Constants
+from .flow import LONGEST_WALK as LONGEST_WALK
 from .flow import Question as Question
 from .flow import flows_of_outputs as flows_of_outputs
 from .flow import flows_to as flows_to

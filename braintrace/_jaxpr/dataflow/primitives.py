@@ -12,6 +12,7 @@ import numpy as np
 
 from ..._jax import Equation
 from ..data_movement import MOVES
+from ..factors import dot_axes
 from .constants import Constants
 from .indexed import dynamic_slice, dynamic_update_slice, gather, move, scatter
 from .lattices import Flow, Lattice, along, everything, joined, spread
@@ -94,21 +95,15 @@ def _dot(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], _: Constants
 ) -> list[Flow]:
     """Join along contracted axes; the axes of the partner are broadcast."""
-    contracted, batch = equation.params["dimension_numbers"]
-    ranks = [len(atom.aval.shape) for atom in equation.invars]
-    free = [
-        [axis for axis in range(rank) if axis not in (*contracted[i], *batch[i])]
-        for i, rank in enumerate(ranks)
-    ]
-    flows = []
+    axes, flows = dot_axes(equation), []
     for own, flow in enumerate(operands):
         if flow is None:
             continue
-        order = (*batch[own], *free[own], *contracted[own])
-        flow = flow.transpose(*order, *range(ranks[own], flow.ndim))
-        flow = lattice.over(flow, range(len(batch[own]) + len(free[own]), ranks[own]))
-        start = len(batch[own]) + (len(free[0]) if own == 0 else 0)
-        partner = tuple(range(start, start + len(free[1 - own])))
+        kept = (*axes.batch[own], *axes.free[own])
+        order = (*kept, *axes.summed[own])
+        flow = flow.transpose(*order, *range(len(order), flow.ndim))
+        flow = lattice.over(flow, range(len(kept), len(order)))
+        partner = axes.in_result[1 - own]
         flows.append(spread(lattice, np.expand_dims(flow, partner), equation.outvars[0].aval.shape))
     return [joined(lattice, flows)]
 
