@@ -24,9 +24,20 @@ from .._jax import (
     trace_to_jaxpr,
 )
 from .._jaxpr import Kind, carries_derivative, evaluate_all, inlined, kinds_of_outputs, program_of
-from .._jaxpr.dataflow import MIXED, NONE, Constants, Labels, Question, flows_to
+from .._jaxpr.dataflow import (
+    MIXED,
+    NONE,
+    Constants,
+    Flow,
+    Labels,
+    Lattice,
+    Question,
+    everything,
+    flows_to,
+    joined,
+    spread,
+)
 from .canonicalize import spell_out_broadcasts
-from .origin_position import agreed
 from .transfer import CUT, Contribution, Ids, join
 
 
@@ -62,34 +73,24 @@ class Derivative:
                 contributions[operand] = join(contributions[operand], found)
         return contributions
 
-    def forward(self, known: Sequence[Ids | None]) -> list[Ids | None]:
-        """Return numbers of the outputs' elements, given those of the operands' elements.
+    def through(self, lattice: Lattice, operands: Sequence[Flow]) -> list[Flow]:
+        """Return the flows of the outputs: from the elements that have a derivative there."""
+        return [self._of_output(lattice, operands, i) for i in range(len(self._equation.outvars))]
 
-        ``None`` for an output that has elements made from several, or from one that others share.
-        """
-        return [self._forward(known, output) for output in range(len(self._equation.outvars))]
-
-    def _forward(self, known: Sequence[Ids | None], output: int) -> Ids | None:
-        found = []
-        for operand, ids in enumerate(known):
-            if ids is not None and (operand, output) in (self._sources or {}):
-                origin = self._origin(operand, output)
-                if origin is None:
-                    return None
-                found.append(_taken(ids, origin))
-        return agreed(found) if found else None
-
-    def _origin(self, operand: int, output: int) -> Ids | None:
-        """Return which element of an operand each element of an output depends on."""
-        source = (self._sources or {}).get((operand, output))
-        if source is None:
-            return None
-        used, made = source != NONE, self._equation.outvars[output].aval
-        origin = np.full(made.size, NONE, np.int32)
-        origin[source[used]] = np.flatnonzero(used)
-        if np.any(origin[source[used]] != np.flatnonzero(used)):
-            return None
-        return origin.reshape(made.shape)
+    def _of_output(self, lattice: Lattice, operands: Sequence[Flow], output: int) -> Flow:
+        made = self._equation.outvars[output].aval
+        numbers = np.arange(made.size, dtype=np.int32).reshape(made.shape)
+        given = [numbers if i == output else None for i in range(len(self._equation.outvars))]
+        found: list[Flow] = []
+        for flow, reached in zip(operands, self.back(given), strict=True):
+            if flow is None or reached is None:
+                continue
+            if isinstance(reached, np.ndarray):
+                found.append(lattice.put(lattice.empty(made.shape), reached, flow))
+            else:
+                one = everything(lattice, [flow])
+                found.append(one if one is None else spread(lattice, one, made.shape))
+        return joined(lattice, found)
 
     @functools.cached_property
     def bent(self) -> frozenset[int]:

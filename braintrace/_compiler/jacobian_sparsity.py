@@ -15,7 +15,7 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
 from .._graph import Structure, WholeState
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import OWN_DERIVATIVE, Atom, Equation, Var
-from .._jaxpr.dataflow import NONE, Flow, Question, Sets, flows_to, joined, spread
+from .._jaxpr.dataflow import Flow, Question, Sets, flows_to, spread
 from .._most_memory import check_fits
 from .analysis import Analysis
 from .parameter_uses import new_vars, parameters_of
@@ -130,7 +130,7 @@ def dependences(
         if equation.primitive in ETP_PRIMITIVE_SPECS:
             return _through_operation(lattice, equation, operands)
         if equation.primitive.name in OWN_DERIVATIVE:
-            return _through_derivative(analysis, lattice, equation, operands)
+            return analysis.derivatives.of(equation).through(lattice, operands)
         return None
 
     question = Question(lattice, derivatives=True, special=special)
@@ -159,31 +159,3 @@ def _through_operation(
     outputs, inputs = np.indices((y.size // samples, by_sample.shape[1]))
     is_used = is_joined(equation, inputs, outputs).astype(np.float32)
     return [(is_used @ by_sample.astype(np.float32) > 0).reshape(*y.shape, lattice.count)]
-
-
-def _through_derivative(
-    analysis: Analysis, lattice: Sets, equation: Equation, operands: Sequence[Flow]
-) -> list[Flow]:
-    """Follow elements to those that the equation's own derivative lets them reach."""
-    return [
-        _of_output(analysis, lattice, equation, operands, output)
-        for output in range(len(equation.outvars))
-    ]
-
-
-def _of_output(
-    analysis: Analysis, lattice: Sets, equation: Equation, operands: Sequence[Flow], output: int
-) -> Flow:
-    shape = equation.outvars[output].aval.shape
-    numbers = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
-    given = [numbers if i == output else None for i in range(len(equation.outvars))]
-    found = []
-    for flow, reached in zip(operands, analysis.derivatives.of(equation).back(given), strict=True):
-        if flow is None or reached is None:
-            continue
-        if not isinstance(reached, np.ndarray) or np.any(reached < NONE):
-            everywhere = lattice.over(flow, range(flow.ndim - 1))
-            found.append(spread(lattice, everywhere, shape))
-        else:
-            found.append(lattice.put(lattice.empty(shape), reached, flow))
-    return joined(lattice, found)

@@ -71,6 +71,19 @@ def flows_to(
     return [known.get(atom) if is_var(atom) else None for atom in targets]
 
 
+def flows_from(
+    question: Question, constants: Constants, starts: Mapping[Var, Flow], last: int | None = None
+) -> dict[Var, Flow]:
+    """Return the flows of all variables that are computed from some others.
+
+    Equations after the one with index ``last`` are not looked at.
+    """
+    known, program = dict(starts), constants.program
+    equations = (program.equations[index] for index in program.forward(starts, known, last))
+    _pass(question, constants, equations, known)
+    return known
+
+
 def flows_of_outputs(
     question: Question, constants: Constants, inputs: Sequence[Flow]
 ) -> list[Flow]:
