@@ -60,6 +60,9 @@ LAYOUTS = "tests/test_layouts.py"
 PLANS = "tests/test_planning.py"
 JACOBIANS = "tests/test_jacobians.py"
 FLOW = "tests/test_dataflow.py::test_an_element_depends_on_what_the_engine_names"
+RELATIONS = (
+    "tests/test_compiled_relations.py::test_a_broadcast_behind_a_function_of_each_element_is_exact"
+)
 LABELS = "tests/test_dataflow.py::test_labels_are_the_image_of_sets"
 
 READOUTS = "tests/test_linear_readouts.py::test_equals_bptt"
@@ -1385,6 +1388,30 @@ MUTATIONS = [
         "start = len(batch[own]) + (len(free[0]) if own == 1 else 0)",
         (f"{FLOW}[dot_general-outer]",),
         "rows and columns of a product are exchanged",
+    ),
+    Mutation(
+        "a custom derivative that couples elements counts as elementwise",
+        "_compiler/derivative.py",
+        "found[operand, output] = None if np.any(labels == MIXED) else labels",
+        "found[operand, output] = np.maximum(labels, NONE)",
+        (f"{JACOBIANS}::test_what_a_custom_derivative_couples_is_reported[rolled and in place]",),
+        "a path is truncated in silence",
+    ),
+    Mutation(
+        "loops couple everything before a broadcast",
+        "_jaxpr/dataflow/flow.py",
+        "drive = DRIVERS.get(name)",
+        "drive = None",
+        (f"{RELATIONS}[loop]",),
+        "a weight that is exact is refused",
+    ),
+    Mutation(
+        "parts that a parameter does not have",
+        "_sharding/parts.py",
+        "return labels is not None and np.array_equal(labels, parts)",
+        "return labels is not None",
+        ("tests/test_layouts.py",),
+        "parameters are sharded along an axis that their operand does not follow",
     ),
     # what a trace truncates
     Mutation(
