@@ -123,6 +123,10 @@ MOVES = [
     Case("dynamic_update_slice", _written, (SQUARE, floats(2, 2), ROWS[1]), is_exact=False),
     Case("dynamic_update_slice", _written, (SQUARE, floats(2, 1), ROWS[1]), "places_from_data",
          is_exact=False, followed=(0, 1)),
+    Case("dynamic_update_slice", _written, (SQUARE, floats(2, 1), ROWS[1]), "operand", True, (0,)),
+    Case("dynamic_update_slice", _written, (SQUARE, floats(3, 1), ROWS[1]), "update", True, (1,)),
+    Case("dynamic_update_slice", _written, (SQUARE, floats(2, 1), ROWS[1]), "place", False, (2,)),
+    Case("dynamic_slice", _cut(1), (SQUARE, ROWS[1]), "place", True, (1,)),
 ]
 
 TABLE, UPDATES = floats(4, 5), floats(3, 2)
@@ -153,6 +157,7 @@ def _of_one_kind(kind):
         Case(name, _at(kind, PLACES * 0), (TABLE, UPDATES), "same_place", adds),
         Case(name, _scatter(kind), (TABLE, PLACES, UPDATES), "places_from_data", False, (0, 2)),
         Case(name, _scatter(kind), (TABLE, PLACES, UPDATES), "followed_places", False),
+        Case(name, _scatter(kind), (TABLE, PLACES, UPDATES), "places_alone_from_data", True, (0,)),
     ]
 
 
@@ -339,6 +344,8 @@ CONTROL = [
     Case("scan", _running, (floats(2), floats(3, 2)), "running"),
     Case("scan", lambda *x: _running(*x, reverse=True), (floats(2), floats(3, 2)), "running_back"),
     Case("scan", _fixed_places, (THREE,), "constant_places"),
+    Case("scan", _running, (floats(2), floats(3, 2)), "other_slices", followed=(0,)),
+    Case("scan", _running, (floats(2), floats(3, 2)), "other_start", followed=(1,)),
     Case("scan", lambda x: lax.scan(lambda c, _: (c, c), x, None, length=0), (THREE,), "no_step"),
     Case("scan", _many_steps, (floats(2), floats(2)), "many_steps", False),
     Case("while", _counted, (THREE, THREE), "counted"),

@@ -5,6 +5,7 @@ it names has one.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dataflow_cases import CASES, COUPLED, OF_OTHER_VERSIONS, OF_THE_LIBRARY
@@ -20,7 +21,9 @@ from braintrace._jaxpr.dataflow import (
     Labels,
     Question,
     Sets,
+    flows_from,
     flows_of_outputs,
+    flows_to,
 )
 from braintrace._jaxpr.dataflow import flow as engine
 from braintrace._jaxpr.dataflow.primitives import RULES
@@ -130,3 +133,27 @@ def test_a_client_answers_first_in_bodies_as_well(case):
     jaxpr = traced(case)
     claimed, plain = sets_of(case, jaxpr, special=special), sets_of(case, jaxpr)
     assert not (claimed & ~plain).any() and claimed.sum() < plain.sum()
+
+
+def test_flows_between_variables_of_a_program():
+    """Of two sums, the flow of the first stands in for what it is computed from."""
+
+    def function(x, y):
+        first = x + y
+        second = first[::-1] + y
+        return first, second, jnp.sin(second)
+
+    program = program_of(jax.make_jaxpr(function)(np.ones(3), np.ones(3)))
+    (_, y), (first, second, end) = program.in_vars, program.out_atoms
+    numbers, question, constants = np.arange(3), Question(Labels()), Constants(program)
+    found = flows_to(question, constants, {first: numbers}, [end, y, first])
+    np.testing.assert_array_equal(found[0], [2, 1, 0])
+    assert found[1] is None
+    np.testing.assert_array_equal(found[2], numbers)
+    # A start keeps its flow, though it is computed from another one.
+    (kept,) = flows_to(question, constants, {first: numbers, y: numbers + 3}, [first])
+    np.testing.assert_array_equal(kept, numbers)
+    every = flows_from(question, constants, {y: numbers})
+    np.testing.assert_array_equal(every[end], [MIXED, 1, MIXED])
+    early = flows_from(question, constants, {y: numbers}, program.producer[first])
+    assert first in early and second not in early

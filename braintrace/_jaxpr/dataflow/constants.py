@@ -70,7 +70,7 @@ class Constants:
             self._sources[id(equation)] = source_map(equation, self.value)
         return self._sources[id(equation)]
 
-    def body(self, jaxpr: AnyJaxpr, inputs: Sequence[Atom | None]) -> "Constants":
+    def body(self, jaxpr: AnyJaxpr, inputs: Sequence[Atom]) -> "Constants":
         """Return the constants of a body in the program.
 
         Parameters
@@ -78,12 +78,12 @@ class Constants:
         jaxpr
             The body.
         inputs
-            What it is given first; ``None`` for what changes from one run to the next.
+            Its first inputs, as atoms of the program; the others change from one run to the next.
         """
         key = (id(jaxpr), *map(id, inputs))
         if key not in self._bodies:
             program = program_of(jaxpr)
             known = zip(program.in_vars, inputs, strict=False)
-            fixed = {var: atom for var, atom in known if atom is not None and self.has(atom)}
+            fixed = {var: atom for var, atom in known if self.has(atom)}
             self._bodies[key] = Constants(program, self, fixed)
         return self._bodies[key]

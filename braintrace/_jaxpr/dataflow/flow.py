@@ -153,8 +153,8 @@ def _while(
     """Follow a loop whose number of steps is not known."""
     loop, atoms = loop_of(equation, operands), loop_of(equation, equation.invars)
     assert loop.condition is not None
-    body = constants.body(loop.body, atoms.fixed + [None] * len(atoms.carried))
-    test = constants.body(loop.condition, atoms.tested + [None] * len(atoms.carried))
+    body = constants.body(loop.body, atoms.fixed)
+    test = constants.body(loop.condition, atoms.tested)
 
     def step(carried: Sequence[Flow]) -> list[Flow]:
         goes_on = flows_of_outputs(question, test, [*loop.tested, *carried])
@@ -184,8 +184,7 @@ def _scan(
     lattice, length = question.lattice, equation.params["length"]
     loop, atoms = loop_of(equation, operands), loop_of(equation, equation.invars)
     count = len(loop.carried)
-    varying = [None] * (count + len(loop.sequences))
-    body = constants.body(loop.body, [*atoms.fixed, *varying])
+    body = constants.body(loop.body, atoms.fixed)
 
     def results(carried: Sequence[Flow], slices: Sequence[Flow]) -> list[Flow]:
         return flows_of_outputs(question, body, [*loop.fixed, *carried, *slices])
