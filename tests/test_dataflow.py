@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dataflow_cases import CASES, COUPLED, OF_OTHER_VERSIONS, OF_THE_LIBRARY
+from dataflow_cases import CASES, COUPLED, MATRICES, OF_OTHER_VERSIONS, OF_THE_LIBRARY
 from dataflow_trials import PRIMITIVES, ROUNDING, Case, dependences_by_trial, jacobian
 
 from braintrace._jax import Primitive, equations_inside
@@ -157,3 +157,12 @@ def test_flows_between_variables_of_a_program():
     np.testing.assert_array_equal(every[end], [MIXED, 1, MIXED])
     early = flows_from(question, constants, {y: numbers}, program.producer[first])
     assert first in early and second not in early
+
+
+@each([case for case in CASES if case.operands[0] is MATRICES])
+def test_matrices_of_a_batch_are_independent(case):
+    jaxpr = traced(case)
+    starts = [np.arange(len(x)).repeat(x[0].size).reshape(x.shape) for x in case.operands]
+    for flow in flows_of_outputs(Question(Labels()), Constants(program_of(jaxpr)), starts):
+        for sample, labels in enumerate(flow):
+            assert (labels == sample).all()
