@@ -186,6 +186,7 @@ ALONG = [
     *(Case(n, lambda x, n=n: getattr(lax, n)(x, 1, np.int32), (X,))
       for n in _names("argmax argmin")),
     Case("reduce", _reduce, (X, Y, floats(), floats()), is_exact=False),
+    Case("reduce", _reduce, (X, Y, floats(), floats()), "one", False, (0,)),
     *(Case(n, lambda x, n=n: getattr(lax, n)(x, 1), (floats(2, 5),))
       for n in _names("cumsum cumprod cummax cummin cumlogsumexp")),
     Case("cumsum", lambda x: lax.cumsum(x, 0, reverse=True), (floats(5, 2),), "reverse"),
@@ -214,6 +215,8 @@ CONVS = {
     "strides": _conv((2, 4, 3, 1), (3, 2, 1, 1), window_strides=(2, 1), padding=((1, 0), (0, 2))),
     "lhs_dilation": _conv((1, 3, 4, 1), (2, 2, 1, 1), lhs_dilation=(2, 1),
                           padding=((1, 1), (-1, 1))),
+    "one_axis": _conv((1, 4, 2), (3, 2, 1), dimension_numbers=("NHC", "HIO", "NHC"),
+                      window_strides=(2,)),
     "rhs_dilation": _conv((1, 3, 5, 1), (2, 2, 1, 1), rhs_dilation=(1, 2)),
     "groups": _conv((1, 3, 2, 4), (2, 1, 2, 4), feature_group_count=2),
     "batch_groups": _conv((4, 3, 2, 1), (2, 1, 1, 4), batch_group_count=2),
@@ -252,6 +255,8 @@ WINDOWS = [
     *(Case(f"reduce_window_{k}", _window(k), (floats(2, 4),)) for k in STARTS),
     Case("reduce_window_sum", _window("sum", **DILATED), (floats(2, 5),), "dilated"),
     Case("reduce_window", _any_window, (floats(2, 4), floats()), is_exact=False),
+    Case("reduce_window", _any_window, (floats(2, 4), floats()), "operand", True, (0,)),
+    Case("reduce_window", _any_window, (floats(2, 4), floats()), "start", True, (1,)),
     Case("select_and_scatter_add", lambda x, g: jax.vjp(_pooled, x)[1](g)[0], (POOLED, SQUARE)),
     Case("select_and_gather_add", lambda x, t: jax.jvp(_pooled, (x,), (t,))[1], (POOLED, POOLED)),
 ]

@@ -80,13 +80,7 @@ def _conv_places(equation: Equation) -> list[np.ndarray]:
 
 
 def window_places(
-    size: int,
-    outputs: int,
-    window: int,
-    stride: int = 1,
-    low: int = 0,
-    dilation: int = 1,
-    rate: int = 1,
+    size: int, outputs: int, window: int, stride: int, low: int, dilation: int, rate: int
 ) -> np.ndarray:
     """Return ``(outputs, window)``: which element of an axis is read; ``size`` stands for none."""
     at = np.arange(outputs)[:, None] * stride + np.arange(window) * rate - low
