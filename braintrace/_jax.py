@@ -127,6 +127,10 @@ OWN_BACKWARD = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
 only where that is linear."""
 
 
+OWN_DERIVATIVE = OWN_BACKWARD | {"custom_jvp_call"}
+"""Calls whose derivative need not be that of their body."""
+
+
 def call_body(equation: Equation) -> AnyJaxpr | None:
     """Return the jaxpr that a call-like equation runs on its own operands, or ``None``."""
     name = _BODY_PARAMS.get(equation.primitive.name)

@@ -2,9 +2,15 @@
 
 import functools
 
+import brainstate
 import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from drivers import build_algorithm
+
+import braintrace
 
 
 @functools.cache
@@ -58,3 +64,41 @@ def test_parameters_without_a_trace_are_listed(case):
     printed = str(compiled(case))
     for name in case.same_step_only:
         assert name.replace(".", "/") in printed
+
+
+# --- a weight whose output is broadcast behind a function ---------------------------------------
+
+BEFORE = {
+    "loop": lambda y: jax.lax.scan(lambda c, _: (1.1 * jnp.tanh(c), None), y, None, length=3)[0],
+    "branch": lambda y: jax.lax.cond(y.sum() > 0, jnp.tanh, lambda y: 0.5 * y, y),
+    "rows": lambda y: jax.lax.map(jnp.tanh, y),
+}
+
+
+class Broadcast(brainstate.nn.Module):
+    """Every element of an output feeds two elements of a state."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.w, self.function = (
+            brainstate.ParamState(jnp.linspace(-1, 1, 12).reshape(3, 4)),
+            function,
+        )
+
+    def init_state(self, batch_size=None):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4, 2)))
+
+    def update(self, x):
+        y = self.function(braintrace.matmul(x, self.w.value))[..., None]
+        self.h.value = jnp.array([0.5, 0.8]) * self.h.value + jnp.tanh(y * jnp.array([1.0, 2.0]))
+        return self.h.value
+
+
+@pytest.mark.parametrize("function", BEFORE.values(), ids=BEFORE)
+def test_a_broadcast_behind_a_function_of_each_element_is_exact(function):
+    xs = np.random.default_rng(1).normal(size=(5, 2, 3)).astype(np.float32)
+    model = Broadcast(function)
+    check = braintrace.gradient_check(
+        model, "d_rtrl", xs, xs, lambda out, _: jnp.sum(out**2), batch_size=2
+    )
+    assert max(row.deviation for row in check.rows) < 1e-5

@@ -9,6 +9,8 @@ import warnings
 
 import brainstate
 import hypothesis
+import jax
+import jax.numpy as jnp
 import nn_models
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ import saiunit as u
 import zoo
 from random_cells import Program, programs
 from step_claims import FullState, Group, Relations
-from step_jacobian import ROUNDING, StepJacobian
+from step_jacobian import ROUNDING, NotFiniteError, StepJacobian
 from test_random_cells import entry_of
 from zoo_record import BATCH, ZooModel
 from zoo_runs import data
@@ -265,6 +267,16 @@ def test_samples_and_the_sparsity_of_snap(entry):
 
 
 def check_full_state(entry, graph, state):
+    check_states(entry, graph, state)
+    jacobian, whole = jacobian_of(entry), graph.whole
+    total = jacobian.total()
+    covered = {name.split("#")[0] for name in whole.structure.of_parameters}
+    for operation, weights in Relations(graph, jacobian).weights.items():
+        assert weights <= covered or is_covered(jacobian, state, whole, total, operation), operation
+
+
+def check_states(entry, graph, state):
+    """What each new state depends on: old states of its own sample, and parameters."""
     jacobian, whole = jacobian_of(entry), graph.whole
     total = jacobian.total()
     new, old = state.rows("new", state.names), state.rows("old", state.names)
@@ -278,9 +290,6 @@ def check_full_state(entry, graph, state):
         for index, name in enumerate(state.names):
             block = jacobian.block(total, ("new", name), ("parameter", weight))
             assert index in reached or not block.any(), f"{weight} reaches {name}"
-    covered = {name.split("#")[0] for name in whole.structure.of_parameters}
-    for operation, weights in Relations(graph, jacobian).weights.items():
-        assert weights <= covered or is_covered(jacobian, state, whole, total, operation), operation
 
 
 def same(name, weight):
@@ -342,13 +351,17 @@ CELLS = [
     (("cumsum", 1, 0), ("select", 0, 2)),
     (("spike", 1, 0), ("sparse", 0, 1), ("padded", 0, 1), ("low rank", 0, 2)),
 ]
+INNER = [
+    (("loop", 1, 0), ("roll", 2, 0), ("recurrent", 0, 1), ("branch", 0, 3)),
+    (("branch", 1, 0), ("spike", 0, 0), ("cumsum", 2, 0), ("loop", 0, 1)),
+]
 
 
 def check_cell(program):
     try:
         check_elements(entry_of(program), "d_rtrl")
-    except braintrace.CompilationError:
-        return "refused"
+    except (braintrace.CompilationError, NotFiniteError) as error:
+        return type(error).__name__
     return "checked"
 
 
@@ -357,8 +370,23 @@ def test_what_is_truncated_in_a_random_cell_is_reported(instructions):
     assert check_cell(Program(2, instructions)) == "checked"
 
 
+def check_sparsity(program):
+    try:
+        entry = entry_of(program)
+        check_states(entry, *full_state(entry, "snap", n=2))
+    except (braintrace.CompilationError, NotFiniteError) as error:
+        return type(error).__name__
+    return "checked"
+
+
+@pytest.mark.parametrize("instructions", [*CELLS[:1], *CELLS[2:], *INNER])
+def test_the_sparsity_of_snap_in_a_random_cell(instructions):
+    assert check_sparsity(Program(2, instructions)) == "checked"
+
+
 @pytest.mark.nightly
-def test_what_is_truncated_in_any_random_cell_is_reported():
+@pytest.mark.parametrize("check_one", [check_cell, check_sparsity])
+def test_what_is_truncated_in_any_random_cell_is_reported(check_one):
     outcomes = []
 
     @hypothesis.settings(
@@ -371,7 +399,57 @@ def test_what_is_truncated_in_any_random_cell_is_reported():
     )
     @hypothesis.given(programs())
     def check(program):
-        outcomes.append(check_cell(program))
+        outcomes.append(check_one(program))
 
     check()
     assert outcomes.count("checked") >= 150
+
+
+# --- functions with a derivative of their own ---------------------------------------------------
+
+
+def sine_with(tangent):
+    """A function whose derivative is not that of its value."""
+    sine = jax.custom_jvp(jnp.sin)
+    sine.defjvp(lambda x, t: (jnp.sin(x[0]), tangent(x[0], t[0])))
+    return sine
+
+
+DERIVATIVES = {
+    "rolled and in place": (lambda x, t: t + 0.5 * jnp.roll(t, 1, -1), True),
+    "mean": (lambda x, t: t - t.mean(-1, keepdims=True), True),
+    "branch": (lambda x, t: jax.lax.cond(x.sum() > 9, jnp.negative, lambda t: 0.5 * t, t), False),
+    "running": (lambda x, t: jnp.cumsum(t, -1), True),
+    "there and back": (lambda x, t: jnp.roll(jnp.roll(t, 1, -1) * 0.5, -1, -1), False),
+}
+
+
+class OwnDerivative(brainstate.nn.Module):
+    """A state that reads itself through such a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.w, self.function = brainstate.ParamState(jnp.eye(3, 4)), function
+
+    def init_state(self, batch_size=None):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.function(self.h.value) + braintrace.matmul(x, self.w.value)
+        return self.h.value
+
+
+@pytest.mark.parametrize(("tangent", "couples"), DERIVATIVES.values(), ids=DERIVATIVES)
+def test_what_a_custom_derivative_couples_is_reported(tangent, couples):
+    entry = ZooModel(
+        "own derivative",
+        lambda: OwnDerivative(sine_with(tangent)),
+        (),
+        (),
+        frozenset(),
+        shape=(BATCH, 3),
+    )
+    check_elements(entry, "d_rtrl")
+    graph = graph_of(entry, "d_rtrl")
+    assert any(d.kind == "plain-mixing" for d in graph.diagnostics) == couples
+    assert graph.hidden_groups[0].transition == (() if couples else ((0, 0),))

@@ -8,18 +8,18 @@ import functools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from .._graph.marked import MarkedRole, role
-from .._jax import AnyJaxpr, Atom, Equation, Var
-from .._jaxpr import Program, program_of
-from .constants import Constants
+import numpy as np
+
+from .._graph.marked import MarkedRole, is_marked, role
+from .._jax import OWN_BACKWARD, AnyJaxpr, Atom, Equation, Var
+from .._jaxpr import Program, carries_derivative, program_of
+from .._jaxpr.dataflow import CONSTANT, MIXED, Constants, Flow, Labels, Question, flows_from
 from .derivative import Derivatives
 from .origin_position import (
     least_moved_positions,
-    opaque_where_shaped_alike,
     origin_positions,
-    pure_origin,
 )
-from .transfer import CONSTANT, Ids, carries_derivative
+from .transfer import Ids
 
 
 class Analysis:
@@ -135,24 +135,30 @@ class Analysis:
         return self._origins[key]
 
     def elements_of(self, start: Var, last: int) -> Mapping[Var, Ids]:
-        """Return the element of ``start`` behind those of what is made from it; see `pure_origin`.
+        """Return the element of ``start`` that each element of other variables is made from.
 
-        It is known of what the equations up to ``last`` make, and may be known of more.
+        A variable is left out if one of its elements is made from several. It is known of what the
+        equations up to ``last`` make, and may be known of more.
         """
         known, found = self._elements.get(start, (-2, {}))
         if known < last:
-            rule = self._through_forward_rules
-            found = pure_origin(self.program, start, self.constants, last, rule)
+            numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
+            question = Question(Labels(), derivatives=True, special=self._through_forward_rules)
+            flows = flows_from(question, self.constants, {start: numbers}, last).items()
+            found = {v: f for v, f in flows if f is not None and not np.any(f == MIXED)}
             self._elements[start] = last, found
         return found
 
     def _through_forward_rules(
-        self, equation: Equation, known: Sequence[Ids | None]
-    ) -> list[Ids | None]:
-        """Follow elements through functions with a forward derivative of their own."""
-        if equation.primitive.name != "custom_jvp_call":
-            return [None] * len(equation.outvars)
-        return self.derivatives.of(equation).forward(known)
+        self, equation: Equation, operands: Sequence[Flow]
+    ) -> list[Flow] | None:
+        """Follow a custom forward derivative; stop at backward passes and at ETP operations."""
+        name = equation.primitive.name
+        if name == "custom_jvp_call":
+            return self.derivatives.of(equation).through(Labels(), operands)
+        if name in OWN_BACKWARD or is_marked(equation):
+            return [np.full(var.aval.shape, MIXED, np.int32) for var in equation.outvars]
+        return None
 
 
 class Origin:
@@ -170,7 +176,7 @@ class Origin:
 
     def __init__(self, analysis: Analysis, starts: Mapping[Var, Ids], last: int) -> None:
         constants = analysis.constants
-        self._question = (analysis.program, starts, constants, last, opaque_where_shaped_alike)
+        self._question = (analysis.program, starts, constants, last)
 
     @functools.cached_property
     def certain(self) -> Mapping[Var, Ids]:

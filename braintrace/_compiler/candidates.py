@@ -7,10 +7,11 @@ import numpy as np
 
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Equation, Var, is_var
+from .._jaxpr import carries_derivative
 from .._jaxpr.data_movement import is_data_movement, moved_operands
+from .._jaxpr.dataflow import NONE, Constants
 from .analysis import Analysis
-from .constants import Constants
-from .transfer import NONE, Ids, are_distinct, carries_derivative, spread_back
+from .transfer import Ids, are_distinct, spread_back
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

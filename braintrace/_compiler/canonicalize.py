@@ -20,8 +20,9 @@ from .._errors import CompilationError
 from .._graph.marked import holds_marked
 from .._jax import Equation, bind, is_tracer, source_line
 from .._jaxpr import Rule, evaluate_inlined, loop_of
+from .._jaxpr.dataflow import ELEMENTWISE
+from .._jaxpr.factors import dot_axes
 from .invariants import without_invariants
-from .transfer import ELEMENTWISE
 
 
 def rewriting(unroll_limit: int) -> Rule:
@@ -69,26 +70,16 @@ def spell_out_broadcasts(
 
 def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array] | None:
     """Return ``dot_general`` as a product, element by element, where it sums nothing up."""
-    contract, batch = equation.params["dimension_numbers"]
-    shapes = [jnp.shape(value) for value in operands]
-    if any(shapes[0][axis] != 1 for axis in contract[0]):
+    axes, out = dot_axes(equation), equation.outvars[0].aval
+    if any(jnp.shape(operands[0])[axis] != 1 for axis in axes.summed[0]):
         return None
-    out = equation.outvars[0].aval
-    free = [
-        [axis for axis in range(len(shape)) if axis not in (*contract[i], *batch[i])]
-        for i, shape in enumerate(shapes)
-    ]
-    first = len(batch[0])
-    places = (
-        range(first + len(free[0])),
-        [*range(first), *range(first + len(free[0]), len(out.shape))],
-    )
     full = []
     for i, value in enumerate(operands):
-        kept = [*batch[i], *free[i]]
-        moved = jnp.transpose(value, [*kept, *contract[i]])
-        flat = jnp.reshape(moved, [shapes[i][axis] for axis in kept]).astype(out.dtype)
-        full.append(jax.lax.broadcast_in_dim(flat, out.shape, tuple(places[i])))
+        kept = [*axes.batch[i], *axes.free[i]]
+        moved = jnp.transpose(value, [*kept, *axes.summed[i]])
+        flat = jnp.reshape(moved, [jnp.shape(value)[axis] for axis in kept]).astype(out.dtype)
+        places = *range(len(axes.batch[i])), *axes.in_result[i]
+        full.append(jax.lax.broadcast_in_dim(flat, out.shape, places))
     return [jax.lax.mul(*full)]
 
 

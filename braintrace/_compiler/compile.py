@@ -45,11 +45,11 @@ from .check_model import (
     check_parameters,
     memory_told,
 )
-from .dependence import structure_of
 from .diagnose import diagnose
 from .gates import Gate, with_gates_apart
 from .grouped_step import GroupedStep
 from .hidden_groups import find_hidden_groups
+from .jacobian_sparsity import structure_of
 from .layers import about_layers, layers_of
 from .linear_readouts import filter_readouts
 from .marked_operations import marked_operations

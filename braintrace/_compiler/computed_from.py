@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from .._graph.marked import is_marked
 from .._jax import TRANSPARENT_CALLS, AnyJaxpr, Equation, Var, call_body, is_var
-from .._jaxpr import DRAWS, Program, interpret, loop_of
-from .transfer import CONSTANT, carries_derivative
+from .._jaxpr import DRAWS, Program, carries_derivative, interpret, loop_of
+from .._jaxpr.dataflow import CONSTANT
 
 LOOPS = frozenset({"cond", "scan", "while"})
 """Equations with bodies that run several times, or not at all."""

@@ -20,15 +20,25 @@ from .._jax import (
     Equation,
     bind,
     equations_inside,
-    is_var,
     struct_of,
     trace_to_jaxpr,
 )
-from .._jaxpr import Kind, evaluate_all, inlined, kinds_of_outputs, program_of
+from .._jaxpr import Kind, carries_derivative, evaluate_all, inlined, kinds_of_outputs, program_of
+from .._jaxpr.dataflow import (
+    MIXED,
+    NONE,
+    Constants,
+    Flow,
+    Labels,
+    Lattice,
+    Question,
+    everything,
+    flows_to,
+    joined,
+    spread,
+)
 from .canonicalize import spell_out_broadcasts
-from .constants import Constants
-from .origin_position import agreed, pure_origin
-from .transfer import CUT, NONE, Contribution, Ids, carries_derivative, join
+from .transfer import CUT, Contribution, Ids, join
 
 
 class Derivatives:
@@ -63,34 +73,24 @@ class Derivative:
                 contributions[operand] = join(contributions[operand], found)
         return contributions
 
-    def forward(self, known: Sequence[Ids | None]) -> list[Ids | None]:
-        """Return numbers of the outputs' elements, given those of the operands' elements.
+    def through(self, lattice: Lattice, operands: Sequence[Flow]) -> list[Flow]:
+        """Return the flows of the outputs: from the elements that have a derivative there."""
+        return [self._of_output(lattice, operands, i) for i in range(len(self._equation.outvars))]
 
-        ``None`` for an output that has elements made from several, or from one that others share.
-        """
-        return [self._forward(known, output) for output in range(len(self._equation.outvars))]
-
-    def _forward(self, known: Sequence[Ids | None], output: int) -> Ids | None:
-        found = []
-        for operand, ids in enumerate(known):
-            if ids is not None and (operand, output) in (self._sources or {}):
-                origin = self._origin(operand, output)
-                if origin is None:
-                    return None
-                found.append(_taken(ids, origin))
-        return agreed(found) if found else None
-
-    def _origin(self, operand: int, output: int) -> Ids | None:
-        """Return which element of an operand each element of an output depends on."""
-        source = (self._sources or {}).get((operand, output))
-        if source is None:
-            return None
-        used, made = source != NONE, self._equation.outvars[output].aval
-        origin = np.full(made.size, NONE, np.int32)
-        origin[source[used]] = np.flatnonzero(used)
-        if np.any(origin[source[used]] != np.flatnonzero(used)):
-            return None
-        return origin.reshape(made.shape)
+    def _of_output(self, lattice: Lattice, operands: Sequence[Flow], output: int) -> Flow:
+        made = self._equation.outvars[output].aval
+        numbers = np.arange(made.size, dtype=np.int32).reshape(made.shape)
+        given = [numbers if i == output else None for i in range(len(self._equation.outvars))]
+        found: list[Flow] = []
+        for flow, reached in zip(operands, self.back(given), strict=True):
+            if flow is None or reached is None:
+                continue
+            if isinstance(reached, np.ndarray):
+                found.append(lattice.put(lattice.empty(made.shape), reached, flow))
+            else:
+                one = everything(lattice, [flow])
+                found.append(one if one is None else spread(lattice, one, made.shape))
+        return joined(lattice, found)
 
     @functools.cached_property
     def bent(self) -> frozenset[int]:
@@ -158,16 +158,16 @@ class Derivative:
             return {}
         if self._pulled is None:
             return None
-        program = program_of(self._pulled)
-        constants = Constants(program)
-        cotangents = program.in_vars[len(self._equation.invars) :]
+        constants = Constants(program_of(self._pulled))
+        targets = constants.program.out_atoms
+        cotangents = constants.program.in_vars[len(self._equation.invars) :]
         found: dict[tuple[int, int], Ids | None] = {}
         for cotangent, output in zip(cotangents, self._outputs, strict=True):
-            origin = pure_origin(program, cotangent, constants)
-            reached = program.dependents_of([cotangent])
-            for operand, atom in zip(self._inputs, program.out_atoms, strict=True):
-                if is_var(atom) and atom in reached:
-                    found[operand, output] = origin.get(atom)
+            numbers = np.arange(cotangent.aval.size, dtype=np.int32).reshape(cotangent.aval.shape)
+            every = flows_to(Question(Labels()), constants, {cotangent: numbers}, targets)
+            for operand, labels in zip(self._inputs, every, strict=True):
+                if labels is not None:
+                    found[operand, output] = None if np.any(labels == MIXED) else labels
         return found
 
     @functools.cached_property

@@ -15,11 +15,12 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
 from .._graph import Diagonal
 from .._graph.hidden_group import NO_ELEMENT
 from .._jax import Equation, Var
+from .._jaxpr import carries_derivative
 from .._jaxpr.factors import NOTHING, PRODUCTS, joining
 from .analysis import Analysis
 from .influence import Way, roots_behind, ways_of
 from .placement import Together
-from .transfer import Ids, carries_derivative
+from .transfer import Ids
 from .walk import Walk, walk_back
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]

@@ -24,8 +24,8 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS, select_outputs
 from .._graph import TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, struct_of, undivided
 from .._jaxpr import Program, Rule
+from .._jaxpr.dataflow import ELEMENTWISE
 from .rewritten import rewritten
-from .transfer import ELEMENTWISE
 
 
 @dataclasses.dataclass(frozen=True)

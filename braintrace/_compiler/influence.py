@@ -13,8 +13,9 @@ import numpy as np
 from .._graph import HiddenGroup, InfluenceMap, InjectionPoint
 from .._graph.influence import NO_SLOT
 from .._jax import Var
+from .._jaxpr.dataflow import NONE
 from .analysis import Analysis
-from .transfer import MANY, NONE, Ids, places_of
+from .transfer import MANY, Ids, places_of
 from .walk import Walk
 
 

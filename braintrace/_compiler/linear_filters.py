@@ -18,11 +18,10 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph import StateLeaf, TracedModel
 from .._graph.marked import is_marked
 from .._jax import OWN_BACKWARD, Equation, Var, is_var
-from .._jaxpr import Kind, equal_with_derivatives, kinds_of_results
+from .._jaxpr import Kind, carries_derivative, equal_with_derivatives, kinds_of_results
 from .._jaxpr.data_movement import is_data_movement, moved_operands
 from .._typing import Path
 from .analysis import Analysis
-from .transfer import carries_derivative
 from .uniform import Number, Uniform, combined, constant
 
 NO_DECAY = "its value before the step does not come back times one number for all units"

@@ -11,14 +11,12 @@ import numpy as np
 
 from .._jax import Equation, is_var
 from .._jaxpr import loop_of
+from .._jaxpr.dataflow import LONGEST_WALK, NONE
 from .analysis import Analysis
-from .transfer import CUT, NONE, Contribution, Ids, join
+from .transfer import CUT, Contribution, Ids, join
 
 WalkBody: TypeAlias = Callable[[Analysis, Sequence[Ids | None]], list[Contribution]]
 """Carries ids back through a body: ``(what is known of it, output ids) -> input contributions``."""
-
-# A scan whose stacked results reach other positions at every step is walked step by step.
-LONGEST_WALK = 256
 
 
 def through_cond(

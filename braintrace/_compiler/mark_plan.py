@@ -19,9 +19,9 @@ import numpy as np
 from .._graph.marked import is_marked
 from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr import loop_of
+from .._jaxpr.dataflow import ELEMENTWISE, NONE, Constants
 from .analysis import Analysis
 from .computed_from import LOOPS
-from .constants import Constants
 from .own_derivatives import CALLS
 from .parametric_uses import ParametricUses
 from .products import (
@@ -35,7 +35,7 @@ from .products import (
 )
 from .sparse_sums import SparseSum, sparse_sum
 from .sparse_tables import placed_of
-from .transfer import CUT, ELEMENTWISE, MANY, NONE, Ids
+from .transfer import CUT, MANY, Ids
 from .walk import back_from_outputs, numbered, walk_back
 
 MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "tile"})

@@ -22,7 +22,7 @@ from .._errors import OptionError
 from .._etrace_op import etp_elemwise_p
 from .._graph.diagnostics import Diagnostic, quoted
 from .._jax import Atom, ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
-from .._jaxpr import Program, Rule, evaluate_all, inlined, program_of
+from .._jaxpr import Program, Rule, carries_derivative, evaluate_all, inlined, program_of
 from .._typing import Path, path_name
 from .analysis import Analysis
 from .canonicalize import selected, unrolled
@@ -35,7 +35,6 @@ from .products import Product, is_sum_with_weights, row, sum_with_weights
 from .shifted import rules_of_shifted
 from .sparse_sums import SparseSum
 from .state_arrays import StateArray
-from .transfer import carries_derivative
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,27 +1,22 @@
 """Where the elements of a variable come from, carried forward through the program."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from .._jax import Equation, Var, is_var
 from .._jaxpr import Program
 from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved, moved_operands
-from .constants import Constants
-from .transfer import ELEMENTWISE, MIXED, NONE, Ids, merge
-
-OpaqueRule: TypeAlias = Callable[[Equation, Sequence[Ids | None]], Sequence[Ids | None]]
-"""``(equation, numbers of its operands) -> numbers of its outputs``, ``None`` where unknown."""
+from .._jaxpr.dataflow import ELEMENTWISE, MIXED, NONE, Constants, merge
+from .transfer import Ids
 
 
 def origin_positions(
     program: Program,
     starts: Mapping[Var, Ids],
     constants: Constants,
-    last: int | None = None,
-    opaque_rule: OpaqueRule | None = None,
+    last: int,
 ) -> dict[Var, Ids]:
     """Carry numbers of elements forward through element-wise equations and data movement.
 
@@ -34,9 +29,7 @@ def origin_positions(
     constants
         Those of the program.
     last
-        Index of the last equation that is looked at; ``None``: all are.
-    opaque_rule
-        Says it for equations of other kinds.
+        Index of the last equation that is looked at.
 
     Returns
     -------
@@ -52,8 +45,8 @@ def origin_positions(
             _origin_of_elementwise(equation, known, origin)
         elif is_data_movement(equation):
             _origin_of_movement(equation, known, origin, constants)
-        elif opaque_rule is not None:
-            found = zip(equation.outvars, opaque_rule(equation, known), strict=True)
+        else:
+            found = zip(equation.outvars, _where_shaped_alike(equation, known), strict=True)
             origin.update((var, ids) for var, ids in found if ids is not None)
     return origin
 
@@ -64,10 +57,10 @@ def _origin_of_elementwise(
     (out,) = equation.outvars
     full = [ids for ids in known if ids is not None and ids.shape == out.aval.shape]
     if full:
-        origin[out] = agreed(full)
+        origin[out] = _agreed(full)
 
 
-def agreed(found: Sequence[Ids]) -> Ids:
+def _agreed(found: Sequence[Ids]) -> Ids:
     """Return the numbers that operands have in common, or that only some of them have."""
     combined = functools.reduce(merge, found)
     return np.where(combined == MIXED, NONE, combined) if len(found) > 1 else combined
@@ -101,8 +94,7 @@ def least_moved_positions(
     program: Program,
     starts: Mapping[Var, Ids],
     constants: Constants,
-    last: int | None,
-    opaque_rule: OpaqueRule,
+    last: int,
 ) -> dict[Var, Ids]:
     """Carry numbers of elements forward; of operands that disagree, the least moved one counts.
 
@@ -122,13 +114,13 @@ def least_moved_positions(
             (out,) = equation.outvars
             full = [var for var in behind if origin[var].shape == out.aval.shape]
             levels = [
-                agreed([origin[var] for var in full if moves[var] == level])
+                _agreed([origin[var] for var in full if moves[var] == level])
                 for level in sorted({moves[var] for var in full})
             ]
             if levels:
                 origin[out] = functools.reduce(lambda a, b: np.where(a == NONE, b, a), levels)
         else:
-            found = zip(equation.outvars, opaque_rule(equation, known), strict=True)
+            found = zip(equation.outvars, _where_shaped_alike(equation, known), strict=True)
             origin.update((var, ids) for var, ids in found if ids is not None)
         moves.update((var, count) for var in equation.outvars if var in origin)
     return origin
@@ -137,7 +129,7 @@ def least_moved_positions(
 _OPAQUE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "cond", "scan", "while")
 
 
-def opaque_where_shaped_alike(equation: Equation, known: Sequence[Ids | None]) -> list[Ids | None]:
+def _where_shaped_alike(equation: Equation, known: Sequence[Ids | None]) -> list[Ids | None]:
     """Take an output to be at the positions of the operands of its shape.
 
     A guess, good enough to tell which of two uses of a variable moves an old state: what is
@@ -149,29 +141,4 @@ def opaque_where_shaped_alike(equation: Equation, known: Sequence[Ids | None]) -
         [ids for ids in known if ids is not None and ids.shape == var.aval.shape]
         for var in equation.outvars
     ]
-    return [agreed(alike) if alike else None for alike in found]
-
-
-def pure_origin(
-    program: Program,
-    start: Var,
-    constants: Constants,
-    last: int | None = None,
-    opaque_rule: OpaqueRule | None = None,
-) -> dict[Var, Ids]:
-    """Return the element of ``start`` behind the elements of what is made from it.
-
-    Only variables that are made from it by element-wise operations and data movement (and what
-    ``opaque_rule`` allows) are in the result; one that depends on it in any other way as well is
-    left out.
-    """
-    numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
-    origin = origin_positions(program, {start: numbers}, constants, last, opaque_rule)
-    impure: set[Var] = set()
-    reached = {start}
-    for index in program.forward([start], reached, last):
-        equation = program.equations[index]
-        spoilt = any(is_var(atom) and atom in impure for atom in equation.invars)
-        impure.update(var for var in equation.outvars if spoilt or var not in origin)
-        reached.update(equation.outvars)
-    return {var: ids for var, ids in origin.items() if var not in impure}
+    return [_agreed(alike) if alike else None for alike in found]

@@ -18,9 +18,9 @@ from typing import Any
 import jax
 
 from .._jax import OWN_BACKWARD, Equation, Var, bind, is_var, with_derivative_of
-from .._jaxpr import Rule, evaluate_all
+from .._jaxpr import Rule, carries_derivative, evaluate_all
 from .analysis import Analysis
-from .transfer import CUT, carries_derivative
+from .transfer import CUT
 from .walk import back_from_outputs
 
 CALLS = OWN_BACKWARD | {"custom_jvp_call"}

@@ -7,11 +7,10 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._graph.whole_state import ParameterUse, UseKind
 from .._jax import Atom, Equation, Var, is_var
-from .._jaxpr import DRAWS
+from .._jaxpr import DRAWS, carries_derivative
 from .._typing import Path
 from .analysis import Analysis
 from .layers import HiddenStates
-from .transfer import carries_derivative
 
 
 def new_vars(leaves: Sequence[StateLeaf]) -> list[Var]:

@@ -7,13 +7,12 @@ import numpy as np
 
 from .._graph.marked import is_marked
 from .._jax import Atom, Equation, Var, is_var
-from .._jaxpr import Program, inlined, loop_of, program_of
+from .._jaxpr import Program, carries_derivative, inlined, loop_of, program_of
+from .._jaxpr.dataflow import CONSTANT, Constants
 from .analysis import Analysis
 from .computed_from import LOOPS, From, bodies_with_inputs, computed_from, of_operands
-from .constants import Constants
 from .own_derivatives import hides_weights
 from .products import is_product
-from .transfer import CONSTANT, carries_derivative
 
 Use: TypeAlias = tuple[int, tuple[int, ...]]
 """An equation, by its index, and those of its operands that are computed from parameters."""

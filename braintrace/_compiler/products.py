@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from .. import _etrace_op
 from .._jax import Equation, Var
+from .._jaxpr.dataflow import Constants
+from .._jaxpr.factors import dot_axes
 from .axes import moved
 from .computed_from import From, of_operands
-from .constants import Constants
 from .lookups import is_paired, lookup_of
 from .sparse_products import STORED, stored_of
 
@@ -110,8 +111,8 @@ def is_sum_with_weights(equation: Equation, positions: Sequence[int]) -> bool:
     """
     if equation.primitive.name != "dot_general" or len(positions) != 1:
         return False
-    contracted, _ = equation.params["dimension_numbers"]
-    return bool(contracted[0]) and not _free(equation, positions[0])
+    axes = dot_axes(equation)
+    return bool(axes.summed[0]) and not axes.free[positions[0]]
 
 
 def row(bias: Any, axes: Sequence[int], outputs: Sequence[int], shape: Sequence[int]) -> Any:
@@ -270,17 +271,11 @@ class Convolution:
 
 
 def _dense(equation: Equation, position: int) -> Dense:
-    contracted, batch = equation.params["dimension_numbers"]
-    free = tuple(_free(equation, operand) for operand in (1 - position, position))
-    shared = tuple(batch[1 - position]), tuple(batch[position])
-    summed = tuple(contracted[1 - position]), tuple(contracted[position])
-    return Dense(position, shared, summed, (free[0], free[1]), equation.outvars[0].aval.dtype)
-
-
-def _free(equation: Equation, operand: int) -> tuple[int, ...]:
-    contracted, batch = equation.params["dimension_numbers"]
-    taken = (*contracted[operand], *batch[operand])
-    return tuple(axis for axis in range(len(_shape(equation, operand))) if axis not in taken)
+    axes, x = dot_axes(equation), 1 - position
+    shared, summed, free = (
+        (pair[x], pair[position]) for pair in (axes.batch, axes.summed, axes.free)
+    )
+    return Dense(position, shared, summed, free, equation.outvars[0].aval.dtype)
 
 
 def _not_by_default(equation: Equation) -> str | None:

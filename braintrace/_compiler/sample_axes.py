@@ -1,7 +1,9 @@
 """Along which axes of states, and of what parameters meet, a batch has its samples.
 
-That they are independent is shown from the program of the step's derivative, in which every number
-is followed to the sample that it is of.
+Samples are independent if each element of a new state depends on the old state of one sample. The
+proof is a flow of labels (`_jaxpr.dataflow`) through the program of the step's derivative, from the
+cotangents of new states, each labelled with its sample. All other inputs count as constant: a
+product with one of them acts on each sample by itself.
 """
 
 import dataclasses
@@ -18,11 +20,11 @@ from .._etrace_op import ETP_PRIMITIVE_SPECS
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._graph.whole_state import ParameterUse
 from .._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
-from .._jaxpr import Place, Rule, evaluate_probed, inlined
+from .._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined, program_of
+from .._jaxpr.dataflow import MIXED, NONE, Constants, Flow, Labels, Question, flows_of_outputs
+from .._jaxpr.factors import dot_axes
 from .analysis import Analysis
 from .parameter_uses import data_of, new_vars
-from .samples import Samples, axis_of_samples, laid_out, samples_of_outputs
-from .transfer import MIXED, NONE, carries_derivative
 
 MOST_CHOICES = 16
 """How many ways to choose the axes of samples are tried: nearly always it is the first one."""
@@ -81,13 +83,14 @@ class SampleAxes:
             self.classified = [self._of_one_sample(use) for use in uses]
             return
         jaxpr, places = _pulled_back(traced, analysis, leaves, uses)
+        derivative = Constants(program_of(jaxpr))
         choices = [[a for a, size in enumerate(leaf.shape) if size == count] for leaf in leaves]
         without = (leaf for leaf, axes in zip(leaves, choices, strict=True) if not axes)
         self.mixed = next(without, None)
         for axes in itertools.islice(itertools.product(*choices), MOST_CHOICES):
             laid = [laid_out(s.shape, a, count) for s, a in zip(leaves, axes, strict=True)]
             number = len(jaxpr.jaxpr.invars) - len(leaves)
-            found = samples_of_outputs(jaxpr, [*[None] * number, *laid])
+            found = flows_of_outputs(Question(Labels()), derivative, [*[None] * number, *laid])
             self.mixed = self._mixed(found[: len(leaves)], laid)
             if self.mixed is None:
                 self.axes = axes
@@ -95,7 +98,7 @@ class SampleAxes:
                 self.classified = [self._classify(use, of_place) for use in uses]
                 break
 
-    def _mixed(self, found: Sequence[Samples], laid: Sequence[np.ndarray]) -> StateLeaf | None:
+    def _mixed(self, found: Sequence[Flow], laid: Sequence[np.ndarray]) -> StateLeaf | None:
         for leaf, samples, own in zip(self._leaves, found, laid, strict=True):
             if samples is not None and np.any((samples != NONE) & (samples != own)):
                 return leaf
@@ -112,7 +115,7 @@ class SampleAxes:
             shapes = [self._equation(use).invars[i].aval.shape for i in use.operands]
         return _with(use, samples=tuple(np.zeros(shape, np.int32) for shape in shapes))
 
-    def _classify(self, use: ParameterUse, of_place: Mapping[Place, Samples]) -> ParameterUse:
+    def _classify(self, use: ParameterUse, of_place: Mapping[Place, Flow]) -> ParameterUse:
         if use.equation is None:
             (number,) = use.operands
             own = laid_out(self._leaves[number].shape, self.axes[number], self.count)
@@ -150,13 +153,8 @@ def _axis_of_input(equation: Equation, x: int, y_axis: int) -> int | None:
     """Return the axis of a product's input that one of its result's axes comes from."""
     params, name = equation.params, equation.primitive.name
     if name == "dot_general":
-        (contract, batch) = params["dimension_numbers"]
-        free = [
-            [a for a in range(atom.aval.ndim) if a not in (*contract[i], *batch[i])]
-            for i, atom in enumerate(equation.invars[:2])
-        ]
-        place = y_axis - len(batch[0]) - (len(free[0]) if x == 1 else 0)
-        return free[x][place] if 0 <= place < len(free[x]) else None
+        axes = dot_axes(equation)
+        return dict(zip(axes.in_result[x], axes.free[x], strict=True)).get(y_axis)
     if name == "conv_general_dilated":
         numbers = params["dimension_numbers"]
         alone = params["batch_group_count"] == 1
@@ -169,7 +167,7 @@ def _with(use: ParameterUse, **changes: Any) -> ParameterUse:
     return dataclasses.replace(use, **changes)
 
 
-def _whole(samples: Samples, shape: tuple[int, ...]) -> np.ndarray:
+def _whole(samples: Flow, shape: tuple[int, ...]) -> np.ndarray:
     return np.full(shape, NONE, np.int32) if samples is None else samples
 
 
@@ -250,3 +248,29 @@ def _rows_agree(equation: Equation, x: int, data: set[Var]) -> bool:
     return data.isdisjoint(others) and bool(
         given.aval.shape[:1] == equation.outvars[0].aval.shape[:1]
     )
+
+
+def axis_of_samples(samples: np.ndarray, count: int) -> int | None:
+    """Return the axis along which an array has one sample after the other, or ``None``.
+
+    Elements that depend on none go with any.
+    """
+    for axis, size in enumerate(samples.shape):
+        if size == count:
+            shape = [1] * samples.ndim
+            shape[axis] = count
+            expected = np.arange(count, dtype=np.int32).reshape(shape)
+            if np.all((samples == NONE) | (samples == expected)):
+                return axis
+    return None
+
+
+def laid_out(shape: Sequence[int], axis: int | None, count: int) -> np.ndarray:
+    """Return the sample of every element of an array, given the axis of samples."""
+    if axis is None:
+        return np.zeros(shape, np.int32)
+    assert shape[axis] == count
+    index = [1] * len(shape)
+    index[axis] = count
+    numbers = np.arange(count, dtype=np.int32).reshape(index)
+    return np.array(np.broadcast_to(numbers, shape))

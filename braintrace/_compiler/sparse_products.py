@@ -10,7 +10,7 @@ from jax.lax import GatherScatterMode
 from .. import _etrace_op
 from .._etrace_op.sparse_pattern import SparsePattern, make_pattern, read_compressed
 from .._jax import Atom, Equation
-from .constants import Constants
+from .._jaxpr.dataflow import Constants
 
 STORED = frozenset({"coo_matmat", "coo_matvec", "csr_matmat", "csr_matvec"})
 """Products of JAX: of ``data, rows, columns, x``, or of ``data, indices, pointers, x``."""

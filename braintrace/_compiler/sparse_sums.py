@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from .. import _etrace_op
 from .._etrace_op.sparse_pattern import SparsePattern
 from .._jax import Var, is_var
-from .constants import Constants
+from .._jaxpr.dataflow import Constants
 from .parametric_uses import ParametricUses
 from .sparse_products import Scattered, gathered_of, pattern_of, scattered_of
 

@@ -13,8 +13,8 @@ import numpy as np
 from .. import _etrace_op
 from .._etrace_op.sparse_pattern import SparsePattern, make_pattern
 from .._jax import Equation, is_var
+from .._jaxpr.dataflow import Constants
 from .axes import moved
-from .constants import Constants
 from .parametric_uses import ParametricUses
 from .products import Dense
 from .sparse_products import are_inside

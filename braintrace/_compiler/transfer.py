@@ -8,18 +8,17 @@ or to `CUT` where it mixes positions.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from .._graph.hidden_group import Ids as Ids
-from .._jax import Atom, Equation, is_var
+from .._jax import Equation
+from .._jaxpr import carries_derivative
 from .._jaxpr.data_movement import NOWHERE, is_data_movement, moved_back, moved_operands
-from .constants import Constants
+from .._jaxpr.dataflow import CONSTANT, ELEMENTWISE, NONE, REDUCTIONS, Constants, merge
+from .._jaxpr.factors import dot_axes
 
-NONE = -1  # no influence on the state
-MIXED = -2  # several positions, not by a broadcast
 MANY = -3  # several positions, by a broadcast
 
 
@@ -39,20 +38,7 @@ def _names(listed: str) -> frozenset[str]:
     return frozenset(listed.split())
 
 
-ELEMENTWISE = _names(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-    braintrace_undivided cbrt ceil clamp complex conj convert_element_type copy copy_p cos cosh
-    device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
-    igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg
-    nextafter not one_minus_square optimization_barrier or pcast polygamma pow pvary
-    random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
-    sharding_constraint sign sin sinh sqrt square sub tan tanh with_derivative_of xor zeta
-    """
-)
 WINDOWS = _names("reduce_window_sum reduce_window_max reduce_window_min")
-REDUCTIONS = _names("reduce_sum reduce_max reduce_min reduce_prod")
-CONSTANT = _names("stop_gradient")
 COPIES = _names("copy copy_p")
 MIXING = _names(
     """
@@ -193,21 +179,16 @@ def _window(equation: Equation, ids: Ids | None) -> Contribution:
 def _dot(equation: Equation, ids: Ids | None) -> list[Contribution]:
     """Pass ids to the operand whose elements reach one position each, over its partner's axes."""
     assert ids is not None
-    (contract, batch) = equation.params["dimension_numbers"]
+    axes = dot_axes(equation)
     shapes = [atom.aval.shape for atom in equation.invars]
-    free = [
-        [axis for axis in range(len(shape)) if axis not in (*contract[i], *batch[i])]
-        for i, shape in enumerate(shapes)
-    ]
-    first, middle = len(batch[0]), len(batch[0]) + len(free[0])
     contributions: list[Contribution] = []
-    for own, of_partner in ((0, range(middle, ids.ndim)), (1, range(first, middle))):
-        reached = _one_of(ids, tuple(of_partner))
+    for own in range(2):
+        reached = _one_of(ids, axes.in_result[1 - own])
         if reached is None:
             contributions.append(CUT)
             continue
-        order = [*batch[own], *free[own], *contract[own]]
-        laid_out = reached.reshape(*reached.shape, *[1] * len(contract[own]))
+        order = [*axes.batch[own], *axes.free[own], *axes.summed[own]]
+        laid_out = reached.reshape(*reached.shape, *[1] * len(axes.summed[own]))
         full = np.broadcast_to(laid_out, [shapes[own][axis] for axis in order])
         contributions.append(full.transpose(np.argsort(order)))
     return contributions
@@ -240,15 +221,6 @@ def _scatter_add(equation: Equation, ids: Ids | None, constants: Constants) -> l
     return [ids, None, spread_back(source, ids, updates.size).reshape(updates.shape)]
 
 
-def merge(first: Ids, second: Ids) -> Ids:
-    """Combine what a variable receives from two of its readers."""
-    if first is second or np.array_equal(first, second):
-        return first
-    merged = np.where(first == NONE, second, first)
-    conflict = (first != NONE) & (second != NONE) & (first != second)
-    return np.where(conflict, MIXED, merged).astype(np.int32)
-
-
 def join(first: Contribution, second: Contribution) -> Contribution:
     """Combine what an operand receives along two ways; mixing on either cuts it."""
     if first is None or second is None:
@@ -256,14 +228,3 @@ def join(first: Contribution, second: Contribution) -> Contribution:
     if isinstance(first, _Cut) or isinstance(second, _Cut):
         return CUT
     return merge(first, second)
-
-
-def carries_derivative(atom: Atom) -> bool:
-    """Tell whether an operand is a variable through which a gradient can pass."""
-    return is_var(atom) and _has_derivatives(atom.aval.dtype)
-
-
-@functools.cache
-def _has_derivatives(dtype: Any) -> bool:
-    """Tell whether numbers of a dtype are inexact: also those that NumPy does not know of."""
-    return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))

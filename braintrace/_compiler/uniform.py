@@ -12,8 +12,8 @@ import numpy as np
 
 from .._jax import Atom, Equation, Var, bind, is_var
 from .._jaxpr.data_movement import is_data_movement
+from .._jaxpr.dataflow import ELEMENTWISE
 from .analysis import Analysis
-from .transfer import ELEMENTWISE
 
 Known: TypeAlias = Mapping[Var, Any]
 """Values of variables."""

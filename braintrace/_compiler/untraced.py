@@ -5,8 +5,8 @@ from collections.abc import Container, Iterator, Sequence
 from .._graph import HiddenParamOpRelation, StateLeaf
 from .._graph.diagnostics import Diagnostic, quoted
 from .._jax import Var, is_var, source_line
+from .._jaxpr.dataflow import CONSTANT
 from .grouped_step import GroupedStep, new_states
-from .transfer import CONSTANT
 
 
 def carried_without_a_trace(step: GroupedStep, ends: Container[int]) -> Iterator[Diagnostic]:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from .._graph import FOLLOWS_ALL, Boundary, HiddenGroup
 from .._jax import Atom, Var
+from .._jaxpr import carries_derivative
 from .grouped_step import GroupedStep
-from .transfer import carries_derivative
 
 
 @dataclasses.dataclass(frozen=True)

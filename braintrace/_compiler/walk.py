@@ -21,21 +21,11 @@ import numpy as np
 
 from .._graph import Cut
 from .._jax import Equation, Var, is_var
-from .._jaxpr import Program
+from .._jaxpr import Program, carries_derivative
+from .._jaxpr.dataflow import MIXED, NONE, merge
 from .analysis import Analysis, Origin
 from .loops import through_cond, through_scan, through_while
-from .transfer import (
-    COPIES,
-    CUT,
-    MANY,
-    MIXED,
-    NONE,
-    Contribution,
-    Ids,
-    carries_derivative,
-    merge,
-    transfer,
-)
+from .transfer import COPIES, CUT, MANY, Contribution, Ids, transfer
 
 _ELSEWHERE: Ids = np.full((), -9, np.int32)
 """The origin of old states that are at none of the walk's positions."""

@@ -188,10 +188,15 @@ _INDEXED_MOVES = {
 }
 
 
+MOVES = frozenset(_MOVES)
+"""Names of the moves that no operand directs."""
+
+
 def is_data_movement(equation: Equation) -> bool:
     """Tell whether an equation only moves elements."""
     name = equation.primitive.name
-    return name in _MOVES or name in _INDEXED_MOVES
+    is_applied = equation.params.get("update_jaxpr") is not None  # `.at[...].apply(function)`
+    return name in _MOVES or (name in _INDEXED_MOVES and not is_applied)
 
 
 def moved_operands(equation: Equation) -> tuple[int, ...]:
@@ -228,6 +233,9 @@ def source_map(
     move = _MOVES.get(equation.primitive.name)
     if move is not None:
         return move(equation, *indices)
+    if equation.primitive.name == "gather":
+        places = constant(equation.invars[1])
+        return None if places is None else [_gathered(equation, places)]
     return _run_on_indices(equation, carried, indices, constant)
 
 
@@ -240,12 +248,90 @@ def _run_on_indices(
     """Let the primitive itself move the element numbers."""
     operands: list[np.ndarray] = []
     for operand, atom in enumerate(equation.invars):
-        # One is added so that the zeros with which a gather fills up stand for "nowhere".
-        value = indices[carried.index(operand)] + 1 if operand in carried else constant(atom)
+        value = indices[carried.index(operand)] if operand in carried else constant(atom)
         if value is None:
             return None
         operands.append(value)
-    if equation.primitive.name == "gather":
-        equation = equation.replace(params={**equation.params, "fill_value": 0})
     with jax.ensure_compile_time_eval():
-        return [np.asarray(value) - 1 for value in bind(equation, operands)]
+        return [np.asarray(value) for value in bind(equation, operands)]
+
+
+def _gathered(equation: Equation, places: np.ndarray) -> np.ndarray:
+    numbers = equation.params["dimension_numbers"]
+    return elements_of_slices(
+        equation.invars[0].aval.shape,
+        equation.outvars[0].aval.shape,
+        places,
+        window=numbers.offset_dims,
+        removed=(*numbers.collapsed_slice_dims, *numbers.operand_batching_dims),
+        indexed=numbers.start_index_map,
+        batched=(numbers.operand_batching_dims, numbers.start_indices_batching_dims),
+        mode=equation.params["mode"],
+    )
+
+
+def scattered(equation: Equation, places: np.ndarray) -> np.ndarray:
+    """Return the element of a scatter's first operand that each update is put into.
+
+    `NOWHERE` for updates that are dropped. These are the elements that a gather reads there.
+    """
+    numbers = equation.params["dimension_numbers"]
+    return elements_of_slices(
+        equation.invars[0].aval.shape,
+        equation.invars[2].aval.shape,
+        places,
+        window=numbers.update_window_dims,
+        removed=(*numbers.inserted_window_dims, *numbers.operand_batching_dims),
+        indexed=numbers.scatter_dims_to_operand_dims,
+        batched=(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
+        mode=equation.params["mode"],
+    )
+
+
+def elements_of_slices(
+    shape: Sequence[int],
+    slices: Sequence[int],
+    places: np.ndarray,
+    *,
+    window: Sequence[int],
+    removed: Sequence[int],
+    indexed: Sequence[int],
+    batched: tuple[Sequence[int], Sequence[int]],
+    mode: jax.lax.GatherScatterMode,
+) -> np.ndarray:
+    """Return which element of an array each element of its slices is, in the terms of XLA.
+
+    Parameters
+    ----------
+    shape, slices
+        Of the array, and of all slices together.
+    places
+        Where slices begin, along its last axis by indexed axis of the array.
+    window
+        The axes of the slices that run within one.
+    removed
+        The axes of the array that slices do not have.
+    indexed
+        The axes of the array along which ``places`` counts.
+    batched
+        Axes of the array, and of ``places``, that count together.
+    mode
+        Slices that reach out of the array are moved inside (``CLIP``) or are nowhere.
+    """
+    grid = np.indices(slices, sparse=True)
+    alone = tuple(grid[axis] for axis in range(len(slices)) if axis not in window)
+    kept = [axis for axis in range(len(shape)) if axis not in removed]
+    at: dict[int, np.ndarray] = {a: grid[w] for a, w in zip(kept, window, strict=True)}
+    at.update({a: alone[i] for a, i in zip(*batched, strict=True)})
+    inside = np.ones(slices, bool)
+    for number, axis in enumerate(indexed):
+        last = shape[axis] - (slices[window[kept.index(axis)]] if axis in kept else 1)
+        start = places[(*alone, number)].astype(np.int64)
+        if mode == jax.lax.GatherScatterMode.CLIP:
+            start = np.clip(start, 0, last)
+        is_inside = (start >= 0) & (start <= last)
+        inside &= is_inside
+        at[axis] = at.get(axis, 0) + np.where(is_inside, start, 0)
+    strides = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+    elements = sum(at.get(axis, 0) * stride for axis, stride in enumerate(strides))
+    return np.where(inside, elements, NOWHERE).astype(np.int32)

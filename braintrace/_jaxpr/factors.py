@@ -4,6 +4,7 @@ A product is linear in either of its factors: the derivative of element ``u`` of
 respect to element ``j`` of one factor is an element of the other, or zero.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,46 @@ NOTHING = -1
 """In the place of an element: there is none, and the derivative is zero."""
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+
+
+@dataclasses.dataclass(frozen=True)
+class DotAxes:
+    """The axes of a ``dot_general``, of its first and of its second operand.
+
+    Attributes
+    ----------
+    batch
+        Axes that both operands and the result have; they are the first of the result.
+    summed
+        Axes that are contracted.
+    free
+        Axes of one operand alone.
+    in_result
+        The axes of the result that those in ``free`` become.
+    """
+
+    batch: tuple[tuple[int, ...], tuple[int, ...]]
+    summed: tuple[tuple[int, ...], tuple[int, ...]]
+    free: tuple[tuple[int, ...], tuple[int, ...]]
+    in_result: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def dot_axes(equation: Equation) -> DotAxes:
+    """Return the axes of a ``dot_general``, sorted by what becomes of them."""
+    summed, batch = equation.params["dimension_numbers"]
+
+    def free_axes(i: int) -> tuple[int, ...]:
+        taken, rank = {*summed[i], *batch[i]}, len(equation.invars[i].aval.shape)
+        return tuple(axis for axis in range(rank) if axis not in taken)
+
+    free = free_axes(0), free_axes(1)
+    first, middle = len(batch[0]), len(batch[0]) + len(free[0])
+    in_result = tuple(range(first, middle)), tuple(range(middle, middle + len(free[1])))
+    return DotAxes(_pair(batch), _pair(summed), free, in_result)
+
+
+def _pair(axes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(axes[0]), tuple(axes[1])
 
 
 def joining(
@@ -39,8 +80,7 @@ def joining(
     shapes = [tuple(atom.aval.shape) for atom in equation.invars]
     result = tuple(equation.outvars[0].aval.shape)
     if equation.primitive.name == "dot_general":
-        numbers = equation.params["dimension_numbers"]
-        return _joining_of_dot(shapes, result, numbers, operand, inputs, outputs)
+        return _joining_of_dot(shapes, result, dot_axes(equation), operand, inputs, outputs)
     if operand != 0:  # of a kernel that is computed from data, every element joins many
         return np.full(inputs.shape, NOTHING)
     return joining_of_conv((shapes[0], shapes[1], result), inputs, outputs, **equation.params)
@@ -49,33 +89,24 @@ def joining(
 def _joining_of_dot(
     shapes: Sequence[tuple[int, ...]],
     result: tuple[int, ...],
-    numbers: Any,
+    axes: DotAxes,
     operand: int,
     inputs: np.ndarray,
     outputs: np.ndarray,
 ) -> np.ndarray:
-    contracted, batch = numbers
-    free = [
-        [axis for axis in range(len(shape)) if axis not in (*contracted[i], *batch[i])]
-        for i, shape in enumerate(shapes)
-    ]
-    # The result has the batch axes, then those of the first operand alone, then of the second.
     of_result = np.unravel_index(outputs, result)
-    first, second = len(batch[0]), len(batch[0]) + len(free[0])
-    in_result = [*zip(batch[0], batch[1], range(first), strict=True)]
     own, other = operand, 1 - operand
-    starts = (first, second)
     of_own = np.unravel_index(inputs, shapes[own])
     joined = np.ones(inputs.shape, bool)
     of_other: list[Any] = [0] * len(shapes[other])
-    for *axes, place in in_result:
-        joined &= of_own[axes[own]] == of_result[place]
-        of_other[axes[other]] = of_result[place]
-    for offset, axis in enumerate(free[own]):
-        joined &= of_own[axis] == of_result[starts[own] + offset]
-    for offset, axis in enumerate(free[other]):
-        of_other[axis] = of_result[starts[other] + offset]
-    for axis, partner in zip(contracted[own], contracted[other], strict=True):
+    for place, (axis, partner) in enumerate(zip(axes.batch[own], axes.batch[other], strict=True)):
+        joined &= of_own[axis] == of_result[place]
+        of_other[partner] = of_result[place]
+    for axis, place in zip(axes.free[own], axes.in_result[own], strict=True):
+        joined &= of_own[axis] == of_result[place]
+    for axis, place in zip(axes.free[other], axes.in_result[other], strict=True):
+        of_other[axis] = of_result[place]
+    for axis, partner in zip(axes.summed[own], axes.summed[other], strict=True):
         of_other[partner] = of_own[axis]
     return _elements(of_other, shapes[other], joined)
 

@@ -1,9 +1,11 @@
 """A flat jaxpr with the look-up tables that analyses need."""
 
 import dataclasses
+import functools
 import heapq
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import jax
 
@@ -134,3 +136,14 @@ def readers_of(equations: Iterable[Equation]) -> Mapping[Var, tuple[tuple[int, i
             if is_var(atom):
                 readers.setdefault(atom, []).append((index, operand))
     return MappingProxyType({var: tuple(uses) for var, uses in readers.items()})
+
+
+def carries_derivative(atom: Atom) -> bool:
+    """Tell whether an operand is a variable through which a gradient can pass."""
+    return is_var(atom) and _has_derivatives(atom.aval.dtype)
+
+
+@functools.cache
+def _has_derivatives(dtype: Any) -> bool:
+    """Tell whether numbers of a dtype are inexact: also those that NumPy does not know of."""
+    return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))

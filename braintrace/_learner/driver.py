@@ -80,7 +80,7 @@ class Driver:
         self.body = body
         self._placing = placing
         self._algorithm = algorithm
-        self._program = Program(body.run, donated=1)
+        self._program = Program(self._traced, donated=1)
         self._finish = None if body.finish is None else Program(body.finish, donated=1)
         self._pure = Program(self._unpacked)
 
@@ -110,11 +110,15 @@ class Driver:
             self.body.check(results)
         return results, written, after
 
+    def _traced(self, *arguments: PyTree) -> PyTree:
+        with own_changes(self._algorithm):
+            return self.body.run(*arguments)
+
     def _unpacked(
         self, values: list[PyTree], traces: Traces, *arguments: PyTree
     ) -> tuple[PyTree, list[PyTree], Traces | None]:
         before = pack(traces, self._algorithm.traces.pairs)
-        with traced_on_automatic_axes(self._algorithm):
+        with own_changes(self._algorithm), traced_on_automatic_axes(self._algorithm):
             results, written, after = run_to_the_end(self.body, values, before, *arguments)
         return results, written, None if after is None else unpack(after)
 
@@ -302,6 +306,7 @@ def prepared(
         with (
             kept_for_other_threads(learner.states().values()),
             for_devices(devices),
+            own_changes(algorithm),
             traced_on_automatic_axes(algorithm),
         ):
             placing = None if placement is None else Placing(learner, placement)
@@ -322,21 +327,19 @@ def run_whole(learner: Learner, request: Request) -> PyTree:
     """
     states = caught_up(learner.algorithm)
     trusting = _trusting(request)
-    with own_changes(learner.algorithm):
-        if trusting is not None:
-            driver, arguments = _prepared_as_it_is(learner, trusting, states)
-            with contextlib.suppress(RejectedError):
-                return driver(states, arguments, trusting.options, accept=is_finite)
-        driver, arguments = _prepared_as_it_is(learner, request, states)
-        return driver(states, arguments, request.options)
+    if trusting is not None:
+        driver, arguments = _prepared_as_it_is(learner, trusting, states)
+        with contextlib.suppress(RejectedError):
+            return driver(states, arguments, trusting.options, accept=is_finite)
+    driver, arguments = _prepared_as_it_is(learner, request, states)
+    return driver(states, arguments, request.options)
 
 
 def lower_whole(learner: Learner, request: Request) -> jax.stages.Lowered:
     """Return the first program that `run_whole` would run."""
     states, trusting = caught_up(learner.algorithm), _trusting(request)
-    with own_changes(learner.algorithm):
-        driver, arguments = _prepared_as_it_is(learner, trusting or request, states)
-        return driver.lower(states, arguments, is_accepted=trusting is not None)
+    driver, arguments = _prepared_as_it_is(learner, trusting or request, states)
+    return driver.lower(states, arguments, is_accepted=trusting is not None)
 
 
 def _trusting(request: Request) -> Request | None:

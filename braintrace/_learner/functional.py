@@ -31,7 +31,7 @@ from .._runtime import (
     whole_values,
     write_values,
 )
-from .._runtime.changes import caught_up, own_changes
+from .._runtime.changes import caught_up
 from .._typing import Path, PyTree
 from . import requests
 from .arguments import GradientOptions, Gradients, StreamOptions
@@ -367,10 +367,6 @@ class FunctionalLearner:
 
     def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
         caught_up(self.algorithm)
-        with own_changes(self.algorithm):
-            return self._run_now(state, request)
-
-    def _run_now(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
         places = self._checked(state)
         moved = [state]
 

@@ -6,14 +6,13 @@ element then lies in the part of its position: nothing moves between the two. Pa
 for the elements; `ANYWHERE` for those that reach no position.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from .._compiler.transfer import ELEMENTWISE
-from .._jax import Atom, Equation, Var, is_var
+from .._jax import Atom, Var
 from .._jaxpr import Program
-from .._jaxpr.data_movement import moved
+from .._jaxpr.dataflow import Constants, Labels, Question, flows_to
 
 ANYWHERE = -1
 
@@ -61,55 +60,30 @@ def axes_before(
     program, variables
         A program and the inputs of it that count (parameters).
     target, parts
-        What is computed from them element by element, and its parts; ``None``: it has none.
+        What is computed from them, and its parts; ``None``: it has none.
     count
         How many parts there are.
 
     Yields
     ------
     var, axis
-        ``None`` where the elements are not moved alone, but mixed.
+        ``None`` where elements of several parts are coupled.
     """
-    behind = program.depends_on([target])
+    behind, constants = program.depends_on([target]), Constants(program)
     for var in variables:
         if var in behind and parts is None:
             yield var, None
         elif var in behind:
             assert parts is not None
-            shape = var.aval.shape
-            axes = (axis for axis, size in enumerate(shape) if size % count == 0)
-            found = (a for a in axes if _leads_to(program, var, shape, a, target, parts, count))
+            axes = (axis for axis, size in enumerate(var.aval.shape) if size % count == 0)
+            found = (a for a in axes if _leads_to(constants, var, a, target, parts, count))
             yield var, next(found, None)
 
 
 def _leads_to(
-    program: Program,
-    var: Var,
-    shape: tuple[int, ...],
-    axis: int,
-    target: Atom,
-    parts: Parts,
-    count: int,
+    constants: Constants, var: Var, axis: int, target: Atom, parts: Parts, count: int
 ) -> bool:
-    known: dict[Var, Parts] = {var: parts_along(shape, axis, count)}
-    for index in program.making(program.depends_on([target])):
-        equation = program.equations[index]
-        if any(is_var(atom) and atom in known for atom in equation.invars):
-            found = _carried(equation, known)
-            if found is None:
-                return False
-            known.update(zip(equation.outvars, found, strict=True))
-    return is_var(target) and target in known and np.array_equal(known[target], parts)
-
-
-def _carried(equation: Equation, known: Mapping[Var, Parts]) -> list[Parts] | None:
-    """Return the parts of what an equation makes, ``None`` for one that mixes elements."""
-    operands = [known.get(atom) if is_var(atom) else None for atom in equation.invars]
-    if equation.primitive.name in ELEMENTWISE:
-        shape = equation.outvars[0].aval.shape
-        given = [parts for parts in operands if parts is not None]
-        is_one = all(np.array_equal(parts, given[0]) for parts in given)
-        return [given[0]] if is_one and given[0].shape == shape else None
-    if any(parts is None for parts in operands):
-        return None
-    return moved(equation, [parts for parts in operands if parts is not None])
+    """Tell whether each part of a variable along an axis computes the same part of a target."""
+    start = {var: parts_along(var.aval.shape, axis, count)}
+    (labels,) = flows_to(Question(Labels()), constants, start, [target])
+    return labels is not None and np.array_equal(labels, parts)

@@ -1,0 +1,258 @@
+"""Forward dataflow through a jaxpr: what each element is computed from.
+
+Equations are passed in order. Calls are followed into their bodies, branches are joined, and a loop
+is followed until nothing changes (see `_fixpoint`), or step by step where its slices differ.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from ..._jax import TRANSPARENT_CALLS, Atom, Equation, Var, call_body, is_var
+from ..bodies import loop_of
+from ..program import carries_derivative
+from .constants import Constants
+from .lattices import Flow, Lattice, everything, joined, same, spread
+from .primitives import CONSTANT, through_primitive
+
+Special: TypeAlias = Callable[[Equation, Sequence[Flow]], Sequence[Flow] | None]
+"""``(equation, flows of its operands) -> flows of its results``, or ``None`` for no answer."""
+
+LONGEST_WALK = 256
+"""A scan with more steps is not followed step by step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """What is followed through a program.
+
+    Attributes
+    ----------
+    lattice
+        What is known about an element.
+    derivatives
+        Whether only derivatives are followed, not values. A function with a derivative of its own
+        then couples everything, unless ``special`` answers: its body is not its derivative.
+    special
+        Asked first about every equation, also in bodies.
+    """
+
+    lattice: Lattice
+    derivatives: bool = False
+    special: Special | None = None
+
+
+def flows_to(
+    question: Question,
+    constants: Constants,
+    starts: Mapping[Var, Flow],
+    targets: Sequence[Atom],
+) -> list[Flow]:
+    """Return the flows of some variables of a program, given those of others.
+
+    Parameters
+    ----------
+    question
+        What is followed.
+    constants
+        The program, with what is constant in it.
+    starts
+        Variables, inputs or not, and their flows.
+    targets
+        The variables in question.
+    """
+    program = constants.program
+    between = program.depends_on(targets, frozenset(starts)).difference(starts)
+    equations = (program.equations[index] for index in program.making(between))
+    known = dict(starts)
+    _pass(question, constants, equations, known)
+    return [known.get(atom) if is_var(atom) else None for atom in targets]
+
+
+def flows_from(
+    question: Question, constants: Constants, starts: Mapping[Var, Flow], last: int | None = None
+) -> dict[Var, Flow]:
+    """Return the flows of all variables that are computed from some others.
+
+    Equations after the one with index ``last`` are not looked at.
+    """
+    known, program = dict(starts), constants.program
+    equations = (program.equations[index] for index in program.forward(starts, known, last))
+    _pass(question, constants, equations, known)
+    return known
+
+
+def flows_of_outputs(
+    question: Question, constants: Constants, inputs: Sequence[Flow]
+) -> list[Flow]:
+    """Return the flows of a program's outputs, given those of its inputs."""
+    program = constants.program
+    known: dict[Var, Flow] = dict(zip(program.in_vars, inputs, strict=True))
+    _pass(question, constants, program.equations, known)
+    return [known.get(atom) if is_var(atom) else None for atom in program.out_atoms]
+
+
+def _pass(
+    question: Question,
+    constants: Constants,
+    equations: Iterable[Equation],
+    known: dict[Var, Flow],
+) -> None:
+    """Add the flows of what equations make; what is known stays as it is."""
+    for equation in equations:
+        operands = [known.get(atom) if is_var(atom) else None for atom in equation.invars]
+        if all(flow is None for flow in operands):
+            continue
+        found = _through(question, constants, equation, operands)
+        for var, flow in zip(equation.outvars, found, strict=True):
+            if not question.derivatives or carries_derivative(var):
+                known.setdefault(var, flow)
+
+
+def _through(
+    question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
+) -> Sequence[Flow]:
+    name = equation.primitive.name
+    found = None if question.special is None else question.special(equation, operands)
+    if found is not None:
+        return found
+    if question.derivatives and name in CONSTANT:
+        return [None] * len(equation.outvars)
+    body = call_body(equation)
+    if body is not None and (name in TRANSPARENT_CALLS or not question.derivatives):
+        return flows_of_outputs(question, constants.body(body, equation.invars), operands)
+    drive = DRIVERS.get(name)
+    found = None if drive is None else drive(question, constants, equation, operands)
+    if found is not None:
+        return found
+    return through_primitive(question.lattice, equation, operands, constants)
+
+
+def _cond(
+    question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
+) -> list[Flow]:
+    """Join what the branches give, and what chooses between them."""
+    lattice, (choice, *given) = question.lattice, operands
+    bodies = [constants.body(b, equation.invars[1:]) for b in equation.params["branches"]]
+    every = [flows_of_outputs(question, body, given) for body in bodies]
+    every.append(_everywhere(lattice, [choice], equation.outvars))
+    return [joined(lattice, flows) for flows in zip(*every, strict=True)]
+
+
+def _everywhere(lattice: Lattice, flows: Sequence[Flow], atoms: Sequence[Atom]) -> list[Flow]:
+    """Return flows of variables whose every element depends on all elements of some others."""
+    one = everything(lattice, flows)
+    return [None if one is None else spread(lattice, one, atom.aval.shape) for atom in atoms]
+
+
+def _while(
+    question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
+) -> list[Flow]:
+    """Follow a loop whose number of steps is not known."""
+    loop, atoms = loop_of(equation, operands), loop_of(equation, equation.invars)
+    assert loop.condition is not None
+    body = constants.body(loop.body, atoms.fixed)
+    test = constants.body(loop.condition, atoms.tested)
+
+    def step(carried: Sequence[Flow]) -> list[Flow]:
+        goes_on = flows_of_outputs(question, test, [*loop.tested, *carried])
+        decided = _everywhere(question.lattice, goes_on, atoms.carried)
+        after = flows_of_outputs(question, body, [*loop.fixed, *carried])
+        return [joined(question.lattice, [a, d]) for a, d in zip(after, decided, strict=True)]
+
+    return _fixpoint(question.lattice, step, loop.carried)
+
+
+def _fixpoint(
+    lattice: Lattice, step: Callable[[Sequence[Flow]], Sequence[Flow]], carried: Sequence[Flow]
+) -> list[Flow]:
+    r"""Return the least flows with :math:`c = c_0 \vee f(c)`, by iteration from below."""
+    while True:
+        pairs = zip(carried, step(carried), strict=True)
+        after = [joined(lattice, pair) for pair in pairs]
+        if all(same(a, b) for a, b in zip(carried, after, strict=True)):
+            return after
+        carried = after
+
+
+def _scan(
+    question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
+) -> list[Flow]:
+    """Follow a scan step by step, or all steps as one where there are too many."""
+    lattice, length = question.lattice, equation.params["length"]
+    loop, atoms = loop_of(equation, operands), loop_of(equation, equation.invars)
+    count = len(loop.carried)
+    body = constants.body(loop.body, atoms.fixed)
+
+    def results(carried: Sequence[Flow], slices: Sequence[Flow]) -> list[Flow]:
+        return flows_of_outputs(question, body, [*loop.fixed, *carried, *slices])
+
+    if length > LONGEST_WALK:
+        slices = [s if s is None else lattice.over(s, [0]) for s in loop.sequences]
+        carried = _fixpoint(lattice, lambda c: results(c, slices)[:count], loop.carried)
+        steps = [results(carried, slices)[count:]] * length
+    else:
+        order = range(length)[::-1] if equation.params["reverse"] else range(length)
+        carried, by_step = _walk(results, loop.carried, loop.sequences, order)
+        steps = [by_step[step] for step in range(length)]
+    variables = equation.outvars[count:]
+    return [*carried, *(_stacked(lattice, steps, i, v) for i, v in enumerate(variables))]
+
+
+def _walk(
+    results: Callable[[Sequence[Flow], Sequence[Flow]], list[Flow]],
+    start: Sequence[Flow],
+    sequences: Sequence[Flow],
+    order: Sequence[int],
+) -> tuple[list[Flow], dict[int, list[Flow]]]:
+    """Return what a scan carries at its end, and the other results of each step."""
+    carried, count = list(start), len(start)
+    by_step: dict[int, list[Flow]] = {}
+    is_steady = all(s is None or (s == s[:1]).all() for s in sequences)
+    for position, step in enumerate(order):
+        found = results(carried, [None if s is None else s[step] for s in sequences])
+        by_step[step] = found[count:]
+        if is_steady and all(same(a, b) for a, b in zip(found, carried, strict=False)):
+            by_step.update(dict.fromkeys(order[position:], found[count:]))
+            break
+        carried = found[:count]
+    return carried, by_step
+
+
+def _stacked(lattice: Lattice, steps: Sequence[Sequence[Flow]], index: int, var: Var) -> Flow:
+    flows = [step[index] for step in steps]
+    first = next((flow for flow in flows if flow is not None), None)
+    if first is None or all(flow is first for flow in flows):
+        return None if first is None else spread(lattice, first, var.aval.shape)
+    empty = lattice.empty(var.aval.shape[1:])
+    return np.stack([empty if flow is None else flow for flow in flows])
+
+
+def _linear_solve(
+    question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
+) -> list[Flow] | None:
+    """Follow the solver of a linear equation whose matrix is not followed.
+
+    The solution is linear in the right side, so its derivative runs the same program on values.
+    """
+    lengths = equation.params["const_lengths"]
+    count = sum(lengths)
+    if any(flow is not None for flow in operands[:count]):
+        return None
+    start = lengths.matvec + lengths.vecmat
+    atoms = [*equation.invars[start : start + lengths.solve], *equation.invars[count:]]
+    body = constants.body(equation.params["jaxprs"].solve, atoms)
+    inputs = [None] * lengths.solve + list(operands[count:])
+    return flows_of_outputs(Question(question.lattice), body, inputs)
+
+
+DRIVERS: Mapping[
+    str, Callable[[Question, Constants, Equation, Sequence[Flow]], list[Flow] | None]
+] = {
+    "cond": _cond,
+    "custom_linear_solve": _linear_solve,
+    "scan": _scan,
+    "while": _while,
+}

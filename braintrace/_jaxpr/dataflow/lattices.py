@@ -1,0 +1,168 @@
+r"""Lattices: what is known about the source of each element of an array.
+
+A *flow* is a NumPy array with the shape of a variable, followed by the axes of the lattice. Its
+entries are ordered by a partial order with a least upper bound :math:`a \vee b` (`join`) and a
+least entry (`empty`), for which :math:`a \vee a = a`. ``None`` stands for an array of least
+entries. An element that is computed from several others has the least upper bound of theirs, so
+a flow that is too large is safe, and one that is too small is wrong.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+Flow: TypeAlias = np.ndarray | None
+"""What the elements of an array come from; ``None``: from nothing that is followed."""
+
+NONE = -1
+"""The label of an element that comes from nothing that is labelled."""
+
+MIXED = -2
+"""The label of an element that comes from several labels."""
+
+_HIGHEST = np.iinfo(np.int32).max
+
+
+class Lattice(Protocol):
+    """The operations that every lattice has.
+
+    Attributes
+    ----------
+    rank
+        Number of axes that a flow has after those of the variable.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    def empty(self, shape: Sequence[int]) -> np.ndarray:
+        """Return a flow of least entries, for a variable of this shape."""
+        ...
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Return the least upper bound of two flows, element by element."""
+        ...
+
+    def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        """Return the least upper bound along some axes, which are removed."""
+        ...
+
+    def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        """Join each element of a flow into the element of ``base`` with the number in ``targets``.
+
+        Elements are counted in order; -1 stands for no element.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """One label for each element: a number, `NONE`, or `MIXED` if it comes from several."""
+
+    rank = 0
+
+    def empty(self, shape: Sequence[int]) -> np.ndarray:
+        return np.full(shape, NONE, np.int32)
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return merge(first, second)
+
+    def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        axes = tuple(axes)
+        top = np.max(flow, axis=axes, initial=NONE)
+        low = np.min(np.where(flow == NONE, _HIGHEST, flow), axis=axes, initial=_HIGHEST)
+        return _one_of(low, top)
+
+    def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        values = flow.ravel()
+        top = np.full(base.size + 1, NONE, np.int32)
+        low = np.full(base.size + 1, _HIGHEST, np.int32)
+        np.maximum.at(top, targets.ravel(), values)
+        np.minimum.at(low, targets.ravel(), np.where(values == NONE, _HIGHEST, values))
+        return merge(base, _one_of(low, top)[:-1].reshape(base.shape))
+
+
+def _one_of(low: np.ndarray, top: np.ndarray) -> np.ndarray:
+    """Return the label where the lowest is the highest one, without counting `NONE`."""
+    found = np.where(low == top, top, MIXED)
+    return np.where(low == _HIGHEST, NONE, found).astype(np.int32)
+
+
+def merge(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the labels of elements that come from two sources."""
+    if first is second or np.array_equal(first, second):
+        return first
+    merged = np.where(first == NONE, second, first)
+    conflict = (first != NONE) & (second != NONE) & (first != second)
+    return np.where(conflict, MIXED, merged).astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sets:
+    """For each element a subset of ``count`` numbers, as booleans along one more axis."""
+
+    count: int
+    rank = 1
+
+    def empty(self, shape: Sequence[int]) -> np.ndarray:
+        return np.zeros((*shape, self.count), bool)
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        return np.asarray(first | second)
+
+    def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        return np.asarray(flow.any(tuple(axes)))
+
+    def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        shape = base.shape[:-1]
+        rows = np.concatenate([base.reshape(-1, self.count), self.empty([1])])
+        np.logical_or.at(rows, targets.ravel(), flow.reshape(-1, self.count))
+        return rows[:-1].reshape(*shape, self.count)
+
+
+# --- functions of any lattice
+
+
+def cells(lattice: Lattice, flow: np.ndarray) -> tuple[int, ...]:
+    """Return the shape of one entry: the axes of the lattice."""
+    return flow.shape[flow.ndim - lattice.rank :]
+
+
+def spread(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Broadcast a flow to the shape of another variable."""
+    return np.broadcast_to(flow, (*shape, *cells(lattice, flow)))
+
+
+def joined(lattice: Lattice, flows: Sequence[Flow]) -> Flow:
+    """Return the least upper bound of several flows of one shape."""
+    found = [flow for flow in flows if flow is not None]
+    return functools.reduce(lattice.join, found) if found else None
+
+
+def along(lattice: Lattice, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """Return the least upper bound along some axes, which keep one element each."""
+    return np.expand_dims(lattice.over(flow, axes), tuple(axes)) if axes else flow
+
+
+def everything(lattice: Lattice, flows: Sequence[Flow]) -> Flow:
+    """Return the least upper bound of all elements of some flows, as one entry."""
+    return joined(
+        lattice,
+        [lattice.over(f, range(f.ndim - lattice.rank)) for f in flows if f is not None],
+    )
+
+
+def taken(lattice: Lattice, flows: Sequence[np.ndarray], sources: np.ndarray) -> np.ndarray:
+    """Return the entries of elements that are counted through all flows; -1 stands for none."""
+    rows = [f.reshape(-1, *cells(lattice, f)) for f in flows]
+    return np.asarray(np.concatenate([*rows, lattice.empty([1])])[sources])
+
+
+def same(first: Flow, second: Flow) -> bool:
+    """Tell whether two flows are equal."""
+    if first is None or second is None:
+        return first is second
+    return first is second or np.array_equal(first, second)

@@ -1,0 +1,168 @@
+"""The dataflow engine: what it says of each primitive is what a trial shows.
+
+An element that the engine does not name has no influence; for most primitives, every element that
+it names has one.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dataflow_cases import CASES, COUPLED, MATRICES, OF_OTHER_VERSIONS, OF_THE_LIBRARY
+from dataflow_trials import PRIMITIVES, ROUNDING, Case, dependences_by_trial, jacobian
+
+from braintrace._jax import Primitive, equations_inside
+from braintrace._jaxpr import program_of
+from braintrace._jaxpr.dataflow import (
+    ELEMENTWISE,
+    MIXED,
+    NONE,
+    Constants,
+    Labels,
+    Question,
+    Sets,
+    flows_from,
+    flows_of_outputs,
+    flows_to,
+)
+from braintrace._jaxpr.dataflow import flow as engine
+from braintrace._jaxpr.dataflow.primitives import RULES
+
+pytestmark = pytest.mark.usefixtures("float64_in_every_thread")
+
+
+def each(cases):
+    return pytest.mark.parametrize("case", [pytest.param(c, id=str(c)) for c in cases])
+
+
+def traced(case):
+    if case.name not in PRIMITIVES:
+        pytest.skip(f"this version of JAX has no {case.name}")
+    jaxpr = jax.make_jaxpr(case.function)(*case.operands)
+    names = {e.primitive.name for o in jaxpr.eqns for e in (o, *equations_inside(o))}
+    assert case.name in names
+    return jaxpr
+
+
+def sets_of(case, jaxpr, **options):
+    """Whether the engine says that each element of the results depends on each that is followed."""
+    sizes = [x.size if i in case.places else 0 for i, x in enumerate(case.operands)]
+    lattice, starts, start = Sets(sum(sizes)), [], 0
+    for x, size in zip(case.operands, sizes, strict=True):
+        own = np.zeros((x.size, lattice.count), bool)
+        own[np.arange(size), start + np.arange(size)] = True
+        starts.append(own.reshape(*x.shape, -1) if size else None)
+        start += size
+    found = flows_of_outputs(Question(lattice, **options), Constants(program_of(jaxpr)), starts)
+    shapes = [var.aval.shape for var in jaxpr.jaxpr.outvars]
+    full = [lattice.empty(s) if f is None else f for f, s in zip(found, shapes, strict=True)]
+    return np.concatenate([f.reshape(-1, lattice.count) for f in full])
+
+
+@each(CASES)
+def test_an_element_depends_on_what_the_engine_names(case):
+    claimed = sets_of(case, traced(case))
+    shown = dependences_by_trial(case, claimed)
+    assert not (shown & ~claimed).any(), "the engine misses a dependence"
+    if case.is_exact:
+        assert not (claimed & ~shown).any(), "the engine names an element without influence"
+
+
+@each([c for c in CASES if all(c.operands[i].dtype == float for i in c.places)])
+def test_a_derivative_that_the_engine_calls_zero_is_zero(case):
+    jaxpr = traced(case)
+    claimed = sets_of(case, jaxpr, derivatives=True)
+    try:
+        found = jacobian(case)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        pytest.skip(f"no derivative: {error}")
+    assert not ((np.abs(found) > ROUNDING) & ~claimed).any()
+
+
+@each(CASES)
+def test_labels_are_the_image_of_sets(case):
+    """A label is that of all elements in the set, or `MIXED` if they have several."""
+    jaxpr = traced(case)
+    sets, generator = sets_of(case, jaxpr), np.random.default_rng(3)
+    labels = generator.integers(-1, 3, sets.shape[1]).astype(np.int32)
+    starts, start = [], 0
+    for place, x in enumerate(case.operands):
+        own = labels[start : start + x.size] if place in case.places else None
+        starts.append(None if own is None else own.reshape(x.shape))
+        start += 0 if own is None else x.size
+    found = flows_of_outputs(Question(Labels()), Constants(program_of(jaxpr)), starts)
+    shapes = [var.aval.shape for var in jaxpr.jaxpr.outvars]
+    full = [Labels().empty(s) if f is None else f for f, s in zip(found, shapes, strict=True)]
+    expected = [labels[own][labels[own] != NONE] for own in sets]
+    expected = [e[0] if len({*e}) == 1 else MIXED if len(e) else NONE for e in expected]
+    np.testing.assert_array_equal(np.concatenate([f.ravel() for f in full]), expected)
+
+
+def test_every_primitive_has_a_case_or_is_known_to_couple_everything():
+    named = {case.name for case in CASES}
+    assert PRIMITIVES.keys() - named <= COUPLED
+    followed = RULES.keys() | engine.DRIVERS.keys()
+    assert not followed & COUPLED
+    assert followed - named == OF_OTHER_VERSIONS | OF_THE_LIBRARY
+
+
+@each([Case(n, None, ()) for n in sorted(OF_OTHER_VERSIONS)])
+def test_names_of_other_versions(case):
+    """They are elementwise, or a view of the same elements."""
+    assert case.name in ELEMENTWISE or case.name == "expand_dims"
+
+
+def test_an_unknown_primitive_couples_everything():
+    primitive = Primitive("tests_alike")
+    primitive.def_abstract_eval(lambda x: x)
+    case = Case("tests_alike", primitive.bind, (np.ones(3),))
+    assert sets_of(case, jax.make_jaxpr(primitive.bind)(np.ones(3))).all()
+
+
+@each([c for c in CASES if c.name in ("custom_jvp_call", "custom_vjp_call")])
+def test_the_body_of_a_custom_derivative_is_not_followed(case):
+    assert sets_of(case, traced(case), derivatives=True).all()
+
+
+@each([c for c in CASES if c.name in ("sin", "jit", "scan", "cond") and c.what != "no_step"])
+def test_a_client_answers_first_in_bodies_as_well(case):
+    def special(equation, operands):
+        is_asked = equation.primitive.name in ("sin", "add", "mul", "concatenate", "sub", "rev")
+        return [None] * len(equation.outvars) if is_asked else None
+
+    jaxpr = traced(case)
+    claimed, plain = sets_of(case, jaxpr, special=special), sets_of(case, jaxpr)
+    assert not (claimed & ~plain).any() and claimed.sum() < plain.sum()
+
+
+def test_flows_between_variables_of_a_program():
+    """Of two sums, the flow of the first stands in for what it is computed from."""
+
+    def function(x, y):
+        first = x + y
+        second = first[::-1] + y
+        return first, second, jnp.sin(second)
+
+    program = program_of(jax.make_jaxpr(function)(np.ones(3), np.ones(3)))
+    (_, y), (first, second, end) = program.in_vars, program.out_atoms
+    numbers, question, constants = np.arange(3), Question(Labels()), Constants(program)
+    found = flows_to(question, constants, {first: numbers}, [end, y, first])
+    np.testing.assert_array_equal(found[0], [2, 1, 0])
+    assert found[1] is None
+    np.testing.assert_array_equal(found[2], numbers)
+    # A start keeps its flow, though it is computed from another one.
+    (kept,) = flows_to(question, constants, {first: numbers, y: numbers + 3}, [first])
+    np.testing.assert_array_equal(kept, numbers)
+    every = flows_from(question, constants, {y: numbers})
+    np.testing.assert_array_equal(every[end], [MIXED, 1, MIXED])
+    early = flows_from(question, constants, {y: numbers}, program.producer[first])
+    assert first in early and second not in early
+
+
+@each([case for case in CASES if case.operands[0] is MATRICES])
+def test_matrices_of_a_batch_are_independent(case):
+    jaxpr = traced(case)
+    starts = [np.arange(len(x)).repeat(x[0].size).reshape(x.shape) for x in case.operands]
+    for flow in flows_of_outputs(Question(Labels()), Constants(program_of(jaxpr)), starts):
+        for sample, labels in enumerate(flow):
+            assert (labels == sample).all()
