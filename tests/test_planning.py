@@ -251,6 +251,21 @@ def test_samples_and_outputs_are_divided():
     assert both.devices == 20
 
 
+def test_concatenated_gates_are_divided_in_their_traces_alone():
+    """Their weight is replicated, as `shard` has it: a device has all gates of its units."""
+
+    def plan(**options):
+        make, x = MODELS["gru"]
+        options |= {"steps": STEPS, "method": "etrace_online"}
+        return braintrace.plan(make, "d_rtrl", x, batch_size=BATCH, **options)
+
+    whole = plan()
+    both = plan(mesh={"data": 8, "model": 2}, model="model")
+    assert both.traces == whole.traces // 16
+    candidate = 4 * (32 + 64 + 1) * 64
+    assert both.parameters == whole.parameters - candidate // 2
+
+
 def test_what_does_not_fit_is_told_with_what_would():
     options = {"method": "etrace_grad", "from_zero": False, "steps": 64, "chunk_size": 64}
     whole = plan_of_product(**options)
