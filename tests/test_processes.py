@@ -3,8 +3,10 @@
 import contextlib
 import os
 import pathlib
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import compilation
@@ -81,6 +83,8 @@ WRONG_OPTIONS = {
     "--coordinator a:1 --processes 2": "belong together",
     "--coordinator a:1 --processes 2 --process 2": "counted from 0 to 1, got 2",
     "--coordinator a --processes 2 --process 0": "expected ADDRESS:PORT, got 'a'",
+    "--coordinator a:65536 --processes 2 --process 0": "expected ADDRESS:PORT, got 'a:65536'",
+    "--coordinator a:1 --processes 2 --process 0 --wait 0": "--wait: expected a whole number",
     "--cluster --processes 2": "--cluster asks the scheduler",
 }
 
@@ -99,6 +103,67 @@ def test_a_cluster_without_a_scheduler_is_told(example, monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", without_scheduler)
     with pytest.raises(SystemExit, match="JAX finds no scheduler"):
         example.connect(example.parse_options(["stream", "--cluster"]))
+
+
+def options_of(example, port, process):
+    together = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process", str(process)]
+    return example.parse_options(["stream", *together, "--wait", "1"])
+
+
+@pytest.fixture
+def taken():
+    """A port at which another program listens."""
+    with socket.create_server(("", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_port_of_another_program_is_told(example, taken):
+    with pytest.raises(SystemExit, match=rf"cannot listen at port {taken} .*another port"):
+        example.connect(options_of(example, taken, 0))
+
+
+def test_a_process_that_is_missing_is_told(example, taken, capfd, monkeypatch):
+    """In time, by the process itself: JAX would end it and name nothing."""
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda status: ended.set())
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: ended.wait(PATIENCE))
+    free = example_scripts.load("processes").free_port()
+    found = []
+    for port in (taken, free):
+        example.connect(options_of(example, port, 1))
+        assert ended.is_set()
+        ended.clear()
+        found.append(capfd.readouterr().err)
+    start = "process 1 of 2 has not found all others within 1 seconds: "
+    assert found[0].startswith(f"{start}a server answers at 127.0.0.1:{taken}.")
+    assert found[1].startswith(f"{start}nothing listens at 127.0.0.1:{free} (")
+
+
+def test_processes_that_find_each_other_go_on(example, taken, monkeypatch):
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
+    monkeypatch.setattr(os, "_exit", lambda status: pytest.fail("ended"))
+    running = set(threading.enumerate())
+    example.connect(options_of(example, taken, 1))
+    for timer in set(threading.enumerate()) - running:
+        timer.join(timeout=0.5)  # one that is cancelled ends at once
+        assert not timer.is_alive()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_alone_gives_up(process):
+    """Process 0 without its peer, and a peer without process 0, in JAX itself."""
+    port = example_scripts.load("processes").free_port()
+    program = str(example_scripts.FOLDER / "multi_host.py")
+    together = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--wait", "3"]
+    command = [sys.executable, program, "stream", *together, "--process", str(process)]
+    run = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert run.returncode == 1
+    assert ("a server answers", "nothing listens")[process] in run.stderr, run.stderr[-3000:]
 
 
 def test_the_launcher_tells_how_it_is_called():

@@ -9,7 +9,12 @@ part, so that whatever ends the program, the same command goes on, with any numb
 """
 
 import argparse
+import contextlib
+import os
 import re
+import socket
+import sys
+import threading
 
 import brainstate
 import jax
@@ -132,19 +137,85 @@ def connect(options):
     """Find the other processes, before anything else is asked of JAX."""
     if options.devices is not None:
         jax.config.update("jax_num_cpu_devices", options.devices)
-    patience = {"heartbeat_timeout_seconds": SECONDS_WITHOUT_A_SIGN}
+    patience = {
+        "heartbeat_timeout_seconds": SECONDS_WITHOUT_A_SIGN,
+        "initialization_timeout": 2 * options.wait,  # JAX names nothing when it gives up
+    }
     if options.cluster:
         try:
-            jax.distributed.initialize(**patience)
+            with limited(options):
+                jax.distributed.initialize(**patience)
         except ValueError as error:
             raise SystemExit(
                 f"--cluster: JAX finds no scheduler around this process ({error}). Start it by one "
                 "(srun, mpirun), or give --coordinator, --processes and --process."
             ) from error
     elif options.coordinator is not None:
+        if options.process == 0:
+            check_port(options)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         processes = options.processes, options.process
-        jax.distributed.initialize(options.coordinator, *processes, **patience)
+        with limited(options):
+            jax.distributed.initialize(options.coordinator, *processes, **patience)
+
+
+def host_and_port(options):
+    host, _, port = options.coordinator.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def check_port(options):
+    """Refuse a port that another program has, before JAX fails at it."""
+    _, port = host_and_port(options)
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise SystemExit(
+            f"--coordinator {options.coordinator}: process 0 cannot listen at port {port} "
+            f"({error}). Give all processes another port."
+        ) from error
+
+
+@contextlib.contextmanager
+def limited(options):
+    """End this process when the others have not been found in time."""
+
+    def give_up():
+        print(missing(options), file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(options.wait, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def missing(options):
+    """Return which processes have not been found, and what to do."""
+    if options.cluster:
+        return (
+            f"--cluster: the processes have not found each other within {options.wait} seconds. "
+            "See whether all tasks of the job are running, or give a longer --wait."
+        )
+    words = (
+        f"process {options.process} of {options.processes} has not found all others within "
+        f"{options.wait} seconds: "
+    )
+    try:
+        socket.create_connection(host_and_port(options), timeout=2).close()
+    except OSError as error:
+        return (
+            f"{words}nothing listens at {options.coordinator} ({error}). Start process 0, and give "
+            "the address of its machine as --coordinator to every process."
+        )
+    return (
+        f"{words}a server answers at {options.coordinator}. If it is process 0, another process is "
+        f"missing: start processes 0 to {options.processes - 1} with this --coordinator, each with "
+        "its own --process, or give a longer --wait."
+    )
 
 
 def at_least(least):
@@ -171,6 +242,7 @@ def parse_options(arguments=None):
     add("--coordinator", metavar="ADDRESS:PORT", help="otherwise: where process 0 is found")
     add("--processes", type=at_least(1), help="how many there are")
     add("--process", type=at_least(0), help="which one this is, from 0")
+    add("--wait", type=at_least(1), default=300, help="seconds to find the other processes in")
     options = parser.parse_args(arguments)
     if complaint := wrong_connection(options):
         parser.error(complaint)
@@ -186,7 +258,10 @@ def wrong_connection(options):
         return "--cluster asks the scheduler for what --coordinator, --processes and --process say"
     if any(option is None for option in of_one):
         return "--coordinator, --processes and --process belong together: give all three or none"
-    if not re.fullmatch(r".+:\d+", options.coordinator):
+    if (
+        not re.fullmatch(r".+:\d+", options.coordinator, re.ASCII)
+        or host_and_port(options)[1] >= 2**16
+    ):
         return f"--coordinator: expected ADDRESS:PORT, got {options.coordinator!r}"
     if options.process >= options.processes:
         return (
