@@ -25,6 +25,12 @@ from ._typing import Path
 LONGEST, MOST_LEAVES = 60, 4
 """Characters of a printed value, and leaves of a printed container."""
 
+LARGEST = 2**63
+"""Beyond every size, and beyond the integers of NumPy and JAX."""
+
+DEEPEST = 100
+"""Levels of lists, tuples and dicts that may be nested."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
@@ -67,14 +73,17 @@ def _equals(value: Any, expected: Any) -> bool:
 
 def _is_floating(value: Any) -> bool:
     try:
-        return bool(jnp.issubdtype(value, jnp.floating))
+        is_dtype = isinstance(value, (str, type, np.dtype))
+        return is_dtype and bool(jnp.issubdtype(value, jnp.floating))
     except Exception:  # NumPy raises what it likes for what is no dtype
         return False
 
 
 BOOLEAN = Kind("True or False", lambda value: isinstance(value, (bool, np.bool_)))
-POSITIVE = Kind("a positive integer", lambda value: is_integer(value) and value >= 1)
-NOT_NEGATIVE = Kind("an integer of at least 0", lambda value: is_integer(value) and value >= 0)
+POSITIVE = Kind("a positive integer", lambda value: is_integer(value) and 1 <= value < LARGEST)
+NOT_NEGATIVE = Kind(
+    "an integer of at least 0", lambda value: is_integer(value) and 0 <= value < LARGEST
+)
 DECAY = Kind(
     "a float in [0, 1)",
     lambda value: isinstance(value, (float, np.floating)) and bool(0.0 <= value < 1.0),
@@ -142,9 +151,7 @@ def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -
         If it is not, or does not.
     """
     check_option(name, function, FUNCTION)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # it is written in C
+    if (signature := _signature(function)) is None:
         return
     try:
         signature.bind(*arguments)
@@ -152,6 +159,13 @@ def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -
         raise OptionError(
             f"`{name}` takes {signature}, and is called with {what}: {error}."
         ) from error
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # it is written in C
+        return None
 
 
 def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
@@ -208,9 +222,23 @@ def array_of(name: str, value: Any, where: str = "") -> jax.Array:
         If it is nothing that JAX computes with.
     """
     try:
-        return to_array(value)
-    except (TypeError, ValueError, OverflowError, Warning) as error:  # not that of a signal
+        return to_array(_nested_to_an_end(value))
+    except (TypeError, ValueError, OverflowError, RuntimeError, Warning) as error:  # no signal's
         raise not_an_array(name, value, where) from error
+
+
+def numbers_of(name: str, value: Any, where: str = "") -> jax.Array:
+    """Return a value as an array of numbers: no array of random keys.
+
+    Raises
+    ------
+    DtypeError
+        If it is none.
+    """
+    array = array_of(name, value, where)
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        raise not_an_array(name, value, where)
+    return array
 
 
 def not_an_array(name: str, value: Any, where: str = "") -> DtypeError:
@@ -218,6 +246,23 @@ def not_an_array(name: str, value: Any, where: str = "") -> DtypeError:
     return DtypeError(
         f"{where}`{name}` is {shown(value)}; expected an array of numbers.{_hint(value)}"
     )
+
+
+def is_endless(value: Any, level: int = 0) -> bool:
+    """Tell whether containers contain themselves, or are nested deeper than `DEEPEST` levels.
+
+    JAX must not see them: it raises `SystemError`, or leaves the interpreter without a stack.
+    """
+    if not isinstance(value, (list, tuple, dict)):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return level == DEEPEST or any(is_endless(part, level + 1) for part in parts)
+
+
+def _nested_to_an_end(value: Any) -> Any:
+    if is_endless(value):
+        raise TypeError(f"nested deeper than {DEEPEST} levels")
+    return value
 
 
 def _hint(value: Any) -> str:
@@ -249,6 +294,8 @@ def type_of(value: Any) -> Any:
     """
     if isinstance(value, jax.Array) and not is_there(value):
         raise TypeError("an array without its numbers")
+    if is_integer(value) and not -LARGEST <= value < LARGEST:
+        raise OverflowError("no integer of 64 bits")
     return jax.typeof(value)
 
 
@@ -260,11 +307,28 @@ def check_arrays(name: str, tree: Any, where: str = "") -> None:
     DtypeError
         If one is.
     """
+    check_tree(name, tree, where)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_state):
         try:
             type_of(leaf)
         except (TypeError, ValueError, OverflowError):  # numbers beyond 64 bits overflow
             raise not_an_array(f"{name}{jax.tree_util.keystr(path)}", leaf, where) from None
+
+
+def check_tree(name: str, tree: Any, where: str = "") -> None:
+    """Refuse what JAX cannot take apart: containers in themselves, keys that have no order.
+
+    Raises
+    ------
+    DtypeError
+        If it cannot.
+    """
+    try:
+        jax.tree.structure(_nested_to_an_end(tree))
+    except (TypeError, ValueError) as error:
+        raise DtypeError(
+            f"{where}`{name}` is {shown(tree)}; expected a pytree: {error}."
+        ) from error
 
 
 def is_state(value: Any) -> bool:
@@ -285,19 +349,36 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__}"
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return f"the {type(value).__name__} `{value.__qualname__}`"
-    leaves = jax.tree.leaves(value, is_leaf=is_quantity)
+    if is_endless(value):
+        return (
+            f"a {type(value).__name__} that contains itself, or is deeper than {DEEPEST} levels of "
+            "lists, tuples and dicts"
+        )
+    leaves = leaves_of(value)
     is_container = isinstance(value, (tuple, list, dict))
     if is_container and not all(isinstance(leaf, (bool, int, float, str)) for leaf in leaves):
         rest = ", …" if len(leaves) > MOST_LEAVES else ""
         return f"a {type(value).__name__} of {', '.join(map(shown, leaves[:MOST_LEAVES]))}{rest}"
     plain = (bool, int, float, complex, str, np.generic)
     if value is None or is_container or isinstance(value, plain):
-        text = repr(value)
+        try:
+            text = repr(value)
+        except ValueError:  # Python prints no integers of thousands of digits
+            return f"a {type(value).__name__} of thousands of digits"
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     if dtype is not None and shape is not None:
         return f"{_kind_of_array(value)} of dtype {dtype} and shape {tuple(shape)}"
     return f"a {type(value).__name__}"
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """Return the leaves of a value, also where keys of dicts have no order."""
+    try:
+        return list(jax.tree.leaves(value, is_leaf=is_quantity))
+    except ValueError:
+        parts = value.values() if isinstance(value, dict) else value
+        return [leaf for part in parts for leaf in leaves_of(part)]
 
 
 def _kind_of_array(value: Any) -> str:
@@ -318,7 +399,8 @@ def parameter_names(function: Any, count: int) -> list[str]:
     """
     kinds = inspect.Parameter
     names: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
+    signature = _signature(function)
+    for parameter in signature.parameters.values() if signature else ():
         if parameter.kind is kinds.VAR_POSITIONAL:
             names += [f"{parameter.name}[{index}]" for index in range(count - len(names))]
         elif parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):

@@ -30,6 +30,9 @@ _RAISED = (
     IndexError,
     KeyError,
     NotImplementedError,
+    OverflowError,
+    RuntimeError,
+    ZeroDivisionError,
 )
 _ABOUT_STATES = re.compile(r"\b\w+State\b|\ba State\b|of State\b")
 _ABOUT_JAX = re.compile(

@@ -4,7 +4,7 @@ from typing import Any
 
 import brainstate
 
-from .._arguments import BOOLEAN, DECAY, check_option, is_integer
+from .._arguments import BOOLEAN, DECAY, check_option, is_integer, shown
 from .._errors import OptionError
 from .._executor import InputOutputTraces
 from .algorithm import ETraceAlgorithm
@@ -62,8 +62,8 @@ class ES_D_RTRL(ETraceAlgorithm):
             self.decay = float(decay_or_rank)
         else:
             raise OptionError(
-                f"`decay_or_rank` is {decay_or_rank!r}; expected a decay (a float in [0, 1)) or "
-                "a rank (an integer of at least 1)."
+                f"`decay_or_rank` is {shown(decay_or_rank)}; expected a decay (a float in [0, 1)) "
+                "or a rank (an integer of at least 1)."
             )
 
     @property

@@ -169,7 +169,7 @@ class RulesByPath(ETraceAlgorithm):
         for part in self._parts[:-1]:
             if not any(map(part.fits, paths)):
                 raise OptionError(
-                    f"`rules` has {part.given!r}, which fits no parameter of "
+                    f"`rules` has {shown(part.given)}, which fits no parameter of "
                     f"`{type(self.model).__name__}`; its parameters are "
                     f"{quoted([path_name(path) for path in paths])}."
                 )
@@ -194,7 +194,7 @@ class RulesByPath(ETraceAlgorithm):
 def _part(given: Any, rule: Any) -> Part:
     has_options = isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[1], Mapping)
     algorithm, options = rule if has_options else (rule, {})
-    name = f"rules[{given!r}]"
+    name = f"rules[{shown(given)}]"
     for option in set(SHARED) & set(options):
         raise OptionError(
             f"`{name}` has `{option}`, which holds for all weights of a model: give it to "

@@ -20,6 +20,7 @@ import jax
 from .._arguments import path_filter, shown
 from .._errors import OptionError
 from .._etrace_op import etp_elemwise_p
+from .._foreign import in_words
 from .._graph.diagnostics import Diagnostic, quoted
 from .._jax import Atom, ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
 from .._jaxpr import Program, Rule, carries_derivative, evaluate_all, inlined, program_of
@@ -70,7 +71,9 @@ def marking_of(
         return Marking(_every, unroll_limit, spells_out) if mark == "auto" else None
     wants = path_filter(mark)
     paths = [tuple(path) for path in model.states(brainstate.ParamState)]
-    if not any(map(wants, paths)):
+    with in_words(OptionError, lambda: f"`mark` is {shown(mark)}, which fails for a path"):
+        is_wanted = any(map(wants, paths))
+    if not is_wanted:
         raise OptionError(
             f"`mark` is {shown(mark)}, which fits no parameter of `{type(model).__name__}`; its "
             f"parameters are {quoted(list(map(path_name, paths)))}."

@@ -16,7 +16,7 @@ A filter of inputs that has taken in :math:`x^1`, has grown by a factor :math:`c
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import array_of
+from .._arguments import array_of, named
+from .._errors import PrimitiveError
+from .._foreign import in_words
 from .._tables import Table, as_html, as_text
 from . import rules
 from .primitive import ETPPrimitive, get_primitive_spec
@@ -131,13 +133,18 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
         array_of(f"example_args[{index}]", argument, "`check_primitive`: ")
         for index, argument in enumerate(example_args)
     ]
-    problem = _make_problem(primitive, tuple(operands), params)
-    expected = problem.run(lambda p: [side(p) for _, _, side in p.checks])
-    computed = _run_rules(problem)
-    checks: list[RuleCheck] = []
-    for (rule, _, _), result, wanted in zip(problem.checks, computed, expected, strict=True):
-        checks += _compare(rule, result, {name: wanted[name] for name in problem.weights})
+    with in_words(PrimitiveError, lambda: f"`{primitive}` fails for {_told(operands)}"):
+        problem = _make_problem(primitive, tuple(operands), params)
+        expected = problem.run(lambda p: [side(p) for _, _, side in p.checks])
+        computed = _run_rules(problem)
+        checks: list[RuleCheck] = []
+        for (rule, _, _), result, wanted in zip(problem.checks, computed, expected, strict=True):
+            checks += _compare(rule, result, {name: wanted[name] for name in problem.weights})
     return PrimitiveReport(primitive.name, tuple(_hinted(problem, check) for check in checks))
+
+
+def _told(operands: Sequence[jax.Array]) -> str:
+    return named([f"example_args[{index}]" for index in range(len(operands))], operands)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import POSITIVE, check_option, is_integer
+from .._arguments import LARGEST, POSITIVE, Kind, check_option, is_integer, shown
 from .._errors import OptionError, ShapeError
 
 
@@ -46,6 +46,9 @@ def canonical_dimension_numbers(ndim: int) -> jax.lax.ConvDimensionNumbers:
     features_last = (0, ndim - 1, *space)
     kernel = (ndim - 1, ndim - 2, *range(ndim - 2))
     return jax.lax.ConvDimensionNumbers(features_last, kernel, features_last)
+
+
+PADDING = Kind("an integer", lambda v: is_integer(v) and -LARGEST <= v < LARGEST)
 
 
 def to_canonical_call(
@@ -101,8 +104,8 @@ def _dimension_numbers(x: Any, kernel: Any, dimension_numbers: Any) -> Any:
         return jax.lax.conv_dimension_numbers(x.shape, kernel.shape, dimension_numbers)
     except Exception as error:  # JAX has no words for some of them, such as unknown letters
         raise OptionError(
-            f"`conv`: dimension_numbers={dimension_numbers!r} do not fit `x` {x.shape} and kernel "
-            f"{kernel.shape}: {error}"
+            f"`conv`: dimension_numbers={shown(dimension_numbers)} do not fit `x` {x.shape} and "
+            f"kernel {kernel.shape}: {error}"
         ) from error
 
 
@@ -122,7 +125,7 @@ def _per_axis(name: str, value: Any, space: int) -> tuple[int, ...]:
     values = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else (value,) * space
     if len(values) != space or not all(map(POSITIVE.accepts, values)):
         raise OptionError(
-            f"`conv`: {name}={value!r} must be one positive integer, or one for each of the "
+            f"`conv`: {name}={shown(value)} must be one positive integer, or one for each of the "
             f"{space} space axes."
         )
     return tuple(map(int, values))
@@ -135,24 +138,24 @@ def _explicit_padding(
     if not isinstance(padding, str):
         try:
             pairs = tuple((low, high) for low, high in padding)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):  # a deleted array raises the last
             pairs = ()
-        if len(pairs) != space or not all(is_integer(n) for pair in pairs for n in pair):
+        if len(pairs) != space or not all(map(PADDING.accepts, sum(pairs, ()))):
             raise OptionError(
-                f"`conv`: padding={padding!r} must be a string or one (low, high) pair for each of "
-                f"the {space} space axes."
+                f"`conv`: padding={shown(padding)} must be a string or one (low, high) pair for "
+                f"each of the {space} space axes."
             )
         return tuple((int(low), int(high)) for low, high in pairs)
     if any(dilation != 1 for dilation in params["lhs_dilation"]):
         raise OptionError(
-            f"`conv`: padding={padding!r} has no meaning with lhs_dilation="
+            f"`conv`: padding={shown(padding)} has no meaning with lhs_dilation="
             f"{params['lhs_dilation']}; give explicit (low, high) pairs."
         )
     window = dilated(kernel.shape[:-2], params["rhs_dilation"])
     try:
         pads = jax.lax.padtype_to_pads(x.shape[1:-1], window, params["strides"], padding)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise OptionError(f"`conv`: padding={padding!r} is not known: {error}") from error
+        raise OptionError(f"`conv`: padding={shown(padding)} is not known: {error}") from error
     return tuple((int(low), int(high)) for low, high in pads)
 
 

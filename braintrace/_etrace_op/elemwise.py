@@ -16,6 +16,7 @@ import saiunit
 
 from .._arguments import FUNCTION, check_arrays, check_option, is_quantity, shown
 from .._errors import DtypeError, OptionError
+from .._foreign import in_words
 from . import quantities
 from .dense import init_output_trace
 from .primitive import ETPPrimitive, register_primitive_spec
@@ -120,7 +121,8 @@ def element_wise(
         )
     check_arrays("weight", weight, "`element_wise`: ")
     _check_learns(weight)
-    result = function(weight)
+    with in_words(OptionError, lambda: f"`element_wise`: `{name}` fails for {shown(weight)}"):
+        result = function(weight)
     if isinstance(result, (tuple, list, dict)) or result is None:
         raise DtypeError(
             f"`element_wise`: `{name}` of `weight` is {shown(result)}; expected one array. "

@@ -202,8 +202,11 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
             f"{indices.dtype}{of_unit}."
         )
     weight, unit = quantities.split_result("embedding", "weight", weight, "weight_fn", weight_fn)
-    if weight.ndim == 0:
-        raise ShapeError("`embedding`: expected `weight` of shape (rows, ...), got shape ().")
+    if weight.shape[:1] in ((), (0,)):
+        raise ShapeError(
+            "`embedding`: expected `weight` of shape (rows, ...), with a row or more, got shape "
+            f"{weight.shape}."
+        )
     if indices.dtype.itemsize < 4:  # which cannot count all rows
         indices = indices.astype(jnp.int32)
     rows, *shape = weight.shape

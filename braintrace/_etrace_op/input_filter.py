@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .._arguments import shown
 from .._errors import PrimitiveError
 
 
@@ -66,5 +67,6 @@ class InputFilter:
         for name in ("init", "add", "pull_back", *given):
             if not callable(getattr(self, name)):
                 raise PrimitiveError(
-                    f"`{name}` of an `InputFilter` must be callable, got {getattr(self, name)!r}."
+                    f"`{name}` of an `InputFilter` is {shown(getattr(self, name))}; expected a "
+                    "function."
                 )

@@ -159,7 +159,7 @@ def register_primitive(
     double
     """
     if not isinstance(name, str) or not name:
-        raise PrimitiveError(f"A primitive's name must be a non-empty string, got {name!r}.")
+        raise PrimitiveError(f"A primitive's name must be a non-empty string, got {shown(name)}.")
     if any(primitive.name == name for primitive in registry.ETP_PRIMITIVES):
         raise PrimitiveError(
             f"A marker primitive named `{name}` is registered already; choose another name."
@@ -167,7 +167,7 @@ def register_primitive(
     for option, value in (("batched", batched), ("gradient_enabled", gradient_enabled)):
         check_option(option, value, BOOLEAN, f"Primitive `{name}`: ")
     if not callable(impl):
-        raise PrimitiveError(f"The implementation of `{name}` must be callable, got {impl!r}.")
+        raise PrimitiveError(f"The implementation of `{name}` must be callable, got {shown(impl)}.")
     primitive = ETPPrimitive(name, impl, batched=batched, gradient_enabled=gradient_enabled)
     define_from_impl(primitive, _one_result(name, impl), _batch)
     registry.ETP_PRIMITIVES.add(primitive)
@@ -221,6 +221,9 @@ def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
     PrimitiveError
         If ``primitive`` is no marker primitive or lacks rules.
     """
+    if not isinstance(primitive, Primitive):
+        name = primitive if isinstance(primitive, str) else shown(primitive)
+        raise PrimitiveError(f"`{name}` is not a marker primitive of this library.")
     spec = registry.ETP_PRIMITIVE_SPECS.get(primitive)
     if spec is not None:
         return spec
@@ -249,7 +252,7 @@ def _one_result(name: str, impl: Rule) -> Rule:
 
 def _register_rule(primitive: ETPPrimitive, kind: str, rule: Rule) -> Rule:
     if not callable(rule):
-        raise PrimitiveError(f"Rule `{kind}` of `{primitive}` must be callable, got {rule!r}.")
+        raise PrimitiveError(f"Rule `{kind}` of `{primitive}` must be callable, got {shown(rule)}.")
     rules = registry.RULES[kind]
     if primitive in rules:
         raise PrimitiveError(f"Rule `{kind}` of `{primitive}` is registered already.")

@@ -7,8 +7,16 @@ from typing import Any
 import jax.numpy as jnp
 import saiunit
 
-from .._arguments import FUNCTION, array_of, check_arrays, check_option, is_quantity
+from .._arguments import (
+    FUNCTION,
+    check_arrays,
+    check_option,
+    is_quantity,
+    numbers_of,
+    shown,
+)
 from .._errors import OptionError, ShapeError, UnitError
+from .._foreign import in_words
 
 FUNCTION_OR_NONE = FUNCTION.or_else(None)
 
@@ -21,10 +29,10 @@ def split(operation: str, name: str, value: Any) -> tuple[Any, Any]:
     DtypeError
         If it is nothing that JAX computes with.
     """
-    if not is_quantity(value):
-        return array_of(name, value, f"`{operation}`: "), saiunit.UNITLESS
-    mantissa, unit = saiunit.split_mantissa_unit(value)
-    return jnp.asarray(mantissa), unit
+    mantissa, unit = value, saiunit.UNITLESS
+    if is_quantity(value):
+        mantissa, unit = saiunit.split_mantissa_unit(value)
+    return numbers_of(name, mantissa, f"`{operation}`: "), unit
 
 
 def attach(mantissa: Any, unit: Any) -> Any:
@@ -48,7 +56,9 @@ def split_result(
     if function is None:
         return split(operation, name, value)
     check_arrays(name, value, f"`{operation}`: ")
-    return split(operation, f"{option}({name})", function(value))
+    with in_words(OptionError, lambda: f"`{operation}`: `{option}` fails for {shown(value)}"):
+        result = function(value)
+    return split(operation, f"{option}({name})", result)
 
 
 def bias_operands(

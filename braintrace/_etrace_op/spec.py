@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from .._arguments import shown
 from .._errors import PrimitiveError
 from .input_filter import InputFilter
 from .registry import RULES
@@ -179,7 +180,7 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
     for field in required:
         if not callable(getattr(spec, field)):
             raise PrimitiveError(
-                f"`{field}` of `{spec.name}` must be callable, got {getattr(spec, field)!r}."
+                f"`{field}` of `{spec.name}` must be callable, got {shown(getattr(spec, field))}."
             )
     optional = (
         "accumulate squared_norms contract select_outputs entries_follow_outputs joins_input "
@@ -189,24 +190,25 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
         if getattr(spec, field) is not None and not callable(getattr(spec, field)):
             raise PrimitiveError(
                 f"`{field}` of `{spec.name}` must be callable or None, "
-                f"got {getattr(spec, field)!r}."
+                f"got {shown(getattr(spec, field))}."
             )
     check_input_filter(spec.name, spec.input_filter)
     for name, axes in (spec.trace_axes or {}).items():
         if not set(axes) <= set(TRACE_AXES):
             raise PrimitiveError(
-                f"`trace_axes` of `{spec.name}` names the axes {axes!r} of '{name}'; expected some "
-                f"of {', '.join(map(repr, TRACE_AXES))}."
+                f"`trace_axes` of `{spec.name}` names the axes {shown(axes)} of '{name}'; expected "
+                f"some of {', '.join(map(repr, TRACE_AXES))}."
             )
     index = spec.x_invar_index
     if index is not None and (not isinstance(index, int) or index < 0):
         raise PrimitiveError(
-            f"`x_invar_index` of `{spec.name}` must be an operand index or None, got {index!r}."
+            f"`x_invar_index` of `{spec.name}` must be an operand index or None, got "
+            f"{shown(index)}."
         )
     if spec.y_outvar_index != 0:
         raise PrimitiveError(
-            f"`y_outvar_index` of `{spec.name}` must be 0, got {spec.y_outvar_index!r}: marker "
-            "primitives have one result."
+            f"`y_outvar_index` of `{spec.name}` must be 0, got {shown(spec.y_outvar_index)}: "
+            "marker primitives have one result."
         )
 
 
@@ -214,5 +216,5 @@ def check_input_filter(name: str, value: Any) -> None:
     """Refuse what is neither an `InputFilter` nor None."""
     if value is not None and not isinstance(value, InputFilter):
         raise PrimitiveError(
-            f"`input_filter` of `{name}` must be an `InputFilter` or None, got {value!r}."
+            f"`input_filter` of `{name}` must be an `InputFilter` or None, got {shown(value)}."
         )

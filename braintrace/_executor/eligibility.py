@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import is_quantity
+from .._arguments import Kind, check_option, is_quantity
 from .._errors import OptionError, ShapeError
 from .._graph import (
     ETraceGraph,
@@ -21,6 +21,11 @@ from .._graph.diagnostics import quoted
 from .._typing import Path, path_name
 from .active_outputs import active_outputs_of, trace_shapes
 from .layout import trace_sites
+
+PATH = Kind(
+    "the path of a parameter, such as 'cell/w' or ('cell', 'w')",
+    lambda v: isinstance(v, (str, tuple, list)) and all(isinstance(p, (str, int)) for p in v),
+)
 
 
 def eligibility(
@@ -49,7 +54,8 @@ def eligibility(
     ShapeError
         If it is used by operations whose traces have different forms.
     """
-    name = path_name(tuple(path)) if isinstance(path, (tuple, list)) else str(path)
+    check_option("path", path, PATH)
+    name = path if isinstance(path, str) else path_name(tuple(path))
     if graph.whole is not None:
         return _of_whole_state(graph, graph.whole, specs, traces, name)
     leaf_of = {

@@ -18,7 +18,7 @@ from .._arguments import Kind, check_option, is_quantity, shown
 from .._brainstate import ConstructorSignature
 from .._errors import OptionError, ShapeError
 from .._typing import Path, PyTree, path_name
-from .tree import Tree, as_value, tree_of
+from .tree import Tree, as_value, check_leaves, tree_of
 
 STEP = Kind("a function `step(params, state, *inputs)`", callable)
 
@@ -317,6 +317,7 @@ class _Given:
 
 def _kept(state: PyTree) -> PyTree:
     """Return a state whose arrays nobody else can change or give away."""
+    check_leaves("state", state, _is_carried)
     return jax.tree.map(
         lambda leaf: as_value(leaf) if _is_carried(leaf) else leaf, state, is_leaf=is_quantity
     )

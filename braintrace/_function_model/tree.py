@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._arguments import is_quantity, is_state, not_an_array, shown
+from .._arguments import check_arrays, check_tree, is_quantity, is_state, not_an_array, shown
 from .._errors import ShapeError
 from .._jax import strongly_typed
 from .._typing import Path, PyTree, path_name
@@ -100,6 +100,23 @@ class Tree:
         return "the structure {}; expected {}, as it was given.".format(*structures)
 
 
+def check_leaves(root: str, tree: PyTree, is_kept: Callable[[Any], bool]) -> None:
+    """Refuse a pytree with a State among its leaves, or with values that no State can hold.
+
+    Raises
+    ------
+    DtypeError
+        If there is one.
+    """
+    check_tree(root, tree)
+    leaves = jax.tree.leaves(tree, is_leaf=is_quantity)
+    for path, leaf in zip(_paths(root, tree), leaves, strict=True):
+        if is_state(leaf):
+            raise not_an_array(path_name(path), leaf)
+        if is_kept(leaf):
+            check_arrays(path_name(path), leaf)
+
+
 def tree_of(
     root: str, tree: PyTree, is_kept: Callable[[Any], bool]
 ) -> tuple[Tree, dict[Path, Any]]:
@@ -119,11 +136,9 @@ def tree_of(
     DtypeError
         If there is a State among the leaves.
     """
+    check_leaves(root, tree, is_kept)
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_quantity)
     paths = _paths(root, tree)
-    for path, leaf in zip(paths, leaves, strict=True):
-        if is_state(leaf):
-            raise not_an_array(path_name(path), leaf)
     kept = list(map(is_kept, leaves))
     made = Tree(
         jax.tree.unflatten(structure, range(len(leaves))),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from .._arguments import check_option, one_of
+from .._arguments import check_option, check_tree, one_of
 from .._errors import OptionError
 from .._executor import examples
 from .._runtime import on_automatic_axes, one_thread_at_a_time, unwrap
@@ -69,6 +69,7 @@ def lower(learner: Learner, method: str, *arguments: PyTree, **options: Any) -> 
     """
     check_option("method", method, METHODS)
     _check_call(method, arguments, options)
+    check_tree("arguments", arguments, "`lower`: ")
     given = jax.tree.map(_stand_in, arguments)
     if method == "update":
         return _lower_step(learner, given)

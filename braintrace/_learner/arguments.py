@@ -129,7 +129,7 @@ def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -
     paths = {id(state): path for path, state in parameters.items()}
     for key, state in weights.items():
         if id(state) not in paths:
-            raise OptionError(f"`weights[{key!r}]` is {shown(state)}; {hint}.")
+            raise OptionError(f"`weights[{shown(key)}]` is {shown(state)}; {hint}.")
     return Chosen(tuple((key, paths[id(state)]) for key, state in weights.items()))
 
 
@@ -184,7 +184,7 @@ def shapes_of(sequences: PyTree) -> list[PyTree]:
     """
     try:
         return [type_of(leaf) for leaf in jax.tree.leaves(sequences)]
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, SystemError):
         for index, sequence in enumerate(sequences):
             check_arrays(f"sequence {index}", sequence)
         raise
@@ -214,7 +214,8 @@ def weights_of(mask: ArrayLike, steps: int, reduction: str) -> jax.Array:
         If a weight is not finite, or the sum that a mean is divided by is too large.
     """
     given = array_of("mask", mask)
-    if jnp.issubdtype(given.dtype, jnp.complexfloating):
+    is_real = any(jnp.issubdtype(given.dtype, kind) for kind in (bool, jnp.integer, jnp.floating))
+    if not is_real:
         raise DtypeError(f"`mask` has dtype {given.dtype}; expected real weights.")
     weights = given.astype(jnp.result_type(float))
     if weights.shape != (steps,):

@@ -7,7 +7,7 @@ import brainstate
 import jax
 
 from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of, made
-from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option
+from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option, shown
 from .._errors import CompilationError, OptionError, ShapeError
 from .._foreign import in_words
 from .._runtime import first_step
@@ -131,7 +131,7 @@ def initialise(model: brainstate.nn.Module, batch_size: int | None) -> None:
         or does not work with it.
     """
     given = {} if batch_size is None else {"batch_size": batch_size}
-    what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {batch_size}"
+    what = f"`init_state` of `{type(model).__name__}` fails with `batch_size` {shown(batch_size)}"
     with in_words(OptionError, lambda: what):
         brainstate.nn.init_all_states(model, **given)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from .._arguments import check_arrays
 from .._optional import optional_import
 from .._typing import PyTree
 
@@ -53,6 +54,8 @@ def export_step(
         Whatever `etrace_online` would raise before it runs.
     """
     optional_import("flatbuffers", "export")
+    for index, part in enumerate(slices):
+        check_arrays(f"slice {index}", part)
     pure = learner.functional()
     if options.get("optimizer") is not None:
         learner.init_optimizer(options["optimizer"])

@@ -20,16 +20,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import saiunit
 from jax.typing import ArrayLike
 
 from .._arguments import (
     BATCH_SIZE,
     FRACTION,
     array_of,
+    check_arrays,
     check_option,
     differences,
+    is_quantity,
     leaf_names,
     shown,
+    type_of,
 )
 from .._errors import DtypeError, ShapeError
 from .._typing import PyTree
@@ -101,13 +105,15 @@ class GradientTrace:
         batch = () if batch_size is None else (batch_size,)
 
         def zeros(leaf: Any) -> jax.Array:
-            if not jnp.issubdtype(getattr(leaf, "dtype", None), jnp.inexact):
+            kind = type_of(saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf)
+            if not jnp.issubdtype(kind.dtype, jnp.inexact):
                 raise DtypeError(
                     f"`GradientTrace.init`: expected arrays of floating-point numbers, got "
                     f"{shown(leaf)}."
                 )
-            return jnp.zeros((*batch, *leaf.shape), leaf.dtype)
+            return jnp.zeros((*batch, *kind.shape), kind.dtype)
 
+        check_arrays("like", like, "`GradientTrace.init`: ")
         return jax.tree.map(zeros, like)
 
     def update(self, trace: PyTree, gradients: PyTree, discount: ArrayLike) -> PyTree:

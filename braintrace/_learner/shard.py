@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from jax.sharding import Mesh
 
-from .._arguments import Kind, check_option
+from .._arguments import Kind, check_option, shown
 from .._brainstate import is_watched
 from .._errors import NotCompiledError, OptionError
 from .._sharding import Division
@@ -64,9 +66,10 @@ def shard(
     check_option("learner", learner, LEARNER)
     check_option("mesh", mesh, MESH)
     for name, axis in (("data", data), ("model", model)):
-        if axis is not None and axis not in mesh.axis_names:
+        is_axis = isinstance(axis, Hashable) and axis in mesh.axis_names
+        if axis is not None and not is_axis:
             raise OptionError(
-                f"`{name}` is {axis!r}, and the mesh has the axes "
+                f"`{name}` is {shown(axis)}, and the mesh has the axes "
                 f"{', '.join(map(repr, mesh.axis_names))}: expected one of these, or None."
             )
     if data is not None and data == model:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import brainstate
 import jax
 
-from .._arguments import differences, shown
+from .._arguments import check_tree, differences, shown
 from .._errors import OptionError, ShapeError
 from .._graph import Traces
 from .._typing import Path, PyTree, path_name
@@ -231,6 +231,7 @@ def states_in(name: str, holder: PyTree) -> dict[Path, brainstate.State]:
     """
     if isinstance(holder, brainstate.State):
         return {(name,): holder}
+    check_tree(name, holder)
     found = brainstate.graph.states(holder)
     if not found:
         raise OptionError(

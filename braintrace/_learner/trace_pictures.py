@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arguments import NOT_NEGATIVE, Kind, check_arrays, check_option, common_length
+from .._brainstate import is_watched
 from .._errors import OptionError
 from .._executor import eligibility
 from .._graph import ETraceGraph, Role, Traces, TraceSpecs, specs_of
@@ -82,6 +83,11 @@ def plot_traces(
     """
     check_option("learner", learner, LEARNER)
     check_option("sample", sample, NOT_NEGATIVE)
+    if is_watched():
+        raise OptionError(
+            "`plot_traces` draws numbers, which a transformation such as `jit` does not have: call "
+            "it outside."
+        )
     algorithm = learner.algorithm
     if sequences:
         found = _norms_over_time(learner, path, sequences, sample)
@@ -149,8 +155,9 @@ def _arrays(
     """Yield the traces of one weight with their names, and with what their axes run over."""
     compiled = algorithm.compiled
     graph, specs = compiled.whole.graph, compiled.whole.trace_specs
-    weight = path_name(tuple(path)) if isinstance(path, (tuple, list)) else str(path)
-    for state, value in eligibility(graph, specs, compiled.as_whole(traces), path).items():
+    of_states = eligibility(graph, specs, compiled.as_whole(traces), path)
+    weight = path if isinstance(path, str) else path_name(tuple(path))
+    for state, value in of_states.items():
         leaves = value.items() if isinstance(value, dict) else [("", value)]
         for leaf, array in leaves:
             name = f"∂{state} / ∂{weight}" + (f"/{leaf}" if leaf else "")

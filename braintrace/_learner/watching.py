@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from .._arguments import BOOLEAN, FUNCTION, POSITIVE, check_option
+from .._arguments import BOOLEAN, FUNCTION, POSITIVE, check_option, shown
 from .._brainstate import is_watched
 from .._errors import Interrupted, NonFiniteError, OptionError
 from .._interrupts import uninterrupted
@@ -67,8 +67,8 @@ class Watch:
         check_option("on_log", self.on_log, FUNCTION.or_else(None))
         if (self.log_every is None) != (self.on_log is None):
             raise OptionError(
-                f"`log_every` is {self.log_every} and `on_log` is {self.on_log}: give both, a "
-                "number of steps and the function that is called after as many, or none."
+                f"`log_every` is {self.log_every} and `on_log` is {shown(self.on_log)}: give both, "
+                "a number of steps and the function that is called after as many, or none."
             )
 
     @property

@@ -42,6 +42,12 @@ def check_axes(name: str, value: Any) -> None:
     check_option(name, value, kind.or_else(None))
 
 
+def _is_several(axes: Any) -> bool:
+    return isinstance(axes, (list, tuple)) or (
+        isinstance(axes, np.ndarray) and not isinstance(axes, np.ma.MaskedArray)
+    )
+
+
 def draw_traces(panels: Sequence[Panel], axes: Any = None) -> list[Any]:
     """Draw every panel, and return the axes.
 
@@ -62,14 +68,14 @@ def draw_traces(panels: Sequence[Panel], axes: Any = None) -> list[Any]:
     if axes is None:
         size = (7.0, 0.6 + 2.0 * len(panels))
         _, axes = pyplot.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")
-    own = list(np.ravel(np.asarray(axes, dtype=object)))
+    own = list(np.ravel(np.asarray(axes, dtype=object))) if _is_several(axes) else [axes]
+    for ax in own:
+        check_axes("axes", ax)
     if len(own) != len(panels):
         titles = ", ".join(f"'{panel.title}'" for panel in panels)
         raise OptionError(
             f"`axes` is {shown(axes)} with {len(own)} axes; expected one for each of {titles}."
         )
-    for ax in own:
-        check_axes("axes", ax)
     for ax, panel in zip(own, panels, strict=True):
         image = ax.imshow(
             panel.image, aspect="auto", origin="lower", interpolation="nearest", cmap="magma"

@@ -6,13 +6,14 @@ Outputs are divided along another one, as `braintrace.shard` divides them.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
+from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from .._executor.complex_packing import arrays_of
 from .._graph import ETraceGraph, Traces, TraceSpecs
@@ -93,11 +94,11 @@ def parts_of(mesh: Any, data: str | None, model: str | None) -> Parts:
         )
     counts = {"data": 1, "model": 1}
     for name, axis in {"data": data, "model": model}.items():
-        if axis is not None and axis not in shape:
+        if axis is not None and not (isinstance(axis, Hashable) and axis in shape):
             listed = ", ".join(map(repr, shape))
             raise OptionError(
-                f"`{name}` is {axis!r}, and the mesh has the axes {listed}: expected one of these, "
-                "or None."
+                f"`{name}` is {shown(axis)}, and the mesh has the axes {listed}: expected one of "
+                "these, or None."
             )
         counts[name] = 1 if axis is None else int(shape[axis])
     if model is not None and data == model:

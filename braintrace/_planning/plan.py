@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import BOOLEAN, MODEL, POSITIVE, check_arrays, check_option, one_of
+from .._arguments import (
+    BOOLEAN,
+    MODEL,
+    POSITIVE,
+    check_arrays,
+    check_option,
+    check_takes,
+    check_tree,
+    one_of,
+)
 from .._errors import BraintraceError
 from .._jax import struct_of
 from .._jaxpr import Setting, working_bytes
@@ -213,6 +222,8 @@ def plan(
     is_made = isinstance(network, brainstate.nn.Module)
     if not (is_made or callable(network)):
         check_option("network", network, MODEL)
+    if not is_made:
+        check_takes("network", network, (), "no argument")
     options = Options(chunk_size=chunk_size, memory_budget=memory_budget, every=every)
     work = Workload(
         make=functools.partial(brainstate.graph.clone, network) if is_made else network,
@@ -238,6 +249,7 @@ def _shapes_of(arguments: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
         return leaf if isinstance(leaf, jax.ShapeDtypeStruct) else struct_of(jax.typeof(leaf))
 
     for index, argument in enumerate(arguments):
+        check_tree(f"example_arguments[{index}]", argument)
         is_shape = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(argument)]
         if not all(is_shape):
             check_arrays(f"example_arguments[{index}]", argument)

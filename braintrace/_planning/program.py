@@ -21,6 +21,7 @@ from .._brainstate import trace_stateful
 from .._errors import OptionError
 from .._etrace_op import get_primitive_spec
 from .._executor import as_arrays, examples
+from .._foreign import in_words
 from .._function_model import gradients_by_path
 from .._jax import AnyJaxpr, for_devices, open_jaxpr
 from .._learner import Learner, compile
@@ -162,10 +163,14 @@ def program_for(work: Workload, parts: Parts) -> PlannedProgram:
 
 
 def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> PlannedProgram:
+    with in_words(OptionError, lambda: "`network` makes no model"):
+        model = work.make()
     learner = compile(
-        work.make(), work.algorithm, *example, batch_size=work.batch_size, **work.compile_options
+        model, work.algorithm, *example, batch_size=work.batch_size, **work.compile_options
     )
-    algorithm, sequences = learner.algorithm, _over_time(work.example, work.steps)
+    algorithm = learner.algorithm
+    with in_words(OptionError, lambda: f"`steps` is {work.steps}, too many to plan"):
+        sequences = _over_time(work.example, work.steps)
     algorithm.divide(parts.of_model)
     moments = _begun(learner, work.optimizer)
     request = _request(learner, work, sequences, moments)

@@ -165,7 +165,11 @@ def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
 
     Inside a transformation there is none: JAX has typed what is given already.
     """
-    leaves = jax.tree.leaves((given, [state.value for state in _parameters(algorithm)]))
+    values = [state.value for state in _parameters(algorithm)]
+    try:
+        leaves = jax.tree.leaves((given, values))
+    except (SystemError, ValueError):  # cyclic, or keys without an order: refused where it is used
+        leaves = jax.tree.leaves(values)
     if is_transforming() or any(map(is_tracer, leaves)):
         return None
     meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)

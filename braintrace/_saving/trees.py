@@ -16,18 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from .._arguments import is_quantity, is_state, shown
+from .._arguments import DEEPEST, is_quantity, is_state, shown
 from .._errors import OptionError
-from .._jax import is_tracer
+from .._jax import is_there, is_tracer
 from .._typing import PyTree
 from .schema import check
 from .units import UNIT, unit_as_data, unit_of_data
 
 Arrays = dict[str, Any]
 """Arrays of JAX or NumPy by name."""
-
-DEEPEST = 100
-"""Level of a tree, so that no supported interpreter runs out of its stack."""
 
 LONGEST = 2048
 """Bits of an integer: every setting of ``sys.set_int_max_str_digits`` reads as many."""
@@ -145,7 +142,8 @@ def _array_as_data(array: Any, name: str, arrays: Arrays) -> Any:
             f"`{name}` is a {type(array).__name__}, which would lose more than its numbers. Give "
             "`numpy.asarray` of it, or its `data` and its `mask`."
         )
-    if is_tracer(array) or not (is_key or array.dtype.name in DTYPES.split()):
+    is_gone = isinstance(array, jax.Array) and not is_there(array)
+    if is_gone or is_tracer(array) or not (is_key or array.dtype.name in DTYPES.split()):
         raise OptionError(_refused(whole, name))
     if isinstance(array, np.ndarray):
         array = np.asarray(array.astype(array.dtype.newbyteorder("="), copy=False))

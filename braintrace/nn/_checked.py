@@ -20,6 +20,7 @@ from .._arguments import (
     POSITIVE,
     Kind,
     check_option,
+    check_tree,
     named,
     not_an_array,
     one_of,
@@ -89,6 +90,7 @@ KINDS: dict[str, Kind] = {
     "base_module": FUNCTION.or_else(None),
     "param_type": Kind("a class of States", lambda v: isinstance(v, type)),
     "batch_size": BATCH_SIZE,
+    "name": Kind("a string or None", lambda v: v is None or isinstance(v, str)),
 }
 """What the arguments of constructors and of ``init_state`` may be."""
 
@@ -141,6 +143,8 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
             return method(self, *arguments, **options)
         given = {key: value for key, value in bound.items() if key != "self"}
         for key, value in given.items():
+            if isinstance(value, (list, tuple, dict)):
+                check_tree(key, value, f"{own}: ")
             if name == "update":
                 _check_input(self, key, value, f"{own}: ")
             elif (expected := kind_of(key)) is not None:

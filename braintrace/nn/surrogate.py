@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from .._arguments import Kind, array_of, check_option, is_quantity, shown
+from .._arguments import Kind, check_option, is_quantity, numbers_of, shown
 from .._errors import UnitError
 
 
@@ -52,7 +52,7 @@ def _potential(x: Any, **shape: Any) -> Any:
             f"`x` is {shown(x)}; expected a potential relative to the threshold, without a unit. "
             "Divide it by a potential."
         )
-    return array_of("x", saiunit.get_mantissa(x) if is_quantity(x) else x)
+    return numbers_of("x", saiunit.get_mantissa(x) if is_quantity(x) else x)
 
 
 def _is_number(value: Any, least: float) -> bool:
