@@ -30,6 +30,7 @@ ROOMS = [
     "_optional",
     "_typing",
     "_tables",
+    "_shown",
     "_arguments",
     "_foreign",
     "_interrupts",

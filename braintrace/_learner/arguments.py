@@ -184,7 +184,7 @@ def shapes_of(sequences: PyTree) -> list[PyTree]:
     """
     try:
         return [type_of(leaf) for leaf in jax.tree.leaves(sequences)]
-    except (TypeError, ValueError, OverflowError, SystemError):
+    except (TypeError, ValueError, OverflowError):
         for index, sequence in enumerate(sequences):
             check_arrays(f"sequence {index}", sequence)
         raise

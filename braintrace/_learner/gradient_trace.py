@@ -36,6 +36,7 @@ from .._arguments import (
     type_of,
 )
 from .._errors import DtypeError, ShapeError
+from .._most_memory import check_fits
 from .._typing import PyTree
 
 
@@ -111,7 +112,11 @@ class GradientTrace:
                     f"`GradientTrace.init`: expected arrays of floating-point numbers, got "
                     f"{shown(leaf)}."
                 )
-            return jnp.zeros((*batch, *kind.shape), kind.dtype)
+            shape = (*batch, *kind.shape)
+            check_fits(
+                "`GradientTrace.init`: the trace", shape, kind.dtype, "Choose a smaller batch."
+            )
+            return jnp.zeros(shape, kind.dtype)
 
         check_arrays("like", like, "`GradientTrace.init`: ")
         return jax.tree.map(zeros, like)
@@ -172,6 +177,8 @@ class GradientTrace:
 
 
 def _check_alike(trace: PyTree, gradients: PyTree) -> None:
+    check_arrays("trace", trace, "`GradientTrace.update`: ")
+    check_arrays("gradients", gradients, "`GradientTrace.update`: ")
     expected, found = (
         dict(zip(leaf_names(["gradients"], (tree,)), jax.tree.leaves(tree), strict=True))
         for tree in (trace, gradients)
@@ -188,6 +195,7 @@ def _check_alike(trace: PyTree, gradients: PyTree) -> None:
 def _per_sample(name: str, value: ArrayLike, trace: PyTree) -> jax.Array:
     """Return one number for each environment, or one for all."""
     numbers = array_of(name, value, "`GradientTrace`: ")
+    check_arrays("trace", trace, "`GradientTrace`: ")
     for leaf in jax.tree.leaves(trace):
         if numbers.shape not in ((), leaf.shape[:1]):
             raise ShapeError(

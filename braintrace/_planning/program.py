@@ -162,11 +162,19 @@ def program_for(work: Workload, parts: Parts) -> PlannedProgram:
     return found[0]
 
 
+def _made(work: Workload) -> brainstate.nn.Module:
+    try:
+        return work.make()
+    except jax.errors.ConcretizationTypeError:
+        raise  # `program_for` says what it means
+    except Exception:
+        with in_words(OptionError, lambda: "`network` makes no model"):
+            raise
+
+
 def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> PlannedProgram:
-    with in_words(OptionError, lambda: "`network` makes no model"):
-        model = work.make()
     learner = compile(
-        model, work.algorithm, *example, batch_size=work.batch_size, **work.compile_options
+        _made(work), work.algorithm, *example, batch_size=work.batch_size, **work.compile_options
     )
     algorithm = learner.algorithm
     with in_words(OptionError, lambda: f"`steps` is {work.steps}, too many to plan"):

@@ -11,7 +11,7 @@ the mesh of every array, which keeps its buffers; a step inside a transformation
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import brainstate
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from .._arguments import CONTAINERS, check_tree
 from .._brainstate import StatesAsRead, peek
 from .._errors import Interrupted
 from .._jax import is_tracer, is_transforming
@@ -43,6 +44,7 @@ def on_automatic_axes(method: Function) -> Function:
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         algorithm = getattr(self, "algorithm", self)
+        _check_trees(method, arguments, options)
         mesh = _explicit_mesh((arguments, options), algorithm)
         if mesh is None:
             return method(self, *arguments, **options)
@@ -160,16 +162,24 @@ def _typed(leaf: Any) -> NamedSharding | None:
     return sharding if _is_explicit(sharding.mesh) else None
 
 
+def _check_trees(
+    method: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that JAX cannot take apart, before it has to."""
+    for index, value in enumerate(arguments):
+        if isinstance(value, CONTAINERS):
+            check_tree(f"arguments[{index}]", value, f"`{method.__name__}`: ")
+    for name, value in options.items():
+        if isinstance(value, CONTAINERS):
+            check_tree(name, value, f"`{method.__name__}`: ")
+
+
 def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
     """Return the mesh with `Explicit` axes that arguments, parameters or the context lie on.
 
     Inside a transformation there is none: JAX has typed what is given already.
     """
-    values = [state.value for state in _parameters(algorithm)]
-    try:
-        leaves = jax.tree.leaves((given, values))
-    except (SystemError, ValueError):  # cyclic, or keys without an order: refused where it is used
-        leaves = jax.tree.leaves(values)
+    leaves = jax.tree.leaves((given, [state.value for state in _parameters(algorithm)]))
     if is_transforming() or any(map(is_tracer, leaves)):
         return None
     meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
-from .._arguments import array_of, check_tree, is_quantity, named, shown
+from .._arguments import CONTAINERS, array_of, check_tree, is_quantity, named, shown
 from .._compiler import components, join_components, split_components
 from .._errors import DtypeError, NotCompiledError, ShapeError
 from .._graph import ETraceGraph, StateLeaf
@@ -162,15 +162,6 @@ def write_states(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> 
         states[path].value = value
 
 
-def _taken_apart(arguments: tuple[Any, ...]) -> tuple[list[Any], Any]:
-    try:
-        leaves, tree = jax.tree.flatten(arguments)
-    except (SystemError, ValueError):
-        check_tree("arguments", arguments, "`update`: ")
-        raise
-    return leaves, tree
-
-
 def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, Any]:
     """Return the leaves of the arguments of one step, by input variable.
 
@@ -182,7 +173,10 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
         If they are floats where the example had integers, or the like.
     """
     traced = graph.traced
-    leaves, tree = _taken_apart(arguments)
+    for index, argument in enumerate(arguments):
+        if isinstance(argument, CONTAINERS):
+            check_tree(f"arguments[{index}]", argument, "`update`: ")
+    leaves, tree = jax.tree.flatten(arguments)
     if tree != traced.argument_tree:
         raise _other_arguments(graph, arguments)
     values = {}

@@ -15,6 +15,7 @@ import jax
 from .._arguments import (
     BATCH_SIZE,
     BOOLEAN,
+    CONTAINERS,
     FUNCTION,
     NOT_NEGATIVE,
     POSITIVE,
@@ -43,9 +44,9 @@ def _is_initializer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether a value can be computed with; a class of one's own may well be."""
-    unusable = (str, bytes, dict, list, set, type, brainstate.State)
-    return value is not None and not isinstance(value, unusable)
+    """Tell whether a value can be computed with, as one of a user's own class may be."""
+    unusable = (str, bytes, list, tuple, type, brainstate.State)
+    return hasattr(type(value), "__mul__") and not isinstance(value, unusable)
 
 
 def _is_activation(value: Any) -> bool:
@@ -143,7 +144,7 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
             return method(self, *arguments, **options)
         given = {key: value for key, value in bound.items() if key != "self"}
         for key, value in given.items():
-            if isinstance(value, (list, tuple, dict)):
+            if isinstance(value, CONTAINERS):
                 check_tree(key, value, f"{own}: ")
             if name == "update":
                 _check_input(self, key, value, f"{own}: ")
