@@ -25,6 +25,7 @@ XS, YS = CASE.sequences(2, 4)
 X = XS[0]
 STATE = brainstate.ParamState(jnp.ones((3, 4)))
 OBJECTS = np.array([[object(), 1], [2, 3]], dtype=object)
+KEY = jax.random.key(0)
 RAGGED = [[1.0, 2.0], [3.0]]
 
 
@@ -333,6 +334,13 @@ def deleted(array):
     return copy
 
 
+def cyclic():
+    """A list that contains itself."""
+    tree = [X]
+    tree.append(tree)
+    return tree
+
+
 def escaped(array):
     """A tracer of a transformation that has ended."""
     kept = []
@@ -404,6 +412,54 @@ LOWER = {
     "plot_traces in a string": (
         "`axes` 'x' Matplotlib",
         lambda b: braintrace.plot_traces(b.learner, "w_in", axes="x"),
+    ),
+}
+
+FOUND_AT_RANDOM = {
+    "a list in itself": ("`arguments[0]` contains itself", lambda b: b.learner(cyclic())),
+    "a dict in itself": ("`step_fn` contains itself", lambda b: b.grad(step_fn=cyclic())),
+    "a sequence in itself": ("contains itself", lambda b: b.grad(cyclic(), YS)),
+    "keys of two kinds": (
+        "`mask` pytree",
+        lambda b: b.grad(mask={1: X, "a": X}),
+    ),
+    "keys for a mask": ("`mask` key<fry>", lambda b: b.grad(mask=jax.random.split(KEY, 4))),
+    "a deleted array in a list": ("`x` deleted", lambda b: braintrace.matmul([deleted(X)], X)),
+    "a deleted mantissa": (
+        "`x` deleted",
+        lambda b: braintrace.matmul(u.Quantity(deleted(X), unit=u.mV), X),
+    ),
+    "keys for numbers": ("`x` key<fry>", lambda b: braintrace.matmul(KEY, X)),
+    "thousands of digits": ("`every` thousands digits", lambda b: b.online(every=10**5000)),
+    "sizes beyond 64 bits": ("`in_size` 1000", lambda b: nn.Linear(10**50, 3)),
+    "a unit for axes": (
+        "`axes` ms Matplotlib",
+        lambda b: braintrace.plot_traces(b.learner, "w_in", axes=2.0 * u.ms),
+    ),
+    "plot_traces in jit": (
+        "`plot_traces` outside",
+        lambda b: jax.jit(lambda x: braintrace.plot_traces(b.learner, "w_in"))(X),
+    ),
+    "gradient_check in jit": ("`gradient_check` outside", lambda b: jax.jit(check)()),
+    "a path of arrays": ("`path` float32", lambda b: b.learner.eligibility(jnp.ones(2))),
+    "an array for a dtype": ("`trace_dtype` (2, 3)", lambda b: compiled(trace_dtype=X)),
+    "a filter of no argument": ("`mark` argument", lambda b: compiled(mark=lambda: True)),
+    "a class for step_fn": ("`step_fn` 0 times", lambda b: b.grad(step_fn=ValueError)),
+    "a network of one argument": (
+        "`network` no argument",
+        lambda b: braintrace.plan(lambda n: CASE.build(), "d_rtrl", X, batch_size=2),
+    ),
+    "more steps than numbers": (
+        "`steps` 4611686018427387904",
+        lambda b: braintrace.plan(CASE.build, "d_rtrl", X, batch_size=2, steps=2**62),
+    ),
+    "a trace beyond all memory": (
+        "`GradientTrace.init` bytes",
+        lambda b: braintrace.GradientTrace(0.5).init({"w": X}, 2**62),
+    ),
+    "exported strings": (
+        "`slice 0` 'abc'",
+        lambda b: b.learner.export_step("abc", YS[0], step_fn=b.loss, optimizer=optax.sgd(0.1)),
     ),
 }
 
@@ -1067,4 +1123,5 @@ EVERY = {
     **FUNCTION,
     **WITHOUT_NUMBERS,
     **LOWER,
+    **FOUND_AT_RANDOM,
 }

@@ -151,6 +151,14 @@ OPERATIONS = {
             "conv strides fraction": ("strides=1.5", lambda: conv(strides=1.5)),
             "conv padding": ("padding='MOST'", lambda: conv(padding="MOST")),
             "conv padding number": ("padding=3", lambda: conv(padding=3)),
+            "conv padding beyond all sizes": (
+                "padding=[(4611686018427387904, 0)]",
+                lambda: conv(padding=[(2**62, 0)]),
+            ),
+            "conv stride beyond all sizes": (
+                "strides=4611686018427387904",
+                lambda: conv(strides=2**62),
+            ),
             "conv dilation": ("rhs_dilation=(1, 2)", lambda: conv(rhs_dilation=(1, 2))),
             "conv lhs dilation": (
                 "lhs_dilation=-1",
@@ -210,6 +218,7 @@ OPERATIONS = {
                 "`indices` integers int32 m",
                 lambda: embedding(jnp.ones(2, int) * u.meter),
             ),
+            "embedding of no row": ("`weight` (0, 3)", lambda: embedding(weight=jnp.ones((0, 3)))),
             "embedding of a number": ("`weight` ()", lambda: embedding(weight=jnp.ones(()))),
             "embedding weight_fn": ("`embedding` `weight_fn` 3", lambda: embedding(weight_fn=3)),
             "einsum number": ("`equation` 3 'bgk,gkn->bgn'", lambda: einsum(3)),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import LARGEST, POSITIVE, Kind, check_option, is_integer, shown
+from .._arguments import POSITIVE, Kind, check_option, is_integer, shown
 from .._errors import OptionError, ShapeError
 
 
@@ -48,7 +48,10 @@ def canonical_dimension_numbers(ndim: int) -> jax.lax.ConvDimensionNumbers:
     return jax.lax.ConvDimensionNumbers(features_last, kernel, features_last)
 
 
-PADDING = Kind("an integer", lambda v: is_integer(v) and -LARGEST <= v < LARGEST)
+MOST = 2**31
+"""Of strides, dilations and padding: XLA ends the process where a size overflows."""
+PADDING = Kind("an integer", lambda v: is_integer(v) and -MOST < v < MOST)
+STEP = Kind("a positive integer", lambda v: POSITIVE.accepts(v) and v < MOST)
 
 
 def to_canonical_call(
@@ -123,10 +126,10 @@ def _per_axis(name: str, value: Any, space: int) -> tuple[int, ...]:
     if value is None:
         value = 1
     values = tuple(value) if isinstance(value, (tuple, list, np.ndarray)) else (value,) * space
-    if len(values) != space or not all(map(POSITIVE.accepts, values)):
+    if len(values) != space or not all(map(STEP.accepts, values)):
         raise OptionError(
-            f"`conv`: {name}={shown(value)} must be one positive integer, or one for each of the "
-            f"{space} space axes."
+            f"`conv`: {name}={shown(value)} must be one positive integer below 2**31, or one for "
+            f"each of the {space} space axes."
         )
     return tuple(map(int, values))
 

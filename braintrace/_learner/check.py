@@ -12,6 +12,7 @@ import saiunit
 
 from .._algorithms import ETraceAlgorithm, Immediate
 from .._arguments import MODEL, check_arrays, check_option, check_takes, common_length, shown
+from .._brainstate import is_watched
 from .._errors import OptionError, ShapeError
 from .._function_model import gradients_by_path
 from .._tables import Table, as_html, as_text
@@ -155,6 +156,11 @@ def gradient_check(
     """
     check_option("model", model, MODEL)
     check_takes("loss", loss, ("output", "target"), "the output and the target of a step")
+    if is_watched():
+        raise OptionError(
+            "`gradient_check` compares numbers, which a transformation such as `jit` does not "
+            "have: call it outside."
+        )
     for name, sequence in (("xs", xs), ("ys", ys)):
         check_arrays(name, sequence)
         if not jax.tree.leaves(sequence):
