@@ -235,7 +235,7 @@ def numbers_of(name: str, value: Any, where: str = "") -> jax.Array:
         If it is none.
     """
     array = array_of(name, value, where)
-    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+    if not isinstance(array.dtype, np.dtype):  # NumPy has none for keys
         raise not_an_array(name, value, where)
     return array
 

@@ -123,14 +123,16 @@ class History:
     def save_alone(self, draw):
         self.possible = {self.save(draw(TREES))}
 
-    def killed(self, draw):
-        """A program ends at some step of `save`, which deletes nothing any more."""
+    def ended(self, draw):
+        """A program ends at some step of `save`: by Ctrl-C, or killed, when it deletes nothing."""
+        ending = draw(st.sampled_from([Killed, KeyboardInterrupt]))
         point, is_after = draw(st.sampled_from(POINTS)), draw(st.booleans())
         number, alive, rmtree = len(self.saved), [1], store.shutil.rmtree
 
         def die():
-            alive.clear()
-            raise Killed
+            if ending is Killed:
+                alive.clear()
+            raise ending
 
         def guarded(*arguments, **options):
             if alive:
@@ -140,7 +142,7 @@ class History:
             patch.setattr(store, "shutil", types.SimpleNamespace(rmtree=guarded))
             try:
                 self.save(draw(TREES))
-            except Killed:
+            except ending:
                 is_before = (point, is_after) in {
                     *((p, after) for p in ("_begin", "_write") for after in (False, True)),
                     ("_finish", False),
@@ -187,7 +189,7 @@ class History:
             self.possible = {number}
 
 
-EVENTS = (History.save_alone, History.killed, History.two_writers, History.damaged)
+EVENTS = (History.save_alone, History.ended, History.two_writers, History.damaged)
 
 
 def check_history(tmp_path_factory, data):
