@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import Kind, check_option, is_quantity
+from .._arguments import is_quantity, shown
 from .._errors import OptionError, ShapeError
 from .._graph import (
     ETraceGraph,
@@ -22,10 +22,11 @@ from .._typing import Path, path_name
 from .active_outputs import active_outputs_of, trace_shapes
 from .layout import trace_sites
 
-PATH = Kind(
-    "the path of a parameter, such as 'cell/w' or ('cell', 'w')",
-    lambda v: isinstance(v, (str, tuple, list)) and all(isinstance(p, (str, int)) for p in v),
-)
+
+def _name_of(path: Any) -> str:
+    """Return the name of a parameter, given its path or name; of anything else, what it is."""
+    parts = path if isinstance(path, (tuple, list)) else (path,)
+    return path_name(tuple(parts)) if all(isinstance(p, (str, int)) for p in parts) else shown(path)
 
 
 def eligibility(
@@ -54,8 +55,7 @@ def eligibility(
     ShapeError
         If it is used by operations whose traces have different forms.
     """
-    check_option("path", path, PATH)
-    name = path if isinstance(path, str) else path_name(tuple(path))
+    name = _name_of(path)
     if graph.whole is not None:
         return _of_whole_state(graph, graph.whole, specs, traces, name)
     leaf_of = {
