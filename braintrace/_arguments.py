@@ -21,7 +21,7 @@ from ._errors import DtypeError, OptionError, ShapeError
 from ._jax import is_there, is_tracer, to_array
 from ._shown import CONTAINERS as CONTAINERS
 from ._shown import DEEPEST as DEEPEST
-from ._shown import is_endless
+from ._shown import is_endless as is_endless
 from ._shown import is_quantity as is_quantity
 from ._shown import is_state as is_state
 from ._shown import shown as shown

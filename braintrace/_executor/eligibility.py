@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import is_quantity, shown
+from .._arguments import NOT_NEGATIVE, is_quantity, shown
 from .._errors import OptionError, ShapeError
 from .._graph import (
     ETraceGraph,
@@ -26,7 +26,8 @@ from .layout import trace_sites
 def _name_of(path: Any) -> str:
     """Return the name of a parameter, given its path or name; of anything else, what it is."""
     parts = path if isinstance(path, (tuple, list)) else (path,)
-    return path_name(tuple(parts)) if all(isinstance(p, (str, int)) for p in parts) else shown(path)
+    is_path = all(isinstance(part, str) or NOT_NEGATIVE.accepts(part) for part in parts)
+    return path_name(tuple(parts)) if is_path else shown(path)
 
 
 def eligibility(

@@ -26,12 +26,13 @@ from jax.typing import ArrayLike
 from .._arguments import (
     BATCH_SIZE,
     FRACTION,
-    array_of,
     check_arrays,
     check_option,
     differences,
     is_quantity,
     leaf_names,
+    not_an_array,
+    numbers_of,
     shown,
     type_of,
 )
@@ -168,6 +169,8 @@ class GradientTrace:
             If there is not an error for each environment.
         """
         deltas = _per_sample("errors", errors, trace)
+        if deltas.dtype == bool:
+            raise not_an_array("errors", errors, "`GradientTrace`: ")
 
         def descent(z: jax.Array) -> jax.Array:
             product = _beside(-deltas, z) * z
@@ -194,7 +197,7 @@ def _check_alike(trace: PyTree, gradients: PyTree) -> None:
 
 def _per_sample(name: str, value: ArrayLike, trace: PyTree) -> jax.Array:
     """Return one number for each environment, or one for all."""
-    numbers = array_of(name, value, "`GradientTrace`: ")
+    numbers = numbers_of(name, value, "`GradientTrace`: ")
     check_arrays("trace", trace, "`GradientTrace`: ")
     for leaf in jax.tree.leaves(trace):
         if numbers.shape not in ((), leaf.shape[:1]):

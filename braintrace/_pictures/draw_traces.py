@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._arguments import Kind, check_option, shown
+from .._arguments import Kind, check_option, is_endless, shown
 from .._errors import OptionError
 from .._optional import optional_import
 
@@ -42,10 +42,13 @@ def check_axes(name: str, value: Any) -> None:
     check_option(name, value, kind.or_else(None))
 
 
-def _is_several(axes: Any) -> bool:
-    return isinstance(axes, (list, tuple)) or (
-        isinstance(axes, np.ndarray) and not isinstance(axes, np.ma.MaskedArray)
-    )
+def _each(axes: Any) -> list[Any]:
+    """Return the axes of an arrangement one after the other."""
+    if isinstance(axes, np.ndarray) and axes.dtype == object:
+        return list(axes.ravel())
+    if is_endless(axes) or not isinstance(axes, (list, tuple)):
+        return [axes]
+    return [ax for part in axes for ax in _each(part)]
 
 
 def draw_traces(panels: Sequence[Panel], axes: Any = None) -> list[Any]:
@@ -68,7 +71,7 @@ def draw_traces(panels: Sequence[Panel], axes: Any = None) -> list[Any]:
     if axes is None:
         size = (7.0, 0.6 + 2.0 * len(panels))
         _, axes = pyplot.subplots(len(panels), figsize=size, squeeze=False, layout="constrained")
-    own = list(np.ravel(np.asarray(axes, dtype=object))) if _is_several(axes) else [axes]
+    own = _each(axes)
     for ax in own:
         check_axes("axes", ax)
     if len(own) != len(panels):
