@@ -4,13 +4,14 @@ import ast
 import json
 
 import generated_mutants
+import mutations
 import pytest
 from mutant_equivalents import EQUIVALENT
 from mutants import PACKAGES, every_mutant, mutants_of, sample
 from mutation_runs import ROOT
 
 LIBRARY = ROOT / "braintrace"
-FILES = ("_sharding/parts.py", "nn/_neurons.py", "_compiler/walk.py")
+FILES = ("_sharding/layout.py", "nn/_neurons.py", "_compiler/walk.py")
 
 SMALL = '''
 """A module: 1 + 1."""
@@ -55,6 +56,11 @@ def test_every_kind_and_nothing_for_people():
     assert found == EXPECTED
 
 
+def test_every_fault_that_is_written_out_has_its_place():
+    texts = {m.file: (LIBRARY / m.file).read_text() for m in mutations.MUTATIONS}
+    assert [m.name for m in mutations.MUTATIONS if texts[m.file].count(m.old) != 1] == []
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_every_mutant_is_another_program(file):
     text = (LIBRARY / file).read_text()
@@ -66,7 +72,7 @@ def test_every_mutant_is_another_program(file):
 
 
 def test_names_stay_where_other_functions_change():
-    text = (LIBRARY / FILES[0]).read_text()
+    text = (LIBRARY / "_sharding/parts.py").read_text()
     more = text.replace("\ndef parts_of(", "\ndef more(a, b):\n    return a + b\n\n\ndef parts_of(")
     before, after = ({m.name for m in mutants_of("f.py", t)} for t in (text, more))
     assert after - before == {"f.py:more:arithmetic:0", "f.py:more:return:0"}
