@@ -3,6 +3,7 @@
     python tests/generated_mutants.py                      a sample of 300
     python tests/generated_mutants.py --share 1/6          a sixth of it, on this machine or tonight
     python tests/generated_mutants.py --package nn --quick --number 20
+    python tests/generated_mutants.py --quick --seconds 60    a minute of tests of each, no suite
     python tests/generated_mutants.py --report             what has been found so far
 
 Each mutant (`mutants.py`) is put into a copy of the repository. Tests that reach its function run
@@ -30,7 +31,7 @@ from mutation_runs import FAILED, PASSED, ROOT, copy_everything, run_pytest
 
 NEEDED = 0.85
 FIRST_TESTS = 12
-FIRST_SECONDS = 60
+FIRST_SECONDS = 60.0
 LIBRARY = ROOT / "braintrace"
 
 
@@ -63,10 +64,12 @@ def condensed(lines):
     return {name: sorted(found.values(), key=lambda t: t[1]) for name, found in quickest.items()}
 
 
-def tests_for(reached, function):
+def tests_for(reached, function, limit=None):
     """Return the tests to run first, and the files of all tests that reach a function.
 
     For what runs when a module is imported, these are the tests of all functions of its file.
+
+    limit: seconds of the first tests, however many they are; the quickest few if not given.
     """
     found = reached.get(function, [])
     if not found:
@@ -74,8 +77,8 @@ def tests_for(reached, function):
         found = [test for name, own in reached.items() if name.startswith(file) for test in own]
         found = sorted({test: (test, s) for test, s in found}.values(), key=lambda t: t[1])
     first, seconds = [], 0.0
-    for test, own in found[:FIRST_TESTS]:
-        if first and seconds + own > FIRST_SECONDS:
+    for test, own in found[: FIRST_TESTS if limit is None else None]:
+        if first and seconds + own > (FIRST_SECONDS if limit is None else limit):
             break
         first.append(test)
         seconds += own
@@ -93,7 +96,7 @@ def try_out(mutant, folder, reached, options):
     start = time.perf_counter()
     path.write_text(mutant.changed(text))
     try:
-        result, by = noticed(folder, *tests_for(reached, mutant.function), options)
+        result, by = noticed(folder, *tests_for(reached, mutant.function, options.seconds), options)
     finally:
         path.write_text(text)
     seconds = round(time.perf_counter() - start, 1)
@@ -158,7 +161,8 @@ def ready_map(folder, mutants, options):
         make_map(options.map, folder, options.map_tests.split())
         return json.loads(options.map.read_text())
     reached = existing(json.loads(options.map.read_text()), folder)
-    tests = dict.fromkeys(t for m in mutants for t in tests_for(reached, m.function)[0])
+    first = (tests_for(reached, m.function, options.seconds)[0] for m in mutants)
+    tests = dict.fromkeys(test for own in first for test in own)
     stages = [["-n0", *tests]] if options.quick else [["-n0", *tests], [f"-n={options.processes}"]]
     for stage in stages:
         status, printed = run_pytest(folder, ["-q", "-x", *stage])
@@ -216,6 +220,7 @@ def parse(arguments):
     parser.add_argument("--timeout", type=float, default=1800, help="seconds of one run of tests")
     parser.add_argument("--processes", default="auto", help="of the whole suite, as pytest's -n")
     parser.add_argument("--quick", action="store_true", help="only the tests that come first")
+    parser.add_argument("--seconds", type=float, help="of the tests that come first, by the map")
     folder = ROOT / "build" / "mutants"
     parser.add_argument("--results", type=pathlib.Path, default=folder / "results.jsonl")
     parser.add_argument("--map", type=pathlib.Path, default=folder / "map.json")

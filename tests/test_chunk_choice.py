@@ -14,7 +14,7 @@ import braintrace
 from braintrace._learner import chunks
 from braintrace._learner.arguments import Options
 from braintrace._learner.body import Request
-from braintrace._learner.chunk_costs import Work, flops_of, work_of
+from braintrace._learner.chunk_costs import PROCESSOR, Work, flops_of, work_of
 from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
 from braintrace._learner.gradient import differentiating
 from braintrace._runtime import memory
@@ -108,6 +108,32 @@ def test_the_factors_of_entries_are_looked_for_in_every_chunk(algorithm, traces)
     large = dataclasses.replace(LEAKY, gathered=10**7)
     lengths = [fastest_length(work, 2048, False, 128 * MIB) for work in (LEAKY, large)]
     assert lengths[0] < lengths[1], "the more there is to look for, the fewer chunks"
+
+
+@pytest.mark.parametrize("from_zero", [True, False])
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({}, {"flops": 4, "passes": 1}),
+        ({}, {"operations": 4}),
+        ({}, {"trace_bytes": 4}),
+        ({}, {"trace_entries": 4}),
+        ({}, {"record_bytes": 4}),
+        ({"record_bytes": 4}, {"update_bytes": 4}),
+        ({}, {"gathered": 4}),
+        ({"flops": 4}, {"state_size": 4}),
+        ({"trace_entries": 4}, {"state_size": 4}),
+    ],
+    ids=lambda work: " and ".join(work) or "nothing",
+)
+def test_all_work_takes_time(less, more, from_zero):
+    nothing = Work(0, 0, 0, 0, 0, 0)
+    for length in (1, 10, 64):
+        base, found = (
+            dataclasses.replace(nothing, **work).seconds(128, length, from_zero, PROCESSOR)
+            for work in (less, less | more)
+        )
+        assert found > base >= 0
 
 
 @pytest.mark.parametrize(

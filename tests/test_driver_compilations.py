@@ -15,7 +15,7 @@ from drivers import build_learner, weights_of
 
 import braintrace
 from braintrace._learner import compilations
-from braintrace._learner.function_key import FunctionKeys
+from braintrace._learner.function_key import FunctionKeys, printed
 
 CASE = cases.BY_NAME["leaky"]
 XS, TARGETS = CASE.sequences(2, 4)
@@ -266,6 +266,21 @@ LINES = {
         r"What differs is the number of axes of `reset` \(None then, 1 now\)\. ",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ((((4, 3), np.dtype("float32")), ((), np.dtype("int32"))), "float32[4, 3], int32[]"),
+        ((float, "1.5"), "1.5"),
+        ("mean", "'mean'"),
+        (None, "None"),
+        (np.ones(2), None),
+    ],
+    ids=["slices", "number", "option", "nothing", "something else"],
+)
+def test_what_differs_is_printed_if_it_is_short(part, expected):
+    assert printed(part) == expected
 
 
 def in_turn():

@@ -116,6 +116,8 @@ def test_the_quickest_row_of_each_test_comes_first():
     first, files = generated_mutants.tests_for(reached, "f.py:g")
     assert first == ["b.py::rows[2]", "a.py::rows[3]", "a.py::slow"]
     assert files == ["b.py", "a.py"]
+    within, _ = generated_mutants.tests_for(reached, "f.py:g", limit=10)
+    assert within == ["b.py::rows[2]", "a.py::rows[3]"]
     everything, _ = generated_mutants.tests_for(reached, "f.py:<module>")
     assert everything == ["b.py::rows[2]", "a.py::rows[3]", "a.py::rows[1]"]
 

@@ -14,7 +14,7 @@ import pytest
 import saiunit as u
 from test_eligibility import BATCH, DECAY, STEPS, UNITS, XS, Layer, direct, once
 from test_report import learner_of
-from zoo import MODELS
+from zoo import BY_NAME, MODELS
 
 import braintrace
 from braintrace import nn
@@ -240,6 +240,17 @@ def test_the_trace_of_now():
     learner(XS[0])
     (ax,) = braintrace.plot_traces(learner, ("w",))
     np.testing.assert_allclose(image_of(ax), np.abs(direct(XS[0])[0]).T, rtol=1e-5, atol=1e-7)
+
+
+def test_the_trace_of_a_kernel_is_drawn_over_all_of_space():
+    model = BY_NAME["ConvolutionalLIF"]
+    x = jax.random.normal(jax.random.key(0), model.shape)
+    learner = braintrace.compile(model.build(), "d_rtrl", x, batch_size=model.shape[0])
+    learner(x)
+    (ax,) = braintrace.plot_traces(learner, "kernel")
+    (trace,) = learner.eligibility("kernel").values()
+    expected = np.linalg.norm(trace[0], axis=0).reshape(-1, trace.shape[-1]).T
+    np.testing.assert_allclose(image_of(ax), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from assertions import assert_gradients_close
 
 import braintrace
 from braintrace._jaxpr import equal_values, equal_with_derivatives, inlined, program_of
+from braintrace._learner import over_time
 
 INPUTS, H, STEPS, BATCH = 3, 4, 6, 2
 pytestmark = pytest.mark.usefixtures("float64")
@@ -349,6 +350,23 @@ def values_of(function, *arguments):
     equal = equal_values(program)
     made = [equation.outvars[0] for equation in program.equations]
     return [made.index(equal[var]) if equal[var] in made else None for var in made]
+
+
+@pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)], ids=["x", "weight", "both"])
+def test_products_over_time_where_samples_lie(mapped, monkeypatch):
+    """What several devices do instead of an operation, whatever changes from step to step."""
+    monkeypatch.setattr(over_time, "divided_dependent", lambda *v, divided, whole: divided(*v))
+    draw = np.random.default_rng(4).normal
+    shapes = (BATCH, INPUTS), (INPUTS, H)
+    lead = [() if axis is None else (STEPS,) for axis in mapped]
+    x, w = (draw(size=steps + shape) for steps, shape in zip(lead, shapes, strict=True))
+    (equation,) = jax.make_jaxpr(braintrace.matmul)(*map(jnp.ones, shapes)).eqns
+
+    def product(*values):
+        return over_time.run_where_samples_lie(equation, list(values))[0]
+
+    found = jax.vmap(product, mapped)(x, w)
+    np.testing.assert_allclose(found, jax.vmap(jnp.matmul, mapped)(x, w), rtol=1e-5)
 
 
 def test_equal_values():

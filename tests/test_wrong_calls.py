@@ -112,8 +112,9 @@ def calls(bench, raise_it):
 
 def test_a_model_that_could_not_be_compiled_can_be_mended():
     model = wrong_calls.OfBatch(lambda model, x: x + jnp.ones(7))
-    with pytest.raises(braintrace.CompilationError):
+    with pytest.raises(braintrace.CompilationError) as caught:
         wrong_calls.compiled(model)
+    assert str(caught.value).endswith("(<lambda>)]"), "there is no word about `batch_size`"
     model.step = None
     learner = wrong_calls.compiled(model)
     assert learner(wrong_calls.X).shape == (2, 4)
