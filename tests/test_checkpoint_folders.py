@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import saiunit
 
 import braintrace
+from braintrace._arguments import DEEPEST
 from braintrace._saving import store
 
 PRINTABLE = sorted({*map(chr, range(32, 127))} - {"/"})
@@ -131,6 +133,23 @@ def test_what_would_change_or_never_end_is_refused_by_name(row, tmp_path):
     with pytest.raises(braintrace.OptionError, match=words):
         braintrace.save(tmp_path, learner(), extra=extra)
     assert braintrace.restore(tmp_path, learner()) == "before"
+
+
+@pytest.mark.parametrize("levels", [DEEPEST - 2, DEEPEST - 1, DEEPEST])
+def test_a_quantity_as_deep_as_can_be(levels, tmp_path):
+    """What is saved can be restored: the unit takes a level as well."""
+    extra = 2.0 * saiunit.mV
+    for _ in range(levels):
+        extra = [extra]
+    if levels == DEEPEST:
+        with pytest.raises(braintrace.OptionError, match="deeper than"):
+            braintrace.save(tmp_path, learner(), extra=extra)
+        return
+    braintrace.save(tmp_path, learner(), extra=extra)
+    found = braintrace.restore(tmp_path, learner())
+    while isinstance(found, list):
+        (found,) = found
+    assert found == 2.0 * saiunit.mV
 
 
 # --- what fails while a checkpoint is written

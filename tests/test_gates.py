@@ -127,6 +127,17 @@ class Read(brainstate.nn.Module):
 ROW = jnp.asarray(RANDOM.normal(size=(INPUTS, 4 * UNITS)), jnp.float32)
 
 
+def quarters(y):
+    return jnp.split(y, 4, axis=-1)
+
+
+def test_a_row_that_is_split_is_taken_apart():
+    learner = braintrace.compile(Read(quarters), "d_rtrl", XS[0], batch_size=BATCH)
+    learner.algorithm.divide(Division(AbstractMesh((2,), ("model",)), None, "model"))
+    relations = learner.graph.hidden_param_op_relations
+    assert [r.y_var.aval.shape for r in relations] == [(BATCH, UNITS)] * 4
+
+
 def halves(y):
     middle = y.shape[-1] // 2
     return y[..., :middle], y[..., middle:]
@@ -158,7 +169,7 @@ def test_rows_that_are_read_in_another_way(gates_of):
     def learner_of(gates_of):
         return braintrace.compile(Read(gates_of), "d_rtrl", XS[0], batch_size=BATCH)
 
-    plain, other = learner_of(lambda y: jnp.split(y, 4, axis=-1)), learner_of(gates_of)
+    plain, other = learner_of(quarters), learner_of(gates_of)
     other.algorithm.divide(Division(AbstractMesh((2,), ("model",)), None, "model"))
     assert_close(gradients(other, XS), gradients(plain, XS))
 

@@ -73,7 +73,7 @@ def as_data(tree: PyTree, name: str, arrays: Arrays, level: int = 0) -> Any:
     if type(tree) is complex:
         return {"complex": [tree.real, tree.imag]}
     if is_quantity(tree):
-        mantissa = as_data(saiunit.get_mantissa(tree), name, arrays)
+        mantissa = as_data(saiunit.get_mantissa(tree), name, arrays, level + 1)
         return {"quantity": mantissa, "unit": unit_as_data(saiunit.get_unit(tree))}
     if isinstance(tree, (jax.Array, np.ndarray, np.generic)):
         return _array_as_data(tree, name, arrays)
