@@ -2,6 +2,16 @@
 
 EQUIVALENT = {
     "_planning/plan.py:<module>:constant:1": "which shorter chunks a plan tries is not promised",
+    "_compiler/sample_axes.py:<module>:constant:0": "how many ways are tried is not promised",
+    "_compiler/linear_readouts.py:_read_late:comparison:0": "values that nobody reads are left out",
+    "_compiler/jacobian_sparsity.py:_of_first_sample:constant:0": "all samples have one structure",
+    "_etrace_op/check.py:<module>:constant:0": "any number does that tells two sums apart",
+    "_etrace_op/sums.py:<module>:constant:0": "which of two forms adds up is not promised",
+    "_etrace_op/input_derivative.py:input_derivative:constant:0": "nobody looks at a second sample",
+    "_etrace_op/feedback.py:_input_derivative:constant:0": "no derivative to the input has a bias",
+    "_etrace_op/sparse.py:_input_derivative:constant:2": "nothing is added where nothing is left",
+    "_saving/checksums.py:<module>:constant:2": "sums do not depend on the size of blocks",
+    "_saving/store.py:last:constant:0": "any number below zero says that there is none",
     "_learner/split.py:split_step:arithmetic:2": "what nothing needs is in no program",
     "_learner/stages.py:_levels:constant:0": "a byte more or less is kept for products",
     "_learner/stages.py:_levels:comparison:5": "a byte more or less is kept for products",

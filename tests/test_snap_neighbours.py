@@ -32,17 +32,6 @@ def test_a_dense_layer_saturates_in_two_steps(case):
     assert not any(diagnostic.level == "warning" for diagnostic in report.diagnostics)
 
 
-def test_a_batch_of_one():
-    """Weights that are all reached within two steps."""
-    case = cases.BY_NAME["tanh_rnn"]
-    xs, targets = case.sequences(1, STEPS)
-    found, expected = (
-        sequence_gradient(build_learner(case, **rule, batch=1), case, xs, targets)
-        for rule in ({"algorithm": "snap", "n": 2}, {"algorithm": "rtrl"})
-    )
-    assert_gradients_close(found, expected, 1e-5)
-
-
 def test_single_steps_streams_and_resets():
     case = cases.BY_NAME["tanh_rnn"]
     xs, targets = case.sequences(BATCH, STEPS)
