@@ -56,6 +56,7 @@ ROWS = [
 def test_products_by_target(name, lead, monkeypatch):
     found, parts = PATTERNS[name]
     assert found.parts == parts
+    assert found.has_padding == ("padded" in name)
     x, f = (jnp.asarray(RANDOM.normal(size=(*lead, n)), jnp.float32) for n in (INPUTS, OUTPUTS))
     weight = jnp.asarray(RANDOM.normal(size=found.nnz), jnp.float32)
     of_inputs = with_a_zero(x)[..., found.rows]

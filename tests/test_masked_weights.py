@@ -127,6 +127,21 @@ def test_every_call_uses_the_mask_as_it_is(vmap):
     assert_gradients_differ(bptt(*VALUES[0]), bptt(*VALUES[1]), 0.1)
 
 
+@pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
+def test_a_mask_that_is_only_read_is_none_of_the_samples_when_marks_are_found(vmap):
+    class Plain(Masked):
+        def update(self, x):
+            weight = self.mask.value * self.w.value
+            self.h.value = 0.8 * self.h.value + jnp.tanh(x @ weight)
+            return self.h.value
+
+    learner = learner_of(Plain(), vmap=vmap, mark="auto")
+    (relation,) = learner.graph.hidden_param_op_relations
+    assert relation.primitive.name == "etp_mm"
+    use(learner, MASKS[1], 1.0)
+    assert_gradients_close(by_sequence(learner, 2), bptt(MASKS[1], 1.0), 1e-10)
+
+
 def test_windows_and_filters():
     windows = learner_of(vjp_method="multi-step")
     filters = learner_of(algorithm="es_d_rtrl", decay_or_rank=0.7)

@@ -9,7 +9,8 @@ import pytest
 from jax import export
 from jax.experimental import sparse as jax_sparse
 
-from braintrace._etrace_op import sparse_kernel, sparse_matmul
+from braintrace._etrace_op import sparse, sparse_kernel, sparse_matmul
+from braintrace._etrace_op.sparse_pattern import sparse_pattern
 
 INPUTS, OUTPUTS, ENTRIES, BATCH = 7, 5, 12, 11
 GENERATOR = np.random.default_rng(0)
@@ -84,6 +85,15 @@ def test_numbers_that_are_not_finite_reach_what_they_are_connected_with():
         found = jax.jit(product)(x.at[2, row].set(np.nan), entries, bias)
         np.testing.assert_array_equal(np.isnan(found[2]), connected[row, :OUTPUTS])
         assert np.isfinite(np.delete(found, 2, 0)).all()
+
+
+@pytest.mark.parametrize(("rows", "in_blocks"), [(32, False), (33, True)])
+def test_many_rows_are_taken_in_blocks(rows, in_blocks):
+    """Features, of which there are more, have nothing to do with it."""
+    pattern, entries = sparse_pattern(MATRIX), jnp.ones(ENTRIES)
+    for x in (jnp.ones((rows, INPUTS)), jnp.ones((rows, 40, INPUTS))):
+        closed = jax.make_jaxpr(lambda x: sparse._product_sparse(x, entries, pattern))(x)
+        assert ("platform_index" in str(closed)) == in_blocks
 
 
 def test_scattered_sums_run_where_the_kernel_does_not_fit(monkeypatch):
