@@ -102,3 +102,22 @@ def test_a_broadcast_behind_a_function_of_each_element_is_exact(function):
         model, "d_rtrl", xs, xs, lambda out, _: jnp.sum(out**2), batch_size=2
     )
     assert max(row.deviation for row in check.rows) < 1e-5
+
+
+def test_a_state_that_is_written_in_another_form_is_where_the_model_reads_it():
+    class Turned(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((3, 6)))
+
+        def init_state(self, batch_size=None, **kwargs):
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 2, 3)))
+
+        def update(self, x):
+            h = 0.9 * self.h.value.reshape(-1, 6) + braintrace.matmul(x, self.w.value)
+            self.h.value = h.reshape(-1, 2, 3)
+            return h
+
+    learner = braintrace.compile(Turned(), "d_rtrl", jnp.ones((4, 3)), batch_size=4)
+    (group,) = learner.graph.hidden_groups
+    assert [var.aval.shape for var in group.new_vars] == [(4, 6)]

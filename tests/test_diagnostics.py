@@ -164,3 +164,27 @@ def test_a_gradient_bent_behind_a_weight_is_refused_where_weights_are_passed():
     assert not kinds(compiled(Model(braintrace.matmul, bend=clipped), "cut"), "warning")
     with pytest.raises(braintrace.CompilationError, match="not proportional"):
         compiled(Model(braintrace.matmul, bend=clipped), "passed")
+
+
+class ByUnit(brainstate.nn.Module):
+    """A loop over units: a step of it for each."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, units)))
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, self.w.value.shape[1])))
+
+    def update(self, x):
+        drive = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+        _, h = jax.lax.scan(lambda carry, unit: (carry, jnp.tanh(unit)), 0.0, drive.T)
+        self.h.value = h.T
+        return self.h.value
+
+
+def test_loops_are_followed_up_to_a_length():
+    learner = braintrace.compile(ByUnit(256), "d_rtrl", jnp.ones((2, 3)), batch_size=2)
+    assert learner.graph.diagnostics == ()
+    with pytest.raises(braintrace.CompilationError, match="through `scan`, which mixes positions"):
+        braintrace.compile(ByUnit(257), "d_rtrl", jnp.ones((2, 3)), batch_size=2)
