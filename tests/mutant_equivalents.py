@@ -2,6 +2,8 @@
 
 EQUIVALENT = {
     "_planning/plan.py:<module>:constant:1": "which shorter chunks a plan tries is not promised",
+    "_planning/plan.py:<module>:constant:5": "how many more devices a plan tries is not promised",
+    "_planning/plan.py:_planned:constant:1": "working memory is not promised to a byte",
     "_compiler/sample_axes.py:<module>:constant:0": "how many ways are tried is not promised",
     "_compiler/linear_readouts.py:_read_late:comparison:0": "values that nobody reads are left out",
     "_compiler/jacobian_sparsity.py:_of_first_sample:constant:0": "all samples have one structure",
@@ -12,6 +14,7 @@ EQUIVALENT = {
     "_etrace_op/sparse.py:_input_derivative:constant:2": "nothing is added where nothing is left",
     "_saving/checksums.py:<module>:constant:2": "sums do not depend on the size of blocks",
     "_saving/store.py:last:constant:0": "any number below zero says that there is none",
+    "_sharding/parts.py:<module>:constant:0": "any number below zero is no axis",
     "_learner/split.py:split_step:arithmetic:2": "what nothing needs is in no program",
     "_learner/stages.py:_levels:constant:0": "a byte more or less is kept for products",
     "_learner/stages.py:_levels:comparison:5": "a byte more or less is kept for products",

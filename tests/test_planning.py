@@ -249,6 +249,9 @@ def test_samples_and_outputs_are_divided():
     assert both.traces == whole.traces // 20
     assert both.parameters == whole.parameters // 5
     assert both.devices == 20
+    chunk = {"method": "etrace_grad", "steps": 4, "chunk_size": 4, "mesh": mesh}
+    of_samples, of_both = (plan_of_product(model=m, **chunk) for m in (None, "units"))
+    assert of_both.records == of_samples.records // 5 > 0
 
 
 def test_concatenated_gates_are_divided_in_their_traces_alone():
@@ -334,6 +337,11 @@ def test_what_is_not_divided_is_computed_as_a_whole():
 def test_what_cannot_be_planned_is_refused(options, error, words):
     with pytest.raises(error, match=words):
         plan_of_product(**{"mesh": {"data": 2}} | options)
+
+
+def test_examples_are_arrays_or_their_shapes():
+    with pytest.raises(braintrace.BraintraceError, match=r"`example_arguments\[0\]`"):
+        braintrace.plan(Product, "d_rtrl", "shape", batch_size=8)
 
 
 def test_a_model_that_depends_on_numbers_is_refused():

@@ -32,6 +32,24 @@ def test_a_dense_layer_saturates_in_two_steps(case):
     assert not any(diagnostic.level == "warning" for diagnostic in report.diagnostics)
 
 
+def test_an_entry_of_a_kernel_reaches_its_own_channel():
+    class Convolution(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((2, 1, 3)))
+
+        def init_state(self, batch_size=None, **kwargs):
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size, 2, 5)))
+
+        def update(self, x):
+            self.h.value = 0.9 * self.h.value + jnp.tanh(braintrace.conv(x, self.w.value))
+            return self.h.value
+
+    learner = braintrace.compile(Convolution(), "snap", jnp.ones((2, 1, 5)), batch_size=2, n=1)
+    numbers = BATCH * (2 * 1 * 3) * 5
+    assert learner.report().carried_bytes == 4 * numbers
+
+
 def test_single_steps_streams_and_resets():
     case = cases.BY_NAME["tanh_rnn"]
     xs, targets = case.sequences(BATCH, STEPS)
