@@ -108,6 +108,12 @@ def test_the_threshold_of_a_generalised_neuron_follows_the_potential():
     np.testing.assert_allclose(V_th[:, 0].to_decimal(u.mV), expected, rtol=1e-9)
 
 
+def test_a_spike_raises_a_low_threshold_of_a_generalised_neuron_to_where_it_is_reset():
+    neuron = nn.GIF(1, V_th_reset=-45 * u.mV, V_initializer=-40 * u.mV, b=1e-9 / u.ms)
+    _, V_th = run(neuron, constant(0.0, steps=1), "V_th")
+    np.testing.assert_allclose(V_th[0].to_decimal(u.mV), -45, rtol=1e-6)
+
+
 def impulse(synapse):
     """The response to one input at time zero, and the times."""
     (g,) = run(synapse, pulse(u.mS))

@@ -45,9 +45,9 @@ def test_an_entry_of_a_kernel_reaches_its_own_channel():
             self.h.value = 0.9 * self.h.value + jnp.tanh(braintrace.conv(x, self.w.value))
             return self.h.value
 
-    learner = braintrace.compile(Convolution(), "snap", jnp.ones((2, 1, 5)), batch_size=2, n=1)
-    numbers = BATCH * (2 * 1 * 3) * 5
-    assert learner.report().carried_bytes == 4 * numbers
+    learner = braintrace.compile(Convolution(), "snap", jnp.ones((2, 1, 5)), batch_size=2, n=2)
+    pairs = 2 * (4 + 5 + 4)  # of both channels; at the edges there is no input
+    assert learner.report().carried_bytes == 4 * BATCH * pairs
 
 
 def test_single_steps_streams_and_resets():
