@@ -17,6 +17,7 @@ from ops_catalogue import restored_registries
 
 import braintrace
 from braintrace._executor import blocks
+from braintrace._graph import specs_of
 
 LENGTH, BATCH, INPUTS, OUTPUTS = 7, 3, 5, 4
 ALPHA, DECAY = 0.7, 0.8
@@ -390,3 +391,29 @@ def test_jax_knows_what_is_linear(name, impl, is_linear):
     else:
         with pytest.raises(braintrace.PrimitiveError, match="not linear"):
             algorithm.compile_graph(jnp.asarray(NUMBERS[0]))
+
+
+@pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
+def test_what_the_axes_of_filters_run_over(vmap):
+    shape = (2, 1, 5)
+
+    class Convolution(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kernel = brainstate.ParamState(jnp.ones((2, 1, 3)))
+
+        def init_state(self, batch_size=None, **kwargs):
+            lead = () if batch_size is None else (batch_size,)
+            self.h = brainstate.HiddenState(jnp.zeros((*lead, 2, 5)))
+
+        def update(self, x):
+            y = braintrace.conv(x[None] if vmap else x, self.kernel.value)
+            self.h.value = 0.9 * self.h.value + jnp.tanh(y[0] if vmap else y)
+            return self.h.value
+
+    options = {"vmap": vmap, "batch_size": 2, "decay_or_rank": 0.9}
+    learner = braintrace.compile(Convolution(), "es_d_rtrl", jnp.ones(shape), **options)
+    specs = learner.algorithm.compiled.whole.trace_specs
+    axes = {spec.operand: spec.axes for spec in specs_of(specs)}
+    assert axes["input"] == ("batch", "spatial", "input")
+    assert axes["output"] == ("batch", "spatial", "output")

@@ -404,3 +404,46 @@ def test_what_the_model_is_called_with_depends_on_no_parameter(driver):
         run(loss)
     learner.reset_state(2)
     run(lambda x: loss(x, jax.lax.stop_gradient))
+
+
+class Held(brainstate.nn.Module):
+    """A state that is computed from a weight alone, and plain filters of a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.linspace(-1.0, 1.0, 10).reshape(2, 5))
+        self.kernel = brainstate.ParamState(jnp.linspace(-0.5, 1.0, 6).reshape(2, 1, 3))
+
+    def init_state(self, batch_size=None, **kwargs):
+        self.c, self.h = (brainstate.HiddenState(jnp.zeros((batch_size, 2, 5))) for _ in range(2))
+
+    def update(self, x):
+        y = jax.lax.conv_general_dilated(x, self.kernel.value, (1,), "SAME")
+        self.h.value = 0.9 * self.h.value + jnp.tanh(y + self.c.value)
+        self.c.value = jnp.broadcast_to(jnp.sin(self.w.value), self.c.value.shape)
+        return self.h.value
+
+
+def test_plain_filters_and_states_of_weights_alone():
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, 2, 1, 5)))
+    reset = np.arange(LENGTH) == 3
+    learner = braintrace.compile(Held(), "rtrl", xs[0], batch_size=2)
+    kinds = {use.kind for use in learner.graph.whole.uses}
+    assert kinds == {"elementwise", "product"}, "filters have traces of their own form"
+
+    def step(x):
+        return jnp.sum(learner(x) ** 2)
+
+    found = learner.etrace_grad(xs, step_fn=step, reduction="sum", reset=reset, chunk_size=2)
+    model = Held()
+    weights = model.states(brainstate.ParamState)
+
+    def whole():
+        total = 0.0
+        for x, starts_anew in zip(xs, reset, strict=True):
+            if starts_anew or not hasattr(model, "h"):
+                model.init_state(2)
+            total += jnp.sum(model.update(x) ** 2)
+        return total
+
+    assert_gradients_close(named(found), named(brainstate.transform.grad(whole, weights)()), 1e-9)
