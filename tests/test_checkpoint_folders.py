@@ -4,6 +4,7 @@ import errno
 import functools
 import json
 import pathlib
+import re
 import string
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import saiunit
 
 import braintrace
 from braintrace._arguments import DEEPEST
-from braintrace._saving import store
+from braintrace._saving import schema, store
 
 PRINTABLE = sorted({*map(chr, range(32, 127))} - {"/"})
 NAMES = st.text(st.sampled_from([*PRINTABLE, "é", "漢", "🧠"]), min_size=1, max_size=8)
@@ -150,6 +151,21 @@ def test_a_quantity_as_deep_as_can_be(levels, tmp_path):
     while isinstance(found, list):
         (found,) = found
     assert found == 2.0 * saiunit.mV
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted", "words"),
+    [
+        (1, str, "`x` is a int; expected a str"),
+        (True, int, "`x` is a bool; expected a int"),
+        ({}, [str], "`x` is a dict; expected a list"),
+        ([], {"a": int}, "`x` is a list; expected a dict"),
+        ([1, "2"], [int], "`x/1` is a str; expected a int"),
+    ],
+)
+def test_data_of_another_kind_are_refused(data, wanted, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        schema.check(data, wanted, "x")
 
 
 # --- what fails while a checkpoint is written
