@@ -333,7 +333,7 @@ def test_a_filter_that_does_not_fit_is_explained(changes, message):
 
 
 def test_what_is_no_filter_is_refused():
-    with pytest.raises(braintrace.PrimitiveError, match="`add` of an `InputFilter` must be call"):
+    with pytest.raises(braintrace.PrimitiveError, match="`add` of an `InputFilter` is 1; expected"):
         braintrace.InputFilter(SINES.init, 1, SINES.pull_back)
     with pytest.raises(braintrace.PrimitiveError, match="must be an `InputFilter`"):
         CASES[0].operation(lambda trace, x: trace)
