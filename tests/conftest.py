@@ -22,6 +22,12 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    """Choose how XLA generates code; processes of pytest-xdist inherit the choice."""
+    if not config.getoption("--nightly") and not hasattr(config, "workerinput"):
+        compilation.choose_quick_generators()
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out the rows of the night; bring together tests that share what they compile.
 

@@ -313,7 +313,7 @@ def test_learners_over_devices():
     tests = pathlib.Path(__file__).parent
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=4"),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
     }

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import compilation
 import pytest
 from rules import RULES
 
@@ -22,7 +23,7 @@ def deviations_of(*flags, rules=()):
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     environment = {
         **os.environ,
-        "XLA_FLAGS": " ".join(["--xla_force_host_platform_device_count=4", *flags]),
+        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=4", *flags),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": path,
     }

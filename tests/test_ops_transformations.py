@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 
+import compilation
 import jax
 import numpy as np
 import ops_catalogue as catalogue
@@ -139,7 +140,7 @@ for name in xs:
 def test_shard_map_over_eight_devices():
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=8"),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
     }

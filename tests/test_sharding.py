@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import compilation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +22,7 @@ def run(program, *arguments, flags=()):
     """Return what a program prints that has eight devices: numbers by case."""
     environment = {
         **os.environ,
-        "XLA_FLAGS": " ".join(["--xla_force_host_platform_device_count=8", *flags]),
+        "XLA_FLAGS": compilation.with_flags("--xla_force_host_platform_device_count=8", *flags),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
     }
