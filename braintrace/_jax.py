@@ -186,8 +186,10 @@ def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def at_source_of(equation: Equation) -> Iterator[None]:
-    """Attribute the operations bound inside to the user's line behind ``equation``."""
-    with source_info_util.user_context(equation.source_info.traceback):
+    """Attribute the operations bound inside to the user's line and scopes behind ``equation``."""
+    source = equation.source_info
+    scopes = source_info_util.current_name_stack() + source.name_stack
+    with source_info_util.user_context(source.traceback, name_stack=scopes):
         yield
 
 
@@ -208,6 +210,11 @@ def runs_library_code(equation: Equation) -> bool:
 def source_line(equation: Equation) -> str:
     """Return ``file:line (function)`` of the user code that an equation comes from."""
     return str(source_info_util.summarize(equation.source_info))
+
+
+def scopes_of(equation: Equation) -> str:
+    """Return the names of the scopes (`jax.named_scope`) that an equation was bound in."""
+    return str(equation.source_info.name_stack)
 
 
 def struct_of(array: Any) -> jax.ShapeDtypeStruct:

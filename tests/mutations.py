@@ -300,6 +300,31 @@ MUTATIONS = [
         zoo("LateralInhibition-d_rtrl", "LayerNormRNN-d_rtrl"),
         "a derivative to several positions is taken for one to the own position",
     ),
+    # marks lost to a map
+    Mutation(
+        "a lost mark without a scope",
+        "_etrace_op/primitive.py",
+        'f"{_LOST}:{primitive}:',
+        'f"found:{primitive}:',
+        ("tests/test_lost_marks.py::test_the_error_names_the_map[etp_mm-jax]",),
+        "an operation mapped over its weights is not named",
+    ),
+    Mutation(
+        "scopes lost where a step is rewritten",
+        "_jax.py",
+        "source_info_util.current_name_stack() + source.name_stack",
+        "source_info_util.current_name_stack()",
+        ("tests/test_lost_marks.py::test_the_error_names_the_map[etp_mm-jax]",),
+        "the rewritten step no longer says which operation an equation is of",
+    ),
+    Mutation(
+        "lost marks of readouts",
+        "_compiler/lost_marks.py",
+        "        if names and states:\n",
+        "        if names:\n",
+        ("tests/test_lost_marks.py",),
+        "a mapped readout, which needs no mark, is reported",
+    ),
     # fan-outs and layouts
     Mutation(
         "first of several positions in a chunk",

@@ -13,6 +13,7 @@ from .._jax import is_tracer
 from .._most_memory import check_fits
 from .._typing import path_name
 from .grouped_step import GroupedStep
+from .lost_marks import WITHOUT_MARKS
 
 
 def check_parameters(model: brainstate.nn.Module) -> None:
@@ -126,6 +127,8 @@ def _way_out(diagnostics: Sequence[Diagnostic], is_marked: bool) -> str:
             "mixes it if that is a product with a weight; `RTRL` follows every other path as well "
             f"(`compile(model, 'rtrl', ...)`).{reasons}"
         )
+    if any(WITHOUT_MARKS in diagnostic.message for diagnostic in diagnostics):
+        return f"The marked operations on the way into it are mapped over their weights:{reasons}"
     if is_marked:
         return (
             "The compiler has found nothing that it can mark on the way into the hidden state"

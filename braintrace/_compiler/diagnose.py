@@ -10,6 +10,7 @@ from .._typing import path_name
 from .backward import about_outputs, bent_uses
 from .diagnose_groups import BENT, CHANGE_AFTERWARDS, about_group, names_of
 from .grouped_step import GroupedStep
+from .lost_marks import lost_marks
 from .marked_operations import MarkedOperation
 from .untraced import also_plain, carried_without_a_trace, plain_in_readouts
 from .upstream import Upstream
@@ -41,6 +42,7 @@ def diagnose(
     yield from _not_carried(found, relations)
     yield from _inside_rules(step)
     yield from step.traced.unmarked
+    yield from lost_marks(step)
     yield from _partly_mixed(step, relations)
     yield from also_plain(step, relations)
     yield from plain_in_readouts(step)

@@ -27,6 +27,7 @@ from .lora import lora_matmul as lora_matmul
 from .on_demand import register_every_operation as register_every_operation
 from .primitive import ETPPrimitive as ETPPrimitive
 from .primitive import get_primitive_spec as get_primitive_spec
+from .primitive import lost_mark as lost_mark
 from .primitive import register_primitive as register_primitive
 from .primitive import register_primitive_spec as register_primitive_spec
 from .registry import BATCHED_PRIMITIVES as BATCHED_PRIMITIVES

@@ -8,6 +8,7 @@ by hand (see ``registry``).
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 
 from .._arguments import BOOLEAN, check_option, shown
 from .._errors import PrimitiveError
-from .._jax import Primitive, define_from_impl
+from .._jax import Equation, Primitive, define_from_impl, scopes_of
 from . import registry
 from .input_filter import InputFilter
 from .spec import (
@@ -285,16 +286,35 @@ def _batch(
     if spec is not None and spec.batching is not None:
         result, axis = spec.batching(primitive, operands, dims, params)
         return result, axis
+    mapped = [i for i, dim in enumerate(dims) if dim is not None]
     if spec is not None:
         target = primitive if spec.batched else spec.batched_form
-        mapped = [i for i, dim in enumerate(dims) if dim is not None]
         if target is not None and mapped == [spec.x_invar_index]:
             return _fold_into_batch(primitive, target, operands, dims, params), 0
+
+    is_of_weight = spec is not None and mapped != [spec.x_invar_index]
 
     def plain(*values: Any) -> Any:
         return primitive.implementation(*values, **params)
 
-    return jax.vmap(plain, in_axes=tuple(dims))(*operands), 0
+    with jax.named_scope(f"{_LOST}:{primitive}:{'weight' if is_of_weight else 'input'}"):
+        return jax.vmap(plain, in_axes=tuple(dims))(*operands), 0
+
+
+_LOST = "lost_mark"
+
+
+def lost_mark(equation: Equation) -> tuple[str, str] | None:
+    """Return the operation of whose plain implementation an equation is a part.
+
+    Returns
+    -------
+    tuple or None
+        Its name, and whether it has been mapped over its ``'weight'`` or its ``'input'``;
+        ``None`` for any other equation.
+    """
+    found = re.search(rf"{_LOST}:(\w+):(\w+)", scopes_of(equation))
+    return None if found is None else (found[1], found[2])
 
 
 def _fold_into_batch(

@@ -1,0 +1,180 @@
+"""A map over the weights of an operation takes its mark away, and the compiler says so."""
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import ops_catalogue
+import pytest
+from ops_catalogue import OPERATIONS
+
+import braintrace
+
+COUNT = 3
+MAPS = {"jax": jax.vmap, "brainstate": brainstate.transform.vmap}
+BY_NAME = {operation.primitive: operation for operation in OPERATIONS}
+LOST = [operation.primitive for operation in OPERATIONS if operation.over_weights is None]
+
+
+class Mapped(brainstate.nn.Module):
+    """An operation for each of several weights, next to a marked one or not."""
+
+    def __init__(self, operation, mapped, is_beside=False):
+        super().__init__()
+        self.stack = brainstate.ParamState(jnp.stack([operation.weights[0]] * COUNT))
+        self.rest = operation.weights[1:]
+        self.gain = brainstate.ParamState(jnp.ones(()))
+        self.operation, self.mapped, self.is_beside = operation, mapped, is_beside
+
+    def init_state(self, *_, **__):
+        shape = jax.eval_shape(self.operation.plain, self.operation.x, self.operation.weights).shape
+        self.h = brainstate.HiddenState(jnp.zeros((COUNT, *shape)))
+
+    def update(self, x):
+        drive = self.mapped(x, self.stack.value, self.rest)
+        if self.is_beside:
+            drive = drive * braintrace.element_wise(self.gain.value)
+        self.h.value = 0.9 * self.h.value + drive
+        return self.h.value
+
+
+def over_weights(operation, transform):
+    def mapped(x, stack, rest):
+        return transform(lambda weight: operation.marked(x, (weight, *rest)))(stack)
+
+    return mapped
+
+
+def over_both(operation, transform):
+    def mapped(x, stack, rest):
+        xs = jnp.stack([x] * COUNT)
+        return transform(lambda x, weight: operation.marked(x, (weight, *rest)))(xs, stack)
+
+    return mapped
+
+
+def model_of(name, transform, over=over_weights, **options):
+    operation = BY_NAME[name]
+    return operation, Mapped(operation, over(operation, transform), **options)
+
+
+def compiled(model, x, *arguments, **options):
+    brainstate.nn.init_all_states(model)
+    return braintrace.compile(model, "d_rtrl", x, *arguments, **options)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("transform", MAPS)
+@pytest.mark.parametrize("name", LOST)
+def test_the_error_names_the_map(name, transform):
+    """If no operation with a mark is left; in a jitted function as well, traced before."""
+    operation, model = model_of(name, MAPS[transform])
+    words = rf"`{name}` with 'stack' over its weight.*'h'.*grouped_matmul.*ops_catalogue.py"
+    model.mapped = jax.jit(model.mapped)
+    for _ in range(2):
+        with pytest.raises(braintrace.CompilationError, match=words):
+            compiled(model, operation.x)
+
+
+@pytest.mark.parametrize("transform", MAPS)
+@pytest.mark.parametrize("name", LOST)
+def test_a_diagnostic_names_the_map_where_others_are_marked(name, transform):
+    operation, model = model_of(name, MAPS[transform], over_both, is_beside=True)
+    with pytest.warns(braintrace.ApproximationWarning, match=f"maps `{name}` with 'stack'"):
+        learner = compiled(model, operation.x)
+    (found,) = [d for d in learner.graph.diagnostics if d.kind == "not-marked"]
+    assert found.level == "warning"
+    assert found.paths == ("stack", "h")
+    assert "ops_catalogue.py" in found.source
+    with pytest.raises(braintrace.CompilationError, match=f"maps `{name}`"):
+        compiled(model, operation.x, strict=True)
+
+
+def kinds(learner):
+    return [diagnostic.kind for diagnostic in learner.graph.diagnostics]
+
+
+@pytest.mark.parametrize("rule", ["rtrl", "immediate"])
+def test_rules_that_need_no_mark_say_nothing(rule):
+    operation, model = model_of("etp_mm", jax.vmap)
+    brainstate.nn.init_all_states(model)
+    assert "not-marked" not in kinds(braintrace.compile(model, rule, operation.x))
+
+
+def test_marks_made_by_the_compiler_replace_a_lost_one():
+    operation, model = model_of("etp_mm", jax.vmap)
+    learner = compiled(model, operation.x, mark="auto")
+    assert "not-marked" not in kinds(learner)
+    assert ("stack",) in learner.graph.hidden_param_op_relations[0].parameter_paths
+
+
+def test_a_loop_over_the_weights_keeps_the_marks():
+    def mapped(x, stack, rest):
+        return jnp.stack([operation.marked(x, (weight, *rest)) for weight in stack])
+
+    operation, model = model_of("etp_mm", jax.vmap)
+    model.mapped = mapped
+    learner = compiled(model, operation.x)
+    assert "not-marked" not in kinds(learner)
+    assert len(learner.graph.hidden_param_op_relations) == COUNT
+
+
+@pytest.mark.parametrize("place", ["readout", "constants"])
+def test_what_reaches_no_hidden_state_or_learns_nothing_is_no_finding(place):
+    operation = BY_NAME["etp_mm"]
+    model = Mapped(operation, over_weights(operation, jax.vmap), is_beside=True)
+
+    def readout(x):
+        model.h.value = 0.9 * model.h.value + braintrace.element_wise(model.gain.value)
+        return model.mapped(x, model.stack.value, model.rest) + model.h.value
+
+    if place == "readout":
+        model.update = readout
+    else:
+        model.stack = brainstate.ShortTermState(model.stack.value)
+    assert "not-marked" not in kinds(compiled(model, operation.x))
+
+
+class FastWeights(brainstate.nn.Module):
+    """A weight that each sample scales by its own input."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+
+    def init_state(self, **_):
+        self.h = brainstate.HiddenState(jnp.zeros(4))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, jnp.sum(x) * self.w.value)
+        return self.h.value
+
+
+def test_a_weight_that_differs_between_samples_is_named():
+    with pytest.raises(braintrace.CompilationError, match=r"`vmap=True` over samples.*'w' over"):
+        braintrace.compile(FastWeights(), "d_rtrl", jnp.ones((2, 3)), batch_size=2, vmap=True)
+
+
+def test_an_operation_without_a_batched_form_names_the_map_over_inputs():
+    with ops_catalogue.restored_registries():
+        scaled_p = braintrace.register_primitive("lost_scaled", lambda x, w: x * w)
+        scaled_p.register_etp_rules(
+            yw_to_w=lambda hidden, weights, **_: weights,
+            xy_to_dw=lambda x, hidden, weights, **_: weights,
+            init_drtrl=lambda *_, **__: None,
+            init_pp=lambda *_, **__: None,
+            x_invar_index=0,
+        )
+        operation = ops_catalogue.Operation(
+            "lost_scaled",
+            lambda x, weights: scaled_p.bind(x, weights[0]),
+            lambda x, weights: x * weights[0],
+            jnp.ones(3),
+            (jnp.ones(3),),
+            None,
+        )
+
+        def mapped(x, stack, rest):
+            return jax.vmap(lambda x: scaled_p.bind(x, stack[0]))(jnp.stack([x] * COUNT))
+
+        with pytest.raises(braintrace.CompilationError, match=r"`lost_scaled`.*over its input"):
+            compiled(Mapped(operation, mapped), operation.x)
