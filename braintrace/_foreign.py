@@ -19,7 +19,7 @@ import jaxlib
 import numpy
 import saiunit
 
-from ._errors import BraintraceError, NotInitializedError, UnitError
+from ._errors import BraintraceError, NotInitializedError, OptionError, UnitError
 
 DEPENDENCIES = ("jax", "jaxlib", "brainstate", "saiunit", "numpy", "braintrace")
 _RAISED = (
@@ -67,6 +67,26 @@ def in_words(kind: type[BraintraceError], call: Callable[[], str]) -> Iterator[N
         chosen = UnitError if type(error).__name__.startswith("Unit") else kind
         words = f"{call()}: {_first_lines(error)}{_hint(error)}{_line(error)}"
         raise (chosen(words) if told is None else told) from error
+
+
+@contextlib.contextmanager
+def loops_in_words() -> Iterator[None]:
+    """Say that it is a loop of the user's function that has no derivative backward.
+
+    A loop of the model says so itself; see `one_way`.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("Reverse-mode differentiation does not work for lax.while"):
+            raise
+        place = _line(error.__cause__ or error)
+        raise OptionError(
+            "The loss of a step goes back through a `while` loop of `step_fn`, and a loop of "
+            "unknown length has no derivative in that direction. Use a loop of known length "
+            "(`scan`, `for_loop`, or `fori_loop` with static bounds), or `jax.lax.stop_gradient` "
+            f"on what enters it.{place}"
+        ) from error
 
 
 def is_foreign(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The one file that names JAX's internals, `_jax_devices` apart.
+"""The one file that names JAX's internals, `_jax_derivatives` and `_jax_devices` apart.
 
 JAX keeps its jaxpr classes, its interpreters and a few helpers in modules whose contents
 move between releases. Everything that the library takes from there passes through this
@@ -26,6 +26,8 @@ from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.random import threefry_2x32 as threefry_2x32
 from jax.interpreters import ad, batching, mlir
 
+from ._jax_derivatives import one_way as one_way
+from ._jax_derivatives import with_derivative_of as with_derivative_of
 from ._jax_devices import devices_of
 from ._jax_devices import divided_dependent as divided_dependent
 from ._jax_devices import for_devices as for_devices
@@ -380,49 +382,6 @@ def zeros_mapped_like(tree: Any, operands: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     shapes = tuple(map(struct_of, leaves))
     return jax.tree.unflatten(structure, _zeros_p.bind(*jax.tree.leaves(operands), shapes=shapes))
-
-
-# --- a value with the derivative of another
-
-
-def _abstract_value(value: Any, other: Any) -> Any:
-    return value
-
-
-def _lower_value(value: Any, other: Any) -> Any:
-    return value
-
-
-def _jvp_of_other(operands: Any, tangents: Any) -> Any:
-    value = _with_derivative_p.bind(*operands)
-    is_zero = isinstance(tangents[1], ad.Zero)
-    return value, ad.Zero.from_primal_value(value) if is_zero else tangents[1]
-
-
-def _batched_value(operands: Any, dims: Any) -> tuple[Any, int]:
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    moved = [
-        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in zip(operands, dims, strict=True)
-    ]
-    return _with_derivative_p.bind(*moved), 0
-
-
-_with_derivative_p = Primitive("with_derivative_of")
-_with_derivative_p.def_impl(_lower_value)
-_with_derivative_p.def_abstract_eval(_abstract_value)
-mlir.register_lowering(_with_derivative_p, mlir.lower_fun(_lower_value, multiple_results=False))
-ad.primitive_jvps[_with_derivative_p] = _jvp_of_other
-batching.primitive_batchers[_with_derivative_p] = _batched_value
-
-
-def with_derivative_of(value: Any, other: Any) -> Any:
-    """Return a value, whose derivative is that of another one of its type.
-
-    The other is not computed where no derivative is taken. No derivative goes to the value itself,
-    which is said to whoever reads the program by a ``stop_gradient``.
-    """
-    return _with_derivative_p.bind(jax.lax.stop_gradient(value), other)
 
 
 # --- rebuilding equations with other bodies

@@ -300,6 +300,31 @@ MUTATIONS = [
         zoo("LateralInhibition-d_rtrl", "LayerNormRNN-d_rtrl"),
         "a derivative to several positions is taken for one to the own position",
     ),
+    # loops of unknown length
+    Mutation(
+        "a loop in a branch without its refusal",
+        "_executor/one_way.py",
+        "        return rebuilt(equation, operands, run)\n",
+        "        return None\n",
+        ("tests/test_one_way.py::test_loops_inside_of_others_are_found",),
+        "a gradient through it ends in an error of JAX's own",
+    ),
+    Mutation(
+        "a loop without its refusal",
+        "_executor/one_way.py",
+        "return [one_way(y, CompilationError, message) for y in results]",
+        "return results",
+        ("tests/test_one_way.py::test_a_gradient_through_a_loop_is_refused_by_name",),
+        "a gradient through it ends in an error of JAX's own",
+    ),
+    Mutation(
+        "every parameter before a loop",
+        "_executor/one_way.py",
+        "leaves = [leaf for leaf in traced.leaves if leaf.in_var in behind]",
+        "leaves = traced.leaves",
+        ("tests/test_one_way.py::test_a_gradient_through_a_loop_is_refused_by_name",),
+        "the refusal names parameters that the loop does not read",
+    ),
     # marks lost to a map
     Mutation(
         "a lost mark without a scope",

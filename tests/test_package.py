@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "braintrace").rglob("*.py"))
 # A room imports from the rooms before it.
 ROOMS = [
+    "_jax_derivatives",
     "_jax_devices",
     "_jax",
     "_errors",
@@ -54,6 +55,7 @@ ROOMS = [
 PRIVATE = {
     (
         "_jax.py",
+        "_jax_derivatives.py",
         "_jax_devices.py",
     ): r"jax\.(core|extend|interpreters)\b|(jax|jaxlib|saiunit)(\.\w+)*\._",
     ("_brainstate.py",): (

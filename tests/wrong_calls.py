@@ -377,6 +377,85 @@ WITHOUT_NUMBERS = {
     }.items()
 }
 
+
+class Mapped(brainstate.nn.Module):
+    """A product for each of several weights, by `jax.vmap`."""
+
+    def __init__(self, in_axes):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((5, 3, 4)))
+        self.in_axes = in_axes
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.zeros((5, batch_size, 4)))
+
+    def update(self, x):
+        x = x if self.in_axes[0] is None else jnp.stack([x] * 5)
+        drive = jax.vmap(braintrace.matmul, in_axes=self.in_axes)(x, self.w.value)
+        self.h.value = 0.9 * self.h.value + drive
+        return self.h.value
+
+
+class Unbounded(brainstate.nn.Module):
+    """A `while` loop of unknown length before the state, or behind it."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.encoder = brainstate.ParamState(jnp.ones((3, 3)))
+        self.w = brainstate.ParamState(jnp.ones((3, 4)))
+        self.place = place
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
+
+    def update(self, x):
+        x = x @ self.encoder.value
+        x = loop(x) if self.place == "before" else x
+        self.h.value = 0.9 * self.h.value + braintrace.matmul(x, self.w.value)
+        return loop(self.h.value) if self.place == "behind" else self.h.value
+
+
+def loop(x):
+    def step(carry):
+        return carry[0] + 1, jnp.tanh(carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0] < 3, step, (0, x))[1]
+
+
+def gradient_of_unbounded(place, method, in_step_fn=False):
+    learner = compiled(Unbounded(place))
+    between = loop if in_step_fn else lambda y: y
+    functions = {"step_fn": lambda x: jnp.sum(between(learner(x)))}
+    if method == "functional":
+        pure = learner.functional()
+        return pure.grad(pure.state(), XS, **functions)
+    if method == "etrace_online":
+        functions["update_fn"] = lambda gradients: None
+    return getattr(learner, method)(XS, **functions)
+
+
+LOOPS = {
+    **{
+        f"while {place}, {method}": (
+            f"`while` `update` wrong_calls.py {words} `scan` `fori_loop`",
+            lambda b, place=place, method=method: gradient_of_unbounded(place, method),
+        )
+        for place, words in (("before", "'encoder'"), ("behind", "'encoder', 'h', 'w'"))
+        for method in ("etrace_grad", "etrace_online", "functional")
+    },
+    "while in step_fn": (
+        "`while` `step_fn`",
+        lambda b: gradient_of_unbounded(None, "etrace_grad", in_step_fn=True),
+    ),
+    **{
+        f"vmap over weights {in_axes}": (
+            "maps `etp_m weight `braintrace.grouped_matmul`",
+            lambda b, in_axes=in_axes: compiled(Mapped(in_axes)),
+        )
+        for in_axes in ((None, 0), (0, 0))
+    },
+}
+
 LOWER = {
     "lower without step_fn": (
         "`lower('etrace_grad' `step_fn` `mask`",
@@ -1123,5 +1202,6 @@ EVERY = {
     **FUNCTION,
     **WITHOUT_NUMBERS,
     **LOWER,
+    **LOOPS,
     **FOUND_AT_RANDOM,
 }

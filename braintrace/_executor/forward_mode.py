@@ -12,20 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._graph import ETraceGraph, HiddenGroup
-from .._jax import Equation, Var, equations_inside
+from .._jax import Var
 from .._jaxpr import Program
 from .layout import new_state_to_positions
+from .one_way import holds_while
 
 
 def has_while(program: Program, target: Var) -> bool:
     """Tell whether ``target`` is computed through a ``while`` loop."""
     behind = program.making(program.depends_on([target]))
-    return any(_is_while(program.equations[index]) for index in behind)
-
-
-def _is_while(equation: Equation) -> bool:
-    every = (equation, *equations_inside(equation))
-    return any(inner.primitive.name == "while" for inner in every)
+    return any(holds_while(program.equations[index]) for index in behind)
 
 
 def pushed_forward(

@@ -25,6 +25,7 @@ from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TracedModel, Weights, 
 from .._jax import Atom, Var, is_var, struct_of
 from .._jaxpr import evaluate
 from .jacobians import Inputs, with_weights
+from .one_way import one_way_rules
 from .zero import examples
 
 Probes = dict[str, jax.Array]
@@ -151,7 +152,7 @@ def _probed(graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream
         outside = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
-        rules = with_weights(graph, weights, group.index)
+        rules = {**one_way_rules(graph.traced), **with_weights(graph, weights, group.index)}
         overrides = {**outside, **_joined(graph, outside)}
         (value,) = evaluate(graph.traced.program, [var], inputs, overrides, rules)
         probed[var] = (group, value + probes[group.states[a].name])
@@ -169,7 +170,9 @@ def _whole_probed(
     parameters = {leaf.in_var for leaf in graph.traced.leaves if leaf.kind == "parameter"}
     held = {v: jax.lax.stop_gradient(x) if v in parameters else x for v, x in inputs.items()}
     new = {leaf.name: leaf.out_var for leaf in whole.leaves if leaf.out_var is not None}
-    values = dict(zip(new, evaluate(graph.traced.program, list(new.values()), held), strict=True))
+    rules, program = one_way_rules(graph.traced), graph.traced.program
+    found = evaluate(program, list(new.values()), held, rules=rules)
+    values = dict(zip(new, found, strict=True))
     seen: dict[Var, Any] = {}
     for name, var in new.items():
         if is_var(var) and var not in seen:  # a value that two states hold counts once
@@ -191,7 +194,8 @@ def finish_program(
     """Return the same of a step that is not analysed."""
     written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
     targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
-    values = evaluate(traced.program, targets, inputs, overrides, effects=True)
+    rules = one_way_rules(traced)
+    values = evaluate(traced.program, targets, inputs, overrides, rules, effects=True)
     count = len(traced.output_atoms)
     new_states = {leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)}
     return values[:count], new_states

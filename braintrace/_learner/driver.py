@@ -25,6 +25,7 @@ from .._arguments import common_length
 from .._brainstate import is_watched, kept_for_other_threads
 from .._errors import OptionError
 from .._executor import pack, unpack
+from .._foreign import loops_in_words
 from .._graph import Traces
 from .._jax import for_devices
 from .._runtime import (
@@ -113,14 +114,15 @@ class Driver:
         return results, written, after
 
     def _traced(self, *arguments: PyTree) -> PyTree:
-        with own_changes(self._algorithm):
+        with own_changes(self._algorithm), loops_in_words():
             return self.body.run(*arguments)
 
     def _unpacked(
         self, values: list[PyTree], traces: Traces, *arguments: PyTree
     ) -> tuple[PyTree, list[PyTree], Traces | None]:
         before = pack(traces, self._algorithm.traces.pairs)
-        with own_changes(self._algorithm), traced_on_automatic_axes(self._algorithm):
+        algorithm = self._algorithm
+        with own_changes(algorithm), traced_on_automatic_axes(algorithm), loops_in_words():
             results, written, after = run_to_the_end(self.body, values, before, *arguments)
         return results, written, None if after is None else unpack(after)
 
@@ -310,6 +312,7 @@ def prepared(
             for_devices(devices),
             own_changes(algorithm),
             traced_on_automatic_axes(algorithm),
+            loops_in_words(),
         ):
             placing = None if placement is None else Placing(learner, placement)
             return Driver(algorithm, request.make(learner, request, arguments), placing)

@@ -154,7 +154,7 @@ ELEMENTWISE = _names(
     braintrace_undivided cbrt ceil clamp complex conj convert_element_type copy copy_p cos cosh
     device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a
     igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul name ne neg
-    nextafter not one_minus_square optimization_barrier or pcast polygamma pow pvary
+    nextafter not one_minus_square one_way optimization_barrier or pcast polygamma pow pvary
     random_gamma_grad real reduce_precision regularized_incomplete_beta rem round rsqrt select_n
     sharding_constraint sign sin sinh sqrt square sub tan tanh with_derivative_of xor zeta
     """

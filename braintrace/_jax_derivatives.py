@@ -1,0 +1,83 @@
+"""The part of `_jax` for values with the derivative of another, and without a way back."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+# --- a value with the derivative of another
+
+
+def _abstract_value(value: Any, other: Any) -> Any:
+    return value
+
+
+def _lower_value(value: Any, other: Any) -> Any:
+    return value
+
+
+def _jvp_of_other(operands: Any, tangents: Any) -> Any:
+    value = _with_derivative_p.bind(*operands)
+    is_zero = isinstance(tangents[1], ad.Zero)
+    return value, ad.Zero.from_primal_value(value) if is_zero else tangents[1]
+
+
+def _batched_value(operands: Any, dims: Any) -> tuple[Any, int]:
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    moved = [
+        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(operands, dims, strict=True)
+    ]
+    return _with_derivative_p.bind(*moved), 0
+
+
+_with_derivative_p = Primitive("with_derivative_of")
+_with_derivative_p.def_impl(_lower_value)
+_with_derivative_p.def_abstract_eval(_abstract_value)
+mlir.register_lowering(_with_derivative_p, mlir.lower_fun(_lower_value, multiple_results=False))
+ad.primitive_jvps[_with_derivative_p] = _jvp_of_other
+batching.primitive_batchers[_with_derivative_p] = _batched_value
+
+
+def with_derivative_of(value: Any, other: Any) -> Any:
+    """Return a value, whose derivative is that of another one of its type.
+
+    The other is not computed where no derivative is taken. No derivative goes to the value itself,
+    which is said to whoever reads the program by a ``stop_gradient``.
+    """
+    return _with_derivative_p.bind(jax.lax.stop_gradient(value), other)
+
+
+# --- a value without a way back
+
+
+def _refuse_way_back(cotangent: Any, value: Any, *, kind: type[Exception], message: str) -> Any:
+    if isinstance(cotangent, ad.Zero):
+        return [cotangent]
+    raise kind(message)
+
+
+def _jvp_one_way(operands: Any, tangents: Any, **refusal: Any) -> Any:
+    return _one_way_p.bind(*operands, **refusal), _one_way_p.bind(*tangents, **refusal)
+
+
+def _batched_one_way(operands: Any, dims: Any, **refusal: Any) -> tuple[Any, Any]:
+    return _one_way_p.bind(*operands, **refusal), dims[0]
+
+
+_one_way_p = Primitive("one_way")
+_one_way_p.def_impl(lambda value, **_: value)
+_one_way_p.def_abstract_eval(lambda value, **_: value)
+mlir.register_lowering(_one_way_p, lambda _, value, **__: [value])
+ad.primitive_jvps[_one_way_p] = _jvp_one_way
+ad.primitive_transposes[_one_way_p] = _refuse_way_back
+batching.primitive_batchers[_one_way_p] = _batched_one_way
+
+
+def one_way(value: Any, kind: type[Exception], message: str) -> Any:
+    """Return a value through which no gradient can go back: an error says why."""
+    if not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
+        return value
+    return _one_way_p.bind(value, kind=kind, message=message)
