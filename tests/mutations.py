@@ -300,6 +300,15 @@ MUTATIONS = [
         zoo("LateralInhibition-d_rtrl", "LayerNormRNN-d_rtrl"),
         "a derivative to several positions is taken for one to the own position",
     ),
+    # derivatives with respect to hidden states
+    Mutation(
+        "old states that carry what traces carry",
+        "_executor/probed_step.py",
+        "    if all(isinstance(leaf, SymbolicZero) for leaf in jax.tree.leaves(changes)):\n",
+        "    if True:\n",
+        ("tests/test_state_derivatives.py::test_two_gradients_equal_backpropagation",),
+        "the past of a parameter is counted twice",
+    ),
     # loops of unknown length
     Mutation(
         "a loop in a branch without its refusal",

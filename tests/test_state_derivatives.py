@@ -161,3 +161,100 @@ def test_learned_initial_states():
         hidden = jax.tree.map(lambda h, g: h - 0.1 * g, hidden, gradient)
         losses.append(float(value))
     assert losses == sorted(losses, reverse=True)
+
+
+# --- parameters and hidden states of one loss -----------------------------------------------
+
+
+class Diagonal(brainstate.nn.Module):
+    """A state that keeps its units apart, so that D-RTRL is exact."""
+
+    def __init__(self):
+        super().__init__()
+        draw = np.random.default_rng(1).normal
+        self.w = brainstate.ParamState(jnp.asarray(draw(size=(3, 4)), jnp.float32))
+
+    def init_state(self, batch_size=2):
+        self.h = brainstate.HiddenState(jnp.full((batch_size, 4), 0.3))
+
+    def update(self, x):
+        self.h.value = jnp.tanh(0.8 * self.h.value + braintrace.matmul(x, self.w.value))
+        return self.h.value
+
+
+XS = jnp.asarray(np.random.default_rng(0).normal(size=(2 * STEPS, 2, 3)), jnp.float32)
+
+
+def by_bptt(h, w, before, xs):
+    """The loss of the last steps, of the state before them and of a weight in all steps."""
+    for x in before:
+        h = jnp.tanh(0.8 * h + x @ w)
+    return _rest(h, w, xs)
+
+
+def _rest(h, w, xs):
+    total = 0.0
+    for x in xs:
+        h = jnp.tanh(0.8 * h + x @ w)
+        total = total + jnp.sum(h**2)
+    return total
+
+
+def two_by_states(learner, xs):
+    hidden, parameters = hidden_of(learner), learner.algorithm.param_states
+    before, found = learner.functional().state(), {}
+    for states in (hidden, parameters):
+        learner.functional().restore(before)
+        loss = lambda: jnp.sum(brainstate.transform.for_loop(learner, xs) ** 2)  # noqa: E731
+        found |= brainstate.transform.grad(loss, states)()
+    return found[("h",)], found[("w",)]
+
+
+def two_by_functions(learner, xs):
+    pure = learner.functional()
+    start = pure.state()
+
+    def loss(hidden, parameters):
+        state = dataclasses.replace(start, hidden=hidden, parameters=parameters)
+        return jnp.sum(jax.lax.scan(pure.step, state, xs)[1] ** 2)
+
+    found = [jax.jit(jax.grad(loss, place))(start.hidden, start.parameters) for place in (0, 1)]
+    return found[0][("h",)], found[1][("w",)]
+
+
+def two_by_lanes(learner, xs):
+    """Inside a map of somebody else: over copies of the hidden state."""
+    pure = learner.functional()
+    start = pure.state()
+
+    def loss(hidden, parameters):
+        state = dataclasses.replace(start, hidden=hidden, parameters=parameters)
+        return jnp.sum(jax.lax.scan(pure.step, state, xs)[1] ** 2)
+
+    copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), start.hidden)
+    found = [
+        jax.vmap(jax.grad(loss, place), in_axes=(0, None))(copies, start.parameters)
+        for place in (0, 1)
+    ]
+    jax.tree.map(lambda leaf: np.testing.assert_allclose(leaf[0], leaf[1], **close), found)
+    return found[0][("h",)][0], found[1][("w",)][0]
+
+
+@pytest.mark.parametrize("place", ["start", "middle", "after a reset"])
+@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
+@pytest.mark.parametrize("two", [two_by_states, two_by_functions, two_by_lanes])
+def test_two_gradients_equal_backpropagation(two, rule, place):
+    """One with respect to the hidden states, one with respect to the parameters, of one loss."""
+    learner = braintrace.compile(Diagonal(), rule, XS[0], batch_size=2)
+    before, xs = XS[:0], XS[STEPS:]
+    if place != "start":
+        learner.etrace_evolve(XS[:STEPS])
+        before = XS[:STEPS]
+    if place == "after a reset":
+        learner.reset_state(2)
+        before = XS[:0]
+    model = learner.algorithm.model
+    start, w = jnp.full((2, 4), 0.3), model.w.value
+    expected = jax.grad(_rest)(model.h.value, w, xs), jax.grad(by_bptt, 1)(start, w, before, xs)
+    for found, value in zip(two(learner, xs), expected, strict=True):
+        np.testing.assert_allclose(found, value, **close)
