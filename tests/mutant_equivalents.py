@@ -4,9 +4,15 @@ EQUIVALENT = {
     "_planning/plan.py:<module>:constant:1": "which shorter chunks a plan tries is not promised",
     "_planning/plan.py:<module>:constant:5": "how many more devices a plan tries is not promised",
     "_planning/plan.py:_planned:constant:1": "working memory is not promised to a byte",
-    "_compiler/sample_axes.py:<module>:constant:0": "how many ways are tried is not promised",
-    "_compiler/linear_readouts.py:_read_late:comparison:0": "values that nobody reads are left out",
-    "_compiler/jacobian_sparsity.py:_of_first_sample:constant:0": "all samples have one structure",
+    "_compiler/whole_state/sample_axes.py:<module>:constant:0": (
+        "how many ways are tried is not promised"
+    ),
+    "_compiler/readouts/linear_readouts.py:_read_late:comparison:0": (
+        "values that nobody reads are left out"
+    ),
+    "_compiler/whole_state/jacobian_sparsity.py:_of_first_sample:constant:0": (
+        "all samples have one structure"
+    ),
     "_etrace_op/check.py:<module>:constant:0": "any number does that tells two sums apart",
     "_etrace_op/sums.py:<module>:constant:0": "which of two forms adds up is not promised",
     "_etrace_op/input_derivative.py:input_derivative:constant:0": "nobody looks at a second sample",

@@ -74,7 +74,7 @@ MUTATIONS = [
     # linear readouts
     Mutation(
         "a filter forgets",
-        "_compiler/readout_filters.py",
+        "_compiler/readouts/readout_filters.py",
         "new[name] = (_times(kappa, old[name]) + now).astype(aval.dtype)",
         "new[name] = now.astype(aval.dtype)",
         (f"{READOUTS}[rates-plain]",),
@@ -82,7 +82,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a decay that learns by the filters as well",
-        "_compiler/readout_filters.py",
+        "_compiler/readouts/readout_filters.py",
         "kappa = jax.lax.stop_gradient(readout.decay.compute(known))",
         "kappa = readout.decay.compute(known)",
         (f"{READOUTS}[alif-with_everything]",),
@@ -90,7 +90,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a bias without its filter of ones",
-        "_compiler/readout_filters.py",
+        "_compiler/readouts/readout_filters.py",
         "                    values[operand] = values[operand] * ones\n",
         "",
         (f"{READOUTS}[lif-in_small_steps]",),
@@ -98,7 +98,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a cascade without what its filters do not give",
-        "_compiler/readout_filters.py",
+        "_compiler/readouts/readout_filters.py",
         '                overrides[var] = overrides[var] + given["rest", var]\n',
         "                pass\n",
         (f"{READOUTS}[rates-cascade]",),
@@ -106,7 +106,7 @@ MUTATIONS = [
     ),
     Mutation(
         "constants as part of what filters give",
-        "_compiler/readout_filters.py",
+        "_compiler/readouts/readout_filters.py",
         "                    values[operand] = jnp.zeros_like(values[operand])\n",
         "                    pass\n",
         (f"{READOUTS}[rates-cascade]",),
@@ -114,7 +114,7 @@ MUTATIONS = [
     ),
     Mutation(
         "filters of what is not at positions",
-        "_compiler/linear_readouts.py",
+        "_compiler/readouts/linear_readouts.py",
         "        if states.mixed_into(alone) & others or apart:\n",
         "        if apart:\n",
         (f"{NO_READOUT}[rates-nonlinear_before]",),
@@ -122,7 +122,7 @@ MUTATIONS = [
     ),
     Mutation(
         "readouts that others read",
-        "_compiler/linear_readouts.py",
+        "_compiler/readouts/linear_readouts.py",
         "        if not behind.isdisjoint(own):\n",
         "        if False:\n",
         (f"{NO_READOUT}[rates-read_by_another]",),
@@ -130,7 +130,7 @@ MUTATIONS = [
     ),
     Mutation(
         "filters behind a backward pass that clips",
-        "_compiler/linear_filters.py",
+        "_compiler/readouts/linear_filters.py",
         "return derivative.is_the_same_for_all(data) and derivative.bent.isdisjoint(data)",
         "return derivative.is_the_same_for_all(data)",
         (f"{NO_READOUT}[rates-clipped_on_the_way]",),
@@ -138,7 +138,7 @@ MUTATIONS = [
     ),
     Mutation(
         "old values of readouts without their filters",
-        "_compiler/linear_readouts.py",
+        "_compiler/readouts/linear_readouts.py",
         "        late = _read_late(states) & operations.keys()\n",
         "        late = set()\n",
         (f"{READOUTS}[lif-read_late]",),
@@ -196,7 +196,7 @@ MUTATIONS = [
     ),
     Mutation(
         "states that are read through products alone count as downstream",
-        "_compiler/hidden_groups.py",
+        "_compiler/core/hidden_groups.py",
         "is_read = [found or a in carried for a, found in enumerate(is_read)]",
         "is_read = list(is_read)",
         ("tests/test_snap.py::test_a_state_that_only_a_product_reads_has_a_trace",),
@@ -353,7 +353,7 @@ MUTATIONS = [
     ),
     Mutation(
         "lost marks of readouts",
-        "_compiler/lost_marks.py",
+        "_compiler/reports/lost_marks.py",
         "        if names and states:\n",
         "        if names:\n",
         ("tests/test_lost_marks.py",),
@@ -402,7 +402,7 @@ MUTATIONS = [
     ),
     Mutation(
         "groups in reverse",
-        "_compiler/hidden_groups.py",
+        "_compiler/core/hidden_groups.py",
         "return [tuple(members[first]) for first in sorted(members)]",
         "return [tuple(members[first]) for first in sorted(members, reverse=True)]",
         (
@@ -925,7 +925,7 @@ MUTATIONS = [
     ),
     Mutation(
         "elements known up to the first question only",
-        "_compiler/analysis.py",
+        "_compiler/core/analysis.py",
         "if known < last:",
         "if not found:",
         ("tests/test_zoo.py::test_relations_groups_and_diagnostics[LinearRecurrentUnit]",),
@@ -933,7 +933,7 @@ MUTATIONS = [
     ),
     Mutation(
         "diagnostics before the rule is known",
-        "_compiler/reporting.py",
+        "_compiler/reports/reporting.py",
         "if boundary in REPORTED[f.kind]",
         "if REPORTED[f.kind]",
         ("tests/test_diagnostics.py::test_a_rule_that_passes_weights_hears_of_none",),
@@ -1108,7 +1108,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a marked weight with its axes exchanged",
-        "_compiler/products.py",
+        "_compiler/marking/products.py",
         "moved(weight, [*w_shared, *w_summed, *w_free])",
         "moved(weight, [*w_shared, *w_free, *w_summed])",
         (f"{MARKS}_learns_as_its_marked_twin[product]",),
@@ -1116,7 +1116,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the columns of a sparse product always last",
-        "_compiler/sparse_sums.py",
+        "_compiler/marking/sparse_sums.py",
         "order.insert(scattered.axis, last)",
         "order.append(last)",
         (f"{MARKS}_has_the_relations_of_its_marked_twin[a sparse matrix]",),
@@ -1124,7 +1124,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a mark for every function of a parameter",
-        "_compiler/mark_plan.py",
+        "_compiler/marking/mark_plan.py",
         "next(link for link in chain if passing[link] == ends[chain[-1]])",
         "chain[0]",
         (f"{MARKS}_has_the_relations_of_its_marked_twin[a low rank with a bias]",),
@@ -1132,7 +1132,7 @@ MUTATIONS = [
     ),
     Mutation(
         "States that are written taken for constants",
-        "_compiler/marks.py",
+        "_compiler/marking/marks.py",
         'array.kind == "random" or array.written or (is_mapped and array.per_sample)',
         'array.kind == "random" or (is_mapped and array.per_sample)',
         (f"{MARKS}_has_the_relations_of_its_marked_twin[branches]",),
@@ -1461,7 +1461,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a custom derivative that couples elements counts as elementwise",
-        "_compiler/derivative.py",
+        "_compiler/core/derivative.py",
         "found[operand, output] = None if np.any(labels == MIXED) else labels",
         "found[operand, output] = np.maximum(labels, NONE)",
         (f"{JACOBIANS}::test_what_a_custom_derivative_couples_is_reported[rolled and in place]",),
@@ -1494,7 +1494,7 @@ MUTATIONS = [
     ),
     Mutation(
         "coupling by ordinary operations without a diagnostic",
-        "_compiler/diagnose_groups.py",
+        "_compiler/reports/diagnose_groups.py",
         '    if states:\n        yield Diagnostic(\n            "warning",',
         '    if False:\n        yield Diagnostic(\n            "warning",',
         (f"{JACOBIANS}::test_what_d_rtrl_truncates_is_reported[PlainRecurrentRNN]",),
@@ -1502,7 +1502,7 @@ MUTATIONS = [
     ),
     Mutation(
         "products that keep what several elements reach",
-        "_compiler/jacobian_sparsity.py",
+        "_compiler/whole_state/jacobian_sparsity.py",
         "(is_used @ by_sample.astype(np.float32) > 0)",
         "(is_used @ by_sample.astype(np.float32) > 1)",
         (f"{JACOBIANS}::test_samples_and_the_sparsity_of_snap[Stacked]",),
@@ -1510,7 +1510,7 @@ MUTATIONS = [
     ),
     Mutation(
         "layers after those that read them",
-        "_compiler/layers.py",
+        "_compiler/whole_state/layers.py",
         "sorted(layers, key=before.__getitem__)",
         "sorted(layers, key=before.__getitem__, reverse=True)",
         (f"{JACOBIANS}::test_layers_are_in_order_and_what_they_truncate_is_reported[Stacked]",),

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import pytest
 
 import braintrace
-from braintrace._compiler.analysis import Analysis
-from braintrace._compiler.candidates import candidates_of
-from braintrace._compiler.hidden_groups import find_hidden_groups
-from braintrace._compiler.placement import Placement
-from braintrace._compiler.trace import trace_model
+from braintrace._compiler.core.analysis import Analysis
+from braintrace._compiler.core.candidates import candidates_of
+from braintrace._compiler.core.hidden_groups import find_hidden_groups
+from braintrace._compiler.core.placement import Placement
+from braintrace._compiler.frontend.trace import trace_model
 
 WIDTH, BATCH = 16, 8
 PACKAGE = str(pathlib.Path(braintrace.__file__).parent)

@@ -13,7 +13,7 @@ import pytest
 
 import braintrace
 from braintrace._compiler import CompilerOptions, compile_model
-from braintrace._compiler.reporting import REPORTED
+from braintrace._compiler.reports.reporting import REPORTED
 from braintrace._graph import Boundary, DiagnosticKind
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "diagnostics.md"

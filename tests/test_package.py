@@ -227,11 +227,11 @@ def test_internals_are_tried_with_the_versions_that_are_tested(module):
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("from .._learner import compile", "_compiler.trace"),
+        ("from ..._learner import compile", "_compiler.frontend.trace"),
         ("from .._learner import compile", "_compiler.__init__"),
         ("from ..nn.cells import GRU", "_learner.learner"),
-        ("from .. import _executor", "_compiler.trace"),
-        ("from ._compiler.trace import x", "_jax"),
+        ("from ... import _executor", "_compiler.frontend.trace"),
+        ("from ._compiler.frontend.trace import x", "_jax"),
         ("from . import _learner", "_errors"),
         ("import braintrace._runtime.step_data", "_executor.step"),
         ("def late():\n    from .._algorithms import D_RTRL", "_jaxpr.walk"),

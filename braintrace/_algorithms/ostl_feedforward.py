@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from .._compiler.analysis import Analysis
+from .._compiler.core.analysis import Analysis
 from .._errors import CompilationError
 from .._graph import ETraceGraph
 from .._graph.diagnostics import quoted

@@ -4,10 +4,10 @@ from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
 from .compile import divided_graph as divided_graph
 from .compile import with_every_operation as with_every_operation
-from .derivative import Derivatives as Derivatives
-from .state_arrays import components as components
-from .state_arrays import join_components as join_components
-from .state_arrays import split_components as split_components
-from .trace import described as described
-from .trace import state_paths as state_paths
-from .trace import trace_model as trace_model
+from .core.derivative import Derivatives as Derivatives
+from .frontend.state_arrays import components as components
+from .frontend.state_arrays import join_components as join_components
+from .frontend.state_arrays import split_components as split_components
+from .frontend.trace import described as described
+from .frontend.trace import state_paths as state_paths
+from .frontend.trace import trace_model as trace_model

@@ -33,11 +33,22 @@ from .._graph import (
     TraceMethod,
 )
 from .._typing import Path
-from .analysis import Analysis
-from .answers import with_answers
-from .backward import states_as_outputs
-from .candidates import candidates_of
-from .check_model import (
+from .core.analysis import Analysis
+from .core.candidates import candidates_of
+from .core.grouped_step import GroupedStep
+from .core.hidden_groups import find_hidden_groups
+from .core.marked_operations import marked_operations
+from .core.placement import Placement
+from .core.relations import find_relations
+from .frontend.answers import with_answers
+from .frontend.split_loops import split_loops
+from .frontend.split_shared_uses import split_shared_uses
+from .frontend.trace import trace_model
+from .marking.marks import marking_of
+from .readouts.gates import Gate, with_gates_apart
+from .readouts.linear_readouts import filter_readouts
+from .reports.backward import states_as_outputs
+from .reports.check_model import (
     check_elements,
     check_has_states,
     check_hidden_states,
@@ -45,23 +56,12 @@ from .check_model import (
     check_parameters,
     memory_told,
 )
-from .diagnose import diagnose
-from .gates import Gate, with_gates_apart
-from .grouped_step import GroupedStep
-from .hidden_groups import find_hidden_groups
-from .jacobian_sparsity import structure_of
-from .layers import about_layers, layers_of
-from .linear_readouts import filter_readouts
-from .marked_operations import marked_operations
-from .marks import marking_of
-from .placement import Placement
-from .relations import find_relations
-from .reporting import publish, reported
-from .reverse_mode import check_steps
-from .split_loops import split_loops
-from .split_shared_uses import split_shared_uses
-from .trace import trace_model
-from .whole_state import whole_state_of
+from .reports.diagnose import diagnose
+from .reports.reporting import publish, reported
+from .whole_state.jacobian_sparsity import structure_of
+from .whole_state.layers import about_layers, layers_of
+from .whole_state.reverse_mode import check_steps
+from .whole_state.whole_state import whole_state_of
 
 BY_POSITION: tuple[Boundary, ...] = ("cut", "diagonal")
 """Rules that follow what happens position by position."""

@@ -1,7 +1,8 @@
 """Traces of operations that compute one gate each, and those of the operations that compute all.
 
-A model whose units a mesh divides has its gates apart (see `braintrace._compiler.gates`), and so
-are their traces. What is saved, or shown to users, is the same on every mesh: gates side by side.
+A model whose units a mesh divides has its gates apart (`braintrace._compiler.readouts.gates`), and
+so are their traces. What is saved, or shown to users, is the same on every mesh: gates side by
+side.
 """
 
 import dataclasses

@@ -1,0 +1,189 @@
+"""What the passes ask of one program, each fact found once.
+
+There is one `Analysis` of a step, another of every rewriting of it, and one of every body of a loop
+or branch in it.
+"""
+
+import functools
+from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from ..._graph.marked import MarkedRole, is_marked, role
+from ..._jax import OWN_BACKWARD, AnyJaxpr, Atom, Equation, Var
+from ..._jaxpr import Program, carries_derivative, program_of
+from ..._jaxpr.dataflow import CONSTANT, MIXED, Constants, Flow, Labels, Question, flows_from
+from .derivative import Derivatives
+from .origin_position import (
+    least_moved_positions,
+    origin_positions,
+)
+from .transfer import Ids
+
+
+class Analysis:
+    """What is known of one program.
+
+    Parameters
+    ----------
+    program
+        The program.
+    derivatives
+        Those that are known already; ``None``: none are.
+
+    Attributes
+    ----------
+    program
+        The program, with the equations that make and read each variable.
+    constants
+        Values that depend on no input.
+    derivatives
+        Those of its equations.
+    """
+
+    def __init__(self, program: Program, derivatives: Derivatives | None = None) -> None:
+        self.program = program
+        self.constants = Constants(program)
+        self.derivatives = Derivatives() if derivatives is None else derivatives
+        self._bodies: dict[int, Analysis] = {}
+        self._origins: dict[tuple[object, ...], Origin] = {}
+        self._elements: dict[Var, tuple[int, Mapping[Var, Ids]]] = {}
+
+    def body(self, jaxpr: AnyJaxpr) -> "Analysis":
+        """Return what is known of the body of a loop or branch of the program."""
+        if id(jaxpr) not in self._bodies:
+            self._bodies[id(jaxpr)] = Analysis(program_of(jaxpr), self.derivatives)
+        return self._bodies[id(jaxpr)]
+
+    # --- marked operations
+
+    @functools.cached_property
+    def roles(self) -> Mapping[int, MarkedRole]:
+        """What the marked operations are to a walk, by the index of their equation."""
+        found = ((index, role(equation)) for index, equation in enumerate(self.program.equations))
+        return MappingProxyType({index: what for index, what in found if what is not None})
+
+    @functools.cached_property
+    def opaque(self) -> frozenset[int]:
+        """Equations of the marked operations that end a walk."""
+        return frozenset(index for index, what in self.roles.items() if what == "opaque")
+
+    @functools.cached_property
+    def marked_primitives(self) -> frozenset[str]:
+        """Names of the primitives of the marked operations."""
+        return self._primitives(self.roles)
+
+    @functools.cached_property
+    def opaque_primitives(self) -> frozenset[str]:
+        """Names of the primitives of those that end a walk."""
+        return self._primitives(self.opaque)
+
+    def _primitives(self, equations: Iterable[int]) -> frozenset[str]:
+        return frozenset(self.program.equations[index].primitive.name for index in equations)
+
+    # --- what a value is computed from, and where a gradient goes
+
+    @functools.cached_property
+    def _places(self) -> Mapping[Var, int]:
+        return {var: place for place, var in enumerate(self.program.in_vars)}
+
+    def inputs_among(self, variables: Iterable[Var]) -> list[Var]:
+        """Return the inputs of the program among some variables, in order."""
+        return sorted((v for v in variables if v in self._places), key=self._places.__getitem__)
+
+    def values_behind(
+        self,
+        targets: Iterable[Atom],
+        stops: frozenset[Var] = frozenset(),
+        ends: frozenset[str] = frozenset(),
+    ) -> set[Var]:
+        """Return what some targets are computed from, other than as a constant.
+
+        Variables in ``stops``, and those made by a primitive named in ``ends``, are not looked
+        behind.
+        """
+        return self.program.depends_on(targets, stops, CONSTANT | ends)
+
+    def gradients_behind(
+        self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
+    ) -> set[Var]:
+        """Return what a gradient goes back to from some targets, not looking behind ``stops``."""
+        return self.program.depends_on(targets, stops, CONSTANT, carries_derivative)
+
+    def gradients_ahead(self, starts: Iterable[Var], ends: Container[int] = ()) -> set[Var]:
+        """Return what a gradient connects to ``starts``, short of the equations in ``ends``."""
+        reached = {var for var in starts if carries_derivative(var)}
+        for index in self.program.forward(reached.copy(), reached):
+            equation = self.program.equations[index]
+            if equation.primitive.name not in CONSTANT and index not in ends:
+                reached.update(var for var in equation.outvars if carries_derivative(var))
+        return reached
+
+    def makers(self, variables: Iterable[Var]) -> list[int]:
+        """Return the equations that make some variables, in execution order."""
+        producer = self.program.producer
+        return sorted({producer[var] for var in variables if var in producer})
+
+    # --- where elements come from
+
+    def origin(self, starts: Mapping[Var, Ids], last: int) -> "Origin":
+        """Return where elements come from, counted from old states up to one equation."""
+        key = (last, *((var, id(ids)) for var, ids in starts.items()))
+        if key not in self._origins:
+            self._origins[key] = Origin(self, starts, last)
+        return self._origins[key]
+
+    def elements_of(self, start: Var, last: int) -> Mapping[Var, Ids]:
+        """Return the element of ``start`` that each element of other variables is made from.
+
+        A variable is left out if one of its elements is made from several. It is known of what the
+        equations up to ``last`` make, and may be known of more.
+        """
+        known, found = self._elements.get(start, (-2, {}))
+        if known < last:
+            numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
+            question = Question(Labels(), derivatives=True, special=self._through_forward_rules)
+            flows = flows_from(question, self.constants, {start: numbers}, last).items()
+            found = {v: f for v, f in flows if f is not None and not np.any(f == MIXED)}
+            self._elements[start] = last, found
+        return found
+
+    def _through_forward_rules(
+        self, equation: Equation, operands: Sequence[Flow]
+    ) -> list[Flow] | None:
+        """Follow a custom forward derivative; stop at backward passes and at ETP operations."""
+        name = equation.primitive.name
+        if name == "custom_jvp_call":
+            return self.derivatives.of(equation).through(Labels(), operands)
+        if name in OWN_BACKWARD or is_marked(equation):
+            return [np.full(var.aval.shape, MIXED, np.int32) for var in equation.outvars]
+        return None
+
+
+class Origin:
+    """Where the elements of variables come from, counted from some old states.
+
+    Parameters
+    ----------
+    analysis
+        Of the program.
+    starts
+        Those states, with the numbers of their elements.
+    last
+        Index of the last equation that is looked at.
+    """
+
+    def __init__(self, analysis: Analysis, starts: Mapping[Var, Ids], last: int) -> None:
+        constants = analysis.constants
+        self._question = (analysis.program, starts, constants, last)
+
+    @functools.cached_property
+    def certain(self) -> Mapping[Var, Ids]:
+        """Where they come from one place each."""
+        return origin_positions(*self._question)
+
+    @functools.cached_property
+    def likely(self) -> Mapping[Var, Ids]:
+        """See `least_moved_positions`."""
+        return least_moved_positions(*self._question)

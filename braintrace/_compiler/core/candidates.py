@@ -1,0 +1,110 @@
+"""Hidden states that a step writes, each at the variable that the model itself reads."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..._graph.traced_model import StateLeaf, TracedModel
+from ..._jax import Equation, Var, is_var
+from ..._jaxpr import carries_derivative
+from ..._jaxpr.data_movement import is_data_movement, moved_operands
+from ..._jaxpr.dataflow import NONE, Constants
+from .analysis import Analysis
+from .transfer import Ids, are_distinct, spread_back
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A hidden state that the step writes: where its new value is, and its positions there.
+
+    ``ids`` are the positions of the new variable's elements, ``old_ids`` of the old value's;
+    ``shape`` is that of all positions, those of other states among them.
+    """
+
+    leaf: StateLeaf
+    var: Var
+    ids: Ids
+    old_ids: Ids
+    shape: tuple[int, ...]
+
+    @property
+    def new_vars(self) -> tuple[Var, ...]:
+        """The variables that hold the state's new value."""
+        joined = self.leaf.joined_var
+        return (self.var,) if joined is None else (self.var, joined)
+
+
+def candidates_of(
+    traced: TracedModel, analysis: Analysis, outputs: Sequence[StateLeaf]
+) -> list[Candidate]:
+    """Return the hidden states that the step writes, in the order in which it computes them.
+
+    Parameters
+    ----------
+    traced, analysis
+        The step.
+    outputs
+        Hidden states that count as its outputs instead.
+    """
+    found: list[Candidate] = []
+    taken: set[Var] = set()
+    for leaf in traced.leaves:
+        if leaf.kind != "hidden" or leaf.out_var is None or not carries_derivative(leaf.out_var):
+            continue
+        if leaf in outputs:
+            continue
+        # The states of a `HiddenGroupState` are put together from variables of their own shape.
+        shape = None if leaf.component is None else leaf.shape
+        var, ids = _resolve(analysis, leaf.out_var, taken, shape)
+        in_order = np.arange(ids.size, dtype=np.int32).reshape(leaf.shape)
+        found.append(Candidate(leaf, var, ids, in_order, leaf.shape))
+        taken.add(var)
+    producer = traced.program.producer
+    return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
+
+
+def _resolve(
+    analysis: Analysis, var: Var, taken: set[Var], shape: tuple[int, ...] | None
+) -> tuple[Var, Ids]:
+    """Look behind reshapes and the like for the variable that the model itself reads.
+
+    A model that writes ``h.reshape(...)`` to a State and goes on with ``h`` reads the new
+    state at ``h``. With a ``shape``, it is one of that shape, its elements in order.
+    """
+    program, size = analysis.program, var.aval.size
+    current, ids = var, np.arange(size, dtype=np.int32).reshape(var.aval.shape)
+    resolved = current, ids
+    while True:
+        if current not in program.producer:
+            return resolved
+        equation = program.equations[program.producer[current]]
+        moved = _unmove(equation, ids, size, analysis.constants)
+        if moved is None:
+            return resolved
+        current, ids = moved
+        complete = ids.size == size and not np.any(ids == NONE)
+        if shape is not None:
+            in_order = np.array_equal(ids.ravel(), np.arange(size))
+            complete = complete and in_order and current.aval.shape == shape
+        if complete and current not in taken and current in program.producer:
+            resolved = current, ids
+
+
+def _unmove(
+    equation: Equation, ids: Ids, size: int, constants: Constants
+) -> tuple[Var, Ids] | None:
+    """Follow data movement to the one operand that holds all positions."""
+    if not is_data_movement(equation) or len(equation.outvars) != 1:
+        return None
+    sources = constants.sources(equation)
+    if sources is None:
+        return None
+    operands = [equation.invars[operand] for operand in moved_operands(equation)]
+    sizes = [atom.aval.size for atom in operands]
+    received = spread_back(sources[0], ids, sum(sizes))
+    for atom, piece in zip(operands, np.split(received, np.cumsum(sizes)[:-1]), strict=True):
+        positions = piece[piece >= 0]
+        if is_var(atom) and len(positions) == size and are_distinct(positions, size):
+            return atom, piece.reshape(atom.aval.shape)
+    return None

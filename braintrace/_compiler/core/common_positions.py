@@ -1,0 +1,154 @@
+"""Positions that hidden states share.
+
+An element of one state is at the same position as the element of another that it reaches, or is
+reached by, one to one. A state may be at a part of the positions only: a vector of synapses of
+which one slice feeds one population and another slice the next has the positions of both.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..._jax import Var
+from ..._jaxpr.dataflow import NONE
+from ..._typing import Path
+from .candidates import Candidate
+from .transfer import Ids, are_distinct, places_of
+
+Reached = Callable[[int], Mapping[Var, Ids]]
+"""By index of a state: the variables that reach it, and the element that each of theirs does."""
+
+
+class CommonPositions:
+    """Numbers for the elements of all states: those that share a position have the same one.
+
+    Parameters
+    ----------
+    candidates
+        The states, the elements of each numbered on their own.
+    reached
+        See `Reached`.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], reached: Reached) -> None:
+        self._candidates = candidates
+        starts = np.cumsum([0, *(c.old_ids.size for c in candidates)])
+        self._total = int(starts[-1])
+        self._numbers = [
+            np.arange(start, start + c.old_ids.size)
+            for start, c in zip(starts, candidates, strict=False)
+        ]
+        self._set_of = list(range(len(candidates)))
+        for a, c, own, other in [*self._parts_of_one_state(), *self._shared(reached)]:
+            self._join(a, c, own, other)
+
+    def of(self, members: Sequence[int]) -> list[Candidate]:
+        """Return some states with the positions that they have in common."""
+        numbers = [self._numbers[a] for a in members]
+        raw = [self._candidates[a] for a in members]
+        if all(_equal(own, numbers[0]) for own in numbers[1:]):
+            shape = raw[0].leaf.shape
+            return [dataclasses.replace(candidate, shape=shape) for candidate in raw]
+        every = np.flatnonzero(places_of(np.concatenate(numbers), self._total))
+        whole = next((i for i, own in enumerate(numbers) if own.size == every.size), None)
+        shape = (every.size,) if whole is None else raw[whole].leaf.shape
+        order = every if whole is None else numbers[whole]
+        place = np.full(self._total, NONE, np.int32)
+        place[order] = np.arange(order.size)
+        found = []
+        for candidate, own in zip(raw, numbers, strict=True):
+            places = place[own].reshape(candidate.leaf.shape)
+            ids = np.asarray(place[own][candidate.ids])  # of a state without axes as well
+            found.append(dataclasses.replace(candidate, ids=ids, old_ids=places, shape=shape))
+        return found
+
+    def sets(self) -> list[tuple[int, ...]]:
+        """Return the states that have positions in common, those of one set after the other."""
+        members: dict[int, list[int]] = {}
+        for a, own in enumerate(self._set_of):
+            members.setdefault(own, []).append(a)
+        return [tuple(found) for found in members.values()]
+
+    def _shared(self, reached: Reached) -> Iterator[tuple[int, int, Ids, Ids]]:
+        """Yield ``(a, c, elements of a, elements of c)`` that are to share positions.
+
+        States of one size that meet in any other way are taken to be side by side, so that of
+        several uses the one in place is kept.
+        """
+        elements = {c.leaf.in_var: (i, c.old_ids) for i, c in enumerate(self._candidates)}
+        elements |= {c.var: (i, c.ids) for i, c in enumerate(self._candidates)}
+        otherwise = []
+        for a, own in enumerate(self._candidates):
+            for var, ids in reached(a).items():
+                c, numbers = elements.get(var, (a, ids))
+                if c == a:
+                    continue
+                if own.ids.size == numbers.size and _equal(ids, numbers):
+                    yield self._side_by_side(a, c)
+                    continue
+                used = ids != NONE
+                if np.all(ids[used] >= 0) and are_distinct(ids[used], own.ids.size):
+                    yield a, c, ids[used], numbers[used]
+                elif own.ids.size == numbers.size:
+                    otherwise.append((a, c))
+        for a, c in otherwise:
+            yield self._side_by_side(a, c)
+
+    def _parts_of_one_state(self) -> Iterator[tuple[int, int, Ids, Ids]]:
+        """Yield the states of every `HiddenGroupState`: they are one group in any case."""
+        first: dict[Path, int] = {}
+        for c, candidate in enumerate(self._candidates):
+            if candidate.leaf.component is not None:
+                yield self._side_by_side(first.setdefault(candidate.leaf.path, c), c)
+
+    def _side_by_side(self, a: int, c: int) -> tuple[int, int, Ids, Ids]:
+        every = self._candidates[a].old_ids.ravel()
+        return a, c, every, every
+
+    def _join(self, a: int, c: int, own: Ids, other: Ids) -> None:
+        """Give elements of one state the numbers of another's."""
+        if self._set_of[a] == self._set_of[c]:
+            self._join_within(a, c, own, other)
+            return
+        if self._set_of.count(self._set_of[c]) > self._set_of.count(self._set_of[a]):
+            a, c, own, other = c, a, other, own
+        if self._set_of.count(self._set_of[c]) > 1:
+            self._renumber(a, c, own, other)
+        elif own is other and own.size == self._numbers[a].size == self._numbers[c].size:
+            self._numbers[c] = self._numbers[a]
+        else:
+            self._numbers[c] = self._numbers[c].copy()
+            self._numbers[c][other] = self._numbers[a][own]
+        moved = self._set_of[c]
+        self._set_of = [self._set_of[a] if found == moved else found for found in self._set_of]
+
+    def _join_within(self, a: int, c: int, own: Ids, other: Ids) -> None:
+        """Join states of one set further, unless two elements of one state came to one position.
+
+        Two vectors of synapses that feed the same populations meet in each of these.
+        """
+        first, second = self._numbers[a][own.ravel()], self._numbers[c][other.ravel()]
+        if np.array_equal(first, second):
+            return
+        renumbering = np.arange(self._total)
+        renumbering[second] = first
+        inside = [k for k, found in enumerate(self._set_of) if found == self._set_of[a]]
+        renumbered = {k: renumbering[self._numbers[k]] for k in inside}
+        if all(np.unique(own).size == own.size for own in renumbered.values()):
+            for k, numbers in renumbered.items():
+                self._numbers[k] = numbers
+
+    def _renumber(self, a: int, c: int, own: Ids, other: Ids) -> None:
+        """Give the elements of all states that share positions with ``c`` their new numbers."""
+        renumbering = np.arange(self._total)
+        renumbering[self._numbers[c][other]] = self._numbers[a][own]
+        for k, found in enumerate(self._set_of):
+            if found == self._set_of[c]:
+                self._numbers[k] = renumbering[self._numbers[k]]
+
+
+def _equal(first: Ids, second: Ids) -> bool:
+    return first is second or (
+        first.size == second.size and bool(np.array_equal(first.ravel(), second.ravel()))
+    )

@@ -1,0 +1,69 @@
+"""Hidden states that only keep values for marked operations of later steps.
+
+A delay line takes in a value at every step and moves what it holds. Where nothing but marked
+operations reads what it held before the step, no gradient that a trace carries comes back to it:
+what goes on from it through a marked operation is what D-RTRL leaves out.
+"""
+
+from collections.abc import Sequence
+
+from ..._jax import Equation, Var
+from ..._jaxpr.data_movement import is_data_movement
+from .analysis import Analysis
+from .candidates import Candidate
+from .transfer import COPIES
+
+
+def find_delay_lines(
+    analysis: Analysis, candidates: Sequence[Candidate], behind_output: set[Var]
+) -> frozenset[int]:
+    """Return the states that are delay lines which only marked operations read.
+
+    Parameters
+    ----------
+    analysis, candidates
+        The step, and its hidden states.
+    behind_output
+        What a loss reads in the step, up to new hidden states.
+    """
+    return frozenset(
+        a
+        for a, candidate in enumerate(candidates)
+        if behind_output.isdisjoint([candidate.leaf.in_var, *candidate.new_vars])
+        and _is_moved_only(analysis, candidates, a)
+        and not _is_read_by_others(analysis, candidates, a)
+    )
+
+
+def _is_moved_only(analysis: Analysis, candidates: Sequence[Candidate], a: int) -> bool:
+    """Tell whether a state keeps what it holds, moved, and takes in no marked output itself."""
+    own, program, marked = candidates[a], analysis.program, analysis.roles
+    uses = {index for index, _ in program.readers.get(own.leaf.in_var, ())}
+    if not all(_moves(program.equations[index]) for index in uses - marked.keys()):
+        return False
+    stops = frozenset(c.var for i, c in enumerate(candidates) if i != a)
+    behind = analysis.values_behind([own.var], stops) - stops
+    kept = program.dependents_of([own.leaf.in_var], program.producer[own.var]) & behind
+    moving = analysis.makers(kept)
+    return (
+        bool(moving)
+        and all(_moves(program.equations[index]) for index in moving)
+        and marked.keys().isdisjoint(analysis.makers(behind))
+    )
+
+
+def _moves(equation: Equation) -> bool:
+    name = equation.primitive.name
+    return is_data_movement(equation) or name in COPIES or name == "convert_element_type"
+
+
+def _is_read_by_others(analysis: Analysis, candidates: Sequence[Candidate], a: int) -> bool:
+    """Tell whether another state reads one, new, or old other than by marked operations."""
+    own, marked = candidates[a], analysis.marked_primitives
+    for other in (candidate for i, candidate in enumerate(candidates) if i != a):
+        stops = frozenset(c.var for c in candidates if c is not other)
+        if own.var in analysis.values_behind([other.var], stops):
+            return True
+        if own.leaf.in_var in analysis.values_behind([other.var], stops, marked):
+            return True
+    return False

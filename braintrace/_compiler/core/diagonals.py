@@ -1,0 +1,116 @@
+"""What goes from each position of a group through one product to itself.
+
+A walk back from a hidden state ends at marked operations and is cut at plain products: both mix
+positions. SnAp keeps of them what an old state gives, by way of one product, to its own position:
+for every element ``u`` of the output that reaches position ``v`` of the new state, the elements
+``j`` of the input that come from position ``v`` of the old ones.
+"""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from ..._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
+from ..._graph import Diagonal
+from ..._graph.hidden_group import NO_ELEMENT
+from ..._jax import Equation, Var
+from ..._jaxpr import carries_derivative
+from ..._jaxpr.factors import NOTHING, PRODUCTS, joining
+from .analysis import Analysis
+from .influence import Way, roots_behind, ways_of
+from .placement import Together
+from .transfer import Ids
+from .walk import Walk, walk_back
+
+Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""``inputs`` and ``outputs`` of a `Diagonal`."""
+
+
+def diagonals_of(together: Together, walk: Walk, stops: frozenset[Var]) -> tuple[Diagonal, ...]:
+    """Return what reaches a state from its own positions through one product each.
+
+    Parameters
+    ----------
+    together
+        The states at the positions.
+    walk, stops
+        The walk back from one of them, and the variables behind which it did not look.
+    """
+    found: list[Diagonal] = []
+    for equation, operand in products_met(together.analysis, walk):
+        found += _through(together, walk, stops, (equation, operand))
+    return tuple(found)
+
+
+def products_met(analysis: Analysis, walk: Walk) -> list[tuple[int, int]]:
+    """Return the products at which a walk has ended, and the operands that they are linear in."""
+    equations = analysis.program.equations
+    met = [(cut.equation, cut.operand) for cut in walk.cuts]
+    met = [(i, operand) for i, operand in met if equations[i].primitive.name in PRODUCTS]
+    for index in walk.weights_met:
+        spec = ETP_PRIMITIVE_SPECS.get(equations[index].primitive)
+        if spec is not None and spec.x_invar_index is not None:
+            met.append((index, spec.x_invar_index))
+    return [(i, operand) for i, operand in met if carries_derivative(equations[i].invars[operand])]
+
+
+def _through(
+    together: Together, walk: Walk, stops: frozenset[Var], product: tuple[int, int]
+) -> Iterator[Diagonal]:
+    """Yield the diagonal of one product: for its output, and for each broadcast of that."""
+    analysis, (index, operand) = together.analysis, product
+    equation = analysis.program.equations[index]
+    x, (y,) = equation.invars[operand], equation.outvars
+    origin = together.origin.likely.get(x)
+    if origin is None:
+        return
+    origins, _ = roots_behind(analysis, y, walk)
+    for way in ways_of(y, 0, walk, origins):
+        inputs, outputs = _pairs(equation, operand, origin, way)
+        used = np.zeros(origin.size, bool)
+        used[inputs[inputs != NO_ELEMENT]] = True
+        start = np.where(used.reshape(origin.shape), origin, NO_ELEMENT).astype(np.int32)
+        back = walk_back(analysis, {x: start}, stops, together.origin, together.elsewhere)
+        old = [back.ids.get(state.leaf.in_var) for state in together.states]
+        reads = tuple(c for c, ids in enumerate(old) if ids is not None and np.any(ids >= 0))
+        if reads:
+            yield Diagonal(index, operand, way.var, outputs, inputs, back.cuts, reads)
+
+
+def _pairs(equation: Equation, operand: int, origin: Ids, way: Way) -> Pairs:
+    """Return which elements of an operand are at the positions that those of a variable reach."""
+    flat = origin.ravel()
+    order = np.argsort(flat, kind="stable")
+    first = np.searchsorted(flat[order], way.positions, "left")
+    last = np.searchsorted(flat[order], way.positions, "right")
+    most = int(np.max(last - first, initial=0))
+    places = first + np.arange(most)[:, None]
+    inputs = np.where(places < last, order[np.minimum(places, flat.size - 1)], NO_ELEMENT)
+    outputs = np.broadcast_to(way.sources, inputs.shape)
+    there = inputs != NO_ELEMENT
+    there[there] = _are_joined(equation, operand, inputs[there], outputs[there])
+    # Those that are joined come first: the axis is as long as the longest list.
+    inputs = -np.sort(-np.where(there, inputs, NO_ELEMENT), axis=0)
+    inputs = inputs[: int(np.max(there.sum(0), initial=0))]
+    shape = way.var.aval.shape
+    of_var = np.full((len(inputs), way.var.aval.size), NO_ELEMENT, np.int32)
+    of_var[:, way.elements] = inputs
+    source = np.zeros(way.var.aval.size, np.int32)
+    source[way.elements] = way.sources
+    return of_var.reshape(len(inputs), *shape), source.reshape(shape)
+
+
+def _are_joined(
+    equation: Equation, operand: int, inputs: np.ndarray, outputs: np.ndarray
+) -> np.ndarray:
+    """Return which elements of a product may depend on which of an operand."""
+    spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+    if spec is None:
+        return np.asarray(joining(equation, operand, inputs, outputs) != NOTHING)
+    if not spec.batched:
+        return is_joined(equation, inputs, outputs)
+    x, y = equation.invars[operand].aval, equation.outvars[0].aval
+    of_x, of_y = x.size // x.shape[0], y.size // y.shape[0]
+    same = inputs // of_x == outputs // of_y
+    return np.asarray(same & is_joined(equation, inputs % of_x, outputs % of_y))

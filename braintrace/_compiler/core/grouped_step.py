@@ -1,0 +1,61 @@
+"""A step whose hidden states are grouped: what all later passes start from."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..._graph import HiddenGroup
+from ..._graph.traced_model import StateLeaf, TracedModel
+from ..._jax import Var
+from .analysis import Analysis
+from .marked_operations import MarkedOperation
+from .transfer import MANY
+from .walk import Walk
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GroupedStep:
+    """A step, and what is in it.
+
+    Attributes
+    ----------
+    traced, analysis
+        The step, and what is known of its program.
+    operations
+        Its marked operations.
+    outputs
+        Hidden states that count as outputs.
+    groups, walks
+        Hidden groups, and for each of them the walk back from every state.
+    """
+
+    traced: TracedModel
+    analysis: Analysis
+    operations: list[MarkedOperation]
+    outputs: tuple[StateLeaf, ...]
+    groups: list[HiddenGroup]
+    walks: list[list[Walk]]
+
+    @property
+    def new_states(self) -> Iterator[tuple[StateLeaf, Var]]:
+        """The grouped states, with the variables of their new values."""
+        return (found for group in self.groups for found in new_states(group))
+
+    def is_remembered(self, group: HiddenGroup) -> bool:
+        """Tell whether a later step reads the states of a group."""
+        return any(state.in_var in self.analysis.program.readers for state in group.states)
+
+    @property
+    def num_traced(self) -> int:
+        """Number of elements of old states and marked outputs that reach states without mixing."""
+        ends = [operation.y_var for operation in self.operations]
+        ends += [state.in_var for group in self.groups for state in group.states]
+        walks = [walk for group_walks in self.walks for walk in group_walks]
+        found = [walk.ids[var] for walk in walks for var in ends if var in walk.ids]
+        return sum(int(np.count_nonzero((ids >= 0) | (ids == MANY))) for ids in found)
+
+
+def new_states(group: HiddenGroup) -> Iterator[tuple[StateLeaf, Var]]:
+    """Yield the states of a group with the variables of their new values."""
+    return zip(group.states, group.new_vars, strict=True)

@@ -1,0 +1,229 @@
+"""Hidden groups: the hidden states that are coupled position by position."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from ..._graph import Boundary, Cut, Diagonal, HiddenGroup
+from ..._graph.traced_model import StateLeaf, TracedModel
+from ..._jax import Atom, Var
+from .analysis import Analysis
+from .delay_lines import find_delay_lines
+from .diagonals import diagonals_of
+from .placement import Placement, Together
+from .transfer import Ids
+from .walk import Walk
+
+
+def find_hidden_groups(
+    traced: TracedModel,
+    placement: Placement,
+    outputs: Sequence[StateLeaf],
+    every_state: bool,
+    boundary: Boundary,
+) -> tuple[list[HiddenGroup], list[list[Walk]]]:
+    """Group the hidden states of a step.
+
+    Parameters
+    ----------
+    traced
+        The step.
+    placement
+        Its hidden states.
+    outputs
+        States that count as outputs of the step; they are in no group.
+    every_state
+        Whether all states are to have traces, also those that no later step reads.
+    boundary
+        What a product is to the learning rule; see `TraceMethod`.
+
+    Returns
+    -------
+    groups
+        In the order in which their first state is computed within the step.
+    walks
+        For every group, the walk back from each of its states.
+    """
+    analysis, candidates = placement.analysis, placement.candidates
+    new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
+    seen = _seen_by_losses(traced, outputs)
+    behind_output = analysis.values_behind(seen, frozenset(new_vars))
+    lines: frozenset[int] = frozenset()
+    if not every_state:
+        lines = find_delay_lines(analysis, candidates, behind_output)
+    groups: list[HiddenGroup] = []
+    walks: list[list[Walk]] = []
+    for members in _connected(placement, lines):
+        together = placement.together(members)
+        is_read = [state.leaf.in_var in behind_output for state in together.states]
+        find = diagonals_of if boundary == "diagonal" else _no_diagonals
+        found = _walks(together, new_vars, is_read, every_state, find)
+        is_line = lines.issuperset(members)
+        groups.append(_group(len(groups), together, found, is_read, is_line))
+        walks.append(list(found.walks))
+    return groups, walks
+
+
+def _seen_by_losses(traced: TracedModel, outputs: Sequence[StateLeaf]) -> list[Atom]:
+    """Return what a loss can read besides hidden states: outputs, and States that are written."""
+    written = [leaf.out_var for leaf in traced.leaves if leaf.kind == "other" or leaf in outputs]
+    return [*traced.output_atoms, *(atom for atom in written if atom is not None)]
+
+
+def _connected(placement: Placement, apart: frozenset[int]) -> list[tuple[int, ...]]:
+    """Return the connected components of the coupling, in order of their first member.
+
+    A state is coupled to those at its positions that it reads, old or new, position by position.
+    The states of one `HiddenGroupState` are one group in any case. What those ``apart`` read
+    does not couple them.
+    """
+    leaves = [candidate.leaf for candidate in placement.candidates]
+    names = [i if leaf.component is None else leaf.path for i, leaf in enumerate(leaves)]
+    group_of = [names.index(name) for name in names]
+    for a, c in (pair for pair in _coupled(placement) if pair[0] not in apart):
+        old, new = sorted((group_of[a], group_of[c]), reverse=True)
+        group_of = [new if g == old else g for g in group_of]
+    members: dict[int, list[int]] = {}
+    for i, group in enumerate(group_of):
+        members.setdefault(group, []).append(i)
+    return [tuple(members[first]) for first in sorted(members)]
+
+
+def _coupled(placement: Placement) -> Iterator[tuple[int, int]]:
+    """Yield states ``(a, c)`` with positions in common of which ``a`` reads ``c`` there."""
+    for members in placement.sets():
+        if len(members) == 1:
+            continue
+        together = placement.together(members)
+        owner = {c.leaf.in_var: i for i, c in zip(members, together.states, strict=True)}
+        owner |= {c.var: i for i, c in zip(members, together.states, strict=True)}
+        for a, state in zip(members, together.states, strict=True):
+            walk = together.walk(state)
+            yield from ((a, c) for var, c in owner.items() if c != a and _reaches(walk, var))
+
+
+FindDiagonals: TypeAlias = Callable[[Together, Walk, frozenset[Var]], tuple[Diagonal, ...]]
+"""See `diagonals_of`."""
+
+
+def _no_diagonals(together: Together, walk: Walk, stops: frozenset[Var]) -> tuple[Diagonal, ...]:
+    return ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Found:
+    """The walks back from a group's states, what products pass to them, and who is downstream."""
+
+    walks: list[Walk]
+    diagonals: list[tuple[Diagonal, ...]]
+    downstream: tuple[int, ...]
+
+
+def _walks(
+    together: Together,
+    new_vars: Counter[Var],
+    is_read: Sequence[bool],
+    every_state: bool,
+    find: FindDiagonals,
+) -> _Found:
+    """Walk back from every state of a group."""
+    every_new = frozenset(new_vars)
+    own = Counter(var for state in together.states for var in state.new_vars)
+    stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
+    walks = [together.walk(state, stops) for state in together.states]
+    diagonals = [find(together, walk, stops) for walk in walks]
+    if len(walks) == 1 or every_state:
+        return _Found(walks, diagonals, ())
+    carried = {c for found in diagonals for diagonal in found for c in diagonal.reads}
+    is_read = [found or a in carried for a, found in enumerate(is_read)]
+    downstream = []
+    for a in _downstream(together, walks, is_read, every_new):
+        held = stops | own.keys() - set(together.states[a].new_vars)
+        walk = together.walk(together.states[a], held)
+        if not find(together, walk, held):
+            downstream.append(a)
+            walks[a] = _without_held_cuts(together.analysis, walk, held)
+            diagonals[a] = ()
+    return _Found(walks, diagonals, tuple(downstream))
+
+
+def _downstream(
+    together: Together, walks: Sequence[Walk], is_read: Sequence[bool], every_new: frozenset[Var]
+) -> tuple[int, ...]:
+    """Return the states that nothing reads any more but the rest of the step.
+
+    Another state of the step may read one: its own derivatives go through that to what the one is
+    computed from. The last are looked at first: a state may be computed from others that are
+    downstream themselves, but not from them alone.
+    """
+    analysis, states = together.analysis, together.states
+    if any(state.leaf.joined_var is not None for state in states):
+        return ()
+    old = {state.leaf.in_var for state in states}
+    found: list[int] = []
+    for a, own in reversed(list(enumerate(states))):
+        upstream = {state.var for c, state in enumerate(states) if c != a and c not in found}
+        is_carried = is_read[a] or any(_reaches(walk, own.leaf.in_var) for walk in walks)
+        stops = every_new - {own.var}
+        reads_old = analysis.values_behind([own.var], stops, analysis.opaque_primitives) & old
+        reads_new = analysis.program.depends_on([own.var], stops) & upstream
+        if reads_new and not (is_carried or reads_old):
+            found.append(a)
+    return tuple(reversed(found))
+
+
+def _without_held_cuts(analysis: Analysis, walk: Walk, held: frozenset[Var]) -> Walk:
+    """Leave out cuts of values that do not change with the held ones: they cost nothing."""
+    program = analysis.program
+
+    def costs(cut: Cut) -> bool:
+        operand = program.equations[cut.equation].invars[cut.operand]
+        behind = program.depends_on([operand], held, analysis.opaque_primitives)
+        is_marked = not analysis.opaque.isdisjoint(analysis.makers(behind))
+        return is_marked or any(v not in held and v not in program.producer for v in behind)
+
+    return dataclasses.replace(walk, cuts=tuple(filter(costs, walk.cuts)))
+
+
+def _reaches(walk: Walk, var: Var) -> bool:
+    ids = walk.ids.get(var)
+    return ids is not None and bool(np.any(ids >= 0))
+
+
+def _group(
+    index: int,
+    together: Together,
+    found: _Found,
+    is_read: Sequence[bool],
+    delay_line: bool,
+) -> HiddenGroup:
+    states = together.states
+    shape = states[0].shape
+    size = int(np.prod(shape))
+
+    def layout(ids: Ids) -> Ids | None:
+        return None if np.array_equal(ids.ravel(), np.arange(size)) else ids
+
+    return HiddenGroup(
+        index=index,
+        states=tuple(state.leaf for state in states),
+        new_vars=tuple(state.var for state in states),
+        layouts=tuple(layout(state.ids) for state in states),
+        old_layouts=tuple(layout(state.old_ids) for state in states),
+        shape=shape,
+        transition=tuple(
+            (a, c)
+            for a, walk in enumerate(found.walks)
+            for c, state in enumerate(states)
+            if _reaches(walk, state.leaf.in_var)
+            or any(c in diagonal.reads for diagonal in found.diagonals[a])
+        ),
+        cuts=tuple(walk.cuts for walk in found.walks),
+        diagonals=tuple(found.diagonals),
+        read_by_output=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
+        downstream=found.downstream,
+        delay_line=delay_line,
+    )

@@ -1,0 +1,177 @@
+"""How the output of one marked operation reaches the positions of one hidden group.
+
+Element ``u`` of ``y`` reaches position ``p(u)``, through a broadcast possibly several. The
+positions of all elements stand in slots ``(fan-out, *y.shape)``; see `InfluenceMap`.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from ..._graph import HiddenGroup, InfluenceMap, InjectionPoint
+from ..._graph.influence import NO_SLOT
+from ..._jax import Var
+from ..._jaxpr.dataflow import NONE
+from .analysis import Analysis
+from .transfer import MANY, Ids, places_of
+from .walk import Walk
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Way:
+    """One way from ``y`` to one state.
+
+    Attributes
+    ----------
+    state, var
+        See `InjectionPoint`.
+    elements
+        Elements of ``var`` that reach a position of the state.
+    sources, positions
+        For each of them the element of ``y`` behind it, and that position.
+    """
+
+    state: int
+    var: Var
+    elements: np.ndarray
+    sources: np.ndarray
+    positions: np.ndarray
+
+
+def find_influence(
+    analysis: Analysis, y: Var, group: HiddenGroup, walks: Sequence[Walk]
+) -> InfluenceMap | None:
+    """Return how ``y`` reaches ``group``, or ``None`` where no element of it does."""
+    entries: list[Way] = []
+    mixed = False
+    for state, walk in enumerate(walks):
+        if y in walk.ids:
+            origin, lost = roots_behind(analysis, y, walk)
+            found = ways_of(y, state, walk, origin)
+            entries += found
+            mixed |= lost or not _covered(walk.ids[y], found)
+    if not entries:
+        return None
+    places, positions = _slots(entries, y.aval.size)
+    positions = positions.reshape(-1, *y.aval.shape)
+    kind, tile = _recognise(positions, group.shape)
+    reached = _reached({entry.state for entry in entries}, group)
+    read = {*group.read_states, *group.read_by_output}
+    return InfluenceMap(
+        group=group.index,
+        injection_points=tuple(
+            _injection_point(entry, own, positions.size)
+            for entry, own in zip(entries, places, strict=True)
+        ),
+        positions=positions,
+        kind=kind,
+        tile=tile,
+        reached=reached,
+        stored=tuple(a for a in reached if a in read),
+        mixed=mixed,
+    )
+
+
+def _injection_point(entry: Way, places: np.ndarray, size: int) -> InjectionPoint:
+    slots = np.full(entry.var.aval.size, NO_SLOT, np.int32)
+    slots[entry.elements] = places
+    in_order = np.array_equal(slots, np.arange(size))
+    return InjectionPoint(entry.state, entry.var, None if in_order else slots)
+
+
+def roots_behind(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids], bool]:
+    """Return the roots made from ``y`` element by element, and whether others are made from it."""
+    if not np.any(walk.ids[y] == MANY):
+        return {}, False
+    program = analysis.program
+    last = max((program.producer[root] for root in walk.roots), default=-1)
+    origin = analysis.elements_of(y, last)
+    made = program.dependents_of([y], last)
+    roots = [root for root in walk.roots if root in made and root in walk.ids]
+    return (
+        {root: origin[root] for root in roots if root in origin},
+        any(root not in origin for root in roots),
+    )
+
+
+def ways_of(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[Way]:
+    """Return the way from ``y`` itself to a state, and those from each of its broadcasts."""
+    ids = walk.ids[y].ravel()
+    entries: list[Way] = []
+    direct = np.flatnonzero(ids >= 0)
+    if len(direct):
+        entries.append(Way(state, y, direct, direct, ids[direct]))
+    for root, found in origin.items():
+        reached, source = walk.ids[root].ravel(), found.ravel()
+        elements = np.flatnonzero((source != NONE) & (reached >= 0))
+        if len(elements):
+            entries.append(Way(state, root, elements, source[elements], reached[elements]))
+    return entries
+
+
+def _covered(ids: Ids, entries: Sequence[Way]) -> bool:
+    """Tell whether every element that reaches the state has a slot."""
+    sources = [entry.sources for entry in entries] or [np.zeros(0, int)]
+    return np.array_equal(places_of(np.concatenate(sources), ids.size), ids.ravel() != NONE)
+
+
+def _slots(entries: Sequence[Way], size: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Give every pair (element of y, position) a slot.
+
+    Returns
+    -------
+    places
+        Of every entry, those of its elements.
+    positions
+        Position in each slot, of shape ``(fan-out, size)``.
+    """
+    sources = np.concatenate([entry.sources for entry in entries])
+    targets = np.concatenate([entry.positions for entry in entries])
+    ends = np.cumsum([len(entry.sources) for entry in entries])[:-1]
+    only = np.full(size, NO_SLOT, np.int32)
+    only[sources] = targets
+    if np.array_equal(only[sources], targets):  # no element has two positions
+        return np.split(sources.astype(np.int32), ends), only[None]
+    most = int(targets.max()) + 1
+    unique, inverse = np.unique(sources.astype(np.int64) * most + targets, return_inverse=True)
+    element = unique // most
+    rank = np.arange(len(unique)) - np.searchsorted(element, element, side="left")
+    positions = np.full((int(rank.max()) + 1, size), NO_SLOT, np.int32)
+    positions[rank, element] = unique % most
+    places = (rank * size + element)[inverse.ravel()].astype(np.int32)
+    return np.split(places, ends), positions
+
+
+def _reached(now: set[int], group: HiddenGroup) -> tuple[int, ...]:
+    while True:
+        later = now | {a for a, c in group.transition if c in now}
+        if later == now:
+            return tuple(sorted(now))
+        now = later
+
+
+def _recognise(
+    positions: np.ndarray, shape: tuple[int, ...]
+) -> tuple[Literal["identity", "tiled", "gather"], tuple[tuple[int, ...], tuple[int, ...]] | None]:
+    """Find the cheapest way to bring a value per position into the shape of the slots."""
+    size = int(np.prod(shape))
+    if positions.size == size and np.array_equal(positions.ravel(), np.arange(size)):
+        return "identity", None
+    if positions.size % size == 0:
+        copies = positions.size // size
+        for axis, length in enumerate(positions.shape):
+            if length % copies:
+                continue
+            split = (
+                *positions.shape[:axis],
+                copies,
+                length // copies,
+                *positions.shape[axis + 1 :],
+            )
+            once = (*split[:axis], 1, *split[axis + 1 :])
+            tiled = np.broadcast_to(np.arange(size).reshape(once), split)
+            if np.array_equal(tiled.ravel(), positions.ravel()):
+                return "tiled", (once, split)
+    return "gather", None

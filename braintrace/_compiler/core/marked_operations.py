@@ -1,0 +1,111 @@
+"""Marked operations whose weights are computed from parameters, and may learn online."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..._etrace_op import ETP_PRIMITIVE_SPECS
+from ..._graph.traced_model import StateLeaf, TracedModel
+from ..._jax import Atom, Var
+from ..._typing import Path, path_name
+from .analysis import Analysis
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MarkedOperation:
+    """A marked operation with trainable operands, before it is known what it reaches.
+
+    Attributes
+    ----------
+    equation
+        Index of the equation.
+    x_var, y_var
+        Input and output.
+    operands, positions
+        Trainable operands by name, and where they stand.
+    parameters
+        The parameter leaves behind each operand.
+    held
+        State leaves that the step does not write (masks, scales) behind the operands.
+    non_parameters
+        Names of the other inputs that operands are computed from.
+    """
+
+    equation: int
+    x_var: Atom | None
+    y_var: Var
+    operands: Mapping[str, Atom]
+    positions: Mapping[str, int]
+    parameters: Mapping[str, tuple[StateLeaf, ...]]
+    held: tuple[StateLeaf, ...]
+    non_parameters: tuple[str, ...]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Paths of all parameters behind the operands, each once."""
+        return tuple(dict.fromkeys(p.path for leaves in self.parameters.values() for p in leaves))
+
+    @property
+    def printed_paths(self) -> tuple[str, ...]:
+        """Printed form of `paths`."""
+        return tuple(path_name(path) for path in self.paths)
+
+
+def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOperation]:
+    """Return the marked operations whose operands depend on parameters, in program order."""
+    program = analysis.program
+    by_var = {leaf.in_var: leaf for leaf in traced.leaves}
+    # Transformations trace a function more than once and leave unused equations behind.
+    used = program.depends_on(program.out_atoms)
+    found = []
+    for index in analysis.roles:
+        equation = program.equations[index]
+        spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+        if spec is None or used.isdisjoint(equation.outvars):
+            continue
+        positions = spec.resolve_trainable_invars(equation.params)
+        operands = {name: equation.invars[position] for name, position in positions.items()}
+        parameters = {
+            name: _parameters(analysis.inputs_among(analysis.values_behind([atom])), by_var)
+            for name, atom in operands.items()
+        }
+        if not any(parameters.values()):
+            continue
+        behind = _inputs_behind(analysis, operands.values())
+        others = [var for var in behind if _is_no_parameter(var, by_var)]
+        fixed = [by_var[var] for var in behind if var not in others]
+        found.append(
+            MarkedOperation(
+                equation=index,
+                x_var=None if spec.x_invar_index is None else equation.invars[spec.x_invar_index],
+                y_var=equation.outvars[spec.y_outvar_index],
+                operands=operands,
+                positions=positions,
+                parameters=parameters,
+                held=tuple(leaf for leaf in fixed if leaf.kind != "parameter"),
+                non_parameters=tuple(_name(var, by_var) for var in others),
+            )
+        )
+    return found
+
+
+def _inputs_behind(analysis: Analysis, operands: Iterable[Atom]) -> list[Var]:
+    """Return the inputs that operands are computed from, one operand after the other."""
+    behind = (analysis.program.depends_on([operand]) for operand in operands)
+    return list(dict.fromkeys(var for found in behind for var in analysis.inputs_among(found)))
+
+
+def _parameters(inputs: Sequence[Var], by_var: Mapping[Var, StateLeaf]) -> tuple[StateLeaf, ...]:
+    leaves = (by_var[var] for var in inputs if var in by_var)
+    return tuple(leaf for leaf in leaves if leaf.kind == "parameter")
+
+
+def _is_no_parameter(var: Var, by_var: Mapping[Var, StateLeaf]) -> bool:
+    """Tell whether an input may change within a step, or from sample to sample."""
+    leaf = by_var.get(var)
+    if leaf is None or leaf.kind == "random":
+        return True
+    return leaf.kind != "parameter" and leaf.out_var is not None
+
+
+def _name(var: Var, by_var: Mapping[Var, StateLeaf]) -> str:
+    return by_var[var].name if var in by_var else "an argument of `update` or a callback"

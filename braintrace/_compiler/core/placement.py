@@ -1,0 +1,78 @@
+"""Hidden states at the positions that they have in common, and walks back from them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ..._jax import Var
+from .analysis import Analysis, Origin
+from .candidates import Candidate
+from .common_positions import CommonPositions
+from .transfer import Ids
+from .walk import Walk, walk_back
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Together:
+    """Some hidden states at their common positions.
+
+    Attributes
+    ----------
+    analysis
+        Of the step.
+    states
+        The states.
+    origin
+        Where elements come from, counted from their values before the step.
+    elsewhere
+        The values before the step of all other states.
+    """
+
+    analysis: Analysis
+    states: Sequence[Candidate]
+    origin: Origin
+    elsewhere: frozenset[Var]
+
+    def walk(self, state: Candidate, stops: frozenset[Var] = frozenset()) -> Walk:
+        """Walk back from the new value of one of the states."""
+        start = {state.var: state.ids}
+        return walk_back(self.analysis, start, stops, self.origin, self.elsewhere)
+
+
+class Placement:
+    """The hidden states of a step, and the positions that some of them share.
+
+    Parameters
+    ----------
+    analysis
+        Of the step.
+    candidates
+        Its hidden states, the elements of each numbered on their own.
+    """
+
+    def __init__(self, analysis: Analysis, candidates: Sequence[Candidate]) -> None:
+        self.analysis, self.candidates = analysis, candidates
+        self._common = CommonPositions(candidates, self._reached)
+        self._found: dict[tuple[int, ...], Together] = {}
+
+    def _reached(self, state: int) -> Mapping[Var, Ids]:
+        own = self.candidates[state]
+        return Together(self.analysis, [own], self._origin([own]), frozenset()).walk(own).ids
+
+    def _origin(self, states: Sequence[Candidate]) -> Origin:
+        # A walk looks at nothing that is computed after its state.
+        last = max(self.analysis.program.producer[state.var] for state in states)
+        return self.analysis.origin({state.leaf.in_var: state.old_ids for state in states}, last)
+
+    def sets(self) -> list[tuple[int, ...]]:
+        """Return the states that share positions, those of one set after the other."""
+        return self._common.sets()
+
+    def together(self, members: tuple[int, ...]) -> Together:
+        """Return some states at their common positions."""
+        if members not in self._found:
+            inside = self._common.of(members)
+            others = (c.leaf.in_var for i, c in enumerate(self.candidates) if i not in members)
+            self._found[members] = Together(
+                self.analysis, inside, self._origin(inside), frozenset(others)
+            )
+        return self._found[members]

@@ -1,0 +1,91 @@
+"""Relations: which marked operation reaches which hidden groups, and its parameters."""
+
+from collections.abc import Hashable, Sequence
+
+from ..._etrace_op import validate_rules
+from ..._graph import HiddenParamOpRelation, InfluenceMap
+from ..._jax import Var, source_line
+from .grouped_step import GroupedStep
+from .influence import find_influence
+from .marked_operations import MarkedOperation
+
+
+def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:
+    """Return the relations of a model, in program order."""
+    groups_of = _groups_reached(step)
+    relations = []
+    validated: set[Hashable] = set()
+    for number, operation in enumerate(step.operations):
+        if operation.non_parameters:
+            continue
+        reached = [
+            find_influence(step.analysis, operation.y_var, step.groups[index], step.walks[index])
+            for index in groups_of[operation.y_var]
+        ]
+        influences = [influence for influence in reached if influence is not None]
+        if influences:
+            signature = _signature(step, operation)
+            if signature not in validated:
+                _validate(step, operation)
+                validated.add(signature)
+            relations.append(_relation(step, operation, number, influences))
+    return relations
+
+
+def _groups_reached(step: GroupedStep) -> dict[Var, list[int]]:
+    """Return the groups whose walks have met the output of each marked operation."""
+    found: dict[Var, list[int]] = {operation.y_var: [] for operation in step.operations}
+    for index, walks in enumerate(step.walks):
+        for var in dict.fromkeys(var for walk in walks for var in walk.ids):
+            if var in found:
+                found[var].append(index)
+    return found
+
+
+def _signature(step: GroupedStep, operation: MarkedOperation) -> Hashable:
+    """Return what the rules of an operation are given: layers of one shape have the same."""
+    equation = step.analysis.program.equations[operation.equation]
+    avals = [(v.aval.shape, v.aval.dtype) for v in (*equation.invars, *equation.outvars)]
+    try:
+        params: Hashable = frozenset(equation.params.items())
+    except TypeError:  # parameters of somebody's own operation, which cannot be compared
+        params = operation.equation
+    return equation.primitive, params, tuple(avals)
+
+
+def _validate(step: GroupedStep, operation: MarkedOperation) -> None:
+    equation, operands = step.analysis.program.equations[operation.equation], operation.operands
+    x, y = operation.x_var, operation.y_var
+    validate_rules(equation.primitive, equation.params, x, y, dict(operands))
+
+
+def _relation(
+    step: GroupedStep,
+    operation: MarkedOperation,
+    number: int,
+    influences: Sequence[InfluenceMap],
+) -> HiddenParamOpRelation:
+    equation = step.analysis.program.equations[operation.equation]
+    primitive, params = equation.primitive, equation.params
+    name = primitive.name.removeprefix("etp_")
+    return HiddenParamOpRelation(
+        key=f"{','.join(operation.printed_paths)}@{name}{number}",
+        primitive=primitive,
+        params=params,
+        equation=operation.equation,
+        x_var=operation.x_var,
+        y_var=operation.y_var,
+        trainable_vars=operation.operands,
+        trainable_positions=operation.positions,
+        trainable_paths={
+            key: leaves[0].path for key, leaves in operation.parameters.items() if leaves
+        },
+        trainable_leaves={
+            key: leaves[0].leaf for key, leaves in operation.parameters.items() if leaves
+        },
+        parameter_paths=operation.paths,
+        held_paths=tuple(dict.fromkeys(leaf.path for leaf in operation.held)),
+        influences=tuple(influences),
+        hidden_groups=tuple(step.groups[influence.group] for influence in influences),
+        source=source_line(equation),
+    )

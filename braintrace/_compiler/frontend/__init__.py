@@ -1,0 +1,1 @@
+"""From a model to one flat program of its step."""

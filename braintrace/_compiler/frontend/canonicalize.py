@@ -1,0 +1,135 @@
+"""Rewrite a step into the form that the analysis reads.
+
+Calls are inlined by `braintrace._jaxpr.evaluate_inlined`. The rules here
+
+- make broadcasts explicit, so that an element-wise equation has operands of one shape only
+  and every fan-out has a variable of its own; a product of arrays that sums nothing up
+  (an outer product, ``einsum('bh,h->bh')``) is such an equation;
+- take out of a loop what is broadcast in it alike at every step;
+- turn a branch that holds a marked operation into all branches and a selection;
+- unroll a scan of known length that holds one.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from ..._errors import CompilationError
+from ..._graph.marked import holds_marked
+from ..._jax import Equation, bind, is_tracer, source_line
+from ..._jaxpr import Rule, evaluate_inlined, loop_of
+from ..._jaxpr.dataflow import ELEMENTWISE
+from ..._jaxpr.factors import dot_axes
+from .invariants import without_invariants
+
+
+def rewriting(unroll_limit: int) -> Rule:
+    """Return the rule that rewrites equations.
+
+    Parameters
+    ----------
+    unroll_limit
+        Longest scan that is unrolled.
+    """
+
+    def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
+        name = equation.primitive.name
+        if name in ("cond", "scan", "while") and holds_marked(equation):
+            if name == "cond":
+                return selected(equation, operands, rewrite)
+            if name == "scan":
+                return _unroll(equation, operands, rewrite, unroll_limit)
+            raise CompilationError(
+                "A `while` loop holds a marked operation. Its number of steps is not known, so "
+                "that no trace can be made. Use `brainstate.transform.for_loop` with a fixed "
+                f"number of steps, or a plain operation. [{source_line(equation)}]"
+            )
+        return spell_out_broadcasts(equation, operands)
+
+    return rewrite
+
+
+def spell_out_broadcasts(
+    equation: Equation, operands: list[ArrayLike]
+) -> Sequence[ArrayLike] | None:
+    """Return the outputs of an equation with full operands; ``None`` to keep it as it is."""
+    if equation.primitive.name == "dot_general":
+        return _as_product(equation, operands)
+    if equation.primitive.name in ("scan", "while"):
+        return without_invariants(equation, operands, spell_out_broadcasts)
+    if equation.primitive.name not in ELEMENTWISE or len(equation.outvars) != 1:
+        return None
+    shape = equation.outvars[0].aval.shape
+    if all(_fits(value, shape) for value in operands):
+        return None
+    full = [value if _fits(value, shape) else jnp.broadcast_to(value, shape) for value in operands]
+    return bind(equation, full)
+
+
+def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array] | None:
+    """Return ``dot_general`` as a product, element by element, where it sums nothing up."""
+    axes, out = dot_axes(equation), equation.outvars[0].aval
+    if any(jnp.shape(operands[0])[axis] != 1 for axis in axes.summed[0]):
+        return None
+    full = []
+    for i, value in enumerate(operands):
+        kept = [*axes.batch[i], *axes.free[i]]
+        moved = jnp.transpose(value, [*kept, *axes.summed[i]])
+        flat = jnp.reshape(moved, [jnp.shape(value)[axis] for axis in kept]).astype(out.dtype)
+        places = *range(len(axes.batch[i])), *axes.in_result[i]
+        full.append(jax.lax.broadcast_in_dim(flat, out.shape, places))
+    return [jax.lax.mul(*full)]
+
+
+def _fits(value: ArrayLike, shape: tuple[int, ...]) -> bool:
+    """Tell whether an operand may stay: it has the full shape, or is a literal scalar."""
+    return jnp.shape(value) == shape or (jnp.shape(value) == () and not is_tracer(value))
+
+
+def selected(
+    equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
+) -> list[jax.Array]:
+    """Return the outputs of a branch, all of its cases computed and one of them selected."""
+    index, *arguments = operands
+    branches = equation.params["branches"]
+    results = [evaluate_inlined(branch, arguments, rule) for branch in branches]
+    which = jnp.clip(jnp.asarray(index, jnp.int32), 0, len(branches) - 1)
+    return [
+        jax.lax.select_n(jnp.broadcast_to(which, jnp.shape(cases[0])), *map(jnp.asarray, cases))
+        for cases in zip(*results, strict=True)
+    ]
+
+
+def _unroll(
+    equation: Equation, operands: list[ArrayLike], rule: Rule, unroll_limit: int
+) -> list[jax.Array]:
+    length = equation.params["length"]
+    if length > unroll_limit:
+        raise CompilationError(
+            f"A loop of {length} steps inside `update` holds a marked operation; loops are "
+            f"unrolled up to {unroll_limit} steps. Give a larger `unroll_limit`, or make the "
+            f"inner steps steps of the model. [{source_line(equation)}]"
+        )
+    return unrolled(equation, operands, rule)
+
+
+def unrolled(
+    equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
+) -> list[jax.Array]:
+    """Return the outputs of a scan of known length, its steps one after the other."""
+    loop, length = loop_of(equation, operands), equation.params["length"]
+    carried = loop.carried
+    results: list[list[jax.Array]] = []
+    order = range(length - 1, -1, -1) if equation.params["reverse"] else range(length)
+    for step in order:
+        slices = [sequence[step] for sequence in loop.sequences]
+        outputs = evaluate_inlined(loop.body, [*loop.fixed, *carried, *slices], rule)
+        carried, stacked = outputs[: len(carried)], outputs[len(carried) :]
+        results.append(stacked)
+    if not results:
+        avals = (var.aval for var in equation.outvars[len(carried) :])
+        return [*carried, *(jnp.zeros(aval.shape, aval.dtype) for aval in avals)]
+    in_order = results[::-1] if equation.params["reverse"] else results
+    return [*carried, *(jnp.stack(column) for column in zip(*in_order, strict=True))]

@@ -1,0 +1,219 @@
+"""From a brainstate module to a flat program whose inputs and outputs are named.
+
+The program's inputs are, in order, the leaves of the arguments of ``update`` and the
+leaves of every State that it touches; the outputs are the leaves of its result and of every
+State that it writes. A State that holds ``n`` states in its last axis (`HiddenGroupState`)
+counts as ``n`` leaves, so that every hidden leaf is one state per position.
+"""
+
+from collections.abc import Sequence
+
+import brainstate
+import jax
+import saiunit
+
+from ..._arguments import is_quantity, leaf_names, named
+from ..._brainstate import StatefulTrace, trace_stateful
+from ..._errors import CompilationError
+from ..._foreign import in_words
+from ..._graph import Diagnostic, StateLeaf, TracedModel
+from ..._jax import ClosedJaxpr, is_tracer, open_jaxpr, trace_to_jaxpr
+from ..._jaxpr import Program, Rule, inlined, program_of
+from ..._typing import Path, PyTree, path_name
+from ..marking.marks import Marking, with_marks
+from .canonicalize import rewriting, spell_out_broadcasts
+from .example import argument_names, call_of_update, check_example
+from .mapped import map_over_batch, mapped_avals, mapped_axes
+from .state_arrays import StateArray, kind_of, split_avals, split_states, state_arrays_of
+
+
+def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
+    """Return the path of every State of ``model``, by identity."""
+    return {id(state): tuple(path) for path, state in model.states().items()}
+
+
+def trace_model(
+    model: brainstate.nn.Module,
+    arguments: tuple[PyTree, ...],
+    batch_size: int | None = None,
+    unroll_limit: int = 32,
+    marking: Marking | None = None,
+) -> tuple[TracedModel, dict[Path, brainstate.State]]:
+    """Trace one ``update``.
+
+    Returns the step, and the States that it touches outside the model, by the path under
+    which they stand in it.
+
+    Parameters
+    ----------
+    model
+        The model, its states initialised.
+    arguments
+        Example arguments of ``update``.
+    batch_size
+        ``None``: the model is traced as it is. A number: the model is written for one
+        sample, and is mapped over a batch axis of that size that leads in ``arguments``.
+    unroll_limit
+        Longest loop with a marked operation that is unrolled.
+    marking
+        Which parameters get marks here; ``None``: the model has its own.
+
+    Raises
+    ------
+    CompilationError
+        If ``update`` writes a State inside a raw JAX loop or branch, or gives a State another
+        shape, dtype or unit.
+    """
+    check_example(model, arguments, batch_size)
+    names = argument_names(model, arguments)
+    if batch_size is not None:
+        model = brainstate.graph.clone(model)
+        brainstate.nn.init_all_states(model)
+        arguments = jax.tree.map(lambda leaf: leaf[0], arguments)
+    _make_keys(model)
+    step = _traced_update(model, arguments, named(names, arguments))
+    out_shapes, state_shapes = step.result_shapes
+    arrays, touched, outside = state_arrays_of(step.states, step.is_written, state_paths(model))
+    _check_written(step.states, state_shapes, state_paths(model), named(names, arguments))
+
+    argument_leaves, argument_tree = jax.tree.flatten(arguments)
+    count = len(argument_leaves)
+    closed = step.jaxpr
+    unmarked: tuple[Diagnostic, ...] = ()
+    if marking is not None:
+        closed, unmarked = with_marks(closed, arrays, count, batch_size is not None, marking)
+    program = _program(closed, arrays, count, batch_size, rewriting(unroll_limit))
+    output_tree = jax.tree.structure(out_shapes)
+    outputs = output_tree.num_leaves
+    traced = TracedModel(
+        program=program,
+        leaves=_state_leaves(program, arrays, count, outputs),
+        argument_vars=program.in_vars[:count],
+        argument_roots=tuple(names),
+        argument_names=leaf_names(names, arguments),
+        argument_tree=argument_tree,
+        state_trees={path: jax.tree.structure(state.value) for path, state in touched.items()},
+        output_atoms=program.out_atoms[:outputs],
+        output_tree=output_tree,
+        parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
+        batch_size=batch_size,
+        unmarked=unmarked,
+    )
+    return traced, outside
+
+
+def _program(
+    closed: ClosedJaxpr,
+    arrays: list[StateArray],
+    arguments: int,
+    batch_size: int | None,
+    rule: Rule,
+) -> Program:
+    """Return the flat program of a step whose State leaves are inputs and outputs."""
+    step = split_states(closed, arrays, arguments, rule)
+    avals = split_avals(closed, arrays, arguments)
+    if batch_size is None:
+        return program_of(trace_to_jaxpr(step, avals))
+    axes = mapped_axes(arrays, arguments)
+    mapped = map_over_batch(step, arrays, axes, batch_size)
+    flat = trace_to_jaxpr(mapped, mapped_avals(avals, axes, batch_size))
+    # Mapping over the batch has brought in broadcasts of its own.
+    return program_of(inlined(flat, spell_out_broadcasts))
+
+
+def _traced_update(
+    model: brainstate.nn.Module, arguments: tuple[PyTree, ...], call: str
+) -> StatefulTrace:
+    def refuse(state: brainstate.State, old: PyTree, new: PyTree) -> CompilationError:
+        return _changed(state, old, new, state_paths(model), call)
+
+    with in_words(CompilationError, lambda: call_of_update(model, arguments)):
+        step = trace_stateful(model.update, *arguments, refuse=refuse)
+    _refuse_leaked_tracers(step.jaxpr)
+    return step
+
+
+def _make_keys(model: brainstate.nn.Module) -> None:
+    """Let random States make their keys, which they do when they are first read.
+
+    Made during the trace of a step, a key would have another kind before the step than after it.
+    """
+    own = model.states(brainstate.random.RandomState).values()
+    for state in (brainstate.random.DEFAULT, *own):
+        state.value  # noqa: B018
+
+
+def _check_written(
+    states: Sequence[brainstate.State],
+    shapes: Sequence[PyTree],
+    paths: dict[int, Path],
+    arguments: str,
+) -> None:
+    """Refuse a step that changes what a State is: the next step could not read it."""
+    for state, new in zip(states, shapes, strict=True):
+        if new is None or kind_of(state) == "random":
+            continue
+        if described(state.value) == described(new):
+            continue
+        raise _changed(state, state.value, new, paths, arguments)
+
+
+def _changed(
+    state: brainstate.State, old: PyTree, new: PyTree, paths: dict[int, Path], arguments: str
+) -> CompilationError:
+    name = path_name(paths.get(id(state), (type(state).__name__,)))
+    return CompilationError(
+        f"`update` changes State '{name}' from {described(old)} to {described(new)} "
+        f"for {arguments}. A state keeps its shape, dtype and unit from step to step: convert "
+        "the new value (`.astype`, `.to`), or initialise the state as `update` writes it."
+    )
+
+
+def described(value: PyTree) -> str:
+    """Print dtypes, shapes, units and structure of a value: all that a State keeps."""
+    leaves, tree = jax.tree.flatten(value, is_leaf=is_quantity)
+    arrays = []
+    for leaf in leaves:
+        aval = jax.typeof(saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf)
+        unit = f" in {saiunit.get_unit(leaf)}" if is_quantity(leaf) else ""
+        arrays.append(f"{aval.dtype}{list(aval.shape)}{unit}")
+    is_array = jax.tree_util.treedef_is_leaf(tree)
+    return ", ".join(arrays) + ("" if is_array else f" ({tree})")
+
+
+def _refuse_leaked_tracers(closed: ClosedJaxpr) -> None:
+    if any(is_tracer(constant) for constant in open_jaxpr(closed)[1]):
+        raise CompilationError(
+            "`update` writes a State inside a raw `jax.lax` loop or branch, or another raw JAX "
+            "transformation, so that the value written there is lost. Use "
+            "`brainstate.transform.for_loop`, `scan`, `cond`, `while_loop`, `vmap` or `jit` "
+            "in its place: they carry States."
+        )
+
+
+def _state_leaves(
+    program: Program, arrays: list[StateArray], arguments: int, outputs: int
+) -> tuple[StateLeaf, ...]:
+    in_vars = iter(program.in_vars[arguments:])
+    out_atoms = iter(program.out_atoms[outputs:])
+    leaves = []
+    for array in arrays:
+        count = array.count or 1
+        before = [next(in_vars) for _ in range(count)]
+        after = [next(out_atoms) if array.written else None for _ in range(count)]
+        joined = next(out_atoms) if array.written and array.count is not None else None
+        for component, (in_var, out_var) in enumerate(zip(before, after, strict=True)):
+            leaves.append(
+                StateLeaf(
+                    path=array.path,
+                    leaf=array.leaf,
+                    component=None if array.count is None else component,
+                    kind=array.kind,
+                    shape=tuple(in_var.aval.shape),
+                    dtype=in_var.aval.dtype,
+                    in_var=in_var,
+                    out_var=out_var,
+                    joined_var=joined,
+                )
+            )
+    return tuple(leaves)

@@ -1,0 +1,1 @@
+"""Automatic marking: find the weights of a model and bind ETP operations."""

@@ -1,0 +1,357 @@
+"""Which equations of a program become marked operations, and which cannot.
+
+- A product of data with a parametric weight, with a parametric vector that is added to it right
+  afterwards as its bias.
+- Any other parametric variable that meets data: the variable, by an element-wise mark. What
+  copies and reshapes it on the way to the data stands behind the mark, as for a bias that is
+  broadcast over the samples.
+- Not: what nothing is known of but its numbers (a callback, a call whose backward rule mixes
+  positions and is not linear), and what stands in a loop whose steps cannot be spelled out.
+"""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..._graph.marked import is_marked
+from ..._jax import Atom, Equation, Var, is_var
+from ..._jaxpr import loop_of
+from ..._jaxpr.dataflow import ELEMENTWISE, NONE, Constants
+from ..core.analysis import Analysis
+from ..core.transfer import CUT, MANY, Ids
+from ..core.walk import back_from_outputs, numbered, walk_back
+from .computed_from import LOOPS
+from .own_derivatives import CALLS
+from .parametric_uses import ParametricUses
+from .products import (
+    Dense,
+    Product,
+    is_outer,
+    is_sum_with_weights,
+    low_rank,
+    product_of,
+    with_one_output,
+)
+from .sparse_sums import SparseSum, sparse_sum
+from .sparse_tables import placed_of
+
+MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "tile"})
+"""What may stand between an element-wise mark and the data."""
+
+REORDERS = frozenset({"rev", "transpose"})
+"""What may do so as well where several variables share a mark."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bias:
+    """A parametric variable that is the bias of a product.
+
+    Attributes
+    ----------
+    total
+        Index of the equation that adds it.
+    operand
+        Where the product stands there.
+    var, axes
+        The variable, and the axes of the sum along which its own stand.
+    outputs
+        The axes of the sum that are the weight's own.
+    moves
+        Equations that transpose the product before, or multiply it by one.
+    """
+
+    total: int
+    operand: int
+    var: Var
+    axes: tuple[int, ...]
+    outputs: tuple[int, ...]
+    moves: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unmarked:
+    """Operands that stay as they are, and why."""
+
+    equation: Equation
+    operands: tuple[int, ...]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkPlan:
+    """What becomes of the equations of a program, by index.
+
+    Attributes
+    ----------
+    products, biases
+        Products, and the biases of some of them.
+    inner
+        Equations that are parts of those: a product before another, what puts entries in place.
+    terms
+        Multiplications that are parts of products in several equations.
+    elementwise
+        Operands that are marked element-wise.
+    sources
+        For each variable that they are, the one at which its mark is.
+    unmarked
+        What cannot be marked.
+    """
+
+    products: dict[int, Product] = dataclasses.field(default_factory=dict)
+    biases: dict[int, Bias] = dataclasses.field(default_factory=dict)
+    inner: set[int] = dataclasses.field(default_factory=set)
+    terms: dict[int, SparseSum] = dataclasses.field(default_factory=dict)
+    elementwise: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    sources: dict[Var, Var] = dataclasses.field(default_factory=dict)
+    unmarked: list[Unmarked] = dataclasses.field(default_factory=list)
+
+
+def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
+    """Plan the marks of a program whose loops have been spelled out as far as that is possible.
+
+    Results that count and are computed from parameters alone are marked, too.
+    """
+    program, plan = uses.program, MarkPlan()
+    analysis, totals = Analysis(program), set[int]()
+    spread = _Spread(uses, analysis)
+    for index, operands in uses:
+        equation = program.equations[index]
+        if index in totals or is_marked(equation):
+            continue
+        product = product_of(equation, operands, uses.found, analysis.constants)
+        product = product or sparse_sum(uses, analysis.constants, index, operands)
+        if is_sum_with_weights(equation, operands) and spread.holds(*equation.outvars):
+            product = with_one_output(equation, operands)
+        if isinstance(product, str):
+            plan.unmarked.append(Unmarked(equation, operands, product))
+        elif product is not None:
+            totals.update(_planned(uses, analysis.constants, plan, index, product))
+        elif is_spelled_out(uses, analysis, index, operands):
+            plan.unmarked.append(Unmarked(equation, operands, _why_closed(equation, unroll_limit)))
+        else:
+            passed = tuple(i for i in operands if _passes(analysis, equation, i))
+            if passed:
+                plan.elementwise[index] = passed
+            if passed != operands:
+                others = tuple(i for i in operands if i not in passed)
+                is_call = equation.primitive.name in CALLS
+                reason = NOT_LINEAR if is_call else OPAQUE
+                plan.unmarked.append(Unmarked(equation, others, reason))
+    used = [program.equations[i].invars[k] for i, found in plan.elementwise.items() for k in found]
+    plan.sources.update(sources_of(uses, [*used, *uses.results]))
+    return plan
+
+
+OPAQUE = (
+    "of which positions reach which through this operation nothing is known, or each reaches "
+    "several"
+)
+
+
+NOT_LINEAR = (
+    "it has a backward rule of its own, which is not proportional to the gradient that it is "
+    "given, or which JAX cannot transpose"
+)
+
+
+class _Spread:
+    """The variables whose elements reach several places of a state by a broadcast.
+
+    What such a variable is a sum of cannot be told apart behind it, so that it may as well be the
+    output of a product.
+    """
+
+    def __init__(self, uses: ParametricUses, analysis: Analysis) -> None:
+        self._uses, self._analysis = uses, analysis
+
+    def holds(self, var: Var) -> bool:
+        """Tell whether a variable is one of them."""
+        return any(var in ids and bool(np.any(ids[var] == MANY)) for ids in self._ids)
+
+    @functools.cached_property
+    def _ids(self) -> list[Mapping[Var, Ids]]:
+        starts = ({var: numbered(var)} for var in self._uses.wanted)
+        return [walk_back(self._analysis, start).ids for start in starts]
+
+
+def _planned(
+    uses: ParametricUses, constants: Constants, plan: MarkPlan, index: int, product: Product
+) -> set[int]:
+    """Plan the mark of a product, and return the equations that it takes besides."""
+    if isinstance(product, SparseSum):
+        plan.terms[index] = product
+        index = product.total
+    elif isinstance(product, Dense):
+        equation = uses.program.equations[index]
+        below = _below(uses, plan, equation.invars[1 - product.weight])
+        both = None if below is None else low_rank(plan.products[below], product)
+        placed = placed_of(uses, constants, equation, product)
+        if below is not None and both is not None:
+            del plan.products[below]
+            plan.inner.add(below)
+            product = both
+        elif placed is not None:
+            inner, product = placed
+            plan.inner.add(inner)
+    plan.products[index] = product
+    bias = _bias(uses, index, product)
+    if bias is None:
+        return set()
+    plan.biases[index] = bias
+    return {bias.total}
+
+
+def sources_of(uses: ParametricUses, used: Iterable[Var]) -> dict[Var, Var]:
+    """Return, for variables that are to be marked element-wise, at which variable each of them is.
+
+    Those that are computed from one another or from the same one, element by element, have one
+    mark: a decay and one minus it. What copies the marked one is left behind the mark.
+    """
+    chains = {var: _chain(uses, var) for var in used}
+    ends = Counter(chain[-1] for chain in chains.values())
+    passing = Counter(var for chain in chains.values() for var in chain)
+    sources = {}
+    for var, chain in chains.items():
+        common = next(link for link in chain if passing[link] == ends[chain[-1]])
+        sources[var] = _behind_moves(uses, common)
+    return sources
+
+
+def _chain(uses: ParametricUses, var: Var) -> list[Var]:
+    """Return a variable, and what it is computed from element by element, one after the other."""
+    chain = [var]
+    while (before := _before(uses, chain[-1])) is not None:
+        chain.append(before)
+    return chain
+
+
+def _before(uses: ParametricUses, var: Var) -> Var | None:
+    """Return the one parametric variable that another is made from, element by element."""
+    equation = uses.maker(var)
+    if equation is None:
+        return None
+    operands = {atom for atom in equation.invars if uses.is_parametric(atom)}
+    if len(operands) != 1:
+        return None
+    (operand,) = operands
+    name = equation.primitive.name
+    is_alike = name in ELEMENTWISE and operand.aval.shape == var.aval.shape
+    return operand if is_alike or name in REORDERS or _only_moves(equation) else None
+
+
+def _behind_moves(uses: ParametricUses, var: Var) -> Var:
+    """Return the smallest variable that another is copied from, and of those the flattest one."""
+    best = var
+    while True:
+        equation = uses.maker(var)
+        if equation is None or not _only_moves(equation):
+            return best
+        if not uses.is_parametric(equation.invars[0]):
+            return best
+        var = equation.invars[0]
+        if (var.aval.size, var.aval.ndim) < (best.aval.size, best.aval.ndim):
+            best = var
+
+
+def _only_moves(equation: Equation) -> bool:
+    if equation.primitive.name == "convert_element_type":  # of a weak type, that of a number
+        return bool(equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype)
+    return equation.primitive.name in MOVES and len(equation.invars) == 1
+
+
+def _below(uses: ParametricUses, plan: MarkPlan, x: Atom) -> int | None:
+    """Return the product without a bias that makes an input which nothing else reads."""
+    index = uses.program.producer.get(x) if is_var(x) else None
+    is_alone = is_var(x) and uses.only_reader(x) is not None
+    return index if is_alone and index in plan.products and index not in plan.biases else None
+
+
+def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:
+    """Return what is added to a product right after it, along its weight's own axes.
+
+    In between it may be transposed, as ``jax.vmap`` does it, or be multiplied by one, as units are.
+    """
+    program, outputs = uses.program, product.outputs
+    moves: list[int] = []
+    if outputs is None:
+        return None
+    while True:
+        (y,) = program.equations[index].outvars
+        reader = uses.only_reader(y)
+        if reader is None:
+            return None
+        index, operand = reader
+        equation = program.equations[index]
+        if equation.primitive.name == "transpose":
+            outputs = tuple(map(equation.params["permutation"].index, outputs))
+        elif not _multiplies_by_one(equation):
+            break
+        moves.append(index)
+    if equation.primitive.name not in ("add", "add_any"):
+        return None
+    if equation.outvars[0].aval.shape != y.aval.shape:
+        return None
+    found = uses.along(equation.invars[1 - operand], outputs)
+    return None if found is None else Bias(index, operand, *found, outputs, tuple(moves))
+
+
+def _multiplies_by_one(equation: Equation) -> bool:
+    numbers = [atom.val for atom in equation.invars if not is_var(atom)]
+    return equation.primitive.name == "mul" and len(numbers) == 1 and bool(np.all(numbers[0] == 1))
+
+
+def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
+    """Tell whether positions can be followed from the results of an equation to an operand."""
+    name = equation.primitive.name
+    if name in ELEMENTWISE or name in LOOPS:
+        return True
+    if is_outer(equation) or is_sum_with_weights(equation, (operand,)):
+        return True
+    return back_from_outputs(analysis, equation)[operand] is not CUT
+
+
+def is_spelled_out(
+    uses: ParametricUses, analysis: Analysis, index: int, operands: Sequence[int]
+) -> bool:
+    """Tell whether a loop or branch has to be spelled out, so that what is in it learns.
+
+    There is a product by a weight in it, or its steps broadcast parameters of their own.
+    """
+    equation = uses.program.equations[index]
+    if equation.primitive.name not in LOOPS:
+        return False
+    changing = _changing(equation, operands)
+    is_mixed = bool(changing) and not _keeps_positions(analysis, equation, changing)
+    return is_mixed or uses.holds_product(index)
+
+
+def _changing(equation: Equation, operands: Sequence[int]) -> list[int]:
+    """Return those operands that a step of a scan, or a branch, may read as its own."""
+    if equation.primitive.name == "scan":
+        held = len(loop_of(equation, equation.invars).fixed)
+        return [operand for operand in operands if operand >= held]
+    return list(operands) if equation.primitive.name == "cond" else []
+
+
+def _keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
+    """Tell whether each element of some operands reaches one place of the results at most."""
+    received = back_from_outputs(analysis, equation)
+    found = [received[operand] for operand in operands]
+    return all(
+        given is None or (isinstance(given, np.ndarray) and not np.any(given < NONE))
+        for given in found
+    )
+
+
+def _why_closed(equation: Equation, unroll_limit: int) -> str:
+    """Say why the steps of a loop cannot be spelled out."""
+    if equation.primitive.name == "scan":
+        return (
+            f"the loop of {equation.params['length']} steps, each of which mixes positions with "
+            f"it, is longer than `unroll_limit` ({unroll_limit}); give a larger one, or make the "
+            "inner steps steps of the model"
+        )
+    return "it is the weight of a product in a loop whose number of steps is not known"

@@ -1,0 +1,330 @@
+"""Marks made by the compiler: a model without a marked operation in it learns online.
+
+In the program of a step, as the model has written it, products and other uses of parameters on
+the way to a hidden state become marked operations. All later passes see what marking by hand gives.
+
+The weights of a product in a loop or branch differ from step to step, or from case to case, in what
+they are multiplied with. Such a loop is unrolled and such a branch becomes a selection, as for a
+marked operation; so is one whose steps broadcast parameters of their own. Others stay as they are,
+and what enters them is marked before them. A call with a derivative of its own that mixes positions
+is run as what it does to small changes (see `own_derivatives`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import brainstate
+import jax
+
+from ..._arguments import path_filter, shown
+from ..._errors import OptionError
+from ..._etrace_op import etp_elemwise_p
+from ..._foreign import in_words
+from ..._graph.diagnostics import Diagnostic, quoted
+from ..._jax import Atom, ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
+from ..._jaxpr import Program, Rule, carries_derivative, evaluate_all, inlined, program_of
+from ..._typing import Path, path_name
+from ..core.analysis import Analysis
+from ..frontend.canonicalize import selected, unrolled
+from ..frontend.state_arrays import StateArray
+from .computed_from import LOOPS, From
+from .lookups import in_pairs, is_paired
+from .mark_plan import Bias, MarkPlan, Unmarked, is_spelled_out, mark_plan
+from .own_derivatives import by_its_derivative, hides_weights
+from .parametric_uses import ParametricUses
+from .products import Product, is_sum_with_weights, row, sum_with_weights
+from .shifted import rules_of_shifted
+from .sparse_sums import SparseSum
+
+
+@dataclasses.dataclass(frozen=True)
+class Marking:
+    """Which parameters are marked, and how.
+
+    Attributes
+    ----------
+    wants
+        Tells of the path of a parameter whether it is.
+    unroll_limit
+        Longest scan that is unrolled.
+    spells_out
+        Whether loops and branches are spelled out for it.
+    """
+
+    wants: Callable[[Path], bool]
+    unroll_limit: int
+    spells_out: bool
+
+
+def marking_of(
+    model: brainstate.nn.Module, mark: Any, unroll_limit: int, spells_out: bool
+) -> Marking | None:
+    """Return which parameters are to be marked, by the option; ``None``: the model has its marks.
+
+    Raises
+    ------
+    OptionError
+        If that is none of its parameters.
+    """
+    if mark in ("explicit", "auto"):
+        return Marking(_every, unroll_limit, spells_out) if mark == "auto" else None
+    wants = path_filter(mark)
+    paths = [tuple(path) for path in model.states(brainstate.ParamState)]
+    with in_words(OptionError, lambda: f"`mark` is {shown(mark)}, which fails for a path"):
+        is_wanted = any(map(wants, paths))
+    if not is_wanted:
+        raise OptionError(
+            f"`mark` is {shown(mark)}, which fits no parameter of `{type(model).__name__}`; its "
+            f"parameters are {quoted(list(map(path_name, paths)))}."
+        )
+    return Marking(wants, unroll_limit, spells_out)
+
+
+def _every(path: Path) -> bool:
+    return True
+
+
+def with_marks(
+    closed: ClosedJaxpr,
+    arrays: Sequence[StateArray],
+    arguments: int,
+    is_mapped: bool,
+    marking: Marking,
+) -> tuple[ClosedJaxpr, tuple[Diagnostic, ...]]:
+    """Return a step with marks, and the uses of parameters that stay without.
+
+    Parameters
+    ----------
+    closed
+        The step: ``(arguments, State leaves) -> (results, leaves of the States that it writes)``.
+    arrays, arguments
+        The State leaves, and how many arguments there are.
+    is_mapped
+        Whether the step is one of a sample and will be mapped over a batch.
+    marking
+        Which parameters are marked.
+    """
+    program = program_of(inlined(closed))
+    inputs = [From.DATA] * arguments
+    inputs += [_computed_from(array, is_mapped, marking) for array in arrays]
+    written = [array.kind == "hidden" for array in arrays if array.written]
+    wanted = [False] * (len(program.out_atoms) - len(written)) + written
+    program = _spelled_out(program, inputs, wanted, marking)
+    uses = ParametricUses(program, inputs, wanted)
+    plan = mark_plan(uses, marking.unroll_limit)
+    by_var = dict(zip(program.in_vars[arguments:], arrays, strict=True))
+    findings = [_diagnostic(uses, found, by_var) for found in plan.unmarked]
+    return _marked(uses, plan, wanted), tuple(findings)
+
+
+def _computed_from(array: StateArray, is_mapped: bool, marking: Marking) -> From:
+    """Return what the leaf of a State is to the step."""
+    if array.kind == "parameter":
+        return From.PARAMETERS if marking.wants(array.path) else From.CONSTANTS
+    changes = array.kind == "random" or array.written or (is_mapped and array.per_sample)
+    return From.DATA if changes else From.CONSTANTS
+
+
+def _spelled_out(
+    program: Program, inputs: Sequence[From], wanted: Sequence[bool], marking: Marking
+) -> Program:
+    """Return a program that shows what its calls, loops and branches do with parameters."""
+    while True:
+        uses, analysis = ParametricUses(program, inputs, wanted), Analysis(program)
+        found = {
+            index: _rule_for(uses, analysis, index, operands, marking) for index, operands in uses
+        }
+        rules = {index: rule for index, rule in found.items() if rule is not None}
+        rules = rules or rules_of_shifted(uses, analysis)
+        if not rules:
+            return program
+        avals = [var.aval for var in program.in_vars]
+        program = program_of(inlined(trace_to_jaxpr(_evaluator(program, rules), avals)))
+
+
+def _evaluator(program: Program, rules: dict[int, Rule]) -> Callable[..., list[Any]]:
+    return lambda *values: evaluate_all(program.jaxpr, values, rules)
+
+
+def _rule_for(
+    uses: ParametricUses,
+    analysis: Analysis,
+    index: int,
+    operands: Sequence[int],
+    marking: Marking,
+) -> Rule | None:
+    """Return how an equation is spelled out; ``None``: it stays as it is."""
+    equation = uses.program.equations[index]
+    if equation.primitive.name in LOOPS:
+        is_open = not marking.spells_out or not is_spelled_out(uses, analysis, index, operands)
+        return None if is_open else _rule_for_loop(equation, marking.unroll_limit)
+    if hides_weights(analysis, equation, operands):
+        return by_its_derivative(analysis, equation, operands)
+    return in_pairs if is_paired(equation) and tuple(operands) == (0,) else None
+
+
+def _rule_for_loop(equation: Equation, unroll_limit: int) -> Rule | None:
+    if equation.primitive.name == "cond":
+        return selected
+    is_short = equation.primitive.name == "scan" and equation.params["length"] <= unroll_limit
+    return unrolled if is_short else None
+
+
+def _marked(uses: ParametricUses, plan: MarkPlan, wanted: Sequence[bool]) -> ClosedJaxpr:
+    """Return a program with the marks of a plan."""
+    program = uses.program
+
+    def run(*values: jax.Array) -> list[Any]:
+        marks = _Marks(uses, plan, values)
+        results = zip(
+            evaluate_all(program.jaxpr, values, marks.rules), program.out_atoms, wanted, strict=True
+        )
+        # A state may be computed from parameters alone.
+        return [
+            marks.of(atom) if counts and uses.is_parametric(atom) else value
+            for value, atom, counts in results
+        ]
+
+    return trace_to_jaxpr(run, [var.aval for var in program.in_vars])
+
+
+class _Marks:
+    """The marks of a program while it is traced.
+
+    Parameters
+    ----------
+    uses, plan
+        The program, and what becomes of its equations.
+    inputs
+        Values of its inputs.
+    """
+
+    def __init__(self, uses: ParametricUses, plan: MarkPlan, inputs: Sequence[jax.Array]) -> None:
+        self._uses, self._plan = uses, plan
+        inputs_by_var = zip(uses.program.in_vars, inputs, strict=True)
+        self._values: dict[Var, Any] = {**uses.program.constants, **dict(inputs_by_var)}
+        self._marked: dict[Var, jax.Array] = {}
+
+    @property
+    def rules(self) -> dict[int, Rule]:
+        """How the equations are run, by index."""
+        program, plan, found = self._uses.program, self._plan, self._uses.found
+        rules: dict[int, Rule] = {
+            index: self._keep
+            for index, equation in enumerate(program.equations)
+            if any(found[var] is not From.DATA for var in equation.outvars)
+        }
+        rules.update((index, self._elementwise(found)) for index, found in plan.elementwise.items())
+        for index, product in plan.products.items():
+            bias = plan.biases.get(index)
+            rules[index] = _product(product)
+            if bias is not None:
+                rules.update({index: _later, **dict.fromkeys(bias.moves, _passed)})
+                rules[bias.total] = self._biased(product, bias)
+        rules.update(dict.fromkeys(plan.inner, _later))
+        for index, terms in plan.terms.items():
+            rules.update({terms.gather: _later, **dict.fromkeys(terms.moves, _passed)})
+            rules[index] = self._terms(terms)
+        return rules
+
+    def of(self, var: Var) -> jax.Array:
+        """Return what a parametric variable is behind its element-wise mark."""
+        return self._behind(var, self._plan.sources[var])
+
+    def _behind(self, var: Var, source: Var) -> jax.Array:
+        if var not in self._marked:
+            self._marked[var] = self._computed(var, source)
+        return self._marked[var]
+
+    def _computed(self, var: Var, source: Var) -> jax.Array:
+        if var is source:
+            return etp_elemwise_p.bind(self._values[var])
+        program = self._uses.program
+        equation = program.equations[program.producer[var]]
+        operands = [
+            self._behind(atom, source) if self._uses.is_parametric(atom) else self._constant(atom)
+            for atom in equation.invars
+        ]
+        (value,) = bind(equation, operands)
+        return value
+
+    def _constant(self, atom: Atom) -> Any:
+        return self._values[atom] if is_var(atom) else atom.val
+
+    def _keep(self, equation: Equation, operands: list[Any]) -> list[Any]:
+        results = bind(equation, operands)
+        self._values.update(zip(equation.outvars, results, strict=True))
+        return results
+
+    def _elementwise(self, marked: Sequence[int]) -> Rule:
+        def rule(equation: Equation, operands: list[Any]) -> list[Any]:
+            atoms = equation.invars
+            operands = [
+                self.of(atoms[i]) if i in marked else value for i, value in enumerate(operands)
+            ]
+            if is_sum_with_weights(equation, marked):
+                return [sum_with_weights(equation, operands, marked[0])]
+            return bind(equation, operands)
+
+        return rule
+
+    def _biased(self, product: Product, bias: Bias) -> Rule:
+        program = self._uses.program
+
+        def rule(equation: Equation, operands: list[Any]) -> list[Any]:
+            shape = equation.outvars[0].aval.shape
+            vector = row(self._values[bias.var], bias.axes, bias.outputs, shape)
+            y = product(operands[bias.operand].operands, vector)
+            for move in bias.moves:
+                moved = program.equations[move]
+                (y,) = bind(moved, [y if is_var(atom) else atom.val for atom in moved.invars])
+            return [y]
+
+        return rule
+
+    def _terms(self, terms: SparseSum) -> Rule:
+        def rule(equation: Equation, operands: list[Any]) -> list[Any]:
+            shape = equation.outvars[0].aval.shape
+            entries = row(self._values[terms.var], terms.axes, (terms.place,), shape)
+            return [_Operands([operands[1 - terms.weight].operands[0], entries])]
+
+        return rule
+
+
+def _product(product: Product) -> Rule:
+    def rule(_: Equation, operands: list[Any]) -> list[Any]:
+        return [product(operands, None)]
+
+    return rule
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operands:
+    """What a product is made of, in the place of its value: it is computed later, with more."""
+
+    operands: list[Any]
+
+
+def _later(_: Equation, operands: list[Any]) -> list[Any]:
+    return [_Operands(operands)]
+
+
+def _passed(_: Equation, operands: list[Any]) -> list[Any]:
+    return [operand for operand in operands if isinstance(operand, _Operands)]
+
+
+def _diagnostic(uses: ParametricUses, found: Unmarked, by_var: dict[Var, StateArray]) -> Diagnostic:
+    atoms = [found.equation.invars[i] for i in found.operands]
+    behind = uses.program.depends_on(atoms, through=carries_derivative)
+    arrays = [array for var, array in by_var.items() if var in behind]
+    paths = [path_name(array.path) for array in arrays if array.kind == "parameter"]
+    names = tuple(dict.fromkeys(paths))
+    return Diagnostic(
+        "warning",
+        "not-marked",
+        f"{quoted(names)} enters `{found.equation.primitive.name}` on the way to a hidden state "
+        f"without a mark: {found.reason}. It gets the gradient of the current step.",
+        names,
+        source_line(found.equation),
+    )

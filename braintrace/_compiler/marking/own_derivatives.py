@@ -1,0 +1,76 @@
+r"""Calls with a derivative of their own, next to parameters, as what they do to small changes.
+
+What the value of such a call :math:`y = f(w, x)` is made of says nothing of its gradient. But its
+backward pass is linear in what it is given, and its transpose is a program that is linear in the
+operands, with the same gradient:
+
+.. math:: (\bar w, \bar x) = B \, \bar y, \qquad dy = B^T (dw, dx).
+
+There weights are found as anywhere else. The value stays that of the call.
+"""
+
+import functools
+import operator
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from ..._jax import OWN_BACKWARD, Equation, Var, bind, is_var, with_derivative_of
+from ..._jaxpr import Rule, carries_derivative, evaluate_all
+from ..core.analysis import Analysis
+from ..core.transfer import CUT
+from ..core.walk import back_from_outputs
+
+CALLS = OWN_BACKWARD | {"custom_jvp_call"}
+"""Calls with a derivative of their own."""
+
+
+def hides_weights(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
+    """Tell whether an equation is such a call, and brings elements of operands to many places."""
+    if equation.primitive.name not in CALLS:
+        return False
+    received = back_from_outputs(analysis, equation)
+    return any(received[operand] is CUT for operand in operands)
+
+
+def by_its_derivative(
+    analysis: Analysis,
+    equation: Equation,
+    operands: Sequence[int],
+    changes: Mapping[Var, Any] = MappingProxyType({}),
+) -> Rule | None:
+    """Return the rule that runs an equation like this; ``None``: its backward pass is not linear.
+
+    Parameters
+    ----------
+    analysis, equation
+        Of the program, and the equation.
+    operands
+        Those whose changes are kept apart from those of all others.
+    changes
+        What has the derivative of operands, where these are not to be asked for their own.
+    """
+    moving = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
+    others = [i for i in moving if i not in operands]
+    derivative = analysis.derivatives.of(equation)
+    found = [(own, derivative.along(own)) for own in (operands, others) if own]
+    along = [(own, jaxpr) for own, jaxpr in found if jaxpr is not None]
+    if len(along) < len(found):
+        return None
+
+    def rule(equation: Equation, values: Sequence[Any]) -> list[Any]:
+        held = [jax.lax.stop_gradient(value) for value in values]
+        pairs = zip(equation.invars, values, strict=True)
+        moved = [changes.get(atom, value) if is_var(atom) else value for atom, value in pairs]
+        parts = [evaluate_all(jaxpr, [*held, *(moved[i] for i in own)], {}) for own, jaxpr in along]
+        totals = (
+            functools.reduce(operator.add, of_output) for of_output in zip(*parts, strict=True)
+        )
+        return [
+            with_derivative_of(value, next(totals)) if carries_derivative(var) else value
+            for value, var in zip(bind(equation, held), equation.outvars, strict=True)
+        ]
+
+    return rule

@@ -1,0 +1,158 @@
+"""Where what is computed from parameters meets data, on the way to certain results of a program."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from ..._graph.marked import is_marked
+from ..._jax import Atom, Equation, Var, is_var
+from ..._jaxpr import Program, carries_derivative, inlined, loop_of, program_of
+from ..._jaxpr.dataflow import CONSTANT, Constants
+from ..core.analysis import Analysis
+from .computed_from import LOOPS, From, bodies_with_inputs, computed_from, of_operands
+from .own_derivatives import hides_weights
+from .products import is_product
+
+Use: TypeAlias = tuple[int, tuple[int, ...]]
+"""An equation, by its index, and those of its operands that are computed from parameters."""
+
+
+class ParametricUses:
+    """The uses of parametric variables next to data in one program.
+
+    Parameters
+    ----------
+    program
+        The program.
+    inputs
+        What its inputs are computed from.
+    wanted
+        Which of its results count.
+    """
+
+    def __init__(self, program: Program, inputs: Sequence[From], wanted: Sequence[bool]) -> None:
+        self.program = program
+        self.found = computed_from(program, inputs)
+        self._wanted = wanted
+        self._behind = _behind(program, wanted)
+
+    def __iter__(self) -> Iterator[Use]:
+        """Yield the uses in program order."""
+        for index, equation in enumerate(self.program.equations):
+            if not any(self.is_wanted(var) for var in equation.outvars):
+                continue
+            given = enumerate(zip(equation.invars, self.operands(equation), strict=True))
+            positions = tuple(i for i, (atom, what) in given if self._is_parametric(atom, what))
+            if positions:
+                yield index, positions
+
+    @property
+    def wanted(self) -> list[Var]:
+        """The results that count, and are no constants."""
+        pairs = zip(self.program.out_atoms, self._wanted, strict=True)
+        return [atom for atom, counts in pairs if counts and is_var(atom)]
+
+    @property
+    def results(self) -> list[Var]:
+        """Those of them that are computed from parameters alone."""
+        return [var for var in self.wanted if self.is_parametric(var)]
+
+    def operands(self, equation: Equation) -> list[From]:
+        """Return what the operands of an equation are computed from."""
+        return of_operands(equation, self.found)
+
+    def is_parametric(self, atom: Atom) -> bool:
+        """Tell whether an operand is computed from parameters alone, and can learn."""
+        return is_var(atom) and self._is_parametric(atom, self.found.get(atom, From.CONSTANTS))
+
+    def is_wanted(self, var: Var) -> bool:
+        """Tell whether a variable is data from which a derivative leads to a result that counts."""
+        return var in self._behind and self.found[var] is From.DATA
+
+    def maker(self, var: Var) -> Equation | None:
+        """Return the equation that makes a variable; ``None`` for an input."""
+        index = self.program.producer.get(var)
+        return None if index is None else self.program.equations[index]
+
+    def only_reader(self, var: Var) -> tuple[int, int] | None:
+        """Return the one use of a variable, an equation and an operand; ``None`` of several."""
+        readers = self.program.readers.get(var, ())
+        is_result = any(atom is var for atom in self.program.out_atoms)
+        return readers[0] if len(readers) == 1 and not is_result else None
+
+    def along(self, atom: Atom, kept: Sequence[int]) -> tuple[Var, tuple[int, ...]] | None:
+        """Return the variable behind broadcasts that is constant along all but some axes.
+
+        And the axes of the operand along which its own stand.
+        """
+        axes = tuple(range(len(atom.aval.shape)))
+        while self.is_parametric(atom):
+            sizes = zip(axes, atom.aval.shape, strict=True)
+            if {axis for axis, size in sizes if size != 1} <= set(kept):
+                return atom, axes
+            equation = self.maker(atom)
+            if equation is None or equation.primitive.name != "broadcast_in_dim":
+                return None
+            atom = equation.invars[0]
+            axes = tuple(axes[axis] for axis in equation.params["broadcast_dimensions"])
+        return None
+
+    def is_zero(self, atom: Atom, constants: Constants) -> bool:
+        """Tell whether an operand is zero whatever the inputs, behind broadcasts as well."""
+        while is_var(atom):
+            equation = self.maker(atom)
+            if equation is None or equation.primitive.name != "broadcast_in_dim":
+                break
+            atom = equation.invars[0]
+        value = constants.value(atom)
+        return value is not None and not np.any(value)
+
+    def holds_product(self, index: int) -> bool:
+        """Tell whether a loop or branch has in it a product by weights, or a marked operation."""
+        equation = self.program.equations[index]
+        if equation.primitive.name not in LOOPS:
+            return False
+        bodies = bodies_with_inputs(equation, self.operands(equation))
+        wanted = [self.is_wanted(var) for var in equation.outvars]
+        return any(_has_product(equation, *body, wanted) for body in bodies)
+
+    def _is_parametric(self, atom: Atom, what: From) -> bool:
+        return what is From.PARAMETERS and carries_derivative(atom)
+
+
+def _behind(program: Program, wanted: Sequence[bool]) -> set[Var]:
+    """Return the variables from which a derivative leads to results that count."""
+    targets = [atom for atom, counts in zip(program.out_atoms, wanted, strict=True) if counts]
+    return program.depends_on(targets, frozenset(), CONSTANT, carries_derivative)
+
+
+def _has_product(
+    equation: Equation, body: object, inputs: list[From], wanted: Sequence[bool]
+) -> bool:
+    program = program_of(inlined(body))
+    uses = ParametricUses(program, inputs, _wanted_inside(equation, program, wanted))
+    analysis = Analysis(program)
+    return any(
+        is_marked(program.equations[index])
+        or is_product(program.equations[index], positions, uses.found)
+        or hides_weights(analysis, program.equations[index], positions)
+        or uses.holds_product(index)
+        for index, positions in uses
+    )
+
+
+def _wanted_inside(equation: Equation, program: Program, wanted: Sequence[bool]) -> list[bool]:
+    """Return which results of a body count, at whichever step of a loop."""
+    found = list(wanted)
+    if equation.primitive.name == "cond":
+        return found
+    loop = loop_of(equation, equation.invars)
+    first = len(loop.fixed)
+    before = program.in_vars[first : first + len(loop.carried)]
+    while True:
+        behind = _behind(program, found)
+        after = [counts or var in behind for counts, var in zip(found, before, strict=False)]
+        if after == found[: len(after)]:
+            return found
+        found[: len(after)] = after

@@ -1,0 +1,163 @@
+"""Where constant indices say that the entries of a sparse matrix stand, and JAX's own products."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from ... import _etrace_op
+from ..._etrace_op.sparse_pattern import SparsePattern, make_pattern, read_compressed
+from ..._jax import Atom, Equation
+from ..._jaxpr.dataflow import Constants
+
+STORED = frozenset({"coo_matmat", "coo_matvec", "csr_matmat", "csr_matvec"})
+"""Products of JAX: of ``data, rows, columns, x``, or of ``data, indices, pointers, x``."""
+
+Places: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Rows and columns."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stored:
+    """One of these products."""
+
+    pattern: SparsePattern
+    weight: int = 0
+    outputs: tuple[int, ...] = (0,)
+
+    def __call__(self, operands: Any, bias: Any) -> Any:
+        """Return the product; see `Product`."""
+        weight, _, _, x = operands
+        return _etrace_op.sparse_matmul(x.T, weight, sparse_mat=self.pattern, bias=bias).T
+
+
+def stored_of(equation: Equation, constants: Constants | None) -> Stored | str | None:
+    """Return a product with a stored matrix, or why it cannot be marked.
+
+    ``None``: it is one of different types.
+    """
+    data, *structure, x = equation.invars
+    if data.aval.dtype != x.aval.dtype:
+        return None
+    first, second = (None if constants is None else constants.value(a) for a in structure)
+    if first is None or second is None:
+        return "where the entries of the sparse matrix stand is no constant of the step"
+    params = equation.params
+    places: Places | None
+    if "spinfo" in params:
+        places, shape = (first, second), params["spinfo"].shape
+    else:
+        places, shape = _places_by_row(first, second), params["shape"]
+    if places is None or not are_inside(np.stack(places, axis=1), shape):
+        return "the sparse matrix has entries outside of its shape"
+    inputs, outputs = (0, 1) if params["transpose"] else (1, 0)
+    return Stored(make_pattern(places[inputs], places[outputs], (shape[inputs], shape[outputs])))
+
+
+def _places_by_row(indices: np.ndarray, pointers: np.ndarray) -> Places | None:
+    """Return rows and columns; ``None``: some are in no row."""
+    in_order = np.all(np.diff(pointers) >= 0)
+    if not in_order or (pointers[0], pointers[-1]) != (0, len(indices)):
+        return None
+    return read_compressed(indices, pointers)
+
+
+def are_inside(places: np.ndarray, shape: Sequence[int]) -> bool:
+    """Tell whether all of some rows and columns are those of a matrix."""
+    return bool(np.all((places >= 0) & (places < np.asarray(shape))))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """Where a ``gather`` of one constant row per entry has its axes.
+
+    Attributes
+    ----------
+    rows, axis
+        The rows, and along which axis of the data they are.
+    entries
+        The axis of the result along which the entries stand.
+    """
+
+    rows: np.ndarray
+    axis: int
+    entries: int
+
+
+def gathered_of(equation: Equation, constants: Constants) -> Gathered | None:
+    """Return what a ``gather`` reads; ``None``: it does something else."""
+    data, indices = equation.invars
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    if numbers.operand_batching_dims or len(numbers.start_index_map) != 1:
+        return None
+    (axis,) = map(int, numbers.start_index_map)
+    whole = [1 if k == axis else size for k, size in enumerate(data.aval.shape)]
+    if tuple(numbers.collapsed_slice_dims) != (axis,) or list(sizes) != whole:
+        return None
+    rows = _one_index_per_entry(indices, constants)
+    if rows is None:
+        return None
+    (entries,) = set(range(data.aval.ndim)) - set(numbers.offset_dims)
+    return Gathered(rows, axis, entries)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scattered:
+    """Where a ``scatter-add`` of one entry per constant column has its axes.
+
+    Attributes
+    ----------
+    columns, axis
+        The columns, and along which axis of the result they are.
+    entries
+        The axis of what is added along which the entries stand.
+    drops
+        Whether columns outside of the result are left out.
+    """
+
+    columns: np.ndarray
+    axis: int
+    entries: int
+    drops: bool
+
+
+def scattered_of(equation: Equation, constants: Constants) -> Scattered | None:
+    """Return what a ``scatter-add`` to anything does; ``None``: it does something else."""
+    operand, indices, updates = equation.invars
+    numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+    if numbers.operand_batching_dims or len(numbers.inserted_window_dims) != 1:
+        return None
+    (axis,) = map(int, numbers.inserted_window_dims)
+    if tuple(numbers.scatter_dims_to_operand_dims) != (axis,):
+        return None
+    window = [updates.aval.shape[k] for k in numbers.update_window_dims]
+    if window != [size for k, size in enumerate(operand.aval.shape) if k != axis]:
+        return None
+    columns = _one_index_per_entry(indices, constants)
+    if columns is None:
+        return None
+    (entries,) = set(range(updates.aval.ndim)) - set(numbers.update_window_dims)
+    return Scattered(columns, axis, entries, mode == GatherScatterMode.FILL_OR_DROP)
+
+
+def _one_index_per_entry(indices: Atom, constants: Constants) -> np.ndarray | None:
+    if len(indices.aval.shape) != 2 or indices.aval.shape[1] != 1:
+        return None
+    found = constants.value(indices)
+    return None if found is None else found[:, 0].astype(np.int64)
+
+
+def pattern_of(
+    gathered: Gathered, scattered: Scattered, shape: tuple[int, int]
+) -> SparsePattern | None:
+    """Return where the entries of a matrix stand; ``None``: some read or add to what is not there.
+
+    What is left out is padding.
+    """
+    rows, columns = gathered.rows, scattered.columns
+    padding = scattered.drops & ((columns < 0) | (columns >= shape[1]))
+    rows, columns = np.where(padding, shape[0], rows), np.where(padding, shape[1], columns)
+    reads, adds = (rows >= 0) & (rows < shape[0]), (columns >= 0) & (columns < shape[1])
+    return make_pattern(rows, columns, shape) if np.all(padding | (reads & adds)) else None

@@ -1,0 +1,293 @@
+r"""Gates that one operation computes side by side, as operations of their own.
+
+The product of a gated cell has the outputs :math:`[y_1, \ldots, y_G]`, gate after gate, each of
+all units. Cut into equal parts, a device would have one gate of many units and not the others,
+and what a unit does with its gates would send all of them to and fro. Divided are units, with
+all their gates: the program is rewritten to :math:`y_g = x W_g`, where the weight, seen as
+``(in, gate, unit)``, stays whole and is read by unit. Each output is then one unit, and so is each
+trace.
+
+An array is such a row of gates where everything that reads it takes single gates out of it, or is
+computed element by element and read so in turn.
+
+Inputs that are joined of several arrays, ``[x, h]``, are joined where all units of each are: XLA
+would otherwise divide the joined row anew, and send parts of both.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from ..._etrace_op import ETP_PRIMITIVE_SPECS, select_outputs
+from ..._graph import TracedModel
+from ..._jax import Atom, Equation, Var, bind, is_var, struct_of, undivided
+from ..._jaxpr import Program, Rule
+from ..._jaxpr.dataflow import ELEMENTWISE
+from ..frontend.rewritten import rewritten
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """One of the gates that an operation of a model computes side by side.
+
+    Attributes
+    ----------
+    equation
+        Index of the operation in the program of the model.
+    index, count
+        Which gate it is, and of how many; 0 and 1 for an operation that stays as it is.
+    """
+
+    equation: int
+    index: int
+    count: int
+
+
+def with_gates_apart(
+    traced: TracedModel, parts: int, mesh: Any
+) -> tuple[TracedModel, dict[int, Gate]] | None:
+    """Return a step whose marked operations compute one gate each.
+
+    Parameters
+    ----------
+    traced
+        The step.
+    parts
+        Into how many parts units are divided; gates of other sizes stay as they are.
+    mesh
+        Where they are divided; ``None``: nowhere yet.
+
+    Returns
+    -------
+    step, gates
+        The new step, and the gates by the equation in its program that computes them. ``None``:
+        it would be the same.
+    """
+    program = traced.program
+    counts = _gates_to_take_apart(program, parts)
+    rules = {**_rules_of_joined(program, mesh), **_rules_of_gates(program, counts)}
+    if not rules:
+        return None
+    new = rewritten(traced, rules)
+    before = [
+        Gate(i, gate, count)
+        for i, equation in enumerate(program.equations)
+        if equation.primitive in ETP_PRIMITIVE_SPECS
+        for count in [counts.get(equation.outvars[0], 1)]
+        for gate in range(count)
+    ]
+    after = [i for i, e in enumerate(new.program.equations) if e.primitive in ETP_PRIMITIVE_SPECS]
+    if traced.unfiltered is not None:
+        inside = with_gates_apart(traced.unfiltered, parts, mesh)
+        new = dataclasses.replace(new, unfiltered=inside[0] if inside else traced.unfiltered)
+    return new, dict(zip(after, before, strict=True))
+
+
+# --- which arrays are rows of gates
+
+
+def _gates_to_take_apart(program: Program, parts: int) -> dict[Var, int]:
+    """Return how many gates there are in the outputs of operations, and in what is made of them."""
+    counts = _counts(program)
+    found: dict[Var, int] = {}
+    for equation in program.equations:
+        count = counts.get(equation.outvars[0]) if len(equation.outvars) == 1 else None
+        if count is None:
+            continue
+        if equation.primitive in ETP_PRIMITIVE_SPECS:
+            units = equation.outvars[0].aval.shape[-1] // count
+            is_apart = units % parts == 0 and _computes_gates(equation, count)
+        else:  # a gate that is taken out may itself be read in parts: it is no row of them
+            is_of_row = any(is_var(atom) and atom in found for atom in equation.invars)
+            is_apart = is_of_row and equation.primitive.name in _BY_ELEMENT
+        if is_apart:
+            found[equation.outvars[0]] = count
+    return found
+
+
+def _counts(program: Program) -> dict[Var, int]:
+    """Return how many gates there are in each array that is read gate by gate."""
+    results = {atom for atom in program.out_atoms if is_var(atom)}
+    counts: dict[Var, int] = {}
+    for equation in reversed(program.equations):
+        for var in equation.outvars:
+            uses = [(program.equations[i], counts) for i, _ in program.readers.get(var, ())]
+            found = {_count_read(var, *use) for use in uses}
+            count = found.pop() if len(found) == 1 and var not in results else None
+            # More of them than what each has are units, each with its gates: divided as they are.
+            if count is not None and 1 < count <= var.aval.shape[-1] // count:
+                counts[var] = count
+    return counts
+
+
+def _count_read(var: Var, reader: Equation, counts: Mapping[Var, int]) -> int | None:
+    """Return of how many gates a reader takes an array to be; ``None``: of none."""
+    shape, (out, *more) = var.aval.shape, reader.outvars
+    name, size = reader.primitive.name, shape[-1] if shape else 0
+    if name in _BY_ELEMENT and not more and out.aval.shape == shape:
+        return counts.get(out)
+    if name == "split" and reader.params["axis"] == len(shape) - 1:
+        sizes = set(reader.params["sizes"])
+        return int(size // sizes.pop()) if len(sizes) == 1 else None
+    if name == "slice" and size and _gate_of_slice(reader) is not None:
+        return int(size // out.aval.shape[-1])
+    is_row_major = name == "reshape" and reader.params["dimensions"] is None
+    if is_row_major and out.aval.shape[:-2] == shape[:-1] and out.aval.ndim == len(shape) + 1:
+        return int(out.aval.shape[-2])
+    return None
+
+
+_BY_ELEMENT = ELEMENTWISE - {"optimization_barrier", "sharding_constraint", "braintrace_undivided"}
+
+
+def _gate_of_slice(equation: Equation) -> int | None:
+    """Return which gate a slice takes, ``None`` for one that takes anything else."""
+    shape, params = equation.invars[0].aval.shape, equation.params
+    first, last, strides = (params[k] for k in ("start_indices", "limit_indices", "strides"))
+    is_last_axis = (*first[:-1],) == (0,) * (len(shape) - 1) and last[:-1] == shape[:-1]
+    units = last[-1] - first[-1]
+    is_plain = strides is None or set(strides) == {1}
+    if not is_plain or not is_last_axis or not 0 < units < shape[-1]:
+        return None
+    is_gate = shape[-1] % units == first[-1] % units == 0
+    return int(first[-1] // units) if is_gate else None
+
+
+def _computes_gates(equation: Equation, count: int) -> bool:
+    """Tell whether an operation can compute one gate alone."""
+    avals = [struct_of(atom.aval) for atom in equation.invars]
+    gates = jax.eval_shape(lambda *values: _of_gates(equation, list(values), count), *avals)
+    return gates is not None
+
+
+# --- how the program is run
+
+
+class _Gates(tuple[Any, ...]):
+    """The gates of a row, in the place of the array."""
+
+
+def _rules_of_gates(program: Program, counts: Mapping[Var, int]) -> dict[int, Rule]:
+    rules: dict[int, Rule] = {}
+    for index, equation in enumerate(program.equations):
+        reads = any(is_var(atom) and atom in counts for atom in equation.invars)
+        count = counts.get(equation.outvars[0]) if equation.outvars else None
+        if count is not None and equation.primitive in ETP_PRIMITIVE_SPECS:
+            rules[index] = _operation(count)
+        elif count is not None:
+            rules[index] = _element_by_element(count)
+        elif reads:
+            rules[index] = _READERS[equation.primitive.name]
+    return rules
+
+
+def _operation(count: int) -> Rule:
+    def run(equation: Equation, operands: list[Any]) -> list[Any]:
+        gates = _of_gates(equation, operands, count)
+        assert gates is not None  # it has been asked before
+        return [_Gates(gates)]
+
+    return run
+
+
+def _of_gates(equation: Equation, operands: list[Any], count: int) -> list[Any] | None:
+    """Return the gates, each computed from its own columns of the weights; ``None``: it cannot."""
+    spec = ETP_PRIMITIVE_SPECS[equation.primitive]
+    positions = spec.resolve_trainable_invars(equation.params)
+    weights = {name: operands[position] for name, position in positions.items()}
+    pick_of = _Columns(count)
+    found = []
+    for gate in range(count):
+        own = select_outputs(equation.primitive, equation.params, weights, pick_of(gate))
+        if own is None:
+            return None
+        given = list(operands)
+        for name, position in positions.items():
+            given[position] = own[name]
+        found += bind(equation, given)
+    return found
+
+
+class _Columns:
+    """Takes gates out of arrays; what it has seen as ``(..., gate, unit)`` once stays so."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._seen: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, gate: int) -> Callable[[Any], Any]:
+        """Return what takes one gate."""
+
+        def pick(value: Any) -> Any:
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value, _by_gate(value, self._count)
+            return self._seen[id(value)][1][..., gate, :]
+
+        return pick
+
+
+def _by_gate(value: Any, count: int) -> Any:
+    return value.reshape(*value.shape[:-1], count, value.shape[-1] // count)
+
+
+def _element_by_element(count: int) -> Rule:
+    def run(equation: Equation, operands: list[Any]) -> list[Any]:
+        shape = equation.outvars[0].aval.shape
+
+        def gates_of(atom: Atom, value: Any) -> Any:
+            if isinstance(value, _Gates):
+                return value
+            if atom.aval.shape != shape:  # a number
+                return [value] * count
+            rows = _by_gate(value, count)
+            return [rows[..., gate, :] for gate in range(count)]
+
+        given = map(gates_of, equation.invars, operands)
+        return [_Gates(bind(equation, list(own))[0] for own in zip(*given, strict=True))]
+
+    return run
+
+
+def _of_slice(equation: Equation, operands: list[Any]) -> list[Any]:
+    gate = _gate_of_slice(equation)
+    assert gate is not None  # it has been counted
+    return [operands[0][gate]]
+
+
+def _of_split(_: Equation, operands: list[Any]) -> list[Any]:
+    return list(operands[0])
+
+
+def _of_reshape(_: Equation, operands: list[Any]) -> list[Any]:
+    rows = [jax.lax.expand_dims(gate, [gate.ndim - 1]) for gate in operands[0]]
+    return [jax.lax.concatenate(rows, rows[0].ndim - 2)]
+
+
+_READERS: dict[str, Rule] = {"slice": _of_slice, "split": _of_split, "reshape": _of_reshape}
+
+
+def _rules_of_joined(program: Program, mesh: Any) -> dict[int, Rule]:
+    """Return the rules for what joins the inputs of operations."""
+    if mesh is None:
+        return {}
+    inputs = (
+        equation.invars[spec.x_invar_index]
+        for equation in program.equations
+        if (spec := ETP_PRIMITIVE_SPECS.get(equation.primitive)) is not None
+        and spec.x_invar_index is not None
+    )
+    makers = program.making(atom for atom in inputs if is_var(atom))
+
+    def joined(equation: Equation, operands: list[Any]) -> list[Any]:
+        axis = equation.params["dimension"]
+        return bind(equation, [undivided(value, mesh, axis) for value in operands])
+
+    return {
+        index: joined
+        for index in makers
+        if program.equations[index].primitive.name == "concatenate"
+        and program.equations[index].params["dimension"]
+        == program.equations[index].outvars[0].aval.ndim - 1
+    }

@@ -1,0 +1,284 @@
+r"""Hidden states that are linear filters, ``o' = kappa o + A(v)``, and what they filter.
+
+``kappa`` is the same number at every position; the coefficients of ``A`` are computed from
+parameters, constants and States that the step does not write. A walk goes back from the new value
+through everything that is linear like that. Where it ends are the *sources*: values ``v`` of other
+states or of data, and what is added and depends on parameters only, such as a bias, which is
+``A(1)``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from ..._etrace_op import ETP_PRIMITIVE_SPECS
+from ..._graph import StateLeaf, TracedModel
+from ..._graph.marked import is_marked
+from ..._jax import OWN_BACKWARD, Equation, Var, is_var
+from ..._jaxpr import Kind, carries_derivative, equal_with_derivatives, kinds_of_results
+from ..._jaxpr.data_movement import is_data_movement, moved_operands
+from ..._typing import Path
+from ..core.analysis import Analysis
+from .uniform import Number, Uniform, combined, constant
+
+NO_DECAY = "its value before the step does not come back times one number for all units"
+NOT_LINEAR = "it is not linear in its value before the step"
+
+Added: TypeAlias = tuple[int, int]
+"""A use of what is added and is the same for all data: an equation and its operand."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinearFilter:
+    """A hidden state that is a linear filter.
+
+    Attributes
+    ----------
+    leaf, var
+        The state, and the variable of its new value.
+    decay
+        The number ``kappa``.
+    decays_learn
+        Whether ``kappa`` is computed from parameters.
+    values
+        Variables that it filters, of data or of other states.
+    added
+        What is added to those.
+    unneeded_values, unneeded_added
+        Those that no gradient needs.
+    filters
+        New values of other linear filters that it filters in turn.
+    learning
+        Those of the values and filters that come with a coefficient that is computed from
+        parameters.
+    path
+        Variables on the way from all of these, the new value included.
+    equations
+        Those that make them.
+    held, parameters
+        Paths of the States behind the coefficients and what is added: those that are no
+        parameters, and those that are.
+    """
+
+    leaf: StateLeaf
+    var: Var
+    decay: Number
+    decays_learn: bool
+    values: tuple[Var, ...]
+    added: tuple[Added, ...]
+    unneeded_values: tuple[Var, ...]
+    unneeded_added: tuple[Added, ...]
+    filters: tuple[Var, ...]
+    learning: frozenset[Var]
+    path: frozenset[Var]
+    equations: tuple[int, ...]
+    held: tuple[Path, ...]
+    parameters: tuple[Path, ...]
+
+
+class FilterFinder:
+    """Looks at hidden states of one step.
+
+    Parameters
+    ----------
+    traced, analysis
+        The step.
+    new_vars
+        The variables of all states' new values, by the name of the state.
+    """
+
+    def __init__(
+        self, traced: TracedModel, analysis: Analysis, new_vars: Mapping[str, Var]
+    ) -> None:
+        self._analysis, self._program = analysis, analysis.program
+        self._new_vars = frozenset(new_vars.values())
+        leaves = traced.leaves
+        changing = [leaf.in_var for leaf in leaves if leaf.out_var is not None]
+        changing += [leaf.in_var for leaf in leaves if leaf.kind == "random"]
+        self._varying = self._program.dependents_of(
+            [*traced.argument_vars, *traced.answers, *changing]
+        )
+        self._parameters = [leaf for leaf in leaves if leaf.kind == "parameter"]
+        weights = [leaf.in_var for leaf in self._parameters]
+        self._constant_states = [
+            leaf
+            for leaf in leaves
+            if leaf.kind not in ("parameter", "random") and leaf.out_var is None
+        ]
+        self._learning = analysis.gradients_ahead(weights)
+        states = [leaf.in_var for leaf in leaves if leaf.kind == "hidden"]
+        self._with_gradient = analysis.gradients_ahead([*weights, *states])
+        self._uniform = Uniform(analysis, equal_with_derivatives(self._program))
+
+    def find(self, leaf: StateLeaf, var: Var, filters: Collection[Var]) -> LinearFilter | str:
+        """Return the filter that a state is, or why it is none.
+
+        Parameters
+        ----------
+        leaf, var
+            The state, and the variable of its new value.
+        filters
+            New values of other states that are linear filters: the way goes on through them.
+        """
+        ends: dict[Var, bool] = {}
+        added: dict[Added, bool] = {}
+        passed: dict[Var, bool] = {var: False}
+        equations: list[int] = []
+        for index in self._backward(passed, stops=self._new_vars - {var}):
+            equation = self._program.equations[index]
+            learns = any(passed[v] for v in equation.outvars if v in passed)
+            data = self._data(equation)
+            constants = self._is_linear(equation, data)
+            if constants is None:
+                ends.update((v, passed[v]) for v in equation.outvars if v in passed)
+                continue
+            equations.append(index)
+            added.update(((index, i), learns) for i in constants)
+            factors = (a for i, a in enumerate(equation.invars) if i not in (*data, *constants))
+            learns |= any(is_var(a) and a in self._learning for a in factors)
+            for operand in data:
+                atom = equation.invars[operand]
+                passed[atom] = passed.get(atom, False) or learns
+        path = frozenset(v for i in equations for v in self._program.equations[i].outvars)
+        ends.update((v, learns) for v, learns in passed.items() if v not in path)
+        return self._filter(leaf, var, filters, ends, added, path & passed.keys(), equations)
+
+    def _filter(
+        self,
+        leaf: StateLeaf,
+        var: Var,
+        filters: Collection[Var],
+        ends: dict[Var, bool],
+        added: dict[Added, bool],
+        path: frozenset[Var],
+        equations: list[int],
+    ) -> LinearFilter | str:
+        own = leaf.in_var
+        if own not in ends:
+            return NOT_LINEAR
+        others = {end: learns for end, learns in ends.items() if end is not own}
+        if any(own in self._behind(end) for end in others):
+            return NOT_LINEAR
+        decay = self._decay(own, var, sorted(equations))
+        if decay is None or not decay.variables.isdisjoint(self._varying):
+            return NO_DECAY
+        in_order = sorted(others, key=lambda end: self._program.producer.get(end, -1))
+        needed = [end for end in in_order if others[end] or end in self._with_gradient]
+        learning = {use for use, learns in added.items() if learns or self._learns(use)}
+        return LinearFilter(
+            leaf=leaf,
+            var=var,
+            decay=decay,
+            decays_learn=not decay.variables.isdisjoint(self._learning),
+            values=tuple(end for end in needed if end not in filters),
+            added=tuple(sorted(learning)),
+            unneeded_values=tuple(end for end in in_order if end not in needed),
+            unneeded_added=tuple(sorted(added.keys() - learning)),
+            filters=tuple(end for end in needed if end in filters),
+            learning=frozenset(end for end in needed if ends[end]),
+            path=path,
+            equations=tuple(sorted(equations)),
+            held=self._behind_factors(equations, self._constant_states),
+            parameters=self._behind_factors(equations, self._parameters),
+        )
+
+    def _behind_factors(
+        self, equations: Sequence[int], leaves: Sequence[StateLeaf]
+    ) -> tuple[Path, ...]:
+        """Return the paths of the leaves that are behind what equations do with data."""
+        found = [self._program.equations[index] for index in equations]
+        factors = [
+            e.invars[i] for e in found for i in range(len(e.invars)) if i not in self._data(e)
+        ]
+        behind = self._program.depends_on(factors)
+        return tuple(dict.fromkeys(leaf.path for leaf in leaves if leaf.in_var in behind))
+
+    def _backward(self, passed: Mapping[Var, bool], stops: frozenset[Var]) -> Iterator[int]:
+        """Yield the equations behind what has been passed, the last of them first."""
+        done: set[int] = set()
+        while pending := set(self._program.making(passed.keys() - stops)) - done:
+            done.add(max(pending))
+            yield max(pending)
+
+    def _behind(self, var: Var) -> set[Var]:
+        return self._analysis.gradients_behind([var], self._new_vars)
+
+    def _data(self, equation: Equation) -> list[int]:
+        return [i for i, a in enumerate(equation.invars) if is_var(a) and a in self._varying]
+
+    def _learns(self, use: Added) -> bool:
+        atom = self._program.equations[use[0]].invars[use[1]]
+        return is_var(atom) and atom in self._learning
+
+    def _is_linear(self, equation: Equation, data: Sequence[int]) -> list[int] | None:
+        """Return the operands that are added to what is linear in data; ``None``: it is not."""
+        operands = equation.invars
+        if not data or not all(carries_derivative(operands[i]) for i in data):
+            return None
+        if is_marked(equation):
+            spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+            is_linear = (
+                spec is not None and spec.linear_in_input and [*data] == [spec.x_invar_index]
+            )
+            return [] if is_linear else None
+        for constants in ([], [i for i in _summands(equation) if i not in data]):
+            kinds = [
+                Kind.LINEAR if i in data else Kind.ZERO if i in constants else Kind.FREE
+                for i in range(len(operands))
+            ]
+            found = kinds_of_results(equation, kinds)
+            if all(kind is Kind.LINEAR for kind in found):
+                return constants if self._has_linear_derivative(equation, data) else None
+        return None
+
+    def _has_linear_derivative(self, equation: Equation, data: Sequence[int]) -> bool:
+        """Tell whether the derivative of what is linear is so as well; a user may write both."""
+        if equation.primitive.name not in (*OWN_BACKWARD, "custom_jvp_call"):
+            return True
+        derivative = self._analysis.derivatives.of(equation)
+        return derivative.is_the_same_for_all(data) and derivative.bent.isdisjoint(data)
+
+    def _decay(self, own: Var, var: Var, equations: Sequence[int]) -> Number | None:
+        """Return the number by which the old value is multiplied at every place, if there is."""
+        factors: dict[Var, Number] = {own: constant(1.0)}
+        for equation in (self._program.equations[index] for index in equations):
+            if any(is_var(atom) and atom in factors for atom in equation.invars):
+                factor = self._factor(equation, factors)
+                if factor is None:
+                    return None
+                factors[equation.outvars[0]] = factor
+        return factors.get(var)
+
+    def _factor(self, equation: Equation, factors: Mapping[Var, Number]) -> Number | None:
+        name, operands = equation.primitive.name, equation.invars
+        found = [factors.get(atom) if is_var(atom) else None for atom in operands]
+        own = [factor for factor in found if factor is not None]
+        if len(equation.outvars) != 1:
+            return None
+        if name in ("add", "add_any", "sub"):
+            if name == "sub" and found[0] is None:
+                return combined("neg", operator.neg, own[0])
+            function = operator.sub if name == "sub" else operator.add
+            return combined(name, function, *own) if len(own) == 2 else own[0]
+        if name == "neg":
+            return combined(name, operator.neg, own[0])
+        if name in ("mul", "div") and len(own) == 1:
+            other = self._uniform.number(operands[found.index(None)])
+            function = operator.mul if name == "mul" else operator.truediv
+            return None if other is None else combined(name, function, own[0], other)
+        is_moved = is_data_movement(equation) and len(operands) == 1
+        return own[0] if is_moved or name in ("copy", "copy_p") else None
+
+
+def _summands(equation: Equation) -> Sequence[int]:
+    """Return the operands of which an equation's result is the sum, or is put together."""
+    name = equation.primitive.name
+    if name in ("add", "add_any", "sub"):
+        return (0, 1)
+    if name == "select_n":
+        return range(1, len(equation.invars))
+    moved = moved_operands(equation) if is_data_movement(equation) else ()
+    return [i for i in moved if equation.invars[i].aval.shape or not equation.outvars[0].aval.shape]

@@ -1,0 +1,265 @@
+"""Which hidden states are linear readouts, whose derivative goes through filters from here on.
+
+A readout lies behind other states that do not read it, by an operation that mixes positions:
+without filters, what it remembers of them is left out of every gradient. It is a linear filter of
+what is at their positions (see `linear_filters`), and only such filters read it in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+
+from ..._graph import HiddenGroup, StateLeaf, TracedModel
+from ..._graph.diagnostics import Diagnostic
+from ..._graph.marked import is_marked
+from ..._graph.traced_model import FILTERS
+from ..._jax import Var, is_var
+from ..core.grouped_step import GroupedStep
+from ..core.walk import Walk, walk_back
+from .linear_filters import NO_DECAY, NOT_LINEAR, FilterFinder, LinearFilter
+from .readout_filters import with_filters, without_marks
+
+Regroup = Callable[[TracedModel], GroupedStep]
+"""Groups the hidden states of a step."""
+
+JOINED = "it is a part of a `HiddenGroupState`"
+MIXED = (
+    "what it filters is no function of hidden states position by position: a nonlinear operation "
+    "lies behind one that mixes positions"
+)
+OTHER_AXES = "what it filters does not begin with the same axis as it does itself"
+
+
+def filter_readouts(step: GroupedStep, regroup: Regroup) -> tuple[GroupedStep, list[Diagnostic]]:
+    """Return the step with filters for its linear readouts, and why others have none."""
+    states = _States(step)
+    behind_others = [*_behind_others(states)]
+    refused = {s.leaf.name: JOINED for s in behind_others if s.leaf.joined_var is not None}
+    wanted = {state.leaf.name for state in behind_others}
+    while True:
+        readouts = _readouts(states, wanted - refused.keys(), refused)
+        if not readouts:
+            return step, _told(states, refused)
+        operations = {r.leaf.name: _operations(step, r) for r in readouts}
+        plain = without_marks(step.traced, [i for r in readouts for i in r.equations])
+        if plain is not step.traced:
+            names = {readout.leaf.name for readout in readouts}
+            readouts = _readouts(_States(regroup(plain)), names, refused)
+            if refused.keys() & names:
+                continue
+        late = _read_late(states) & operations.keys()
+        filtered = regroup(with_filters(plain, readouts, operations, late))
+        wrong = _not_at_positions(filtered)
+        if not wrong:
+            return filtered, _told(states, refused)
+        refused.update((name, MIXED) for name in wrong)
+
+
+def _operations(step: GroupedStep, readout: LinearFilter) -> tuple[str, ...]:
+    equations = (step.analysis.program.equations[index] for index in readout.equations)
+    return tuple(equation.primitive.name for equation in equations if is_marked(equation))
+
+
+def _told(states: _States, refused: Mapping[str, str]) -> list[Diagnostic]:
+    """Say why states are no readouts, layers apart that others read and that are not linear."""
+    path = {state.leaf.name: state.leaf.path for state in states.every}
+    layers = {name for own, read in states.read.items() for name in read if path[name] != path[own]}
+    return [
+        Diagnostic(
+            "info",
+            "not-a-linear-readout",
+            f"Hidden state '{name}' remembers what other states feed it, and is no linear readout, "
+            f"whose gradient would be exact: {why}.",
+            (name,),
+        )
+        for name, why in refused.items()
+        if name not in layers or why not in (NOT_LINEAR, NO_DECAY, JOINED)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _State:
+    """A hidden state, its group, the walk back from it, and the variable of its new value."""
+
+    leaf: StateLeaf
+    group: HiddenGroup
+    place: int
+    walk: Walk
+    var: Var
+
+
+class _States:
+    """The hidden states of a step, and which of them reads which."""
+
+    def __init__(self, step: GroupedStep) -> None:
+        self.step = step
+        self.every = [
+            _State(leaf, group, place, walk, var)
+            for group, walks in zip(step.groups, step.walks, strict=True)
+            for place, (leaf, walk, var) in enumerate(
+                zip(group.states, walks, group.new_vars, strict=True)
+            )
+        ]
+        producer = step.analysis.program.producer
+        self.every.sort(key=lambda state: producer[state.var])
+
+    @functools.cached_property
+    def new_vars(self) -> dict[str, Var]:
+        """The variables of the new values by the names of the states."""
+        return {state.leaf.name: state.var for state in self.every}
+
+    def behind(self, variables: Iterable[Var], own: Var | None = None) -> set[Var]:
+        """Return what a gradient reaches in the step before it comes to other states."""
+        stops = frozenset(self.new_vars.values()) - {own}
+        return self.step.analysis.gradients_behind(variables, stops)
+
+    @functools.cached_property
+    def read(self) -> dict[str, set[str]]:
+        """Names of the states that each one reads in a step, before it or after it."""
+        return {
+            state.leaf.name: self._named(self.behind([state.var], state.var)) - {state.leaf.name}
+            for state in self.every
+        }
+
+    def remembers(self, state: _State) -> bool:
+        """Tell whether a state reads what it was before the step."""
+        return state.leaf.in_var in self.behind([state.var], state.var)
+
+    def _named(self, variables: set[Var]) -> set[str]:
+        return {s.leaf.name for s in self.every if not variables.isdisjoint((s.var, s.leaf.in_var))}
+
+    def mixed_into(self, state: _State) -> set[str]:
+        """Return the names of the states that reach one other than position by position."""
+        program, walk = self.step.analysis.program, state.walk
+        operands = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
+        operands += [a for index in walk.weights_met for a in program.equations[index].invars]
+        operands += [var for _, var in walk.states_met]
+        return self._named(self.behind(filter(is_var, operands)))
+
+
+def _behind_others(states: _States) -> Iterator[_State]:
+    """Yield the states that others reach by mixing, and that do not come back to those."""
+    for state in states.every:
+        name = state.leaf.name
+        others = (other for other in states.mixed_into(state) if other != name)
+        if states.remembers(state) and any(name not in _all_read(states, o) for o in others):
+            yield state
+
+
+def _all_read(states: _States, name: str) -> set[str]:
+    """Return the names of the states that one depends on, over time."""
+    found: set[str] = set()
+    pending = [name]
+    while pending:
+        pending += states.read[pending.pop()] - found
+        found.update(pending)
+    return found
+
+
+def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list[LinearFilter]:
+    """Return the linear readouts among some states; note why others are none."""
+    step = states.step
+    finder = FilterFinder(step.traced, step.analysis, states.new_vars)
+    accepted = [state for state in states.every if state.leaf.name in names]
+    while True:
+        filters = frozenset(state.var for state in accepted)
+        reasons: dict[str, str] = {}
+        found: list[LinearFilter] = []
+        for state in accepted:
+            readout = finder.find(state.leaf, state.var, filters - {state.var})
+            readout = readout if isinstance(readout, str) else _in_place(step, state, readout)
+            if isinstance(readout, str):
+                reasons[state.leaf.name] = readout
+            else:
+                found.append(readout)
+        reasons = reasons or {r.leaf.name: why for r in found if (why := _read(states, found, r))}
+        mixing = _mixing(accepted, found)
+        reasons = reasons or {r.leaf.name: MIXED for r in found if r.var not in mixing}
+        if not reasons:
+            return found
+        refused.update(reasons)
+        accepted = [state for state in accepted if state.leaf.name not in reasons]
+
+
+def _mixing(states: Iterable[_State], found: Iterable[LinearFilter]) -> set[Var]:
+    """Return the new values of the filters in which positions are mixed, or before which."""
+    walks = {state.var: state.walk for state in states}
+    mixing: set[Var] = set()
+    for readout in found:
+        walk = walks[readout.var]
+        mixed = {*(cut.equation for cut in walk.cuts), *walk.weights_met}
+        mixed.update(index for index, _ in walk.states_met)
+        if not mixed.isdisjoint(readout.equations) or not mixing.isdisjoint(readout.filters):
+            mixing.add(readout.var)
+    return mixing
+
+
+def _in_place(step: GroupedStep, state: _State, readout: LinearFilter) -> LinearFilter | str:
+    """Check where the elements of a readout, and of what it filters, are."""
+    leaf, group, place = state.leaf, state.group, state.place
+    own = group.old_layouts[place]
+    own = np.arange(leaf_size(leaf)).reshape(leaf.shape) if own is None else own
+    comes_from = state.walk.ids.get(leaf.in_var)
+    is_kept = comes_from is not None and np.array_equal(comes_from, own)
+    if not is_kept or state.var.aval.shape != leaf.shape:
+        return "its elements do not stay where they are"
+    equations = step.analysis.program.equations
+    axes = {hidden.shape[:1] for hidden in step.traced.leaves if hidden.kind == "hidden"}
+    if len(axes) > 1:  # there is no axis of samples in front
+        return readout
+    shapes = [var.aval.shape for var in (*readout.values, *readout.filters)]
+    shapes += [equations[i].invars[k].aval.shape or leaf.shape for i, k in readout.added]
+    return readout if axes.issuperset(shape[:1] for shape in shapes) else OTHER_AXES
+
+
+def leaf_size(leaf: StateLeaf) -> int:
+    """Return the number of elements of a State leaf."""
+    return int(np.prod(leaf.shape))
+
+
+def _read(states: _States, found: list[LinearFilter], readout: LinearFilter) -> str | None:
+    """Return who reads a readout so that it cannot have filters."""
+    own = {readout.var, readout.leaf.in_var}
+    by_name = {other.leaf.name: other for other in found}
+    for state in states.every:
+        name = state.leaf.name
+        if name == readout.leaf.name:
+            continue
+        if name in by_name:
+            behind = states.behind(by_name[name].values)
+        else:
+            behind = states.behind([state.var], state.var)
+        if not behind.isdisjoint(own):
+            return f"hidden state '{name}' reads it other than as such a filter"
+    return None
+
+
+def _read_late(states: _States) -> set[str]:
+    """Return the names of the states whose value before the step the outputs read."""
+    traced = states.step.traced
+    written = [*(s for s in traced.leaves if s.kind == "other"), *states.step.outputs]
+    atoms = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
+    behind = states.behind(atom for atom in atoms if atom is not None and is_var(atom))
+    return {state.leaf.name for state in states.every if state.leaf.in_var in behind}
+
+
+def _not_at_positions(step: GroupedStep) -> list[str]:
+    """Return the readouts whose filters follow something that is not at positions of states."""
+    states = _States(step)
+    others = {state.leaf.name for state in states.every if state.leaf.path[0] != FILTERS}
+    wrong = set()
+    for state in states.every:
+        if state.leaf.path[0] != FILTERS:
+            continue
+        ids = np.arange(leaf_size(state.leaf), dtype=np.int32).reshape(state.leaf.shape)
+        stops = frozenset(var for var in states.new_vars.values() if var is not state.var)
+        walk = walk_back(step.analysis, {state.var: ids}, stops)
+        alone = dataclasses.replace(state, walk=dataclasses.replace(walk, states_met=()))
+        apart = {var for _, var in state.walk.states_met}
+        if states.mixed_into(alone) & others or apart:
+            wrong.add(state.leaf.path)
+    return [r.state for r in step.traced.readouts if not wrong.isdisjoint(r.filters)]

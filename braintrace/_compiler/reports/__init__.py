@@ -1,0 +1,1 @@
+"""What a model is checked for, and what is reported about it."""

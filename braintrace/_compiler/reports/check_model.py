@@ -1,0 +1,141 @@
+"""What a model must be to learn online."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import brainstate
+import jax
+import numpy as np
+
+from ..._errors import CompilationError, DtypeError
+from ..._graph import FOLLOWS_ALL, Boundary, Diagnostic, HiddenParamOpRelation, TracedModel
+from ..._jax import is_tracer
+from ..._most_memory import check_fits
+from ..._typing import path_name
+from ..core.grouped_step import GroupedStep
+from .lost_marks import WITHOUT_MARKS
+
+
+def check_parameters(model: brainstate.nn.Module) -> None:
+    """Refuse parameters that cannot learn."""
+    leaves = [
+        (path, jax.numpy.asarray(leaf))
+        for path, state in model.states(brainstate.ParamState).items()
+        for leaf in jax.tree.leaves(state.value)
+    ]
+    for path, leaf in leaves:
+        if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+            raise DtypeError(
+                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
+                f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
+                "it, or keep it in a State that is not a `ParamState`."
+            )
+    known = [(path, leaf) for path, leaf in leaves if not is_tracer(leaf)]
+    finite = jax.device_get([_is_finite(leaf) for _, leaf in known])
+    for (path, leaf), is_finite in zip(known, finite, strict=True):
+        if not is_finite:
+            raise DtypeError(
+                f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has values that "
+                "are not finite (NaN or infinity). Initialise it again before compiling."
+            )
+
+
+def _is_finite(leaf: jax.Array) -> jax.Array | np.bool:
+    """Tell whether all values are finite, without waiting for the answer where it is elsewhere.
+
+    NumPy reads an array on one CPU in place; JAX would compile a program for every shape.
+    """
+    is_here = [device.platform for device in leaf.devices()] == ["cpu"]
+    return (np.isfinite(np.asarray(leaf)) if is_here else jax.numpy.isfinite(leaf)).all()
+
+
+def check_hidden_states(traced: TracedModel) -> None:
+    """Refuse complex hidden states."""
+    for leaf in traced.leaves:
+        if leaf.kind == "hidden" and jax.numpy.issubdtype(leaf.dtype, jax.numpy.complexfloating):
+            raise CompilationError(
+                f"Hidden state '{leaf.name}' of shape {leaf.shape} has dtype {leaf.dtype}; a trace "
+                "follows real numbers. Keep the real and the imaginary part as two hidden states; "
+                "weights and inputs may stay complex."
+            )
+
+
+BYTES_OF_ELEMENT = 16
+"""The least that the compiler's tables take for each element of a hidden state."""
+
+
+def check_elements(traced: TracedModel) -> None:
+    """Refuse hidden states with more elements than the compiler could number."""
+    for leaf in traced.leaves:
+        if leaf.kind == "hidden":
+            what = f"The compiler's table of the elements of hidden state '{leaf.name}'"
+            shape = (*leaf.shape, BYTES_OF_ELEMENT)
+            check_fits(what, shape, np.int8, "Use fewer units or samples.", CompilationError)
+
+
+@contextlib.contextmanager
+def memory_told() -> Iterator[None]:
+    """Say that it is the compiler where a table of elements does not fit into memory."""
+    try:
+        yield
+    except MemoryError as error:
+        raise CompilationError(
+            "The compiler numbers the elements of hidden states, and its tables do not fit into "
+            f"memory: {error}. Use fewer units or samples, or a machine with more memory."
+        ) from error
+
+
+def check_has_states(model: brainstate.nn.Module, step: GroupedStep) -> None:
+    """Refuse a step that remembers nothing."""
+    if not step.groups and not step.outputs:
+        raise CompilationError(
+            f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "
+            "floating-point dtype, so that there is nothing to trace. Keep what the model "
+            "remembers from step to step in a `brainstate.HiddenState`."
+        )
+
+
+def check_learns(
+    model: brainstate.nn.Module,
+    step: GroupedStep,
+    relations: Sequence[HiddenParamOpRelation],
+    diagnostics: Iterable[Diagnostic],
+    boundary: Boundary,
+    is_marked: bool,
+) -> None:
+    """Refuse a model of which no weight would learn online.
+
+    A rule of the whole state follows every parameter, marked or not, and one that looks at single
+    steps only follows none.
+    """
+    if relations or step.outputs or boundary == "closed" or boundary in FOLLOWS_ALL:
+        return
+    names = ", ".join(state.name for state, _ in step.new_states)
+    raise CompilationError(
+        f"No marked operation with a parameter reaches a hidden state ({names}) of "
+        f"`{type(model).__name__}`, so that no weight would learn online. "
+        + _way_out(list(diagnostics), is_marked)
+    )
+
+
+def _way_out(diagnostics: Sequence[Diagnostic], is_marked: bool) -> str:
+    """Return what somebody can do of whose model no weight learns online."""
+    reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
+    if any(diagnostic.kind == "mixed-positions" for diagnostic in diagnostics):
+        return (
+            "What marked operations give is mixed over positions before it gets there. Mark what "
+            "mixes it if that is a product with a weight; `RTRL` follows every other path as well "
+            f"(`compile(model, 'rtrl', ...)`).{reasons}"
+        )
+    if any(WITHOUT_MARKS in diagnostic.message for diagnostic in diagnostics):
+        return f"The marked operations on the way into it are mapped over their weights:{reasons}"
+    if is_marked:
+        return (
+            "The compiler has found nothing that it can mark on the way into the hidden state"
+            + (f"; what it has found stays as it is:{reasons}" if reasons else ".")
+        )
+    return (
+        "Use `braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`, `lora_matmul`) for "
+        f"the weights on the way into the hidden state.{reasons}"
+        "\nOr try `mark='auto'`: the compiler marks the weights itself."
+    )

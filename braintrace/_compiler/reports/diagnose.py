@@ -1,0 +1,172 @@
+"""Turn what the passes found into diagnostics."""
+
+from collections.abc import Iterator, Sequence
+
+from ..._graph import FOLLOWS_ALL, Boundary, HiddenParamOpRelation
+from ..._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
+from ..._graph.marked import holds_marked
+from ..._jax import source_line
+from ..._typing import path_name
+from ..core.grouped_step import GroupedStep
+from ..core.marked_operations import MarkedOperation
+from .backward import about_outputs, bent_uses
+from .diagnose_groups import BENT, CHANGE_AFTERWARDS, about_group, names_of
+from .lost_marks import lost_marks
+from .untraced import also_plain, carried_without_a_trace, plain_in_readouts
+from .upstream import Upstream
+
+
+def diagnose(
+    step: GroupedStep,
+    found: Sequence[HiddenParamOpRelation],
+    relations: Sequence[HiddenParamOpRelation],
+    boundary: Boundary,
+) -> Iterator[Diagnostic]:
+    """Yield every diagnostic of a model, in a fixed order, those of no concern to a rule included.
+
+    Parameters
+    ----------
+    step, found
+        The step, and what can learn online in it.
+    relations
+        What does so by the rule.
+    boundary
+        Where the rule lets a way back end; see `TraceMethod`.
+    """
+    follows_all = boundary in FOLLOWS_ALL
+    upstream = Upstream(step, boundary)
+    for group, walks in zip(step.groups, step.walks, strict=True):
+        yield from about_group(upstream, group, walks)
+    yield from _bent_weights(step, relations)
+    yield from _without_relation(step, found)
+    yield from _not_carried(found, relations)
+    yield from _inside_rules(step)
+    yield from step.traced.unmarked
+    yield from lost_marks(step)
+    yield from _partly_mixed(step, relations)
+    yield from also_plain(step, relations)
+    yield from plain_in_readouts(step)
+    yield from carried_without_a_trace(step, () if follows_all else step.analysis.opaque)
+    yield from _unused(step)
+    yield from about_outputs([leaf for leaf in step.outputs if leaf not in step.traced.filtered])
+
+
+def _bent_weights(
+    step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
+) -> Iterator[Diagnostic]:
+    """Yield the custom backward rules between parameters and the weights of marked operations."""
+    analysis = step.analysis
+    parameters = {leaf.in_var for leaf in step.traced.leaves if leaf.kind == "parameter"}
+    for relation in relations:
+        for equation, operands in bent_uses(analysis, list(relation.trainable_vars.values())):
+            if not parameters.isdisjoint(analysis.gradients_behind(operands)):
+                names = tuple(path_name(path) for path in relation.parameter_paths)
+                yield Diagnostic(
+                    "warning",
+                    "backward-not-linear",
+                    f"{quoted(names)} enters `{relation.primitive.name}` through a {BENT} What "
+                    "comes back to the weight is the sum over all steps, and the rule is given "
+                    f"that sum instead of the gradient of every step. {CHANGE_AFTERWARDS}",
+                    names,
+                    source_line(equation),
+                )
+
+
+def _without_relation(
+    step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
+) -> Iterator[Diagnostic]:
+    related = {relation.equation for relation in relations}
+    for operation in step.operations:
+        if operation.equation not in related:
+            equation = step.analysis.program.equations[operation.equation]
+            level, kind, message = _why_no_trace(step, operation, equation.primitive.name)
+            yield Diagnostic(level, kind, message, operation.printed_paths, source_line(equation))
+
+
+def _why_no_trace(
+    step: GroupedStep, operation: MarkedOperation, name: str
+) -> tuple[Level, DiagnosticKind, str]:
+    weights = quoted(operation.printed_paths)
+    if operation.non_parameters:
+        message = (
+            f"The weight of `{name}` is computed from {weights} and from "
+            f"{', '.join(operation.non_parameters)}. A trace needs a weight that depends on "
+            "parameters, and on States that `update` does not write; it gets the gradient of "
+            "the current step."
+        )
+        return "warning", "operand-not-parameters", message
+    if any(operation.y_var in walk.ids for walks in step.walks for walk in walks):
+        message = (
+            f"The outputs of `{name}` with weight {weights} reach several "
+            "positions of a hidden state at once, other than by a broadcast. A trace cannot "
+            "carry that; the weight gets the gradient of the current step."
+        )
+        return "warning", "partly-mixed", message
+    message = (
+        f"Weight {weights} of `{name}` reaches no hidden state "
+        "with a trace position by position; it gets the gradient of the current step."
+    )
+    return "info", "no-hidden-state", message
+
+
+def _not_carried(
+    found: Sequence[HiddenParamOpRelation], relations: Sequence[HiddenParamOpRelation]
+) -> Iterator[Diagnostic]:
+    carried = {relation.key for relation in relations}
+    for relation in found:
+        if relation.key not in carried:
+            names = tuple(path_name(path) for path in relation.parameter_paths)
+            yield Diagnostic(
+                "info",
+                "not-carried",
+                f"{quoted(names)} of `{relation.primitive.name}` has no trace by its learning "
+                "rule; it gets the gradient of the current step.",
+                names,
+                relation.source,
+            )
+
+
+def _inside_rules(step: GroupedStep) -> Iterator[Diagnostic]:
+    for equation in step.analysis.program.equations:
+        if holds_marked(equation):
+            yield Diagnostic(
+                "warning",
+                "inside-custom-rule",
+                f"A marked operation inside the body of `{equation.primitive.name}` cannot have a "
+                "trace: the function's own derivative rule decides what is differentiated. Its "
+                "weight gets the gradient of the current step. Move the operation out of the "
+                "function with the custom derivative.",
+                (),
+                source_line(equation),
+            )
+
+
+def _partly_mixed(
+    step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
+) -> Iterator[Diagnostic]:
+    for relation in relations:
+        paths = tuple(path_name(path) for path in relation.parameter_paths)
+        for influence in relation.influences:
+            if influence.mixed:
+                yield Diagnostic(
+                    "warning",
+                    "partly-mixed",
+                    f"Some outputs of the operation of {quoted(paths)} reach several positions of "
+                    f"{names_of(step.groups[influence.group])} at once, other than by a "
+                    "broadcast; their influence is held constant.",
+                    paths,
+                    relation.source,
+                )
+
+
+def _unused(step: GroupedStep) -> Iterator[Diagnostic]:
+    used = {leaf.path for leaf in step.traced.leaves if leaf.kind == "parameter"}
+    for path in step.traced.parameter_paths:
+        if path not in used:
+            yield Diagnostic(
+                "info",
+                "unused-parameter",
+                f"Parameter '{path_name(path)}' is not used by `update`; its gradient is zero "
+                "unless the loss reads it.",
+                (path_name(path),),
+            )

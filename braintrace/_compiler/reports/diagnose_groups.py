@@ -1,0 +1,216 @@
+"""What is left out, or bent, on the way into a hidden group."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..._graph import Boundary, Cut, HiddenGroup
+from ..._graph.diagnostics import Diagnostic, quoted
+from ..._jax import source_line
+from ..._jaxpr.factors import PRODUCTS
+from ..core.diagonals import products_met
+from ..core.walk import Walk
+from .backward import bent_uses
+from .upstream import Upstream
+
+BENT = (
+    "`custom_vjp` whose backward rule is not proportional to the gradient that it is given (one "
+    "that clips, or adds something, for example)."
+)
+CHANGE_AFTERWARDS = "Change gradients after `etrace_grad` has returned them instead."
+
+
+def about_group(
+    upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
+) -> Iterator[Diagnostic]:
+    """Yield what the walks back from the states of a group have left out."""
+    every_cut = [cut for walk in walks for cut in walk.cuts if not group.delay_line]
+    for equation in dict.fromkeys(cut.equation for cut in every_cut):
+        cuts = [cut for cut in every_cut if cut.equation == equation]
+        yield from _about_cuts(upstream, group, equation, cuts)
+    for equation in sorted({index for walk in walks for index in walk.weights_met}):
+        yield from _about_weight_met(upstream, group, equation)
+    if upstream.boundary == "diagonal":
+        yield from _about_two_products(upstream, group, walks)
+    yield from _about_states_met(upstream, group, walks)
+    yield from _about_bent_uses(upstream, group)
+
+
+def names_of(group: HiddenGroup) -> str:
+    """Print the states of a group, each in quotes."""
+    return quoted(_names(group))
+
+
+def _names(group: HiddenGroup) -> list[str]:
+    return [state.name for state in group.states]
+
+
+def _about_cuts(
+    upstream: Upstream, group: HiddenGroup, index: int, cuts: Sequence[Cut]
+) -> Iterator[Diagnostic]:
+    equation = upstream.step.analysis.program.equations[index]
+    behind = [upstream.behind([equation.invars[cut.operand]], group) for cut in cuts]
+    states = list(dict.fromkeys(n for b in behind for n in (*b.old_states, *b.new_states)))
+    weights = list(dict.fromkeys(name for b in behind for name in b.weights))
+    name = equation.primitive.name
+    if states:
+        yield Diagnostic(
+            "warning",
+            "plain-mixing",
+            f"Hidden state {quoted(states)} reaches {names_of(group)} through `{name}`, "
+            f"which mixes positions. {_what_is_carried(group, index)} If it is a "
+            "recurrent weight, use `braintrace.matmul` so that the weight itself learns online; "
+            "if it must count in full, use BPTT or `vjp_method='multi-step'`.",
+            (*states, *_names(group)),
+            source_line(equation),
+        )
+    if weights:
+        yield Diagnostic(
+            "warning",
+            "mixed-positions",
+            f"Weight {quoted(weights)} reaches {names_of(group)} through `{name}`, which "
+            "mixes positions. A trace cannot carry this path: it is held constant where the "
+            "weight also reaches the state position by position, and otherwise the weight gets "
+            "the gradient of the current step along it.",
+            (*weights, *_names(group)),
+            source_line(equation),
+        )
+
+
+def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Iterator[Diagnostic]:
+    """Yield what lies behind a marked operation at which a walk has ended."""
+    equation = upstream.step.analysis.program.equations[index]
+    behind, name = upstream.behind(equation.invars, group), equation.primitive.name
+    rule = _RULES[upstream.boundary]
+    if behind.old_states:
+        yield Diagnostic(
+            "info",
+            "recurrent-mixing",
+            f"Hidden state {quoted(behind.old_states)} reaches {names_of(group)} through the "
+            f"marked operation `{name}`. Its weight learns online; "
+            f"{_left_out(rule, group, index)}",
+            (*behind.old_states, *_names(group)),
+            source_line(equation),
+        )
+    if behind.new_states:
+        yield Diagnostic(
+            "info",
+            "layer-to-layer",
+            f"Hidden state {quoted(behind.new_states)} feeds {names_of(group)} through the marked "
+            f"operation `{name}`. The learning signal of a step goes back through it; what "
+            f"{names_of(group)} remembers of earlier steps is what {rule} leaves out on this path.",
+            (*behind.new_states, *_names(group)),
+            source_line(equation),
+        )
+    if behind.weights:
+        yield Diagnostic(
+            "warning",
+            "weight-behind-weight",
+            f"Weight {quoted(behind.weights)} reaches {names_of(group)} through another marked "
+            f"operation, `{name}`. A trace cannot carry a weight behind a weight: along this "
+            "path it gets the gradient of the current step only. Where the model allows it, "
+            "move the weight behind the other one (a GRU whose reset gate acts after the "
+            "recurrent product has a trace for all weights).",
+            (*behind.weights, *_names(group)),
+            source_line(equation),
+        )
+
+
+def _what_is_carried(group: HiddenGroup, equation: int) -> str:
+    if _is_kept(group, equation):
+        return (
+            "Of this path into the next step, traces carry the way of each position to itself; "
+            "the rest is left out of the gradient of every weight."
+        )
+    return (
+        "Traces carry what happens position by position only, so this path into the next step is "
+        "left out of the gradient of every weight."
+    )
+
+
+def _left_out(rule: str, group: HiddenGroup, equation: int) -> str:
+    if _is_kept(group, equation):
+        return (
+            "of the path from state to state through it, the way of each position to itself is "
+            f"kept, and the rest is what {rule} leaves out."
+        )
+    return f"the path from state to state through it is what {rule} leaves out."
+
+
+def _is_kept(group: HiddenGroup, equation: int) -> bool:
+    return any(d.equation == equation for found in group.diagonals for d in found)
+
+
+_RULES: Mapping[Boundary, str] = {
+    "closed": "a rule without a past",
+    "cut": "D-RTRL",
+    "diagonal": "SnAp-1",
+    "neighbours": "SnAp",
+    "layered": "OSTL",
+    "passed": "RTRL",
+}
+
+
+def _about_two_products(
+    upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
+) -> Iterator[Diagnostic]:
+    """Yield the products of which one comes after another, between two values of a state."""
+    analysis = upstream.step.analysis
+    equations, marked = analysis.program.equations, analysis.opaque
+    for last, operand in sorted({met for walk in walks for met in products_met(analysis, walk)}):
+        x = equations[last].invars[operand]
+        for first in analysis.makers(analysis.gradients_behind([x], upstream.ends(group))):
+            if first not in marked and equations[first].primitive.name not in PRODUCTS:
+                continue
+            old = upstream.behind(equations[first].invars, group).old_states
+            states = [name for name in old if name in _names(group)]
+            if states:
+                yield Diagnostic(
+                    "info",
+                    "recurrent-mixing",
+                    f"Hidden state {quoted(states)} reaches {names_of(group)} through "
+                    f"`{equations[first].primitive.name}`, and then through "
+                    f"`{equations[last].primitive.name}` ({source_line(equations[last])}). SnAp-1 "
+                    "follows one product: this path is left out, from a position to itself as "
+                    "well.",
+                    (*states, *_names(group)),
+                    source_line(equations[first]),
+                )
+
+
+def _about_states_met(
+    upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
+) -> Iterator[Diagnostic]:
+    """Yield the states of other groups that reach a group without mixing or a marked weight."""
+    for index in sorted({index for walk in walks for index, _ in walk.states_met}):
+        variables = [var for walk in walks for i, var in walk.states_met if i == index]
+        states = upstream.of_others(variables, group)
+        if states:
+            yield Diagnostic(
+                "warning",
+                "plain-mixing",
+                f"Hidden state {quoted(states)} reaches {names_of(group)}, but not one position "
+                "each: by a broadcast, or by several slices. The learning signal of a step goes "
+                f"back on this path; what {names_of(group)} remembers of earlier steps is left "
+                "out of the gradient of every weight before it. If it must count in full, use BPTT "
+                "or `vjp_method='multi-step'`.",
+                (*states, *_names(group)),
+                source_line(upstream.step.analysis.program.equations[index]),
+            )
+
+
+def _about_bent_uses(upstream: Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
+    """Yield the custom backward rules on the way into a group that bend a gradient."""
+    analysis, ends = upstream.step.analysis, upstream.ends(group)
+    kept = {(d.equation, d.operand) for found in group.diagonals for d in found}
+    passed = [analysis.program.equations[index].invars[operand] for index, operand in sorted(kept)]
+    for equation, operands in bent_uses(analysis, [*group.new_vars, *passed], ends):
+        names = upstream.behind(operands, group).names
+        if names:
+            yield Diagnostic(
+                "warning",
+                "backward-not-linear",
+                f"{quoted(names)} reaches {names_of(group)} through a {BENT} A trace goes forward "
+                "and does not know that gradient: it takes the rule's answer to a gradient of one. "
+                f"{CHANGE_AFTERWARDS}",
+                (*names, *_names(group)),
+                source_line(equation),
+            )

@@ -1,0 +1,50 @@
+"""Operations that have lost their marks to a map over their weights."""
+
+from collections.abc import Iterator
+
+from ..._etrace_op import lost_mark
+from ..._graph.diagnostics import Diagnostic, quoted
+from ..._jax import Equation, Var, equations_inside, source_line
+from ..core.grouped_step import GroupedStep
+from ..whole_state.parameter_uses import parameters_of
+
+WITHOUT_MARKS = "which leaves an ordinary operation"
+
+
+def lost_marks(step: GroupedStep) -> Iterator[Diagnostic]:
+    """Yield the operations on the way to a hidden state whose marks a map has taken away."""
+    analysis = step.analysis
+    found: dict[tuple[str, str, str], list[Var]] = {}
+    for equation in analysis.program.equations:
+        for lost in _lost_in(equation):
+            found.setdefault(lost, []).extend(equation.outvars)
+    marked = {path for operation in step.operations for path in operation.printed_paths}
+    new = {var: state.name for state, var in step.new_states}
+    every = {var for made in found.values() for var in made}
+    for (name, operand, line), made in found.items():
+        behind = analysis.gradients_behind(made, frozenset(every - set(made)))
+        weights = [p.name for p in parameters_of(step.traced) if p.in_var in behind]
+        names = tuple(dict.fromkeys(path for path in weights if path not in marked))
+        ahead = analysis.gradients_ahead(made)
+        states = [state for var, state in new.items() if var in ahead]
+        if names and states:
+            yield Diagnostic(
+                "warning",
+                "not-marked",
+                "A map (`jax.vmap`, or `vmap=True` over samples) maps "
+                f"`{name}` with {quoted(names)} over its {operand}, {WITHOUT_MARKS}: "
+                f"a mark is of one weight. On the way to {quoted(states)} it gets the gradient of "
+                "the current step. Use `braintrace.grouped_matmul` or `braintrace.einsum` with the "
+                "mapped axis in the weight, call the operation once for each weight, or map over "
+                "the inputs alone.",
+                (*names, *states),
+                line,
+            )
+
+
+def _lost_in(equation: Equation) -> Iterator[tuple[str, str, str]]:
+    """Yield name, mapped operand and line of the operations that an equation is of."""
+    for inner in (equation, *equations_inside(equation)):
+        lost = lost_mark(inner)
+        if lost is not None:
+            yield *lost, source_line(inner)

@@ -1,0 +1,119 @@
+"""Paths of a gradient that no trace follows: through other States, and by ordinary operations."""
+
+from collections.abc import Container, Iterator, Sequence
+
+from ..._graph import HiddenParamOpRelation, StateLeaf
+from ..._graph.diagnostics import Diagnostic, quoted
+from ..._jax import Var, is_var, source_line
+from ..._jaxpr.dataflow import CONSTANT
+from ..core.grouped_step import GroupedStep, new_states
+
+
+def carried_without_a_trace(step: GroupedStep, ends: Container[int]) -> Iterator[Diagnostic]:
+    """Yield the states that carry a gradient from step to step and are no hidden states.
+
+    The equations in ``ends`` are those of the operations that no trace passes.
+    """
+    analysis = step.analysis
+    outputs = [atom for atom in step.traced.output_atoms if is_var(atom)]
+    new = {var: state.name for state, var in step.new_states}
+    for leaf in _carriers(step):
+        directly = analysis.gradients_ahead([leaf.in_var], ends)
+        if not directly.isdisjoint([*new, *outputs]):
+            reached = [name for var, name in new.items() if var in directly]
+            yield Diagnostic(
+                "warning",
+                "untraced-state",
+                f"State '{leaf.name}' carries what depends on the weights from step to step, and "
+                f"reaches {quoted(reached) or 'the output of `update`'}. It is no "
+                "`brainstate.HiddenState`, so that no trace follows it and this path is left out "
+                "of the gradient. Make it a `brainstate.HiddenState`, or write it through "
+                "`jax.lax.stop_gradient` if it should not count.",
+                (leaf.name, *reached),
+            )
+        elif not analysis.gradients_ahead([leaf.in_var]).isdisjoint(new):
+            yield Diagnostic(
+                "info",
+                "untraced-state",
+                f"State '{leaf.name}' carries what depends on the weights from step to step, and "
+                "reaches the hidden states of the next steps through marked operations. Their "
+                "weights learn online; the path through them is what D-RTRL leaves out.",
+                (leaf.name,),
+            )
+
+
+def _carriers(step: GroupedStep) -> list[StateLeaf]:
+    """Return the untraced states whose new value depends on hidden states or weights."""
+    written = [leaf for leaf in step.traced.leaves if leaf.out_var is not None]
+    others = [leaf for leaf in written if leaf.kind == "other" and is_var(leaf.out_var)]
+    starts = [state.in_var for state, _ in step.new_states]
+    starts += [operation.y_var for operation in step.operations]
+    found: list[StateLeaf] = []
+    while True:
+        reached = step.analysis.gradients_ahead([*starts, *(leaf.in_var for leaf in found)])
+        later = [leaf for leaf in others if leaf.out_var in reached]
+        if len(later) == len(found):
+            return found
+        found = later
+
+
+def also_plain(
+    step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
+) -> Iterator[Diagnostic]:
+    """Yield the weights with a trace that reach a state by ordinary operations as well."""
+    operands = [atom for relation in relations for atom in relation.trainable_vars.values()]
+    behind = step.analysis.gradients_behind(operands)
+    remembered = filter(step.is_remembered, step.groups)
+    new = {var: state.name for group in remembered for state, var in new_states(group)}
+    for leaf in step.traced.leaves:
+        if leaf.kind == "parameter" and leaf.in_var in behind:
+            yield from _plain_uses(step, leaf, new)
+
+
+def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iterator[Diagnostic]:
+    analysis = step.analysis
+    for index, _ in analysis.program.readers.get(leaf.in_var, ()):
+        equation = analysis.program.equations[index]
+        if index in analysis.roles or equation.primitive.name in CONSTANT:
+            continue
+        reached = analysis.gradients_ahead(equation.outvars, analysis.roles)
+        states = [name for var, name in new.items() if var in reached]
+        if states:
+            yield Diagnostic(
+                "warning",
+                "also-plain",
+                f"Weight '{leaf.name}' of a marked operation reaches {quoted(states)} through "
+                f"`{equation.primitive.name}` as well. Its trace carries the marked operation; "
+                "on the other way the weight gets the gradient of the current step. Use a "
+                "marked operation there, too.",
+                (leaf.name, *states),
+                source_line(equation),
+            )
+
+
+def plain_in_readouts(step: GroupedStep) -> Iterator[Diagnostic]:
+    """Yield the parameters that enter what a readout filters by ordinary operations."""
+    analysis, program = step.analysis, step.analysis.program
+    readout_of = {path: found.state for found in step.traced.readouts for path in found.filters}
+    marked = {var for index in analysis.roles for var in program.equations[index].outvars}
+    every = {var for _, var in step.new_states} | marked
+    parameters = [leaf for leaf in step.traced.leaves if leaf.kind == "parameter"]
+    for state, var in step.new_states:
+        if state.path not in readout_of:
+            continue
+        behind = analysis.gradients_behind([var], frozenset(every - {var}))
+        for leaf in parameters:
+            if leaf.in_var in behind:
+                readers = (program.equations[i] for i, _ in program.readers[leaf.in_var])
+                equation = next(e for e in readers if not behind.isdisjoint(e.outvars))
+                readout = readout_of[state.path]
+                yield Diagnostic(
+                    "warning",
+                    "plain-in-readout",
+                    f"Parameter '{leaf.name}' enters what the readout '{readout}' filters through "
+                    f"`{equation.primitive.name}`, an ordinary operation: what the readout "
+                    "remembers of earlier steps is left out of its gradient. Use a marked "
+                    "operation there, such as `braintrace.element_wise`, or `mark='auto'`.",
+                    (leaf.name, readout),
+                    source_line(equation),
+                )

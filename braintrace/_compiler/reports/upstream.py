@@ -1,0 +1,74 @@
+"""What a gradient finds on the way back from the hidden states of a group."""
+
+import dataclasses
+from collections.abc import Iterable
+
+from ..._graph import FOLLOWS_ALL, Boundary, HiddenGroup
+from ..._jax import Atom, Var
+from ..._jaxpr import carries_derivative
+from ..core.grouped_step import GroupedStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What lies behind some operands, by printed name."""
+
+    old_states: list[str]
+    new_states: list[str]
+    weights: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [*self.old_states, *self.new_states, *self.weights]
+
+
+class Upstream:
+    """Looks behind operands, up to marked operations and new hidden states.
+
+    Parameters
+    ----------
+    step
+        The step.
+    boundary
+        Where a rule lets a way back end (see `TraceMethod`): where it follows every way, that goes
+        on behind marked operations and the states of other groups.
+    """
+
+    def __init__(self, step: GroupedStep, boundary: Boundary) -> None:
+        self.step, self.boundary = step, boundary
+        self._follows_all = boundary in FOLLOWS_ALL
+        self._weights = {operation.y_var: operation.printed_paths for operation in step.operations}
+        self._old = {state.in_var: state.name for state, _ in step.new_states}
+        self._new = {var: state.name for state, var in step.new_states}
+
+    def is_remembered(self, group: HiddenGroup) -> bool:
+        """Tell whether a later step reads a group, not by marked operations alone."""
+        return self.step.is_remembered(group) and not group.delay_line
+
+    def of_others(self, behind: Iterable[Var], group: HiddenGroup) -> list[str]:
+        """Return the states of other groups whose new values are among ``behind``."""
+        if not self.is_remembered(group):
+            return []
+        found = set(behind).difference(group.new_vars)
+        return [name for var, name in self._new.items() if var in found]
+
+    def ends(self, group: HiddenGroup) -> frozenset[Var]:
+        """Return where a look behind a group's states ends."""
+        if self._follows_all:
+            return frozenset()
+        return frozenset(self._weights) | (frozenset(self._new) - frozenset(group.new_vars))
+
+    def behind(self, operands: Iterable[Atom], group: HiddenGroup) -> Found:
+        """Return what a gradient reaches through some operands, operand by operand."""
+        old: dict[str, None] = {}
+        new: dict[str, None] = {}
+        weights: dict[str, None] = {}
+        ends = self.ends(group)
+        for atom in filter(carries_derivative, operands):
+            behind = self.step.analysis.gradients_behind([atom], ends)
+            old.update((name, None) for var, name in self._old.items() if var in behind)
+            new.update((name, None) for name in self.of_others(behind, group))
+            marked = (paths for var, paths in self._weights.items() if var in behind)
+            weights.update((path, None) for paths in marked for path in paths)
+        return Found(list(old), list(new), list(weights))

@@ -1,0 +1,1 @@
+"""All hidden state of a sample as one vector, for full-Jacobian rules."""

@@ -1,0 +1,161 @@
+"""Jacobian sparsity: which elements of a sample's new state depend on which others.
+
+Sets of numbers flow forward through the program of a step (`_jaxpr.dataflow`): numbers of elements
+of the first sample's old state, of outputs of products, or of entries of parameters. The sets of
+the new state are the rows of a Jacobian: an entry outside of them is zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from ..._errors import CompilationError
+from ..._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
+from ..._graph import Structure, WholeState
+from ..._graph.traced_model import StateLeaf, TracedModel
+from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
+from ..._jaxpr.dataflow import Flow, Question, Sets, flows_to, spread
+from ..._most_memory import check_fits
+from ..core.analysis import Analysis
+from .parameter_uses import new_vars, parameters_of
+
+Rows: TypeAlias = np.ndarray
+"""Of every element, flat, whether it depends on each of some numbers: ``(size, numbers)``."""
+
+MOST_NUMBERS = 2**26
+"""Entries of a parameter, times the elements of the largest value, that are followed one by one."""
+
+
+def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> Structure:
+    """Return what the numbers of a sample's new state are computed from.
+
+    A parameter that enters in another way than a product, and is too large to be followed entry by
+    entry, counts as if each entry reached all states that any of them reaches.
+    """
+    check_fits(
+        "The sparsity pattern of the recurrent Jacobian",
+        (whole.size, whole.size),
+        bool,
+        "`SnAp(n=1)`, `D_RTRL` and `UORO` need none.",
+        CompilationError,
+    )
+    program, new = analysis.program, new_vars(whole.leaves)
+    pairs = list(zip(whole.leaves, whole.axes, strict=True))
+    firsts = [_of_first_sample(leaf.shape, axis) for leaf, axis in pairs]
+
+    def reached_from(starts: Mapping[Var, Rows]) -> np.ndarray:
+        every = dependences(analysis, new, starts)
+        return np.concatenate([rows[own] for rows, own in zip(every, firsts, strict=True)]).T
+
+    products = {
+        program.equations[use.equation].outvars[0]: use
+        for use in whole.uses
+        if use.kind == "product" and use.equation is not None
+    }
+    of_outputs = {}
+    for y, use in products.items():
+        own = _of_first_sample(y.aval.shape, use.y_axis)
+        of_outputs[use.key] = reached_from({y: _rows(y.aval.size, own)})
+    of_parameters = {}
+    largest = max((v.aval.size for e in program.equations for v in e.outvars), default=1)
+    for leaf in _entering_otherwise(traced, analysis, whole):
+        size = leaf.in_var.aval.size
+        if size * largest <= MOST_NUMBERS:
+            held = {y: np.zeros((y.aval.size, size), bool) for y in products}
+            found = reached_from({leaf.in_var: np.eye(size, dtype=bool), **held})
+        else:
+            found = np.zeros((size, whole.size), bool)
+            found[:, whole.rows(whole.reached[leaf.name])] = True
+        of_parameters[leaf.name] = found
+    ends = np.cumsum([0, *whole.sizes])
+    old = {
+        leaf.in_var: _rows(leaf.in_var.aval.size, own, ends[i], whole.size)
+        for i, (leaf, own) in enumerate(zip(whole.leaves, firsts, strict=True))
+    }
+    return Structure(reached_from(old).T, of_outputs, of_parameters)
+
+
+def _of_first_sample(shape: Sequence[int], axis: int | None) -> np.ndarray:
+    """Return the elements of the first sample, flat, in the order in which samples have theirs."""
+    elements = np.arange(int(np.prod(shape))).reshape(shape)
+    return (elements if axis is None else elements.take(0, axis)).ravel()
+
+
+def _rows(size: int, elements: np.ndarray, start: int = 0, numbers: int | None = None) -> Rows:
+    """Return rows in which some elements have one number each, in order."""
+    rows = np.zeros((size, len(elements) if numbers is None else numbers), bool)
+    rows[elements, start + np.arange(len(elements))] = True
+    return rows
+
+
+def _entering_otherwise(
+    traced: TracedModel, analysis: Analysis, whole: WholeState
+) -> list[StateLeaf]:
+    """Return the parameters that reach a state, and not by products alone."""
+    program = analysis.program
+    operands: list[Atom] = []
+    for use in whole.uses:
+        if use.equation is None:
+            operands += new_vars([whole.leaves[use.operands[0]]])
+        elif use.kind != "product":
+            operands += [program.equations[use.equation].invars[place] for place in use.operands]
+    behind = program.depends_on(operands)
+    return [
+        leaf
+        for leaf in parameters_of(traced)
+        if leaf.in_var in behind and leaf.name in whole.reached
+    ]
+
+
+def dependences(
+    analysis: Analysis, targets: Sequence[Var], starts: Mapping[Var, Rows]
+) -> list[Rows]:
+    """Return what the elements of some variables depend on.
+
+    Parameters
+    ----------
+    analysis
+        Of the step.
+    targets
+        The variables.
+    starts
+        Those whose rows are known.
+    """
+    count = next(iter(starts.values())).shape[1]
+    flows = {var: rows.reshape(*var.aval.shape, count) for var, rows in starts.items()}
+    lattice = Sets(count)
+
+    def special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
+        if equation.primitive in ETP_PRIMITIVE_SPECS:
+            return _through_operation(lattice, equation, operands)
+        if equation.primitive.name in OWN_DERIVATIVE:
+            return analysis.derivatives.of(equation).through(lattice, operands)
+        return None
+
+    question = Question(lattice, derivatives=True, special=special)
+    every = zip(targets, flows_to(question, analysis.constants, flows, targets), strict=True)
+    return [
+        (lattice.empty(var.aval.shape) if flow is None else flow).reshape(-1, count)
+        for var, flow in every
+    ]
+
+
+def _through_operation(
+    lattice: Sets, equation: Equation, operands: Sequence[Flow]
+) -> list[Flow] | None:
+    """Follow the input of an ETP operation; ``None`` where another operand is followed as well."""
+    spec, y = ETP_PRIMITIVE_SPECS[equation.primitive], equation.outvars[0].aval
+    if spec.gradient_enabled and len(operands) == 1:
+        (flow,) = operands
+        return [None if flow is None else spread(lattice, flow, y.shape)]
+    given = [index for index, flow in enumerate(operands) if flow is not None]
+    if given != [spec.x_invar_index]:
+        return None
+    x = operands[given[0]]
+    assert x is not None
+    samples = y.shape[0] if spec.batched else 1
+    by_sample = x.reshape(samples, -1, lattice.count)
+    outputs, inputs = np.indices((y.size // samples, by_sample.shape[1]))
+    is_used = is_joined(equation, inputs, outputs).astype(np.float32)
+    return [(is_used @ by_sample.astype(np.float32) > 0).reshape(*y.shape, lattice.count)]

@@ -1,0 +1,65 @@
+"""Layers: hidden groups that depend on each other over time, by any way, are one of them."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from ..._graph.diagnostics import Diagnostic, quoted
+from ..._graph.traced_model import StateLeaf
+from ..._jax import Var
+from ..core.grouped_step import GroupedStep, new_states
+
+HiddenStates: TypeAlias = list[tuple[StateLeaf, Var]]
+"""The states of a layer, with the variables of their new values."""
+
+
+def layers_of(step: GroupedStep) -> list[HiddenStates]:
+    """Return the layers of a step, each after those that it reads."""
+    states = [list(new_states(group)) for group in step.groups]
+    following = [_following(step, states, own) for own in states]
+    reached = [_closure(following, number) for number in range(len(states))]
+    layers: dict[int, HiddenStates] = {}
+    before: dict[int, int] = {}
+    for number, own in enumerate(states):
+        mutual = [k for k in reached[number] if number in reached[k]]
+        first = min([number, *mutual])
+        layers.setdefault(first, []).extend(own)
+        before[first] = sum(number in found for found in reached)
+    return [layers[first] for first in sorted(layers, key=before.__getitem__)]
+
+
+def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[Diagnostic]:
+    """Yield what layers remember of others."""
+    for number, lower in enumerate(layers):
+        for index in sorted(_following(step, layers, lower) - {number}):
+            upper = layers[index]
+            if any(leaf.in_var in step.analysis.program.readers for leaf, _ in upper):
+                names = [[leaf.name for leaf, _ in layer] for layer in (lower, upper)]
+                yield Diagnostic(
+                    "warning",
+                    "between-layers",
+                    f"What {quoted(names[1])} keeps of earlier values of {quoted(names[0])} is "
+                    "left out of the gradient of the weights below: this rule follows each layer "
+                    "on its own. `RTRL` leaves nothing out.",
+                    (*names[0], *names[1]),
+                )
+
+
+def _following(step: GroupedStep, layers: Sequence[HiddenStates], own: HiddenStates) -> set[int]:
+    """Return the layers that read the states of one, before a step or after it."""
+    ends = frozenset(var for layer in layers for _, var in layer)
+    starts = {leaf.in_var for leaf, _ in own} | {var for _, var in own}
+
+    def reads(layer: HiddenStates) -> bool:
+        new = {var for _, var in layer}
+        behind = step.analysis.gradients_behind(new, ends - new)
+        return layer is not own and not behind.isdisjoint(starts)
+
+    return {index for index, layer in enumerate(layers) if reads(layer)}
+
+
+def _closure(following: Sequence[set[int]], start: int) -> set[int]:
+    found, pending = set[int](), set(following[start])
+    while pending:
+        found |= pending
+        pending = set[int]().union(*(following[k] for k in pending)) - found
+    return found

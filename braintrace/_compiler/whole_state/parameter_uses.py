@@ -1,0 +1,121 @@
+"""Where parameters enter the hidden states of a step, and which of these they reach."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from ..._etrace_op import ETP_PRIMITIVE_SPECS
+from ..._graph.traced_model import StateLeaf, TracedModel
+from ..._graph.whole_state import ParameterUse, UseKind
+from ..._jax import Atom, Equation, Var, is_var
+from ..._jaxpr import DRAWS, carries_derivative
+from ..._typing import Path
+from ..core.analysis import Analysis
+from .layers import HiddenStates
+
+
+def new_vars(leaves: Sequence[StateLeaf]) -> list[Var]:
+    return [leaf.out_var for leaf in leaves if leaf.out_var is not None]
+
+
+def parameters_of(traced: TracedModel) -> list[StateLeaf]:
+    return [leaf for leaf in traced.leaves if leaf.kind == "parameter"]
+
+
+def uses_of_parameters(
+    traced: TracedModel, analysis: Analysis, leaves: Sequence[StateLeaf]
+) -> Iterator[ParameterUse]:
+    """Yield the equations where what is computed from parameters alone meets data."""
+    program, data = analysis.program, data_of(traced, analysis)
+    ahead = analysis.gradients_ahead(leaf.in_var for leaf in parameters_of(traced))
+    behind = analysis.gradients_behind(new_vars(leaves))
+    count = itertools.count()
+    for index in analysis.makers(behind & ahead):
+        equation = program.equations[index]
+        operands = tuple(
+            i
+            for i, atom in enumerate(equation.invars)
+            if carries_derivative(atom) and atom in ahead and atom not in data
+        )
+        if operands and not data.isdisjoint(equation.outvars):
+            key = f"{equation.primitive.name}{next(count)}"
+            x = _input_of_product(equation, operands, data)
+            kind: UseKind = "elementwise" if x is None else "product"
+            held = _held_behind(traced, analysis, [equation.invars[i] for i in operands])
+            size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
+            yield ParameterUse(
+                key, index, operands, kind, x, held_paths=held, output_bytes=int(size)
+            )
+    for number, var in enumerate(new_vars(leaves)):
+        if var in ahead and var not in data:
+            held = _held_behind(traced, analysis, [var])
+            key = f"state{next(count)}"
+            yield ParameterUse(key, None, (number,), "elementwise", held_paths=held)
+
+
+def _held_behind(
+    traced: TracedModel, analysis: Analysis, atoms: Sequence[Atom]
+) -> tuple[Path, ...]:
+    behind = analysis.values_behind(atoms)
+    others = (s for s in traced.leaves if s.kind != "parameter" and s.in_var in behind)
+    return tuple(dict.fromkeys(leaf.path for leaf in others))
+
+
+def data_of(traced: TracedModel, analysis: Analysis) -> set[Var]:
+    """Return the variables that are not computed from parameters and fixed States alone."""
+    fixed = {
+        leaf.in_var
+        for leaf in traced.leaves
+        if leaf.kind == "parameter" or (leaf.kind != "random" and leaf.out_var is None)
+    }
+    program = analysis.program
+    starts = [var for var in program.in_vars if var not in fixed]
+    acting = (e for e in program.equations if e.effects or e.primitive.name in DRAWS)
+    return program.dependents_of([*starts, *(var for e in acting for var in e.outvars)])
+
+
+def _input_of_product(equation: Equation, operands: tuple[int, ...], data: set[Var]) -> int | None:
+    """Return the operand that a product with parameters takes samples from."""
+    others = [i for i, atom in enumerate(equation.invars) if is_var(atom) and atom in data]
+    if len(others) != 1 or others[0] in operands:
+        return None
+    spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+    if spec is not None:
+        return others[0] if others[0] == spec.x_invar_index else None
+    is_plain = equation.primitive.name in ("dot_general", "conv_general_dilated")
+    is_input = equation.primitive.name == "dot_general" or others[0] == 0
+    return others[0] if is_plain and is_input else None
+
+
+def reached_by_parameters(
+    traced: TracedModel,
+    analysis: Analysis,
+    leaves: Sequence[StateLeaf],
+    layers: Sequence[HiddenStates],
+) -> dict[str, tuple[int, ...]]:
+    """Return the states that each parameter reaches, in this step or a later one.
+
+    Not through the states of another layer.
+    """
+
+    def behind(leaf: StateLeaf, new: Var) -> set[Var]:
+        """Return what a new state depends on; of other layers on nothing."""
+        outside = [layer for layer in layers if leaf not in [own for own, _ in layer]]
+        stops = frozenset(var for layer in outside for _, var in layer)
+        old = {own.in_var for layer in outside for own, _ in layer}
+        return analysis.gradients_behind([new], stops) - old
+
+    every = [behind(leaf, new) for leaf, new in zip(leaves, new_vars(leaves), strict=True)]
+
+    def ahead(var: Var) -> set[int]:
+        return {number for number, found in enumerate(every) if var in found}
+
+    following = [ahead(leaf.in_var) for leaf in leaves]
+    reached = {}
+    for leaf in parameters_of(traced):
+        found, pending = set[int](), ahead(leaf.in_var)
+        while pending:
+            found |= pending
+            pending = set().union(*(following[q] for q in pending)) - found
+        if found:
+            reached[leaf.name] = tuple(sorted(found))
+    return reached

@@ -1,0 +1,50 @@
+"""Ways through a step that a derivative cannot take backward."""
+
+from collections.abc import Iterable
+
+from ..._errors import CompilationError
+from ..._jax import Var, equations_inside, is_var, source_line
+from ..core.analysis import Analysis
+from ..core.grouped_step import GroupedStep
+from .parameter_uses import parameters_of
+
+
+def check_reverse_mode(
+    analysis: Analysis, starts: Iterable[Var], ends: Iterable[Var], rule: str
+) -> None:
+    """Refuse a ``while`` loop between some variables and others.
+
+    Raises
+    ------
+    CompilationError
+        Naming the rule and the loop.
+    """
+    ahead, behind = analysis.gradients_ahead([*starts]), analysis.gradients_behind([*ends])
+    for index in analysis.makers(ahead & behind):
+        equation = analysis.program.equations[index]
+        every = (equation, *equations_inside(equation))
+        reads = any(is_var(atom) and atom in ahead for atom in equation.invars)
+        if reads and any(inner.primitive.name == "while" for inner in every):
+            raise CompilationError(
+                f"`{rule}` goes back through every step, and a `while` loop of unknown length "
+                f"({source_line(equation)}) has no derivative in that direction. Use a loop of "
+                "known length (`for_loop`, `scan`), `jax.lax.stop_gradient`, or D_RTRL."
+            )
+
+
+def check_steps(step: GroupedStep, goes_on: bool, rule: str) -> None:
+    """Refuse a ``while`` loop behind which a plain parameter would learn.
+
+    Parameters
+    ----------
+    step, rule
+        The step, and the name of the learning rule.
+    goes_on
+        Whether the derivative goes on to the states before a step.
+    """
+    traced = step.traced
+    written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
+    starts = [*parameters_of(traced), *(written if goes_on else ())]
+    ends = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
+    variables = [atom for atom in ends if is_var(atom)]
+    check_reverse_mode(step.analysis, [leaf.in_var for leaf in starts], variables, rule)

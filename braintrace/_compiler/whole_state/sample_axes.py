@@ -1,0 +1,276 @@
+"""Along which axes of states, and of what parameters meet, a batch has its samples.
+
+Samples are independent if each element of a new state depends on the old state of one sample. The
+proof is a flow of labels (`_jaxpr.dataflow`) through the program of the step's derivative, from the
+cotangents of new states, each labelled with its sample. All other inputs count as constant: a
+product with one of them acts on each sample by itself.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._errors import CompilationError
+from ..._etrace_op import ETP_PRIMITIVE_SPECS
+from ..._graph.traced_model import StateLeaf, TracedModel
+from ..._graph.whole_state import ParameterUse
+from ..._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
+from ..._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined, program_of
+from ..._jaxpr.dataflow import MIXED, NONE, Constants, Flow, Labels, Question, flows_of_outputs
+from ..._jaxpr.factors import dot_axes
+from ..core.analysis import Analysis
+from .parameter_uses import data_of, new_vars
+
+MOST_CHOICES = 16
+"""How many ways to choose the axes of samples are tried: nearly always it is the first one."""
+
+
+def numbers_of_samples(
+    traced: TracedModel, leaves: Sequence[StateLeaf], given: int | None
+) -> list[int]:
+    """Return how many samples there may be: the first that are found to be independent, are.
+
+    One sample is always right where nothing says that there are several.
+    """
+    known = given if traced.batch_size is None else traced.batch_size
+    if known is not None:
+        return [known]
+    first = [var.aval.shape[0] for var in traced.argument_vars if var.aval.ndim]
+    batched = [
+        equation.outvars[0].aval.shape[0]
+        for equation in traced.program.equations
+        if (spec := ETP_PRIMITIVE_SPECS.get(equation.primitive)) is not None and spec.batched
+    ]
+    several = list(dict.fromkeys(first[:1] + batched))
+    possible = [n for n in several if n > 1 and all(n in leaf.shape for leaf in leaves)]
+    if batched and possible and max(batched) > 1:
+        return possible
+    return [*possible, 1]
+
+
+class SampleAxes:
+    """A try to tell samples apart.
+
+    Attributes
+    ----------
+    count, axes
+        How many there are, and along which axis of each state.
+    mixed
+        A state that depends on several; ``None``: they are independent.
+    classified
+        The uses of parameters, with what is known of their samples.
+    """
+
+    def __init__(
+        self,
+        traced: TracedModel,
+        analysis: Analysis,
+        leaves: Sequence[StateLeaf],
+        uses: Sequence[ParameterUse],
+        count: int,
+    ) -> None:
+        self.count, self._leaves = count, leaves
+        self._analysis, self._uses = analysis, uses
+        self.classified: list[ParameterUse] = []
+        self.axes: tuple[int | None, ...] = (None,) * len(leaves)
+        if count == 1:
+            self.mixed: StateLeaf | None = None
+            self.classified = [self._of_one_sample(use) for use in uses]
+            return
+        jaxpr, places = _pulled_back(traced, analysis, leaves, uses)
+        derivative = Constants(program_of(jaxpr))
+        choices = [[a for a, size in enumerate(leaf.shape) if size == count] for leaf in leaves]
+        without = (leaf for leaf, axes in zip(leaves, choices, strict=True) if not axes)
+        self.mixed = next(without, None)
+        for axes in itertools.islice(itertools.product(*choices), MOST_CHOICES):
+            laid = [laid_out(s.shape, a, count) for s, a in zip(leaves, axes, strict=True)]
+            number = len(jaxpr.jaxpr.invars) - len(leaves)
+            found = flows_of_outputs(Question(Labels()), derivative, [*[None] * number, *laid])
+            self.mixed = self._mixed(found[: len(leaves)], laid)
+            if self.mixed is None:
+                self.axes = axes
+                of_place = dict(zip(places, found[len(leaves) :], strict=True))
+                self.classified = [self._classify(use, of_place) for use in uses]
+                break
+
+    def _mixed(self, found: Sequence[Flow], laid: Sequence[np.ndarray]) -> StateLeaf | None:
+        for leaf, samples, own in zip(self._leaves, found, laid, strict=True):
+            if samples is not None and np.any((samples != NONE) & (samples != own)):
+                return leaf
+        return None
+
+    def _equation(self, use: ParameterUse) -> Equation:
+        assert use.equation is not None
+        return self._analysis.program.equations[use.equation]
+
+    def _of_one_sample(self, use: ParameterUse) -> ParameterUse:
+        if use.kind == "product" or use.equation is None:
+            shapes = [] if use.kind == "product" else [self._leaves[use.operands[0]].shape]
+        else:
+            shapes = [self._equation(use).invars[i].aval.shape for i in use.operands]
+        return _with(use, samples=tuple(np.zeros(shape, np.int32) for shape in shapes))
+
+    def _classify(self, use: ParameterUse, of_place: Mapping[Place, Flow]) -> ParameterUse:
+        if use.equation is None:
+            (number,) = use.operands
+            own = laid_out(self._leaves[number].shape, self.axes[number], self.count)
+            return _with(use, samples=(own,))
+        equation = self._equation(use)
+        outputs = [of_place.get((use.equation, "out", i)) for i in range(len(equation.outvars))]
+        if use.kind == "product" and outputs[0] is not None and use.x is not None:
+            y_axis = axis_of_samples(outputs[0], self.count)
+            x_axis = None if y_axis is None else _axis_of_input(equation, use.x, y_axis)
+            if x_axis is not None:
+                return _with(use, x_axis=x_axis, y_axis=y_axis)
+        elif use.kind == "elementwise":
+            inside = [of_place.get((use.equation, "in", i)) for i in use.operands]
+            if all(samples is None or not np.any(samples == MIXED) for samples in inside):
+                shapes = [equation.invars[i].aval.shape for i in use.operands]
+                return _with(use, samples=tuple(map(_whole, inside, shapes)))
+        samples = tuple(
+            _whole(found, var.aval.shape)
+            for var, found in zip(equation.outvars, outputs, strict=True)
+            if carries_derivative(var)
+        )
+        if any(np.any(s == MIXED) for s in samples):
+            raise CompilationError(
+                f"What parameters give in `{equation.primitive.name}` "
+                f"({source_line(equation)}) reaches several of the {self.count} samples by each "
+                "number: a row that one index looks up for all of them, a product with the data "
+                "of one, or an operation that does not tell samples apart. Their gradients are "
+                "one sum there. Give every sample its own (`table[jnp.broadcast_to(index, "
+                "batch)]`), or use D_RTRL."
+            )
+        return _with(use, kind="any", x=None, samples=samples)
+
+
+def _axis_of_input(equation: Equation, x: int, y_axis: int) -> int | None:
+    """Return the axis of a product's input that one of its result's axes comes from."""
+    params, name = equation.params, equation.primitive.name
+    if name == "dot_general":
+        axes = dot_axes(equation)
+        return dict(zip(axes.in_result[x], axes.free[x], strict=True)).get(y_axis)
+    if name == "conv_general_dilated":
+        numbers = params["dimension_numbers"]
+        alone = params["batch_group_count"] == 1
+        return numbers.lhs_spec[0] if y_axis == numbers.out_spec[0] and alone else None
+    batched = ETP_PRIMITIVE_SPECS[equation.primitive].batched
+    return 0 if batched and y_axis == 0 else None
+
+
+def _with(use: ParameterUse, **changes: Any) -> ParameterUse:
+    return dataclasses.replace(use, **changes)
+
+
+def _whole(samples: Flow, shape: tuple[int, ...]) -> np.ndarray:
+    return np.full(shape, NONE, np.int32) if samples is None else samples
+
+
+def _pulled_back(
+    traced: TracedModel,
+    analysis: Analysis,
+    leaves: Sequence[StateLeaf],
+    uses: Sequence[ParameterUse],
+) -> tuple[Any, list[Place]]:
+    """Return ``(inputs, cotangents of new states) -> those of old states, and at places``."""
+    program, new = analysis.program, new_vars(leaves)
+    data = data_of(traced, analysis)
+    places = list(_places(analysis, uses))
+    shapes = [_aval_at(analysis, place) for place in places]
+
+    def pulled(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
+        given = dict(zip(program.in_vars, inputs, strict=True))
+
+        def states(old: list[Any], probes: list[Any]) -> list[Any]:
+            values = {**given, **{s.in_var: v for s, v in zip(leaves, old, strict=True)}}
+            at = dict(zip(places, probes, strict=True))
+            return evaluate_probed(program, new, values, at, _samples_apart(analysis, data))
+
+        zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in shapes]
+        _, pull = jax.vjp(states, [given[leaf.in_var] for leaf in leaves], zeros)
+        old, probes = pull(cotangents)
+        return [*old, *probes]
+
+    count = len(program.in_vars)
+    avals = [*(var.aval for var in program.in_vars), *(var.aval for var in new)]
+    jaxpr = trace_to_jaxpr(lambda *v: pulled(list(v[:count]), list(v[count:])), avals)
+    return inlined(jaxpr), places
+
+
+def _places(analysis: Analysis, uses: Sequence[ParameterUse]) -> Iterator[Place]:
+    for use in uses:
+        if use.equation is None:
+            continue
+        for i, var in enumerate(analysis.program.equations[use.equation].outvars):
+            if carries_derivative(var):
+                yield use.equation, "out", i
+        if use.kind == "elementwise":
+            for i in use.operands:
+                yield use.equation, "in", i
+
+
+def _aval_at(analysis: Analysis, place: Place) -> Any:
+    index, side, number = place
+    equation = analysis.program.equations[index]
+    return (equation.invars if side == "in" else equation.outvars)[number].aval
+
+
+def _samples_apart(analysis: Analysis, data: set[Var]) -> dict[int, Rule]:
+    """Return rules by which marked operations make every sample of their output from all of it."""
+
+    def rule(equation: Equation, values: list[Any]) -> list[Any]:
+        place = ETP_PRIMITIVE_SPECS[equation.primitive].x_invar_index
+        assert place is not None
+        x, y = values[place], equation.outvars[0].aval
+        total = x.sum(tuple(range(1, x.ndim))).astype(y.dtype)
+        return [jnp.broadcast_to(total.reshape(-1, *[1] * (y.ndim - 1)), y.shape)]
+
+    return {
+        index: rule
+        for index in analysis.roles
+        if (spec := ETP_PRIMITIVE_SPECS.get(analysis.program.equations[index].primitive))
+        is not None
+        and spec.batched
+        and spec.x_invar_index is not None
+        and _rows_agree(analysis.program.equations[index], spec.x_invar_index, data)
+    }
+
+
+def _rows_agree(equation: Equation, x: int, data: set[Var]) -> bool:
+    """Tell whether all data is in an operation's input, with as many samples as its output."""
+    given: Atom = equation.invars[x]
+    others = [atom for i, atom in enumerate(equation.invars) if i != x and is_var(atom)]
+    return data.isdisjoint(others) and bool(
+        given.aval.shape[:1] == equation.outvars[0].aval.shape[:1]
+    )
+
+
+def axis_of_samples(samples: np.ndarray, count: int) -> int | None:
+    """Return the axis along which an array has one sample after the other, or ``None``.
+
+    Elements that depend on none go with any.
+    """
+    for axis, size in enumerate(samples.shape):
+        if size == count:
+            shape = [1] * samples.ndim
+            shape[axis] = count
+            expected = np.arange(count, dtype=np.int32).reshape(shape)
+            if np.all((samples == NONE) | (samples == expected)):
+                return axis
+    return None
+
+
+def laid_out(shape: Sequence[int], axis: int | None, count: int) -> np.ndarray:
+    """Return the sample of every element of an array, given the axis of samples."""
+    if axis is None:
+        return np.zeros(shape, np.int32)
+    assert shape[axis] == count
+    index = [1] * len(shape)
+    index[axis] = count
+    numbers = np.arange(count, dtype=np.int32).reshape(index)
+    return np.array(np.broadcast_to(numbers, shape))

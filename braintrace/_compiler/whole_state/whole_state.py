@@ -1,0 +1,110 @@
+"""The hidden states of a step as one vector for every sample, and where parameters enter it.
+
+Of rules that follow every way through a step. A model whose samples depend on each other, or that
+has no derivative, is refused.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from ..._errors import CompilationError
+from ..._graph.traced_model import StateLeaf, TracedModel
+from ..._graph.whole_state import Layer, WholeState
+from ..._jax import is_var, source_line
+from ..core.grouped_step import GroupedStep
+from ..reports.backward import bent_uses
+from ..reports.untraced import carried_without_a_trace
+from .layers import HiddenStates
+from .parameter_uses import new_vars, parameters_of, reached_by_parameters, uses_of_parameters
+from .reverse_mode import check_reverse_mode
+from .sample_axes import SampleAxes, numbers_of_samples
+
+
+def whole_state_of(
+    step: GroupedStep, rule: str, samples: int | None, layers: Sequence[HiddenStates] = ()
+) -> WholeState:
+    """Return the whole state of a step.
+
+    Parameters
+    ----------
+    step
+        The step.
+    rule
+        Name of the learning rule.
+    samples
+        How many samples the model is written for, if that is known.
+    layers
+        Those that the rule keeps apart; empty: none.
+
+    Raises
+    ------
+    CompilationError
+        For a model whose gradient the rule could not follow exactly.
+    """
+    traced, analysis = step.traced, step.analysis
+    leaves = _leaves(traced)
+    _check_derivatives(step, leaves, rule)
+    uses = list(uses_of_parameters(traced, analysis, leaves))
+    found = None
+    for count in numbers_of_samples(traced, leaves, samples):
+        found = SampleAxes(traced, analysis, leaves, uses, count)
+        if found.mixed is None:
+            break
+    assert found is not None
+    if found.mixed is not None:
+        raise CompilationError(
+            f"`{rule}` follows every sample on its own, and hidden state '{found.mixed.name}' of "
+            f"shape {found.mixed.shape} depends on several of the {found.count} samples (a mean "
+            "over the batch, for example), or has no axis for them. Compute what mixes samples "
+            "through `jax.lax.stop_gradient`, or use D_RTRL."
+        )
+    return WholeState(
+        leaves=leaves,
+        samples=found.count,
+        axes=found.axes,
+        uses=tuple(found.classified),
+        reached=reached_by_parameters(traced, analysis, leaves, layers),
+        layers=tuple(_layer(layer, leaves) for layer in layers),
+    )
+
+
+def _layer(states: HiddenStates, leaves: Sequence[StateLeaf]) -> Layer:
+    own = tuple(leaf for leaf, _ in states)
+    places = tuple(index for index, leaf in enumerate(leaves) if leaf in own)
+    return Layer(own, tuple(var for _, var in states), places)
+
+
+def _leaves(traced: TracedModel) -> tuple[StateLeaf, ...]:
+    """Return the hidden states that a step reads and changes."""
+    read = traced.program.depends_on(traced.program.out_atoms)
+    return tuple(
+        leaf
+        for leaf in traced.leaves
+        if leaf.kind == "hidden"
+        and jnp.issubdtype(leaf.dtype, jnp.floating)
+        and leaf.out_var is not None
+        and is_var(leaf.out_var)
+        and leaf.in_var in read
+    )
+
+
+def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str) -> None:
+    """Refuse ways to a state, or to an output, whose derivative cannot be had or is not one."""
+    traced, analysis = step.traced, step.analysis
+    for diagnostic in carried_without_a_trace(step, ()):
+        if diagnostic.level == "warning":
+            raise CompilationError(f"`{rule}` is exact or not at all: {diagnostic}")
+    starts = [leaf.in_var for leaf in (*leaves, *parameters_of(traced))]
+    ahead = analysis.gradients_ahead(starts)
+    outputs = [atom for atom in traced.output_atoms if is_var(atom)]
+    ends = [*new_vars(leaves), *outputs]
+    check_reverse_mode(analysis, starts, ends, rule)
+    for equation, operands in bent_uses(analysis, new_vars(leaves)):
+        if not ahead.isdisjoint(atom for atom in operands if is_var(atom)):
+            raise CompilationError(
+                f"`{rule}` adds up gradients of many steps, and a `custom_vjp` "
+                f"({source_line(equation)}) has a backward rule that is not proportional to the "
+                "gradient that it is given (one that clips it, for example). Change gradients "
+                "after `etrace_grad` has returned them instead."
+            )
