@@ -36,6 +36,9 @@ class Mutation:
     why: str
 
 
+STEP_GRAPH = "tests/test_step_graph.py"
+
+
 def zoo(*rows):
     return tuple(f"tests/test_zoo.py::test_all_paths_equal_the_dense_oracle[{row}]" for row in rows)
 
@@ -1515,6 +1518,46 @@ MUTATIONS = [
         "sorted(layers, key=before.__getitem__, reverse=True)",
         (f"{JACOBIANS}::test_layers_are_in_order_and_what_they_truncate_is_reported[Stacked]",),
         "a layer is learned before what it reads is known",
+    ),
+    Mutation(
+        "constants that a gradient passes",
+        "_compiler/core/step_graph.py",
+        "        if equation.primitive.name in CONSTANT:\n            continue\n        mask",
+        "        mask",
+        (STEP_GRAPH,),
+        "a state read through stop_gradient counts as one that learns",
+    ),
+    Mutation(
+        "paths forward that pass where they end",
+        "_compiler/core/step_graph.py",
+        "            if node not in ends:",
+        "            if True:",
+        (STEP_GRAPH,),
+        "a way through an ETP operation counts as one without",
+    ),
+    Mutation(
+        "paths backward that pass where they end",
+        "_compiler/core/step_graph.py",
+        "            if var not in ends:",
+        "            if True:",
+        (STEP_GRAPH,),
+        "a state below another one counts as read directly",
+    ),
+    Mutation(
+        "nodes that are looked through",
+        "_compiler/core/step_graph.py",
+        "            if atom in nodes:",
+        "            if False:",
+        (STEP_GRAPH,),
+        "nothing is behind a State, so that no layer reads another",
+    ),
+    Mutation(
+        "steps that do not follow each other",
+        "_compiler/core/step_graph.py",
+        "self._before.setdefault(new, set()).add(old)",
+        "self._before.setdefault(old, set()).add(new)",
+        (STEP_GRAPH,),
+        "RTRL forgets parameters that reach a state in a later step",
     ),
 ]
 

@@ -15,6 +15,7 @@ from braintrace._compiler.core.analysis import Analysis
 from braintrace._compiler.core.candidates import candidates_of
 from braintrace._compiler.core.hidden_groups import find_hidden_groups
 from braintrace._compiler.core.placement import Placement
+from braintrace._compiler.core.step_graph import step_graph
 from braintrace._compiler.frontend.trace import trace_model
 
 WIDTH, BATCH = 16, 8
@@ -85,7 +86,10 @@ def test_what_is_computed_element_by_element_shares_its_positions():
     traced, _ = trace_model(stack_of(1), (jnp.ones((BATCH, WIDTH)),), None, 32)
     analysis = Analysis(traced.program)
     placement = Placement(analysis, candidates_of(traced, analysis, ()))
-    _, ((walk,),) = find_hidden_groups(traced, placement, (), every_state=False, boundary="cut")
+    graph = step_graph(traced, analysis, placement.candidates)
+    _, ((walk,),) = find_hidden_groups(
+        traced, placement, graph, (), every_state=False, boundary="cut"
+    )
     reached = [ids for ids in walk.ids.values() if ids.shape == (BATCH, WIDTH)]
     assert len(reached) > 40
     assert len({id(ids) for ids in reached}) == 1

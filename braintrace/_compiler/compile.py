@@ -40,6 +40,7 @@ from .core.hidden_groups import find_hidden_groups
 from .core.marked_operations import marked_operations
 from .core.placement import Placement
 from .core.relations import find_relations
+from .core.step_graph import step_graph
 from .frontend.answers import with_answers
 from .frontend.split_loops import split_loops
 from .frontend.split_shared_uses import split_shared_uses
@@ -281,10 +282,13 @@ def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> Grou
     # The other hidden states, each at the variable that the model itself goes on with.
     candidates = candidates_of(traced, analysis, outputs)
 
+    # Which of these reach which others, parameters and ETP operations.
+    graph = step_graph(traced, analysis, candidates)
+
     # Elements of two states that reach each other one to one are at the same position.
     placement = Placement(analysis, candidates)
 
     # States that read each other at common positions are a group; the walks back from them say
     # what reaches them, and what is cut (all of a product, or all but its diagonal).
-    groups, walks = find_hidden_groups(traced, placement, outputs, every_state, boundary)
-    return GroupedStep(traced, analysis, operations, outputs, groups, walks)
+    groups, walks = find_hidden_groups(traced, placement, graph, outputs, every_state, boundary)
+    return GroupedStep(traced, analysis, graph, operations, outputs, groups, walks)

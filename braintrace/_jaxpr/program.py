@@ -44,6 +44,10 @@ class Program:
         """Return the indices of the equations that make some variables, in execution order."""
         return sorted({self.producer[var] for var in variables if var in self.producer})
 
+    def made_by(self, equations: Iterable[int]) -> frozenset[Var]:
+        """Return the variables that some equations make."""
+        return frozenset(var for index in equations for var in self.equations[index].outvars)
+
     def depends_on(
         self,
         targets: Iterable[Atom],

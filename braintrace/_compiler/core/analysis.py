@@ -5,7 +5,7 @@ or branch in it.
 """
 
 import functools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -69,19 +69,6 @@ class Analysis:
         """Equations of the marked operations that end a walk."""
         return frozenset(index for index, what in self.roles.items() if what == "opaque")
 
-    @functools.cached_property
-    def marked_primitives(self) -> frozenset[str]:
-        """Names of the primitives of the marked operations."""
-        return self._primitives(self.roles)
-
-    @functools.cached_property
-    def opaque_primitives(self) -> frozenset[str]:
-        """Names of the primitives of those that end a walk."""
-        return self._primitives(self.opaque)
-
-    def _primitives(self, equations: Iterable[int]) -> frozenset[str]:
-        return frozenset(self.program.equations[index].primitive.name for index in equations)
-
     # --- what a value is computed from, and where a gradient goes
 
     @functools.cached_property
@@ -93,17 +80,13 @@ class Analysis:
         return sorted((v for v in variables if v in self._places), key=self._places.__getitem__)
 
     def values_behind(
-        self,
-        targets: Iterable[Atom],
-        stops: frozenset[Var] = frozenset(),
-        ends: frozenset[str] = frozenset(),
+        self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
     ) -> set[Var]:
-        """Return what some targets are computed from, other than as a constant.
+        """Return what some targets are computed from, not looking behind ``stops``.
 
-        Variables in ``stops``, and those made by a primitive named in ``ends``, are not looked
-        behind.
+        What is read through ``stop_gradient`` counts as a constant.
         """
-        return self.program.depends_on(targets, stops, CONSTANT | ends)
+        return self.program.depends_on(targets, stops, CONSTANT)
 
     def gradients_behind(
         self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
@@ -111,12 +94,12 @@ class Analysis:
         """Return what a gradient goes back to from some targets, not looking behind ``stops``."""
         return self.program.depends_on(targets, stops, CONSTANT, carries_derivative)
 
-    def gradients_ahead(self, starts: Iterable[Var], ends: Container[int] = ()) -> set[Var]:
-        """Return what a gradient connects to ``starts``, short of the equations in ``ends``."""
+    def gradients_ahead(self, starts: Iterable[Var]) -> set[Var]:
+        """Return what a gradient connects to ``starts``."""
         reached = {var for var in starts if carries_derivative(var)}
         for index in self.program.forward(reached.copy(), reached):
             equation = self.program.equations[index]
-            if equation.primitive.name not in CONSTANT and index not in ends:
+            if equation.primitive.name not in CONSTANT:
                 reached.update(var for var in equation.outvars if carries_derivative(var))
         return reached
 

@@ -11,18 +11,22 @@ from ..._jax import Equation, Var
 from ..._jaxpr.data_movement import is_data_movement
 from .analysis import Analysis
 from .candidates import Candidate
+from .step_graph import StepGraph
 from .transfer import COPIES
 
 
 def find_delay_lines(
-    analysis: Analysis, candidates: Sequence[Candidate], behind_output: set[Var]
+    analysis: Analysis,
+    graph: StepGraph,
+    candidates: Sequence[Candidate],
+    behind_output: set[Var],
 ) -> frozenset[int]:
     """Return the states that are delay lines which only marked operations read.
 
     Parameters
     ----------
-    analysis, candidates
-        The step, and its hidden states.
+    analysis, graph, candidates
+        The step, its graph and its hidden states.
     behind_output
         What a loss reads in the step, up to new hidden states.
     """
@@ -31,7 +35,7 @@ def find_delay_lines(
         for a, candidate in enumerate(candidates)
         if behind_output.isdisjoint([candidate.leaf.in_var, *candidate.new_vars])
         and _is_moved_only(analysis, candidates, a)
-        and not _is_read_by_others(analysis, candidates, a)
+        and not _is_read_by_others(graph, candidates, a)
     )
 
 
@@ -57,13 +61,13 @@ def _moves(equation: Equation) -> bool:
     return is_data_movement(equation) or name in COPIES or name == "convert_element_type"
 
 
-def _is_read_by_others(analysis: Analysis, candidates: Sequence[Candidate], a: int) -> bool:
+def _is_read_by_others(graph: StepGraph, candidates: Sequence[Candidate], a: int) -> bool:
     """Tell whether another state reads one, new, or old other than by marked operations."""
-    own, marked = candidates[a], analysis.marked_primitives
+    own = candidates[a]
     for other in (candidate for i, candidate in enumerate(candidates) if i != a):
-        stops = frozenset(c.var for c in candidates if c is not other)
-        if own.var in analysis.values_behind([other.var], stops):
+        ends = frozenset(c.var for c in candidates if c is not other)
+        if own.var in graph.values.behind([other.var], ends):
             return True
-        if own.leaf.in_var in analysis.values_behind([other.var], stops, marked):
+        if own.leaf.in_var in graph.values.behind([other.var], ends | graph.operations):
             return True
     return False

@@ -10,6 +10,7 @@ from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Var
 from .analysis import Analysis
 from .marked_operations import MarkedOperation
+from .step_graph import StepGraph
 from .transfer import MANY
 from .walk import Walk
 
@@ -22,6 +23,8 @@ class GroupedStep:
     ----------
     traced, analysis
         The step, and what is known of its program.
+    graph
+        Paths between its States, parameters and ETP operations.
     operations
         Its marked operations.
     outputs
@@ -32,6 +35,7 @@ class GroupedStep:
 
     traced: TracedModel
     analysis: Analysis
+    graph: StepGraph
     operations: list[MarkedOperation]
     outputs: tuple[StateLeaf, ...]
     groups: list[HiddenGroup]

@@ -14,6 +14,7 @@ from .analysis import Analysis
 from .delay_lines import find_delay_lines
 from .diagonals import diagonals_of
 from .placement import Placement, Together
+from .step_graph import StepGraph
 from .transfer import Ids
 from .walk import Walk
 
@@ -21,6 +22,7 @@ from .walk import Walk
 def find_hidden_groups(
     traced: TracedModel,
     placement: Placement,
+    graph: StepGraph,
     outputs: Sequence[StateLeaf],
     every_state: bool,
     boundary: Boundary,
@@ -31,8 +33,8 @@ def find_hidden_groups(
     ----------
     traced
         The step.
-    placement
-        Its hidden states.
+    placement, graph
+        Its hidden states, and the paths between them.
     outputs
         States that count as outputs of the step; they are in no group.
     every_state
@@ -50,17 +52,17 @@ def find_hidden_groups(
     analysis, candidates = placement.analysis, placement.candidates
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     seen = _seen_by_losses(traced, outputs)
-    behind_output = analysis.values_behind(seen, frozenset(new_vars))
+    behind_output = graph.values.behind(seen, new_vars)
     lines: frozenset[int] = frozenset()
     if not every_state:
-        lines = find_delay_lines(analysis, candidates, behind_output)
+        lines = find_delay_lines(analysis, graph, candidates, behind_output)
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
     for members in _connected(placement, lines):
         together = placement.together(members)
         is_read = [state.leaf.in_var in behind_output for state in together.states]
         find = diagonals_of if boundary == "diagonal" else _no_diagonals
-        found = _walks(together, new_vars, is_read, every_state, find)
+        found = _walks(together, graph, new_vars, is_read, every_state, find)
         is_line = lines.issuperset(members)
         groups.append(_group(len(groups), together, found, is_read, is_line))
         walks.append(list(found.walks))
@@ -124,6 +126,7 @@ class _Found:
 
 def _walks(
     together: Together,
+    graph: StepGraph,
     new_vars: Counter[Var],
     is_read: Sequence[bool],
     every_state: bool,
@@ -140,18 +143,22 @@ def _walks(
     carried = {c for found in diagonals for diagonal in found for c in diagonal.reads}
     is_read = [found or a in carried for a, found in enumerate(is_read)]
     downstream = []
-    for a in _downstream(together, walks, is_read, every_new):
+    for a in _downstream(together, graph, walks, is_read, every_new):
         held = stops | own.keys() - set(together.states[a].new_vars)
         walk = together.walk(together.states[a], held)
         if not find(together, walk, held):
             downstream.append(a)
-            walks[a] = _without_held_cuts(together.analysis, walk, held)
+            walks[a] = _without_held_cuts(together.analysis, graph, walk, held)
             diagonals[a] = ()
     return _Found(walks, diagonals, tuple(downstream))
 
 
 def _downstream(
-    together: Together, walks: Sequence[Walk], is_read: Sequence[bool], every_new: frozenset[Var]
+    together: Together,
+    graph: StepGraph,
+    walks: Sequence[Walk],
+    is_read: Sequence[bool],
+    every_new: frozenset[Var],
 ) -> tuple[int, ...]:
     """Return the states that nothing reads any more but the rest of the step.
 
@@ -159,7 +166,7 @@ def _downstream(
     computed from. The last are looked at first: a state may be computed from others that are
     downstream themselves, but not from them alone.
     """
-    analysis, states = together.analysis, together.states
+    states = together.states
     if any(state.leaf.joined_var is not None for state in states):
         return ()
     old = {state.leaf.in_var for state in states}
@@ -168,22 +175,22 @@ def _downstream(
         upstream = {state.var for c, state in enumerate(states) if c != a and c not in found}
         is_carried = is_read[a] or any(_reaches(walk, own.leaf.in_var) for walk in walks)
         stops = every_new - {own.var}
-        reads_old = analysis.values_behind([own.var], stops, analysis.opaque_primitives) & old
-        reads_new = analysis.program.depends_on([own.var], stops) & upstream
+        reads_old = graph.values.behind([own.var], stops | graph.opaque) & old
+        reads_new = graph.values.behind([own.var], stops) & upstream
         if reads_new and not (is_carried or reads_old):
             found.append(a)
     return tuple(reversed(found))
 
 
-def _without_held_cuts(analysis: Analysis, walk: Walk, held: frozenset[Var]) -> Walk:
+def _without_held_cuts(
+    analysis: Analysis, graph: StepGraph, walk: Walk, held: frozenset[Var]
+) -> Walk:
     """Leave out cuts of values that do not change with the held ones: they cost nothing."""
-    program = analysis.program
+    equations = analysis.program.equations
 
     def costs(cut: Cut) -> bool:
-        operand = program.equations[cut.equation].invars[cut.operand]
-        behind = program.depends_on([operand], held, analysis.opaque_primitives)
-        is_marked = not analysis.opaque.isdisjoint(analysis.makers(behind))
-        return is_marked or any(v not in held and v not in program.producer for v in behind)
+        operand = equations[cut.equation].invars[cut.operand]
+        return not graph.values.behind([operand], held) <= held
 
     return dataclasses.replace(walk, cuts=tuple(filter(costs, walk.cuts)))
 

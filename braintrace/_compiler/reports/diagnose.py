@@ -46,7 +46,7 @@ def diagnose(
     yield from _partly_mixed(step, relations)
     yield from also_plain(step, relations)
     yield from plain_in_readouts(step)
-    yield from carried_without_a_trace(step, () if follows_all else step.analysis.opaque)
+    yield from carried_without_a_trace(step, frozenset() if follows_all else step.graph.opaque)
     yield from _unused(step)
     yield from about_outputs([leaf for leaf in step.outputs if leaf not in step.traced.filtered])
 

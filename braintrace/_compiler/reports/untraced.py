@@ -1,26 +1,25 @@
 """Paths of a gradient that no trace follows: through other States, and by ordinary operations."""
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..._graph import HiddenParamOpRelation, StateLeaf
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Var, is_var, source_line
-from ..._jaxpr.dataflow import CONSTANT
 from ..core.grouped_step import GroupedStep, new_states
 
 
-def carried_without_a_trace(step: GroupedStep, ends: Container[int]) -> Iterator[Diagnostic]:
+def carried_without_a_trace(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnostic]:
     """Yield the states that carry a gradient from step to step and are no hidden states.
 
-    The equations in ``ends`` are those of the operations that no trace passes.
+    The variables in ``ends`` are the outputs of the operations that no trace passes.
     """
-    analysis = step.analysis
-    outputs = [atom for atom in step.traced.output_atoms if is_var(atom)]
+    gradients = step.graph.gradients
+    behind_outputs = gradients.behind(step.traced.output_atoms, ends)
     new = {var: state.name for state, var in step.new_states}
     for leaf in _carriers(step):
-        directly = analysis.gradients_ahead([leaf.in_var], ends)
-        if not directly.isdisjoint([*new, *outputs]):
-            reached = [name for var, name in new.items() if var in directly]
+        directly = gradients.ahead([leaf.in_var], ends)
+        reached = [name for var, name in new.items() if var in directly]
+        if reached or leaf.in_var in behind_outputs:
             yield Diagnostic(
                 "warning",
                 "untraced-state",
@@ -31,7 +30,7 @@ def carried_without_a_trace(step: GroupedStep, ends: Container[int]) -> Iterator
                 "`jax.lax.stop_gradient` if it should not count.",
                 (leaf.name, *reached),
             )
-        elif not analysis.gradients_ahead([leaf.in_var]).isdisjoint(new):
+        elif not gradients.ahead([leaf.in_var]).isdisjoint(new):
             yield Diagnostic(
                 "info",
                 "untraced-state",
@@ -48,13 +47,8 @@ def _carriers(step: GroupedStep) -> list[StateLeaf]:
     others = [leaf for leaf in written if leaf.kind == "other" and is_var(leaf.out_var)]
     starts = [state.in_var for state, _ in step.new_states]
     starts += [operation.y_var for operation in step.operations]
-    found: list[StateLeaf] = []
-    while True:
-        reached = step.analysis.gradients_ahead([*starts, *(leaf.in_var for leaf in found)])
-        later = [leaf for leaf in others if leaf.out_var in reached]
-        if len(later) == len(found):
-            return found
-        found = later
+    reached = step.graph.gradients.ahead_over_time(starts)
+    return [leaf for leaf in others if leaf.out_var in reached]
 
 
 def also_plain(
@@ -62,7 +56,7 @@ def also_plain(
 ) -> Iterator[Diagnostic]:
     """Yield the weights with a trace that reach a state by ordinary operations as well."""
     operands = [atom for relation in relations for atom in relation.trainable_vars.values()]
-    behind = step.analysis.gradients_behind(operands)
+    behind = step.graph.gradients.behind(operands)
     remembered = filter(step.is_remembered, step.groups)
     new = {var: state.name for group in remembered for state, var in new_states(group)}
     for leaf in step.traced.leaves:
@@ -71,12 +65,12 @@ def also_plain(
 
 
 def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iterator[Diagnostic]:
-    analysis = step.analysis
-    for index, _ in analysis.program.readers.get(leaf.in_var, ()):
-        equation = analysis.program.equations[index]
-        if index in analysis.roles or equation.primitive.name in CONSTANT:
+    graph, roles = step.graph, step.analysis.roles
+    for use in graph.gradients.uses_of(leaf.in_var):
+        if use.equation in roles:
             continue
-        reached = analysis.gradients_ahead(equation.outvars, analysis.roles)
+        equation = step.traced.program.equations[use.equation]
+        reached = graph.gradients.ahead(graph.gradients.sinks(use), graph.operations)
         states = [name for var, name in new.items() if var in reached]
         if states:
             yield Diagnostic(
@@ -93,19 +87,17 @@ def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iter
 
 def plain_in_readouts(step: GroupedStep) -> Iterator[Diagnostic]:
     """Yield the parameters that enter what a readout filters by ordinary operations."""
-    analysis, program = step.analysis, step.analysis.program
+    equations = step.traced.program.equations
     readout_of = {path: found.state for found in step.traced.readouts for path in found.filters}
-    marked = {var for index in analysis.roles for var in program.equations[index].outvars}
-    every = {var for _, var in step.new_states} | marked
     parameters = [leaf for leaf in step.traced.leaves if leaf.kind == "parameter"]
     for state, var in step.new_states:
         if state.path not in readout_of:
             continue
-        behind = analysis.gradients_behind([var], frozenset(every - {var}))
+        uses = sorted(step.graph.gradients.uses_behind(var), key=lambda use: use.equation)
+        first = {use.node: equations[use.equation] for use in reversed(uses)}
         for leaf in parameters:
-            if leaf.in_var in behind:
-                readers = (program.equations[i] for i, _ in program.readers[leaf.in_var])
-                equation = next(e for e in readers if not behind.isdisjoint(e.outvars))
+            if leaf.in_var in first:
+                equation = first[leaf.in_var]
                 readout = readout_of[state.path]
                 yield Diagnostic(
                     "warning",

@@ -66,7 +66,7 @@ class Upstream:
         weights: dict[str, None] = {}
         ends = self.ends(group)
         for atom in filter(carries_derivative, operands):
-            behind = self.step.analysis.gradients_behind([atom], ends)
+            behind = self.step.graph.gradients.behind([atom], ends)
             old.update((name, None) for var, name in self._old.items() if var in behind)
             new.update((name, None) for name in self.of_others(behind, group))
             marked = (paths for var, paths in self._weights.items() if var in behind)

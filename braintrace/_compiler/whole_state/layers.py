@@ -15,8 +15,11 @@ HiddenStates: TypeAlias = list[tuple[StateLeaf, Var]]
 def layers_of(step: GroupedStep) -> list[HiddenStates]:
     """Return the layers of a step, each after those that it reads."""
     states = [list(new_states(group)) for group in step.groups]
-    following = [_following(step, states, own) for own in states]
-    reached = [_closure(following, number) for number in range(len(states))]
+    ahead = [step.graph.gradients.ahead_over_time(_nodes(own)) for own in states]
+    reached = [
+        {number for number, own in enumerate(states) if not found.isdisjoint(_nodes(own))}
+        for found in ahead
+    ]
     layers: dict[int, HiddenStates] = {}
     before: dict[int, int] = {}
     for number, own in enumerate(states):
@@ -46,20 +49,13 @@ def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[
 
 def _following(step: GroupedStep, layers: Sequence[HiddenStates], own: HiddenStates) -> set[int]:
     """Return the layers that read the states of one, before a step or after it."""
-    ends = frozenset(var for layer in layers for _, var in layer)
-    starts = {leaf.in_var for leaf, _ in own} | {var for _, var in own}
-
-    def reads(layer: HiddenStates) -> bool:
-        new = {var for _, var in layer}
-        behind = step.analysis.gradients_behind(new, ends - new)
-        return layer is not own and not behind.isdisjoint(starts)
-
-    return {index for index, layer in enumerate(layers) if reads(layer)}
+    others = {var for layer in layers if layer is not own for _, var in layer}
+    ahead = step.graph.gradients.ahead(_nodes(own), others)
+    return {
+        index for index, layer in enumerate(layers) if not ahead.isdisjoint(v for _, v in layer)
+    }
 
 
-def _closure(following: Sequence[set[int]], start: int) -> set[int]:
-    found, pending = set[int](), set(following[start])
-    while pending:
-        found |= pending
-        pending = set[int]().union(*(following[k] for k in pending)) - found
-    return found
+def _nodes(layer: HiddenStates) -> set[Var]:
+    """Return the states of a layer before and after the step."""
+    return {leaf.in_var for leaf, _ in layer} | {var for _, var in layer}

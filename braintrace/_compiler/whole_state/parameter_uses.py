@@ -10,6 +10,7 @@ from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import DRAWS, carries_derivative
 from ..._typing import Path
 from ..core.analysis import Analysis
+from ..core.grouped_step import GroupedStep
 from .layers import HiddenStates
 
 
@@ -87,35 +88,23 @@ def _input_of_product(equation: Equation, operands: tuple[int, ...], data: set[V
 
 
 def reached_by_parameters(
-    traced: TracedModel,
-    analysis: Analysis,
-    leaves: Sequence[StateLeaf],
-    layers: Sequence[HiddenStates],
+    step: GroupedStep, leaves: Sequence[StateLeaf], layers: Sequence[HiddenStates]
 ) -> dict[str, tuple[int, ...]]:
     """Return the states that each parameter reaches, in this step or a later one.
 
     Not through the states of another layer.
     """
-
-    def behind(leaf: StateLeaf, new: Var) -> set[Var]:
-        """Return what a new state depends on; of other layers on nothing."""
-        outside = [layer for layer in layers if leaf not in [own for own, _ in layer]]
-        stops = frozenset(var for layer in outside for _, var in layer)
-        old = {own.in_var for layer in outside for own, _ in layer}
-        return analysis.gradients_behind([new], stops) - old
-
-    every = [behind(leaf, new) for leaf, new in zip(leaves, new_vars(leaves), strict=True)]
-
-    def ahead(var: Var) -> set[int]:
-        return {number for number, found in enumerate(every) if var in found}
-
-    following = [ahead(leaf.in_var) for leaf in leaves]
-    reached = {}
-    for leaf in parameters_of(traced):
-        found, pending = set[int](), ahead(leaf.in_var)
-        while pending:
-            found |= pending
-            pending = set().union(*(following[q] for q in pending)) - found
-        if found:
-            reached[leaf.name] = tuple(sorted(found))
-    return reached
+    gradients, every = step.graph.gradients, set(leaves)
+    insides = [{leaf for leaf, _ in layer} for layer in layers] or [every]
+    reached: dict[str, set[StateLeaf]] = {}
+    for inside in insides:
+        outside = {var for leaf in every - inside for var in (leaf.in_var, leaf.out_var)}
+        for parameter in parameters_of(step.traced):
+            found = gradients.ahead_over_time([parameter.in_var], outside)
+            own = {leaf for leaf in inside if leaf.out_var in found}
+            reached.setdefault(parameter.name, set()).update(own)
+    return {
+        name: tuple(number for number, leaf in enumerate(leaves) if leaf in found)
+        for name, found in reached.items()
+        if found
+    }

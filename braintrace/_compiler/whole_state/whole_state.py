@@ -64,7 +64,7 @@ def whole_state_of(
         samples=found.count,
         axes=found.axes,
         uses=tuple(found.classified),
-        reached=reached_by_parameters(traced, analysis, leaves, layers),
+        reached=reached_by_parameters(step, leaves, layers),
         layers=tuple(_layer(layer, leaves) for layer in layers),
     )
 
@@ -92,7 +92,7 @@ def _leaves(traced: TracedModel) -> tuple[StateLeaf, ...]:
 def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str) -> None:
     """Refuse ways to a state, or to an output, whose derivative cannot be had or is not one."""
     traced, analysis = step.traced, step.analysis
-    for diagnostic in carried_without_a_trace(step, ()):
+    for diagnostic in carried_without_a_trace(step, frozenset()):
         if diagnostic.level == "warning":
             raise CompilationError(f"`{rule}` is exact or not at all: {diagnostic}")
     starts = [leaf.in_var for leaf in (*leaves, *parameters_of(traced))]

@@ -1,0 +1,190 @@
+"""Step graph: which named values of a step reach which others, by value and by gradient.
+
+The nodes are the inputs of the step (parameters and States, mostly), States after the step, and
+the outputs of ETP operations. A *use* is a node and the equation that reads it. One pass over the
+program finds, for every variable, the uses that it depends on without another node in between.
+Paths from node to node follow from these uses, so every question about a step is a search among a
+few dozen nodes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ..._graph.traced_model import TracedModel
+from ..._jax import Atom, Var, is_var
+from ..._jaxpr import Program, carries_derivative
+from ..._jaxpr.dataflow import CONSTANT
+from .analysis import Analysis
+from .candidates import Candidate
+
+
+class Use(NamedTuple):
+    """A node, and the index of an equation that reads it."""
+
+    node: Var
+    equation: int
+
+
+class Paths:
+    """The paths between the nodes of a step, all by value or all by gradient.
+
+    Parameters
+    ----------
+    uses
+        The uses of nodes.
+    behind
+        For every variable, the uses that it depends on directly: a bit mask of indices of ``uses``.
+    nodes
+        The nodes.
+    after
+        The value after the step of each State that the step writes, by its value before.
+    """
+
+    def __init__(
+        self,
+        uses: Sequence[Use],
+        behind: Mapping[Var, int],
+        nodes: Collection[Var],
+        after: Mapping[Var, Var],
+    ) -> None:
+        self._uses, self._behind, self._nodes, self._after = uses, behind, nodes, after
+        self._sinks: dict[Use, set[Var]] = {}
+        for node in nodes:
+            for use in self.uses_behind(node):
+                self._sinks.setdefault(use, set()).add(node)
+        self._uses_of: dict[Var, list[Use]] = {}
+        for use in uses:
+            self._uses_of.setdefault(use.node, []).append(use)
+        self._before: dict[Var, set[Var]] = {}
+        for old, new in after.items():
+            self._before.setdefault(new, set()).add(old)
+
+    def uses_of(self, node: Var) -> Sequence[Use]:
+        """Return the uses of a node, in the order of the equations."""
+        return self._uses_of.get(node, ())
+
+    def sinks(self, use: Use) -> set[Var]:
+        """Return the nodes that depend directly on a use of a node."""
+        return self._sinks.get(use, set())
+
+    def uses_behind(self, var: Var) -> Iterator[Use]:
+        """Yield the uses of nodes that a variable depends on directly."""
+        mask = self._behind.get(var, 0)
+        while mask:
+            lowest = mask & -mask
+            yield self._uses[lowest.bit_length() - 1]
+            mask ^= lowest
+
+    def behind(self, targets: Iterable[Atom], ends: Collection[Var] = ()) -> set[Var]:
+        """Return the nodes that some variables depend on in the step, nodes among them included.
+
+        Nodes in ``ends`` are reported but not looked behind.
+        """
+        found, pending = set[Var](), [atom for atom in targets if is_var(atom)]
+        seen = set[Var]()
+        while pending:
+            var = pending.pop()
+            if var in seen:
+                continue
+            seen.add(var)
+            if var in self._nodes:
+                found.add(var)
+            if var not in ends:
+                pending.extend(use.node for use in self.uses_behind(var))
+        return found
+
+    def ahead(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
+        """Return the nodes that depend on some others in the step, these included.
+
+        Nodes in ``ends`` are reported but not passed.
+        """
+        return self._forward(starts, ends, {})
+
+    def ahead_over_time(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
+        """Return the nodes that depend on some others in the step or in a later one."""
+        return self._forward(starts, ends, self._before)
+
+    def _forward(
+        self, starts: Iterable[Var], ends: Collection[Var], before: Mapping[Var, set[Var]]
+    ) -> set[Var]:
+        found, pending = set[Var](), [*starts]
+        while pending:
+            node = pending.pop()
+            if node in found:
+                continue
+            found.add(node)
+            if node not in ends:
+                pending.extend(sink for use in self.uses_of(node) for sink in self.sinks(use))
+                pending.extend(before.get(node, ()))
+        return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepGraph:
+    """The paths between the nodes of a step.
+
+    Attributes
+    ----------
+    values
+        Paths by which values depend on values, other than through ``stop_gradient``.
+    gradients
+        Paths by which a gradient passes.
+    operations, opaque
+        The nodes that are outputs of ETP operations, and of those that end a walk.
+    """
+
+    values: Paths
+    gradients: Paths
+    operations: frozenset[Var]
+    opaque: frozenset[Var]
+
+
+def step_graph(
+    traced: TracedModel, analysis: Analysis, candidates: Sequence[Candidate]
+) -> StepGraph:
+    """Return the step graph of a model.
+
+    Parameters
+    ----------
+    traced, analysis
+        The step.
+    candidates
+        Its hidden states, each at the variable that the model itself reads.
+    """
+    program = analysis.program
+    written = [leaf for leaf in traced.leaves if is_var(leaf.out_var)]
+    after = {leaf.in_var: leaf.out_var for leaf in written}
+    after |= {candidate.leaf.in_var: candidate.var for candidate in candidates}
+    operations = program.made_by(analysis.roles)
+    new = (var for candidate in candidates for var in candidate.new_vars)
+    states = [*(leaf.in_var for leaf in traced.leaves), *(leaf.out_var for leaf in written)]
+    nodes = operations.union(program.in_vars, states, new)
+    return StepGraph(
+        values=_paths(program, nodes, after, is_var),
+        gradients=_paths(program, nodes, after, carries_derivative),
+        operations=operations,
+        opaque=program.made_by(analysis.opaque),
+    )
+
+
+def _paths(
+    program: Program,
+    nodes: Collection[Var],
+    after: Mapping[Var, Var],
+    passes: Callable[[Atom], bool],
+) -> Paths:
+    """Return the paths through variables for which ``passes`` holds."""
+    uses: dict[Use, int] = {}
+    behind: dict[Var, int] = {}
+    for index, equation in enumerate(program.equations):
+        if equation.primitive.name in CONSTANT:
+            continue
+        mask = 0
+        for atom in filter(passes, equation.invars):
+            if atom in nodes:
+                mask |= 1 << uses.setdefault(Use(atom, index), len(uses))
+            else:
+                mask |= behind.get(atom, 0)
+        behind.update((var, mask) for var in equation.outvars if passes(var))
+    return Paths([*uses], behind, nodes, after)
