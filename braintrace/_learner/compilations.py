@@ -14,7 +14,7 @@ from .._graph import ETraceGraph, SequenceRow
 from .._runtime import Recent
 from .._typing import PyTree
 from .arguments import Options
-from .function_key import FunctionKey, FunctionKeys, printed
+from .function_key import FunctionKey, FunctionKeys, line_of
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -62,22 +62,6 @@ class Features(NamedTuple):
     mesh: object = None
     placement: object = None
 
-    def by_name(self) -> dict[str, object]:
-        """Return them by the names that a reader knows."""
-        compared = [field.name for field in dataclasses.fields(Options) if field.compare]
-        return {
-            "the driver": self.method,
-            **{f"`{name}`": getattr(self.options, name) for name in compared},
-            "whether there is a `mask`": self.has_mask,
-            "the number of axes of `reset`": self.reset_axes,
-            "the structure of the sequences": self.structure,
-            "the slices of the sequences": self.slices,
-            "the analysed model": self.graph,
-            "the model's States": self.states,
-            "the `shard_map` around it": self.mesh,
-            "the mesh of the learner": self.placement,
-        }
-
 
 @dataclasses.dataclass(frozen=True)
 class _Compiled:
@@ -101,7 +85,7 @@ class Compilations:
         self._owner = (lambda: None) if owner is None else weakref.ref(owner)
         self._kept: Recent[object, _Compiled] = Recent(MOST_KEPT)
         self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn", "optimizer")}
-        self._of_line: Recent[str, list[_Note]] = Recent(MOST_KEPT)
+        self._count_of_line: Recent[str, int] = Recent(MOST_KEPT)
 
     def is_of(self, learner: Learner) -> bool:
         """Tell whether it is this learner that has compiled all this."""
@@ -143,11 +127,15 @@ class Compilations:
             return make()  # a part of what somebody else is tracing, who compiles it
         key = (*keys.values(), features)
         if key not in self._kept:
-            self._kept[key] = _Compiled(features, make(), set())
+            compiled = _Compiled(features, make(), set())
+            self._kept[key] = compiled
+            # A function that counts how often it is traced is the same function afterwards.
+            traced = (self._key(name, function) for name, function in functions.items())
+            self._kept[(*traced, features)] = compiled
         found = self._kept[key]
-        if keys and length not in found.lengths:
+        if functions and length not in found.lengths:
             found.lengths.add(length)
-            self._count(keys, {**features.by_name(), "the number of steps": length})
+            self._count(line_of(functions["step_fn"]))
         return found.driver
 
     def sequences(self, graph: ETraceGraph) -> Iterator[SequenceRow]:
@@ -175,54 +163,16 @@ class Compilations:
                 "`__hash__`."
             ) from error
 
-    def _count(self, keys: Mapping[str, FunctionKey], features: Mapping[str, object]) -> None:
-        """Warn where one line of the user's has been compiled often."""
-        line = keys["step_fn"].line
-        if line not in self._of_line:
-            self._of_line[line] = []
-        noted = self._of_line[line]
-        if len(noted) >= FOURTH:
-            return
-        noted.append(_note(keys, features))
-        if len(noted) == FOURTH:
+    def _count(self, line: str) -> None:
+        """Warn if one line of the user's code has been compiled often."""
+        self._count_of_line[line] = count = self._count_of_line.get(line, 0) + 1
+        if count == FOURTH:
             warnings.warn(
-                f"`step_fn` of {line} is compiled for the fourth time, which takes as long as "
-                f"the first time. What differs is {_difference(noted)}. Define functions once, "
-                "keep what changes in a State or give it as a sequence, and pad sequences to a "
-                "common length with `mask`.",
+                f"`step_fn` of {line} is compiled for the fourth time, and each time takes as long "
+                "as the first. A call compiles again if the code, the defaults or the closed-over "
+                "values of `step_fn` or `update_fn` differ, or the length, shapes, dtypes or "
+                "options. Define functions once, keep values that change in a State or pass them "
+                "as a sequence, and pad sequences to a common length with `mask`.",
                 RecompilationWarning,
                 stacklevel=level_of_user(),
             )
-
-
-_Noted = tuple[tuple[int, str | None], ...]
-"""Hashes, which keep nothing alive, and printed forms of what is short."""
-
-_Note = dict[str, _Noted]
-
-
-def _note(keys: Mapping[str, FunctionKey], features: Mapping[str, object]) -> _Note:
-    note: _Note = {name: ((hash(value), printed(value)),) for name, value in features.items()}
-    for name, key in keys.items():
-        for label, part in key.parts:
-            where = f"{label} of `{name}`"
-            note[where] = (*note.get(where, ()), (hash(part), printed(part)))
-    return note
-
-
-def _difference(noted: list[_Note]) -> str:
-    """Say what the last compilation does not share with the one before that is most like it."""
-    *earlier, now = noted
-    different = [
-        {name: was.get(name) for name in {**was, **now} if was.get(name) != now.get(name)}
-        for was in reversed(earlier)
-    ]
-    least = min(different, key=len)
-    if not least:
-        return f"nothing: it was given up for others, of which the last {MOST_KEPT} are kept"
-    return ", ".join(name + _change(was, now.get(name)) for name, was in least.items())
-
-
-def _change(was: _Noted | None, now: _Noted | None) -> str:
-    texts = [None if note is None else note[0][1] for note in (was, now)]
-    return "" if None in texts else f" ({texts[0]} then, {texts[1]} now)"

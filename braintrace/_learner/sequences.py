@@ -96,10 +96,10 @@ def etrace_grad(
         Pytrees of arrays ``(T, …)``; ``step_fn`` gets the slices of one step.
     step_fn
         Calls this learner once and returns the scalar loss of the step (with ``has_aux``:
-        a pair of it and a pytree). It is traced once for what it is: its code, the objects
-        that this reads, and the numbers among them. What changes inside those objects (an
-        entry of a list, an attribute that only their own methods read) is not seen: keep it
-        in a State. States that it reads before the call, and States of its own, carry no
+        a pair of it and a pytree). It is traced once for its code, its defaults and the
+        values that it has closed over, so a lambda may be made anew at every call. Changes of
+        globals, and inside closed-over objects, are not seen, as in ``jax.jit``: keep such
+        values in a State. States that it reads before the call, and States of its own, carry no
         gradient from one step to the next (nor, with ``vjp_method='multi-step'``, to the next
         window).
     mask
