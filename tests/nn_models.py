@@ -15,7 +15,7 @@ from braintrace import nn
 
 MODELS: list[ZooModel] = []
 RECURRENT = ("recurrent-mixing",)
-BEHIND = ("recurrent-mixing", "weight-behind-weight")
+BEHIND = ("recurrent-mixing", "nested-weights")
 
 
 def values(shape, scale=1.0, seed=3):

@@ -21,7 +21,7 @@ BATCH, INPUTS, H = 2, 3, 4
 PASSED = {"backward-not-linear", "untraced-state", "unused-parameter"}
 FOLLOWED_BY_POSITION = set(REPORTED) - {"between-layers"}
 CONCERNED = {
-    "closed": {"no-hidden-state", "not-carried", "unused-parameter"},
+    "closed": {"no-hidden-state", "no-trace", "unused-parameter"},
     "passed": PASSED,
     "neighbours": PASSED,
     "layered": PASSED | {"between-layers"},
@@ -121,8 +121,8 @@ def test_a_rule_that_passes_weights_hears_of_none():
 def test_a_weight_that_a_rule_does_not_carry_is_told():
     graph = compiled(Model(braintrace.matmul), "cut", carried=False)
     assert graph.hidden_param_op_relations == ()
-    assert kinds(graph, "info") == {"recurrent-mixing", "not-carried", "unused-parameter"}
-    told = {path for d in graph.diagnostics if d.kind == "not-carried" for path in d.paths}
+    assert kinds(graph, "info") == {"recurrent-mixing", "no-trace", "unused-parameter"}
+    told = {path for d in graph.diagnostics if d.kind == "no-trace" for path in d.paths}
     assert told == {"w", "w_rec"}
 
 

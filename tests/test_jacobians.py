@@ -78,7 +78,7 @@ def is_hidden(name):
 # --- rules that follow each element -------------------------------------------------------------
 
 
-NO_TRACE = {"mixed-positions", "partly-mixed", "operand-not-parameters", "inside-custom-rule"}
+NO_TRACE = {"mixed-positions", "partly-coupled", "operand-not-parameters", "inside-custom-rule"}
 NO_TRACE |= {"no-hidden-state"}
 
 
@@ -165,12 +165,12 @@ class Truncations:
             ends = ("new", a), ("parameter", weight)
             if weight in self.relations.with_traces and remembered:
                 used = self.jacobian.block(plain, *ends).any()
-                reported = any(self.is_reported({"also-plain"}, weight, [n]) for n in group.names)
-                reported = reported or self.is_reported({"also-plain"}, weight, group.names)
+                names = [*([name] for name in group.names), group.names]
+                reported = any(self.is_reported({"also-untagged"}, weight, n) for n in names)
                 self.expect(not used or reported, f"{weight} -> {a} by ordinary operations")
             if weight in marked and (weight, group.index) not in self.relations.pairs:
                 reached = self.jacobian.block(full, *ends).any()
-                reported = self._has_reason(weight, group, {"weight-behind-weight", "also-plain"})
+                reported = self._has_reason(weight, group, {"nested-weights", "also-untagged"})
                 self.expect(not reached or reported, f"{weight} -> {a} without a relation")
 
     def _check_reads(self):

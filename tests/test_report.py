@@ -63,7 +63,7 @@ def test_parameters_without_a_trace_and_why():
         row.parameter: row.reason for row in learner_of("GRUResetBefore").report().without_trace
     }
     assert rows["w_out"] == "used by ordinary operations only"
-    assert "weight-behind-weight" in rows["w_r"]
+    assert "nested-weights" in rows["w_r"]
     assert set(rows) == {"w_r", "w_out"}
 
 

@@ -261,7 +261,7 @@ def test_a_weight_without_a_past_is_told_and_has_no_trace():
     case = cases.BY_NAME["two_layers"]
     learner = build_learner(case, rules={"lower/w": "immediate"})
     assert [r.key for r in learner.graph.hidden_param_op_relations] == ["upper/w@mm1"]
-    assert [d.paths for d in learner.graph.diagnostics if d.kind == "not-carried"] == [("lower/w",)]
+    assert [d.paths for d in learner.graph.diagnostics if d.kind == "no-trace"] == [("lower/w",)]
     nothing = build_learner(case, "immediate", rules={"lower/w": "immediate"})
     assert snapshot(nothing)[1] == {}
 

@@ -59,7 +59,7 @@ class IndRNN(Cell):
     "w_f -> h",
     "w_h -> h",
     groups="h",
-    diagnostics=("recurrent-mixing", "weight-behind-weight"),
+    diagnostics=("recurrent-mixing", "nested-weights"),
 )
 class MGU(Cell):
     weights = {"w_f": W_BOTH, "w_h": W_BOTH, "w_out": W_OUT}
@@ -77,7 +77,7 @@ class MGU(Cell):
     "w_z -> h",
     "w_h -> h",
     groups="h",
-    diagnostics=("recurrent-mixing", "weight-behind-weight", "no-hidden-state"),
+    diagnostics=("recurrent-mixing", "nested-weights", "no-hidden-state"),
 )
 class GRUResetBefore(Cell):
     weights = {"w_z": W_BOTH, "w_r": W_BOTH, "w_h": W_BOTH, "w_out": W_OUT}

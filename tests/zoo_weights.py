@@ -54,7 +54,7 @@ class Heads(Cell):
     "w_in -> h",
     "w_rec -> h",
     groups="h",
-    diagnostics=("recurrent-mixing", "weight-behind-weight", "no-hidden-state"),
+    diagnostics=("recurrent-mixing", "nested-weights", "no-hidden-state"),
 )
 class Words(Cell):
     """Rows of one table drive the units themselves, those of the other go through a matrix."""

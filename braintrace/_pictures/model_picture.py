@@ -13,7 +13,7 @@ from .parts import Arrow, Node, Picture, in_bytes
 
 _CUT_WAYS = ("plain-mixing", "recurrent-mixing", "layer-to-layer")
 """Findings about a way from states to a group."""
-_CUT_WEIGHTS = ("mixed-positions", "partly-mixed", "backward-not-linear")
+_CUT_WEIGHTS = ("mixed-positions", "partly-coupled", "backward-not-linear")
 """Findings about a way from a weight that has a trace."""
 _MOST_NAMES = 3
 """Names of parameters that are written into one box."""
@@ -224,7 +224,7 @@ class _Findings:
             if found.kind in _CUT_WEIGHTS
             and group
             and not own.isdisjoint(found.paths)
-            and (found.kind == "partly-mixed" or set(group) <= set(found.paths))
+            and (found.kind == "partly-coupled" or set(group) <= set(found.paths))
         )
 
     def about_parameters(self, parameters: Iterable[str]) -> Level | None:

@@ -12,7 +12,7 @@ from ..core.marked_operations import MarkedOperation
 from .backward import about_outputs, bent_uses
 from .diagnose_groups import BENT, CHANGE_AFTERWARDS, about_group, names_of
 from .lost_marks import lost_marks
-from .untraced import also_plain, carried_without_a_trace, plain_in_readouts
+from .untraced import also_untagged, carried_without_a_trace, plain_in_readouts
 from .upstream import Upstream
 
 
@@ -39,12 +39,12 @@ def diagnose(
         yield from about_group(upstream, group, walks)
     yield from _bent_weights(step, relations)
     yield from _without_relation(step, found)
-    yield from _not_carried(found, relations)
+    yield from _no_trace(found, relations)
     yield from _inside_rules(step)
     yield from step.traced.unmarked
     yield from lost_marks(step)
-    yield from _partly_mixed(step, relations)
-    yield from also_plain(step, relations)
+    yield from _partly_coupled(step, relations)
+    yield from also_untagged(step, relations)
     yield from plain_in_readouts(step)
     yield from carried_without_a_trace(step, frozenset() if follows_all else step.graph.opaque)
     yield from _unused(step)
@@ -101,7 +101,7 @@ def _why_no_trace(
             "positions of a hidden state at once, other than by a broadcast. A trace cannot "
             "carry that; the weight gets the gradient of the current step."
         )
-        return "warning", "partly-mixed", message
+        return "warning", "partly-coupled", message
     message = (
         f"Weight {weights} of `{name}` reaches no hidden state "
         "with a trace position by position; it gets the gradient of the current step."
@@ -109,7 +109,7 @@ def _why_no_trace(
     return "info", "no-hidden-state", message
 
 
-def _not_carried(
+def _no_trace(
     found: Sequence[HiddenParamOpRelation], relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
     carried = {relation.key for relation in relations}
@@ -118,7 +118,7 @@ def _not_carried(
             names = tuple(path_name(path) for path in relation.parameter_paths)
             yield Diagnostic(
                 "info",
-                "not-carried",
+                "no-trace",
                 f"{quoted(names)} of `{relation.primitive.name}` has no trace by its learning "
                 "rule; it gets the gradient of the current step.",
                 names,
@@ -141,7 +141,7 @@ def _inside_rules(step: GroupedStep) -> Iterator[Diagnostic]:
             )
 
 
-def _partly_mixed(
+def _partly_coupled(
     step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
     for relation in relations:
@@ -150,7 +150,7 @@ def _partly_mixed(
             if influence.mixed:
                 yield Diagnostic(
                     "warning",
-                    "partly-mixed",
+                    "partly-coupled",
                     f"Some outputs of the operation of {quoted(paths)} reach several positions of "
                     f"{names_of(step.groups[influence.group])} at once, other than by a "
                     "broadcast; their influence is held constant.",

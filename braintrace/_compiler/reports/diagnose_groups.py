@@ -103,7 +103,7 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
     if behind.weights:
         yield Diagnostic(
             "warning",
-            "weight-behind-weight",
+            "nested-weights",
             f"Weight {quoted(behind.weights)} reaches {names_of(group)} through another marked "
             f"operation, `{name}`. A trace cannot carry a weight behind a weight: along this "
             "path it gets the gradient of the current step only. Where the model allows it, "

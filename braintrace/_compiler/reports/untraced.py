@@ -51,7 +51,7 @@ def _carriers(step: GroupedStep) -> list[StateLeaf]:
     return [leaf for leaf in others if leaf.out_var in reached]
 
 
-def also_plain(
+def also_untagged(
     step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
     """Yield the weights with a trace that reach a state by ordinary operations as well."""
@@ -75,7 +75,7 @@ def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iter
         if states:
             yield Diagnostic(
                 "warning",
-                "also-plain",
+                "also-untagged",
                 f"Weight '{leaf.name}' of a marked operation reaches {quoted(states)} through "
                 f"`{equation.primitive.name}` as well. Its trace carries the marked operation; "
                 "on the other way the weight gets the gradient of the current step. Use a "
