@@ -13,10 +13,10 @@ from jax.experimental.sparse import BCOO
 import braintrace
 from braintrace._learner import chunks
 from braintrace._learner.arguments import Options
-from braintrace._learner.body import Request
 from braintrace._learner.chunk_costs import PROCESSOR, Work, flops_of, work_of
 from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
 from braintrace._learner.gradient import differentiating
+from braintrace._learner.request import Request
 from braintrace._runtime import memory
 
 MIB = 2**20

@@ -17,8 +17,8 @@ import braintrace
 from braintrace._brainstate import trace_stateful
 from braintrace._executor import complex_packing, overwriting
 from braintrace._learner.arguments import Options
-from braintrace._learner.body import Request
 from braintrace._learner.gradient import differentiating
+from braintrace._learner.request import Request
 
 BY_NAME = {case.name: case for case in CASES}
 MATMUL = BY_NAME["matmul"]

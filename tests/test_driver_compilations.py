@@ -230,7 +230,7 @@ def test_clones_compile_for_themselves():
     found, expected = twin.gradient(), calls.gradient()
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert len(calls.traced) == len(twin.traced) == count
-    assert not twin.learner.drivers.is_of(calls.learner)
+    assert not twin.learner.parts.drivers.is_of(calls.learner)
 
 
 def test_what_is_compiled_is_bounded(monkeypatch):

@@ -15,8 +15,8 @@ from braintrace._executor import ParameterTraces, overwriting
 from braintrace._graph import Records
 from braintrace._jax import open_jaxpr, sub_jaxprs
 from braintrace._learner.arguments import Options
-from braintrace._learner.body import Request
 from braintrace._learner.gradient import differentiating
+from braintrace._learner.request import Request
 
 each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

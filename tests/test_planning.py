@@ -13,10 +13,10 @@ from jax.sharding import AbstractMesh
 
 import braintrace
 from braintrace._learner.arguments import Options
-from braintrace._learner.body import Request
 from braintrace._learner.driver import prepared
 from braintrace._learner.gradient import differentiating
 from braintrace._learner.online import stream_request
+from braintrace._learner.request import Request
 
 STEPS, BATCH = 8, 16
 
@@ -133,10 +133,10 @@ def memory_of(learner, x, method, chunk_size="auto", from_zero=True):
     if method == "etrace_grad":
         request = Request(method, differentiating, (xs,), options, {"step_fn": step_fn})
     else:
-        given = (learner, (xs,), options, step_fn, (update_fn, None), None, None)
+        given = (learner.parts, (xs,), options, step_fn, (update_fn, None), None, None)
         request = stream_request(*given)
     states = algorithm.states_of_model
-    driver, arguments = prepared(learner, request, states, list)
+    driver, arguments = prepared(learner.parts, request, states, list)
     is_zero = method == "etrace_grad" and from_zero
     traces = None if is_zero else algorithm.traces.carried.read()
     values = [state.value for state in driver.body.states(states)]

@@ -651,7 +651,7 @@ def test_a_learner_is_no_pickle(module):
 def test_a_learner_is_copied_and_its_state_is_pickled():
     learner, twin = shared(), copy.copy(shared())
     assert twin.algorithm is learner.algorithm
-    assert twin.drivers is not learner.drivers
+    assert twin.parts.drivers is not learner.parts.drivers
     state = learner.functional().state()
     assert_same_bits(pickle.loads(pickle.dumps(state)), state)
     assert dataclasses.is_dataclass(state)

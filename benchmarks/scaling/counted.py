@@ -78,7 +78,9 @@ def messages_of(
         "by update": len(of_updates),
         "bytes": size,
         "activity": ACTIVITY * network.units * batch * every,
-        "parameters": sum(w.nbytes for w in jax.tree.leaves(learner.parameters_for_optimizer()))
+        "parameters": sum(
+            w.nbytes for w in jax.tree.leaves(learner.parts.parameters_for_optimizer())
+        )
         - network.readout,
         "readout": network.readout,
     }

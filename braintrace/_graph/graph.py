@@ -6,35 +6,20 @@ from collections.abc import Mapping
 
 from .._jax import Atom, Var, is_var
 from .._typing import Path
-from .diagnostics import Diagnostic
+from .graph_data import GraphData
 from .hidden_group import HiddenGroup
-from .make_report import report_of
 from .marked import role
-from .method import Record, TraceSpecs, specs_of
-from .relation import HiddenParamOpRelation
-from .traced_model import StateLeaf, TracedModel
-from .whole_state import WholeState, operand_key, operands_of
+from .report.make import report_of
+from .trace_spec import specs_of
+from .traced_model import StateLeaf
+from .whole_state import operand_key, operands_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ETraceGraph:
+class ETraceGraph(GraphData):
     """What the compiler found in one step of a model.
 
-    Attributes
-    ----------
-    traced
-        The step as a flat program with named inputs and outputs.
-    hidden_groups
-        Hidden states that are coupled position by position.
-    hidden_param_op_relations
-        Marked operations that reach hidden groups, and their parameters.
-    diagnostics
-        What a user should know about the approximations made.
-    needs, trace_specs
-        What the learning rule that the model was compiled for reads of every step, and what it
-        carries from step to step; see `TraceMethod`.
-    whole
-        The hidden states as one vector, for rules that follow every way from state to state.
+    The attributes are those of `GraphData`.
 
     Examples
     --------
@@ -56,14 +41,6 @@ class ETraceGraph:
     >>> [relation.key for relation in graph.hidden_param_op_relations]
     ['w@mm0']
     """
-
-    traced: TracedModel
-    hidden_groups: tuple[HiddenGroup, ...]
-    hidden_param_op_relations: tuple[HiddenParamOpRelation, ...]
-    diagnostics: tuple[Diagnostic, ...]
-    needs: frozenset[Record]
-    trace_specs: TraceSpecs
-    whole: WholeState | None = None
 
     @property
     def traced_groups(self) -> tuple[HiddenGroup, ...]:

@@ -11,21 +11,16 @@ them what the rule needs, and asks the rule for gradients and for the traces aft
 Whatever makes, reports, resets, saves or checks traces reads their `TraceSpec`.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Set
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from collections.abc import Mapping, Set
+from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
-import numpy as np
 
 from .._etrace_op import SideBySide, as_one
-
-if TYPE_CHECKING:
-    from .graph import ETraceGraph
-    from .relation import HiddenParamOpRelation
+from .graph import ETraceGraph
+from .relation import HiddenParamOpRelation
+from .trace_spec import Record, TraceSpecs
 
 Weights: TypeAlias = dict[str, dict[str, jax.Array]]
 """Values of the trainable operands, by relation and name."""
@@ -37,29 +32,11 @@ rule makes of them."""
 Traces: TypeAlias = Mapping[str, Any]
 """Arrays in dicts with stable string keys, nested or not."""
 
-TraceSpecs: TypeAlias = Mapping[str, Any]
-"""The structure of traces, with a `TraceSpec` in the place of each array."""
-
-Record = Literal["x", "x in parts", "D", "Df", "step", "traces", "operands"]
-"""What can be recorded of a step; see `Records`.
-
-A rule that needs ``'x in parts'`` as well as ``'x'`` takes inputs that are `SideBySide`.
-``'step'`` are the inputs of its program. ``'traces'`` are those before it: a chunk has one step for
-a rule that needs these, whatever length is asked for, and its gradient is that of a single step.
-``'operands'`` are those of products with parameters: where weights are passed, gradients can go to
-them, as well as to the parameters themselves.
-"""
-
 Boundary = Literal["closed", "cut", "diagonal", "neighbours", "layered", "passed"]
 """What a marked weight is on the way back from a state to the states before the step."""
 
 FOLLOWS_ALL: frozenset[Boundary] = frozenset({"neighbours", "layered", "passed"})
 """Rules of the whole state, which follow every parameter, marked or not; see `WholeState`."""
-
-Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry", "state"]
-"""What an axis of a trace runs over: samples, the positions that one output reaches, places of a
-convolution, its groups, inputs, outputs, entries of which nothing else is known, or the numbers of
-a sample's whole state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,81 +97,11 @@ jax.tree_util.register_dataclass(
 )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TraceSpec:
-    """One array of the traces.
-
-    Attributes
-    ----------
-    shape, dtype
-        Of the array, in the dtype of the model.
-    axes
-        What each axis runs over.
-    relation
-        Key of the relation that it belongs to; ``None``: none.
-    state, operand
-        Names of the state that it follows (``None``: no single one) and of the array, for reports.
-    initial
-        Value at the start of a sequence: a number, or an array of this shape.
-    is_stored
-        Whether it is carried. What is not is listed for the size that it would have.
-    takes_trace_dtype
-        Whether it is kept in the dtype that a user gives as ``trace_dtype``.
-    outlives_reset
-        Whether it goes on where a sequence starts anew, for some samples or all, like a random
-        stream. It then has a key of its own among the traces, in no dict inside.
-    full_shape
-        The shape if structural zeros were stored as well; ``None``: there are none.
-    samples
-        ``flags -> array``: tells of every entry whether the flag of its sample is set, given one
-        flag for all samples or one for each. ``None``: its axis ``'batch'`` has the samples.
-    packed_with
-        Key of another trace that this one may be kept together with, as real and imaginary part of
-        one complex array; see `complex_packing`.
-    rule
-        Name of the rule that carries it, in a model with several.
-    """
-
-    shape: tuple[int, ...]
-    dtype: jax.typing.DTypeLike
-    axes: tuple[Role, ...]
-    relation: str | None = None
-    state: str | None = None
-    operand: str = ""
-    initial: float | jax.Array = 0
-    is_stored: bool = True
-    takes_trace_dtype: bool = True
-    outlives_reset: bool = False
-    full_shape: tuple[int, ...] | None = None
-    samples: Callable[[jax.Array], jax.Array] | None = None
-    packed_with: str | None = None
-    rule: str | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return math.prod(self.shape) * int(np.dtype(self.dtype).itemsize)
-
-    @property
-    def full_nbytes(self) -> int:
-        """Size in bytes if structural zeros were stored as well."""
-        shape = self.shape if self.full_shape is None else self.full_shape
-        return math.prod(shape) * int(np.dtype(self.dtype).itemsize)
-
-
 def inputs_for(needs: Set[Record], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return inputs of operations as a rule with these needs takes them."""
     if "x in parts" in needs:
         return dict(inputs)
     return {key: as_one(x) for key, x in inputs.items()}
-
-
-def specs_of(specs: TraceSpecs) -> list[TraceSpec]:
-    """Return the specifications of all arrays, in their order."""
-    found = []
-    for entry in specs.values():
-        found += [entry] if isinstance(entry, TraceSpec) else specs_of(entry)
-    return found
 
 
 class TraceMethod(Protocol):

@@ -7,7 +7,7 @@ it again, by the same function on arguments of the same types.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +21,15 @@ from .._typing import PyTree
 from . import sequences
 from .arguments import WatchOptions
 from .driver import lower_whole
+from .parts import HasParts, LearnerParts
 from .requests import REQUESTS
-
-if TYPE_CHECKING:
-    from .learner import Learner
 
 METHODS = one_of(*REQUESTS, "update")
 
 
 @one_thread_at_a_time
 @on_automatic_axes
-def lower(learner: Learner, method: str, *arguments: PyTree, **options: Any) -> jax.stages.Lowered:
+def lower(learner: HasParts, method: str, *arguments: PyTree, **options: Any) -> jax.stages.Lowered:
     """Return the program that a call of a method would run now; nothing is run.
 
     Its ``compile()`` has ``cost_analysis()`` and ``memory_analysis()``, and the call that comes
@@ -68,17 +66,18 @@ def lower(learner: Learner, method: str, *arguments: PyTree, **options: Any) -> 
     True
     """
     check_option("method", method, METHODS)
+    parts = learner.parts
     _check_call(method, arguments, options)
     check_tree("arguments", arguments, "`lower`: ")
     given = jax.tree.map(_stand_in, arguments)
     if method == "update":
-        return _lower_step(learner, given)
+        return _lower_step(parts, given)
     optimizer = options.get("optimizer")
-    request = REQUESTS[method](learner, *given, **options)
+    request = REQUESTS[method](parts, *given, **options)
     if optimizer is None:
-        return lower_whole(learner, request)
-    with learner.held_optimizer.begun(optimizer, learner.parameters_for_optimizer):
-        return lower_whole(learner, request)
+        return lower_whole(parts, request)
+    with parts.held_optimizer.begun(optimizer, parts.parameters_for_optimizer):
+        return lower_whole(parts, request)
 
 
 def _check_call(method: str, arguments: tuple[PyTree, ...], options: dict[str, Any]) -> None:
@@ -104,7 +103,7 @@ def _check_call(method: str, arguments: tuple[PyTree, ...], options: dict[str, A
         raise OptionError(f"{call}: `{method}` {what}; its options here are {listed}.")
 
 
-def _lower_step(learner: Learner, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:
+def _lower_step(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:
     algorithm = learner.algorithm
     caught_up(algorithm)
     compiled = algorithm.compiled

@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import brainstate
 import jax
-from jax.typing import ArrayLike
 
 from .._graph import Traces
 from .._runtime import CarriedTraces, States, Take
 from .._typing import PyTree
-from .arguments import PLAIN, Options
+from .arguments import Options
 from .chunks import Cuts
 from .restart import Restarts
-from .updates import Update
-
-if TYPE_CHECKING:
-    from .learner import Learner
 
 Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Restarts]
 """``(sequences, mask, restarts)``, as every body takes them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """A call of one of a learner's methods.
-
-    Attributes
-    ----------
-    method
-        Its name.
-    make
-        Makes the body of such calls, given checked arguments as an example.
-    sequences, options, functions, mask, reset
-        What the user gives; see `Learner.etrace_grad`.
-    updating
-        Returns for options what is done with gradients, for methods that learn.
-    """
-
-    method: str
-    make: Callable[[Learner, Request, Arguments], Body]
-    sequences: tuple[PyTree, ...]
-    options: Options = PLAIN
-    functions: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict)
-    mask: ArrayLike | None = None
-    reset: ArrayLike | None = None
-    updating: Callable[[Options], Update] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from .._arguments import level_of_user
 from .._errors import OptionError, RecompilationWarning
@@ -14,11 +14,8 @@ from .._graph import ETraceGraph, SequenceRow
 from .._runtime import Recent
 from .._typing import PyTree
 from .arguments import Options
+from .chunks import Cuts
 from .function_key import FunctionKey, FunctionKeys, line_of
-
-if TYPE_CHECKING:
-    from .driver import Driver
-    from .learner import Learner
 
 MOST_KEPT = 32
 """How many drivers a learner keeps. One is a step function with shapes and options: programs go to
@@ -28,6 +25,18 @@ closed over."""
 FOURTH = 4
 """The first compilation is needed, a second and third may be (training and validation, a shorter
 last batch); from the fourth on it is a habit, and takes more time than all else."""
+
+
+class Cutting(Protocol):
+    """A sequence program, as far as a report asks for it."""
+
+    @property
+    def cuts(self) -> Cuts:
+        """How sequences were cut into chunks."""
+        ...
+
+
+Driver = TypeVar("Driver", bound=Cutting)
 
 
 class Features(NamedTuple):
@@ -64,13 +73,13 @@ class Features(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Compiled:
+class _Compiled(Generic[Driver]):
     features: Features
     driver: Driver
     lengths: set[int]
 
 
-class Compilations:
+class Compilations(Generic[Driver]):
     """The drivers that one learner has compiled.
 
     A learner that is cloned or copied shares its attributes with the copy, which begins anew.
@@ -81,17 +90,17 @@ class Compilations:
         The learner.
     """
 
-    def __init__(self, owner: Learner | None = None) -> None:
+    def __init__(self, owner: object = None) -> None:
         self._owner = (lambda: None) if owner is None else weakref.ref(owner)
-        self._kept: Recent[object, _Compiled] = Recent(MOST_KEPT)
+        self._kept: Recent[object, _Compiled[Driver]] = Recent(MOST_KEPT)
         self._keys = {name: FunctionKeys() for name in ("step_fn", "update_fn", "optimizer")}
         self._count_of_line: Recent[str, int] = Recent(MOST_KEPT)
 
-    def is_of(self, learner: Learner) -> bool:
+    def is_of(self, learner: object) -> bool:
         """Tell whether it is this learner that has compiled all this."""
         return self._owner() is learner
 
-    def __reduce__(self) -> tuple[type[Compilations], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Compilations[Any]], tuple[()]]:
         return Compilations, ()
 
     def find(
@@ -142,7 +151,7 @@ class Compilations:
         """Yield how the methods have cut sequences for an analysed model."""
         for compiled in list(self._kept.values()):
             if compiled.features.graph is graph:
-                for (_, from_zero), cut in compiled.driver.body.cuts.items():
+                for (_, from_zero), cut in compiled.driver.cuts.items():
                     yield SequenceRow(
                         method=compiled.features.method,
                         steps=cut.steps,

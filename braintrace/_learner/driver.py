@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import brainstate
 import jax
@@ -42,15 +42,15 @@ from .._runtime import (
 from .._runtime.changes import caught_up, own_changes
 from .._typing import PyTree
 from .arguments import Options, length_of, shapes_of, weights_of
-from .body import Arguments, Body, Request, Unfinished, run_to_the_end
+from .body import Arguments, Body, Unfinished, run_to_the_end
+from .chunks import Cuts
 from .compilations import Features
 from .finite import is_finite
+from .parts import LearnerParts
 from .placed import Placing, placed_body
+from .request import Request
 from .restart import Initial, check_reset, initial_values
 from .step_function import LOOPS
-
-if TYPE_CHECKING:
-    from .learner import Learner
 
 Stored: TypeAlias = tuple[PyTree, list[PyTree], Callable[[], Traces] | None]
 """Results, new values of States, and a function that computes the traces, if any have moved."""
@@ -86,6 +86,11 @@ class Driver:
         self._program = Program(traced, donated=1)
         self._finish = None if body.finish is None else Program(body.finish, donated=1)
         self._pure = Program(self._unpacked)
+
+    @property
+    def cuts(self) -> Cuts:
+        """How sequences were cut into chunks."""
+        return self.body.cuts
 
     def pure(
         self, values: list[PyTree], traces: Traces, arguments: Arguments
@@ -261,7 +266,7 @@ class Driver:
 
 
 def prepared(
-    learner: Learner, request: Request, states: States, initial: Callable[[], Initial]
+    learner: LearnerParts, request: Request, states: States, initial: Callable[[], Initial]
 ) -> tuple[Driver, Arguments]:
     """Check what a method is called with, and return what runs it, and on what.
 
@@ -305,16 +310,14 @@ def prepared(
         )
 
     def make() -> Driver:
-        placement = algorithm.placement
-        devices = None if placement is None else placement.devices
+        placing = learner.placing()
         with (
-            kept_for_other_threads(learner.states().values()),
-            for_devices(devices),
+            kept_for_other_threads(learner.states()),
+            for_devices(None if placing is None else placing.devices),
             own_changes(algorithm),
             traced_on_automatic_axes(algorithm),
             loops_in_words(),
         ):
-            placing = None if placement is None else Placing(learner, placement)
             return Driver(algorithm, request.make(learner, request, arguments), placing)
 
     driver = learner.drivers.find(request.functions, features, steps, make)
@@ -323,7 +326,7 @@ def prepared(
     return driver, arguments
 
 
-def run_whole(learner: Learner, request: Request) -> PyTree:
+def run_whole(learner: LearnerParts, request: Request) -> PyTree:
     """Run a call of a method on the learner as it is.
 
     Few streams have numbers that are not finite, and to look at every gradient takes as long as an
@@ -340,7 +343,7 @@ def run_whole(learner: Learner, request: Request) -> PyTree:
     return driver(states, arguments, request.options)
 
 
-def lower_whole(learner: Learner, request: Request) -> jax.stages.Lowered:
+def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
     """Return the first program that `run_whole` would run."""
     states, trusting = caught_up(learner.algorithm), _trusting(request)
     driver, arguments = _prepared_as_it_is(learner, trusting or request, states)
@@ -357,7 +360,7 @@ def _trusting(request: Request) -> Request | None:
 
 
 def _prepared_as_it_is(
-    learner: Learner, request: Request, states: States
+    learner: LearnerParts, request: Request, states: States
 ) -> tuple[Driver, Arguments]:
     initial = functools.partial(initial_values, learner.algorithm, states)
     return prepared(learner, request, states, initial)

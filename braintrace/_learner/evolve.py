@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import jax
 
@@ -14,13 +14,12 @@ from .._jax import Var
 from .._runtime import CarriedTraces, Take, read_states, start_anew, whole_values
 from .._typing import PyTree
 from .arguments import Options
-from .body import Arguments, Body, Found, Given, Request, not_taken, taken
+from .body import Arguments, Body, Found, Given, not_taken, taken
 from .chunk_costs import work_of
 from .chunks import Cuts, chunks_of, over_chunks, steps_of
+from .parts import LearnerParts
+from .request import Request
 from .restart import Initial, Restarts, check_held, initial_inputs
-
-if TYPE_CHECKING:
-    from .learner import Learner
 
 Inputs: TypeAlias = Mapping[Var, jax.Array]
 """Values of a step's inputs, by variable."""
@@ -68,7 +67,7 @@ class _Steps:
         return list(whole_values(self._graph, self._states, self._values, new).values())
 
 
-def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
+def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Body:
     """Return a body that advances states and traces."""
     algorithm, graph, method = learner.algorithm, learner.graph, learner.algorithm.method
     if example[2][0] is not None:
@@ -108,7 +107,7 @@ def evolving(learner: Learner, request: Request, example: Arguments) -> Body:
     return _body(algorithm, run, taken, cuts)
 
 
-def predicting(learner: Learner, request: Request, example: Arguments) -> Body:
+def predicting(learner: LearnerParts, request: Request, example: Arguments) -> Body:
     """Return a body that advances the states only."""
     algorithm, graph = learner.algorithm, learner.graph
 

@@ -7,7 +7,7 @@ compatible for half a year; see the documentation of ``jax.export``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,12 @@ import jax.numpy as jnp
 from .._arguments import check_arrays
 from .._optional import optional_import
 from .._typing import PyTree
-
-if TYPE_CHECKING:
-    from .learner import Learner
+from .functional import FunctionalLearner
+from .parts import HasParts
 
 
 def export_step(
-    learner: Learner, *slices: PyTree, step_fn: Callable[..., PyTree], **options: Any
+    learner: HasParts, *slices: PyTree, step_fn: Callable[..., PyTree], **options: Any
 ) -> tuple[bytes, dict[str, jax.Array]]:
     """Return one step of `etrace_online` as bytes, and what it begins with.
 
@@ -56,9 +55,9 @@ def export_step(
     optional_import("flatbuffers", "export")
     for index, part in enumerate(slices):
         check_arrays(f"slice {index}", part)
-    pure = learner.functional()
+    pure = FunctionalLearner(learner.parts, {})
     if options.get("optimizer") is not None:
-        learner.init_optimizer(options["optimizer"])
+        learner.parts.init_optimizer(options["optimizer"])
     start = pure.state()
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(start), strict=True)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]

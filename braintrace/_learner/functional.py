@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import brainstate
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from .._algorithms import ETraceAlgorithm
 from .._arguments import shown
 from .._errors import OptionError
 from .._executor import pack, unpack
@@ -35,8 +36,9 @@ from .._runtime.changes import caught_up
 from .._typing import Path, PyTree
 from . import requests
 from .arguments import GradientOptions, Gradients, StreamOptions
-from .body import Request
 from .driver import prepared
+from .parts import LearnerParts
+from .request import Request
 from .restart import Initial
 from .state import (
     BY_PATH,
@@ -47,10 +49,6 @@ from .state import (
     states_in,
     with_values,
 )
-
-if TYPE_CHECKING:
-    from .._algorithms import ETraceAlgorithm
-    from .learner import Learner
 
 
 class FunctionalLearner:
@@ -68,7 +66,7 @@ class FunctionalLearner:
     Parameters
     ----------
     learner
-        The learner.
+        The parts of the learner.
     own
         What holds the user's own States (an optimizer), by name.
 
@@ -110,7 +108,7 @@ class FunctionalLearner:
     ((4, 50), True)
     """
 
-    def __init__(self, learner: Learner, own: Mapping[str, PyTree]) -> None:
+    def __init__(self, learner: LearnerParts, own: Mapping[str, PyTree]) -> None:
         for name, holder in own.items():
             states_in(name, holder)
         self._learner = learner

@@ -8,7 +8,6 @@ end: what lies between (a mask, a transpose, a product of parameters) is fixed o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +20,12 @@ from .._jaxpr import program_of
 from .._runtime import read_states
 from .._typing import PyTree
 from .arguments import Options
-from .body import Arguments, Body, Found, Request, Unfinished, taken_unless_zero
+from .body import Arguments, Body, Found, Unfinished, taken_unless_zero
 from .chunk_gradient import RecordedChunk, WindowChunk, is_window
 from .chunks import Chunks, Cuts, over_chunks, steps_of
+from .parts import LearnerParts
 from .recorder import Recorder, run_in_chunk, run_in_window
+from .request import Request
 from .restart import Initial, Restarts, check_held, restart_states
 from .step_function import (
     call_step_function,
@@ -32,11 +33,8 @@ from .step_function import (
 )
 from .units import split_loss, with_unit, with_units
 
-if TYPE_CHECKING:
-    from .learner import Learner
 
-
-def differentiating(learner: Learner, request: Request, example: Arguments) -> Body:
+def differentiating(learner: LearnerParts, request: Request, example: Arguments) -> Body:
     """Return a body that differentiates the loss of a sequence."""
     return SequenceGradient(learner, request, example).body
 
@@ -64,7 +62,7 @@ class SequenceGradient:
         What a driver runs.
     """
 
-    def __init__(self, learner: Learner, request: Request, example: Arguments) -> None:
+    def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
         self._algorithm = learner.algorithm
         self._options = request.options
         self._parameters = self._algorithm.param_states
@@ -76,7 +74,7 @@ class SequenceGradient:
         weights = _zero_operands(graph)
         arguments = (
             self._algorithm,
-            self._recording(learner, mask is not None, **request.functions),
+            self._recording(mask is not None, **request.functions),
             list(self._parameters.values()),
             (weights, initial),
             slices,
@@ -121,9 +119,7 @@ class SequenceGradient:
         extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
         return (given, *extra) if extra else given
 
-    def _recording(
-        self, learner: Learner, has_mask: bool, step_fn: Callable[..., PyTree]
-    ) -> Callable[..., PyTree]:
+    def _recording(self, has_mask: bool, step_fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """Return the step as a function of probes, of what is held fixed, and of slices."""
 
         def step(
@@ -139,9 +135,7 @@ class SequenceGradient:
                 else run_in_chunk(graph, weights, probes, restart, has_mask)
             )
             recorder = Recorder(self._algorithm, run)
-            loss, aux = call_step_function(
-                learner, step_fn, recorder, slices, self._options.has_aux
-            )
+            loss, aux = call_step_function(step_fn, recorder, slices, self._options.has_aux)
             mantissa, self._loss_unit = split_loss(loss, self._options.unit_aware)
             return mantissa, aux, recorder.records
 

@@ -1,7 +1,6 @@
 """The learner: one step, what it holds, and the methods that run whole sequences."""
 
 import dataclasses
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
@@ -13,17 +12,17 @@ from .._arguments import check_option
 from .._brainstate import ConstructorSignature
 from .._errors import NotPicklableError
 from .._executor import size_in_bytes
-from .._function_model import gradients_for
 from .._graph import ETraceGraph, Report, report_of
-from .._runtime import on_automatic_axes, one_thread_at_a_time, write_values
+from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._sharding import Division
 from .._typing import Path, PyTree
 from . import ahead_of_time, export, sequences
 from .arguments import ALGORITHM
 from .compilations import Compilations
 from .functional import FunctionalLearner
+from .interceptor import interceptor_of
 from .optimizer import HeldOptimizer
-from .placed import Placing
+from .parts import LearnerParts
 
 
 class Learner(brainstate.nn.Module):
@@ -53,8 +52,7 @@ class Learner(brainstate.nn.Module):
         check_option("algorithm", algorithm, ALGORITHM)
         self.algorithm = algorithm
         self.held_optimizer = HeldOptimizer()
-        self._recorder: Callable[..., PyTree] | None = None
-        self._drivers = Compilations(self)
+        self._drivers: Compilations[Any] = Compilations(self)
 
     def __copy__(self) -> "Learner":
         twin: Learner = object.__new__(type(self))
@@ -77,9 +75,8 @@ class Learner(brainstate.nn.Module):
     @one_thread_at_a_time
     def update(self, *arguments: PyTree) -> PyTree:
         """Run one step; see `ETraceAlgorithm.update`."""
-        if self._recorder is not None:
-            return self._recorder(*arguments)
-        return self.algorithm(*arguments)
+        interceptor = interceptor_of(self.algorithm)
+        return (interceptor or self.algorithm)(*arguments)
 
     @one_thread_at_a_time
     def reset_state(
@@ -106,7 +103,7 @@ class Learner(brainstate.nn.Module):
             What holds States of your own that ``step_fn`` and ``update_fn`` use, an optimizer for
             example: a State, a module, or a list or dict of them. The name begins their paths.
         """
-        return FunctionalLearner(self, own)
+        return FunctionalLearner(self.parts, own)
 
     @property
     def graph(self) -> ETraceGraph:
@@ -123,7 +120,7 @@ class Learner(brainstate.nn.Module):
 
         It also has how calls so far have cut sequences into chunks, and what these record.
         """
-        sequences = tuple(dict.fromkeys(self.drivers.sequences(self.graph)))
+        sequences = tuple(dict.fromkeys(self.parts.drivers.sequences(self.graph)))
         report = report_of(self.graph)
         carried = size_in_bytes(self.algorithm.compiled.trace_specs) + report.filter_bytes
         placement = self.algorithm.placement
@@ -193,48 +190,28 @@ class Learner(brainstate.nn.Module):
         OptionError, ShapeError
             If it is no optimizer, or the learner holds the state of another one.
         """
-        self.held_optimizer.begin(optimizer, self.parameters_for_optimizer)
-        self.place()
+        self.parts.init_optimizer(optimizer)
 
     @property
     def skipped_updates(self) -> int:
         """How many updates ``nonfinite='skip'`` has left out."""
         return int(self.held_optimizer.skipped.value)
 
-    def parameters_for_optimizer(self) -> PyTree:
-        """Return the parameters in the form in which their gradients are given."""
-        states = self.algorithm.param_states
-        return gradients_for(self.algorithm.model, {p: s.value for p, s in states.items()})
-
     @one_thread_at_a_time
     def divide(self, division: Division) -> None:
         """Divide what the learner holds over the devices of a mesh; see `braintrace.shard`."""
         self.algorithm.divide(division)
-        self.place()
-
-    def place(self) -> None:
-        """Put what the learner holds where its mesh has it, if it has been divided."""
-        placement = self.algorithm.placement
-        if placement is None:
-            return
-        self.algorithm.place()
-        placing = Placing(self, placement)
-        states = list(self.held_optimizer.states.values())
-        write_values(states, placing.values(states, [state.value for state in states]))
+        self.parts.place()
 
     @property
-    def drivers(self) -> Compilations:
-        """What this learner has compiled; a clone compiles for itself."""
+    def parts(self) -> LearnerParts:
+        """The parts that the methods work on; a clone compiles its own programs."""
         if not self._drivers.is_of(self):
             self._drivers = Compilations(self)
-        return self._drivers
+        return LearnerParts(self.algorithm, self.held_optimizer, self._drivers)
 
     @property
     def lock(self) -> AbstractContextManager[bool]:
         """What a thread holds while it runs or traces the model."""
         lock: AbstractContextManager[bool] = self.algorithm.lock
         return lock
-
-    def record_with(self, recorder: Callable[..., PyTree] | None) -> None:
-        """Let a recorder, or what refuses steps, stand in for the algorithm; None ends that."""
-        self._recorder = recorder

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -26,15 +26,17 @@ from .._function_model import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
 from .arguments import Options
-from .body import Arguments, Body, Request, run_to_the_end
+from .body import Arguments, Body, run_to_the_end
 from .body import Found as Results
 from .chunks import over_blocks, steps_of
 from .finite import check_finite
 from .gradient import differentiating
 from .leaves import by_path
 from .optimizer import OPTIMIZER
+from .parts import LearnerParts
 from .pure_step import PureStep
 from .recorder import Recorder, Restart, Values, first_written, run_online, values_of
+from .request import Request
 from .restart import Initial, Restarts, initial_values, restart_states
 from .step_function import (
     call_step_function,
@@ -45,9 +47,6 @@ from .units import split_loss, with_unit, with_units
 from .update_function import run_update
 from .updates import Found, update_of
 
-if TYPE_CHECKING:
-    from .learner import Learner
-
 Slices: TypeAlias = tuple[PyTree, Restart, jax.Array | None]
 """Of the sequences, the flags and the mask: those of one step, or of the steps of a block."""
 
@@ -56,7 +55,7 @@ Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[Found, Trac
 
 
 def stream_request(
-    learner: Learner,
+    learner: LearnerParts,
     sequences: tuple[PyTree, ...],
     options: Options,
     step_fn: Callable[..., PyTree],
@@ -103,7 +102,7 @@ def stream_request(
     )
 
 
-def learning_online(learner: Learner, request: Request, example: Arguments) -> Body:
+def learning_online(learner: LearnerParts, request: Request, example: Arguments) -> Body:
     """Return a body that learns at every step, or after every block of steps.
 
     Raises
@@ -136,7 +135,7 @@ class OnlineLearning:
         If the algorithm differentiates windows of steps, and is given single ones.
     """
 
-    def __init__(self, learner: Learner, request: Request, example: Arguments) -> None:
+    def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
         self._algorithm, self._options = learner.algorithm, request.options
         self._parameters = self._algorithm.param_states
         sequences, mask, (flags, _) = example
@@ -144,7 +143,7 @@ class OnlineLearning:
         differentiate = self._differentiating(learner, request, example)
         self._algorithm.prepare_requests()
         self._has_initial, self._asks = flags is not None, False
-        self._run = self._moving_on(learner, request, differentiate)
+        self._run = self._moving_on(request, differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)
         if self._asks and not self._has_initial:  # once more, with what samples start from
             self._has_initial = True
@@ -184,7 +183,7 @@ class OnlineLearning:
             return PureStep(self._algorithm.model, self._run, (), (traces, initial, slices))
 
     def _differentiating(
-        self, learner: Learner, request: Request, example: Arguments
+        self, learner: LearnerParts, request: Request, example: Arguments
     ) -> Differentiate:
         step_fn = request.functions["step_fn"]
         if self._options.every > 1:
@@ -195,11 +194,10 @@ class OnlineLearning:
                 "`vjp_method='multi-step'`. Make it with 'single-step', give a number of steps "
                 "with `every`, or use `etrace_grad`."
             )
-        return functools.partial(self._of_step, learner, step_fn)
+        return functools.partial(self._of_step, step_fn)
 
     def _of_step(
         self,
-        learner: Learner,
         step_fn: Callable[..., PyTree],
         traces: Traces,
         initial: Initial,
@@ -214,7 +212,7 @@ class OnlineLearning:
             before = values_of(self._parameters)
             run = run_online(algorithm, traces, restart)
             recorder = Recorder(algorithm, run)
-            loss, aux = call_step_function(learner, step_fn, recorder, slices, options.has_aux)
+            loss, aux = call_step_function(step_fn, recorder, slices, options.has_aux)
             self._check_not_written(before)
             mantissa, self._loss_unit = split_loss(loss, options.unit_aware)
             return mantissa, (aux, recorder.records)
@@ -231,7 +229,7 @@ class OnlineLearning:
         return Found(gradients_for(algorithm.model, gradients), loss, aux, counts), after
 
     def _of_blocks(
-        self, learner: Learner, step_fn: Callable[..., PyTree], example: Arguments
+        self, learner: LearnerParts, step_fn: Callable[..., PyTree], example: Arguments
     ) -> Differentiate:
         """Return how a block is differentiated: as a sequence of its own, by its mean loss."""
         has_aux, unit_aware = self._options.has_aux, self._options.unit_aware
@@ -259,9 +257,7 @@ class OnlineLearning:
 
         return of_block
 
-    def _moving_on(
-        self, learner: Learner, request: Request, differentiate: Differentiate
-    ) -> Callable[..., PyTree]:
+    def _moving_on(self, request: Request, differentiate: Differentiate) -> Callable[..., PyTree]:
         """Return a step or a block with its update: traces, initial values, slices -> results."""
         assert request.updating is not None
         algorithm, update = self._algorithm, request.updating(self._options)
@@ -270,7 +266,7 @@ class OnlineLearning:
             found, after = differentiate(traces, initial, inputs)
             leaves = by_path(gradients_by_path(algorithm.model, found.gradients))
             self._names = list(map(path_name, leaves))
-            flags, verdict = run_update(learner, update, found, after)
+            flags, verdict = run_update(algorithm, update, found, after)
             self._asks = flags is not None
             if flags is not None and self._has_initial:
                 restart_states(algorithm, initial, flags)

@@ -7,12 +7,12 @@ start and at the end, so that a learner that has been divided stays so.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
 import brainstate
 import jax
 
+from .._algorithms import ETraceAlgorithm
 from .._graph import Traces
 from .._jax import for_devices
 from .._sharding import Placement
@@ -20,27 +20,30 @@ from .._typing import Path, PyTree
 from .body import Arguments, Body, Found, Unfinished
 from .leaves import by_path, like_leaves
 
-if TYPE_CHECKING:
-    from .learner import Learner
-
 
 class Placing:
     """Where the values of a learner's States lie, its optimizer's among them.
 
     Parameters
     ----------
-    learner
-        The learner.
+    algorithm
+        The algorithm of the learner.
+    of_optimizer
+        The States of its optimizer by path.
     placement
         Where its mesh has the arrays of the model.
     """
 
-    def __init__(self, learner: Learner, placement: Placement) -> None:
-        algorithm = learner.algorithm
+    def __init__(
+        self,
+        algorithm: ETraceAlgorithm,
+        of_optimizer: Mapping[Path, brainstate.State],
+        placement: Placement,
+    ) -> None:
         self._placement = placement
         self._paths = {id(state): path for path, state in algorithm.states_of_model.items()}
         self._fresh = list(algorithm.short_term_states)
-        self._optimizer = {id(s): path for path, s in learner.held_optimizer.states.items()}
+        self._optimizer = {id(s): path for path, s in of_optimizer.items()}
         self._parameters = {
             (*map(str, path),): (parameter, index, leaf.shape)
             for parameter, state in algorithm.param_states.items()

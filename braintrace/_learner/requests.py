@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import brainstate
 from jax.typing import ArrayLike
 
 from .._typing import PyTree
 from .arguments import Options, chosen_among
-from .body import Request
 from .evolve import evolving, predicting
 from .gradient import differentiating
 from .online import stream_request
-
-if TYPE_CHECKING:
-    from .learner import Learner
+from .parts import LearnerParts
+from .request import Request
 
 
 def of_gradient(
-    learner: Learner,
+    learner: LearnerParts,
     *sequences: PyTree,
     step_fn: Callable[..., PyTree],
     mask: ArrayLike | None = None,
@@ -36,7 +34,7 @@ def of_gradient(
 
 
 def of_stream(
-    learner: Learner,
+    learner: LearnerParts,
     *sequences: PyTree,
     step_fn: Callable[..., PyTree],
     optimizer: Any = None,
@@ -51,13 +49,15 @@ def of_stream(
 
 
 def of_evolution(
-    learner: Learner, *sequences: PyTree, reset: ArrayLike | None = None, **options: Any
+    learner: LearnerParts, *sequences: PyTree, reset: ArrayLike | None = None, **options: Any
 ) -> Request:
     """Return a call of `Learner.etrace_evolve`."""
     return Request("etrace_evolve", evolving, sequences, Options(**options), reset=reset)
 
 
-def of_prediction(learner: Learner, *sequences: PyTree, reset: ArrayLike | None = None) -> Request:
+def of_prediction(
+    learner: LearnerParts, *sequences: PyTree, reset: ArrayLike | None = None
+) -> Request:
     """Return a call of `Learner.predict`."""
     return Request("predict", predicting, sequences, reset=reset)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import brainstate
 import jax
@@ -19,17 +19,15 @@ from .arguments import (
     WatchedGradientOptions,
     WatchedStreamOptions,
 )
-from .body import Request
 from .driver import run_whole
+from .parts import HasParts
+from .request import Request
 from .watching import OnLog, Watch, run_watched
-
-if TYPE_CHECKING:
-    from .learner import Learner
 
 
 @overload
 def etrace_grad(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     has_aux: Literal[False] = False,
     return_value: Literal[False] = False,
@@ -37,7 +35,7 @@ def etrace_grad(
 ) -> Gradients: ...
 @overload
 def etrace_grad(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     has_aux: Literal[False] = False,
     return_value: Literal[True],
@@ -45,7 +43,7 @@ def etrace_grad(
 ) -> tuple[Gradients, jax.Array]: ...
 @overload
 def etrace_grad(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     has_aux: Literal[True],
     return_value: Literal[False] = False,
@@ -53,7 +51,7 @@ def etrace_grad(
 ) -> tuple[Gradients, PyTree]: ...
 @overload
 def etrace_grad(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     has_aux: Literal[True],
     return_value: Literal[True],
@@ -61,7 +59,7 @@ def etrace_grad(
 ) -> tuple[Gradients, jax.Array, PyTree]: ...
 @overload
 def etrace_grad(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     has_aux: bool = ...,
     return_value: bool = ...,
@@ -72,7 +70,7 @@ def etrace_grad(
 @one_thread_at_a_time
 @on_automatic_axes
 def etrace_grad(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     step_fn: Callable[..., PyTree],
     mask: ArrayLike | None = None,
@@ -156,7 +154,7 @@ def etrace_grad(
         learner exactly once, writes a parameter or a hidden state, or returns no scalar.
     """
     request = requests.of_gradient(
-        learner,
+        learner.parts,
         *sequences,
         step_fn=step_fn,
         mask=mask,
@@ -174,21 +172,21 @@ def etrace_grad(
 
 @overload
 def etrace_online(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     has_aux: Literal[False] = False,
     **options: Unpack[WatchedStreamOptions],
 ) -> jax.Array: ...
 @overload
 def etrace_online(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     has_aux: Literal[True],
     **options: Unpack[WatchedStreamOptions],
 ) -> tuple[jax.Array, PyTree]: ...
 @overload
 def etrace_online(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     has_aux: bool = ...,
     **options: Unpack[WatchedStreamOptions],
@@ -198,7 +196,7 @@ def etrace_online(
 @one_thread_at_a_time
 @on_automatic_axes
 def etrace_online(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     step_fn: Callable[..., PyTree],
     optimizer: Any = None,
@@ -320,7 +318,7 @@ def etrace_online(
     ... )
     """
     request = requests.of_stream(
-        learner,
+        learner.parts,
         *sequences,
         step_fn=step_fn,
         optimizer=optimizer,
@@ -335,20 +333,21 @@ def etrace_online(
     watch = Watch(progress, log_every, on_log)
     if optimizer is None:
         return _run(learner, request, watch)
-    with learner.held_optimizer.begun(optimizer, learner.parameters_for_optimizer):
+    parts = learner.parts
+    with parts.held_optimizer.begun(optimizer, parts.parameters_for_optimizer):
         return _run(learner, request, watch)
 
 
 @overload
 def etrace_evolve(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     return_outputs: Literal[False],
     **options: Unpack[SequenceOptions],
 ) -> None: ...
 @overload
 def etrace_evolve(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     return_outputs: bool = ...,
     **options: Unpack[SequenceOptions],
@@ -358,7 +357,7 @@ def etrace_evolve(
 @one_thread_at_a_time
 @on_automatic_axes
 def etrace_evolve(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     chunk_size: int | str = "auto",
     memory_budget: int | None = None,
@@ -392,7 +391,7 @@ def etrace_evolve(
         For sequences that are empty, differ in length or do not fit the states.
     """
     request = requests.of_evolution(
-        learner,
+        learner.parts,
         *sequences,
         reset=reset,
         chunk_size=chunk_size,
@@ -405,7 +404,7 @@ def etrace_evolve(
 @one_thread_at_a_time
 @on_automatic_axes
 def predict(
-    learner: Learner,
+    learner: HasParts,
     *sequences: PyTree,
     reset: ArrayLike | None = None,
     progress: bool = False,
@@ -433,10 +432,11 @@ def predict(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    request = requests.of_prediction(learner, *sequences, reset=reset)
+    request = requests.of_prediction(learner.parts, *sequences, reset=reset)
     return _run(learner, request, Watch(progress, log_every, on_log))
 
 
-def _run(learner: Learner, request: Request, watch: Watch) -> PyTree:
-    run = functools.partial(run_whole, learner)
-    return run_watched(learner, request, watch, run) if watch.is_on else run(request)
+def _run(learner: HasParts, request: Request, watch: Watch) -> PyTree:
+    parts = learner.parts
+    run = functools.partial(run_whole, parts)
+    return run_watched(parts, request, watch, run) if watch.is_on else run(request)

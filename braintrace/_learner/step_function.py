@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,8 @@ from .._errors import OptionError
 from .._executor import examples
 from .._foreign import in_words
 from .._typing import PyTree
+from .interceptor import intercepting
 from .recorder import Recorder
-
-if TYPE_CHECKING:
-    from .learner import Learner
 
 LOOPS = (
     "`step_fn` calls the learner inside a compiled function or loop of its own. Call it directly: "
@@ -35,7 +33,6 @@ LOOPS = (
 
 
 def call_step_function(
-    learner: Learner,
     step_fn: Callable[..., PyTree],
     recorder: Recorder,
     slices: tuple[PyTree, ...],
@@ -45,8 +42,6 @@ def call_step_function(
 
     Parameters
     ----------
-    learner
-        The learner that the function calls.
     step_fn
         The user's function.
     recorder
@@ -63,13 +58,13 @@ def call_step_function(
         state, or returns no floating-point number.
     """
     check_takes("step_fn", step_fn, slices, f"{len(slices)} slices, one of each sequence")
-    learner.record_with(recorder)
-    try:
-        call = f"`step_fn` fails for {_told(step_fn, slices)}"
-        with in_words(OptionError, lambda: call), no_loops_in_step_function():
-            result = step_fn(*slices)
-    finally:
-        learner.record_with(None)
+    call = f"`step_fn` fails for {_told(step_fn, slices)}"
+    with (
+        intercepting(recorder.algorithm, recorder),
+        in_words(OptionError, lambda: call),
+        no_loops_in_step_function(),
+    ):
+        result = step_fn(*slices)
     if recorder.calls != 1:
         raise OptionError(
             f"`step_fn` called the learner {recorder.calls} times; it has to call it "

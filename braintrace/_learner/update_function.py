@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import jax
 
@@ -19,22 +19,20 @@ from .._errors import OptionError
 from .._graph import Traces
 from .._runtime import CarriedTraces, EligibilityTraces
 from .._typing import PyTree, path_name
+from .interceptor import intercepting
 from .recorder import first_written, traced_values
 from .updates import Found, Update
 
-if TYPE_CHECKING:
-    from .learner import Learner
-
 
 def run_update(
-    learner: Learner, update: Update, found: Found, traces: Traces
+    algorithm: ETraceAlgorithm, update: Update, found: Found, traces: Traces
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Run an update, and return which samples it wants to start anew; ``None``: none at all.
 
     Parameters
     ----------
-    learner
-        The learner.
+    algorithm
+        The algorithm of the learner.
     update, found
         The update, and what it gets.
     traces
@@ -50,14 +48,13 @@ def run_update(
     OptionError
         If it runs a step, or writes hidden states or traces.
     """
-    algorithm = learner.algorithm
     left = traced_values(algorithm)
-    learner.record_with(_refuse_step)
-    try:
-        with _showing(algorithm, traces), algorithm.requested_restarts.collected() as asked:
-            verdict = update(found)
-    finally:
-        learner.record_with(None)
+    with (
+        intercepting(algorithm, _refuse_step),
+        _showing(algorithm, traces),
+        algorithm.requested_restarts.collected() as asked,
+    ):
+        verdict = update(found)
     path = first_written(left, traced_values(algorithm))
     if path is not None:
         raise _refusal(f"writes the hidden State '{path_name(path)}' itself")

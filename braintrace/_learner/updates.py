@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -24,10 +24,8 @@ from .._typing import PyTree
 from .arguments import Options
 from .finite import first_not_finite, samples_not_finite
 from .optimizer import is_transformation
+from .parts import LearnerParts
 from .step_function import update_parameters
-
-if TYPE_CHECKING:
-    from .learner import Learner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +55,7 @@ Update: TypeAlias = Callable[[Found], jax.Array | None]
 
 
 def update_of(
-    learner: Learner, update_fn: Callable[..., PyTree] | None, optimizer: Any, options: Options
+    learner: LearnerParts, update_fn: Callable[..., PyTree] | None, optimizer: Any, options: Options
 ) -> Update:
     """Return what is done with gradients.
 
@@ -76,7 +74,7 @@ def update_of(
         update = by_transformation(learner, optimizer)
     else:
         update = by_object(learner, optimizer)
-    guard: Callable[[Learner, Update], Update] = GUARDS[options.nonfinite]
+    guard: Callable[[LearnerParts, Update], Update] = GUARDS[options.nonfinite]
     return guard(learner, where_counted(update))
 
 
@@ -89,7 +87,7 @@ def by_function(update_fn: Callable[..., PyTree], has_aux: bool) -> Update:
     return update
 
 
-def by_transformation(learner: Learner, optimizer: Any) -> Update:
+def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
     """Return the update by an ``optax.GradientTransformation``, whose state the learner holds."""
     state, model = learner.held_optimizer.transformed, learner.algorithm.model
     takes_loss = _takes_more(optimizer.update)
@@ -108,7 +106,7 @@ def by_transformation(learner: Learner, optimizer: Any) -> Update:
     return update
 
 
-def by_object(learner: Learner, optimizer: Any) -> Update:
+def by_object(learner: LearnerParts, optimizer: Any) -> Update:
     """Return the update by an object with a method ``update(gradients)``."""
     model = learner.algorithm.model
 
@@ -149,11 +147,11 @@ def where_counted(update: Update) -> Update:
     return counted
 
 
-def _ignoring(learner: Learner, update: Update) -> Update:
+def _ignoring(learner: LearnerParts, update: Update) -> Update:
     return update
 
 
-def _raising(learner: Learner, update: Update) -> Update:
+def _raising(learner: LearnerParts, update: Update) -> Update:
     def judged(found: Found) -> jax.Array:
         verdict = _verdict(learner, found)  # before an `update_fn` writes to the dict
         update(found)
@@ -162,7 +160,7 @@ def _raising(learner: Learner, update: Update) -> Update:
     return judged
 
 
-def _skipping(learner: Learner, update: Update) -> Update:
+def _skipping(learner: LearnerParts, update: Update) -> Update:
     skipped = learner.held_optimizer.skipped
 
     def guarded(found: Found) -> None:
@@ -171,7 +169,7 @@ def _skipping(learner: Learner, update: Update) -> Update:
 
         def leave_out() -> None:
             skipped.value = skipped.value + 1
-            learner.reset_state(where=samples_not_finite(algorithm, *left))
+            algorithm.reset_state(where=samples_not_finite(algorithm, *left))
 
         is_bad = _verdict(learner, found) >= 0
         brainstate.transform.cond(is_bad, leave_out, lambda: _nothing(update(found)))
@@ -179,14 +177,14 @@ def _skipping(learner: Learner, update: Update) -> Update:
     return guarded
 
 
-GUARDS: dict[str, Callable[[Learner, Update], Update]] = {
+GUARDS: dict[str, Callable[[LearnerParts, Update], Update]] = {
     "ignore": _ignoring,
     "raise": _raising,
     "skip": _skipping,
 }
 
 
-def _verdict(learner: Learner, found: Found) -> jax.Array:
+def _verdict(learner: LearnerParts, found: Found) -> jax.Array:
     gradients = gradients_by_path(learner.algorithm.model, found.gradients)
     first = first_not_finite(found.losses, gradients)
     return first if found.counts is None else jnp.where(found.counts, first, -1)

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,9 @@ from .._runtime import as_users_have_it
 from .._sharding import on_host
 from .._typing import PyTree
 from .arguments import length_of, weights_of
-from .body import Request
 from .chunks import windows_of
-
-if TYPE_CHECKING:
-    from .learner import Learner
+from .parts import LearnerParts
+from .request import Request
 
 PARTS, LONGEST = 10, 1000
 """A sequence has about so many blocks, and more where these would have more steps than that."""
@@ -77,7 +75,7 @@ class Watch:
         return self.progress or self.log_every is not None
 
 
-def run_watched(learner: Learner, request: Request, watch: Watch, run: Run) -> PyTree:
+def run_watched(learner: LearnerParts, request: Request, watch: Watch, run: Run) -> PyTree:
     """Run a call in blocks, and return what it returns as a whole.
 
     Parameters
@@ -145,7 +143,7 @@ def blocks_of(steps: int, unit: int, log_every: int | None) -> Iterator[tuple[in
             yield start, min(start + length, end)
 
 
-def _with_fixed_windows(learner: Learner, request: Request, steps: int) -> tuple[Request, int]:
+def _with_fixed_windows(learner: LearnerParts, request: Request, steps: int) -> tuple[Request, int]:
     """Return a call whose blocks do what it does as a whole, and what their lengths divide by."""
     is_window = learner.algorithm.vjp_method == "multi-step" and request.method == "etrace_grad"
     if not is_window:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .._graph import FILTERS, ETraceGraph, HiddenGroup, StateLeaf, report_of
 from .._graph.diagnostics import Diagnostic, Level
-from .._graph.report_rows import RelationRow
+from .._graph.report.rows import RelationRow
 from .._graph.short_names import short_names
 from .._typing import path_name
 from .dataflow import Dataflow, Origin, Use, dataflow_of, ungrouped

@@ -26,12 +26,12 @@ from .._function_model import gradients_by_path
 from .._jax import AnyJaxpr, for_devices, open_jaxpr
 from .._learner import Learner, compile
 from .._learner.arguments import Options
-from .._learner.body import Request
 from .._learner.driver import prepared
 from .._learner.evolve import evolving, predicting
 from .._learner.gradient import differentiating
 from .._learner.online import stream_request
 from .._learner.optimizer import is_transformation
+from .._learner.request import Request
 from .._sharding import Layout
 from .._typing import Path, PyTree
 from .division import Array, Parts, arrays, arrays_of_state, arrays_of_traces, divided_sizes
@@ -182,7 +182,7 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
     algorithm.divide(parts.of_model)
     moments = _begun(learner, work.optimizer)
     request = _request(learner, work, sequences, moments)
-    driver, arguments = prepared(learner, request, algorithm.states_of_model, list)
+    driver, arguments = prepared(learner.parts, request, algorithm.states_of_model, list)
     before, has_traces = _traces_before(algorithm, work), work.method != "predict"
     states = driver.body.states(algorithm.states_of_model)
     values, given = [state.value for state in states], before if has_traces else None
@@ -287,7 +287,9 @@ def _request(
         functions = {"step_fn": step_fn}
         return Request("etrace_grad", differentiating, sequences, work.options, functions)
     update = functools.partial(_update, learner, work.optimizer, moments)
-    return stream_request(learner, sequences, work.options, step_fn, (update, None), None, None)
+    return stream_request(
+        learner.parts, sequences, work.options, step_fn, (update, None), None, None
+    )
 
 
 def _sum_of_squares(outputs: PyTree) -> jax.Array:
@@ -299,12 +301,12 @@ def _sum_of_squares(outputs: PyTree) -> jax.Array:
 
 def _begun(learner: Learner, optimizer: Any) -> brainstate.State:
     """Return a State that holds that of an optimizer."""
-    state = () if optimizer is None else optimizer.init(learner.parameters_for_optimizer())
+    state = () if optimizer is None else optimizer.init(learner.parts.parameters_for_optimizer())
     return brainstate.LongTermState(state)
 
 
 def _update(learner: Learner, optimizer: Any, moments: brainstate.State, gradients: PyTree) -> None:
-    parameters, changes = learner.parameters_for_optimizer(), gradients
+    parameters, changes = learner.parts.parameters_for_optimizer(), gradients
     if optimizer is not None:
         changes, moments.value = optimizer.update(gradients, moments.value, parameters)
     new = jax.tree.map(lambda w, c: (w - c).astype(w.dtype), parameters, changes)

@@ -18,8 +18,7 @@ from jax.sharding import AxisType, Mesh
 
 from .._errors import OptionError, ShapeError
 from .._executor.complex_packing import arrays_of, of_arrays
-from .._graph import ETraceGraph, Records, Traces, TraceSpecs
-from .._graph.method import specs_of
+from .._graph import ETraceGraph, Records, Traces, TraceSpecs, specs_of
 from .._jax import is_tracer
 from .._typing import Path, PyTree
 from .division import Division, Names, sharding_on

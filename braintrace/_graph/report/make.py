@@ -1,21 +1,18 @@
 """From a compiled model to its report."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from .._typing import path_name
-from .hidden_group import HiddenGroup
-from .method import TraceSpec, specs_of
-from .relation import HiddenParamOpRelation
+from ..._typing import path_name
+from ..graph_data import GraphData
+from ..hidden_group import HiddenGroup
+from ..relation import HiddenParamOpRelation
+from ..trace_spec import TraceSpec, specs_of
 from .report import Report
-from .report_rows import DiagnosticRow, GroupRow, PlainRow, ReadoutRow, RelationRow
-from .whole_state_report import whole_state_rows
-
-if TYPE_CHECKING:
-    from .graph import ETraceGraph
+from .rows import DiagnosticRow, GroupRow, PlainRow, ReadoutRow, RelationRow
+from .whole_state_rows import whole_state_rows
 
 
-def report_of(graph: "ETraceGraph") -> Report:
+def report_of(graph: GraphData) -> Report:
     """Return the report of a compiled model."""
     specs = specs_of(graph.trace_specs)
     of_relations = (
@@ -36,7 +33,7 @@ def report_of(graph: "ETraceGraph") -> Report:
     )
 
 
-def _readout_rows(graph: "ETraceGraph") -> Iterator[ReadoutRow]:
+def _readout_rows(graph: GraphData) -> Iterator[ReadoutRow]:
     leaves = {leaf.path: leaf for leaf in graph.traced.filters}
     for readout in graph.traced.readouts:
         own = [leaves[path] for path in readout.filters]
@@ -79,7 +76,7 @@ def _group_row(group: HiddenGroup) -> GroupRow:
     return GroupRow(group.index, names, group.shape, transition, downstream)
 
 
-def _plain_rows(graph: "ETraceGraph") -> list[PlainRow]:
+def _plain_rows(graph: GraphData) -> list[PlainRow]:
     related = {p for r in graph.hidden_param_op_relations for p in r.parameter_paths}
     otherwise = "used by ordinary operations only"
     if graph.whole is not None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from .diagnostics import DiagnosticKind, Level
+from ..diagnostics import DiagnosticKind, Level
 
 
 @dataclasses.dataclass(frozen=True)

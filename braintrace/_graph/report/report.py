@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from .._tables import Part, Table, as_html, as_text
-from .report_cells import group_cells, readout_cells, relation_cells, sequence_cells
-from .report_rows import DiagnosticRow, GroupRow, PlainRow, ReadoutRow, RelationRow, SequenceRow
-from .short_names import short_names, shortened
+from ..._tables import Part, Table, as_html, as_text
+from ..short_names import short_names, shortened
+from .cells import group_cells, readout_cells, relation_cells, sequence_cells
+from .rows import DiagnosticRow, GroupRow, PlainRow, ReadoutRow, RelationRow, SequenceRow
 
 _HEADS = {
     "relations": ["relation", "x", "y", "hidden states", "map", "traces", "bytes"],

@@ -1,18 +1,15 @@
 """What a report says of rules whose traces are those of the whole state."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from .._jax import Atom, source_line
-from .method import TraceSpec
-from .report_rows import RelationRow
-from .whole_state import WholeState
-
-if TYPE_CHECKING:
-    from .graph import ETraceGraph
+from ..._jax import Atom, source_line
+from ..graph_data import GraphData
+from ..trace_spec import TraceSpec
+from ..whole_state import WholeState
+from .rows import RelationRow
 
 
-def whole_state_rows(graph: "ETraceGraph", specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
+def whole_state_rows(graph: GraphData, specs: Sequence[TraceSpec]) -> Iterator[RelationRow]:
     """Yield a row for each product and each parameter that has traces."""
     if graph.whole is None:
         return
@@ -60,7 +57,7 @@ def _whole_state_row(
     )
 
 
-def _parameters_behind(graph: "ETraceGraph", atoms: Sequence[Atom]) -> tuple[str, ...]:
+def _parameters_behind(graph: GraphData, atoms: Sequence[Atom]) -> tuple[str, ...]:
     behind = graph.traced.program.depends_on(atoms)
     leaves = (leaf for leaf in graph.traced.leaves if leaf.kind == "parameter")
     return tuple(leaf.name for leaf in leaves if leaf.in_var in behind)

@@ -1,6 +1,6 @@
 """The rows of a report as cells of tables."""
 
-from .report_rows import GroupRow, ReadoutRow, RelationRow, SequenceRow
+from .rows import GroupRow, ReadoutRow, RelationRow, SequenceRow
 
 
 def relation_cells(row: RelationRow) -> list[str]:

@@ -1,0 +1,1 @@
+"""The report of a compiled model: its rows, and how they are printed."""

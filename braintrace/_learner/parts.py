@@ -1,0 +1,86 @@
+"""The parts of a learner, which its methods work on."""
+
+import dataclasses
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import brainstate
+
+from .._algorithms import ETraceAlgorithm
+from .._function_model import gradients_for
+from .._graph import ETraceGraph
+from .._runtime import write_values
+from .._typing import PyTree
+from .compilations import Compilations
+from .optimizer import HeldOptimizer
+from .placed import Placing
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LearnerParts:
+    """The parts of a learner.
+
+    Attributes
+    ----------
+    algorithm
+        The algorithm, with the model and the traces.
+    held_optimizer
+        The optimizer of `Learner.etrace_online`.
+    drivers
+        The sequence programs that the learner has compiled.
+    """
+
+    algorithm: ETraceAlgorithm
+    held_optimizer: HeldOptimizer
+    drivers: Compilations[Any]
+
+    @property
+    def graph(self) -> ETraceGraph:
+        """The compiled model."""
+        return self.algorithm.graph
+
+    @property
+    def lock(self) -> AbstractContextManager[bool]:
+        """The lock that a thread holds while it runs or traces the model."""
+        lock: AbstractContextManager[bool] = self.algorithm.lock
+        return lock
+
+    def states(self) -> list[brainstate.State]:
+        """Return all States of the learner."""
+        holders = (self.algorithm, self.held_optimizer)
+        return [state for holder in holders for state in brainstate.graph.states(holder).values()]
+
+    def parameters_for_optimizer(self) -> PyTree:
+        """Return the parameters in the form in which their gradients are given."""
+        states = self.algorithm.param_states
+        return gradients_for(self.algorithm.model, {p: s.value for p, s in states.items()})
+
+    def init_optimizer(self, optimizer: Any) -> None:
+        """See `Learner.init_optimizer`."""
+        self.held_optimizer.begin(optimizer, self.parameters_for_optimizer)
+        self.place()
+
+    def placing(self) -> Placing | None:
+        """Return where the values of the States are placed; ``None``: there is no mesh."""
+        placement = self.algorithm.placement
+        if placement is None:
+            return None
+        return Placing(self.algorithm, self.held_optimizer.states, placement)
+
+    def place(self) -> None:
+        """Place the learner's arrays on its mesh, if it has one."""
+        placing = self.placing()
+        if placing is not None:
+            self.algorithm.place()
+            states = list(self.held_optimizer.states.values())
+            write_values(states, placing.values(states, [state.value for state in states]))
+
+
+class HasParts(Protocol):
+    """A learner, for functions that become its methods."""
+
+    @property
+    def parts(self) -> LearnerParts: ...
+
+    @property
+    def lock(self) -> AbstractContextManager[bool]: ...
