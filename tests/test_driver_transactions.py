@@ -265,7 +265,7 @@ def test_what_a_handler_raises_is_no_fault_of_an_argument():
 
 def test_a_call_that_ends_during_its_trace_leaves_no_tracers():
     runs, reference = (Runs(build_learner(CASE)) for _ in range(2))
-    for number in (100, 400, 800):
+    for number in (100, 400, 700):
         for driver in DRIVERS[:2]:
             runs.learner = brainstate.graph.clone(runs.learner)  # which has compiled nothing
             interrupt = Interrupts(number)
