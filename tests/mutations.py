@@ -750,8 +750,8 @@ MUTATIONS = [
     Mutation(
         "an element-wise weight that is a product",
         "_etrace_op/einsum.py",
-        "multiply = _in_matrices if axes.free and axes.contracted else _element_by_element",
-        "multiply = _in_matrices",
+        "    if axes.free and axes.contracted:\n",
+        "    if True:\n",
         ("tests/test_zoo.py::test_relations_groups_and_diagnostics[Heads]",),
         "a weight without a free axis cuts the relation of another one",
     ),
@@ -1111,11 +1111,30 @@ MUTATIONS = [
     ),
     Mutation(
         "a marked weight with its axes exchanged",
-        "_compiler/marking/products.py",
-        "moved(weight, [*w_shared, *w_summed, *w_free])",
-        "moved(weight, [*w_shared, *w_free, *w_summed])",
+        "_etrace_op/einsum.py",
+        "arranged(weight, axes.weight, [*by_group, axes.contracted, free])",
+        "arranged(weight, axes.weight, [*by_group, free, axes.contracted])",
         (f"{MARKS}_learns_as_its_marked_twin[product]",),
         "numbers of a transposed weight stand in other places",
+    ),
+    Mutation(
+        "a low rank whose factors have their axes in another order",
+        "_compiler/marking/products.py",
+        "upper = arranged(upper, second.weight, [taken, second.free])",
+        "upper = arranged(upper, second.weight, [second.contracted[::-1], second.free])",
+        (f"{MARKS}_learns_as_its_marked_twin[a low rank]",),
+        "the two axes of a rank are exchanged in one of its factors",
+    ),
+    Mutation(
+        "a weight with noise marked element by element",
+        "_compiler/marking/mark_plan.py",
+        "            return back_from_outputs(analysis, equation)[operand] is CUT\n",
+        "            return False\n",
+        (
+            f"{MARKS}_a_form_without_a_mark_has_the_gradient_of_the_step_and_names_an_operation"
+            "[noise in a weight]",
+        ),
+        "what is reported names no operation to call",
     ),
     Mutation(
         "the columns of a sparse product always last",

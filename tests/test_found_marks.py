@@ -105,11 +105,35 @@ def test_learns_as_by_hand_on_every_path(entry, algorithm):
     compared(entry, CHUNK_SIZES[1:3], (Runs.by_own_gradient, Runs.in_a_stream), algorithm)
 
 
+STORED = ("SparseLinear", "SparseLinear, bias")
+"""Layers of brainstate whose weights are the entries of a stored matrix."""
+
+
+@pytest.mark.parametrize("row", [pytest.param(r, id=r.id) for r in SWAPS if r.id in STORED])
+def test_a_stored_matrix_of_brainstate_is_reported(row):
+    name, arguments, options, ours, shape, _ = row.values
+    theirs, own = pair(name, arguments, options, ours, np.float64)
+    example = jnp.ones((2, *shape))
+
+    def learner(layer, mark):
+        return braintrace.compile(Filtered(layer), "d_rtrl", example, batch_size=2, mark=mark)
+
+    assert learner(own, "explicit").graph.diagnostics == ()
+    told = r"'layer/weight' enters.*Call `braintrace.sparse_matmul`, or use `braintrace.nn.Sparse"
+    if row.id == "SparseLinear":  # nothing else of it learns
+        with pytest.raises(braintrace.CompilationError, match=told):
+            learner(theirs, "auto")
+    else:
+        with pytest.warns(braintrace.ApproximationWarning, match=told):
+            learner(theirs, "auto")
+
+
 @pytest.mark.parametrize(
     "row",
     [
         pytest.param(row, id=row.id, marks=[] if i % 13 == 0 else [pytest.mark.nightly])
         for i, row in enumerate(SWAPS)
+        if row.id not in STORED
     ],
 )
 def test_layers_of_brainstate_learn_as_their_marked_twins(row):

@@ -365,10 +365,6 @@ def hidden_product(x, w):
 hidden_product.defvjp(lambda x, w: (x @ w, (x, w)), lambda kept, y: (y @ kept[1].T, kept[0].T @ y))
 
 
-def noise(x):
-    return jax.lax.stop_gradient(jnp.sin(x[0])) * np.ones((UNITS, 1))
-
-
 @jax.custom_jvp
 def softened(x, b):
     return jnp.tanh(x - b)
@@ -546,13 +542,6 @@ PADDED = jax.experimental.sparse.BCOO(
     shape=(INPUTS, UNITS),
 )
 FEW = np.array([0, 3, 5, 5, 1]), np.array([2, 0, 1, 3, 0])
-FEW_PLACES = jax.experimental.sparse.BCOO(
-    (np.ones(5), np.stack(FEW, axis=1)), shape=(INPUTS, UNITS)
-)
-STORED = csr(jnp.asarray(MASK, float))
-BY_UNIT = csr(jnp.asarray(MASK.T, float))
-LISTED = u.sparse.COO.fromdense(jnp.asarray(MASK.T, float))
-COUNT = int(MASK.sum())
 
 
 def added_up(p, x, rows=ENTRIES[0], columns=ENTRIES[1], **options):
@@ -567,10 +556,6 @@ def by_segments(p, x):
 
 def sp(p, x, matrix=MATRIX, bias=None):
     return bt.sparse_matmul(x, p["w"], sparse_mat=matrix, bias=bias)
-
-
-def stored(p, matrix=STORED):
-    return type(matrix)((p["w"], matrix.indices, matrix.indptr), shape=matrix.shape)
 
 
 kept(added_up, sp, name="a sparse matrix", w=(7,))
@@ -594,37 +579,10 @@ kept(
     w=(7,),
 )
 kept(
-    lambda p, x: (stored(p, BY_UNIT) @ x.T).T + p["b"],
-    lambda p, x: sp(p, x, BY_UNIT.T, p["b"]),
-    name="a stored matrix with a bias",
-    w=(COUNT,),
-    b=(UNITS,),
-)
-kept(
-    lambda p, x: x @ stored(p) + p["b"],
-    lambda p, x: sp(p, x, STORED, p["b"]),
-    exact=False,  # JAX takes the gradient of another matrix
-    name="a transposed matrix with a bias",
-    w=(COUNT,),
-    b=(UNITS,),
-)
-kept(
-    lambda p, x: (u.sparse.COO((p["w"], LISTED.row, LISTED.col), shape=LISTED.shape) @ x.T).T,
-    lambda p, x: sp(p, x, LISTED.T),
-    name="a matrix with a list of places",
-    w=(COUNT,),
-)
-kept(
     lambda p, x: 2 * (x @ p["w"]) + p["b"],
     lambda p, x: 2 * mm(x, p["w"]) + ew(p["b"]),
     name="a bias of twice a product",
     **DENSE,
-)
-kept(
-    lambda p, x: jnp.take_along_axis(p["w"][None], each_own(x)[..., None], 2)[..., 0],
-    lambda p, x: (ew(p["w"]) * jax.nn.one_hot(each_own(x), 3)).sum(-1),
-    name="an entry of each row",
-    w=(UNITS, 3),
 )
 kept(
     lambda p, x: p["w"][each_own(x), jnp.arange(UNITS)],
@@ -666,12 +624,6 @@ kept(
     **DENSE,
 )
 kept(
-    lambda p, x: x @ (noise(x) - p["w"]).T,
-    lambda p, x: mm(x, -p["w"].T) + x @ noise(x).T,
-    name="noise in a weight",
-    w=(UNITS, INPUTS),
-)
-kept(
     lambda p, x: softened(x[:, :UNITS], p["b"]),
     lambda p, x: jnp.tanh(x[:, :UNITS] + ew(jnp.tile(-p["b"], (BATCH, 1)))),
     name="a forward rule that broadcasts",
@@ -679,7 +631,7 @@ kept(
 )
 kept(
     lambda p, x: (jnp.zeros((UNITS, INPUTS)).at[FEW[1], FEW[0]].set(p["w"]) @ x.T).T + p["b"],
-    lambda p, x: bt.sparse_matmul(x, p["w"], sparse_mat=FEW_PLACES, bias=p["b"]),
+    lambda p, x: mm(x, jnp.zeros((INPUTS, UNITS)).at[FEW].set(p["w"]), p["b"]),
     name="few entries in a matrix",
     w=(5,),
     b=(UNITS,),
@@ -823,17 +775,9 @@ def test_other_rules_learn_as_by_hand(algorithm):
     assert_gradients_close(found, wanted, TOLERANCE)
 
 
-STORED_FOR_ONE = Row(
-    "a stored matrix",
-    lambda p, h, x: leaky(h, stored(p, BY_UNIT) @ x[0]),
-    lambda p, h, x: leaky(h, sp(p, x[0], BY_UNIT.T)),
-    {"w": (COUNT,)},
-)
-
-
 def test_a_model_of_one_sample_is_mapped():
     names = "a transposed weight", "a decay, and one minus it", "a sparse matrix"
-    rows = (*(r for r in ROWS if r.name in names), STORED_FOR_ONE)
+    rows = tuple(r for r in ROWS if r.name in names)
     xs = data()
 
     def gradients(kind, **options):
@@ -930,13 +874,7 @@ def test_a_sum_that_is_no_sparse_product_is_reported(step):
     assert ("mixed-positions", ("w0", "h0")) in findings_of(learner)
 
 
-def stored_where_data_say(p, h, x):
-    matrix = u.sparse.CSR((p["w"][0, :2], jnp.argsort(x[0, :2]), np.array([0, 1, 2])), shape=(2, 4))
-    return leaky(h, x[:, :2] @ matrix)
-
-
 UNMARKED = {
-    "a matrix stored where data say": (stored_where_data_say, "no constant of the step"),
     "a backward rule that clips": (lambda p, h, x: h + clipped_product(x, p["w"]), "custom_vjp"),
     "a long loop": (long_loop, "unroll_limit"),
     "a long loop over parameters": (many_gains, "unroll_limit"),
@@ -969,6 +907,101 @@ def test_what_stays_unmarked_is_reported_and_has_the_gradient_of_the_step(name):
     if name not in WITHOUT_DERIVATIVE:
         wanted = gradients_of(compiled(rows, "marked"))
         assert_gradients_close(gradients_of(learner), wanted, TOLERANCE)
+
+
+BY_ROW = csr(jnp.asarray(MASK, float))
+BY_UNIT = csr(jnp.asarray(MASK.T, float))
+LISTED = u.sparse.COO.fromdense(jnp.asarray(MASK.T, float))
+INDEXED = jax.experimental.sparse.BCOO.fromdense(jnp.asarray(MASK.T, float))
+COUNT = int(MASK.sum())
+
+
+def stored(p, matrix):
+    return type(matrix)((p["w"], matrix.indices, matrix.indptr), shape=matrix.shape)
+
+
+def listed(p):
+    return u.sparse.COO((p["w"], LISTED.row, LISTED.col), shape=LISTED.shape)
+
+
+def noise(x):
+    return jax.lax.stop_gradient(jnp.sin(x[0])) * np.ones((UNITS, 1))
+
+
+def convolved(p, x):
+    kernel = p["w"] + jax.lax.stop_gradient(x[0, 0])
+    return jax.lax.conv_general_dilated(x[:, None, :UNITS], kernel, (1,), "SAME")[:, 0]
+
+
+SPARSE, LOOKED, SHIFTED = "`braintrace.sparse_matmul`", "`braintrace.embedding`", "`conv`"
+OTHER_FORMS = {
+    "a stored matrix": (lambda p, x: x @ stored(p, BY_ROW), SPARSE, (COUNT,)),
+    "a stored matrix in front": (lambda p, x: (stored(p, BY_UNIT) @ x.T).T, SPARSE, (COUNT,)),
+    "a matrix with a list of places": (lambda p, x: (listed(p) @ x.T).T, SPARSE, (COUNT,)),
+    "a matrix with indices": (
+        lambda p, x: (
+            (jax.experimental.sparse.BCOO((p["w"], INDEXED.indices), shape=INDEXED.shape) @ x.T).T
+        ),
+        SPARSE,
+        (COUNT,),
+    ),
+    "an entry of each row": (
+        lambda p, x: jnp.take_along_axis(p["w"][None], each_own(x)[..., None], 2)[..., 0],
+        LOOKED,
+        (UNITS, 3),
+    ),
+    "an entry of each row by a map": (
+        lambda p, x: jax.vmap(lambda w, i: w[i], (0, 1), 1)(p["w"], each_own(x)),
+        LOOKED,
+        (UNITS, 3),
+    ),
+    "noise in a weight": (
+        lambda p, x: x @ (noise(x) - p["w"]).T,
+        "`braintrace.matmul`",
+        (UNITS, INPUTS),
+    ),
+    "noise in a kernel": (convolved, SHIFTED, (1, 1, 3)),
+}
+
+
+def gradient_of_the_steps(row):
+    """The gradient of the losses, each of one step from a state that is held, in plain JAX."""
+
+    def loss(params):
+        h, total = row.start(), 0.0
+        for x in data():
+            h = row.plain(params, jax.lax.stop_gradient(h), x)
+            total += (h**2).sum()
+        return total
+
+    return jax.grad(loss)(row.params())
+
+
+@pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_a_form_without_a_mark_has_the_gradient_of_the_step_and_names_an_operation(name):
+    drive, operation, shape = OTHER_FORMS[name]
+
+    def plain(p, h, x):
+        return leaky(h, drive(p, x))
+
+    def with_gain(p, h, x):
+        return plain(p, h, x) + p["c"] * x[:, :UNITS]
+
+    row = Row(name, with_gain, None, {"w": shape, "c": (UNITS,)})
+    learner = compiled((row,), "plain", mark="auto")
+    (found,) = learner.graph.diagnostics
+    assert (found.level, found.kind, found.paths) == ("warning", "not-marked", ("w0",))
+    assert operation in found.message
+    assert "test_marks.py" in found.source
+    expected = {
+        "w0": gradient_of_the_steps(row)["w"],
+        "c0": bptt((row,), (row.params(),), data())[0]["c"],
+    }
+    assert np.abs(expected["w0"]).max() > 0.1
+    assert_gradients_close(gradients_of(learner), expected, TOLERANCE)
+    with pytest.raises(bt.CompilationError, match=f"(?s)'w0' enters.*{operation}.*test_marks.py"):
+        compiled((Row(name, plain, None, {"w": shape}),), "plain", mark="auto")
 
 
 def test_a_filter_says_which_parameters_are_marked():

@@ -70,8 +70,9 @@ def _product(axes: Axes, x: Any, weight: Any) -> Any:
     x, weight = _summed(x, axes.x, axes.weight, axes), _summed(weight, axes.weight, axes.x, axes)
     known = {*axes.data, *axes.shared, *axes.contracted, *axes.free}
     axes = Axes(_among(axes.x, known), _among(axes.weight, known), axes.output)
-    multiply = _in_matrices if axes.free and axes.contracted else _element_by_element
-    return multiply(axes, x, weight)
+    if axes.free and axes.contracted:
+        return in_matrices(axes, x, weight)
+    return product_and_sum(axes, x, etp_elemwise_p.bind(weight))
 
 
 def _among(letters: Letters, known: set[str]) -> Letters:
@@ -84,25 +85,32 @@ def _summed(array: Any, letters: Letters, of_other: Letters, axes: Axes) -> Any:
     return jnp.sum(array, axis=tuple(alone)) if alone else array
 
 
-def _in_matrices(axes: Axes, x: Any, weight: Any) -> Any:
+def in_matrices(axes: Axes, x: Any, weight: Any, bias: Any = None) -> Any:
+    """Multiply by a weight with free and contracted letters, as by one matrix for each group.
+
+    A bias has one entry for each of the weight's shared and free letters, flattened in that order.
+    """
     size = dict(zip((*axes.x, *axes.weight), (*x.shape, *weight.shape), strict=True))
     data, shared, free = axes.data, axes.shared, axes.free
     by_group = (shared,) if shared else ()
-
-    def arranged(array: Any, letters: Letters, kinds: Sequence[Letters]) -> Any:
-        order = [letters.index(a) for kind in kinds for a in kind]
-        sizes = [math.prod(size[a] for a in kind) for kind in kinds]
-        return jnp.transpose(array, order).reshape(sizes)
-
     x = arranged(x, axes.x, [*((a,) for a in data), *by_group, axes.contracted])
     weight = arranged(weight, axes.weight, [*by_group, axes.contracted, free])
-    y = bind_grouped(x, weight) if shared else bind_dense(x, weight)
+    biases = () if bias is None else (bias.reshape(*weight.shape[:-2], weight.shape[-1]),)
+    y = bind_grouped(x, weight, *biases) if shared else bind_dense(x, weight, *biases)
     result = (*data, *shared, *free)
     y = y.reshape([size[a] for a in result])
     return jnp.transpose(y, [result.index(a) for a in axes.output])
 
 
-def _element_by_element(axes: Axes, x: Any, weight: Any) -> Any:
+def arranged(array: Any, letters: Letters, kinds: Sequence[Letters]) -> Any:
+    """Return an array whose axes are kinds of letters, those of each kind made one."""
+    order = [letters.index(a) for kind in kinds for a in kind]
+    sizes = [math.prod(array.shape[letters.index(a)] for a in kind) for kind in kinds]
+    return jnp.transpose(array, order).reshape(sizes)
+
+
+def product_and_sum(axes: Axes, x: Any, weight: Any) -> Any:
+    """Multiply element by element, and sum over the letters that the result does not have."""
     every = (*axes.x, *axes.free)
 
     def along(array: Any, letters: Letters) -> Any:
@@ -110,7 +118,7 @@ def _element_by_element(axes: Axes, x: Any, weight: Any) -> Any:
         missing = [i for i, a in enumerate(every) if a not in letters]
         return jnp.expand_dims(jnp.transpose(array, order), missing)
 
-    product = along(x, axes.x) * along(etp_elemwise_p.bind(weight), axes.weight)
+    product = along(x, axes.x) * along(weight, axes.weight)
     y = _summed(product, every, axes.output, axes)
     left = tuple(a for a in every if a in axes.output)
     return jnp.transpose(y, [left.index(a) for a in axes.output])

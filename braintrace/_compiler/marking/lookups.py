@@ -1,10 +1,7 @@
 r"""Rows of a parametric table that data choose, as marked operations.
 
 Entries along one axis of a table, or along several at once, are rows of a table of their own:
-:math:`w_{ij\cdot} = w'_{(i N + j)\cdot}`. Where an axis goes together with one of the indices, as
-in ``take_along_axis``, each row has its own table:
-
-.. math:: y_{bf} = w_{f\,i_{bf}} = \sum_k [i_{bf} = k] \, w_{fk}.
+:math:`w_{ij\cdot} = w'_{(i N + j)\cdot}`.
 """
 
 import dataclasses
@@ -18,8 +15,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from ... import _etrace_op
-from ..._jax import Equation, bind, with_derivative_of
-from .axes import moved
+from ..._jax import Equation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,8 +28,6 @@ class Lookup:
         Of the table, and of what is read at each index, axis by axis.
     indexed
         Axes of the table that an index is for, in the order of the indices.
-    paired
-        Axes of the table, and those of the indices that go together with them.
     kept, places
         Axes of the table that the result has, and where.
     mode, fill
@@ -43,7 +37,6 @@ class Lookup:
     shape: tuple[int, ...]
     sizes: tuple[int, ...]
     indexed: tuple[int, ...]
-    paired: tuple[tuple[int, ...], tuple[int, ...]]
     kept: tuple[int, ...]
     places: tuple[int, ...]
     mode: Any
@@ -54,8 +47,7 @@ class Lookup:
     @property
     def _chosen(self) -> list[int]:
         """Axes of which an index says what is read."""
-        unpaired = [axis for axis in range(len(self.shape)) if axis not in self.paired[0]]
-        return [axis for axis in unpaired if self.sizes[axis] != self.shape[axis]]
+        return [k for k, size in enumerate(self.shape) if self.sizes[k] != size]
 
     @property
     def _windows(self) -> list[int]:
@@ -63,8 +55,7 @@ class Lookup:
 
     @property
     def _whole(self) -> list[int]:
-        taken = (*self.paired[0], *self._chosen)
-        return [axis for axis in range(len(self.shape)) if axis not in taken]
+        return [axis for axis in range(len(self.shape)) if axis not in self._chosen]
 
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the entries at the indices; there is no bias."""
@@ -78,19 +69,6 @@ class Lookup:
         others = [axis for axis in range(y.ndim) if axis not in self.places]
         there = jax.lax.broadcast_in_dim(there, y.shape, others)
         return jnp.where(there, y, jnp.asarray(self.fill, y.dtype))
-
-    def as_product(self, operands: Sequence[Any]) -> Any:
-        """Return the same as a product of tables with what is one at the row that is read."""
-        starts = self._starts(operands)
-        rows, tables = self._rows(starts, self._are_there(starts)), self._table(operands[0])
-        (of_table, of_index), axes = self.paired, range(rows.ndim)
-        places = jnp.arange(tables.shape[len(of_table)], dtype=rows.dtype)
-        hit = (rows[..., None] == places).astype(tables.dtype)
-        shared = of_index, tuple(range(len(of_table)))
-        y = jax.lax.dot_general(hit, tables, (((rows.ndim,), (len(of_table),)), shared))
-        found = [*of_index, *(axis for axis in axes if axis not in of_index)]
-        y = moved(y, [*map(found.index, axes), *range(rows.ndim, y.ndim)])
-        return self._in_order(y, starts[0].ndim)
 
     def _starts(self, operands: Sequence[Any]) -> list[Any]:
         """Return where reading begins, for each axis that an index is for."""
@@ -126,50 +104,47 @@ class Lookup:
         return rows if there is None else jnp.where(there.reshape(shape), rows, count)
 
     def _table(self, weight: Any) -> Any:
-        """Return the rows, behind the paired axes."""
-        first, chosen, whole = self.paired[0], self._chosen, self._whole
-        shape = [[weight.shape[axis] for axis in axes] for axes in (first, chosen, whole)]
-        rows = math.prod(shape[1])
-        return moved(weight, [*first, *chosen, *whole]).reshape(*shape[0], rows, *shape[2])
+        """Return the rows."""
+        chosen, whole = self._chosen, self._whole
+        rows = math.prod(weight.shape[axis] for axis in chosen)
+        shape = rows, *(weight.shape[axis] for axis in whole)
+        return jnp.transpose(weight, [*chosen, *whole]).reshape(shape)
 
     def _in_order(self, y: Any, lead: int) -> Any:
         """Bring what is ``(*indices, *windows, *other axes)`` into the result's order."""
         axes = [*self._windows, *self._whole]
         kept = [axis for axis in self.kept if axis in axes]
         order = [*kept, *(axis for axis in axes if axis not in kept)]  # the last are of size one
-        y = moved(y, [*range(lead), *(lead + axes.index(axis) for axis in order)])
+        y = jnp.transpose(y, [*range(lead), *(lead + axes.index(axis) for axis in order)])
         y = y.reshape(*y.shape[:lead], *(self.sizes[axis] for axis in self.kept))
         of_index = iter(range(lead))
         of_table = dict(zip(self.places, range(lead, y.ndim), strict=True))
-        return moved(y, [of_table[k] if k in of_table else next(of_index) for k in range(y.ndim)])
+        return jnp.transpose(
+            y, [of_table[k] if k in of_table else next(of_index) for k in range(y.ndim)]
+        )
 
 
-def lookup_of(equation: Equation) -> Lookup | None:
-    """Return what looks entries up in the first operand; ``None``: it does something else."""
+PAIRED = (
+    "each row of the table has an index of its own. Call `braintrace.embedding` with the table as "
+    "rows of entries and the index of each entry"
+)
+
+
+def lookup_of(equation: Equation) -> Lookup | str | None:
+    """Return what looks entries up in the first operand.
+
+    ``None``: it does something else. A text: why it cannot be marked.
+    """
     name, params, shape = equation.primitive.name, equation.params, equation.invars[0].aval.shape
     if name not in ("gather", "dynamic_slice"):
         return None
     sizes, every = tuple(map(int, params["slice_sizes"])), tuple(range(len(shape)))
     if name == "dynamic_slice":
-        return Lookup(shape, sizes, every, ((), ()), every, every, None, math.nan)
+        return Lookup(shape, sizes, every, every, every, None, math.nan)
     numbers, mode = params["dimension_numbers"], params["mode"]
-    paired = tuple(numbers.operand_batching_dims), tuple(numbers.start_indices_batching_dims)
-    left = (*numbers.collapsed_slice_dims, *paired[0])
-    kept = tuple(axis for axis in every if axis not in left)
+    if numbers.operand_batching_dims:
+        return PAIRED
+    kept = tuple(axis for axis in every if axis not in numbers.collapsed_slice_dims)
     indexed, places = tuple(numbers.start_index_map), tuple(numbers.offset_dims)
     fill = math.nan if params["fill_value"] is None else params["fill_value"]
-    return Lookup(shape, sizes, indexed, paired, kept, places, mode, fill)
-
-
-def is_paired(equation: Equation) -> bool:
-    """Tell whether an equation looks up in a table of its own for each of some rows."""
-    name = equation.primitive.name
-    return name == "gather" and bool(equation.params["dimension_numbers"].operand_batching_dims)
-
-
-def in_pairs(equation: Equation, operands: Sequence[Any]) -> list[Any]:
-    """Return such rows, with the derivative of a product; see `Lookup.as_product`."""
-    lookup = lookup_of(equation)
-    assert lookup is not None
-    (value,) = bind(equation, list(operands))
-    return [with_derivative_of(value, lookup.as_product(operands))]
+    return Lookup(shape, sizes, indexed, kept, places, mode, fill)

@@ -19,7 +19,7 @@ import numpy as np
 from ..._graph.marked import is_marked
 from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import loop_of
-from ..._jaxpr.dataflow import ELEMENTWISE, NONE, Constants
+from ..._jaxpr.dataflow import ELEMENTWISE, NONE
 from ..core.analysis import Analysis
 from ..core.transfer import CUT, MANY, Ids
 from ..core.walk import back_from_outputs, numbered, walk_back
@@ -36,7 +36,6 @@ from .products import (
     with_one_output,
 )
 from .sparse_sums import SparseSum, sparse_sum
-from .sparse_tables import placed_of
 
 MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "tile"})
 """What may stand between an element-wise mark and the data."""
@@ -89,7 +88,7 @@ class MarkPlan:
     products, biases
         Products, and the biases of some of them.
     inner
-        Equations that are parts of those: a product before another, what puts entries in place.
+        Products that are parts of those: the first of two in a row.
     terms
         Multiplications that are parts of products in several equations.
     elementwise
@@ -121,16 +120,18 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
         equation = program.equations[index]
         if index in totals or is_marked(equation):
             continue
-        product = product_of(equation, operands, uses.found, analysis.constants)
+        product = product_of(equation, operands, uses.found)
         product = product or sparse_sum(uses, analysis.constants, index, operands)
         if is_sum_with_weights(equation, operands) and spread.holds(*equation.outvars):
             product = with_one_output(equation, operands)
         if isinstance(product, str):
             plan.unmarked.append(Unmarked(equation, operands, product))
         elif product is not None:
-            totals.update(_planned(uses, analysis.constants, plan, index, product))
+            totals.update(_planned(uses, plan, index, product))
         elif is_spelled_out(uses, analysis, index, operands):
             plan.unmarked.append(Unmarked(equation, operands, _why_closed(equation, unroll_limit)))
+        elif _is_noisy_weight(uses, analysis, equation):
+            plan.unmarked.append(Unmarked(equation, operands, NOISY))
         else:
             passed = tuple(i for i in operands if _passes(analysis, equation, i))
             if passed:
@@ -157,6 +158,13 @@ NOT_LINEAR = (
 )
 
 
+NOISY = (
+    "what it is added to has no derivative, as noise, and an operation that couples elements reads "
+    "the sum. Call `braintrace.matmul` (or `conv`) with the parameter alone, and add the product "
+    "with the other summand"
+)
+
+
 class _Spread:
     """The variables whose elements reach several places of a state by a broadcast.
 
@@ -177,9 +185,7 @@ class _Spread:
         return [walk_back(self._analysis, start).ids for start in starts]
 
 
-def _planned(
-    uses: ParametricUses, constants: Constants, plan: MarkPlan, index: int, product: Product
-) -> set[int]:
+def _planned(uses: ParametricUses, plan: MarkPlan, index: int, product: Product) -> set[int]:
     """Plan the mark of a product, and return the equations that it takes besides."""
     if isinstance(product, SparseSum):
         plan.terms[index] = product
@@ -188,14 +194,10 @@ def _planned(
         equation = uses.program.equations[index]
         below = _below(uses, plan, equation.invars[1 - product.weight])
         both = None if below is None else low_rank(plan.products[below], product)
-        placed = placed_of(uses, constants, equation, product)
         if below is not None and both is not None:
             del plan.products[below]
             plan.inner.add(below)
             product = both
-        elif placed is not None:
-            inner, product = placed
-            plan.inner.add(inner)
     plan.products[index] = product
     bias = _bias(uses, index, product)
     if bias is None:
@@ -301,6 +303,23 @@ def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:
 def _multiplies_by_one(equation: Equation) -> bool:
     numbers = [atom.val for atom in equation.invars if not is_var(atom)]
     return equation.primitive.name == "mul" and len(numbers) == 1 and bool(np.all(numbers[0] == 1))
+
+
+def _is_noisy_weight(uses: ParametricUses, analysis: Analysis, equation: Equation) -> bool:
+    """Tell whether a sum is one of a weight and of data without a derivative."""
+    if equation.primitive.name not in ("add", "add_any", "sub"):
+        return False
+    summands = [atom for atom in equation.invars if not uses.is_parametric(atom)]
+    if not analysis.gradients_behind(summands).isdisjoint(uses.program.in_vars):
+        return False
+    reader = uses.only_reader(equation.outvars[0])
+    while reader is not None:
+        index, operand = reader
+        equation = uses.program.equations[index]
+        if equation.primitive.name not in REORDERS and not _only_moves(equation):
+            return back_from_outputs(analysis, equation)[operand] is CUT
+        reader = uses.only_reader(equation.outvars[0])
+    return False
 
 
 def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:

@@ -29,12 +29,10 @@ from ..core.analysis import Analysis
 from ..frontend.canonicalize import selected, unrolled
 from ..frontend.state_arrays import StateArray
 from .computed_from import LOOPS, From
-from .lookups import in_pairs, is_paired
 from .mark_plan import Bias, MarkPlan, Unmarked, is_spelled_out, mark_plan
 from .own_derivatives import by_its_derivative, hides_weights
 from .parametric_uses import ParametricUses
 from .products import Product, is_sum_with_weights, row, sum_with_weights
-from .shifted import rules_of_shifted
 from .sparse_sums import SparseSum
 
 
@@ -136,7 +134,6 @@ def _spelled_out(
             index: _rule_for(uses, analysis, index, operands, marking) for index, operands in uses
         }
         rules = {index: rule for index, rule in found.items() if rule is not None}
-        rules = rules or rules_of_shifted(uses, analysis)
         if not rules:
             return program
         avals = [var.aval for var in program.in_vars]
@@ -159,9 +156,8 @@ def _rule_for(
     if equation.primitive.name in LOOPS:
         is_open = not marking.spells_out or not is_spelled_out(uses, analysis, index, operands)
         return None if is_open else _rule_for_loop(equation, marking.unroll_limit)
-    if hides_weights(analysis, equation, operands):
-        return by_its_derivative(analysis, equation, operands)
-    return in_pairs if is_paired(equation) and tuple(operands) == (0,) else None
+    is_hiding = hides_weights(analysis, equation, operands)
+    return by_its_derivative(analysis, equation, operands) if is_hiding else None
 
 
 def _rule_for_loop(equation: Equation, unroll_limit: int) -> Rule | None:

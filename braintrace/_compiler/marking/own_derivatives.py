@@ -11,13 +11,12 @@ There weights are found as anywhere else. The value stays that of the call.
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from ..._jax import OWN_BACKWARD, Equation, Var, bind, is_var, with_derivative_of
+from ..._jax import OWN_BACKWARD, Equation, bind, with_derivative_of
 from ..._jaxpr import Rule, carries_derivative, evaluate_all
 from ..core.analysis import Analysis
 from ..core.transfer import CUT
@@ -36,10 +35,7 @@ def hides_weights(analysis: Analysis, equation: Equation, operands: Sequence[int
 
 
 def by_its_derivative(
-    analysis: Analysis,
-    equation: Equation,
-    operands: Sequence[int],
-    changes: Mapping[Var, Any] = MappingProxyType({}),
+    analysis: Analysis, equation: Equation, operands: Sequence[int]
 ) -> Rule | None:
     """Return the rule that runs an equation like this; ``None``: its backward pass is not linear.
 
@@ -48,9 +44,7 @@ def by_its_derivative(
     analysis, equation
         Of the program, and the equation.
     operands
-        Those whose changes are kept apart from those of all others.
-    changes
-        What has the derivative of operands, where these are not to be asked for their own.
+        Those whose changes are kept apart from the changes of all others.
     """
     moving = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
     others = [i for i in moving if i not in operands]
@@ -62,9 +56,9 @@ def by_its_derivative(
 
     def rule(equation: Equation, values: Sequence[Any]) -> list[Any]:
         held = [jax.lax.stop_gradient(value) for value in values]
-        pairs = zip(equation.invars, values, strict=True)
-        moved = [changes.get(atom, value) if is_var(atom) else value for atom, value in pairs]
-        parts = [evaluate_all(jaxpr, [*held, *(moved[i] for i in own)], {}) for own, jaxpr in along]
+        parts = [
+            evaluate_all(jaxpr, [*held, *(values[i] for i in own)], {}) for own, jaxpr in along
+        ]
         totals = (
             functools.reduce(operator.add, of_output) for of_output in zip(*parts, strict=True)
         )

@@ -1,26 +1,21 @@
 r"""Ordinary products of data with a weight, as marked operations.
 
-A product sums over axes that both operands have, :math:`y_{bfo} = \sum_k x_{bfk} w_{ko}`, wherever
-these axes stand, and on whichever side the weight is. The operands are moved into the places that
-a marked operation expects, and the result back into those that the program expects.
+A ``dot_general`` is an einsum, whose axes have letters (`braintrace._etrace_op.einsum.Axes`): it is
+marked as that einsum is.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from ... import _etrace_op
+from ..._etrace_op.einsum import Axes, arranged, in_matrices, product_and_sum
 from ..._jax import Equation, Var
-from ..._jaxpr.dataflow import Constants
-from ..._jaxpr.factors import dot_axes
-from .axes import moved
 from .computed_from import From, of_operands
-from .lookups import is_paired, lookup_of
-from .sparse_products import STORED, stored_of
+from .lookups import lookup_of
 
 
 class Product(Protocol):
@@ -47,10 +42,7 @@ class Product(Protocol):
 
 
 def product_of(
-    equation: Equation,
-    positions: Sequence[int],
-    found: dict[Var, From],
-    constants: Constants | None = None,
+    equation: Equation, positions: Sequence[int], found: dict[Var, From]
 ) -> Product | str | None:
     """Return an equation as a marked product.
 
@@ -62,8 +54,6 @@ def product_of(
         The operands that are computed from parameters.
     found
         What variables are computed from.
-    constants
-        The constants of the program; ``None``: they are not known yet.
 
     Returns
     -------
@@ -71,8 +61,6 @@ def product_of(
         ``None``: it is no product with a weight. A text: why a product cannot be marked.
     """
     name, params = equation.primitive.name, equation.params
-    if name in STORED:
-        return stored_of(equation, constants) if tuple(positions) == (0,) else None
     if len(positions) != 1 or From.DATA not in of_operands(equation, found):
         return None
     product: Product | None = None
@@ -83,9 +71,18 @@ def product_of(
     elif name == "conv_general_dilated" and positions == (1,) and len(_shape(equation, 0)) > 2:
         features = params["dimension_numbers"].out_spec[1]
         product = Convolution(params, equation.outvars[0].aval.dtype, (features,))
-    elif positions == (0,) and not is_paired(equation):
-        return lookup_of(equation)
+    elif positions == (0,):
+        return STORED if name.startswith(FORMATS) else lookup_of(equation)
     return None if product is None else _not_by_default(equation) or product
+
+
+FORMATS = ("bcoo_", "bcsr_", "coo_", "csr_")
+"""How the names of products with a matrix in a sparse format begin."""
+
+STORED = (
+    "its entries are those of a matrix in a sparse format. Call `braintrace.sparse_matmul`, or use "
+    "`braintrace.nn.SparseLinear`"
+)
 
 
 def is_product(equation: Equation, positions: Sequence[int], found: dict[Var, From]) -> bool:
@@ -111,8 +108,8 @@ def is_sum_with_weights(equation: Equation, positions: Sequence[int]) -> bool:
     """
     if equation.primitive.name != "dot_general" or len(positions) != 1:
         return False
-    axes = dot_axes(equation)
-    return bool(axes.summed[0]) and not axes.free[positions[0]]
+    axes = _dense(equation, positions[0]).axes
+    return bool(axes.contracted) and not axes.free
 
 
 def row(bias: Any, axes: Sequence[int], outputs: Sequence[int], shape: Sequence[int]) -> Any:
@@ -128,23 +125,13 @@ def row(bias: Any, axes: Sequence[int], outputs: Sequence[int], shape: Sequence[
     sizes, order = dict(zip(axes, bias.shape, strict=True)), sorted(outputs)
     aligned = bias.reshape([sizes.get(axis, 1) for axis in order])
     full = jnp.broadcast_to(aligned, [shape[axis] for axis in order])
-    return moved(full, [order.index(axis) for axis in outputs]).reshape(-1)
+    return jnp.transpose(full, [order.index(axis) for axis in outputs]).reshape(-1)
 
 
 def sum_with_weights(equation: Equation, operands: Sequence[Any], position: int) -> Any:
     """Return the same as an element-wise product and a sum."""
-    contracted, batch = equation.params["dimension_numbers"]
-    x, weight = operands[1 - position], operands[position]
-    dtype = equation.outvars[0].aval.dtype
-    own = [*batch[position], *contracted[position]]
-    places = [*batch[1 - position], *contracted[1 - position]]
-    order = sorted(range(len(own)), key=places.__getitem__)
-    weight = jnp.transpose(weight, [own[i] for i in order]).astype(dtype)
-    full = jax.lax.broadcast_in_dim(weight, x.shape, tuple(sorted(places)))
-    summed = jax.lax.reduce_sum(x.astype(dtype) * full, axes=tuple(contracted[1 - position]))
-    left = [axis for axis in range(x.ndim) if axis not in contracted[1 - position]]
-    first = [left.index(axis) for axis in batch[1 - position]]
-    return moved(summed, [*first, *(i for i in range(len(left)) if i not in first)])
+    product = _dense(equation, position)
+    return product_and_sum(product.axes, *product.factors(operands))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,48 +140,28 @@ class Dense:
 
     Attributes
     ----------
-    shared, summed, free
-        Axes of the input and of the weight: those that the result has once, those that are summed
-        over, and all others.
+    axes
+        Its letters: those of its axes.
     """
 
+    axes: Axes
     weight: int
-    shared: tuple[tuple[int, ...], tuple[int, ...]]
-    summed: tuple[tuple[int, ...], tuple[int, ...]]
-    free: tuple[tuple[int, ...], tuple[int, ...]]
     dtype: Any
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Shared axes come first; the weight's others stand behind the input's, or before them."""
-        shared, of_input, of_weight = len(self.shared[0]), *map(len, self.free)
-        first = shared + (of_input if self.weight == 1 else 0)
-        return (*range(shared), *range(first, first + of_weight))
+        """The axes that the weight has as well, and those that it brings."""
+        return tuple(map(self.axes.output.index, (*self.axes.shared, *self.axes.free)))
+
+    def factors(self, operands: Sequence[Any]) -> tuple[Any, Any]:
+        """Return input and weight in the dtype of the result."""
+        return operands[1 - self.weight].astype(self.dtype), operands[self.weight].astype(
+            self.dtype
+        )
 
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the product; see `Product`."""
-        x, weight = operands[1 - self.weight], operands[self.weight]
-        of_x, of_weight = zip(self.shared, self.summed, self.free, strict=True)
-        (x_shared, x_summed, x_free), (w_shared, w_summed, w_free) = of_x, of_weight
-        leading = [x.shape[axis] for axis in x_free]
-        shared = [x.shape[axis] for axis in x_shared]
-        own = [weight.shape[axis] for axis in w_free]
-        count, size = math.prod(x.shape[axis] for axis in x_summed), math.prod(own)
-        groups = [math.prod(shared)] if shared else []
-        x = moved(x, [*x_free, *x_shared, *x_summed]).reshape(*leading, *groups, count)
-        weight = moved(weight, [*w_shared, *w_summed, *w_free]).reshape(*groups, count, size)
-        bias = None if bias is None else bias.reshape(*groups, size)
-        multiply = _etrace_op.grouped_matmul if shared else _etrace_op.matmul
-        y = multiply(x.astype(self.dtype), weight.astype(self.dtype), bias)
-        return self.in_order(y.reshape(*leading, *shared, *own))
-
-    def in_order(self, y: Any) -> Any:
-        """Bring a result ``(free of the input, shared, free of the weight)`` into its own order."""
-        leading, shared = len(self.free[0]), len(self.shared[0])
-        places = list(range(y.ndim))
-        kinds = [places[:leading], places[leading + shared :]]
-        order = kinds if self.weight == 1 else kinds[::-1]
-        return moved(y, [*places[leading : leading + shared], *order[0], *order[1]])
+        return in_matrices(self.axes, *self.factors(operands), bias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,29 +189,35 @@ class LowRank:
 
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the product; see `Product`."""
-        first, second = self.first, self.second
-        inner, weight = operands[1 - second.weight].operands, operands[second.weight]
-        x, lower = inner[1 - first.weight], inner[first.weight]
-        (x_summed, l_summed), (x_free, l_free) = first.summed, first.free
-        pairs = sorted(zip(*second.summed, strict=True))
-        leading = [x.shape[axis] for axis in x_free]
-        own = [weight.shape[axis] for axis in second.free[1]]
-        rank = math.prod(lower.shape[axis] for axis in l_free)
-        x = moved(x, [*x_free, *x_summed]).reshape(*leading, -1).astype(second.dtype)
-        lower = moved(lower, [*l_summed, *l_free]).reshape(-1, rank)
-        upper = moved(weight, [*(w for _, w in pairs), *second.free[1]]).reshape(rank, -1)
-        factors = lower.astype(second.dtype), upper.astype(second.dtype)
-        y = _etrace_op.lora_matmul(x, *factors, bias=bias)
-        return second.in_order(y.reshape(*leading, *own))
+        inner, upper = operands[1 - self.weight].operands, operands[self.weight]
+        x, lower = inner[1 - self.first.weight], inner[self.first.weight]
+        (first, second), dtype = (self.first.axes, self.second.axes), self.second.dtype
+        # The axes of rank, as the result of the first has them and the second sums over them.
+        rank = [(a, b) for a, b in _renamed(first, second) if a in first.free]
+        given, taken = zip(*rank, strict=True)
+        x = arranged(x, first.x, [*((a,) for a in first.data), first.contracted])
+        lower = arranged(lower, first.weight, [first.contracted, given])
+        shape = *x.shape[:-1], *(upper.shape[second.weight.index(a)] for a in second.free)
+        upper = arranged(upper, second.weight, [taken, second.free])
+        factors = x.astype(dtype), lower.astype(dtype), upper.astype(dtype)
+        y = _etrace_op.lora_matmul(*factors, bias=bias).reshape(shape)
+        result = (*second.data, *second.free)
+        return jnp.transpose(y, [result.index(a) for a in second.output])
+
+
+def _renamed(first: Axes, second: Axes) -> Iterator[tuple[str, str]]:
+    """Yield the letters of what the second product reads, as the first one calls them."""
+    return zip(first.output, second.x, strict=True)
 
 
 def low_rank(first: Product, second: Product) -> LowRank | None:
     """Return two products, of which the second reads what the first gives, as one."""
     if not (isinstance(first, Dense) and isinstance(second, Dense)):
         return None
-    if first.shared[0] or second.shared[0] or set(second.summed[0]) != set(first.outputs):
+    if first.axes.shared or second.axes.shared:
         return None
-    return LowRank(first, second)
+    given = {b for a, b in _renamed(first.axes, second.axes) if a in first.axes.free}
+    return LowRank(first, second) if given == set(second.axes.contracted) else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -271,11 +244,17 @@ class Convolution:
 
 
 def _dense(equation: Equation, position: int) -> Dense:
-    axes, x = dot_axes(equation), 1 - position
-    shared, summed, free = (
-        (pair[x], pair[position]) for pair in (axes.batch, axes.summed, axes.free)
-    )
-    return Dense(position, shared, summed, free, equation.outvars[0].aval.dtype)
+    """Return a ``dot_general`` by the letters of its axes, one of whose operands is the weight."""
+    summed, shared = equation.params["dimension_numbers"]
+    first = [f"a{axis}" for axis in range(equation.invars[0].aval.ndim)]
+    second = [f"b{axis}" for axis in range(equation.invars[1].aval.ndim)]
+    for a, b in (*zip(*summed, strict=True), *zip(*shared, strict=True)):
+        second[b] = first[a]
+    both = [first[axis] for axis in shared[0]]
+    output = *both, *(a for a in first if a not in second), *(b for b in second if b not in first)
+    of_operands = tuple(first), tuple(second)
+    axes = Axes(of_operands[1 - position], of_operands[position], output)
+    return Dense(axes, position, equation.outvars[0].aval.dtype)
 
 
 def _not_by_default(equation: Equation) -> str | None:

@@ -17,7 +17,7 @@ from ..._etrace_op.sparse_pattern import SparsePattern
 from ..._jax import Var, is_var
 from ..._jaxpr.dataflow import Constants
 from .parametric_uses import ParametricUses
-from .sparse_products import Scattered, gathered_of, pattern_of, scattered_of
+from .sparse_indices import Scattered, gathered_of, pattern_of, scattered_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,72 +1,13 @@
-"""Where constant indices say that the entries of a sparse matrix stand, and JAX's own products."""
+"""Where the constant indices of a gather and a scatter-add put the entries of a sparse matrix."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from ... import _etrace_op
-from ..._etrace_op.sparse_pattern import SparsePattern, make_pattern, read_compressed
+from ..._etrace_op.sparse_pattern import SparsePattern, make_pattern
 from ..._jax import Atom, Equation
 from ..._jaxpr.dataflow import Constants
-
-STORED = frozenset({"coo_matmat", "coo_matvec", "csr_matmat", "csr_matvec"})
-"""Products of JAX: of ``data, rows, columns, x``, or of ``data, indices, pointers, x``."""
-
-Places: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""Rows and columns."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stored:
-    """One of these products."""
-
-    pattern: SparsePattern
-    weight: int = 0
-    outputs: tuple[int, ...] = (0,)
-
-    def __call__(self, operands: Any, bias: Any) -> Any:
-        """Return the product; see `Product`."""
-        weight, _, _, x = operands
-        return _etrace_op.sparse_matmul(x.T, weight, sparse_mat=self.pattern, bias=bias).T
-
-
-def stored_of(equation: Equation, constants: Constants | None) -> Stored | str | None:
-    """Return a product with a stored matrix, or why it cannot be marked.
-
-    ``None``: it is one of different types.
-    """
-    data, *structure, x = equation.invars
-    if data.aval.dtype != x.aval.dtype:
-        return None
-    first, second = (None if constants is None else constants.value(a) for a in structure)
-    if first is None or second is None:
-        return "where the entries of the sparse matrix stand is no constant of the step"
-    params = equation.params
-    places: Places | None
-    if "spinfo" in params:
-        places, shape = (first, second), params["spinfo"].shape
-    else:
-        places, shape = _places_by_row(first, second), params["shape"]
-    if places is None or not are_inside(np.stack(places, axis=1), shape):
-        return "the sparse matrix has entries outside of its shape"
-    inputs, outputs = (0, 1) if params["transpose"] else (1, 0)
-    return Stored(make_pattern(places[inputs], places[outputs], (shape[inputs], shape[outputs])))
-
-
-def _places_by_row(indices: np.ndarray, pointers: np.ndarray) -> Places | None:
-    """Return rows and columns; ``None``: some are in no row."""
-    in_order = np.all(np.diff(pointers) >= 0)
-    if not in_order or (pointers[0], pointers[-1]) != (0, len(indices)):
-        return None
-    return read_compressed(indices, pointers)
-
-
-def are_inside(places: np.ndarray, shape: Sequence[int]) -> bool:
-    """Tell whether all of some rows and columns are those of a matrix."""
-    return bool(np.all((places >= 0) & (places < np.asarray(shape))))
 
 
 @dataclasses.dataclass(frozen=True)
