@@ -72,7 +72,7 @@ from ._graph import HiddenGroup as HiddenGroup
 from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
 from ._graph import Report as Report
 from ._learner import FunctionalLearner as FunctionalLearner
-from ._learner import GradientTrace as GradientTrace
+from ._learner import TDTrace as TDTrace
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
 from ._learner import compile as compile

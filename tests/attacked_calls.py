@@ -287,7 +287,7 @@ def plotted(b, learner=None, path="w_in", sequence=XS, **options):
 def traced_gradients(
     b, decay=0.5, like=None, gradients=None, discount=0.9, errors=None, batch_size=2
 ):
-    trace = braintrace.GradientTrace(decay)
+    trace = braintrace.TDTrace(decay)
     gradients = {"w": jnp.ones((2, 3))} if gradients is None else gradients
     carried = trace.init({"w": jnp.ones(3)} if like is None else like, batch_size)
     carried = trace.update(carried, gradients, discount)
@@ -327,7 +327,7 @@ METHODS = {
         )
         for name, good in FUNCTIONAL.items()
     },
-    "GradientTrace": call(
+    "TDTrace": call(
         traced_gradients,
         names=["decay", "like", "gradients", "discount", "errors", "batch_size"],
     ),

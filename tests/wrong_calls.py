@@ -533,8 +533,8 @@ FOUND_AT_RANDOM = {
         lambda b: braintrace.plan(CASE.build, "d_rtrl", X, batch_size=2, steps=2**62),
     ),
     "a trace beyond all memory": (
-        "`GradientTrace.init` bytes",
-        lambda b: braintrace.GradientTrace(0.5).init({"w": X}, 2**62),
+        "`TDTrace.init` bytes",
+        lambda b: braintrace.TDTrace(0.5).init({"w": X}, 2**62),
     ),
     "exported strings": (
         "`slice 0` 'abc'",

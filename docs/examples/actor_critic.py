@@ -4,7 +4,7 @@ Two worlds of gymnax hide what the agent needs. In the memory chain a sign is sh
 for twenty steps later; of a cart with a pole only positions are seen, inexactly, and no velocities.
 Actor and critic are one network with recurrent units, updated at every step from that step alone:
 no replay, no rollout, nothing goes back in time. Two kinds of traces look after the past. Those of
-D-RTRL carry gradients through the memory of the network; those of `GradientTrace` credit what was
+D-RTRL carry gradients through the memory of the network; those of `TDTrace` credit what was
 done earlier with the rewards that come later.
 
 Its opponents are the same network by truncated BPTT(1), whose gradients see one step of the
@@ -178,7 +178,7 @@ def make_act(pure, world, forgets):
 
 def make_live(pure, world, agent):
     """Return a life as a function of initial parameters and a key: episodes that end, by step."""
-    credit = braintrace.GradientTrace(DECAY)
+    credit = braintrace.TDTrace(DECAY)
     optimizer = optax.adam(optax.linear_schedule(LEARNING_RATE, 0.0, world.steps))
     act = jax.vmap(make_act(pure, world, agent.forgets), in_axes=(None, 0, 0, 0, 0))
     enter = jax.vmap(world.environment.reset, in_axes=(0, None))

@@ -14,7 +14,7 @@ import braintrace
 
 STEPS, BATCH, DECAY, GAMMA = 6, 3, 0.8, 0.9
 SHAPES = {"w": (2, 3), "b": (3,), "scale": ()}
-CREDIT = braintrace.GradientTrace(DECAY)
+CREDIT = braintrace.TDTrace(DECAY)
 # Two episodes end within the sequence, one of them twice in a row.
 DISCOUNTS = np.full((STEPS, BATCH), GAMMA, np.float32)
 DISCOUNTS[0], DISCOUNTS[3, 1], DISCOUNTS[2:4, 2] = 0.0, 0.0, 0.0
@@ -183,7 +183,7 @@ def test_sums_up_to_the_lambda_returns_of_episodes():
 @pytest.mark.parametrize(
     ("kind", "words", "call"),
     [
-        (braintrace.OptionError, "`decay` 1.5", lambda z: braintrace.GradientTrace(1.5)),
+        (braintrace.OptionError, "`decay` 1.5", lambda z: braintrace.TDTrace(1.5)),
         (braintrace.OptionError, "`batch_size` 0", lambda z: CREDIT.init(z, 0)),
         (braintrace.DtypeError, "int32 (2,)", lambda z: CREDIT.init({"w": jnp.arange(2)})),
         (

@@ -42,7 +42,7 @@ from .._typing import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class GradientTrace:
+class TDTrace:
     r"""Eligibility traces of gradients, for TD(λ) and for actor-critics that learn at every step.
 
     .. math:: z_t = \gamma_t \lambda z_{t-1} + \nabla_w f_t, \qquad
@@ -71,7 +71,7 @@ class GradientTrace:
 
     >>> import jax.numpy as jnp
     >>> import braintrace
-    >>> credit = braintrace.GradientTrace(0.5)
+    >>> credit = braintrace.TDTrace(0.5)
     >>> trace = credit.init({"w": jnp.zeros(1)}, batch_size=2)
     >>> gradients = {"w": jnp.ones((2, 1))}
     >>> trace = credit.update(trace, gradients, discount=jnp.array([0.9, 0.9]))
@@ -85,7 +85,7 @@ class GradientTrace:
     decay: float
 
     def __post_init__(self) -> None:
-        check_option("decay", self.decay, FRACTION, "`GradientTrace`: ")
+        check_option("decay", self.decay, FRACTION, "`TDTrace`: ")
 
     def init(self, like: PyTree, batch_size: int | None = None) -> PyTree:
         """Return the trace before the first step: zeros.
@@ -103,23 +103,20 @@ class GradientTrace:
         DtypeError
             If not all of them are floating-point arrays.
         """
-        check_option("batch_size", batch_size, BATCH_SIZE, "`GradientTrace.init`: ")
+        check_option("batch_size", batch_size, BATCH_SIZE, "`TDTrace.init`: ")
         batch = () if batch_size is None else (batch_size,)
 
         def zeros(leaf: Any) -> jax.Array:
             kind = type_of(saiunit.get_mantissa(leaf) if is_quantity(leaf) else leaf)
             if not jnp.issubdtype(kind.dtype, jnp.inexact):
                 raise DtypeError(
-                    f"`GradientTrace.init`: expected arrays of floating-point numbers, got "
-                    f"{shown(leaf)}."
+                    f"`TDTrace.init`: expected arrays of floating-point numbers, got {shown(leaf)}."
                 )
             shape = (*batch, *kind.shape)
-            check_fits(
-                "`GradientTrace.init`: the trace", shape, kind.dtype, "Choose a smaller batch."
-            )
+            check_fits("`TDTrace.init`: the trace", shape, kind.dtype, "Choose a smaller batch.")
             return jnp.zeros(shape, kind.dtype)
 
-        check_arrays("like", like, "`GradientTrace.init`: ")
+        check_arrays("like", like, "`TDTrace.init`: ")
         return jax.tree.map(zeros, like)
 
     def update(self, trace: PyTree, gradients: PyTree, discount: ArrayLike) -> PyTree:
@@ -170,18 +167,21 @@ class GradientTrace:
         """
         deltas = _per_sample("errors", errors, trace)
         if deltas.dtype == bool:
-            raise not_an_array("errors", errors, "`GradientTrace`: ")
+            raise not_an_array("errors", errors, "`TDTrace`: ")
 
         def descent(z: jax.Array) -> jax.Array:
-            product = _beside(-deltas, z) * z
-            return product.mean(0) if deltas.ndim else product
+            if not deltas.ndim:
+                return -deltas.astype(z.dtype) * z
+            # One contraction: the product of the size of the trace is never written.
+            weights = -deltas.astype(z.dtype) / len(deltas)
+            return jnp.tensordot(weights, z, 1, precision=jax.lax.Precision.HIGHEST)
 
         return jax.tree.map(descent, trace)
 
 
 def _check_alike(trace: PyTree, gradients: PyTree) -> None:
-    check_arrays("trace", trace, "`GradientTrace.update`: ")
-    check_arrays("gradients", gradients, "`GradientTrace.update`: ")
+    check_arrays("trace", trace, "`TDTrace.update`: ")
+    check_arrays("gradients", gradients, "`TDTrace.update`: ")
     expected, found = (
         dict(zip(leaf_names(["gradients"], (tree,)), jax.tree.leaves(tree), strict=True))
         for tree in (trace, gradients)
@@ -189,7 +189,7 @@ def _check_alike(trace: PyTree, gradients: PyTree) -> None:
     lines = differences(found, expected, lambda a, b: jnp.shape(a) == jnp.shape(b))
     if lines or jax.tree.structure(trace) != jax.tree.structure(gradients):
         raise ShapeError(
-            f"`GradientTrace.update`: the gradients are not like the trace:{''.join(lines)}\n"
+            f"`TDTrace.update`: the gradients are not like the trace:{''.join(lines)}\n"
             "Begin with `init(parameters, batch_size)`, and take the gradients of each of the "
             "environments: `jax.vmap(jax.grad(f), in_axes=(None, 0))`."
         )
@@ -197,12 +197,12 @@ def _check_alike(trace: PyTree, gradients: PyTree) -> None:
 
 def _per_sample(name: str, value: ArrayLike, trace: PyTree) -> jax.Array:
     """Return one number for each environment, or one for all."""
-    numbers = numbers_of(name, value, "`GradientTrace`: ")
-    check_arrays("trace", trace, "`GradientTrace`: ")
+    numbers = numbers_of(name, value, "`TDTrace`: ")
+    check_arrays("trace", trace, "`TDTrace`: ")
     for leaf in jax.tree.leaves(trace):
         if numbers.shape not in ((), leaf.shape[:1]):
             raise ShapeError(
-                f"`GradientTrace`: `{name}` has shape {numbers.shape}; expected {leaf.shape[:1]}, "
+                f"`TDTrace`: `{name}` has shape {numbers.shape}; expected {leaf.shape[:1]}, "
                 f"one for each environment of a trace of shape {leaf.shape}, or () for all."
             )
     return numbers
