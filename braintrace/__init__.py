@@ -72,9 +72,9 @@ from ._graph import HiddenGroup as HiddenGroup
 from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
 from ._graph import Report as Report
 from ._learner import FunctionalLearner as FunctionalLearner
-from ._learner import TDTrace as TDTrace
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
+from ._learner import TDTrace as TDTrace
 from ._learner import compile as compile
 from ._learner import shard as shard
 from ._runtime import EligibilityTraces as EligibilityTraces

@@ -2,7 +2,7 @@
 
 from .build import compile as compile
 from .functional import FunctionalLearner as FunctionalLearner
-from .td_trace import TDTrace as TDTrace
 from .learner import Learner as Learner
 from .shard import shard as shard
 from .state import LearnerState as LearnerState
+from .td_trace import TDTrace as TDTrace
