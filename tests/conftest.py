@@ -1,6 +1,5 @@
 """Fixtures of the whole suite, and which of its tests run how."""
 
-import collections
 import gc
 import itertools
 import os
@@ -8,6 +7,7 @@ import os
 import compilation
 import jax
 import pytest
+from by_day import pytest_pycollect_makeitem as pytest_pycollect_makeitem
 
 compilation.compile_in_a_hurry()
 
@@ -34,28 +34,15 @@ def pytest_collection_modifyitems(config, items):
     The optimised ones stand at the end, and those that ask for the same oracles at the beginning.
     """
     if not config.getoption("--nightly"):
-        by_day = _by_day(items)
-        config.hook.pytest_deselected(items=[*{*items} - {*by_day}])
-        items[:] = by_day
+        of_the_night = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=of_the_night)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
     def place(item):
         has_oracles = hasattr(getattr(item, "module", None), "references")
         return item.get_closest_marker("optimised") is not None, not has_oracles
 
     items.sort(key=place)
-
-
-def _by_day(items):
-    """Return what is run in a short run, in the same order."""
-    items = [item for item in items if not item.get_closest_marker("nightly")]
-    rows, left_out = collections.defaultdict(list), set()
-    for item in items:
-        if item.get_closest_marker("by_day"):
-            rows[item.function].append(item)
-    for own in rows.values():
-        (number,) = own[0].get_closest_marker("by_day").args
-        left_out |= {*own} - {own[i * len(own) // number] for i in range(number)}
-    return [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish(session):

@@ -160,7 +160,7 @@ def distance(a, b):
     return float(jnp.max(jnp.abs(a - b)))
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day("a flag", "an array for nothing", "of a part")
 @each_change
 def test_every_path_sees_a_change(change):
     learner = compiled()

@@ -30,7 +30,7 @@ EVERY_OPERATION = {
     "sparse_matmul with bias": [],
     "lora_matmul with bias": [],
     "feedback_matmul with bias": [],
-    "grouped_matmul with bias": [pytest.mark.nightly],
+    "grouped_matmul with bias": [],
     "embedding": [],
 }
 ALONE = ((0.8,),)
@@ -143,7 +143,13 @@ def dtypes_of_traces(algorithm):
     return sorted(str(leaf.dtype) for leaf in jax.tree.leaves(algorithm.traces.carried.value))
 
 
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(
+    "element_wise",
+    "grouped 1-D conv",
+    "lora_matmul with bias",
+    "feedback_matmul with bias",
+    "matmul with bias",
+)
 @pytest.mark.core
 @pytest.mark.parametrize(
     "case",

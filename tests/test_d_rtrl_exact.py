@@ -27,9 +27,15 @@ def check(actual, case, dtype=np.float32, **reference):
     assert_gradients_close(actual, expected, TOLERANCE[dtype], case.name)
 
 
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(
+    "leaky",
+    "leaky_with_bias",
+    "leaky_with_bypass",
+    "leaky_pair_with_tied_weight",
+    "lif",
+)
 @pytest.mark.core
-@cases.each([case for case in cases.DIAGONAL if case not in IN_CHUNKS], IN_CHUNKS)
+@cases.each(cases.DIAGONAL)
 def test_float32(case):
     check(catalogue_gradient(case), case)
 
@@ -46,7 +52,7 @@ def test_mapped_over_the_batch(case):
     check(catalogue_gradient(case, style="mapped", dtype=np.float64), case, np.float64)
 
 
-@cases.each(FEW[1::2], FEW[::2])
+@cases.each([TWO_STATES, cases.BY_NAME["rotation"]], [ONE_STATE, cases.BY_NAME["synapse_read_out"]])
 def test_single_sample_without_batch_axis(case):
     check(catalogue_gradient(case, style="single"), case, batch=None)
 

@@ -8,6 +8,9 @@ from assertions import assert_gradients_close, assert_gradients_differ
 from drivers import catalogue_gradient
 
 SOME = [cases.BY_NAME[name] for name in ("leaky_rnn", "gru", "lstm_fused", "two_layers_plain_link")]
+SOME_DIAGONAL = (
+    *("leaky_pair_with_tied_weight", "independent_rnn", "learnt_leak", "rotation", "lif"),
+)
 ALPHA = 0.7
 ES_OPTIONS = {"algorithm": "es_d_rtrl", "decay_or_rank": ALPHA}
 
@@ -17,19 +20,16 @@ def check(actual, expected, case, tolerance=1e-5):
     assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day("leaky_rnn", "plain_recurrent_rnn", "lstm_fused", "lif_recurrent")
 @pytest.mark.core
-@cases.each(cases.RECURRENT[1::2], cases.RECURRENT[::2])
+@cases.each(cases.RECURRENT)
 def test_d_rtrl(case):
     check(catalogue_gradient(case), references.dense_d_rtrl(case), case)
 
 
-@pytest.mark.by_day(5)
+@pytest.mark.by_day("tanh_rnn", "plain_encoder", "lstm_separate", "layer_norm_rnn", "learnt_leak")
 @pytest.mark.core
-@cases.each(
-    [*cases.RECURRENT[::2], *cases.DIAGONAL[4:9:2]],
-    [*cases.RECURRENT[1::2], *cases.DIAGONAL[5:9:2]],
-)
+@cases.each([*cases.RECURRENT, *(cases.BY_NAME[name] for name in SOME_DIAGONAL)])
 def test_es_d_rtrl(case):
     expected = references.dense_es_d_rtrl(case, alpha=ALPHA)
     check(catalogue_gradient(case, **ES_OPTIONS), expected, case)

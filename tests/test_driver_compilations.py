@@ -269,22 +269,9 @@ CHANGES = {
 }
 
 
-FAST = {("variable", "gradient"), ("length", "stream"), ("option", "gradient")}
-
-
-@pytest.mark.parametrize(
-    ("call", "options"),
-    [
-        pytest.param(
-            call,
-            options,
-            id=f"{name}-{call.__name__}",
-            marks=[] if (name, call.__name__) in FAST else [pytest.mark.nightly],
-        )
-        for name, options in CHANGES.items()
-        for call in (Calls.gradient, Calls.stream)
-    ],
-)
+@pytest.mark.by_day("variable-gradient", "length-stream", "option-gradient")
+@pytest.mark.parametrize("call", [Calls.gradient, Calls.stream], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES)
 def test_the_fourth_compilation_of_a_line_warns(call, options):
     calls = Calls()
     with warnings.catch_warnings():

@@ -122,7 +122,7 @@ def twins():
     return [Runs(build_learner(CASE)) for _ in range(2)]
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day("stream", "gradient", "evolution", "one_step")
 @pytest.mark.core
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_signals_leave_a_completed_step(driver, twins):
@@ -206,9 +206,9 @@ def checked_signal(check):
     ("build", "drivers"),
     [
         (checked_model(Check.with_result, "d_rtrl"), DRIVERS),
-        (checked_model(Check.aside, "es_d_rtrl"), DRIVERS[::3]),
+        (checked_model(Check.aside, "es_d_rtrl"), (Runs.stream, Runs.evolution, Runs.window)),
         pytest.param(checked_model(Check.aside, "es_d_rtrl"), DRIVERS, marks=pytest.mark.nightly),
-        (checked_signal, DRIVERS[:3]),
+        (checked_signal, (Runs.stream, Runs.gradient, Runs.gradient_in_one_chunk)),
     ],
     ids=["result", "aside", "aside, every driver", "signal"],
 )

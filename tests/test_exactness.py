@@ -16,22 +16,7 @@ import braintrace
 from braintrace._algorithms.names import algorithm_of
 
 LENGTH, BATCH, DRAWS = 5, 2, 400
-BY_DAY = {
-    "`OSTLRecurrent`": "a stack of recurrent layers",
-    "`SnAp(n=2)`": "one recurrent layer",
-    "`KF_RTRL`": "the same behind a convolution",
-    "`D_RTRL`": "a stack of these",
-    "`EProp`": "one of these, a leaky linear readout",
-    "`RFLO`": "one of these, a `feedback_matmul` as readout",
-    "`OSTLFeedforward`": "one recurrent layer",
-    "`Immediate` in windows": "the same, its recurrent weight not marked",
-}
 PROMISES = promises()
-ROWS = [
-    pytest.param(*cell, id="-".join(cell), marks=[] if is_by_day else [pytest.mark.nightly])
-    for cell in itertools.product(RULES, MODELS)
-    for is_by_day in [BY_DAY.get(cell[0]) == cell[1]]
-]
 
 
 def test_the_page_has_every_rule_and_every_model():
@@ -42,9 +27,16 @@ def test_the_page_has_every_rule_and_every_model():
     assert algorithms == {algorithm_of(rule.name, "rule") for rule in RULES.values()}
 
 
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(
+    "`OSTLRecurrent`-a stack of recurrent layers",
+    "`SnAp(n=2)`-one recurrent layer",
+    "`D_RTRL`-a stack of these",
+    "`EProp`-one of these, a leaky linear readout",
+    "`RFLO`-one of these, a `feedback_matmul` as readout",
+)
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("rule", "model"), ROWS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("rule", RULES)
 def test_a_rule_is_as_exact_as_the_page_says(rule, model):
     CHECKS[PROMISES[model, rule]](RULES[rule], model)
 

@@ -58,16 +58,19 @@ def scaled(factor, gradients):
     return jax.tree.map(lambda leaf: factor * leaf, gradients)
 
 
-def one_model_each():
-    """Every rule with one of the models, in turn; with all of them at night."""
-    for index, algorithm in enumerate(ALGORITHMS):
-        for turn, case in enumerate(FEW):
-            marks = [] if turn == index % len(FEW) else [pytest.mark.nightly]
-            yield pytest.param(case, algorithm, id=f"{case.name}-{algorithm.__name__}", marks=marks)
-
-
+@pytest.mark.by_day(
+    "independent_rnn-RTRL",
+    "alif-UORO",
+    "lstm_fused-KF_RTRL",
+    "two_layers-D_RTRL",
+    "independent_rnn-ES_D_RTRL",
+    "alif-Immediate",
+    "lstm_fused-SnAp",
+    "two_layers-OTTT",
+)
 @pytest.mark.core
-@pytest.mark.parametrize(("case", "algorithm"), [*one_model_each()])
+@algorithms
+@cases.each(FEW)
 def test_a_step_keeps_tree_shapes_and_dtypes(case, algorithm):
     _, instance = build_algorithm(case, algorithm)
     before = types(snapshot(instance))
@@ -109,7 +112,7 @@ def test_a_step_inside_a_branch(algorithm):
     assert any(traces) or not traces
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day("es_d_rtrl", "d_rtrl", "rtrl", "ottt")
 @each_once
 def test_batch_is_the_mean_of_its_samples(case, algorithm):
     """With a loss that is a mean over the batch."""
@@ -124,7 +127,7 @@ def test_batch_is_the_mean_of_its_samples(case, algorithm):
     assert_gradients_close(mean, expected, 1e-5, case.name)
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day("some-d_rtrl", "some-immediate", "some-snap", "some-es_d_rtrl")
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("case", "algorithm"),
@@ -145,17 +148,9 @@ def test_chunk_size_changes_nothing(case, algorithm, chunk_sizes):
         assert_states_close(snapshot(learner), states_and_traces, case.name)
 
 
-def restarts_in_turn():
-    """Two models, one whose samples restart together and one whose do not; others at night."""
-    for index, case in enumerate(FEW):
-        for per_sample in (False, True):
-            by_day = (index, per_sample) in ((1, False), (3, True))
-            name = f"{case.name}-reset {'samples' if per_sample else 'all'}"
-            marks = [] if by_day else [pytest.mark.nightly]
-            yield pytest.param(case, per_sample, id=name, marks=marks)
-
-
-@pytest.mark.parametrize(("case", "per_sample"), [*restarts_in_turn()])
+@pytest.mark.by_day("alif-reset all", "two_layers-reset samples")
+@pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
+@cases.each(FEW)
 def test_blocks_within_a_chunk_change_nothing(case, per_sample, monkeypatch):
     """ES_D_RTRL adds up the gradient of a chunk in blocks where its arrays are large."""
     xs, targets = (leaf[:5] for leaf in data(case))
@@ -189,7 +184,9 @@ def blocks_of(length, monkeypatch):
     return lengths
 
 
-@pytest.mark.parametrize(("case", "per_sample"), [*restarts_in_turn()])
+@pytest.mark.by_day("alif-reset all", "two_layers-reset samples")
+@pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
+@cases.each(FEW)
 def test_blocks_of_samples_change_nothing(case, per_sample, monkeypatch):
     """D_RTRL updates the traces of a chunk block by block where they are large."""
     xs, targets = (leaf[:5] for leaf in data(case))
@@ -255,7 +252,7 @@ def test_slow_filters_are_corrected(decay, dtype):
     np.testing.assert_allclose(found, expected, rtol=5e-3)
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day("es_d_rtrl", "d_rtrl", "rtrl", "immediate")
 @pytest.mark.core
 @each_once
 def test_gradient_goes_on_where_evolve_stopped(case, algorithm):
@@ -296,7 +293,7 @@ def test_reductions_and_mask():
         assert_gradients_close(actual, gradient, 1e-5, f"{reduction} {masked}")
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day("d_rtrl", "immediate", "snap", "ottt")
 @each_once
 def test_gradient_is_linear_in_the_loss(case, algorithm):
     learner, (xs, targets) = build_learner(case, algorithm), data(case)
@@ -368,7 +365,7 @@ def test_a_sequence_whose_outputs_are_not_returned():
     assert_same_bits(*(one.functional().state() for one in (learner, other)))
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day("RTRL", "KF_RTRL", "ES_D_RTRL", "SnAp")
 @pytest.mark.core
 @algorithms
 def test_states_and_traces_do_not_depend_on_differentiation(algorithm):
@@ -389,7 +386,7 @@ def test_states_and_traces_do_not_depend_on_differentiation(algorithm):
         assert_states_close(snapshot(instance), snapshot(plain))
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day("UORO", "D_RTRL", "Immediate", "OTTT")
 @algorithms
 def test_reset_starts_over(algorithm):
     """ES-D-RTRL counts steps for its bias correction; a reset has to take the count back."""

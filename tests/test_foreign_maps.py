@@ -45,17 +45,17 @@ def summed_gradient(model, loss_of_call, *sequences):
     return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *each)
 
 
-def in_turn():
-    """Both algorithms with the first operation, and one of them, in turn, with each other one."""
-    for i, case in enumerate(OPERATIONS):
-        for j, algorithm in enumerate(("d_rtrl", "es_d_rtrl")):
-            marks = [] if i == 0 or i % 2 == j else [pytest.mark.nightly]
-            yield pytest.param(case, algorithm, id=f"{case.name}-{algorithm}", marks=marks)
-
-
-@pytest.mark.by_day(6)
+@pytest.mark.by_day(
+    "matmul-d_rtrl",
+    "matmul-es_d_rtrl",
+    "strided 1-D conv with bias-d_rtrl",
+    "sparse_matmul with bias-d_rtrl",
+    "lora_matmul with bias-es_d_rtrl",
+    "grouped_matmul with bias-es_d_rtrl",
+)
 @pytest.mark.core
-@pytest.mark.parametrize(("case", "algorithm"), [*in_turn()])
+@pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
+@pytest.mark.parametrize("case", OPERATIONS, ids=lambda case: case.name)
 def test_every_operation(case, algorithm):
     options = DECAY if algorithm == "es_d_rtrl" else {}
     model = Diagonal(case)
@@ -66,17 +66,19 @@ def test_every_operation(case, algorithm):
     assert_gradients_close(by_name(found), expected, 1e-5, case.name)
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(
+    "alif_late_threshold-es_d_rtrl-{'decay_or_rank': 0.7}",
+    "alif_late_threshold-immediate-{}",
+    "alif_late_threshold-ottt-{}",
+    "rotation-d_rtrl-{'vjp_method': 'multi-step'}",
+)
 @pytest.mark.parametrize(
     ("name", "algorithm", "options"),
     [
-        pytest.param("rotation", "d_rtrl", {}, marks=pytest.mark.nightly),
+        ("rotation", "d_rtrl", {}),
         ("alif_late_threshold", "es_d_rtrl", DECAY),
         *(("alif_late_threshold", rule.name, {}) for rule in OTHERS),
-        *(
-            pytest.param(rule.case, rule.name, {}, marks=pytest.mark.nightly)
-            for rule in OF_SOME_MODELS
-        ),
+        *((rule.case, rule.name, {}) for rule in OF_SOME_MODELS),
         ("rotation", "d_rtrl", {"vjp_method": "multi-step"}),
         ("lstm_fused", "es_d_rtrl", {"vjp_method": "multi-step", **DECAY}),
     ],

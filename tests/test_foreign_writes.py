@@ -99,7 +99,14 @@ def bench_of(*arguments, **options):
     return Bench(*arguments, **options)
 
 
-@pytest.mark.by_day(6)
+@pytest.mark.by_day(
+    "initialised-step",
+    "initialised-evolution",
+    "with_a_second_learner-gradient",
+    "written-step",
+    "written-evolution",
+    "moved_by_the_model-gradient",
+)
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_stale_traces_are_refused(foreign, move):

@@ -49,12 +49,7 @@ OTHER_KINDS = {
 }
 
 
-def some(models, every):
-    """Some of the models in a short run, and all at night."""
-    return [
-        pytest.param(m, id=m.name, marks=[] if i % every == 0 else [pytest.mark.nightly])
-        for i, m in enumerate(models)
-    ]
+each_model = pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.name)
 
 
 def graph_of(entry):
@@ -74,7 +69,22 @@ def _sorted_parameters(relation):
     return ",".join(sorted(parameters.split(","))) + arrow + groups
 
 
-@pytest.mark.parametrize("entry", some(MODELS, 9))
+@pytest.mark.by_day(
+    "SignedHalves",
+    "DelayedSelfInhibition",
+    "GRUResetBefore",
+    "PlainRecurrentRNN",
+    "ConductanceSynapses",
+    "TransposedPair",
+    "NestedParameters",
+    "SharedDrive",
+    "FeedbackLinear",
+    "AllToAll",
+    "ScaledWSConv3d",
+    "LSTMCell",
+    "LIF1",
+)
+@each_model
 def test_marks_are_found_again(entry):
     graph = graph_of(entry)
     wanted = [*map(_sorted_parameters, entry.relations), *MORE.get(entry.name, ())]
@@ -93,14 +103,15 @@ def compared(entry, chunk_sizes, paths=(), algorithm="d_rtrl"):
         assert_gradients_close(*both, TOLERANCE, f"{entry.name}, {path}")
 
 
-@pytest.mark.parametrize("entry", some(MODELS, 32))
+@pytest.mark.by_day("SignedHalves", "LIF0", "OneWeightTwoGroups", "GRUCell, reset before")
+@each_model
 def test_learns_as_by_hand(entry):
     compared(entry, CHUNK_SIZES[:1])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
-@pytest.mark.parametrize("entry", some(MODELS, 1))
+@each_model
 def test_learns_as_by_hand_on_every_path(entry, algorithm):
     compared(entry, CHUNK_SIZES[1:3], (Runs.by_own_gradient, Runs.in_a_stream), algorithm)
 
@@ -128,14 +139,8 @@ def test_a_stored_matrix_of_brainstate_is_reported(row):
             learner(theirs, "auto")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, id=row.id, marks=[] if i % 13 == 0 else [pytest.mark.nightly])
-        for i, row in enumerate(SWAPS)
-        if row.id not in STORED
-    ],
-)
+@pytest.mark.by_day("Linear", "AllToAll, others only, wide", "Conv1d, channel first")
+@pytest.mark.parametrize("row", [pytest.param(r, id=r.id) for r in SWAPS if r.id not in STORED])
 def test_layers_of_brainstate_learn_as_their_marked_twins(row):
     name, arguments, options, ours, shape, unit = row.values
     is_cell = row.id.partition(",")[0].endswith("Cell")

@@ -118,20 +118,17 @@ def test_each_function_is_the_method(name, algorithm):
         assert jax.tree.structure(state) == jax.tree.structure(own.start)
 
 
-def in_turn():
-    """One driver for each learner, in turn; the other at night.
-
-    Without the random ones, which draw apart when they are mapped.
-    """
-    for index, row in enumerate(ROWS + AT_NIGHT[: len(OF_SOME_MODELS)]):
-        for turn, method in enumerate([Bench.grad, Bench.online]):
-            marks = [] if index % 2 == turn else [pytest.mark.nightly]
-            name = "-".join([*row.values, method.__name__])
-            yield pytest.param(*row.values, method, id=name, marks=[*row.marks, *marks])
-
-
-@pytest.mark.by_day(4)
-@pytest.mark.parametrize(("name", "algorithm", "method"), [*in_turn()])
+@pytest.mark.by_day(
+    "leaky-d_rtrl-grad",
+    "leaky-es_d_rtrl-online",
+    "leaky-immediate-online",
+    "leaky-snap-grad",
+)
+@pytest.mark.parametrize("method", [Bench.grad, Bench.online], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [*ROWS, *((rule.case, rule.name) for rule in OF_SOME_MODELS)],  # random ones draw apart
+)
 def test_learners_that_are_mapped_learn_alone(name, algorithm, method):
     run = functools.partial(method, bench(name, algorithm))
     stack = bench(name, algorithm).stack()

@@ -18,6 +18,7 @@ from drivers import (
     snapshot,
     weights_of,
 )
+from no_past import NoPast
 from single_steps import BATCH, LENGTH, plain_gradient, plain_steps
 
 import braintrace
@@ -37,27 +38,38 @@ ALL_AT_3 = np.arange(LENGTH) == 3
 SOME = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
 
 
-def by_day(*names):
-    """Some of the models, and the others at night."""
-    rest = [cases.BY_NAME[name] for name in NAMES if name not in names]
-    return cases.each([cases.BY_NAME[name] for name in names], rest)
+BY_RECORDS = ("lstm_fused", "two_layers", "alif_late_threshold")
+"""Models of which a rule from outside the package learns all, by the records of a step."""
 
 
-def in_turn():
-    """One style and two lengths of chunks for each model, in turn; all others at night."""
-    for index, name in enumerate(NAMES):
-        for turn, style in enumerate(["batch axis", "mapped"]):
-            some = (1, 4) if index // 2 % 2 else (2, LENGTH)
-            marks = [] if index % 2 == turn else [pytest.mark.nightly]
-            for chunks, when in ((some, marks), ((1, 2, 4, LENGTH), [pytest.mark.nightly])):
-                name_of_row = f"{name}-{style}-{'some' if chunks is some else 'all'}"
-                yield pytest.param(cases.BY_NAME[name], style, chunks, id=name_of_row, marks=when)
+each_model = cases.each([cases.BY_NAME[name] for name in NAMES])
+each_model_and_rule = pytest.mark.parametrize(
+    ("case", "rule"),
+    [
+        pytest.param(cases.BY_NAME[name], rule, id=f"{name}-{rule.names[0]}")
+        for rule, names in {braintrace.Immediate: NAMES, NoPast: BY_RECORDS}.items()
+        for name in names
+    ],
+)
 
 
-@pytest.mark.by_day(5)
-@pytest.mark.parametrize(("case", "style", "some"), [*in_turn()])
-def test_the_gradient_of_a_sequence(case, style, some):
-    learner = build_learner(case, "immediate", style, BATCH)
+@pytest.mark.by_day(
+    "learnt_leak-immediate-batch axis-2 and 6",
+    "alif_late_threshold-immediate-mapped-6 alone",
+    "two_layers-immediate-mapped-1 and 4",
+    "gru-immediate-batch axis-2 and 6",
+    "plain_input_rnn-immediate-batch axis-1 and 4",
+    "lstm_fused-no_past-mapped-all",
+)
+@pytest.mark.parametrize(
+    "some",
+    [(1, 4), (2, LENGTH), (LENGTH,), (1, 2, 4, LENGTH)],
+    ids=["1 and 4", "2 and 6", "6 alone", "all"],
+)
+@pytest.mark.parametrize("style", ["batch axis", "mapped"])
+@each_model_and_rule
+def test_the_gradient_of_a_sequence(case, rule, style, some):
+    learner = build_learner(case, rule.names[0], style, BATCH)
     data = case.sequences(BATCH, LENGTH)
     runs = {1: {}, 4: {"mask": MASK}, LENGTH: {"reset": SOME}}
     if style == "batch axis":
@@ -70,16 +82,18 @@ def test_the_gradient_of_a_sequence(case, style, some):
         assert_gradients_close(found, plain_gradient(case, **options), 1e-5, context)
 
 
-@by_day("alif_late_threshold", "layer_norm_rnn")
-def test_learning_at_every_step_of_a_stream(case):
-    found, losses = learnt_online(build_learner(case, "immediate", batch=BATCH), case, 0.1, SOME)
+@pytest.mark.by_day("layer_norm_rnn-immediate", "alif_late_threshold-no_past")
+@each_model_and_rule
+def test_learning_at_every_step_of_a_stream(case, rule):
+    found, losses = learnt_online(build_learner(case, rule.names[0], batch=BATCH), case, 0.1, SOME)
     expected = list(plain_steps(case, 0.1, SOME))
     np.testing.assert_allclose(losses, [loss for loss, _, _ in expected], rtol=1e-5)
     assert_gradients_close(found, expected[-1][2], 1e-5, case.name)
     assert_gradients_differ(found, case.params(), 1e-3, case.name)
 
 
-@by_day("gru")
+@pytest.mark.by_day("gru")
+@each_model
 def test_the_gradient_after_steps_without_a_loss(case):
     learner = build_learner(case, "immediate", batch=BATCH)
     xs, targets = case.sequences(BATCH, LENGTH)
@@ -89,9 +103,10 @@ def test_the_gradient_after_steps_without_a_loss(case):
     assert_gradients_close(found, expected, 1e-5, case.name)
 
 
-@by_day("lstm_fused")
-def test_single_steps_in_a_gradient_of_the_users_own(case):
-    model, algorithm = build_algorithm(case, braintrace.Immediate, BATCH)
+@pytest.mark.by_day("lstm_fused-immediate", "two_layers-no_past")
+@each_model_and_rule
+def test_single_steps_in_a_gradient_of_the_users_own(case, rule):
+    model, algorithm = build_algorithm(case, rule, BATCH)
     gradient = brainstate.transform.jit(
         brainstate.transform.grad(
             lambda x, target: case.loss(algorithm(x), target), weights_of(model)
@@ -145,7 +160,8 @@ def truncated(case, window):
     return total
 
 
-@by_day("gru", "plain_input_rnn")
+@pytest.mark.by_day("gru", "plain_input_rnn")
+@each_model
 def test_every_window_is_differentiated_in_full(case):
     learner = build_learner(case, "immediate", batch=BATCH, vjp_method="multi-step")
     data, exact = case.sequences(BATCH, LENGTH), references.bptt(case, BATCH, LENGTH)

@@ -35,7 +35,6 @@ BY_DAY = {
 }
 SNAP_BY_DAY = {"LSTMPeephole", "PlainRecurrentRNN", "SparseLIF"}
 REFUSED = {"LeakInInnerLoops", "DelayedRecurrence", "DelayedSelfInhibition", "FilteredReadout"}
-LINEAR = list(enumerate(readouts.LINEAR))
 FULL_BY_DAY = {"GRUResetBefore", "Stacked", "SparseLIF", "SharedDrive"}
 
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread", "time_step")
@@ -222,10 +221,8 @@ def test_what_snap_truncates_is_reported(entry):
     check_elements(entry, "snap")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(r, id=r.name, marks=[pytest.mark.nightly] * (i % 8 > 0)) for i, r in LINEAR],
-)
+@pytest.mark.by_day("rates-plain", "lif-marked_decay")
+@pytest.mark.parametrize("row", readouts.LINEAR, ids=lambda row: row.name)
 def test_filtered_readouts_are_linear_and_read_by_no_other_state(row):
     """Their value before the step returns times one number, for all units and at all points."""
     shape = readouts.data()[0][0].shape

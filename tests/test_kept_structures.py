@@ -141,7 +141,17 @@ def refused(setting, route, name):
         assert all(one is other for one, other in zip(now, leaves, strict=True)), state
 
 
-@pytest.mark.by_day(9)
+@pytest.mark.by_day(
+    "gradient-weight",
+    "stream-weight",
+    "stream_step-h",
+    "optimizer-log",
+    "pure_gradient-log",
+    "early-weight",
+    "blocks-h",
+    "masked-h",
+    "guarded-log",
+)
 @pytest.mark.parametrize("target", PATHS)
 @pytest.mark.parametrize("route", ROUTES + MORE_ROUTES)
 def test_nothing_changes_where_a_structure_does(route, target):
@@ -151,7 +161,7 @@ def test_nothing_changes_where_a_structure_does(route, target):
     route(setting)  # as if nothing had happened
 
 
-@pytest.mark.by_day(2)
+@pytest.mark.by_day("gradient-in_jit", "stream-in_cond")
 @pytest.mark.parametrize("inside", [in_jit, in_cond])
 @pytest.mark.parametrize("route", [gradient, stream, stream_step])
 def test_nothing_changes_where_an_inner_transformation_writes(route, inside):

@@ -33,7 +33,7 @@ def drawn():
     return jax.tree.map(np.asarray, draw(jax.random.key(3)))
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day("digits by rows", "digits by pixels", "real series")
 @pytest.mark.parametrize("name", tasks.ALL)
 def test_a_task_is_what_it_states(name):
     task = load(name)
@@ -51,7 +51,7 @@ def test_a_task_is_what_it_states(name):
     assert task.source and task.chance < task.threshold < 1
 
 
-@pytest.mark.by_day(3)
+@pytest.mark.by_day("digits by rows", "digits by pixels", "real series")
 @pytest.mark.parametrize("name", tasks.ALL)
 def test_chance_is_what_an_answer_without_looking_gets(name):
     task = load(name)

@@ -24,9 +24,8 @@ BY_NAME = {row.name: row for row in (*LINEAR, *ODD, *OTHERS)}
 SIMPLE, HARD = BY_NAME["alif-with_everything"], BY_NAME["lif-read_late"]
 
 
-def at_night(rows, *by_day):
-    """Some rows of a day, and others of the night."""
-    return [*by_day, *(pytest.param(row, marks=pytest.mark.nightly) for row in rows)]
+def each(rows):
+    return pytest.mark.parametrize("row", rows, ids=lambda row: row.name)
 
 
 def learner_of(row, algorithm="d_rtrl", style="batch axis", **options):
@@ -78,12 +77,15 @@ def sequence_gradient(learner, **options):
 
 
 # The two are held against it below, by day.
-@pytest.mark.by_day(6)
-@pytest.mark.parametrize(
-    "row",
-    at_night([*ODD, SIMPLE, HARD], *(row for row in LINEAR if row not in (SIMPLE, HARD))),
-    ids=lambda row: row.name,
+@pytest.mark.by_day(
+    "rates-plain",
+    "lif-plain",
+    "alif-several",
+    "rates-of_several",
+    "alif-synapse_and_unit",
+    "lif-marked_decay",
 )
+@each([*LINEAR, *ODD])
 def test_equals_bptt(row):
     learner = learner_of(row)
     assert len(learner.graph.traced.filters) == row.filters
@@ -91,14 +93,23 @@ def test_equals_bptt(row):
     assert_gradients_close(sequence_gradient(learner, chunk_size=2), bptt(row), TOLERANCE, row.name)
 
 
-@pytest.mark.parametrize("row", at_night(LINEAR[1:], LINEAR[0]), ids=lambda row: row.name)
+@pytest.mark.by_day("rates-plain")
+@each(LINEAR)
 def test_without_filters_it_does_not(row):
     learner = learner_of(row, readout_filters=False)
     assert learner.graph.traced.filters == ()
     assert_gradients_differ(sequence_gradient(learner), bptt(row), 0.05, row.name)
 
 
-@pytest.mark.parametrize("row", at_night(OTHERS[6:], *OTHERS[:6]), ids=lambda row: row.name)
+@pytest.mark.by_day(
+    "rates-decay_per_unit",
+    "lif-nonlinear_inside",
+    "alif-nonlinear_between",
+    "rates-nonlinear_before",
+    "rates-read_by_another",
+    "rates-clipped_on_the_way",
+)
+@each(OTHERS)
 def test_what_is_no_linear_readout_stays_as_it_is_and_says_why(row):
     learner, as_before = learner_of(row), learner_of(row, readout_filters=False)
     assert len(learner.graph.traced.filters) == row.filters
@@ -163,19 +174,9 @@ def in_a_stream(learner, steps=slice(None), **options):
     return named(total.value)
 
 
-SIMPLE_BY_DAY = pytest.mark.parametrize("row", at_night([HARD], SIMPLE), ids=lambda row: row.name)
-HARD_BY_DAY = pytest.mark.parametrize("row", at_night([SIMPLE], HARD), ids=lambda row: row.name)
-
-
-@pytest.mark.parametrize(
-    ("row", "style"),
-    [
-        pytest.param(SIMPLE, "batch axis", id="batch axis"),
-        pytest.param(HARD, "mapped", id="mapped"),
-        pytest.param(SIMPLE, "mapped", marks=pytest.mark.nightly),
-        pytest.param(HARD, "batch axis", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.by_day("alif-with_everything-batch axis", "lif-read_late-mapped")
+@pytest.mark.parametrize("style", ["batch axis", "mapped"])
+@each([SIMPLE, HARD])
 def test_every_driver(row, style):
     learner = learner_of(row, style=style)
     own = InOwnLoop(learner)
@@ -190,7 +191,8 @@ def test_every_driver(row, style):
         assert_gradients_close(path(), bptt(row), TOLERANCE, name)
 
 
-@SIMPLE_BY_DAY
+@pytest.mark.by_day("alif-with_everything")
+@each([SIMPLE, HARD])
 def test_split_calls(row):
     """A part in a stream, then a sequence, then in an own loop: filters go on with the traces."""
     learner = learner_of(row)
@@ -217,7 +219,8 @@ def test_split_calls(row):
         )
 
 
-@SIMPLE_BY_DAY
+@pytest.mark.by_day("alif-with_everything")
+@each([SIMPLE, HARD])
 def test_samples_that_start_anew(row):
     flags = np.zeros((STEPS, BATCH), bool)
     flags[2, 0] = flags[3, 1] = True
@@ -251,14 +254,16 @@ def test_nothing_is_left_of_nan_before_a_restart():
     assert_gradients_close(found, bptt(row), TOLERANCE)
 
 
-@HARD_BY_DAY
+@pytest.mark.by_day("lif-read_late")
+@each([SIMPLE, HARD])
 def test_steps_that_do_not_count(row):
     mask = (0.0, 1.0, 0.5, 0.0, 1.0)
     found = sequence_gradient(learner_of(row), mask=mask, chunk_size=3)
     assert_gradients_close(found, bptt(row, mask=mask), TOLERANCE, row.name)
 
 
-@SIMPLE_BY_DAY
+@pytest.mark.by_day("alif-with_everything")
+@each([SIMPLE, HARD])
 def test_windows(row):
     learner = learner_of(row, vjp_method="multi-step")
     found = sequence_gradient(learner, chunk_size=2)
@@ -267,7 +272,8 @@ def test_windows(row):
     assert_gradients_close(InOwnLoop(learner)(), bptt(row), TOLERANCE, row.name)
 
 
-@HARD_BY_DAY
+@pytest.mark.by_day("lif-read_late")
+@each([SIMPLE, HARD])
 def test_after_steps_without_a_loss(row):
     """`etrace_evolve` moves filters on, `predict` leaves them, and both move the model's states."""
     learner, mask = learner_of(row), (0.0, 0.0, 1.0, 1.0, 1.0)
@@ -333,7 +339,8 @@ def test_traces_in_half_precision():
     assert held == {jnp.dtype(jnp.float64)}
 
 
-@SIMPLE_BY_DAY
+@pytest.mark.by_day("alif-with_everything")
+@each([SIMPLE, HARD])
 def test_mapped_by_somebody_else(row):
     lanes = {"axis_size": BATCH, "state_tag": "lane"}
     model = row.module()

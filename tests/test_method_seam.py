@@ -1,4 +1,4 @@
-"""A learning rule from outside the package learns with every driver, by its definition."""
+"""A learning rule from outside the package; `test_immediate.py` tests its gradients."""
 
 import dataclasses
 
@@ -13,55 +13,16 @@ from drivers import (
     build_algorithm,
     build_learner,
     expected_warnings,
-    learnt_online,
-    named,
     sequence_gradient,
-    weights_of,
 )
 from no_past import NoPast, OfRecords
 from operation_cases import CASES, Diagonal
-from single_steps import BATCH, LENGTH, plain_gradient, plain_steps
+from single_steps import BATCH, LENGTH
 
 import braintrace
 from braintrace._executor import as_arrays
 from braintrace._executor.traces import kept_specs, restart_traces, starting_traces
 from braintrace._graph import TraceSpec, specs_of
-
-MASK = np.float32([1, 0, 2, 0.5, 1, 0])
-RESET = np.stack([np.arange(LENGTH) == 2, np.arange(LENGTH) % 4 == 1], axis=1)
-
-
-def test_the_gradient_of_a_sequence():
-    case = cases.BY_NAME["lstm_fused"]
-    learner = build_learner(case, "no_past", "mapped", BATCH)
-    data = case.sequences(BATCH, LENGTH)
-    for chunk_size, options in {1: {}, 4: {"mask": MASK}, LENGTH: {"reset": RESET}}.items():
-        learner.reset_state(BATCH)
-        found = sequence_gradient(learner, case, *data, chunk_size=chunk_size, **options)
-        context = f"chunks of {chunk_size}, {list(options)}"
-        assert_gradients_close(found, plain_gradient(case, **options), 1e-5, context)
-
-
-def test_learning_at_every_step_of_a_stream():
-    case = cases.BY_NAME["alif_late_threshold"]
-    found, losses = learnt_online(build_learner(case, "no_past", batch=BATCH), case, 0.1, RESET)
-    expected = list(plain_steps(case, 0.1, RESET))
-    np.testing.assert_allclose(losses, [loss for loss, _, _ in expected], rtol=1e-5)
-    assert_gradients_close(found, expected[-1][2], 1e-5)
-    assert_gradients_differ(found, case.params(), 1e-3)
-
-
-def test_single_steps_in_a_gradient_of_the_users_own():
-    case = cases.BY_NAME["two_layers"]
-    model, algorithm = build_algorithm(case, NoPast, BATCH)
-    gradient = brainstate.transform.jit(
-        brainstate.transform.grad(
-            lambda x, target: case.loss(algorithm(x), target), weights_of(model)
-        )
-    )
-    steps = zip(*case.sequences(BATCH, LENGTH), plain_steps(case), strict=True)
-    for x, target, (_, expected, _) in steps:
-        assert_gradients_close(named(gradient(x, target)), expected, 1e-5)
 
 
 def test_a_chunk_records_what_the_rule_needs_and_is_as_long_as_pays():

@@ -97,7 +97,7 @@ def bptt(model, xs):
     return brainstate.transform.jit(loss)()
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day("LIF, ReluGrad", "LIF, hard reset", "LIF, MultiGaussianGrad", "Gif")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_d_rtrl_equals_bptt(name):
     xs = inputs()

@@ -17,14 +17,40 @@ from zoo_runs import CHUNK_SIZES, data, runs_of
 TOLERANCE = 1e-9
 DECAY = 0.7
 OPTIMISED = {"ALIF, recurrent", "LoRA"}
+MAPPED = {
+    "Linear",
+    "FeedbackLinear, adaptive",
+    "Embedding",
+    "ScaledWSLinear",
+    "Linear, mask and signs",
+    "AllToAll",
+    "OneToOne",
+    "Conv1d",
+    "Conv3d",
+    "ScaledWSConv2d",
+    "ValinaRNNCell",
+    "IndRNN",
+    "GRUCell",
+    "MGUCell",
+    "LSTMCell",
+    "MiniGRU",
+    "CFNCell",
+    "RTUCell",
+    "LeakySpikeReadout",
+    "LIF, hard reset",
+    "Alpha",
+    "ConductanceBased",
+    "ALIF, recurrent",
+}
+"""Models that are mapped over the batch by day; the others have a batch axis."""
 
 pytestmark = pytest.mark.usefixtures("float64", "time_step")
 SPIKING = [entry for entry in MODELS if entry.spiking]
 
 
-def each(models, *more):
+def each(models):
     optimised = {name: [pytest.mark.optimised] for name in OPTIMISED}
-    return [pytest.param(m, id=m.name, marks=[*more, *optimised.get(m.name, [])]) for m in models]
+    return [pytest.param(m, id=m.name, marks=optimised.get(m.name, [])) for m in models]
 
 
 # The scope brings the tests of a model together, so that they share what they compile.
@@ -62,18 +88,14 @@ def test_relations_groups_and_diagnostics(entry):
     assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
 
 
-@pytest.mark.parametrize(
-    "entry", [*each(MODELS[1::2]), *each(MODELS[::2], pytest.mark.nightly)], indirect=True
-)
+@pytest.mark.by_day(*(entry.name for entry in MODELS if entry.name not in MAPPED))
 def test_d_rtrl_with_a_batch_axis(entry):
     """A sequence at once; of the layers that are not mapped below."""
     found = runs_of(entry, "d_rtrl").at_once(4)
     assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
 
 
-@pytest.mark.parametrize(
-    "entry", [*each(MODELS[::2]), *each(MODELS[1::2], pytest.mark.nightly)], indirect=True
-)
+@pytest.mark.by_day(*MAPPED)
 def test_d_rtrl_mapped_over_the_batch(entry):
     """Step by step."""
     found = runs_of(entry, "d_rtrl", vmap=True).by_own_gradient()

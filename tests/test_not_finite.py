@@ -30,10 +30,7 @@ METHODS = [
     ("alif_late_threshold", "d_rtrl", "mapped", WINDOW, (3,)),
     ("lstm_fused", "es_d_rtrl", "batch axis", {**ES, **WINDOW}, (3,)),
     *(("alif_late_threshold", rule.name, "batch axis", {}, (3, LENGTH)) for rule in OTHERS),
-    *(
-        pytest.param(rule.case, rule.name, "batch axis", {}, (3, LENGTH), marks=pytest.mark.nightly)
-        for rule in OF_SOME_MODELS
-    ),
+    *((rule.case, rule.name, "batch axis", {}, (3, LENGTH)) for rule in OF_SOME_MODELS),
 ]
 
 
@@ -46,8 +43,17 @@ def sequences(case):
     return clean, dirty, targets
 
 
-@pytest.mark.by_day(5)
-@pytest.mark.parametrize(("name", "algorithm", "style", "options", "chunk_sizes"), METHODS)
+@pytest.mark.by_day(
+    "rotation d_rtrl batch axis",
+    "lstm_fused d_rtrl mapped-trace_dtype",
+    "alif_late_threshold d_rtrl mapped-vjp_method",
+    "lstm_fused es_d_rtrl batch axis-decay_or_rank-vjp_method",
+    "alif_late_threshold snap batch axis",
+)
+@pytest.mark.parametrize(
+    ("name", "algorithm", "style", "options", "chunk_sizes"),
+    [pytest.param(*row, id="-".join([" ".join(row[:3]), *row[3]])) for row in METHODS],
+)
 def test_gradients_of_a_sequence(name, algorithm, style, options, chunk_sizes):
     case = cases.BY_NAME[name]
     learner = build_learner(case, algorithm, style, BATCH, **options)

@@ -63,18 +63,16 @@ def descend(case, learner, **options):
     return learner.etrace_online(*case.sequences(BATCH, LENGTH), **functions, **options)
 
 
-def in_turn():
-    """D-RTRL with every model, and its filtered form with every other one; all at night."""
-    for index, case in enumerate([*SOME, cases.BY_NAME["leaky_rnn"]]):
-        yield pytest.param(case, {}, id=f"d_rtrl-{case.name}")
-        marks = [pytest.mark.nightly] if index % 2 else []
-        options = {"algorithm": "es_d_rtrl", "decay_or_rank": ALPHA}
-        yield pytest.param(case, options, id=f"es_d_rtrl-{case.name}", marks=marks)
-
-
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(
+    "d_rtrl-alif_late_threshold",
+    "es_d_rtrl-alif_late_threshold",
+    "d_rtrl-leaky_with_bypass",
+    "d_rtrl-independent_rnn",
+    "es_d_rtrl-synapse",
+)
 @pytest.mark.core
-@pytest.mark.parametrize(("case", "options"), [*in_turn()])
+@cases.each([*SOME, cases.BY_NAME["leaky_rnn"]])
+@METHODS
 def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     learner = build_learner(case, **options)
     losses = descend(case, learner)

@@ -74,7 +74,16 @@ def test_d_rtrl_equals_bptt_step_by_step(case):
     assert_gradients_close(by_name(total), bptt(case), 1e-5, case.name)
 
 
-@pytest.mark.by_day(8)
+@pytest.mark.by_day(
+    "some-matmul",
+    "some-matmul with bias",
+    "some-element_wise",
+    "some-strided 1-D conv with bias",
+    "some-grouped 1-D conv",
+    "some-sparse_matmul with bias",
+    "some-feedback_matmul with bias",
+    "some-einsum in another order, over positions",
+)
 @each_operation
 @chunk_sizes([2])
 def test_es_d_rtrl_equals_its_definition(case, chunks):

@@ -317,7 +317,18 @@ SPARSE_MATRICES = {
 }
 
 
-@pytest.mark.by_day(10)
+@pytest.mark.by_day(
+    "saiunit CSR-few rows",
+    "saiunit CSR-dense blocks",
+    "saiunit CSC-dense blocks",
+    "saiunit COO-dense blocks",
+    "brainevent CSR-dense blocks",
+    "brainevent CSC-dense blocks",
+    "BCOO-few rows",
+    "BCOO with padding-few rows",
+    "BCSR-few rows",
+    "BCSR with padding-few rows",
+)
 @pytest.mark.parametrize("rows", [2, 20], ids=["few rows", "dense blocks"])
 @pytest.mark.parametrize("name", SPARSE_MATRICES)
 def test_sparse_formats(name, rows):

@@ -1,6 +1,7 @@
 """Every marked operation under every JAX transformation, against plain JAX."""
 
 import functools
+import itertools
 import os
 import pathlib
 import runpy
@@ -67,7 +68,6 @@ def results_of(transformation):
     return {name: [got[name], want[name]] for name in xs}
 
 
-@pytest.mark.by_day(215)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.primitive)
 @pytest.mark.parametrize("transformation", catalogue.TRANSFORMATIONS, ids=lambda t: t.name)
 def test_operation_under_transformation(operation, transformation):
@@ -75,17 +75,17 @@ def test_operation_under_transformation(operation, transformation):
     assert_trees_close(got, want)
 
 
-def in_turn():
-    """Every operation with every third transformation after which there is a jaxpr; see night."""
-    rows = [t for t in catalogue.TRANSFORMATIONS if t.marker is not None]
-    for number, operation in enumerate(OPERATIONS):
-        for turn, transformation in enumerate(rows):
-            name = f"{transformation.name}-{operation.primitive}"
-            marks = [] if (number + turn) % 3 == 0 else [pytest.mark.nightly]
-            yield pytest.param(operation, transformation, id=name, marks=marks)
+WITH_A_JAXPR = [t for t in catalogue.TRANSFORMATIONS if t.marker is not None]
+NAMES = [t.name for t in WITH_A_JAXPR], [o.primitive for o in OPERATIONS]
+BY_DAY = {
+    *itertools.product(["jit", "grad", "vmap over x", "vmap over weights"], NAMES[1]),
+    *itertools.product(NAMES[0], ["etp_mm", "etp_sp_mv"]),
+}
 
 
-@pytest.mark.parametrize(("operation", "transformation"), [*in_turn()])
+@pytest.mark.by_day(*map("-".join, BY_DAY))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.primitive)
+@pytest.mark.parametrize("transformation", WITH_A_JAXPR, ids=lambda t: t.name)
 def test_the_marker_that_is_left(operation, transformation):
     marked = transformation.apply(operation.marked)
     found = markers(jax.make_jaxpr(marked)(operation.x, operation.weights))

@@ -16,7 +16,19 @@ SPIKING = [case for case in cases.ALL if case.spikes]
 SOME = [cases.BY_NAME[n] for n in ("plain_encoder", "gru", "lstm_fused", "two_layers_plain_link")]
 
 
-@pytest.mark.by_day(11)
+@pytest.mark.by_day(
+    "leaky",
+    "leaky_with_masked_weight",
+    "leaky_pair_with_tied_weight",
+    "learnt_leak",
+    "synapse",
+    "tanh_rnn",
+    "plain_input_rnn",
+    "plain_encoder",
+    "gru_reset_after",
+    "lstm_separate",
+    "two_layers_plain_link",
+)
 @cases.each(SMOOTH)
 def test_bptt_agrees_with_finite_differences(case):
     gradient = ravel_pytree(references.bptt(case))[0]

@@ -164,14 +164,13 @@ def test_windows_and_what_lies_before_them(name):
         assert_gradients_close(found, expected, 1e-5, f"{name}, windows of {window}")
 
 
-@pytest.mark.by_day(4)
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=case.name, marks=[pytest.mark.nightly] if i % 2 else [])
-        for i, case in enumerate(CASES)
-    ],
+@pytest.mark.by_day(
+    "matmul",
+    "element_wise scalar",
+    "depthwise 1-D conv with bias",
+    "grouped_matmul with bias",
 )
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_operation(case):
     """In blocks of steps, as large chunks are added up."""
     learner = braintrace.compile(

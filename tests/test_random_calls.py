@@ -117,7 +117,20 @@ def test_many_random_calls_return_or_raise_in_words(row):
 ENDLESS = ("cyclic list", "cyclic dict", "deep")
 
 
-@pytest.mark.by_day(12)
+@pytest.mark.by_day(
+    "matmul, x",
+    "compile, rules",
+    "OTTT, strict",
+    "gradient_check, vmap",
+    "etrace_evolve, chunk_size",
+    "functional().evolve, reset",
+    "nn.Conv1d, groups",
+    "nn.ScaledWSConv2d, w_mask",
+    "nn.GRUCell, in_size",
+    "nn.ScaledWSLinear, eps",
+    "nn.GIF, k2",
+    "nn.ValinaRNNCell, activation",
+)
 @pytest.mark.parametrize("place", ARGUMENTS, ids=lambda place: ", ".join(place))
 def test_endless_containers_are_refused(place):
     """JAX would leave the interpreter without a stack: every argument, not a sample."""

@@ -71,15 +71,13 @@ def rewound(learner, draws=0):
 
 
 BOTH = {"resets": SOME, "step_weights": MASK}
-RUNS = [
+ROWS = [
     ("uoro", "gru", "batch axis", {}),
     ("uoro", "alif_late_threshold", "batch axis", BOTH),
     ("uoro", "leaky_pair_with_tied_weight", "mapped", {"resets": ALL_AT_3}),
     ("kf_rtrl", "gru", "mapped", {"resets": ALL_AT_3}),
     ("kf_rtrl", "independent_rnn", "batch axis", BOTH),
     ("kf_rtrl", "leaky_with_masked_weight", "batch axis", {"chunk_size": 4}),
-]
-AT_NIGHT = [
     ("uoro", "lstm_fused", "mapped", {"chunk_size": 4}),
     ("uoro", "learnt_leak", "batch axis", {"step_weights": MASK, "chunk_size": 1}),
     ("uoro", "two_layers", "mapped", {"resets": SOME}),
@@ -91,12 +89,19 @@ AT_NIGHT = [
     ("kf_rtrl", "alif_late_threshold", "mapped", {"step_weights": MASK}),
     ("kf_rtrl", "learnt_leak", "mapped", {}),
 ]
-ROWS = [*RUNS, *(pytest.param(*row, marks=pytest.mark.nightly) for row in AT_NIGHT)]
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(
+    "uoro-gru-batch axis",
+    "uoro-alif_late_threshold-batch axis",
+    "kf_rtrl-gru-mapped",
+    "kf_rtrl-independent_rnn-batch axis",
+)
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("algorithm", "name", "style", "options"), ROWS)
+@pytest.mark.parametrize(
+    ("algorithm", "name", "style", "options"),
+    [pytest.param(*row, id="-".join(row[:3])) for row in ROWS],
+)
 def test_the_gradient_of_a_sequence(algorithm, name, style, options):
     options = dict(options)
     chunks = {"chunk_size": options.pop("chunk_size", "auto")}
@@ -291,7 +296,12 @@ def estimates(name, algorithm, draws, weights=(1.0, 1.0), twins=False):
     return named(jax.device_get(of_keys(name, algorithm, twins)(keys, jnp.array(weights))))
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(
+    "uoro-tanh_rnn-2,000 draws",
+    "uoro-gru-2,000 draws",
+    "kf_rtrl-tanh_rnn-2,000 draws",
+    "kf_rtrl-gru-2,000 draws",
+)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("name", ["tanh_rnn", "gru", "alif_late_threshold"])

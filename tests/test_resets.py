@@ -22,34 +22,16 @@ METHODS = [
     ("d_rtrl", "batch axis", {"vjp_method": "multi-step"}),
     *((rule.name, "batch axis", {}) for rule in OTHERS),
 ]
-BY_DAY = {
-    ("independent_rnn", 3),
-    ("alif_late_threshold", 1),
-    ("alif_late_threshold", 2),
-    ("lstm_fused", 4),
-    ("rotation", 0),
-    *(("alif_late_threshold", number) for number in range(5, len(METHODS))),
-}
 MODELS_AND_METHODS = pytest.mark.parametrize(
     ("case", "algorithm", "style", "options"),
     [
-        pytest.param(
-            cases.BY_NAME[name],
-            *method,
-            id="-".join([name, *map(str, method)]),
-            marks=[] if (name, index) in BY_DAY else pytest.mark.nightly,
-        )
+        pytest.param(cases.BY_NAME[name], *method, id="-".join([name, *map(str, method)]))
         for name in NAMES
-        for index, method in enumerate(METHODS)
+        for method in METHODS
     ]
     + [
         pytest.param(
-            cases.BY_NAME[rule.case],
-            rule.name,
-            "batch axis",
-            {},
-            id=f"{rule.case}-{rule.name}",
-            marks=pytest.mark.nightly,
+            cases.BY_NAME[rule.case], rule.name, "batch axis", {}, id=f"{rule.case}-{rule.name}"
         )
         for rule in OF_SOME_MODELS
     ],
@@ -71,7 +53,13 @@ def flags(*steps):
     return np.isin(np.arange(LENGTH), steps)
 
 
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(
+    "independent_rnn-es_d_rtrl-mapped-{'decay_or_rank': 0.8}",
+    "alif_late_threshold-d_rtrl-mapped-{}",
+    "alif_late_threshold-immediate-batch axis-{}",
+    "alif_late_threshold-snap-batch axis-{}",
+    "lstm_fused-d_rtrl-batch axis-{'vjp_method': 'multi-step'}",
+)
 @pytest.mark.core
 @MODELS_AND_METHODS
 def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, options):
@@ -91,7 +79,13 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
     assert_states_close(snapshot(learner), states, case.name)
 
 
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(
+    "3-independent_rnn-es_d_rtrl-mapped-{'decay_or_rank': 0.8}",
+    "3-alif_late_threshold-d_rtrl-mapped-{}",
+    "3-alif_late_threshold-immediate-batch axis-{}",
+    "3-alif_late_threshold-ottt-batch axis-{}",
+    "3-lstm_fused-d_rtrl-batch axis-{'vjp_method': 'multi-step'}",
+)
 @MODELS_AND_METHODS
 @pytest.mark.parametrize("chunk_size", [3, pytest.param(LENGTH, marks=pytest.mark.nightly)])
 def test_samples_restart_one_by_one(case, algorithm, style, options, chunk_size):

@@ -19,7 +19,7 @@ from assertions import assert_gradients_close, assert_states_close
 from drivers import BATCH_STYLES, build_learner, named, sequence_gradient, snapshot, weights_of
 from recorded import RecordedCase
 from zoo import MODELS
-from zoo_runs import CHUNK_SIZES, Runs, data, runs_of
+from zoo_runs import PATHS, Runs, data, runs_of
 
 import braintrace
 
@@ -33,8 +33,6 @@ REFUSED = {
     "DelayedSelfInhibition": "carries what depends on the weights",
     "FilteredReadout": "carries what depends on the weights",
 }
-PATHS = ("at_once", "by_own_gradient", "in_a_stream")
-
 pytestmark = pytest.mark.usefixtures("float64")
 
 
@@ -55,36 +53,20 @@ def gradient(case, style="batch axis", **options):
     return sequence_gradient(learner, case, xs, targets, **options)
 
 
-def in_pairs():
-    """Every model, some with a style and a chunk size of their own; all others at night."""
-    for number, case in enumerate(cases.ALL):
-        for turn, style in enumerate(BATCH_STYLES):
-            for place, chunk in enumerate((1, 3, LENGTH)):
-                own = number % 4 == 1 and (turn, place) == (number // 4 % 3, number // 8 % 3)
-                marks = [] if own else [pytest.mark.nightly]
-                yield pytest.param(
-                    case, style, chunk, id=f"{case.name}-{style}-{chunk}", marks=marks
-                )
-
-
-@pytest.mark.by_day(5)
-@pytest.mark.parametrize(("case", "style", "chunk"), [*in_pairs()])
+@pytest.mark.by_day(
+    "leaky_with_bias-batch axis-1",
+    "independent_rnn-mapped-1",
+    "alif-single-3",
+    "plain_encoder-mapped-6",
+    "lstm_separate-single-6",
+)
+@pytest.mark.parametrize("chunk", [1, 3, LENGTH])
+@pytest.mark.parametrize("style", BATCH_STYLES)
+@cases.each(cases.ALL)
 def test_it_is_backpropagation_through_time(case, style, chunk):
     expected = references.bptt(case, None if style == "single" else 2)
     found = gradient(case, style, chunk_size=chunk)
     assert_gradients_close(found, expected, TOLERANCE, f"{case.name}, {style}, chunks of {chunk}")
-
-
-def zoo_in_pairs():
-    """Every model of the zoo on one of its paths; on all of them at night."""
-    exact = [entry for entry in MODELS if entry.name not in REFUSED]
-    rows = [("at_once", chunk) for chunk in CHUNK_SIZES] + [(path, None) for path in PATHS[1:]]
-    for number, entry in enumerate(exact):
-        for turn, (path, chunk) in enumerate(rows):
-            own = number % 13 == 0 and turn == number // 13 % len(rows)
-            marks = [] if own else [pytest.mark.nightly]
-            name = f"{entry.name}-{path}{'' if chunk is None else f'-{chunk}'}"
-            yield pytest.param(entry, path, chunk, id=name, marks=marks)
 
 
 @functools.cache
@@ -100,12 +82,22 @@ def bptt_of(entry):
     return gradient(*arguments, *data(entry))
 
 
+@pytest.mark.by_day(
+    "SignedHalves-chunks of 4",
+    "MGU-chunks of 3",
+    "SkipConnected-chunks of 1",
+    "RotatedPair-chunks of 6",
+    "MultiRate-own gradient",
+    "Heads-stream",
+)
 @pytest.mark.usefixtures("float64_in_every_thread")
-@pytest.mark.parametrize(("entry", "path", "chunk"), [*zoo_in_pairs()])
-def test_every_model_of_the_zoo(entry, path, chunk):
-    runs = runs_of(entry, "rtrl", strict=True)
-    found = getattr(runs, path)(*([] if chunk is None else [chunk]))
-    assert_gradients_close(found, bptt_of(entry), TOLERANCE, f"{entry.name}, {path}, {chunk}")
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "entry", [e for e in MODELS if e.name not in REFUSED], ids=lambda e: e.name
+)
+def test_every_model_of_the_zoo(entry, path):
+    found = PATHS[path](runs_of(entry, "rtrl", strict=True))
+    assert_gradients_close(found, bptt_of(entry), TOLERANCE, f"{entry.name}, {path}")
 
 
 @pytest.mark.parametrize("entry", [e for e in MODELS if e.name in REFUSED], ids=lambda e: e.name)

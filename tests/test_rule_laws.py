@@ -18,7 +18,7 @@ from drivers import (
     snapshot,
     weights_of,
 )
-from rules import OLDEST, OTHERS, RULES
+from rules import RULES
 
 import braintrace
 from braintrace._graph import specs_of
@@ -61,8 +61,8 @@ def test_traces_have_the_dtype_that_is_given_and_the_bytes_that_are_told(rule):
     assert report.stored_bytes == whole >= report.carried_bytes
 
 
-@pytest.mark.by_day(4)
-@some_by_day(*(row.name for row in OLDEST + OTHERS), "snap 2", "uoro")
+@pytest.mark.by_day("d_rtrl", "es_d_rtrl", "snap", "snap 2")
+@pytest.mark.parametrize("rule", RULES)
 def test_a_saved_learner_goes_on(rule):
     case, (xs, targets) = case_of(rule), data_of(rule)
     first, second = (build_learner(case, rule) for _ in range(2))

@@ -28,7 +28,8 @@ import braintrace
 from braintrace import get_primitive_spec, register_primitive_spec
 from braintrace._graph import specs_of
 
-STYLES = ("batch axis", "mapped")
+MAPPED = {"leaky_rnn", "plain_recurrent_rnn", "gru", "lstm_fused", "lif_recurrent"}
+MAPPED |= {"two_layers_plain_link"}
 WITH_PRODUCTS = [
     c
     for c in cases.RECURRENT
@@ -42,8 +43,7 @@ BATCH, STEPS = 2, references.LENGTH
 @pytest.mark.core
 @cases.each(BY_DAY, [case for case in cases.RECURRENT if case not in BY_DAY])
 def test_the_literal_recursion(case):
-    style = STYLES[cases.RECURRENT.index(case) % 2]
-    found = catalogue_gradient(case, "snap", style)
+    found = catalogue_gradient(case, "snap", "mapped" if case.name in MAPPED else "batch axis")
     assert_gradients_close(found, references.dense_d_rtrl(case, snap=True), 1e-5, case.name)
     if case in WITH_PRODUCTS:
         assert_gradients_differ(found, references.dense_d_rtrl(case), 1e-3, case.name)
@@ -366,24 +366,15 @@ def literal(recurrence, xs):
     return total
 
 
-AT_NIGHT = {
-    "plain grouped conv",
-    "feedback",
-    "plain, broadcast",
-    "einsum",
-    "interleaved gates",
-    "twice the same state",
-}
-
-
-def each_recurrence():
-    for recurrence in RECURRENCES:
-        marks = [pytest.mark.nightly] if recurrence.name in AT_NIGHT else []
-        yield pytest.param(recurrence, id=recurrence.name, marks=marks)
-
-
-@pytest.mark.by_day(6)
-@pytest.mark.parametrize("recurrence", [*each_recurrence()])
+@pytest.mark.by_day(
+    "conv",
+    "grouped",
+    "low rank",
+    "the size of a complex number for all",
+    "parts of complex numbers",
+    "halves that change places",
+)
+@pytest.mark.parametrize("recurrence", RECURRENCES, ids=lambda row: row.name)
 def test_products_of_all_kinds(recurrence):
     xs = normal(9, STEPS, BATCH, *recurrence.sample)
     model = Recurrent(recurrence)

@@ -233,19 +233,36 @@ def name_of(case):
     return "-".join(part.__name__ for part in case)
 
 
-def in_turn():
-    """One algorithm for each case, in turn; the other and other chunks at night."""
-    ways = [("d_rtrl", [3]), ("es_d_rtrl", [STEPS])]
-    ways += [("d_rtrl", [1, 4, STEPS]), ("es_d_rtrl", [1, 3, 4])]
-    for index, case in enumerate(SPLIT + STEP_BY_STEP):
-        for turn, (algorithm, chunk_sizes) in enumerate(ways):
-            marks = [] if index % 2 == turn else [pytest.mark.nightly]
-            name = f"{name_of(case)}-{algorithm}-{chunk_sizes}"
-            yield pytest.param(case, algorithm, chunk_sizes, id=name, marks=marks)
-
-
-@pytest.mark.by_day(17)
-@pytest.mark.parametrize(("case", "algorithm", "chunk_sizes"), [*in_turn()])
+@pytest.mark.by_day(
+    "Net-squared-d_rtrl-[3]",
+    "BranchingRecurrence-squared-es_d_rtrl-[6]",
+    "Looping-squared-d_rtrl-[3]",
+    "Normalised-squared-d_rtrl-[3]",
+    "Net-noisy-es_d_rtrl-[6]",
+    "Net-cumulative-es_d_rtrl-[6]",
+    "Stack-squared-d_rtrl-[3]",
+    "Three-squared-es_d_rtrl-[6]",
+    "Branched-squared-es_d_rtrl-[6]",
+    "Feedback-squared-d_rtrl-[3]",
+    "Dropped-squared-d_rtrl-[3]",
+    "Watched-squared-es_d_rtrl-[6]",
+    "Noting-squared-d_rtrl-[3]",
+    "Nested-squared-d_rtrl-[3]",
+    "Branching-squared-es_d_rtrl-[6]",
+    "Net-printed-es_d_rtrl-[6]",
+    "Net-unmapped-d_rtrl-[3]",
+)
+@pytest.mark.parametrize(
+    ("algorithm", "chunk_sizes"),
+    [
+        ("d_rtrl", [3]),
+        ("es_d_rtrl", [STEPS]),
+        ("d_rtrl", [1, 4, STEPS]),
+        ("es_d_rtrl", [1, 3, 4]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("case", SPLIT + STEP_BY_STEP, ids=name_of)
 def test_the_same_gradient_states_and_traces(case, algorithm, chunk_sizes):
     net, _ = case
     learner = learner_of(net, algorithm, inputs_of(net)[0][0])

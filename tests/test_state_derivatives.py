@@ -71,7 +71,14 @@ def pure_loss(case, pure, start, xs, targets, scanned=False):
     return loss
 
 
-@pytest.mark.by_day(6)
+@pytest.mark.by_day(
+    "alif_late_threshold-d_rtrl-single-step",
+    "alif_late_threshold-immediate-multi-step",
+    "two_layers-rtrl-multi-step",
+    "two_layers-ostl_feedforward-multi-step",
+    "tanh_rnn-uoro-single-step",
+    "two_layers-d_rtrl-single-step",
+)
 @pytest.mark.parametrize("vjp_method", ["single-step", "multi-step"])
 @pytest.mark.parametrize(("name", "algorithm"), ROWS + MODELS)
 def test_derivative_of_steps(name, algorithm, vjp_method):
@@ -98,7 +105,12 @@ def test_derivative_of_steps(name, algorithm, vjp_method):
     assert_close(found, expected)
 
 
-@pytest.mark.by_day(4)
+@pytest.mark.by_day(
+    "lstm_fused-d_rtrl-single-step",
+    "alif_late_threshold-immediate-single-step",
+    "alif_late_threshold-snap-single-step",
+    "alif_late_threshold-ottt-single-step",
+)
 @pytest.mark.parametrize("vjp_method", ["single-step", "multi-step"])
 @pytest.mark.parametrize(
     ("name", "algorithm"), [("lstm_fused", "d_rtrl"), *((r.case, r.name) for r in OTHERS)]

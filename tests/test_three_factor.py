@@ -78,7 +78,13 @@ ROWS = [("d_rtrl", name) for name in MODULATORS] + [
 ]
 
 
-@pytest.mark.by_day(5)
+@pytest.mark.by_day(
+    "d_rtrl-per unit",
+    "ottt-per unit",
+    "d_rtrl-same for all samples",
+    "immediate-per unit",
+    "rtrl-per unit",
+)
 @pytest.mark.parametrize(("rule", "name"), ROWS)
 def test_the_gradient_is_the_modulator_times_the_eligibility(rule, name):
     """Nothing mixes units: what rules beyond the diagonal carry is the trace of D_RTRL."""

@@ -1,6 +1,7 @@
 """Every model of the zoo compiles as described, and learns what the dense oracle says."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -10,38 +11,28 @@ from assertions import assert_gradients_close, assert_gradients_differ, assert_s
 from recorded import RecordedCase
 from rules import OTHERS, RULES
 from zoo import BY_NAME, MODELS
-from zoo_runs import CHUNK_SIZES, Runs, data, runs_of
+from zoo_runs import PATHS, Runs, data, runs_of
 
 import braintrace
 
 TOLERANCE = 1e-9
 DECAY = 0.7
 CORE = {"LSTMPeephole", "LinearRecurrentUnit", "ALIF", "PopulationsAsSlices", "ReshapedStates"}
-# Single steps of these have rules of their own, so that every path is run by day as well.
-EVERY_PATH = CORE | {"ReadsAnOldState", "LSTMSeparate", "SharedDrive", "TwoCompartments"}
 OPTIMISED = {"LSTMFused", "PooledConvolution", "SparseLIF"}
 METHODS = {"d_rtrl": {}, "es_d_rtrl": {"decay_or_rank": DECAY}}
 METHODS |= {rule.name: rule.options for rule in OTHERS}
-STEP_BY_STEP = (Runs.by_own_gradient, Runs.in_a_stream)
+STEP_BY_STEP = ("own gradient", "stream")
 
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def each(models, *more):
+def marks_of(entry):
     marks = [(CORE, pytest.mark.core), (OPTIMISED, pytest.mark.optimised)]
-    return [
-        pytest.param(m, id=m.name, marks=[*more, *(mark for of, mark in marks if m.name in of)])
-        for m in models
-    ]
+    return [mark for of, mark in marks if entry.name in of]
 
 
-# All oracles, and with them the filters of ES_D_RTRL, meet all models at night, and a sixth of
-# them in a short run. The others are held against one oracle.
-WITH_FILTERS = [m for i, m in enumerate(MODELS) if i % 6 == 0 or m.name in CORE]
-WITHOUT = [m for m in MODELS if m not in WITH_FILTERS]
-# The other rules meet all models at night, and a few of their own in a short run.
-QUICK = [m for m in MODELS if m.name not in OPTIMISED]
-SOME = {rule.name: QUICK[3 + i :: 20] for i, rule in enumerate(OTHERS)}
+def each(models):
+    return [pytest.param(m, id=m.name, marks=marks_of(m)) for m in models]
 
 
 # The scope brings the tests of a model together, so that they share what they compile.
@@ -96,9 +87,16 @@ def test_relations_groups_and_diagnostics(entry):
     assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
 
 
-@pytest.mark.by_day(9)
-@pytest.mark.parametrize(
-    "entry", [*each(WITH_FILTERS), *each(WITHOUT, pytest.mark.nightly)], indirect=True
+@pytest.mark.by_day(
+    "SignedHalves",
+    "CoupledCompartments",
+    "GRUResetBefore",
+    "LinearRecurrentUnit",
+    "ALIF",
+    "ConductanceSynapses",
+    "GroupStateALIF",
+    "NestedParameters",
+    "ReshapedStates",
 )
 def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
     found, exact = expected(entry, oracles.dense_d_rtrl), expected(entry, bptt)
@@ -113,7 +111,7 @@ def test_every_weight_learns(entry):
         assert all(np.abs(leaf).max() > 1e-6 for leaf in leaves), name
 
 
-def check(entry, algorithm, chunk_sizes, step_by_step):
+def check(entry, algorithm, paths):
     """Every path gives the gradient of the oracle; those of single steps, the same traces."""
     message = RULES[algorithm].refused.get(entry.name)
     if message is not None:
@@ -121,14 +119,12 @@ def check(entry, algorithm, chunk_sizes, step_by_step):
             Runs(entry, algorithm, **METHODS[algorithm])
         return
     runs, wanted = runs_of(entry, algorithm, **METHODS[algorithm]), expected_of(entry, algorithm)
-    for chunk_size in chunk_sizes:
-        found = runs.at_once(chunk_size)
-        assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, chunks of {chunk_size}")
     left = []
-    for path in step_by_step:
-        found = path(runs)
-        assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, {path.__name__}")
-        left.append(runs.after())
+    for path in paths:
+        found = PATHS[path](runs)
+        assert_gradients_close(found, wanted, TOLERANCE, f"{entry.name}, {path}")
+        if path in STEP_BY_STEP:
+            left.append(runs.after())
     for after in left[1:]:
         assert_states_close(after, left[0], entry.name)
 
@@ -136,28 +132,33 @@ def check(entry, algorithm, chunk_sizes, step_by_step):
 @pytest.mark.parametrize(
     ("entry", "algorithm"),
     [
-        pytest.param(*row.values, algorithm, id=f"{row.id}-{algorithm}", marks=row.marks)
-        for algorithm, models in {"d_rtrl": MODELS, "es_d_rtrl": WITH_FILTERS, **SOME}.items()
-        for row in each(models)
+        pytest.param(entry, algorithm, id=f"{entry.name}-{algorithm}", marks=marks_of(entry))
+        for entry in MODELS
+        for algorithm in entry.by_day
     ],
     indirect=["entry"],
 )
-def test_all_paths_equal_the_dense_oracle(entry, algorithm):
-    """One path for each model in turn: every other one a sequence at once. A few go on all."""
-    turn = MODELS.index(entry) + list(METHODS).index(algorithm)
-    chunks = [CHUNK_SIZES[turn // 2 % len(CHUNK_SIZES)]]
-    if entry.name in EVERY_PATH:
-        check(entry, algorithm, chunks, STEP_BY_STEP)
-    elif turn % 2 == 0:
-        check(entry, algorithm, chunks, [])
-    else:
-        check(entry, algorithm, [], [STEP_BY_STEP[turn // 2 % 2]])
+def test_some_paths_equal_the_dense_oracle(entry, algorithm):
+    """Those that the entry of the model names."""
+    check(entry, algorithm, entry.by_day[algorithm])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", METHODS)
 def test_all_paths_and_chunk_sizes_equal_the_dense_oracle(entry, algorithm):
-    check(entry, algorithm, CHUNK_SIZES, STEP_BY_STEP)
+    check(entry, algorithm, PATHS)
+
+
+def test_every_rule_meets_every_kind_of_path_and_model_by_day():
+    """A model is diagonal or not; a sequence goes at once, or step by step in two ways."""
+    assert all("d_rtrl" in entry.by_day for entry in MODELS)
+    found = {
+        (rule, path.partition(" of ")[0], entry.diagonal)
+        for entry in MODELS
+        for rule, paths in entry.by_day.items()
+        for path in paths
+    }
+    assert found == {*itertools.product(METHODS, ("chunks", *STEP_BY_STEP), (True, False))}
 
 
 @pytest.mark.parametrize("entry", each([m for m in MODELS if m.spiking]), scope="module")

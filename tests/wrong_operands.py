@@ -1,5 +1,7 @@
 """Operands and layers that are wrong, each with what the answer has to name; see `wrong_calls`."""
 
+import itertools
+
 import brainstate
 import jax.numpy as jnp
 import saiunit as u
@@ -356,13 +358,8 @@ LAYERS_OF_SIZES = {
 def size_rows():
     found = {}
     for layer, (names, make) in LAYERS_OF_SIZES.items():
-        # Each kind of wrong size at one layer or another, two at every layer.
-        kinds = list(SIZES)
-        start = len(found) % len(kinds)
-        for index, name in enumerate(names):
-            kind = kinds[(start + index) % len(kinds)]
-            value = SIZES[kind]
-            good = (8, 8, 3) if layer == "Conv2d" else 4
+        good = (8, 8, 3) if layer == "Conv2d" else 4
+        for (index, name), (kind, value) in itertools.product(enumerate(names), SIZES.items()):
             pair = (value, 4) if index == 0 else (good, value)
             found[f"{layer} {name} {kind}"] = (
                 f"`{layer}` `{name}` {value!r}",

@@ -18,7 +18,12 @@ sigmoid = jax.nn.sigmoid
 # --- one output, several positions ----------------------------------------------------------
 
 
-@zoo("w -> h", groups="h", diagonal=True)
+@zoo(
+    "w -> h",
+    groups="h",
+    diagonal=True,
+    by_day={"d_rtrl": ("chunks of 4",), "es_d_rtrl": ("own gradient",)},
+)
 class SignedHalves(Cell):
     """The positive part of the drive goes to one half of the state, the negative to the other."""
 
@@ -32,7 +37,7 @@ class SignedHalves(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w -> h", "scale -> h", groups="h", diagonal=True)
+@zoo("w -> h", "scale -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("own gradient",)})
 class LateralDrive(Cell):
     """A unit is driven by its own output, its neighbour's and its mirror image's."""
 
@@ -48,7 +53,7 @@ class LateralDrive(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w_k -> S", "w_v -> S", groups="S", diagonal=True)
+@zoo("w_k -> S", "w_v -> S", groups="S", diagonal=True, by_day={"d_rtrl": ("chunks of 3",)})
 class FastWeights(Cell):
     """Linear attention: a matrix of keys and values that decays."""
 
@@ -62,7 +67,7 @@ class FastWeights(Cell):
         return jnp.einsum("bhk,bk->bh", self.S.value, x) @ self.w_out.value
 
 
-@zoo("kernel -> h", groups="h", diagonal=True, shape=(BATCH, 4, 2))
+@zoo("kernel -> h", groups="h", diagonal=True, shape=(BATCH, 4, 2), by_day={"d_rtrl": ("stream",)})
 class PooledConvolution(Cell):
     weights = {"kernel": (3, 2, 3), "w_out": (6, OUTPUTS)}
     states_of = {"h": (2, 3)}
@@ -79,7 +84,13 @@ class PooledConvolution(Cell):
 # --- plain mixing next to a path of its own -------------------------------------------------
 
 
-@zoo("w -> h", groups="h", diagnostics=("plain-mixing",), spiking=True)
+@zoo(
+    "w -> h",
+    groups="h",
+    diagnostics=("plain-mixing",),
+    spiking=True,
+    by_day={"d_rtrl": ("chunks of 1",), "immediate": ("chunks of 6",)},
+)
 class LateralInhibition(Cell):
     """A spike resets its own neuron, which is traced, and inhibits the next, which is not."""
 
@@ -97,7 +108,13 @@ class LateralInhibition(Cell):
 # --- loops, callbacks, delays ---------------------------------------------------------------
 
 
-@zoo("w -> h", "leak -> h", groups="h", diagonal=True)
+@zoo(
+    "w -> h",
+    "leak -> h",
+    groups="h",
+    diagonal=True,
+    by_day={"d_rtrl": ("own gradient",), "snap": ("chunks of 4",)},
+)
 class LeakInInnerLoops(Cell):
     """A leak per unit that inner loops of small steps use for the whole batch."""
 
@@ -121,7 +138,13 @@ class LeakInInnerLoops(Cell):
         return h @ self.w_out.value
 
 
-@zoo("w -> v", "leak -> v", groups="v", diagnostics=("plain-mixing", "mixed-positions"))
+@zoo(
+    "w -> v",
+    "leak -> v",
+    groups="v",
+    diagnostics=("plain-mixing", "mixed-positions"),
+    by_day={"d_rtrl": ("chunks of 6",), "es_d_rtrl": ("stream",), "ottt": ("chunks of 1",)},
+)
 class CoupledCompartments(Cell):
     """Small steps of a cable: each compartment has a way of its own, and one to its neighbours."""
 
@@ -141,7 +164,7 @@ class CoupledCompartments(Cell):
         return self.v.value @ self.w_out.value
 
 
-@zoo("w -> h", groups="h", diagonal=True)
+@zoo("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
 class RoundedFeedback(Cell):
     """A function outside JAX looks at the state, off the gradient path."""
 
@@ -182,6 +205,7 @@ class Delayed(Cell):
     "w_rec -> h",
     groups="h",
     diagnostics=("recurrent-mixing", "untraced-state"),
+    by_day={"d_rtrl": ("chunks of 4",)},
 )
 class DelayedRecurrence(Delayed):
     """The recurrent input is two steps old: its weight learns, the delay line has no trace."""
@@ -192,7 +216,13 @@ class DelayedRecurrence(Delayed):
         return 0.8 * self.h.value + jnp.tanh(drive + recurrent)
 
 
-@zoo("w_in -> h", "w_rec -> h", groups="h", diagnostics=("untraced-state",))
+@zoo(
+    "w_in -> h",
+    "w_rec -> h",
+    groups="h",
+    diagnostics=("untraced-state",),
+    by_day={"d_rtrl": ("own gradient",)},
+)
 class DelayedSelfInhibition(Delayed):
     """A unit inhibits itself two steps later, past every trace: a warning."""
 
@@ -202,7 +232,7 @@ class DelayedSelfInhibition(Delayed):
         return 0.8 * self.h.value + jnp.tanh(drive) - 0.2 * late
 
 
-@zoo("w -> h", groups="h", diagnostics=("untraced-state",))
+@zoo("w -> h", groups="h", diagnostics=("untraced-state",), by_day={"d_rtrl": ("chunks of 3",)})
 class FilteredReadout(Cell):
     """A readout that is kept in a `ShortTermState` filters what the traces cannot follow."""
 
@@ -233,7 +263,7 @@ class Weights:
     bias: jax.Array
 
 
-@zoo("both -> h", "half,factor -> h", groups="h", diagonal=True)
+@zoo("both -> h", "half,factor -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
 class DataclassAndProduct(Cell):
     """Parameters in a dataclass; a product of two parameters."""
 
@@ -261,6 +291,7 @@ class DataclassAndProduct(Cell):
     "w_in -> h",
     groups=("h", "line"),
     diagnostics=("recurrent-mixing",),
+    by_day={"d_rtrl": ("chunks of 1",)},
 )
 class DelayLineForAMarkedOperation(Cell):
     """A shift register of hidden states that the recurrent weight alone reads: nothing is lost."""
@@ -283,6 +314,7 @@ class DelayLineForAMarkedOperation(Cell):
     "w_in -> h",
     groups=("h", "ring"),
     diagnostics=("recurrent-mixing",),
+    by_day={"d_rtrl": ("own gradient",)},
 )
 class RingForAMarkedOperation(DelayLineForAMarkedOperation):
     """The same, written to one place after the other."""

@@ -18,7 +18,7 @@ def joined(*parts):
     return jnp.concatenate(parts, axis=-1)
 
 
-@zoo("w_in -> h", "w_rec -> h", groups="h", diagnostics=MIXING)
+@zoo("w_in -> h", "w_rec -> h", groups="h", diagnostics=MIXING, by_day={"d_rtrl": ("chunks of 6",)})
 class Vanilla(Cell):
     weights = {"w_in": W_IN, "w_rec": W_REC, "bias": (H,), "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -30,7 +30,7 @@ class Vanilla(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w_in,bias -> h", "w_rec -> h", groups="h", diagnostics=MIXING)
+@zoo("w_in,bias -> h", "w_rec -> h", groups="h", diagnostics=MIXING, by_day={"d_rtrl": ("stream",)})
 class Leaky(Cell):
     weights = {"w_in": W_IN, "w_rec": W_REC, "bias": (H,), "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -44,7 +44,13 @@ class Leaky(Cell):
         return h @ self.w_out.value
 
 
-@zoo("w_in -> h", "u -> h", groups="h", diagonal=True)
+@zoo(
+    "w_in -> h",
+    "u -> h",
+    groups="h",
+    diagonal=True,
+    by_day={"d_rtrl": ("chunks of 4",), "ottt": ("stream",)},
+)
 class IndRNN(Cell):
     weights = {"w_in": W_IN, "u": (H,), "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -60,6 +66,7 @@ class IndRNN(Cell):
     "w_h -> h",
     groups="h",
     diagnostics=("recurrent-mixing", "nested-weights"),
+    by_day={"d_rtrl": ("own gradient",)},
 )
 class MGU(Cell):
     weights = {"w_f": W_BOTH, "w_h": W_BOTH, "w_out": W_OUT}
@@ -78,6 +85,7 @@ class MGU(Cell):
     "w_h -> h",
     groups="h",
     diagnostics=("recurrent-mixing", "nested-weights", "no-hidden-state"),
+    by_day={"d_rtrl": ("chunks of 3",), "es_d_rtrl": ("chunks of 6",)},
 )
 class GRUResetBefore(Cell):
     weights = {"w_z": W_BOTH, "w_r": W_BOTH, "w_h": W_BOTH, "w_out": W_OUT}
@@ -92,7 +100,14 @@ class GRUResetBefore(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w_gates -> h", "w_in -> h", "w_rec,b_rec -> h", groups="h", diagnostics=MIXING)
+@zoo(
+    "w_gates -> h",
+    "w_in -> h",
+    "w_rec,b_rec -> h",
+    groups="h",
+    diagnostics=MIXING,
+    by_day={"d_rtrl": ("stream",), "snap": ("stream",)},
+)
 class GRUResetAfter(Cell):
     weights = {
         "w_gates": (INPUTS + H, 2 * H),
@@ -113,7 +128,12 @@ class GRUResetAfter(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w -> c, h", groups="c, h", diagonal=True)
+@zoo(
+    "w -> c, h",
+    groups="c, h",
+    diagonal=True,
+    by_day={"d_rtrl": ("chunks of 1", "own gradient", "stream")},
+)
 class ReadsAnOldState(Cell):
     """A state without memory of its own is made of the old value of another, and has no trace."""
 
@@ -127,7 +147,7 @@ class ReadsAnOldState(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("gates -> c, h", groups="c, h", diagnostics=MIXING)
+@zoo("gates -> c, h", groups="c, h", diagnostics=MIXING, by_day={"d_rtrl": ("own gradient",)})
 class LSTMFused(Cell):
     weights = {
         "gates": {"weight": (INPUTS + H, 4 * H), "bias": (4 * H,)},
@@ -144,7 +164,7 @@ class LSTMFused(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("gates -> c, h", groups="c, h", diagnostics=MIXING)
+@zoo("gates -> c, h", groups="c, h", diagnostics=MIXING, by_day={"d_rtrl": ("chunks of 6",)})
 class LSTMReshapedGates(LSTMFused):
     def update(self, x):
         weight, bias = self.gates.value["weight"], self.gates.value["bias"]
@@ -163,6 +183,7 @@ class LSTMReshapedGates(LSTMFused):
     "w_o -> c, h",
     groups="c, h",
     diagnostics=MIXING,
+    by_day={"d_rtrl": ("chunks of 6", "own gradient", "stream")},
 )
 class LSTMSeparate(Cell):
     weights = {**dict.fromkeys(("w_i", "w_f", "w_g", "w_o"), W_BOTH), "w_out": W_OUT}
@@ -187,6 +208,11 @@ class LSTMSeparate(Cell):
     "p_o -> c, h",
     groups="c, h",
     diagnostics=MIXING,
+    by_day={
+        "d_rtrl": ("chunks of 4", "own gradient", "stream"),
+        "es_d_rtrl": ("chunks of 4", "own gradient", "stream"),
+        "immediate": ("stream",),
+    },
 )
 class LSTMPeephole(Cell):
     weights = {
@@ -218,6 +244,11 @@ class LSTMPeephole(Cell):
     "b_im -> im, re",
     groups="im, re",
     diagonal=True,
+    by_day={
+        "d_rtrl": ("chunks of 4", "own gradient", "stream"),
+        "es_d_rtrl": ("chunks of 3", "own gradient", "stream"),
+        "immediate": ("chunks of 3", "own gradient", "stream"),
+    },
 )
 class LinearRecurrentUnit(Cell):
     weights = {
@@ -245,6 +276,7 @@ class LinearRecurrentUnit(Cell):
     "w_rec -> h",
     groups="h",
     diagnostics=("recurrent-mixing", "mixed-positions"),
+    by_day={"d_rtrl": ("chunks of 3",), "snap": ("own gradient",)},
 )
 class LayerNormRNN(Cell):
     weights = {"w_in": W_IN, "w_rec": W_REC, "w_out": W_OUT}
@@ -261,7 +293,12 @@ class LayerNormRNN(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w_in -> h", groups="h", diagnostics=("plain-mixing",))
+@zoo(
+    "w_in -> h",
+    groups="h",
+    diagnostics=("plain-mixing",),
+    by_day={"d_rtrl": ("stream",), "ottt": ("stream",)},
+)
 class PlainRecurrentRNN(Cell):
     weights = {"w_in": W_IN, "w_rec": W_REC, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -273,7 +310,7 @@ class PlainRecurrentRNN(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("B,A -> h", "w_in -> h", groups="h", diagnostics=MIXING)
+@zoo("B,A -> h", "w_in -> h", groups="h", diagnostics=MIXING, by_day={"d_rtrl": ("chunks of 1",)})
 class LoraRNN(Cell):
     weights = {"w_in": W_IN, "B": (H, 2), "A": (2, H), "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -310,6 +347,7 @@ class LeakyLayer(brainstate.nn.Module):
     "upper/cell/w -> upper/h",
     groups=("lower/h", "middle/h", "upper/h"),
     diagnostics=("layer-to-layer", "not-a-linear-readout"),
+    by_day={"d_rtrl": ("own gradient",)},
 )
 class Stacked(Cell):
     weights = {"w_out": (3, OUTPUTS)}
@@ -329,6 +367,7 @@ class Stacked(Cell):
     "upper/cell/w -> upper/h",
     groups=("lower/h", "upper/h"),
     diagnostics=("layer-to-layer", "not-a-linear-readout"),
+    by_day={"d_rtrl": ("chunks of 6",), "es_d_rtrl": ("stream",), "immediate": ("own gradient",)},
 )
 class SkipConnected(Cell):
     weights = {"w_out": W_OUT}
@@ -350,6 +389,7 @@ class SkipConnected(Cell):
     "w_up,feedback -> upper",
     groups=("lower", "upper"),
     diagnostics=("recurrent-mixing", "layer-to-layer", "not-a-linear-readout", "no-hidden-state"),
+    by_day={"d_rtrl": ("stream",)},
 )
 class RandomFeedback(Cell):
     """Two layers whose products go back by matrices of their own, one of which learns."""

@@ -1,6 +1,6 @@
 """What a model of the zoo is: a brainstate module, and what the compiler should find in it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import brainstate
@@ -25,6 +25,7 @@ class ZooModel:
     shape: of the input of one step.
     output: of the output of one step.
     canonical: {state: (function, inverse)} that bring states of one group into one layout.
+    by_day: {learning rule: the paths of `zoo_runs.PATHS` on which it runs without `--nightly`}.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ZooModel:
     shape: tuple[int, ...] = (BATCH, INPUTS)
     output: tuple[int, ...] = (BATCH, OUTPUTS)
     canonical: dict = field(default_factory=dict)
+    by_day: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def build(self):
         """A fresh model with its states initialised."""

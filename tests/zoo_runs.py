@@ -1,5 +1,6 @@
 """A model of the zoo in the hands of a learner, on the paths that a user can take."""
 
+import functools
 import warnings
 
 import brainstate
@@ -74,6 +75,14 @@ class Runs:
     def _start(self):
         self.learner.reset_state(BATCH)
         brainstate.random.seed(7)
+
+
+PATHS = {
+    **{f"chunks of {n}": functools.partial(Runs.at_once, chunk_size=n) for n in CHUNK_SIZES},
+    "own gradient": Runs.by_own_gradient,
+    "stream": Runs.in_a_stream,
+}
+"""Each gives the gradient of a `Runs`."""
 
 
 def _by_path(gradients):

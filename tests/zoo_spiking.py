@@ -20,7 +20,7 @@ class SpikingCell(Cell):
     gain = 2.5
 
 
-@zoo("w_in -> V", groups="V", **DIAGONAL)
+@zoo("w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("chunks of 4",)})
 class LIF(SpikingCell):
     weights = {"w_in": W_IN, "w_out": W_OUT}
     states_of = {"V": (H,)}
@@ -32,7 +32,14 @@ class LIF(SpikingCell):
         return spike(V - 1) @ self.w_out.value
 
 
-@zoo("w_in -> V", "w_rec -> V", groups="V", diagnostics=MIXING, **SPIKING)
+@zoo(
+    "w_in -> V",
+    "w_rec -> V",
+    groups="V",
+    diagnostics=MIXING,
+    **SPIKING,
+    by_day={"d_rtrl": ("own gradient",), "snap": ("chunks of 1",), "ottt": ("own gradient",)},
+)
 class RecurrentLIF(SpikingCell):
     weights = {"w_in": W_IN, "w_rec": W_REC, "w_out": W_OUT}
     states_of = {"V": (H,)}
@@ -44,7 +51,15 @@ class RecurrentLIF(SpikingCell):
         return self.V.value @ self.w_out.value
 
 
-@zoo("w_in -> V, a", groups="V, a", **DIAGONAL)
+@zoo(
+    "w_in -> V, a",
+    groups="V, a",
+    **DIAGONAL,
+    by_day={
+        "d_rtrl": ("chunks of 3", "own gradient", "stream"),
+        "es_d_rtrl": ("chunks of 3", "own gradient", "stream"),
+    },
+)
 class ALIF(SpikingCell):
     weights = {"w_in": W_IN, "w_out": W_OUT}
     states_of = {"V": (H,), "a": (H,)}
@@ -56,7 +71,12 @@ class ALIF(SpikingCell):
         return spike(self.V.value - 1 - 0.4 * self.a.value) @ self.w_out.value
 
 
-@zoo("w_in -> I1, I2, V, theta", groups="I1, I2, V, theta", **DIAGONAL)
+@zoo(
+    "w_in -> I1, I2, V, theta",
+    groups="I1, I2, V, theta",
+    **DIAGONAL,
+    by_day={"d_rtrl": ("stream",)},
+)
 class GIF(SpikingCell):
     """Generalised integrate-and-fire: two after-spike currents and a moving threshold."""
 
@@ -75,7 +95,12 @@ class GIF(SpikingCell):
 
 
 @zoo(
-    "w_e -> V, g_e, g_i", "w_i -> V, g_e, g_i", groups="V, g_e, g_i", diagnostics=MIXING, **SPIKING
+    "w_e -> V, g_e, g_i",
+    "w_i -> V, g_e, g_i",
+    groups="V, g_e, g_i",
+    diagnostics=MIXING,
+    **SPIKING,
+    by_day={"d_rtrl": ("chunks of 1",), "es_d_rtrl": ("chunks of 1",)},
 )
 class ConductanceSynapses(SpikingCell):
     """Excitatory and inhibitory conductances with reversal potentials (COBA)."""
@@ -94,7 +119,13 @@ class ConductanceSynapses(SpikingCell):
         return V @ self.w_out.value
 
 
-@zoo("w_e -> I_e, I_i, V", "w_i -> I_e, I_i, V", groups="I_e, I_i, V", **DIAGONAL)
+@zoo(
+    "w_e -> I_e, I_i, V",
+    "w_i -> I_e, I_i, V",
+    groups="I_e, I_i, V",
+    **DIAGONAL,
+    by_day={"d_rtrl": ("own gradient",)},
+)
 class CurrentSynapses(SpikingCell):
     """Excitatory and inhibitory synaptic currents (CUBA)."""
 
@@ -110,7 +141,13 @@ class CurrentSynapses(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@zoo("w_apical -> V, dendrite", "w_basal -> V, dendrite", groups="V, dendrite", **DIAGONAL)
+@zoo(
+    "w_apical -> V, dendrite",
+    "w_basal -> V, dendrite",
+    groups="V, dendrite",
+    **DIAGONAL,
+    by_day={"d_rtrl": ("chunks of 6", "own gradient", "stream")},
+)
 class TwoCompartments(SpikingCell):
     weights = {"w_apical": W_IN, "w_basal": W_IN, "w_out": W_OUT}
     states_of = {"V": (H,), "dendrite": (H,)}
@@ -125,7 +162,9 @@ class TwoCompartments(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@zoo("kernel,bias -> V", groups="V", shape=(BATCH, 5, 2), **DIAGONAL)
+@zoo(
+    "kernel,bias -> V", groups="V", shape=(BATCH, 5, 2), **DIAGONAL, by_day={"d_rtrl": ("stream",)}
+)
 class ConvolutionalLIF(SpikingCell):
     weights = {"kernel": (3, 2, 3), "bias": (3,), "w_out": (15, OUTPUTS)}
     states_of = {"V": (5, 3)}
@@ -142,7 +181,7 @@ class ConvolutionalLIF(SpikingCell):
 CONNECTED = csr(jnp.asarray([[1.0, 0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]))
 
 
-@zoo("w_in -> V", groups="V", **DIAGONAL)
+@zoo("w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("chunks of 4",)})
 class SparseLIF(SpikingCell):
     weights = {"w_in": (6,), "w_out": W_OUT}
     states_of = {"V": (H,)}
@@ -154,7 +193,18 @@ class SparseLIF(SpikingCell):
         return spike(self.V.value - 1) @ self.w_out.value
 
 
-@zoo("w_e -> V", "w_i -> V", "w_in -> V", groups="V", diagnostics=MIXING, **SPIKING)
+@zoo(
+    "w_e -> V",
+    "w_i -> V",
+    "w_in -> V",
+    groups="V",
+    diagnostics=MIXING,
+    **SPIKING,
+    by_day={
+        "d_rtrl": ("chunks of 4", "own gradient", "stream"),
+        "es_d_rtrl": ("chunks of 3", "own gradient", "stream"),
+    },
+)
 class PopulationsAsSlices(SpikingCell):
     """Three excitatory and two inhibitory neurons in one state."""
 
@@ -171,7 +221,12 @@ class PopulationsAsSlices(SpikingCell):
         return self.V.value @ self.w_out.value
 
 
-@zoo("w_in -> neuron[0], neuron[1]", groups="neuron[0], neuron[1]", **DIAGONAL)
+@zoo(
+    "w_in -> neuron[0], neuron[1]",
+    groups="neuron[0], neuron[1]",
+    **DIAGONAL,
+    by_day={"d_rtrl": ("chunks of 3",), "es_d_rtrl": ("stream",)},
+)
 class GroupStateALIF(SpikingCell):
     """Membrane and adaptation in one `HiddenGroupState`."""
 
@@ -188,7 +243,12 @@ class GroupStateALIF(SpikingCell):
         return self.neuron.get_value(0) @ self.w_out.value
 
 
-@zoo("w_in -> pair[0], pair[1]", groups="pair[0], pair[1]", diagonal=True)
+@zoo(
+    "w_in -> pair[0], pair[1]",
+    groups="pair[0], pair[1]",
+    diagonal=True,
+    by_day={"d_rtrl": ("stream",)},
+)
 class RotatedPair(SpikingCell):
     """The two states of a `HiddenGroupState` written as one array, turned by a matrix."""
 
@@ -204,12 +264,22 @@ class RotatedPair(SpikingCell):
         return jnp.tanh(self.pair.value).sum(-1) @ self.w_out.value
 
 
-@zoo("w_in -> pair[0], pair[1]", groups="pair[0], pair[1]", diagonal=True)
+@zoo(
+    "w_in -> pair[0], pair[1]",
+    groups="pair[0], pair[1]",
+    diagonal=True,
+    by_day={"d_rtrl": ("chunks of 1",)},
+)
 class UncoupledPair(RotatedPair):
     turn = np.diag([0.9, 0.4])
 
 
-@zoo("w_in -> pair[0], pair[1]", groups="pair[0], pair[1]", diagonal=True)
+@zoo(
+    "w_in -> pair[0], pair[1]",
+    groups="pair[0], pair[1]",
+    diagonal=True,
+    by_day={"d_rtrl": ("own gradient",)},
+)
 class TransposedPair(SpikingCell):
     """The model computes with the batch in front and keeps its states with the units in front."""
 
@@ -225,7 +295,12 @@ class TransposedPair(SpikingCell):
         return jnp.tanh(self.pair.value).sum(-1).T @ self.w_out.value
 
 
-@zoo("w_in -> neuron[0], neuron[1]", groups="neuron[0], neuron[1]", **DIAGONAL)
+@zoo(
+    "w_in -> neuron[0], neuron[1]",
+    groups="neuron[0], neuron[1]",
+    **DIAGONAL,
+    by_day={"d_rtrl": ("chunks of 6",), "immediate": ("chunks of 4",)},
+)
 class TreeStateLIF(SpikingCell):
     """Membrane potential and synaptic current with their units in one `HiddenTreeState`."""
 
@@ -245,7 +320,7 @@ class TreeStateLIF(SpikingCell):
         return (self.neuron.get_value("V") / u.mV) @ self.w_out.value
 
 
-@zoo("w_in -> V", groups="V", **DIAGONAL)
+@zoo("w_in -> V", groups="V", **DIAGONAL, by_day={"d_rtrl": ("stream",), "snap": ("own gradient",)})
 class QuantityLIF(SpikingCell):
     """Weights in mS, potentials in mV, an exponential-Euler step."""
 
@@ -268,7 +343,12 @@ class QuantityLIF(SpikingCell):
         return (self.V.value / u.mV) @ self.w_out.value
 
 
-@zoo("w_in -> V", groups="V", **DIAGONAL)
+@zoo(
+    "w_in -> V",
+    groups="V",
+    **DIAGONAL,
+    by_day={"d_rtrl": ("chunks of 4",), "es_d_rtrl": ("own gradient",), "ottt": ("own gradient",)},
+)
 class NoisyLIF(SpikingCell):
     weights = {"w_in": W_IN, "w_out": W_OUT}
     states_of = {"V": (H,)}
@@ -281,7 +361,7 @@ class NoisyLIF(SpikingCell):
         return self.V.value @ self.w_out.value
 
 
-@zoo("w_in -> V, m", groups="V, m", **DIAGONAL)
+@zoo("w_in -> V, m", groups="V, m", **DIAGONAL, by_day={"d_rtrl": ("own gradient",)})
 class SubSteppedNeuron(SpikingCell):
     """A membrane with a gating variable, integrated in a rolled loop of small steps."""
 

@@ -19,6 +19,7 @@ W_IN, W_REC, W_OUT = (INPUTS, H), (H, H), (H, OUTPUTS)
     "w -> k",
     groups=("h", "k"),
     diagnostics=("layer-to-layer", "not-a-linear-readout"),
+    by_day={"d_rtrl": ("chunks of 3",)},
 )
 class TiedTranspose(Cell):
     weights = {"w": W_IN, "w_out": (INPUTS, OUTPUTS)}
@@ -31,7 +32,7 @@ class TiedTranspose(Cell):
         return self.k.value @ self.w_out.value
 
 
-@zoo("w -> h", "w -> h", groups="h", diagonal=True)
+@zoo("w -> h", "w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
 class OneWeightTwice(Cell):
     weights = {"w": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -43,7 +44,7 @@ class OneWeightTwice(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w -> h", groups="h", diagonal=True)
+@zoo("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
 class MarkedAndPlain(Cell):
     """One parameter in a marked operation and, past the state, in a plain one."""
 
@@ -64,6 +65,7 @@ MASK = np.indices(W_IN).sum(0) % 2 == 0
     "normalised,scale -> h",
     groups="h",
     diagonal=True,
+    by_day={"d_rtrl": ("own gradient",)},
 )
 class WeightFunctions(Cell):
     weights = {
@@ -87,7 +89,13 @@ class WeightFunctions(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("params -> h", "params -> h", groups="h", diagonal=True)
+@zoo(
+    "params -> h",
+    "params -> h",
+    groups="h",
+    diagonal=True,
+    by_day={"d_rtrl": ("chunks of 6",), "es_d_rtrl": ("chunks of 4",)},
+)
 class NestedParameters(Cell):
     weights = {
         "params": {"layer": {"w": W_IN, "b": (H,)}, "leak": [(H,)], "out": W_OUT},
@@ -102,7 +110,13 @@ class NestedParameters(Cell):
         return self.h.value @ params["out"]
 
 
-@zoo("big -> h", "big -> h", groups="h", diagnostics=("recurrent-mixing",))
+@zoo(
+    "big -> h",
+    "big -> h",
+    groups="h",
+    diagnostics=("recurrent-mixing",),
+    by_day={"d_rtrl": ("stream",)},
+)
 class SlicesOfOneParameter(Cell):
     weights = {"big": (INPUTS + H, H), "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -117,7 +131,15 @@ class SlicesOfOneParameter(Cell):
 # --- control flow ---------------------------------------------------------------------------
 
 
-@zoo("w -> h", "w -> h", "w -> h", groups="h", diagonal=True, shape=(3, BATCH, INPUTS))
+@zoo(
+    "w -> h",
+    "w -> h",
+    "w -> h",
+    groups="h",
+    diagonal=True,
+    shape=(3, BATCH, INPUTS),
+    by_day={"d_rtrl": ("chunks of 4",)},
+)
 class MultiRate(Cell):
     """Three input frames a step, taken up in an inner loop with the marked operation."""
 
@@ -133,7 +155,7 @@ class MultiRate(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w_night -> h", "w_day -> h", groups="h", diagonal=True)
+@zoo("w_night -> h", "w_day -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("own gradient",)})
 class GatedByCond(Cell):
     weights = {"w_day": W_IN, "w_night": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -149,7 +171,13 @@ class GatedByCond(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w -> h", groups="h", diagonal=True, shape=(2, BATCH, INPUTS))
+@zoo(
+    "w -> h",
+    groups="h",
+    diagonal=True,
+    shape=(2, BATCH, INPUTS),
+    by_day={"d_rtrl": ("chunks of 3",)},
+)
 class VmappedPopulations(Cell):
     """Two populations that share a weight, written for one and mapped inside the step."""
 
@@ -166,7 +194,7 @@ class VmappedPopulations(Cell):
         return self.h.value.sum(0) @ self.w_out.value
 
 
-@zoo("w_in -> h", groups="h", diagonal=True)
+@zoo("w_in -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("stream",)})
 class Rematerialised(Cell):
     weights = {"w_in": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -185,7 +213,7 @@ class Rematerialised(Cell):
 # --- layouts --------------------------------------------------------------------------------
 
 
-@zoo("w -> h", groups="h", diagonal=True)
+@zoo("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
 class TransposedState(Cell):
     weights = {"w": W_IN, "w_out": W_OUT}
 
@@ -202,6 +230,10 @@ class TransposedState(Cell):
     groups="grid, trace",
     diagonal=True,
     canonical={"trace": (lambda v: v.T.reshape(BATCH, 2, 2), lambda v: v.reshape(BATCH, H).T)},
+    by_day={
+        "d_rtrl": ("chunks of 1", "own gradient", "stream"),
+        "es_d_rtrl": ("chunks of 6", "own gradient", "stream"),
+    },
 )
 class ReshapedStates(Cell):
     """A state with extra axes and a second one, transposed and flat, that filters it."""
@@ -221,7 +253,7 @@ class ReshapedStates(Cell):
         return (grid + jnp.tanh(self.trace.value).T) @ self.w_out.value
 
 
-@zoo("w -> h", groups="h", diagonal=True)
+@zoo("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 6",)})
 class PartlyDriven(Cell):
     """The weight drives half of the state, the other half drifts."""
 
@@ -235,7 +267,12 @@ class PartlyDriven(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo("w -> h", groups="h", diagonal=True)
+@zoo(
+    "w -> h",
+    groups="h",
+    diagonal=True,
+    by_day={"d_rtrl": ("chunks of 6", "own gradient", "stream")},
+)
 class SharedDrive(Cell):
     """One output of the operation drives a whole row of units."""
 
@@ -248,11 +285,7 @@ class SharedDrive(Cell):
         return self.h.value @ self.w_out.value
 
 
-@zoo(
-    "w -> e | i",
-    groups=("e", "i"),
-    diagonal=True,
-)
+@zoo("w -> e | i", groups=("e", "i"), diagonal=True, by_day={"d_rtrl": ("chunks of 4",)})
 class OneWeightTwoGroups(Cell):
     """The halves of one product drive two populations of different dynamics."""
 
@@ -286,6 +319,7 @@ FIRST, REST = np.arange(H), np.arange(H, H + 2)
     groups="e, i, syn",
     diagonal=True,
     canonical={"e": _at(FIRST, H + 2), "i": _at(REST, H + 2)},
+    by_day={"d_rtrl": ("own gradient",)},
 )
 class SynapsesOfTwoPopulations(Cell):
     """Slices of one vector of synapses feed two populations, one of which acts back on its own."""
@@ -311,6 +345,7 @@ ODD_BACKWARD, MIDDLE = np.arange(H, -1, -2), np.arange(1, 4)
     groups="late, syn, tail",
     diagonal=True,
     canonical={"late": _at(ODD_BACKWARD, H + 1), "tail": _at(MIDDLE, H + 1)},
+    by_day={"d_rtrl": ("chunks of 3",)},
 )
 class StridedAndOverlappingSlices(Cell):
     """Every second synapse, backward, as it was before the step; and an overlapping part."""
@@ -331,6 +366,7 @@ class StridedAndOverlappingSlices(Cell):
     groups="a, b, both",
     diagonal=True,
     canonical={"a": _at(np.arange(2), 7), "both": _at(np.arange(1, 5), 7), "b": _at(MIDDLE + 3, 7)},
+    by_day={"d_rtrl": ("stream",), "snap": ("stream",)},
 )
 class NoStateAtAllPositions(Cell):
     """A population of the ends of two vectors of synapses, which have other ends as well."""
@@ -349,7 +385,12 @@ class NoStateAtAllPositions(Cell):
 # --- within a step --------------------------------------------------------------------------
 
 
-@zoo("gates -> c, h, slow", groups="c, h, slow", diagonal=True)
+@zoo(
+    "gates -> c, h, slow",
+    groups="c, h, slow",
+    diagonal=True,
+    by_day={"d_rtrl": ("chunks of 1",), "ottt": ("chunks of 4",)},
+)
 class FilteredOutput(Cell):
     """The output of a cell, which no later step reads, is filtered by a third state."""
 

@@ -17,6 +17,7 @@ HEADS, UNITS = 2, 3
     "spread -> s",
     groups=("h", "o", "s"),
     diagnostics=("recurrent-mixing",),
+    by_day={"d_rtrl": ("own gradient",)},
 )
 class Heads(Cell):
     """A matrix for every head; values are weighed, and others spread, without being mixed."""
@@ -55,6 +56,7 @@ class Heads(Cell):
     "w_rec -> h",
     groups="h",
     diagnostics=("recurrent-mixing", "nested-weights", "no-hidden-state"),
+    by_day={"d_rtrl": ("chunks of 6",)},
 )
 class Words(Cell):
     """Rows of one table drive the units themselves, those of the other go through a matrix."""
