@@ -20,7 +20,7 @@ def check(actual, expected, case, tolerance=1e-5):
     assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
 
 
-@pytest.mark.by_day("leaky_rnn", "plain_recurrent_rnn", "lstm_fused", "lif_recurrent")
+@pytest.mark.by_day("plain_input_rnn", "gru_reset_after", "lif_recurrent", "two_layers_plain_link")
 @pytest.mark.core
 @cases.each(cases.RECURRENT)
 def test_d_rtrl(case):
