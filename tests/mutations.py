@@ -883,7 +883,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a gradient plus a number taken for linear",
-        "_jaxpr/linear.py",
+        "_jaxpr/dataflow/linearity.py",
         "return LINEAR if found == {ZERO, LINEAR} else _unknown(found)",
         "return LINEAR if LINEAR in found else _unknown(found)",
         (

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from .._etrace_op import product_with_trace
 from .._graph import Traces, TraceSpecs
 from .._jax import is_var, open_jaxpr, runs_on_several_devices, struct_of, sub_jaxprs
-from .._jaxpr import Kind, kinds_of_outputs
+from .._jaxpr.dataflow import Kind, kinds_of_outputs
 from .active_outputs import trace_shapes
 from .layout import TraceSite
 from .zero import is_zero

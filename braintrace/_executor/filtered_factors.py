@@ -26,7 +26,7 @@ from .._etrace_op import (
     takes_in_steps,
 )
 from .._graph import ETraceGraph, HiddenParamOpRelation, Records, Weights
-from .._jaxpr import Kind
+from .._jaxpr.dataflow import Kind
 from .direct import add
 from .input_filters import inputs_of, kinds_of_gradients, rows_of_samples
 from .layout import TraceSite, filter_key, output_keys, trace_sites, x_key

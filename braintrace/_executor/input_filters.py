@@ -19,7 +19,7 @@ from .._etrace_op import (
 )
 from .._graph import ETraceGraph, HiddenParamOpRelation, Role, TraceSpec
 from .._jax import struct_of
-from .._jaxpr import Kind, kinds_of
+from .._jaxpr.dataflow import Kind, kinds_of
 from .layout import TraceSite, filter_key, trace_sites, x_key
 from .restart import at_positions, over_first_axis
 from .zero import widened

@@ -39,7 +39,7 @@ from .._graph import (
     Weights,
 )
 from .._jax import source_line
-from .._jaxpr import Kind
+from .._jaxpr.dataflow import Kind
 from .passing import PassingTraces
 from .product_uses import (
     Operands,

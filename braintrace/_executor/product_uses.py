@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._graph import ETraceGraph, ParameterUse, operand_key
 from .._jax import Equation, bind, is_var, struct_of
-from .._jaxpr import Kind, kinds_of
+from .._jaxpr.dataflow import Kind, kinds_of
 from .whole_state import equation_of, row_dtype, whole_of
 
 Operands = dict[str, jax.Array]

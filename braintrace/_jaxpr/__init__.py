@@ -17,10 +17,6 @@ from .evaluate import evaluate_all as evaluate_all
 from .evaluate import evaluate_inlined as evaluate_inlined
 from .evaluate import inlined as inlined
 from .evaluate import interpret as interpret
-from .linear import Kind as Kind
-from .linear import kinds_of as kinds_of
-from .linear import kinds_of_outputs as kinds_of_outputs
-from .linear import kinds_of_results as kinds_of_results
 from .probes import Place as Place
 from .probes import evaluate_probed as evaluate_probed
 from .program import Program as Program

@@ -23,18 +23,20 @@ from ..._jax import (
     struct_of,
     trace_to_jaxpr,
 )
-from ..._jaxpr import Kind, carries_derivative, evaluate_all, inlined, kinds_of_outputs, program_of
+from ..._jaxpr import carries_derivative, evaluate_all, inlined, program_of
 from ..._jaxpr.dataflow import (
     MIXED,
     NONE,
     Constants,
     Flow,
+    Kind,
     Labels,
     Lattice,
     Question,
     everything,
     flows_to,
     joined,
+    kinds_of_outputs,
     spread,
 )
 from ..frontend.canonicalize import spell_out_broadcasts

@@ -18,8 +18,9 @@ from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._graph import StateLeaf, TracedModel
 from ..._graph.marked import is_marked
 from ..._jax import OWN_BACKWARD, Equation, Var, is_var
-from ..._jaxpr import Kind, carries_derivative, equal_with_derivatives, kinds_of_results
+from ..._jaxpr import carries_derivative, equal_with_derivatives
 from ..._jaxpr.data_movement import is_data_movement, moved_operands
+from ..._jaxpr.dataflow import Kind, kinds_of_results
 from ..._typing import Path
 from ..core.analysis import Analysis
 from .uniform import Number, Uniform, combined, constant
@@ -229,7 +230,7 @@ class FilterFinder:
                 Kind.LINEAR if i in data else Kind.ZERO if i in constants else Kind.FREE
                 for i in range(len(operands))
             ]
-            found = kinds_of_results(equation, kinds)
+            found = kinds_of_results(equation, kinds, self._analysis.constants)
             if all(kind is Kind.LINEAR for kind in found):
                 return constants if self._has_linear_derivative(equation, data) else None
         return None

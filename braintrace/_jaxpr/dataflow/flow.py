@@ -1,23 +1,23 @@
-"""Forward dataflow through a jaxpr: what each element is computed from.
+"""Forward dataflow through a jaxpr: what each element, or each variable, is computed from.
 
 Equations are passed in order. Calls are followed into their bodies, branches are joined, and a loop
-is followed until nothing changes (see `_fixpoint`), or step by step where its slices differ.
+is followed until nothing changes (see `fixpoint`), or step by step where its slices differ.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..._jax import TRANSPARENT_CALLS, Atom, Equation, Var, call_body, is_var
+from ..._jax import TRANSPARENT_CALLS, AnyJaxpr, Atom, Equation, Var, call_body, is_var
 from ..bodies import loop_of
 from ..program import carries_derivative
 from .constants import Constants
-from .lattices import Flow, Lattice, everything, joined, same, spread
+from .lattices import Flow, Lattice, PerVariable, everything, joined, same, spread
 from .primitives import CONSTANT, through_primitive
 
-Special: TypeAlias = Callable[[Equation, Sequence[Flow]], Sequence[Flow] | None]
+Special: TypeAlias = Callable[[Equation, Sequence[Any]], Sequence[Any] | None]
 """``(equation, flows of its operands) -> flows of its results``, or ``None`` for no answer."""
 
 LONGEST_WALK = 256
@@ -31,7 +31,7 @@ class Question:
     Attributes
     ----------
     lattice
-        What is known about an element.
+        What is known about an element, or about a variable.
     derivatives
         Whether only derivatives are followed, not values. A function with a derivative of its own
         then couples everything, unless ``special`` answers: its body is not its derivative.
@@ -39,7 +39,7 @@ class Question:
         Asked first about every equation, also in bodies.
     """
 
-    lattice: Lattice
+    lattice: Lattice | PerVariable
     derivatives: bool = False
     special: Special | None = None
 
@@ -84,14 +84,28 @@ def flows_from(
     return known
 
 
-def flows_of_outputs(
-    question: Question, constants: Constants, inputs: Sequence[Flow]
-) -> list[Flow]:
+def flows_of_outputs(question: Question, constants: Constants, inputs: Sequence[Any]) -> list[Any]:
     """Return the flows of a program's outputs, given those of its inputs."""
-    program = constants.program
+    known = flows_of_variables(question, constants, inputs)
+    return [_flow_of(question.lattice, atom, known) for atom in constants.program.out_atoms]
+
+
+def flows_of_variables(
+    question: Question, constants: Constants, inputs: Sequence[Any]
+) -> dict[Var, Any]:
+    """Return the flows of all variables of a program, given those of its inputs."""
+    program, lattice = constants.program, question.lattice
     known: dict[Var, Flow] = dict(zip(program.in_vars, inputs, strict=True))
+    if isinstance(lattice, PerVariable):
+        known.update((var, lattice.of_value(value)) for var, value in program.constants.items())
     _pass(question, constants, program.equations, known)
-    return [known.get(atom) if is_var(atom) else None for atom in program.out_atoms]
+    return known
+
+
+def _flow_of(lattice: Lattice | PerVariable, atom: Atom, known: Mapping[Var, Flow]) -> Flow:
+    if is_var(atom):
+        return known.get(atom)
+    return lattice.of_value(atom.val) if isinstance(lattice, PerVariable) else None
 
 
 def _pass(
@@ -101,20 +115,31 @@ def _pass(
     known: dict[Var, Flow],
 ) -> None:
     """Add the flows of what equations make; what is known stays as it is."""
+    lattice = question.lattice
+    is_sparse = not isinstance(lattice, PerVariable)
     for equation in equations:
-        operands = [known.get(atom) if is_var(atom) else None for atom in equation.invars]
-        if all(flow is None for flow in operands):
+        operands = [_flow_of(lattice, atom, known) for atom in equation.invars]
+        if is_sparse and all(flow is None for flow in operands):
             continue
-        found = _through(question, constants, equation, operands)
+        found = flows_of_results(question, constants, equation, operands)
         for var, flow in zip(equation.outvars, found, strict=True):
             if not question.derivatives or carries_derivative(var):
                 known.setdefault(var, flow)
 
 
-def _through(
-    question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
-) -> Sequence[Flow]:
-    name = equation.primitive.name
+def flows_of_results(
+    question: Question, constants: Constants, equation: Equation, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Return the flows of one equation's results, given those of its operands.
+
+    Parameters
+    ----------
+    question, constants
+        What is followed, and the program that the equation is in.
+    equation, operands
+        The equation, and one flow for each operand.
+    """
+    lattice, name = question.lattice, equation.primitive.name
     found = None if question.special is None else question.special(equation, operands)
     if found is not None:
         return found
@@ -127,23 +152,47 @@ def _through(
     found = None if drive is None else drive(question, constants, equation, operands)
     if found is not None:
         return found
-    return through_primitive(question.lattice, equation, operands, constants)
+    if isinstance(lattice, PerVariable):
+        return lattice.through(equation, operands)
+    return through_primitive(lattice, equation, operands, constants)
+
+
+def flows_into_bodies(
+    question: Question, constants: Constants, equation: Equation, operands: Sequence[Any]
+) -> list[tuple[AnyJaxpr, list[Any]]]:
+    """Return the bodies of a branch, loop or call, with the flows of their inputs.
+
+    In a loop, these are the inputs at whichever step, of a lattice that is `PerVariable`.
+    """
+    name = equation.primitive.name
+    if name == "cond":
+        return [(branch, list(operands[1:])) for branch in equation.params["branches"]]
+    if name in ("scan", "while"):
+        loop = loop_of(equation, operands)
+        results = flows_of_results(question, constants, equation, operands)
+        carried = results[: len(loop.carried)]
+        return [(loop.body, [*loop.fixed, *carried, *loop.sequences])]
+    return [(call_body(equation), list(operands))] if name in TRANSPARENT_CALLS else []
 
 
 def _cond(
     question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
 ) -> list[Flow]:
     """Join what the branches give, and what chooses between them."""
-    lattice, (choice, *given) = question.lattice, operands
-    bodies = [constants.body(b, equation.invars[1:]) for b in equation.params["branches"]]
+    lattice, (choice, *given), branches = question.lattice, operands, equation.params["branches"]
+    taken = lattice.branch(choice) if isinstance(lattice, PerVariable) else None
+    branches = branches if taken is None else branches[taken : taken + 1]
+    bodies = [constants.body(branch, equation.invars[1:]) for branch in branches]
     every = [flows_of_outputs(question, body, given) for body in bodies]
-    every.append(_everywhere(lattice, [choice], equation.outvars))
+    every.append(_everywhere(lattice, choice, equation.outvars))
     return [joined(lattice, flows) for flows in zip(*every, strict=True)]
 
 
-def _everywhere(lattice: Lattice, flows: Sequence[Flow], atoms: Sequence[Atom]) -> list[Flow]:
-    """Return flows of variables whose every element depends on all elements of some others."""
-    one = everything(lattice, flows)
+def _everywhere(lattice: Lattice | PerVariable, choice: Flow, atoms: Sequence[Atom]) -> list[Flow]:
+    """Return flows of variables whose every element depends on all elements of a choice."""
+    if isinstance(lattice, PerVariable):
+        return [lattice.decided(choice)] * len(atoms)
+    one = everything(lattice, [choice])
     return [None if one is None else spread(lattice, one, atom.aval.shape) for atom in atoms]
 
 
@@ -157,24 +206,39 @@ def _while(
     test = constants.body(loop.condition, atoms.tested)
 
     def step(carried: Sequence[Flow]) -> list[Flow]:
-        goes_on = flows_of_outputs(question, test, [*loop.tested, *carried])
+        (goes_on,) = flows_of_outputs(question, test, [*loop.tested, *carried])
         decided = _everywhere(question.lattice, goes_on, atoms.carried)
         after = flows_of_outputs(question, body, [*loop.fixed, *carried])
         return [joined(question.lattice, [a, d]) for a, d in zip(after, decided, strict=True)]
 
-    return _fixpoint(question.lattice, step, loop.carried)
+    return fixpoint(_join(question.lattice), step, loop.carried)
 
 
-def _fixpoint(
-    lattice: Lattice, step: Callable[[Sequence[Flow]], Sequence[Flow]], carried: Sequence[Flow]
-) -> list[Flow]:
-    r"""Return the least flows with :math:`c = c_0 \vee f(c)`, by iteration from below."""
+def fixpoint(
+    join: Callable[[Any, Any], Any],
+    step: Callable[[Sequence[Any]], Sequence[Any]],
+    carried: Sequence[Any],
+) -> list[Any]:
+    r"""Return the least values with :math:`c = c_0 \vee f(c)`, by iteration from below.
+
+    Parameters
+    ----------
+    join
+        Returns the least upper bound of two values.
+    step
+        What one step of a loop makes of all values.
+    carried
+        The values before the first step.
+    """
     while True:
-        pairs = zip(carried, step(carried), strict=True)
-        after = [joined(lattice, pair) for pair in pairs]
+        after = [*map(join, carried, step(carried))]
         if all(same(a, b) for a, b in zip(carried, after, strict=True)):
             return after
         carried = after
+
+
+def _join(lattice: Lattice | PerVariable) -> Callable[[Flow, Flow], Flow]:
+    return lambda first, second: joined(lattice, [first, second])
 
 
 def _scan(
@@ -183,15 +247,18 @@ def _scan(
     """Follow a scan step by step, or all steps as one where there are too many."""
     lattice, length = question.lattice, equation.params["length"]
     loop, atoms = loop_of(equation, operands), loop_of(equation, equation.invars)
-    count = len(loop.carried)
+    join, count = _join(lattice), len(loop.carried)
     body = constants.body(loop.body, atoms.fixed)
 
     def results(carried: Sequence[Flow], slices: Sequence[Flow]) -> list[Flow]:
         return flows_of_outputs(question, body, [*loop.fixed, *carried, *slices])
 
+    if isinstance(lattice, PerVariable):
+        carried = fixpoint(join, lambda c: results(c, loop.sequences)[:count], loop.carried)
+        return [*carried, *results(carried, loop.sequences)[count:]]
     if length > LONGEST_WALK:
         slices = [s if s is None else lattice.over(s, [0]) for s in loop.sequences]
-        carried = _fixpoint(lattice, lambda c: results(c, slices)[:count], loop.carried)
+        carried = fixpoint(join, lambda c: results(c, slices)[:count], loop.carried)
         steps = [results(carried, slices)[count:]] * length
     else:
         order = range(length)[::-1] if equation.params["reverse"] else range(length)

@@ -5,14 +5,20 @@ entries are ordered by a partial order with a least upper bound :math:`a \vee b`
 least entry (`empty`), for which :math:`a \vee a = a`. ``None`` stands for an array of least
 entries. An element that is computed from several others has the least upper bound of theirs, so
 a flow that is too large is safe, and one that is too small is wrong.
+
+Of a lattice that is `PerVariable`, a flow is a single entry, whatever the variable's shape.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+from jax.typing import ArrayLike
+
+from ..._jax import Equation
 
 Flow: TypeAlias = np.ndarray | None
 """What the elements of an array come from; ``None``: from nothing that is followed."""
@@ -56,6 +62,34 @@ class Lattice(Protocol):
         Elements are counted in order; -1 stands for no element.
         """
         ...
+
+
+class PerVariable(abc.ABC):
+    """A lattice with one entry for each variable, constants included.
+
+    Its entries are immutable values. No table of primitives knows them: `through` is the rule of
+    all equations without bodies.
+    """
+
+    @abc.abstractmethod
+    def of_value(self, value: ArrayLike) -> Any:
+        """Return the entry of a literal or of a constant."""
+
+    @abc.abstractmethod
+    def join(self, first: Any, second: Any) -> Any:
+        """Return the least upper bound of two entries."""
+
+    @abc.abstractmethod
+    def through(self, equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
+        """Return the entries of an equation's results, given those of its operands."""
+
+    @abc.abstractmethod
+    def decided(self, choice: Any) -> Any:
+        """Return what a choice adds to all results of a branch or loop; ``None``: nothing."""
+
+    def branch(self, choice: Any) -> int | None:
+        """Return which branch is taken, where the entry of its index tells."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +170,7 @@ def spread(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.ndarr
     return np.broadcast_to(flow, (*shape, *cells(lattice, flow)))
 
 
-def joined(lattice: Lattice, flows: Sequence[Flow]) -> Flow:
+def joined(lattice: Lattice | PerVariable, flows: Sequence[Flow]) -> Flow:
     """Return the least upper bound of several flows of one shape."""
     found = [flow for flow in flows if flow is not None]
     return functools.reduce(lattice.join, found) if found else None

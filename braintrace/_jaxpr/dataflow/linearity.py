@@ -1,12 +1,10 @@
-"""Whether what a jaxpr computes is proportional to some of its inputs.
+"""Linearity: whether the results of a jaxpr are proportional to some of its inputs.
 
-Every variable is of one `Kind`. The kinds of an equation's outputs follow from those of its
-operands, equation by equation and through the bodies of calls, loops and branches. Nothing is
-proportional unless a rule here says so, or JAX can transpose the equation: to add something that
-does not depend on the inputs is not, to add zero is.
+Every variable is of one `Kind`, which the engine carries through calls, loops and branches. No
+result of an equation is proportional unless a rule here says so or JAX can transpose the equation:
+adding a value that does not depend on the inputs is not linear, adding zero is.
 
-What holds where every input is finite is enough: a function that replaces NaN or infinity by
-zero counts as proportional.
+Finite inputs are enough: a function that replaces NaN or infinity by zero counts as proportional.
 """
 
 import enum
@@ -17,21 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._jax import (
-    AnyJaxpr,
-    Atom,
-    Equation,
-    bind,
-    call_body,
-    is_tracer,
-    is_var,
-    open_jaxpr,
-    struct_of,
-)
-from .._typing import PyTree
-from .bodies import loop_of
-from .data_movement import is_data_movement, moved_operands
-from .evaluate import interpret
+from ..._jax import AnyJaxpr, Atom, Equation, bind, is_tracer, is_var, open_jaxpr, struct_of
+from ..._typing import PyTree
+from ..data_movement import is_data_movement, moved_operands
+from ..program import program_of
+from .constants import Constants
+from .flow import Question, flows_of_outputs, flows_of_results
+from .lattices import PerVariable
 
 
 class Kind(enum.Enum):
@@ -50,12 +40,36 @@ ZERO, TRUE, NOT_FINITE, FREE, LINEAR, SIZE, OTHER = Kind
 _INDEPENDENT = frozenset({ZERO, TRUE, NOT_FINITE, FREE})
 _FINITE = frozenset({LINEAR, SIZE})
 
+
+class Kinds(PerVariable):
+    """How variables depend on the inputs: `ZERO` below the others, `OTHER` above them."""
+
+    def of_value(self, value: ArrayLike) -> Kind:
+        return _of_value(value)
+
+    def join(self, first: Kind, second: Kind) -> Kind:
+        return _mixed((first, second))
+
+    def through(self, equation: Equation, operands: Sequence[Kind]) -> list[Kind]:
+        if equation.primitive.name == "optimization_barrier":
+            return [*operands]
+        return [_of_result(equation, [*operands])] * len(equation.outvars)
+
+    def decided(self, choice: Kind) -> Kind | None:
+        return None if choice in _INDEPENDENT else OTHER
+
+    def branch(self, choice: Kind) -> int | None:
+        return (ZERO, TRUE).index(choice) if choice in (ZERO, TRUE) else None
+
+
+_QUESTION = Question(Kinds())
+
 _SUMS = {"add": (0, 1), "add_any": (0, 1), "sub": (0, 1), "complex": (0, 1), "scatter-add": (0, 2)}
 """Sums, and the operands that are added; the others say where."""
 
 _LINEAR = frozenset({"neg", "reduce_sum", "cumsum", "real", "imag", "conj", "reduce_precision"})
 _UNCHANGED = frozenset(
-    {"braintrace_undivided", "convert_element_type", "copy", "copy_p", "stop_gradient"}
+    {"braintrace_undivided", "convert_element_type", "copy", "copy_p", "name", "stop_gradient"}
 )
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 
@@ -68,7 +82,7 @@ def kinds_of(function: Callable[..., PyTree], argument: PyTree, *others: PyTree)
     Examples
     --------
     >>> import jax.numpy as jnp
-    >>> from braintrace._jaxpr import kinds_of
+    >>> from braintrace._jaxpr.dataflow import kinds_of
     >>> x = jnp.ones(2)
     >>> [kind.name for kind in kinds_of(lambda x, c: (c * x[0], x + c, x * x), x, x)]
     ['LINEAR', 'OTHER', 'OTHER']
@@ -89,11 +103,11 @@ def kinds_of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
     kinds
         The kinds of its inputs.
     """
-    found = _of_outputs(jaxpr, kinds)
-    return [kind if kind in (ZERO, LINEAR) else _unknown([kind]) for kind in found]
+    found = flows_of_outputs(_QUESTION, Constants(program_of(jaxpr)), kinds)
+    return [*map(_told, found)]
 
 
-def kinds_of_results(equation: Equation, kinds: Sequence[Kind]) -> list[Kind]:
+def kinds_of_results(equation: Equation, kinds: Sequence[Kind], constants: Constants) -> list[Kind]:
     """Return the kinds of an equation's outputs, given those of its operands.
 
     Parameters
@@ -102,15 +116,16 @@ def kinds_of_results(equation: Equation, kinds: Sequence[Kind]) -> list[Kind]:
         The equation.
     kinds
         Of the operands. A literal is what it is, unless it is given as zero.
+    constants
+        Of the program that the equation is in.
     """
     given = zip(equation.invars, kinds, strict=True)
     known = [k if is_var(a) or k is ZERO else _of_value(a.val) for a, k in given]
-    found = _through(0, equation, known)
-    return [kind if kind in (ZERO, LINEAR) else _unknown([kind]) for kind in found]
+    return [*map(_told, flows_of_results(_QUESTION, constants, equation, known))]
 
 
-def _of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
-    return interpret(jaxpr, kinds, _through, _of_value)
+def _told(kind: Kind) -> Kind:
+    return kind if kind in (ZERO, LINEAR) else _unknown([kind])
 
 
 def _of_value(value: ArrayLike) -> Kind:
@@ -126,19 +141,9 @@ def _of_value(value: ArrayLike) -> Kind:
     return NOT_FINITE if is_number and not np.isfinite(array).any() else FREE
 
 
-def _through(_: int, equation: Equation, kinds: list[Kind]) -> list[Kind]:
-    name = equation.primitive.name
-    if not equation.outvars:  # a print, a check
-        return []
-    body = call_body(equation)
-    if body is not None:
-        return _of_outputs(body, kinds)
-    if name in _CONTROL:
-        return _CONTROL[name](equation, kinds)
-    if name == "optimization_barrier":
-        return kinds
-    known = _PREDICATES[name](equation, kinds) if name in _PREDICATES else None
-    return [_of_numbers(equation, kinds) if known is None else known] * len(equation.outvars)
+def _of_result(equation: Equation, kinds: list[Kind]) -> Kind:
+    predicate = _PREDICATES.get(equation.primitive.name)
+    return _of_numbers(equation, kinds) if predicate is None else predicate(equation, kinds)
 
 
 def _of_numbers(equation: Equation, kinds: list[Kind]) -> Kind:
@@ -268,10 +273,6 @@ def _abs(equation: Equation, kinds: list[Kind]) -> Kind:
 
 def _select(equation: Equation, kinds: list[Kind]) -> Kind:
     which, *cases = kinds
-    return _chosen(which, cases)
-
-
-def _chosen(which: Kind, cases: list[Kind]) -> Kind:
     if which in (ZERO, TRUE):
         return cases[(ZERO, TRUE).index(which)]
     return _mixed(cases) if which in _INDEPENDENT else OTHER
@@ -288,37 +289,4 @@ _PREDICATES: dict[str, Callable[[Equation, list[Kind]], Kind]] = {
     "reduce_or": _combined,
     "abs": _abs,
     "select_n": _select,
-}
-
-
-# --- loops and branches
-
-
-def _loop(equation: Equation, kinds: list[Kind]) -> list[Kind]:
-    """Return the kinds of a loop's outputs: what is carried no longer changes its kind."""
-    loop = loop_of(equation, kinds)
-    carried = loop.carried
-    while True:
-        outputs = _of_outputs(loop.body, [*loop.fixed, *carried, *loop.sequences])
-        after = [_mixed(pair) for pair in zip(carried, outputs, strict=False)]
-        if after == carried:
-            break
-        carried = after
-    if loop.condition is not None:
-        (goes_on,) = _of_outputs(loop.condition, [*loop.tested, *carried])
-        if goes_on not in _INDEPENDENT:
-            return [OTHER] * len(carried)
-    return [*carried, *outputs[len(carried) :]]
-
-
-def _cond(equation: Equation, kinds: list[Kind]) -> list[Kind]:
-    which, *operands = kinds
-    branches = [_of_outputs(branch, operands) for branch in equation.params["branches"]]
-    return [_chosen(which, list(cases)) for cases in zip(*branches, strict=True)]
-
-
-_CONTROL: dict[str, Callable[[Equation, list[Kind]], list[Kind]]] = {
-    "scan": _loop,
-    "while": _loop,
-    "cond": _cond,
 }
