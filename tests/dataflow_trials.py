@@ -73,7 +73,7 @@ def dependences_by_trial(case, expected):
     function = jax.jit(lambda *x: results(case, x))
     shown, generator = np.zeros_like(expected), np.random.default_rng(0)
     for trial in range(MOST if case.is_exact else FEWEST):
-        operands, others = ([_drawn(generator, x) for x in case.operands] for _ in range(2))
+        operands, others = ([drawn(generator, x) for x in case.operands] for _ in range(2))
         before, columns = np.asarray(function(*operands)), []
         for place in case.places:
             for element in range(operands[place].size):
@@ -97,7 +97,7 @@ def results(case, operands):
     return jnp.concatenate([flat(leaf) for leaf in jax.tree.leaves(case.function(*operands))])
 
 
-def _drawn(generator, x):
+def drawn(generator, x):
     """Other values from the same range; a scalar from a range around it."""
     if x.dtype == bool:
         return generator.random(x.shape) < 0.5

@@ -67,6 +67,8 @@ RELATIONS = (
     "tests/test_compiled_relations.py::test_a_broadcast_behind_a_function_of_each_element_is_exact"
 )
 LABELS = "tests/test_dataflow.py::test_labels_are_the_image_of_sets"
+LINEAR = "tests/test_backward_rules.py::test_linear_is_what_is_linear_in_numbers"
+VARIABLES = "tests/test_dataflow_of_variables.py"
 
 READOUTS = "tests/test_linear_readouts.py::test_equals_bptt"
 NO_READOUT = (
@@ -1368,6 +1370,64 @@ MUTATIONS = [
         "rule = RULES.get(equation.primitive.name, _elementwise)",
         ("tests/test_dataflow.py::test_an_unknown_primitive_couples_everything",),
         "a primitive of a later JAX, or of a user, gets zeros that are none",
+    ),
+    Mutation(
+        "an unknown primitive counts as proportional",
+        "_jaxpr/dataflow/linearity.py",
+        "most of them assert\n        return False",
+        "most of them assert\n        return True",
+        (f"{VARIABLES}::test_an_unknown_primitive_is_not_proportional",),
+        "a primitive of a user's own is summed up over time before it is applied",
+    ),
+    Mutation(
+        "a loop whose length depends on a gradient counts as proportional to it",
+        "_jaxpr/dataflow/linearity.py",
+        "return None if choice in _INDEPENDENT else OTHER",
+        "return None",
+        (f"{LINEAR}[a while on g]", f"{LINEAR}[a branch on g]"),
+        "a nonlinear backward rule is not reported",
+    ),
+    Mutation(
+        "both branches count where one is never taken",
+        "_jaxpr/dataflow/linearity.py",
+        "return (ZERO, TRUE).index(choice) if choice in (ZERO, TRUE) else None",
+        "return None",
+        (f"{LINEAR}[all finite]",),
+        "a gradient that is checked for infinity is reported as nonlinear",
+    ),
+    Mutation(
+        "an index that a parameter decides counts as parameter-derived",
+        "_jaxpr/dataflow/taint.py",
+        "return time if carries_derivative(var) else _held(time)",
+        "return time",
+        (f"{VARIABLES}::test_a_parameter_is_followed_as_far_as_a_derivative_goes",),
+        "a lookup by an index from a parameter is marked as a product with it",
+    ),
+    Mutation(
+        "parameters are lost behind a custom derivative",
+        "_jaxpr/dataflow/taint.py",
+        "if equation.primitive.name in OWN_DERIVATIVE:",
+        "if False:",
+        (
+            f"{VARIABLES}::test_a_parameter_behind_a_custom_derivative_is_followed_though_its_value_is_held",
+        ),
+        "a weight behind a straight-through estimator stays without a mark",
+    ),
+    Mutation(
+        "numbers drawn without a key count as constants",
+        "_jaxpr/dataflow/taint.py",
+        "if equation.primitive.name in DRAWS:",
+        "if False:",
+        (f"{VARIABLES}::test_random_numbers_without_a_key_are_data",),
+        "noise on a weight is taken for a part of the weight",
+    ),
+    Mutation(
+        "what a loop carries counts as what it starts from",
+        "_jaxpr/dataflow/flow.py",
+        "carried = fixpoint(join, lambda c: results(c, loop.sequences)[:count], loop.carried)",
+        "carried = loop.carried",
+        (f"{VARIABLES}::test_what_a_loop_carries_is_data_if_a_later_step_or_its_end_is",),
+        "data that a later step adds to a parameter are missed",
     ),
     Mutation(
         "the body of a custom derivative counts as its derivative",

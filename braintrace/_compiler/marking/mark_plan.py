@@ -23,9 +23,8 @@ from ..._jaxpr.dataflow import ELEMENTWISE, NONE
 from ..core.analysis import Analysis
 from ..core.transfer import CUT, MANY, Ids
 from ..core.walk import back_from_outputs, numbered, walk_back
-from .computed_from import LOOPS
 from .own_derivatives import CALLS
-from .parametric_uses import ParametricUses
+from .parametric_uses import LOOPS, ParametricUses
 from .products import (
     Dense,
     Product,

@@ -24,14 +24,14 @@ from ..._foreign import in_words
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Atom, ClosedJaxpr, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
 from ..._jaxpr import Program, Rule, carries_derivative, evaluate_all, inlined, program_of
+from ..._jaxpr.dataflow import BindingTime
 from ..._typing import Path, path_name
 from ..core.analysis import Analysis
 from ..frontend.canonicalize import selected, unrolled
 from ..frontend.state_arrays import StateArray
-from .computed_from import LOOPS, From
 from .mark_plan import Bias, MarkPlan, Unmarked, is_spelled_out, mark_plan
 from .own_derivatives import by_its_derivative, hides_weights
-from .parametric_uses import ParametricUses
+from .parametric_uses import LOOPS, ParametricUses
 from .products import Product, is_sum_with_weights, row, sum_with_weights
 from .sparse_sums import SparseSum
 
@@ -104,7 +104,7 @@ def with_marks(
         Which parameters are marked.
     """
     program = program_of(inlined(closed))
-    inputs = [From.DATA] * arguments
+    inputs = [BindingTime.DATA] * arguments
     inputs += [_computed_from(array, is_mapped, marking) for array in arrays]
     written = [array.kind == "hidden" for array in arrays if array.written]
     wanted = [False] * (len(program.out_atoms) - len(written)) + written
@@ -116,16 +116,16 @@ def with_marks(
     return _marked(uses, plan, wanted), tuple(findings)
 
 
-def _computed_from(array: StateArray, is_mapped: bool, marking: Marking) -> From:
+def _computed_from(array: StateArray, is_mapped: bool, marking: Marking) -> BindingTime:
     """Return what the leaf of a State is to the step."""
     if array.kind == "parameter":
-        return From.PARAMETERS if marking.wants(array.path) else From.CONSTANTS
+        return BindingTime.PARAMETER if marking.wants(array.path) else BindingTime.CONSTANT
     changes = array.kind == "random" or array.written or (is_mapped and array.per_sample)
-    return From.DATA if changes else From.CONSTANTS
+    return BindingTime.DATA if changes else BindingTime.CONSTANT
 
 
 def _spelled_out(
-    program: Program, inputs: Sequence[From], wanted: Sequence[bool], marking: Marking
+    program: Program, inputs: Sequence[BindingTime], wanted: Sequence[bool], marking: Marking
 ) -> Program:
     """Return a program that shows what its calls, loops and branches do with parameters."""
     while True:
@@ -209,7 +209,7 @@ class _Marks:
         rules: dict[int, Rule] = {
             index: self._keep
             for index, equation in enumerate(program.equations)
-            if any(found[var] is not From.DATA for var in equation.outvars)
+            if any(found[var] is not BindingTime.DATA for var in equation.outvars)
         }
         rules.update((index, self._elementwise(found)) for index, found in plan.elementwise.items())
         for index, product in plan.products.items():

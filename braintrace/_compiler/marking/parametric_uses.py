@@ -1,5 +1,6 @@
 """Where what is computed from parameters meets data, on the way to certain results of a program."""
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -8,11 +9,25 @@ import numpy as np
 from ..._graph.marked import is_marked
 from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import Program, carries_derivative, inlined, loop_of, program_of
-from ..._jaxpr.dataflow import CONSTANT, Constants
+from ..._jaxpr.dataflow import (
+    CONSTANT,
+    BindingTime,
+    Constants,
+    bound,
+    fixpoint,
+    flows_into_bodies,
+    flows_of_variables,
+    question_of_taint,
+    times_of_operands,
+)
 from ..core.analysis import Analysis
-from .computed_from import LOOPS, From, bodies_with_inputs, computed_from, of_operands
 from .own_derivatives import hides_weights
 from .products import is_product
+
+LOOPS = frozenset({"cond", "scan", "while"})
+"""Equations with bodies that run several times, or not at all."""
+
+_QUESTION = question_of_taint(is_marked)
 
 Use: TypeAlias = tuple[int, tuple[int, ...]]
 """An equation, by its index, and those of its operands that are computed from parameters."""
@@ -31,9 +46,13 @@ class ParametricUses:
         Which of its results count.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[From], wanted: Sequence[bool]) -> None:
+    def __init__(
+        self, program: Program, inputs: Sequence[BindingTime], wanted: Sequence[bool]
+    ) -> None:
         self.program = program
-        self.found = computed_from(program, inputs)
+        self._constants = Constants(program)
+        times = [bound(var, time) for var, time in zip(program.in_vars, inputs, strict=True)]
+        self.found = flows_of_variables(_QUESTION, self._constants, times)
         self._wanted = wanted
         self._behind = _behind(program, wanted)
 
@@ -58,17 +77,19 @@ class ParametricUses:
         """Those of them that are computed from parameters alone."""
         return [var for var in self.wanted if self.is_parametric(var)]
 
-    def operands(self, equation: Equation) -> list[From]:
+    def operands(self, equation: Equation) -> list[BindingTime]:
         """Return what the operands of an equation are computed from."""
-        return of_operands(equation, self.found)
+        return times_of_operands(equation, self.found)
 
     def is_parametric(self, atom: Atom) -> bool:
         """Tell whether an operand is computed from parameters alone, and can learn."""
-        return is_var(atom) and self._is_parametric(atom, self.found.get(atom, From.CONSTANTS))
+        return is_var(atom) and self._is_parametric(
+            atom, self.found.get(atom, BindingTime.CONSTANT)
+        )
 
     def is_wanted(self, var: Var) -> bool:
         """Tell whether a variable is data from which a derivative leads to a result that counts."""
-        return var in self._behind and self.found[var] is From.DATA
+        return var in self._behind and self.found[var] is BindingTime.DATA
 
     def maker(self, var: Var) -> Equation | None:
         """Return the equation that makes a variable; ``None`` for an input."""
@@ -113,12 +134,12 @@ class ParametricUses:
         equation = self.program.equations[index]
         if equation.primitive.name not in LOOPS:
             return False
-        bodies = bodies_with_inputs(equation, self.operands(equation))
+        bodies = flows_into_bodies(_QUESTION, self._constants, equation, self.operands(equation))
         wanted = [self.is_wanted(var) for var in equation.outvars]
         return any(_has_product(equation, *body, wanted) for body in bodies)
 
-    def _is_parametric(self, atom: Atom, what: From) -> bool:
-        return what is From.PARAMETERS and carries_derivative(atom)
+    def _is_parametric(self, atom: Atom, what: BindingTime) -> bool:
+        return what is BindingTime.PARAMETER and carries_derivative(atom)
 
 
 def _behind(program: Program, wanted: Sequence[bool]) -> set[Var]:
@@ -128,7 +149,7 @@ def _behind(program: Program, wanted: Sequence[bool]) -> set[Var]:
 
 
 def _has_product(
-    equation: Equation, body: object, inputs: list[From], wanted: Sequence[bool]
+    equation: Equation, body: object, inputs: list[BindingTime], wanted: Sequence[bool]
 ) -> bool:
     program = program_of(inlined(body))
     uses = ParametricUses(program, inputs, _wanted_inside(equation, program, wanted))
@@ -144,15 +165,13 @@ def _has_product(
 
 def _wanted_inside(equation: Equation, program: Program, wanted: Sequence[bool]) -> list[bool]:
     """Return which results of a body count, at whichever step of a loop."""
-    found = list(wanted)
     if equation.primitive.name == "cond":
-        return found
+        return [*wanted]
     loop = loop_of(equation, equation.invars)
-    first = len(loop.fixed)
-    before = program.in_vars[first : first + len(loop.carried)]
-    while True:
-        behind = _behind(program, found)
-        after = [counts or var in behind for counts, var in zip(found, before, strict=False)]
-        if after == found[: len(after)]:
-            return found
-        found[: len(after)] = after
+    first, count = len(loop.fixed), len(loop.carried)
+
+    def one_step_before(now: Sequence[bool]) -> list[bool]:
+        behind = _behind(program, [*now, *wanted[count:]])
+        return [var in behind for var in program.in_vars[first : first + count]]
+
+    return [*fixpoint(operator.or_, one_step_before, wanted[:count]), *wanted[count:]]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ... import _etrace_op
 from ..._etrace_op.einsum import Axes, arranged, in_matrices, product_and_sum
 from ..._jax import Equation, Var
-from .computed_from import From, of_operands
+from ..._jaxpr.dataflow import BindingTime, times_of_operands
 from .lookups import lookup_of
 
 
@@ -42,7 +42,7 @@ class Product(Protocol):
 
 
 def product_of(
-    equation: Equation, positions: Sequence[int], found: dict[Var, From]
+    equation: Equation, positions: Sequence[int], found: dict[Var, BindingTime]
 ) -> Product | str | None:
     """Return an equation as a marked product.
 
@@ -61,7 +61,7 @@ def product_of(
         ``None``: it is no product with a weight. A text: why a product cannot be marked.
     """
     name, params = equation.primitive.name, equation.params
-    if len(positions) != 1 or From.DATA not in of_operands(equation, found):
+    if len(positions) != 1 or BindingTime.DATA not in times_of_operands(equation, found):
         return None
     product: Product | None = None
     if name == "dot_general" and not (
@@ -85,7 +85,7 @@ STORED = (
 )
 
 
-def is_product(equation: Equation, positions: Sequence[int], found: dict[Var, From]) -> bool:
+def is_product(equation: Equation, positions: Sequence[int], found: dict[Var, BindingTime]) -> bool:
     """Tell whether an equation is a product with a weight, be it one that can be marked or not."""
     return product_of(equation, positions, found) is not None
 

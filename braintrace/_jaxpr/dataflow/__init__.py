@@ -27,3 +27,7 @@ from .linearity import kinds_of_results as kinds_of_results
 from .primitives import CONSTANT as CONSTANT
 from .primitives import ELEMENTWISE as ELEMENTWISE
 from .primitives import REDUCTIONS as REDUCTIONS
+from .taint import BindingTime as BindingTime
+from .taint import bound as bound
+from .taint import question_of_taint as question_of_taint
+from .taint import times_of_operands as times_of_operands
