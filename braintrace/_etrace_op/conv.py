@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import PrimitiveError
-from .._jaxpr.factors import NOTHING, joining_of_conv
+from .._jaxpr.dataflow.bilinear import NOTHING, joining_of_conv
 from . import quantities
 from .conv_layout import canonical_dimension_numbers, dilated, to_canonical_call
 from .dense import init_output_trace

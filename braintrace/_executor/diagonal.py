@@ -28,7 +28,7 @@ from .._graph import Diagonal, ETraceGraph
 from .._graph.hidden_group import NO_ELEMENT
 from .._jax import Equation, Var, bind, source_line
 from .._jaxpr import Program, Rule
-from .._jaxpr.factors import joining
+from .._jaxpr.dataflow.bilinear import joining
 
 Factors: TypeAlias = tuple[jax.Array, tuple[jax.Array, jax.Array] | None]
 """The derivatives ``M[u, j]``; and, from a complex output to what it is broadcast to, those along a

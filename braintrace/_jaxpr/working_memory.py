@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr, scan_counts
+from .dataflow.bilinear import dot_axes
 
 SizeOf: TypeAlias = Callable[[Any], int]
 """The bytes of a variable, given its type."""
@@ -350,11 +351,12 @@ def _stacked(operation: _Operation) -> list[_Value]:
 
 def _brought_in_order(operation: _Operation) -> int:
     """Return the bytes of operands that are copied: a batch of products wants its axes first."""
-    _, batches = operation.equation.params["dimension_numbers"]
     return sum(
         operand.size
-        for operand, batch in zip(operation.operands, batches, strict=True)
-        if batch and (tuple(batch) != tuple(range(len(batch))) or _is_transposed(operand))
+        for operand, batch in zip(
+            operation.operands, dot_axes(operation.equation).batch, strict=True
+        )
+        if batch and (batch != tuple(range(len(batch))) or _is_transposed(operand))
     )
 
 

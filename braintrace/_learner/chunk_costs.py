@@ -23,6 +23,7 @@ from .._algorithms import ETraceAlgorithm
 from .._etrace_op import ETPPrimitive, get_primitive_spec, init_trace
 from .._graph import ETraceGraph, TraceSpec, specs_of
 from .._jax import Equation, open_jaxpr, sub_jaxprs
+from .._jaxpr.dataflow.bilinear import dot_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,8 +209,7 @@ def flops_of(equation: Equation) -> int:
     if isinstance(equation.primitive, ETPPrimitive):
         return _flops_of_marked(equation, equation.primitive)
     if name == "dot_general":
-        ((contracted, _), _) = params["dimension_numbers"]
-        length: int = math.prod(operands[0][axis] for axis in contracted)
+        length: int = math.prod(operands[0][axis] for axis in dot_axes(equation).summed[0])
         return 2 * math.prod(results[0]) * length
     if name == "conv_general_dilated":
         features = params["dimension_numbers"].rhs_spec[0]

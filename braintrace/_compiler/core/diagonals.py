@@ -16,7 +16,7 @@ from ..._graph import Diagonal
 from ..._graph.hidden_group import NO_ELEMENT
 from ..._jax import Equation, Var
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.factors import NOTHING, PRODUCTS, joining
+from ..._jaxpr.dataflow.bilinear import NOTHING, PRODUCTS, joining
 from .analysis import Analysis
 from .influence import Way, roots_behind, ways_of
 from .placement import Together

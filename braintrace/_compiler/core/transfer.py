@@ -17,7 +17,7 @@ from ..._jax import Equation
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.data_movement import NOWHERE, is_data_movement, moved_back, moved_operands
 from ..._jaxpr.dataflow import CONSTANT, ELEMENTWISE, NONE, REDUCTIONS, Constants, merge
-from ..._jaxpr.factors import dot_axes
+from ..._jaxpr.dataflow.bilinear import dot_axes
 
 MANY = -3  # several positions, by a broadcast
 

@@ -21,7 +21,7 @@ from ..._graph.marked import holds_marked
 from ..._jax import Equation, bind, is_tracer, source_line
 from ..._jaxpr import Rule, evaluate_inlined, loop_of
 from ..._jaxpr.dataflow import ELEMENTWISE
-from ..._jaxpr.factors import dot_axes
+from ..._jaxpr.dataflow.bilinear import dot_axes
 from .invariants import without_invariants
 
 

@@ -15,6 +15,7 @@ from ... import _etrace_op
 from ..._etrace_op.einsum import Axes, arranged, in_matrices, product_and_sum
 from ..._jax import Equation, Var
 from ..._jaxpr.dataflow import BindingTime, times_of_operands
+from ..._jaxpr.dataflow.bilinear import dot_axes
 from .lookups import lookup_of
 
 
@@ -97,8 +98,7 @@ def with_one_output(equation: Equation, positions: Sequence[int]) -> Product | s
 
 def is_outer(equation: Equation) -> bool:
     """Tell whether an equation multiplies and sums nothing up."""
-    is_dot = equation.primitive.name == "dot_general"
-    return is_dot and not equation.params["dimension_numbers"][0][0]
+    return equation.primitive.name == "dot_general" and not dot_axes(equation).summed[0]
 
 
 def is_sum_with_weights(equation: Equation, positions: Sequence[int]) -> bool:
@@ -245,13 +245,13 @@ class Convolution:
 
 def _dense(equation: Equation, position: int) -> Dense:
     """Return a ``dot_general`` by the letters of its axes, one of whose operands is the weight."""
-    summed, shared = equation.params["dimension_numbers"]
+    sorted_axes = dot_axes(equation)
     first = [f"a{axis}" for axis in range(equation.invars[0].aval.ndim)]
     second = [f"b{axis}" for axis in range(equation.invars[1].aval.ndim)]
-    for a, b in (*zip(*summed, strict=True), *zip(*shared, strict=True)):
+    shared, free = sorted_axes.batch, sorted_axes.free
+    for a, b in (*zip(*sorted_axes.summed, strict=True), *zip(*shared, strict=True)):
         second[b] = first[a]
-    both = [first[axis] for axis in shared[0]]
-    output = *both, *(a for a in first if a not in second), *(b for b in second if b not in first)
+    output = *(first[a] for a in (*shared[0], *free[0])), *(second[b] for b in free[1])
     of_operands = tuple(first), tuple(second)
     axes = Axes(of_operands[1 - position], of_operands[position], output)
     return Dense(axes, position, equation.outvars[0].aval.dtype)

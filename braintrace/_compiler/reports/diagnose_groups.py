@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..._graph import Boundary, Cut, HiddenGroup
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import source_line
-from ..._jaxpr.factors import PRODUCTS
+from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from ..core.diagonals import products_met
 from ..core.walk import Walk
 from .backward import bent_uses

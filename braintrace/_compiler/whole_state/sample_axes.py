@@ -22,7 +22,7 @@ from ..._graph.whole_state import ParameterUse
 from ..._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
 from ..._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined, program_of
 from ..._jaxpr.dataflow import MIXED, NONE, Constants, Flow, Labels, Question, flows_of_outputs
-from ..._jaxpr.factors import dot_axes
+from ..._jaxpr.dataflow.bilinear import dot_axes
 from ..core.analysis import Analysis
 from .parameter_uses import data_of, new_vars
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._jax import Equation
 from ..data_movement import MOVES
-from ..factors import dot_axes
+from .bilinear import dot_axes
 from .constants import Constants
 from .indexed import dynamic_slice, dynamic_update_slice, gather, move, scatter
 from .lattices import Flow, Lattice, along, everything, joined, spread

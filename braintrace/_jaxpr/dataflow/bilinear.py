@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._jax import Equation
+from ..._jax import Equation
 
 NOTHING = -1
 """In the place of an element: there is none, and the derivative is zero."""
