@@ -78,7 +78,9 @@ def evaluate(
     """
     known: dict[Var, ArrayLike] = {**program.constants, **inputs, **(overrides or {})}
     extra = [i for i, e in enumerate(program.equations) if e.effects] if effects else []
-    needed = _needed(program, targets, known, extra)
+    read = [*targets, *(atom for index in extra for atom in program.equations[index].invars)]
+    computed = program.depends_on(read, known) - known.keys()
+    needed = sorted({*program.making(computed), *extra})
     _run_each(((index, program.equations[index]) for index in needed), known, _by_rules(rules))
     return [known[t] if is_var(t) else t.val for t in targets]
 
@@ -206,18 +208,3 @@ def _by_rule(
         if results is not None:
             return results
     return bind(equation, operands)
-
-
-def _needed(
-    program: Program, targets: Sequence[Atom], known: Mapping[Var, ArrayLike], extra: Sequence[int]
-) -> list[int]:
-    needed = set(extra)
-    operands = [atom for index in extra for atom in program.equations[index].invars]
-    pending = [t for t in (*targets, *operands) if is_var(t) and t not in known]
-    while pending:
-        index = program.producer[pending.pop()]
-        if index not in needed:
-            needed.add(index)
-            operands = program.equations[index].invars
-            pending.extend(a for a in operands if is_var(a) and a not in known)
-    return sorted(needed)

@@ -51,7 +51,7 @@ class Program:
     def depends_on(
         self,
         targets: Iterable[Atom],
-        stops: frozenset[Var] = frozenset(),
+        stops: Container[Var] = frozenset(),
         blocked: frozenset[str] = frozenset(),
         through: Callable[[Atom], bool] = is_var,
     ) -> set[Var]:
@@ -74,14 +74,22 @@ class Program:
                 pending.extend(a for a in self.equations[index].invars if through(a))
         return seen
 
-    def dependents_of(self, starts: Iterable[Var], last: int | None = None) -> set[Var]:
+    def dependents_of(
+        self,
+        starts: Iterable[Var],
+        last: int | None = None,
+        blocked: frozenset[str] = frozenset(),
+        through: Callable[[Atom], bool] = is_var,
+    ) -> set[Var]:
         """Return every variable that is computed from one of ``starts``, these included.
 
-        Equations after the one with index ``last`` are not looked at.
+        Equations after the one with index ``last`` are not looked at. Results of a primitive named
+        in ``blocked``, and variables for which ``through`` does not hold, are left out.
         """
-        found = set(starts)
+        found = set(filter(through, starts))
         for index in self.forward(found.copy(), found, last):
-            found.update(self.equations[index].outvars)
+            if self.equations[index].primitive.name not in blocked:
+                found.update(filter(through, self.equations[index].outvars))
         return found
 
     def forward(

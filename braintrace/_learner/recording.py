@@ -22,6 +22,7 @@ from .._etrace_op import SideBySide
 from .._graph import Records
 from .._jax import Atom, Var, is_var
 from .._jaxpr import Program, evaluate
+from .._jaxpr.dataflow import CONSTANT
 from .._typing import PyTree
 from .over_time import mapped, stretched
 from .split import Split
@@ -244,7 +245,7 @@ def record_all(step: StepProgram) -> Recording:
 def record_what_waits(step: StepProgram, split: Split) -> Recording:
     """Decide what is recorded where a loop runs only what has to wait for the step before."""
     loss, _, records = step.results
-    reaching = step.program.depends_on([loss], blocked=frozenset({"stop_gradient"}))
+    reaching = step.program.depends_on([loss], blocked=CONSTANT)
     differentiated = tuple(var in reaching for var in step.parameters)
     written = (*split.recorded, *split.ahead)
     records = dataclasses.replace(records, x=in_parts(step.program, records.x, split.source))

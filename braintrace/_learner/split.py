@@ -8,11 +8,10 @@ come after them, from what they have recorded.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-import jax.numpy as jnp
-
 from .._compiler import Derivatives
 from .._jax import Atom, Equation, Var, equations_inside, is_var, runs_on_several_devices
-from .._jaxpr import Program, equal_values, merged
+from .._jaxpr import Program, carries_derivative, equal_values, merged
+from .._jaxpr.dataflow import CONSTANT
 from .over_time import is_half
 from .stages import MOST_EXTRA, Loops, loops_of
 from .step_program import StepProgram, equations_of, is_product, size_of, vars_of
@@ -59,7 +58,8 @@ def split_step(step: StepProgram) -> Split | None:
     program = step.program
     equal = equal_values(program, step.probes)
     values = merged(program, equal)
-    differentiable = _differentiable_variables(program, (*step.parameters, *step.probes))
+    inputs = (*step.parameters, *step.probes)
+    differentiable = program.dependents_of(inputs, None, CONSTANT, carries_derivative)
     if any(_any_in(e.invars, differentiable) for e in program.equations if e.effects):
         return None
     if _bends_sums(step, differentiable) or _adds_up_in_half_precision(step):
@@ -116,20 +116,10 @@ def _adds_up_in_half_precision(step: StepProgram) -> bool:
     """
     program = step.program
     half = [var for var in step.parameters if is_half(var.aval.dtype)]
-    behind_loss = program.depends_on([step.results[0]], blocked=frozenset({"stop_gradient"}))
+    behind_loss = program.depends_on([step.results[0]], blocked=CONSTANT)
     of_half = program.dependents_of(half) - step.varying
     met = (e for e in equations_of(program, behind_loss & step.varying) if not is_product(e))
     return any(_any_in(e.invars, of_half & behind_loss) for e in met)
-
-
-def _differentiable_variables(program: Program, inputs: Iterable[Var]) -> set[Var]:
-    """Return the variables that have a derivative with respect to some inputs."""
-    found = set(inputs)
-    for equation in program.equations:
-        is_stopped = equation.primitive.name == "stop_gradient"
-        if not is_stopped and _any_in(equation.invars, found):
-            found.update(v for v in equation.outvars if jnp.issubdtype(v.aval.dtype, jnp.inexact))
-    return found
 
 
 def _any_in(atoms: Iterable[Atom], variables: set[Var]) -> bool:

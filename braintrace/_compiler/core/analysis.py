@@ -96,17 +96,7 @@ class Analysis:
 
     def gradients_ahead(self, starts: Iterable[Var]) -> set[Var]:
         """Return what a gradient connects to ``starts``."""
-        reached = {var for var in starts if carries_derivative(var)}
-        for index in self.program.forward(reached.copy(), reached):
-            equation = self.program.equations[index]
-            if equation.primitive.name not in CONSTANT:
-                reached.update(var for var in equation.outvars if carries_derivative(var))
-        return reached
-
-    def makers(self, variables: Iterable[Var]) -> list[int]:
-        """Return the equations that make some variables, in execution order."""
-        producer = self.program.producer
-        return sorted({producer[var] for var in variables if var in producer})
+        return self.program.dependents_of(starts, None, CONSTANT, carries_derivative)
 
     # --- where elements come from
 

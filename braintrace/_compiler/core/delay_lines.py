@@ -48,11 +48,11 @@ def _is_moved_only(analysis: Analysis, candidates: Sequence[Candidate], a: int) 
     stops = frozenset(c.var for i, c in enumerate(candidates) if i != a)
     behind = analysis.values_behind([own.var], stops) - stops
     kept = program.dependents_of([own.leaf.in_var], program.producer[own.var]) & behind
-    moving = analysis.makers(kept)
+    moving = analysis.program.making(kept)
     return (
         bool(moving)
         and all(_moves(program.equations[index]) for index in moving)
-        and marked.keys().isdisjoint(analysis.makers(behind))
+        and marked.keys().isdisjoint(analysis.program.making(behind))
     )
 
 

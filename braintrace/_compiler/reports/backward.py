@@ -23,7 +23,7 @@ def bent_uses(
 
     Variables in ``stops`` are not looked behind.
     """
-    for index in analysis.makers(analysis.gradients_behind(targets, stops) - stops):
+    for index in analysis.program.making(analysis.gradients_behind(targets, stops) - stops):
         equation = analysis.program.equations[index]
         operands = analysis.derivatives.of(equation).bent
         if operands:

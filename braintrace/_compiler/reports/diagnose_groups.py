@@ -157,7 +157,7 @@ def _about_two_products(
     equations, marked = analysis.program.equations, analysis.opaque
     for last, operand in sorted({met for walk in walks for met in products_met(analysis, walk)}):
         x = equations[last].invars[operand]
-        for first in analysis.makers(analysis.gradients_behind([x], upstream.ends(group))):
+        for first in analysis.program.making(analysis.gradients_behind([x], upstream.ends(group))):
             if first not in marked and equations[first].primitive.name not in PRODUCTS:
                 continue
             old = upstream.behind(equations[first].invars, group).old_states

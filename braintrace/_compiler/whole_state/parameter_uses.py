@@ -30,7 +30,7 @@ def uses_of_parameters(
     ahead = analysis.gradients_ahead(leaf.in_var for leaf in parameters_of(traced))
     behind = analysis.gradients_behind(new_vars(leaves))
     count = itertools.count()
-    for index in analysis.makers(behind & ahead):
+    for index in analysis.program.making(behind & ahead):
         equation = program.equations[index]
         operands = tuple(
             i

@@ -20,7 +20,7 @@ def check_reverse_mode(
         Naming the rule and the loop.
     """
     ahead, behind = analysis.gradients_ahead([*starts]), analysis.gradients_behind([*ends])
-    for index in analysis.makers(ahead & behind):
+    for index in analysis.program.making(ahead & behind):
         equation = analysis.program.equations[index]
         every = (equation, *equations_inside(equation))
         reads = any(is_var(atom) and atom in ahead for atom in equation.invars)
