@@ -27,7 +27,7 @@ from braintrace._jaxpr.dataflow import (
 pytestmark = pytest.mark.usefixtures("float64_in_every_thread")
 CONSTANT, PARAMETER, DATA = BindingTime
 ROUNDED = {"convert_element_type", "reduce_precision"}
-TAINT = question_of_taint(lambda equation: False)
+TAINT = question_of_taint()
 
 
 def inexact(case):

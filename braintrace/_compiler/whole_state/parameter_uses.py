@@ -7,7 +7,8 @@ from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._graph.whole_state import ParameterUse, UseKind
 from ..._jax import Atom, Equation, Var, is_var
-from ..._jaxpr import DRAWS, carries_derivative
+from ..._jaxpr import carries_derivative
+from ..._jaxpr.dataflow import BindingTime, flows_of_variables, question_of_taint
 from ..._typing import Path
 from ..core.analysis import Analysis
 from ..core.grouped_step import GroupedStep
@@ -68,10 +69,10 @@ def data_of(traced: TracedModel, analysis: Analysis) -> set[Var]:
         for leaf in traced.leaves
         if leaf.kind == "parameter" or (leaf.kind != "random" and leaf.out_var is None)
     }
-    program = analysis.program
-    starts = [var for var in program.in_vars if var not in fixed]
-    acting = (e for e in program.equations if e.effects or e.primitive.name in DRAWS)
-    return program.dependents_of([*starts, *(var for e in acting for var in e.outvars)])
+    inputs = analysis.program.in_vars
+    times = [BindingTime.CONSTANT if var in fixed else BindingTime.DATA for var in inputs]
+    found = flows_of_variables(question_of_taint(), analysis.constants, times)
+    return {var for var, time in found.items() if time is BindingTime.DATA}
 
 
 def _input_of_product(equation: Equation, operands: tuple[int, ...], data: set[Var]) -> int | None:

@@ -52,7 +52,7 @@ class Taint(PerVariable):
         return [bound(var, last) for var in equation.outvars]
 
 
-def question_of_taint(becomes_data: Callable[[Equation], bool]) -> Question:
+def question_of_taint(becomes_data: Callable[[Equation], bool] = lambda _: False) -> Question:
     """Return the question for the binding times of variables.
 
     Parameters
