@@ -1414,6 +1414,14 @@ MUTATIONS = [
         "a weight behind a straight-through estimator stays without a mark",
     ),
     Mutation(
+        "a State that the step writes counts as constant",
+        "_compiler/core/binding_times.py",
+        'return BindingTime.DATA if changes or kind == "random" else BindingTime.CONSTANT',
+        'return BindingTime.DATA if kind == "random" else BindingTime.CONSTANT',
+        ("tests/test_masked_weights.py::test_a_mask_that_changes_within_a_sequence",),
+        "a trace is taken for one of a mask that is another one at every step",
+    ),
+    Mutation(
         "numbers drawn without a key count as constants",
         "_jaxpr/dataflow/taint.py",
         "if equation.primitive.name in DRAWS:",

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Var
+from ..._jaxpr.dataflow import BindingTime
 from ..._typing import Path, path_name
 from .analysis import Analysis
+from .binding_times import time_of_leaf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,8 +73,9 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOpe
         if not any(parameters.values()):
             continue
         behind = _inputs_behind(analysis, operands.values())
-        others = [var for var in behind if _is_no_parameter(var, by_var)]
-        fixed = [by_var[var] for var in behind if var not in others]
+        times = {var: time_of_leaf(by_var.get(var)) for var in behind}
+        held = [var for var, time in times.items() if time is BindingTime.CONSTANT]
+        others = [var for var, time in times.items() if time is BindingTime.DATA]
         found.append(
             MarkedOperation(
                 equation=index,
@@ -81,7 +84,7 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOpe
                 operands=operands,
                 positions=positions,
                 parameters=parameters,
-                held=tuple(leaf for leaf in fixed if leaf.kind != "parameter"),
+                held=tuple(by_var[var] for var in held),
                 non_parameters=tuple(_name(var, by_var) for var in others),
             )
         )
@@ -97,14 +100,6 @@ def _inputs_behind(analysis: Analysis, operands: Iterable[Atom]) -> list[Var]:
 def _parameters(inputs: Sequence[Var], by_var: Mapping[Var, StateLeaf]) -> tuple[StateLeaf, ...]:
     leaves = (by_var[var] for var in inputs if var in by_var)
     return tuple(leaf for leaf in leaves if leaf.kind == "parameter")
-
-
-def _is_no_parameter(var: Var, by_var: Mapping[Var, StateLeaf]) -> bool:
-    """Tell whether an input may change within a step, or from sample to sample."""
-    leaf = by_var.get(var)
-    if leaf is None or leaf.kind == "random":
-        return True
-    return leaf.kind != "parameter" and leaf.out_var is not None
 
 
 def _name(var: Var, by_var: Mapping[Var, StateLeaf]) -> str:

@@ -27,6 +27,7 @@ from ..._jaxpr import Program, Rule, carries_derivative, evaluate_all, inlined, 
 from ..._jaxpr.dataflow import BindingTime
 from ..._typing import Path, path_name
 from ..core.analysis import Analysis
+from ..core.binding_times import time_of
 from ..frontend.canonicalize import selected, unrolled
 from ..frontend.state_arrays import StateArray
 from .mark_plan import Bias, MarkPlan, Unmarked, is_spelled_out, mark_plan
@@ -105,7 +106,7 @@ def with_marks(
     """
     program = program_of(inlined(closed))
     inputs = [BindingTime.DATA] * arguments
-    inputs += [_computed_from(array, is_mapped, marking) for array in arrays]
+    inputs += [_time_of(array, is_mapped, marking) for array in arrays]
     written = [array.kind == "hidden" for array in arrays if array.written]
     wanted = [False] * (len(program.out_atoms) - len(written)) + written
     program = _spelled_out(program, inputs, wanted, marking)
@@ -116,12 +117,11 @@ def with_marks(
     return _marked(uses, plan, wanted), tuple(findings)
 
 
-def _computed_from(array: StateArray, is_mapped: bool, marking: Marking) -> BindingTime:
-    """Return what the leaf of a State is to the step."""
-    if array.kind == "parameter":
-        return BindingTime.PARAMETER if marking.wants(array.path) else BindingTime.CONSTANT
-    changes = array.kind == "random" or array.written or (is_mapped and array.per_sample)
-    return BindingTime.DATA if changes else BindingTime.CONSTANT
+def _time_of(array: StateArray, is_mapped: bool, marking: Marking) -> BindingTime:
+    """Return when the leaf of a State is known; parameters without a mark are constants."""
+    time = time_of(array.kind, array.written or (is_mapped and array.per_sample))
+    is_unwanted = time is BindingTime.PARAMETER and not marking.wants(array.path)
+    return BindingTime.CONSTANT if is_unwanted else time
 
 
 def _spelled_out(

@@ -20,9 +20,10 @@ from ..._graph.marked import is_marked
 from ..._jax import OWN_BACKWARD, Equation, Var, is_var
 from ..._jaxpr import carries_derivative, equal_with_derivatives
 from ..._jaxpr.data_movement import is_data_movement, moved_operands
-from ..._jaxpr.dataflow import Kind, kinds_of_results
+from ..._jaxpr.dataflow import BindingTime, Kind, kinds_of_results
 from ..._typing import Path
 from ..core.analysis import Analysis
+from ..core.binding_times import data_of, time_of_leaf
 from .uniform import Number, Uniform, combined, constant
 
 NO_DECAY = "its value before the step does not come back times one number for all units"
@@ -97,17 +98,13 @@ class FilterFinder:
         self._analysis, self._program = analysis, analysis.program
         self._new_vars = frozenset(new_vars.values())
         leaves = traced.leaves
-        changing = [leaf.in_var for leaf in leaves if leaf.out_var is not None]
-        changing += [leaf.in_var for leaf in leaves if leaf.kind == "random"]
-        self._varying = self._program.dependents_of(
-            [*traced.argument_vars, *traced.answers, *changing]
-        )
         self._parameters = [leaf for leaf in leaves if leaf.kind == "parameter"]
+        # A step may write a parameter: then a decay would be another one at every step.
+        written = (leaf.in_var for leaf in self._parameters if leaf.out_var is not None)
+        self._varying = data_of(traced, analysis) | self._program.dependents_of(written)
         weights = [leaf.in_var for leaf in self._parameters]
         self._constant_states = [
-            leaf
-            for leaf in leaves
-            if leaf.kind not in ("parameter", "random") and leaf.out_var is None
+            leaf for leaf in leaves if time_of_leaf(leaf) is BindingTime.CONSTANT
         ]
         self._learning = analysis.gradients_ahead(weights)
         states = [leaf.in_var for leaf in leaves if leaf.kind == "hidden"]

@@ -8,9 +8,9 @@ from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._graph.whole_state import ParameterUse, UseKind
 from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.dataflow import BindingTime, flows_of_variables, question_of_taint
 from ..._typing import Path
 from ..core.analysis import Analysis
+from ..core.binding_times import data_of
 from ..core.grouped_step import GroupedStep
 from .layers import HiddenStates
 
@@ -60,19 +60,6 @@ def _held_behind(
     behind = analysis.values_behind(atoms)
     others = (s for s in traced.leaves if s.kind != "parameter" and s.in_var in behind)
     return tuple(dict.fromkeys(leaf.path for leaf in others))
-
-
-def data_of(traced: TracedModel, analysis: Analysis) -> set[Var]:
-    """Return the variables that are not computed from parameters and fixed States alone."""
-    fixed = {
-        leaf.in_var
-        for leaf in traced.leaves
-        if leaf.kind == "parameter" or (leaf.kind != "random" and leaf.out_var is None)
-    }
-    inputs = analysis.program.in_vars
-    times = [BindingTime.CONSTANT if var in fixed else BindingTime.DATA for var in inputs]
-    found = flows_of_variables(question_of_taint(), analysis.constants, times)
-    return {var for var, time in found.items() if time is BindingTime.DATA}
 
 
 def _input_of_product(equation: Equation, operands: tuple[int, ...], data: set[Var]) -> int | None:

@@ -24,7 +24,8 @@ from ..._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined,
 from ..._jaxpr.dataflow import MIXED, NONE, Constants, Flow, Labels, Question, flows_of_outputs
 from ..._jaxpr.dataflow.bilinear import dot_axes
 from ..core.analysis import Analysis
-from .parameter_uses import data_of, new_vars
+from ..core.binding_times import data_of
+from .parameter_uses import new_vars
 
 MOST_CHOICES = 16
 """How many ways to choose the axes of samples are tried: nearly always it is the first one."""
