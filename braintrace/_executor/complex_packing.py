@@ -23,7 +23,7 @@ rest stay alone. Nobody else has to know: packed traces are a mapping of the sam
 arrays as others. Only its leaves, which a program carries and overwrites, are complex.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -31,7 +31,8 @@ import jax.numpy as jnp
 
 from .._etrace_op import product_with_trace
 from .._graph import Traces, TraceSpecs
-from .._jax import is_var, open_jaxpr, runs_on_several_devices, struct_of, sub_jaxprs
+from .._jax import AnyJaxpr, Var, open_jaxpr, runs_on_several_devices, struct_of, sub_jaxprs
+from .._jaxpr import program_of
 from .._jaxpr.dataflow import Kind, kinds_of_outputs
 from .active_outputs import trace_shapes
 from .layout import TraceSite
@@ -103,31 +104,28 @@ def _multiplies_complex_numbers(site: TraceSite) -> bool:
     of_signal = [Kind.LINEAR, *[Kind.FREE] * (entries + operands)]
     of_trace = [Kind.FREE, *[Kind.LINEAR] * entries, *[Kind.FREE] * operands]
     found = [*kinds_of_outputs(closed, of_signal), *kinds_of_outputs(closed, of_trace)]
-    reads = ["signal", *["trace"] * entries]
     is_linear = {Kind.LINEAR, Kind.ZERO}.issuperset(found)
-    return is_linear and _stays_complex(closed, [frozenset({name}) for name in reads])
+    program = program_of(closed)
+    signal, *others = program.in_vars
+    joined = program.dependents_of([signal]) & program.dependents_of(others[:entries])
+    return is_linear and _stays_complex(closed, joined)
 
 
 def _as_complex(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, jnp.result_type(array.dtype, jnp.complex64))
 
 
-def _stays_complex(jaxpr: Any, factors: Sequence[frozenset[str]] = ()) -> bool:
+def _stays_complex(jaxpr: AnyJaxpr, joined: Collection[Var] = ()) -> bool:
     """Tell whether no number loses its imaginary part before it depends on both factors.
 
-    ``factors`` has, for the first inputs, the factors that they depend on.
+    ``joined`` has the variables that do.
     """
-    body, _ = open_jaxpr(jaxpr)
-    known = dict(zip(body.invars, factors, strict=False))
-    for equation in body.eqns:
-        read = [known.get(atom, frozenset()) for atom in equation.invars if is_var(atom)]
-        found = frozenset[str]().union(*read)
-        is_last = equation.primitive.name == "real" and len(found) == 2
+    for equation in open_jaxpr(jaxpr)[0].eqns:
+        is_last = equation.primitive.name == "real" and equation.outvars[0] in joined
         if _takes_apart(equation) and not is_last:
             return False
         if not all(map(_stays_complex, sub_jaxprs(equation))):
             return False
-        known.update(dict.fromkeys(equation.outvars, found))
     return True
 
 
