@@ -164,6 +164,19 @@ def _changed_structure(state: brainstate.State, old: Any, new: Any) -> ShapeErro
 # --- who sees what is read and written
 
 
+@contextlib.contextmanager
+def unnoticed_states() -> Iterator[None]:
+    """Let States that are made inside be none of those that `brainstate.catch_new_states` finds.
+
+    A map gives those that it finds an axis at its end, when the ones made for a trace are gone.
+    """
+    catchers, TRACE_CONTEXT.new_state_catcher = TRACE_CONTEXT.new_state_catcher, []
+    try:
+        yield
+    finally:
+        TRACE_CONTEXT.new_state_catcher = catchers
+
+
 def is_watched() -> bool:
     """Tell whether a transformation, of JAX or brainstate, has to see what is read and written.
 

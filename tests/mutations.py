@@ -36,6 +36,7 @@ class Mutation:
     why: str
 
 
+BATCH_ROLES = "tests/test_batch_roles.py"
 STEP_GRAPH = "tests/test_step_graph.py"
 
 
@@ -502,7 +503,7 @@ MUTATIONS = [
     Mutation(
         "probes on old values that a restart leaves alone",
         "_executor/restart.py",
-        "= jnp.where(over_first_axis(restart, probe.ndim), 0, probe)",
+        "= jnp.where(is_new, 0, probe)",
         "= probe",
         ("tests/test_online.py::test_samples_restart_one_by_one[d_rtrl-alif_late_threshold]",),
         "an output that reads initial values teaches the sequence before",
@@ -948,7 +949,7 @@ MUTATIONS = [
     Mutation(
         "cotangents that go back past a restart",
         "_executor/whole_chunk.py",
-        "before = [_where_first(~restart, value) for value in before]",
+        "before = _where_alive(whole, ~restart, before)",
         "pass",
         ("tests/test_rtrl.py::test_resets_and_masks[gru-both]",),
         "what lies before a restart within a chunk stays in the traces",
@@ -973,7 +974,7 @@ MUTATIONS = [
     Mutation(
         "samples that keep their traces between steps",
         "_executor/traces.py",
-        "return jnp.where(is_kept, trace, spec.initial)",
+        "return jnp.where(is_new, spec.initial, trace)",
         "return trace",
         (f"{SEAM}::test_samples_start_anew_along_the_axis_of_the_batch",),
         "a new sequence starts with the traces of the one before",
@@ -1297,10 +1298,34 @@ MUTATIONS = [
         "entries that follow the inputs are sent to the units at every step",
     ),
     Mutation(
+        "states of all samples that one sample resets",
+        "_executor/restart.py",
+        "return flags.all(-1)",
+        "return flags.any(-1)",
+        (f"{BATCH_ROLES}::test_shared_states_go_on_until_all_samples_are_reset",),
+        "a sample resets what the others are still using",
+    ),
+    Mutation(
+        "axes that follow the batch size by a multiple",
+        "_compiler/core/batch.py",
+        "if len(axes) == 1 and after[axes[0]] == size else None",
+        "if len(axes) == 1 else None",
+        (f"{BATCH_ROLES}::test_what_is_ambiguous_is_refused_by_name",),
+        "samples one after the other in one axis count as one sample each",
+    ),
+    Mutation(
+        "states that are made without a batch, and reached like one",
+        "_compiler/core/batch.py",
+        "        elif any(axis is not None for axis in own):\n",
+        "        elif False:\n",
+        (f"{BATCH_ROLES}::test_a_state_of_one_shape_among_others_is_refused",),
+        "samples are never reset in a state whose batch is fixed",
+    ),
+    Mutation(
         "states without a batch axis",
         "_sharding/layout.py",
-        "                    names[0] = self._data\n",
-        "                    names[0] = None\n",
+        "                    names[batch] = self._data\n",
+        "                    names[batch] = None\n",
         (f"{LAYOUTS}::test_samples_and_units_are_sharded[dense]",),
         "every device has the states of all samples",
     ),

@@ -45,10 +45,10 @@ EXPECTED = {
 }
 
 
-def layout(name, mesh, samples=BATCH, data="data", model="model"):
+def layout(name, mesh, data="data", model="model"):
     learner, _ = sharding_program.learner_of(name)
     division = Division(AbstractMesh(mesh, ("data", "model")), data, model)
-    return layout_of(learner.graph, learner.graph.trace_specs, division, samples)
+    return layout_of(learner.graph, learner.graph.trace_specs, division)
 
 
 def printed(found):
@@ -129,15 +129,15 @@ def test_a_batch_is_a_multiple_of_its_parts():
     with pytest.raises(
         braintrace.ShapeError, match="batch of 8 cannot be divided into the 3 parts"
     ):
-        placement_of(graph, graph.trace_specs, division, None)
+        placement_of(graph, graph.trace_specs, division)
 
 
 def test_a_mesh_that_shards_samples_needs_a_batch():
     learner = braintrace.compile(braintrace.nn.IndRNN(3, 4), "d_rtrl", np.zeros(3, np.float32))
     mesh, graph = AbstractMesh((2, 2), ("data", "model")), learner.graph
     with pytest.raises(braintrace.OptionError, match="this model has no batch axis"):
-        placement_of(graph, graph.trace_specs, Division(mesh, "data", "model"), None)
-    found = placement_of(graph, graph.trace_specs, Division(mesh, None, "model"), None)
+        placement_of(graph, graph.trace_specs, Division(mesh, "data", "model"))
+    found = placement_of(graph, graph.trace_specs, Division(mesh, None, "model"))
     assert printed(found.layout)["h"] == "model"
 
 
@@ -164,5 +164,5 @@ def test_the_trace_of_a_shared_weight_is_sharded_where_samples_come_first(sample
     x = jnp.ones((BATCH, 4))
     learner = braintrace.compile(SharedGain(samples_first), "d_rtrl", x, batch_size=BATCH)
     division = Division(AbstractMesh((2, 1), ("data", "model")), "data", "model")
-    found = layout_of(learner.graph, learner.graph.trace_specs, division, BATCH)
+    found = layout_of(learner.graph, learner.graph.trace_specs, division)
     assert printed(found)["weight"] == expected

@@ -166,7 +166,7 @@ def test_what_an_update_function_may_not_do():
     [
         ({"where": np.zeros(BATCH)}, "expected booleans"),
         ({"where": np.zeros((1, BATCH), bool)}, "expected booleans"),
-        ({"where": np.zeros(BATCH + 1, bool)}, "'h'.* its first axis is not the batch of 3"),
+        ({"where": np.zeros(BATCH + 1, bool)}, "'h'.* the batch is its axis 0, and not of size 3"),
         ({"where": np.zeros(BATCH, bool), "batch_size": BATCH}, "leave out one"),
     ],
 )

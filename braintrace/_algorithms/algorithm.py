@@ -228,7 +228,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @one_thread_at_a_time
     def divide(self, division: Division) -> None:
         """Let the arrays lie on a mesh from now on; see `braintrace.shard`."""
-        compiled = self.compiled_model.divided(division, self.samples_of_model)
+        compiled = self.compiled_model.divided(division)
         traces = moved_traces(self.compiled, compiled.step, self.traces)
         with uninterrupted:
             self._compiled, self.traces = compiled, traces
@@ -376,8 +376,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             Given to the model's ``init_state``; ``None``: as large as the states are now. A new
             size compiles the model again.
         where
-            Booleans ``(batch,)``: the samples that start anew; the others go on as they are. The
-            states' first axis is the batch. ``None``: all samples, as with a single true.
+            Booleans ``(batch,)``: the samples that start anew; the others, and states without a
+            batch axis unless all are set, go on. ``None``: all samples, as with a single true.
         **kwargs
             Options that an ``init_state`` of the model or of one of its modules declares by name.
 
@@ -394,7 +394,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         check_option("batch_size", batch_size, BATCH_SIZE)
         if self.requested_restarts.is_collecting:
             now = values_by_path(self.short_term_states)
-            self.requested_restarts.ask(now, self.graph.traced, batch_size, where, kwargs)
+            self.requested_restarts.ask(now, self.graph, batch_size, where, kwargs)
             return
         check_init_options(self.model, kwargs)
         caught_up(self)
@@ -415,14 +415,14 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def _restart_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
         states = self.states_of_model
-        flags = check_where(where, values_by_path(short_term(states)), batch_size)
+        flags = check_where(where, self.graph, values_by_path(short_term(states)), batch_size)
         fresh = self.initial_values(states, **options)
         restart_samples(self.compiled, states, self.traces.carried, fresh, flags)
         place_states(self.placement, states)
 
     def prepare_requests(self) -> None:
         """Prepare for restarts that are asked for in what a driver is about to trace."""
-        self.requested_restarts.prepare(values_by_path(self.short_term_states))
+        self.requested_restarts.prepare(self.graph.batch)
 
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any

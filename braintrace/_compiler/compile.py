@@ -34,6 +34,7 @@ from .._graph import (
 )
 from .._typing import Path
 from .core.analysis import Analysis
+from .core.batch import batch_of
 from .core.candidates import candidates_of
 from .core.grouped_step import GroupedStep
 from .core.hidden_groups import find_hidden_groups
@@ -134,6 +135,9 @@ def compile_model(
     step = grouped or _grouped(traced, every_state, boundary)
     check_has_states(model, step)
 
+    # Which axis of each state has the samples, by role.
+    batch = batch_of(model, batch_size, options.samples, lambda: find_relations(step))
+
     # What a linear readout remembers is a function of filters at the positions below it.
     not_readouts: list[Diagnostic] = []
     if options.readout_filters:
@@ -141,7 +145,7 @@ def compile_model(
         def regrouped(filtered: TracedModel) -> GroupedStep:
             return _with_loops_split(filtered, options, boundary)
 
-        step, not_readouts = filter_readouts(step, regrouped)
+        step, batch, not_readouts = filter_readouts(step, batch, regrouped)
 
     # Relations: of what the walks have met, how each output lies on the positions of a group.
     # Those that the rule does not carry are plain operations from here on.
@@ -154,7 +158,8 @@ def compile_model(
 
     # For a rule that follows every way, all hidden state as one vector.
     layers = layers_of(step) if boundary == "layered" else []
-    told = options.rule, options.samples
+    samples = options.samples if batch_size is None else batch_size
+    told = options.rule, batch, samples is not None
     whole = whole_state_of(step, *told, layers) if boundary in FOLLOWS_ALL else None
     if whole is not None and boundary == "neighbours":
         whole = dataclasses.replace(
@@ -170,7 +175,7 @@ def compile_model(
 
     # Last of all, what the rule carries from step to step.
     parts = (step.traced, tuple(step.groups), tuple(relations), diagnostics)
-    graph = ETraceGraph(*parts, needs=method.needs, trace_specs={}, whole=whole)
+    graph = ETraceGraph(*parts, needs=method.needs, trace_specs={}, batch=batch, whole=whole)
     method.check(graph)
     specs = method.trace_specs(graph, options.every_state)
     return dataclasses.replace(graph, trace_specs=specs), outside
@@ -203,7 +208,7 @@ def divided_graph(
         if gate.equation in names
     ]
     parts_of_graph = (traced, tuple(step.groups), tuple(relations), graph.diagnostics)
-    found = ETraceGraph(*parts_of_graph, needs=method.needs, trace_specs={})
+    found = ETraceGraph(*parts_of_graph, needs=method.needs, trace_specs={}, batch=graph.batch)
     return dataclasses.replace(found, trace_specs=method.trace_specs(found, every_state))
 
 

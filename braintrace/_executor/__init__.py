@@ -14,6 +14,8 @@ from .io_dim import InputOutputTraces as InputOutputTraces
 from .jacobians import Inputs as Inputs
 from .jacobians import operands as operands
 from .kronecker import KroneckerTraces as KroneckerTraces
+from .layout import fans_over_samples as fans_over_samples
+from .layout import trace_sites as trace_sites
 from .neighbours import NeighbourTraces as NeighbourTraces
 from .overwriting import never as never
 from .param_dim import ParameterTraces as ParameterTraces
@@ -21,7 +23,7 @@ from .probed_step import Probes as Probes
 from .probed_step import hold_old_states_for_parameters as hold_old_states_for_parameters
 from .probed_step import zero_probes as zero_probes
 from .rank_one import RankOneTraces as RankOneTraces
-from .restart import over_first_axis as over_first_axis
+from .restart import flags_along as flags_along
 from .restart import restarted as restarted
 from .restart import restarted_probes as restarted_probes
 from .step import Step as Step

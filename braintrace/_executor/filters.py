@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._errors import OptionError
 from .._etrace_op import ETP_RULES_INIT_PP, Arrays
 from .._graph import ETraceGraph, HiddenParamOpRelation, Records, Role, Traces, TraceSpec
 from .._typing import PyTree
@@ -59,7 +60,7 @@ def specs_of_outputs(
             dtypes[shared[site.key(a)]] = _dtype_of_outputs(site.relation)
     active = _active_outputs(graph, dtypes)
     return {
-        key: _spec_of_output(*outputs_of(graph)[key], active[key], dtype)
+        key: _spec_of_output(graph, *outputs_of(graph)[key], active[key], dtype)
         for key, dtype in dtypes.items()
     }
 
@@ -73,7 +74,7 @@ def _dtype_of_outputs(relation: HiddenParamOpRelation) -> np.dtype:
 
 
 def _spec_of_output(
-    site: TraceSite, state: int, active: ActiveOutputs, dtype: np.dtype
+    graph: ETraceGraph, site: TraceSite, state: int, active: ActiveOutputs, dtype: np.dtype
 ) -> TraceSpec:
     whole = jax.ShapeDtypeStruct(site.influence.slot_shape, dtype)
     kept = jax.eval_shape(active.pick, whole)
@@ -86,13 +87,15 @@ def _spec_of_output(
         state=site.group.states[state].name,
         operand="output",
         full_shape=whole.shape,
-        samples=functools.partial(_outputs_of_samples, site, active),
+        samples=functools.partial(_outputs_of_samples, graph, site, active),
     )
 
 
-def _outputs_of_samples(site: TraceSite, active: ActiveOutputs, flags: jax.Array) -> jax.Array:
+def _outputs_of_samples(
+    graph: ETraceGraph, site: TraceSite, active: ActiveOutputs, flags: jax.Array
+) -> jax.Array:
     """Return which entries of an output-shaped trace belong to samples whose flag is set."""
-    found = site.to_slots(at_positions(site.group, flags))
+    found = site.to_slots(at_positions(graph, site.group, flags))
     return active.pick(found)
 
 
@@ -188,6 +191,12 @@ def counts_of(alpha: float, graph: ETraceGraph, records: Records, traces: Traces
     index = index.astype(before.dtype)
     if records.restart is None:
         return before + index
+    if records.restart.ndim > index.ndim:
+        raise OptionError(
+            "A hidden state belongs to all samples, so that this algorithm, which counts steps "
+            "since a reset, cannot reset samples one by one. Give one flag per step, or use "
+            "`D_RTRL`."
+        )
     restart = over_first_axis(records.restart, index.ndim)
     began = jax.lax.cummax(jnp.where(restart, index, 0), axis=0)
     return jnp.where(began == 0, before + index, index - began + 1)
@@ -198,6 +207,6 @@ def _outputs_started_anew(graph: ETraceGraph, outputs: Arrays, restart: jax.Arra
     found, by_key = {}, outputs_of(graph)
     for key, output in outputs.items():
         site, _ = by_key[key]
-        is_new = site.to_slots(at_positions(site.group, restart))
+        is_new = site.to_slots(at_positions(graph, site.group, restart))
         found[key] = jnp.where(is_new, 0, output)
     return found

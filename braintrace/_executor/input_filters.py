@@ -136,15 +136,27 @@ def inputs_started_anew(graph: ETraceGraph, inputs: Arrays, restart: jax.Array) 
 
 def rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -> jax.Array:
     """Return which rows of a filter of inputs belong to samples whose flag is set."""
-    rows = [
-        _rows(site, flags)
+    sites = [
+        site
         for site in trace_sites(graph)
         if site.relation.x_var is not None and filter_key(graph, site.relation) == key
     ]
+    if flags.ndim and len({_is_shared(graph, site) for site in sites}) > 1:
+        raise OptionError(
+            f"The input of '{key}' reaches hidden states that belong to all samples, and others "
+            "that do not, so that this algorithm cannot restart samples one by one. Give `reset` "
+            "one value per step, or use `D_RTRL`."
+        )
+    rows = [_rows(graph, site, flags) for site in sites]
     return over_first_axis(functools.reduce(jnp.logical_or, rows), ndim)
 
 
-def _rows(site: TraceSite, restart: jax.Array) -> jax.Array:
+def _is_shared(graph: ETraceGraph, site: TraceSite) -> bool:
+    """Tell whether the states of a group belong to all samples."""
+    return all(graph.batch.axis(state) is None for state in site.group.states)
+
+
+def _rows(graph: ETraceGraph, site: TraceSite, restart: jax.Array) -> jax.Array:
     """Return which rows of an operation's input belong to samples whose flag is set."""
     if restart.ndim == 0:
         return restart
@@ -153,7 +165,7 @@ def _rows(site: TraceSite, restart: jax.Array) -> jax.Array:
             f"The input of '{site.relation.key}' is shared by all samples, so that this algorithm "
             "cannot restart them one by one. Give `reset` one value per step, or use `D_RTRL`."
         )
-    at_elements = site.to_slots(at_positions(site.group, restart))
+    at_elements = site.to_slots(at_positions(graph, site.group, restart))
     if site.has_fan_out:
         at_elements = at_elements.any(0)
     return at_elements.any(tuple(range(1, at_elements.ndim)))

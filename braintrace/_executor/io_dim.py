@@ -180,10 +180,12 @@ class InputOutputTraces:
 def _samples(graph: ETraceGraph) -> tuple[int, ...]:
     """Return the shape of the count of steps: one per sample, or one for all.
 
-    Samples can start anew one by one where all states have the same first axis.
+    It is one for all if a hidden state belongs to all samples.
     """
-    leads = {state.shape[:1] for group in graph.traced_groups for state in group.states}
-    return leads.pop() if len(leads) == 1 else ()
+    samples = graph.batch.samples
+    states = [state for group in graph.traced_groups for state in group.states]
+    is_apart = all(graph.batch.axis(state) is not None for state in states)
+    return () if samples is None or not is_apart else (samples,)
 
 
 def _corrected(alpha: float, graph: ETraceGraph, signal: ByGroup, steps: jax.Array) -> Arrays:
@@ -200,5 +202,6 @@ def _corrected(alpha: float, graph: ETraceGraph, signal: ByGroup, steps: jax.Arr
         found = signal[site.group.index].get(a)
         if found is not None:
             wide = widened(found, jnp.float32)
-            in_slots[key] = site.to_slots(wide / at_positions(site.group, seen.astype(wide.dtype)))
+            count = at_positions(graph, site.group, seen.astype(wide.dtype))
+            in_slots[key] = site.to_slots(wide / count)
     return in_slots

@@ -110,7 +110,7 @@ class ParameterTraces:
         specs = {}
         for site in trace_sites(graph):
             stored = site.influence.reached if every_state else site.influence.stored
-            specs.update(_specs_of_site(site, stored))
+            specs.update(_specs_of_site(graph, site, stored))
         return specs
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
@@ -203,7 +203,9 @@ class ParameterTraces:
         return like(weights, gradients)
 
 
-def _specs_of_site(site: TraceSite, stored: tuple[int, ...]) -> dict[str, dict[str, TraceSpec]]:
+def _specs_of_site(
+    graph: ETraceGraph, site: TraceSite, stored: tuple[int, ...]
+) -> dict[str, dict[str, TraceSpec]]:
     """Return what is known of the traces of one site, for all states of its group."""
     relation, influence = site.relation, site.influence
     active = active_outputs_of(relation, influence, stored)
@@ -225,7 +227,7 @@ def _specs_of_site(site: TraceSite, stored: tuple[int, ...]) -> dict[str, dict[s
                 operand=name,
                 is_stored=a in stored,
                 full_shape=(*lead, *array.shape),
-                samples=functools.partial(_of_samples, site, active, shapes, name),
+                samples=functools.partial(_of_samples, graph, site, active, shapes, name),
                 packed_with=site.key(pairs[a]) if a in pairs else None,
             )
             for name, array in whole.items()
@@ -246,6 +248,7 @@ def _axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
 
 
 def _of_samples(
+    graph: ETraceGraph,
     site: TraceSite,
     active: ActiveOutputs,
     shapes: dict[str, jax.ShapeDtypeStruct],
@@ -253,7 +256,8 @@ def _of_samples(
     flags: jax.Array,
 ) -> jax.Array:
     """Return which entries of one array belong to samples whose flag is set."""
-    found: jax.Array = which_entries(site, active, at_positions(site.group, flags), shapes)[name]
+    positions = at_positions(graph, site.group, flags)
+    found: jax.Array = which_entries(site, active, positions, shapes)[name]
     return found
 
 
@@ -263,7 +267,7 @@ def _restarted(graph: ETraceGraph, traces: Traces, flags: jax.Array) -> Traces:
     They are selected, not multiplied by zero: they may be NaN.
     """
     for site in trace_sites(graph):
-        active, kept = _active_outputs(site, traces), at_positions(site.group, ~flags)
+        active, kept = _active_outputs(site, traces), ~at_positions(graph, site.group, flags)
         select = functools.partial(where_kept, site, active, kept)
         traces = map_arrays(select, site, traces)
     return traces
@@ -307,7 +311,8 @@ def _updated(
         factors = {key: jnp.moveaxis(factor, 1, 0) for key, factor in factors.items()}
     x, kept = input_of(graph, site, records), None
     if restart is not None:
-        kept = active.pick(site.to_slots(at_positions(site.group, ~restart.any(0))))
+        is_new = jax.vmap(functools.partial(at_positions, graph, site.group))(restart).any(0)
+        kept = active.pick(site.to_slots(~is_new))
 
     def of_layer(factors: Arrays, of_samples: tuple[Decays, Any], old: Traces) -> Traces:
         update = functools.partial(_advanced, site, weights, products)

@@ -5,15 +5,18 @@ A restarted state no longer depends on anything before it: its row of the transi
 .. math:: D^t[v, a, c] = 0 \quad \text{where } v \text{ belongs to a restarted sample},
 
 and the recursions of the traces and of the adjoint, fed with that, are those of separate
-sequences. ``restart`` is a boolean for all samples, or one per entry of the states' first axis.
+sequences. ``restart`` is a boolean for all samples, or one for each. A state without a batch axis
+belongs to all samples: it is restarted when all of them are.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._errors import OptionError
 from .._graph import ETraceGraph, HiddenGroup, Records
 from .jacobians import transition_key
 from .probed_step import Probes, pre_step_probe
@@ -29,19 +32,46 @@ def where_flagged(flags: jax.Array, value: jax.Array) -> jax.Array:
     return jnp.where(over_first_axis(flags, value.ndim), value, 0)
 
 
-def at_positions(group: HiddenGroup, per_sample: jax.Array) -> jax.Array:
-    """Bring one value for all samples, or one per sample, to the positions of a group."""
-    if per_sample.ndim == 0:
-        return jnp.broadcast_to(per_sample, group.shape)
+def flags_along(axis: int | None, flags: Any, ndim: int) -> Any:
+    """Bring flags, one for all samples or one for each, to the batch axis of an array.
+
+    An array without a batch axis belongs to all samples, and is reset when all of them are.
+    """
+    if flags.ndim == 0:
+        return flags
+    if axis is None:
+        return flags.all(-1)
+    return flags.reshape([-1 if a == axis else 1 for a in range(ndim)])
+
+
+def at_positions(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> jax.Array:
+    """Bring flags, one for all samples or one for each, to the positions of a group.
+
+    Raises
+    ------
+    OptionError
+        For a flag for each sample, if states at one position have samples and have none.
+    """
+    axes = {state.name: graph.batch.axis(state) for state in group.states}
+    if flags.ndim == 0 or set(axes.values()) == {None}:
+        return jnp.broadcast_to(flags_along(None, flags, len(group.shape)), group.shape)
+    for name, axis in axes.items():
+        if axis is None:
+            raise OptionError(
+                f"State '{name}' belongs to all samples, and is coupled element by element to "
+                f"{', '.join(map(repr, axes))}, so that samples cannot be reset one by one. Give "
+                "one flag for all samples."
+            )
     for state, layout in zip(group.states, group.old_layouts, strict=True):
         if layout is None:  # at all positions, in order
-            whole = jnp.broadcast_to(over_first_axis(per_sample, len(state.shape)), state.shape)
-            return whole.reshape(group.shape)
+            along = flags_along(axes[state.name], flags, len(state.shape))
+            return jnp.broadcast_to(along, state.shape).reshape(group.shape)
     sample = np.zeros(group.num_positions, np.int32)
-    for layout in group.old_layouts:
+    for state, layout in zip(group.states, group.old_layouts, strict=True):
         assert layout is not None
-        sample[layout] = over_first_axis(np.arange(len(layout)), layout.ndim)
-    return per_sample[sample].reshape(group.shape)
+        axis = axes[state.name]
+        sample[layout] = flags_along(axis, np.arange(flags.size), layout.ndim)
+    return flags[sample].reshape(group.shape)
 
 
 def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Records:
@@ -54,7 +84,7 @@ def restarted(graph: ETraceGraph, records: Records, restart: jax.Array) -> Recor
             key = transition_key(group, a, c)
             if key not in transitions:
                 continue
-            is_new = at_positions(group, restart)
+            is_new = at_positions(graph, group, restart)
             transitions[key] = jnp.where(is_new, 0, transitions[key])
     return dataclasses.replace(records, D=transitions, restart=restart)
 
@@ -64,5 +94,6 @@ def restarted_probes(graph: ETraceGraph, probes: Probes, restart: jax.Array) -> 
     pre_step = {}
     for state in graph.read_by_output:
         probe = probes[pre_step_probe(state)]
-        pre_step[pre_step_probe(state)] = jnp.where(over_first_axis(restart, probe.ndim), 0, probe)
+        is_new = flags_along(graph.batch.axis(state), restart, probe.ndim)
+        pre_step[pre_step_probe(state)] = jnp.where(is_new, 0, probe)
     return {**probes, **pre_step}

@@ -29,7 +29,7 @@ from .probed_step import (
     probed_step,
     with_answers,
 )
-from .restart import over_first_axis, restarted, restarted_probes
+from .restart import flags_along, restarted, restarted_probes
 from .window import probes_of_past, window_step
 
 RECORDED: frozenset[Record] = frozenset(
@@ -158,7 +158,8 @@ def _passed_step(
     def entering(state: StateLeaf) -> jax.Array:
         probe = probes[state.name]
         if restart is not None:
-            probe = jnp.where(over_first_axis(restart, probe.ndim), 0, probe)
+            is_new = flags_along(graph.batch.axis(state), restart, probe.ndim)
+            probe = jnp.where(is_new, 0, probe)
         return inputs[state.in_var] + probe
 
     old = {state.in_var: entering(state) for state in graph.traced_states}

@@ -71,13 +71,12 @@ def restart_traces(specs: TraceSpecs, traces: Traces, flags: jax.Array) -> Trace
     OptionError
         If samples that share an array are to start anew one by one.
     """
-    goes_on = ~flags
 
     def chosen(spec: TraceSpec, trace: jax.Array) -> jax.Array:
         if spec.outlives_reset:
             return trace
-        is_kept = (spec.samples or _along_batch(spec))(goes_on)
-        return jnp.where(is_kept, trace, spec.initial)
+        is_new = (spec.samples or _along_batch(spec))(flags)
+        return jnp.where(is_new, spec.initial, trace)
 
     return pack_like(jax.tree.map(chosen, specs, unpack(traces)), traces)
 

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, ParameterUse, Records, Weights
+from .._graph import ETraceGraph, ParameterUse, Records, Weights, WholeState
 from .._jax import Var, bind
 from .._jaxpr import Place, evaluate
 from .jacobians import Inputs
-from .restart import over_first_axis
+from .restart import flags_along
 from .whole_state import (
     ByState,
     PulledStep,
@@ -141,7 +141,7 @@ def _through_steps(
         }
         before = found.old
         if restart is not None:
-            before = [_where_first(~restart, value) for value in before]
+            before = _where_alive(whole, ~restart, before)
             alive = alive & ~restart
         carry = before, jax.tree.map(jnp.add, sums, added), alive
         return carry, ([found.at[place] for place in places], found.x)
@@ -216,9 +216,13 @@ def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:
 # --- samples that start anew
 
 
-def _where_first(kept: jax.Array, value: jax.Array) -> jax.Array:
-    """Return a value with zeros where flags, of all or of the axis after the first, are not set."""
-    return jnp.where(over_first_axis(kept, value.ndim - 1), value, 0)
+def _where_alive(whole: WholeState, kept: jax.Array, values: ByState) -> ByState:
+    """Return rows of cotangents with zeros where flags, of all samples or each, are not set."""
+    return [_where_row(kept, a, value) for a, value in zip(whole.axes, values, strict=True)]
+
+
+def _where_row(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
+    return jnp.where(flags_along(axis, kept, value.ndim - 1), value, 0)
 
 
 def _where_samples(kept: jax.Array, axis: int | None, value: jax.Array) -> jax.Array:
@@ -233,7 +237,7 @@ def _selected(graph: ETraceGraph, found: PulledStep, alive: jax.Array | None) ->
     """Leave nothing of samples that start anew later in the chunk: they may be NaN."""
     if alive is None:
         return found
-    old, at, x = [_where_first(alive, value) for value in found.old], dict(found.at), {}
+    old, at, x = _where_alive(whole_of(graph), alive, found.old), dict(found.at), {}
     for use in whole_of(graph).uses:
         if use.kind == "product":
             (place,) = places_of(graph, use)
@@ -260,8 +264,9 @@ def _of_step(
 ) -> list[jax.Array]:
     """Return what one step adds for the operands of a use that is no product."""
     if use.equation is None:
-        value = cotangents[use.operands[0]]
-        return [value if alive is None else _where_first(alive, value)]
+        number = use.operands[0]
+        axis, value = whole_of(graph).axes[number], cotangents[number]
+        return [value if alive is None else _where_row(alive, axis, value)]
     at = [found.at[place] for place in places_of(graph, use)]
     if use.kind == "elementwise":
         return at

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._graph import ETraceGraph, Layer, ParameterUse, StateLeaf, Weights, WholeState
+from .._graph import ETraceGraph, Layer, ParameterUse, Weights, WholeState
 from .._jax import Atom, Equation, Var
 from .._jaxpr import Place, evaluate, evaluate_probed
 from .jacobians import Inputs
@@ -72,16 +72,8 @@ def unit_rows(whole: WholeState) -> ByState:
 
 
 def which_rows(whole: WholeState, flags: jax.Array) -> jax.Array:
-    """Return booleans ``(samples, n)`` from one for all samples, or one per entry of first axes."""
-
-    def of_state(leaf: StateLeaf) -> jax.Array:
-        per_entry = flags.reshape(*flags.shape, *(1,) * (len(leaf.shape) - flags.ndim))
-        return jnp.broadcast_to(per_entry, leaf.shape).astype(jnp.int8)
-
-    as_float = dataclasses.replace(
-        whole, leaves=tuple(dataclasses.replace(s, dtype=jnp.int8) for s in whole.leaves)
-    )
-    return to_rows(as_float, [of_state(leaf) for leaf in whole.leaves]).astype(bool)
+    """Return booleans ``(samples, n)`` from one for all samples, or one for each."""
+    return jnp.broadcast_to(flags[..., None], (whole.samples, whole.size))
 
 
 def flags_of_rows(whole: WholeState, ndim: int, flags: jax.Array) -> jax.Array:

@@ -119,6 +119,11 @@ class FunctionModel(brainstate.nn.Module):
         if not self._given.is_function:
             self.init_state()
 
+    @property
+    def has_fixed_state(self) -> bool:
+        """Whether the state was given as arrays, and not as a function of the batch size."""
+        return not self._given.is_function
+
     def init_state(self, batch_size: int | None = None) -> None:
         """Start from the state that was given.
 

@@ -1,5 +1,6 @@
 """What the compiler finds, as frozen data that every later room reads."""
 
+from .batch import Batch as Batch
 from .diagnostics import ApproximationWarning as ApproximationWarning
 from .diagnostics import Diagnostic as Diagnostic
 from .diagnostics import DiagnosticKind as DiagnosticKind

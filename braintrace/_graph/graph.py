@@ -52,6 +52,12 @@ class ETraceGraph(GraphData):
         }
         return tuple(group for group in self.hidden_groups if group.index in reached)
 
+    def batch_axis(self, group: HiddenGroup) -> int | None:
+        """Return the batch axis of a group's positions; ``None``: they have none."""
+        at_all = zip(group.states, group.old_layouts, strict=True)
+        whole = next((state for state, layout in at_all if layout is None), None)
+        return None if whole is None else self.batch.axis(whole)
+
     @property
     def traced_states(self) -> tuple[StateLeaf, ...]:
         """The hidden states that traces follow: those of these groups, or the whole state."""

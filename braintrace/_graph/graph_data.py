@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from .batch import Batch
 from .diagnostics import Diagnostic
 from .hidden_group import HiddenGroup
 from .relation import HiddenParamOpRelation
@@ -27,6 +28,8 @@ class GraphData:
     needs, trace_specs
         What the learning rule that the model was compiled for reads of every step, and what it
         carries from step to step; see `TraceMethod`.
+    batch
+        The samples, and along which axis of each state they are.
     whole
         The hidden states as one vector, for rules that follow every way from state to state.
     """
@@ -37,4 +40,5 @@ class GraphData:
     diagnostics: tuple[Diagnostic, ...]
     needs: frozenset[Record]
     trace_specs: TraceSpecs
+    batch: Batch
     whole: WholeState | None = None

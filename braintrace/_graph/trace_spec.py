@@ -54,7 +54,8 @@ class TraceSpec:
         The shape if structural zeros were stored as well; ``None``: there are none.
     samples
         ``flags -> array``: tells of every entry whether the flag of its sample is set, given one
-        flag for all samples or one for each. ``None``: its axis ``'batch'`` has the samples.
+        flag for all samples or one for each. An entry that belongs to all samples is set if all
+        flags are. ``None``: its axis ``'batch'`` has the samples.
     packed_with
         Key of another trace that this one may be kept together with, as real and imaginary part of
         one complex array; see `complex_packing`.

@@ -292,7 +292,7 @@ def prepared(
     steps = common_length([aval.shape for aval in avals], "sequence")
     mask = request.mask
     mask = None if mask is None else weights_of(mask, steps, request.options.reduction)
-    flags = check_reset(request.reset, states, steps)
+    flags = check_reset(request.reset, learner.graph, states, steps)
     restarts = (flags, [] if flags is None else initial())
     arguments = (sequences, mask, restarts)
     mesh = jax.sharding.get_abstract_mesh()

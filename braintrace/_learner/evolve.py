@@ -43,7 +43,9 @@ class _Steps:
         self._graph, self._states = algorithm.graph, algorithm.states_of_step
         self._compiled = algorithm.compiled
         self._values = dict(zip(self._states, values, strict=True))
-        self._anew = initial_inputs(algorithm, self._values, initial)
+        fresh, batch = initial_inputs(algorithm, self._values, initial), self._graph.batch
+        leaves = {leaf.in_var: leaf for leaf in self._graph.traced.leaves}
+        self._anew = {var: (value, batch.axis(leaves[var])) for var, value in fresh.items()}
         self.known = read_states(self._graph, self._states, self._values)
         self.start: Leaves = self.written(self.known)
 
@@ -53,8 +55,8 @@ class _Steps:
         """Return the inputs of a step."""
         current = self._compiled.inputs_of_step(self.known, state, slices)
         if restart is not None:
-            anew = self._anew.items()
-            current.update({v: start_anew(current[v], fresh, restart) for v, fresh in anew})
+            for var, (fresh, axis) in self._anew.items():
+                current[var] = start_anew(current[var], fresh, axis, restart)
         return current
 
     def written(self, new: Inputs) -> Leaves:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import brainstate
@@ -14,9 +14,8 @@ import numpy as np
 
 from .._errors import NonFiniteError, OptionError
 from .._executor import samples_with, unpack
-from .._graph import Traces
+from .._graph import Batch, Traces
 from .._jax import is_tracer
-from .._runtime import number_of_samples
 from .._sharding import on_host
 from .._typing import Path, PyTree
 
@@ -94,15 +93,25 @@ def samples_not_finite(
         Its traces, as they are carried.
     """
     traces, specs = unpack(carried), algorithm.compiled.trace_specs
-    samples = number_of_samples(values)
-    if samples is not None:
+    batch, samples = algorithm.graph.batch, algorithm.graph.batch.samples
+    is_apart = algorithm.graph.whole is None or algorithm.graph.whole.samples == samples
+    if samples is not None and is_apart and not batch.unclear:
         with contextlib.suppress(OptionError):  # they share a trace
             of_traces = samples_with(_is_not_finite, specs, traces, samples)
-            found = [_is_not_finite(leaf) for leaf in _inexact(values)]
-            of_states = [jnp.any(leaf.reshape(samples, -1), axis=1) for leaf in found]
+            of_states = _samples_of_states(batch, values)
             return functools.reduce(jnp.logical_or, of_states, of_traces)
     leaves = _inexact((values, traces))
     return jnp.any(jnp.stack([jnp.any(_is_not_finite(leaf)) for leaf in leaves]))
+
+
+def _samples_of_states(batch: Batch, values: dict[Path, PyTree]) -> Iterator[jax.Array]:
+    """Yield which samples are not finite in each leaf: all, in one that belongs to all."""
+    for path, value in values.items():
+        for index, leaf in enumerate(jax.tree.leaves(value)):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact):
+                axis = batch.axis_at(path, index)
+                others = tuple(a for a in range(leaf.ndim) if a != axis)
+                yield jnp.any(_is_not_finite(leaf), axis=others)
 
 
 def _is_not_finite(leaf: jax.Array) -> jax.Array:

@@ -27,8 +27,8 @@ from .._runtime import (
     check_where,
     on_automatic_axes,
     one_thread_at_a_time,
-    start_anew,
     unwrap,
+    values_anew,
     whole_values,
     write_values,
 )
@@ -356,8 +356,8 @@ class FunctionalLearner:
         if where is None:
             traces = algorithm.started_anew(state.traces)
         else:
-            flags = check_where(where, now)
-            fresh = {path: start_anew(now[path], fresh[path], flags) for path in paths}
+            flags = check_where(where, algorithm.graph, now)
+            fresh = values_anew(algorithm.graph.batch, now, fresh, flags)
             traces = algorithm.compiled.restart(state.traces, flags)
         if algorithm.placement is not None:
             fresh, traces = algorithm.placement.values(fresh), algorithm.placement.traces(traces)

@@ -8,8 +8,9 @@ from jax.typing import ArrayLike
 from .._algorithms import ETraceAlgorithm
 from .._arguments import flags_of
 from .._errors import OptionError
+from .._graph import ETraceGraph
 from .._jax import Var
-from .._runtime import States, check_first_axes, read_states, short_term, start_anew
+from .._runtime import States, flags_of_samples, read_states, short_term, values_anew
 from .._typing import Path, PyTree, path_name
 
 Initial = list[PyTree]
@@ -19,23 +20,27 @@ Restarts = tuple[jax.Array | None, Initial]
 """Flags of every step, ``(T,)`` or ``(T, batch)``, and the values that States start anew from."""
 
 
-def check_reset(reset: ArrayLike | None, states: States, steps: int) -> jax.Array | None:
+def check_reset(
+    reset: ArrayLike | None, graph: ETraceGraph, states: States, steps: int
+) -> jax.Array | None:
     """Return which steps, or which samples at which steps, start anew; ``None``: none does.
 
     Parameters
     ----------
     reset
         What the user gives.
-    states
-        All States of the model.
+    graph, states
+        The compiled model, and all its States.
     steps
         Length of the sequence.
 
     Raises
     ------
     ShapeError
-        If the flags are not boolean, or have neither the shape ``(T,)`` nor ``(T, batch)``, or
-        if the states do not all lead with the batch.
+        If the flags are not boolean, or have neither the shape ``(T,)`` nor ``(T, batch)``, with
+        one for each sample of the model.
+    OptionError
+        If the learning rule follows all samples as one.
     """
     if reset is None:
         return None
@@ -43,7 +48,8 @@ def check_reset(reset: ArrayLike | None, states: States, steps: int) -> jax.Arra
     flags = flags_of("reset", reset, shapes, lambda f: f.ndim in (1, 2) and f.shape[0] == steps)
     if flags.ndim == 2:
         given = f"`reset` has shape {flags.shape}, one flag per step and sample"
-        check_first_axes(given, flags, {p: state.value for p, state in short_term(states).items()})
+        now = {path: state.value for path, state in short_term(states).items()}
+        return flags_of_samples(given, flags, graph, now)
     return flags
 
 
@@ -92,8 +98,11 @@ def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: 
 
 def restart_states(algorithm: ETraceAlgorithm, initial: Initial, flags: jax.Array) -> None:
     """Start some samples of the model's States anew, or all."""
-    for state, value in zip(algorithm.short_term_states.values(), initial, strict=True):
-        state.value = start_anew(state.value, value, flags)
+    states = algorithm.short_term_states
+    now = {path: state.value for path, state in states.items()}
+    anew = values_anew(algorithm.graph.batch, now, dict(zip(states, initial, strict=True)), flags)
+    for path, state in states.items():
+        state.value = anew[path]
 
 
 def initial_inputs(

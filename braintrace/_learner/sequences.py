@@ -127,10 +127,10 @@ def etrace_grad(
         ``brainstate.transform.grad`` does with this option; without it they are in the
         parameter's own container, and the loss must have no unit.
     reset
-        Booleans ``(T,)``, or ``(T, batch)`` where the states' first axis is the batch:
-        states and traces start anew before the steps where it is true, as for a sequence of
-        its own. States get the values of ``init_state``; nothing that was NaN before is
-        seen after it.
+        Booleans ``(T,)``, or ``(T, batch)`` to reset single samples along the batch axis of each
+        state (a state without one is reset when all samples are): states and traces start
+        anew before the steps where it is true, as for a sequence of its own. States get the
+        values of ``init_state``; nothing that was NaN before is seen after it.
     weights
         Parameters whose gradients are wanted, some of ``model.states(brainstate.ParamState)``
         as a dict; ``None``: all. The traces of all move on.

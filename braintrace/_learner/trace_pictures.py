@@ -17,8 +17,8 @@ import numpy as np
 from .._arguments import NOT_NEGATIVE, Kind, check_arrays, check_option, common_length
 from .._brainstate import is_watched
 from .._errors import OptionError
-from .._executor import eligibility
-from .._graph import ETraceGraph, Role, Traces, TraceSpecs, specs_of
+from .._executor import eligibility, fans_over_samples, trace_sites
+from .._graph import ETraceGraph, Role, Traces, TraceSpec, TraceSpecs, specs_of
 from .._pictures import draw_traces
 from .._pictures.draw_traces import Panel
 from .._sharding import on_host
@@ -125,7 +125,7 @@ def _matrices(
         unit = next(role for role in _UNITS if role in axes)
         units = [axis for axis, role in enumerate(axes) if role == unit]
         entries = [a for a, role in enumerate(axes) if role in ("input", "entry") and role != unit]
-        array = _of_sample(algorithm, jnp.abs(array), axes, sample)
+        array = _of_sample(jnp.abs(array), axes, sample)
         others = [axis for axis in range(array.ndim) if axis not in (*units, *entries)]
         norms = jnp.sqrt(jnp.sum(array**2, axis=tuple(others), keepdims=True))
         count = math.prod(array.shape[axis] for axis in units)
@@ -133,13 +133,10 @@ def _matrices(
     return found
 
 
-def _of_sample(
-    algorithm: ETraceAlgorithm, array: jax.Array, axes: Sequence[Role], sample: int
-) -> jax.Array:
-    """Return the part of one sample; an element-wise weight may reach every sample by itself."""
-    samples = algorithm.samples_of_model or algorithm.graph.traced.batch_size
+def _of_sample(array: jax.Array, axes: Sequence[Role], sample: int) -> jax.Array:
+    """Return the part of one sample."""
     for axis, role in enumerate(axes):
-        if role == "batch" or (role == "fan_out" and array.shape[axis] == samples):
+        if role == "batch":
             if sample >= array.shape[axis]:
                 raise OptionError(
                     f"`sample` is {sample}; the model is compiled for {array.shape[axis]} samples, "
@@ -164,6 +161,19 @@ def _arrays(
             yield name, array, _axes(graph, specs, weight, state, array.ndim)
 
 
+def _with_samples(graph: ETraceGraph, spec: TraceSpec) -> tuple[Role, ...]:
+    """Return the axes of a trace; an element-wise weight may reach every sample by itself."""
+    of_trace = (
+        site
+        for site in trace_sites(graph)
+        if site.relation.key == spec.relation
+        and any(state.name == spec.state for state in site.group.states)
+    )
+    if spec.axes[:1] == ("fan_out",) and any(fans_over_samples(graph, s) for s in of_trace):
+        return ("batch", *spec.axes[1:])
+    return spec.axes
+
+
 def _axes(
     graph: ETraceGraph, specs: TraceSpecs, weight: str, state: str, ndim: int
 ) -> tuple[Role, ...]:
@@ -174,8 +184,9 @@ def _axes(
             for relation in graph.hidden_param_op_relations
             if weight in map(path_name, relation.parameter_paths)
         }
-        own = (s.axes for s in specs_of(specs) if s.relation in keys and s.state == state)
-        return next(axes for axes in own if len(axes) == ndim)
+        own = (s for s in specs_of(specs) if s.relation in keys and s.state == state)
+        spec = next(s for s in own if len(s.axes) == ndim)
+        return _with_samples(graph, spec)
     pairs = zip(graph.whole.leaves, graph.whole.axes, strict=True)
     (leaf, batch), *_ = [pair for pair in pairs if pair[0].name == state]
     lead: list[Role] = [] if batch is None else ["batch"]

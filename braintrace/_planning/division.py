@@ -65,9 +65,9 @@ class Parts:
         divided: tuple[PyTree, ...] = jax.tree.map(of_leaf, example)
         return divided
 
-    def layout(self, graph: ETraceGraph, specs: TraceSpecs, samples: int | None) -> Layout:
+    def layout(self, graph: ETraceGraph, specs: TraceSpecs) -> Layout:
         """Return which axes outputs divide, in a model of the samples of one device."""
-        return layout_of(graph, specs, self.of_model, samples)
+        return layout_of(graph, specs, self.of_model)
 
     @property
     def of_model(self) -> Division:

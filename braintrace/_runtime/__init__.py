@@ -37,10 +37,10 @@ from .program import Take as Take
 from .program import advance as advance
 from .program import write_values as write_values
 from .recent import Recent as Recent
-from .restart import check_first_axes as check_first_axes
 from .restart import check_where as check_where
-from .restart import number_of_samples as number_of_samples
+from .restart import flags_of_samples as flags_of_samples
 from .restart import start_anew as start_anew
+from .restart import values_anew as values_anew
 from .step_data import MultiStepData as MultiStepData
 from .step_data import SingleStepData as SingleStepData
 from .step_data import first_step as first_step

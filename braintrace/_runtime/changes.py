@@ -32,8 +32,7 @@ def caught_up(algorithm: Any) -> States:
 
 @on_automatic_axes
 def _catch_up(algorithm: Any, compiled: CompiledModel, states: States) -> None:
-    samples = algorithm.samples_of_model
-    after = compiled.caught_up(algorithm.model, algorithm.analysed, states, samples)
+    after = compiled.caught_up(algorithm.model, algorithm.analysed, states)
     if after is not compiled:
         algorithm._compiled = after
         algorithm.place()

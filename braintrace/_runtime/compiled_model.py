@@ -80,7 +80,7 @@ class CompiledModel:
     written: set[str]
     division: Division | None = None
 
-    def divided(self, division: Division, samples: int | None) -> "CompiledModel":
+    def divided(self, division: Division) -> "CompiledModel":
         """Return the same with arrays on a mesh; for other shapes it is compiled again.
 
         Raises
@@ -89,7 +89,7 @@ class CompiledModel:
             If the batch is no multiple of the number of its parts, or there is none to divide.
         """
         known: Steps = Recent(MOST_STEPS)
-        step = divided(self.step, division, samples)
+        step = divided(self.step, division)
         known[self.shapes, self.attributes] = step
         return dataclasses.replace(self, step=step, known=known, division=division)
 
@@ -150,7 +150,7 @@ class CompiledModel:
 
         try:
             write_by_path(states, values)
-            step = self._step(model, shapes, self.attributes, interruptible(compiled), batch_size)
+            step = self._step(model, shapes, self.attributes, interruptible(compiled))
         except BaseException:
             write_by_path(states, before)
             raise
@@ -161,7 +161,6 @@ class CompiledModel:
         model: brainstate.nn.Module,
         analyse: Analyse,
         states: States,
-        samples: int | None,
     ) -> "CompiledModel":
         """Return what the model is compiled to for the States and attributes that it has now.
 
@@ -169,8 +168,6 @@ class CompiledModel:
         ----------
         model, analyse, states
             The model, how it is compiled, and all its States.
-        samples
-            Size of the batch, as far as somebody has said so.
 
         Raises
         ------
@@ -184,7 +181,7 @@ class CompiledModel:
         now = attributes_of(model)
         if not (changed := compiled.changed(now)):
             return compiled
-        after = compiled.with_attributes(model, analyse, now, samples)
+        after = compiled.with_attributes(model, analyse, now)
         if not carries_alike(compiled.step, after.step):
             told = ", ".join(compiled.attributes.change(now, name) for name in changed)
             raise NotCompiledError(
@@ -220,7 +217,6 @@ class CompiledModel:
         model: brainstate.nn.Module,
         analyse: Analyse,
         now: Attributes,
-        samples: int | None,
     ) -> "CompiledModel":
         """Return what the model is compiled to for its attributes as they are now.
 
@@ -228,8 +224,6 @@ class CompiledModel:
         ----------
         model, analyse, now
             The model, how it is compiled, and its attributes.
-        samples
-            Size of the batch, as far as somebody has said so.
         """
         traced = self.step.graph.traced
 
@@ -237,7 +231,7 @@ class CompiledModel:
             return analyse(example_arguments(traced), traced.batch_size)
 
         count = len(self.known)
-        step = self._step(model, self.shapes, now, compiled, samples)
+        step = self._step(model, self.shapes, now, compiled)
         if len(self.known) > count:
             self._warn_if_often(model, now)
         return dataclasses.replace(self, step=step, attributes=now)
@@ -248,13 +242,12 @@ class CompiledModel:
         shapes: Shapes,
         attributes: Attributes,
         compiled: Callable[[], CompiledStep],
-        samples: int | None,
     ) -> CompiledStep:
         """Return the step that is known for shapes and attributes, or compile it."""
         for key in list(self.known):
             if key[0] == shapes and not key[1].changed(attributes, self.written):
                 return self.known[key]
-        step = divided(compiled(), self.division, samples)
+        step = divided(compiled(), self.division)
         self.written.update(attributes.changed(attributes_of(model)))
         self.known[shapes, attributes] = step
         return step

@@ -11,15 +11,13 @@ from .model_states import States, values_by_path, write_by_path
 from .traces import EligibilityTraces
 
 
-def divided(step: CompiledStep, division: Division | None, samples: int | None) -> CompiledStep:
+def divided(step: CompiledStep, division: Division | None) -> CompiledStep:
     """Return a compiled step whose arrays lie on a mesh, if there is one.
 
     Parameters
     ----------
     step, division
         The step, and the mesh.
-    samples
-        Size of the batch, as far as somebody has said so.
 
     Raises
     ------
@@ -33,7 +31,7 @@ def divided(step: CompiledStep, division: Division | None, samples: int | None) 
     step = step.whole.with_gates_apart(division.model_parts, mesh)
     if not is_there:
         return step
-    return step.placed(placement_of(step.graph_of_positions, step.trace_specs, division, samples))
+    return step.placed(placement_of(step.graph_of_positions, step.trace_specs, division))
 
 
 def moved_traces(

@@ -10,25 +10,46 @@ import jax.numpy as jnp
 
 from .._arguments import flags_of
 from .._brainstate import peek
-from .._errors import OptionError, ShapeError
-from .._executor import over_first_axis
-from .._graph import TracedModel
+from .._errors import OptionError
+from .._executor import flags_along
+from .._graph import Batch, ETraceGraph
 from .._interrupts import uninterrupted
-from .._typing import Path, path_name
+from .._typing import Path
 from .carried_traces import CarriedTraces
 from .companions import check_companions, note_companions
 from .compiled_step import CompiledStep
 from .model_states import States, write_by_path
 
 
-def start_anew(now: Any, initial: Any, flags: jax.Array) -> Any:
-    """Return values in which some samples, or all, are as at the start of a sequence."""
+def start_anew(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Array) -> jax.Array:
+    """Return an array in which some samples, or all, are as at the start of a sequence.
 
-    def chosen(old: jax.Array, new: jax.Array) -> jax.Array:
-        mixed = jnp.where(over_first_axis(flags, old.ndim), new, old)
-        return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)  # keys have no astype
+    Parameters
+    ----------
+    old, new
+        The array now, and at the start of a sequence.
+    axis
+        That of its samples; ``None``: it belongs to all of them.
+    flags
+        One for all samples, or one for each.
+    """
+    mixed = jnp.where(flags_along(axis, flags, old.ndim), new, old)
+    return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)  # keys have no astype
 
-    return jax.tree.map(chosen, now, initial)
+
+def values_anew(
+    batch: Batch, now: Mapping[Path, Any], initial: Mapping[Path, Any], flags: jax.Array
+) -> dict[Path, Any]:
+    """Return values of States in which some samples, or all, are as at the start of a sequence."""
+
+    def anew(path: Path) -> Any:
+        old, tree = jax.tree.flatten(now[path])
+        pairs = zip(old, jax.tree.leaves(initial[path]), strict=True)
+        axes = (batch.axis_at(path, index) for index in range(len(old)))
+        leaves = [start_anew(*pair, axis, flags) for pair, axis in zip(pairs, axes, strict=True)]
+        return jax.tree.unflatten(tree, leaves)
+
+    return {path: anew(path) for path in now}
 
 
 def restart_samples(
@@ -41,7 +62,7 @@ def restart_samples(
     """Let samples start anew: write initial values to States, and zeros to the traces."""
     check_companions(traces, states, step.followed)
     now = {path: states[path].value for path in fresh}
-    anew = {path: start_anew(now[path], value, flags) for path, value in fresh.items()}
+    anew = values_anew(step.graph.batch, now, fresh, flags)
     after = None if traces.is_zero else step.restart(traces.read(), flags)
     with uninterrupted:
         if after is not None:
@@ -51,15 +72,17 @@ def restart_samples(
             note_companions(traces, states, step.followed)
 
 
-def check_where(where: Any, values: Mapping[Path, Any], batch_size: int | None = None) -> jax.Array:
+def check_where(
+    where: Any, graph: ETraceGraph, values: Mapping[Path, Any], batch_size: int | None = None
+) -> jax.Array:
     """Return which samples are to start anew: one flag for all of them, or one per sample.
 
     Raises
     ------
     ShapeError
-        If these are no booleans, or not one per entry of the first axis of every value.
+        If these are no booleans, or not one for each sample of the model.
     OptionError
-        If there is a batch size as well.
+        If there is a batch size as well, or the learning rule follows all samples as one.
     """
     if batch_size is not None:
         raise OptionError(
@@ -69,35 +92,45 @@ def check_where(where: Any, values: Mapping[Path, Any], batch_size: int | None =
     shapes = "(batch,), one per sample, or a single one"
     flags = flags_of("where", where, shapes, lambda flags: flags.ndim <= 1)
     if flags.ndim == 1:
-        check_first_axes(f"`where` has shape {flags.shape}, one flag per sample", flags, values)
+        given = f"`where` has shape {flags.shape}, one flag per sample"
+        return flags_of_samples(given, flags, graph, values)
     return flags
 
 
-def check_first_axes(given: str, flags: Any, values: Mapping[Path, Any]) -> None:
-    """Refuse flags of single samples where they are not the first axis of every State.
+def flags_of_samples(
+    given: str, flags: jax.Array, graph: ETraceGraph, values: Mapping[Path, Any]
+) -> jax.Array:
+    """Return flags whose last axis is the batch; a batch of one needs a flag for all samples.
 
     Parameters
     ----------
     given
-        What has been given, for the message.
+        What has been given, for messages.
     flags
-        Booleans whose last axis is the batch.
-    values
-        Values of the short-term States by path.
+        Booleans, the last axis of which has the samples.
+    graph, values
+        The compiled model, and values of its short-term States by path.
 
     Raises
     ------
     ShapeError
-        Naming the first State that they do not fit.
+        If the model has no batch axis, one that is not known, or another number of samples.
+    OptionError
+        If the learning rule follows all samples as one.
     """
-    (size,) = flags.shape[-1:]
-    for path, value in values.items():
-        for shape in map(jnp.shape, jax.tree.leaves(value)):
-            if shape[:1] != (size,):
-                raise ShapeError(
-                    f"{given}, but State '{path_name(path)}' has shape {shape}: its first axis is "
-                    f"not the batch of {size}. Give one flag for all samples."
-                )
+    leaves = {path: jax.tree.leaves(value) for path, value in values.items()}
+    shapes = {path: list(map(jnp.shape, own)) for path, own in leaves.items()}
+    graph.batch.check(given, flags.shape[-1], shapes)
+    if graph.batch.samples == 1:
+        return flags[..., 0]
+    if graph.whole is not None and graph.whole.samples == 1:
+        shared = next(leaf for leaf in graph.whole.leaves if graph.batch.axis(leaf) is None)
+        raise OptionError(
+            f"{given}, but hidden state '{shared.name}' of shape {shared.shape} belongs to all "
+            "samples, and the learning rule follows them as one. Give one flag for all samples, "
+            "or use `D_RTRL`."
+        )
+    return flags
 
 
 class RequestedRestarts:
@@ -122,16 +155,15 @@ class RequestedRestarts:
         """States that are all false, but while a driver runs the user's code."""
         return self._flags.values()
 
-    def prepare(self, values: Mapping[Path, Any]) -> None:
+    def prepare(self, batch: Batch) -> None:
         """Make the States, outside of what is traced with them.
 
         Parameters
         ----------
-        values
-            Values of the short-term States.
+        batch
+            The samples of the model.
         """
-        samples = number_of_samples(values)
-        for shape in [(), *([] if samples is None else [(samples,)])]:
+        for shape in {(), () if batch.samples is None else (batch.samples,)}:
             if shape not in self._flags:
                 with jax.ensure_compile_time_eval():
                     self._flags[shape] = brainstate.State(jnp.zeros(shape, bool))
@@ -139,7 +171,7 @@ class RequestedRestarts:
     def ask(
         self,
         values: Mapping[Path, Any],
-        traced: TracedModel,
+        graph: ETraceGraph,
         batch_size: int | None,
         where: Any,
         options: Mapping[str, Any],
@@ -148,8 +180,8 @@ class RequestedRestarts:
 
         Parameters
         ----------
-        values, traced
-            Values of the short-term States, and the model that they are of.
+        values, graph
+            Values of the short-term States, and the compiled model.
         batch_size, where, options
             What the user gives to `reset_state`.
 
@@ -158,7 +190,7 @@ class RequestedRestarts:
         OptionError, ShapeError
             If samples cannot start anew like that within a stream.
         """
-        present = (None, traced.batch_size or number_of_samples(values))
+        present = (None, graph.batch.samples)
         if options or batch_size not in present:
             given = ", ".join([f"batch_size={batch_size}", *options])
             raise OptionError(
@@ -167,7 +199,7 @@ class RequestedRestarts:
                 "`reset_state(where=...)` there, and this one between the calls of "
                 "`etrace_online`."
             )
-        flags = jnp.ones((), bool) if where is None else check_where(where, values)
+        flags = jnp.ones((), bool) if where is None else check_where(where, graph, values)
         state = self._flags[flags.shape]
         state.value = state.value | flags
 
@@ -186,9 +218,3 @@ class RequestedRestarts:
             if peek(state) is not before[shape]:
                 asked.append(state.value)
                 state.value = jnp.zeros(shape, bool)
-
-
-def number_of_samples(values: Mapping[Path, Any]) -> int | None:
-    """Return the size of the first axis that all values of States have, or ``None``."""
-    shapes = {jnp.shape(leaf)[:1] for value in values.values() for leaf in jax.tree.leaves(value)}
-    return shapes.pop()[0] if len(shapes) == 1 and () not in shapes else None

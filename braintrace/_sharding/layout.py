@@ -1,6 +1,6 @@
 """Which axes of States and traces a mesh divides, by what these axes run over.
 
-Samples go along ``data``: the first axis of every State that starts anew with a sequence, and the
+Samples go along ``data``: the batch axis of every State that starts anew with a sequence, and the
 axis ``'batch'`` of a trace. Outputs go along ``model``. What decides there is a hidden group: it is
 divided along an axis of its positions that the outputs of all its operations run over, and
 everything else along the axis that lets each element lie with its position (see `parts`). A trace
@@ -45,6 +45,8 @@ class Layout:
         Of the traces, in their structure.
     samples
         Size of the batch; ``None``: there is none.
+    batched
+        Keys of the operations whose input has a batch axis in front.
     whole
         Names of hidden states and of parameters that marked operations bring to them, as far as
         they are not divided although there are several parts.
@@ -53,12 +55,11 @@ class Layout:
     leaves: Mapping[Leaf, Names]
     traces: Mapping[str, Any]
     samples: int | None
+    batched: frozenset[str]
     whole: tuple[str, ...]
 
 
-def layout_of(
-    graph: ETraceGraph, specs: TraceSpecs, division: Division, samples: int | None
-) -> Layout:
+def layout_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> Layout:
     """Return what a mesh divides of a compiled model.
 
     Parameters
@@ -67,10 +68,8 @@ def layout_of(
         The compiled model, and what is known of the traces that are kept.
     division
         The mesh.
-    samples
-        Size of the batch; ``None``: there is none.
     """
-    return _Finder(graph, division, samples).layout(specs)
+    return _Finder(graph, division).layout(specs)
 
 
 _Sites = Mapping[tuple[str | None, str | None], TraceSite]
@@ -78,8 +77,8 @@ _Sites = Mapping[tuple[str | None, str | None], TraceSite]
 
 
 class _Finder:
-    def __init__(self, graph: ETraceGraph, division: Division, samples: int | None) -> None:
-        self._graph, self._samples = graph, samples
+    def __init__(self, graph: ETraceGraph, division: Division) -> None:
+        self._graph, self._samples = graph, graph.batch.samples
         self._data, self._model = division.data, division.model
         self._count, self._data_count = division.model_parts, division.data_parts
         self._units = {group.index: self._units_of(group) for group in graph.hidden_groups}
@@ -92,7 +91,13 @@ class _Finder:
             for a in site.influence.reached
         }
         traces = _mapped(lambda spec: self._of_trace(spec, sites, specs), specs)
-        return Layout(leaves, traces, self._samples, tuple(self._whole(leaves)))
+        batched = [
+            relation.key
+            for relation in self._graph.hidden_param_op_relations
+            if get_primitive_spec(relation.primitive).batched
+        ]
+        whole = tuple(self._whole(leaves))
+        return Layout(leaves, traces, self._samples, frozenset(batched), whole)
 
     def _units_of(self, group: HiddenGroup) -> Parts | None:
         """Return the parts of a group's positions, ``None`` for one that stays whole."""
@@ -101,8 +106,8 @@ class _Finder:
         sites = [site for site in trace_sites(self._graph, group) if _has_outputs(site)]
         if len(sites) < len(trace_sites(self._graph, group)):
             return None
-        first = 1 if self._samples is not None and group.shape[:1] == (self._samples,) else 0
-        for axis in range(first, len(group.shape)):
+        batch = self._graph.batch_axis(group)
+        for axis in (axis for axis in range(len(group.shape)) if axis != batch):
             if sites and group.shape[axis] and group.shape[axis] % self._count == 0:
                 parts = parts_along(group.shape, axis, self._count)
                 if all(self._fits(site, parts) for site in sites):
@@ -125,8 +130,9 @@ class _Finder:
         for leaf in self._graph.traced.leaves:
             if leaf.kind in ("hidden", "other") and leaf.shape:
                 names: list[str | None] = [None] * len(leaf.shape)
-                if leaf.shape[0] == self._samples:
-                    names[0] = self._data
+                batch = self._graph.batch.axis(leaf)
+                if batch is not None:
+                    names[batch] = self._data
                 axis = self._axis_of_state(leaf)
                 if axis is not None and names[axis] is None:
                     names[axis] = self._model
@@ -197,9 +203,9 @@ class _Finder:
         if spec.axes[axis] == "batch":  # several axes before that of inputs count as one
             return self._data if spec.shape[axis] % self._samples == 0 else None
         if spec.axes[axis] == "fan_out" and site is not None:
-            is_batch = site.group.shape[:1] == (self._samples,)
-            if is_batch and spec.shape[axis] % self._data_count == 0:
-                parts = parts_along(site.group.shape, 0, self._data_count)
+            batch = self._graph.batch_axis(site.group)
+            if batch is not None and spec.shape[axis] % self._data_count == 0:
+                parts = parts_along(site.group.shape, batch, self._data_count)
                 own = parts_of(site.influence.positions, parts)
                 return self._data if is_divided_along(0, own, self._data_count) else None
         return None

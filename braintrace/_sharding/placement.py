@@ -18,9 +18,9 @@ from jax.sharding import AxisType, Mesh
 
 from .._errors import OptionError, ShapeError
 from .._executor.complex_packing import arrays_of, of_arrays
-from .._graph import ETraceGraph, Records, Traces, TraceSpecs, specs_of
+from .._graph import ETraceGraph, Records, Traces, TraceSpecs
 from .._jax import is_tracer
-from .._typing import Path, PyTree
+from .._typing import Path, PyTree, path_name
 from .division import Division, Names, sharding_on
 from .layout import Layout, layout_of
 from .processes import put
@@ -83,7 +83,10 @@ class Placement:
         return {path: self.value(path, value) for path, value in values.items()}
 
     def by_sample(self, tree: PyTree, axis: int) -> PyTree:
-        """Return arrays that are divided along an axis if that is the batch."""
+        """Return arrays that are divided along an axis if that has the size of the batch.
+
+        This decides where they are, and nothing of what is computed.
+        """
 
         def placed(leaf: Any) -> Any:
             shape = jnp.shape(leaf)
@@ -97,11 +100,15 @@ class Placement:
         """Return records whose inputs are on every device that has outputs of their samples."""
         samples, data = self.layout.samples, self.division.data
 
-        def placed(leaf: Any) -> Any:
-            has_samples = samples is not None and leaf.ndim > 1 and leaf.shape[1] % samples == 0
-            return self._placed(leaf, (None, data) if has_samples else ())
+        def placed(leaf: Any) -> Any:  # several leading axes of an input count as one
+            is_divided = samples is not None and leaf.shape[1] % samples == 0
+            return self._placed(leaf, (None, data) if is_divided else ())
 
-        return dataclasses.replace(records, x=jax.tree.map(placed, records.x))
+        x = {
+            key: jax.tree.map(placed if key in self.layout.batched else self.whole, value)
+            for key, value in records.x.items()
+        }
+        return dataclasses.replace(records, x=x)
 
     def traces(self, traces: Traces) -> Traces:
         """Return traces, packed as they are or not."""
@@ -123,9 +130,7 @@ class Placement:
         return leaf if is_there else put(leaf, sharding)
 
 
-def placement_of(
-    graph: ETraceGraph, specs: TraceSpecs, division: Division, samples: int | None
-) -> Placement:
+def placement_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> Placement:
     """Return where the arrays of a compiled model lie.
 
     Parameters
@@ -134,17 +139,21 @@ def placement_of(
         The compiled model, and what is known of the traces that are kept.
     division
         The mesh.
-    samples
-        Size of the batch, as far as somebody has said so.
 
     Raises
     ------
     ShapeError
         If the batch is no multiple of the number of parts.
     OptionError
-        If there is no batch.
+        If there is no batch, or its axis is not known in some State.
     """
-    samples = samples_of(graph, samples)
+    samples = graph.batch.samples
+    for path, reason in graph.batch.unclear.items() if division.data_parts > 1 else ():
+        raise OptionError(
+            f"The mesh axis '{division.data}' divides the batch into {division.data_parts} parts, "
+            f"and the batch axis of State '{path_name(path)}' is not known: {reason}. Make the "
+            "State in `init_state`, with an axis of the size of its `batch_size`."
+        )
     if division.data_parts > 1 and samples is None:
         raise OptionError(
             f"The mesh axis '{division.data}' divides the batch into {division.data_parts} parts, "
@@ -155,17 +164,7 @@ def placement_of(
             f"The batch of {samples} cannot be divided into the {division.data_parts} parts of the "
             f"mesh axis '{division.data}': expected a multiple of {division.data_parts}."
         )
-    return Placement(division, layout_of(graph, specs, division, samples))
-
-
-def samples_of(graph: ETraceGraph, samples: int | None) -> int | None:
-    """Return the size of the batch: as it is known, or as operations and States lead with it."""
-    known = samples if graph.traced.batch_size is None else graph.traced.batch_size
-    if known is not None:
-        return known
-    has_batch = any("batch" in spec.axes for spec in specs_of(graph.trace_specs))
-    sizes = {leaf.shape[:1] for leaf in graph.traced.leaves if leaf.kind == "hidden"}
-    return sizes.pop()[0] if has_batch and len(sizes) == 1 and () not in sizes else None
+    return Placement(division, layout_of(graph, specs, division))
 
 
 def _held(leaf: Any, names: Names, mesh: Mesh) -> Any:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ..._graph import HiddenGroup, StateLeaf, TracedModel
+from ..._graph import Batch, HiddenGroup, StateLeaf, TracedModel
 from ..._graph.diagnostics import Diagnostic
 from ..._graph.marked import is_marked
 from ..._graph.traced_model import FILTERS
 from ..._jax import Var, is_var
+from ..core.batch import axes_of_filters, with_axes
 from ..core.grouped_step import GroupedStep
 from ..core.walk import Walk, walk_back
 from .linear_filters import NO_DECAY, NOT_LINEAR, FilterFinder, LinearFilter
@@ -31,11 +32,16 @@ MIXED = (
     "what it filters is no function of hidden states position by position: a nonlinear operation "
     "lies behind one that mixes positions"
 )
-OTHER_AXES = "what it filters does not begin with the same axis as it does itself"
+OTHER_AXES = "what it filters has no axis with the samples of its batch"
 
 
-def filter_readouts(step: GroupedStep, regroup: Regroup) -> tuple[GroupedStep, list[Diagnostic]]:
-    """Return the step with filters for its linear readouts, and why others have none."""
+def filter_readouts(
+    step: GroupedStep, batch: Batch, regroup: Regroup
+) -> tuple[GroupedStep, Batch, list[Diagnostic]]:
+    """Return the step with filters for its linear readouts, and why others have none.
+
+    The batch axes of the filters are added to those of the model's own States.
+    """
     states = _States(step)
     behind_others = [*_behind_others(states)]
     refused = {s.leaf.name: JOINED for s in behind_others if s.leaf.joined_var is not None}
@@ -43,7 +49,7 @@ def filter_readouts(step: GroupedStep, regroup: Regroup) -> tuple[GroupedStep, l
     while True:
         readouts = _readouts(states, wanted - refused.keys(), refused)
         if not readouts:
-            return step, _told(states, refused)
+            return step, batch, _told(states, refused)
         operations = {r.leaf.name: _operations(step, r) for r in readouts}
         plain = without_marks(step.traced, [i for r in readouts for i in r.equations])
         if plain is not step.traced:
@@ -53,10 +59,14 @@ def filter_readouts(step: GroupedStep, regroup: Regroup) -> tuple[GroupedStep, l
                 continue
         late = _read_late(states) & operations.keys()
         filtered = regroup(with_filters(plain, readouts, operations, late))
-        wrong = _not_at_positions(filtered)
+        wrong = dict.fromkeys(_not_at_positions(filtered), MIXED)
+        axes = axes_of_filters(filtered.traced, filtered.analysis, batch)
+        if batch.samples is not None and not batch.unclear:
+            of = filtered.traced.readouts
+            wrong = {r.state: OTHER_AXES for r in of if not axes.keys() >= {*r.filters}} | wrong
         if not wrong:
-            return filtered, _told(states, refused)
-        refused.update((name, MIXED) for name in wrong)
+            return filtered, with_axes(batch, axes), _told(states, refused)
+        refused.update(wrong)
 
 
 def _operations(step: GroupedStep, readout: LinearFilter) -> tuple[str, ...]:
@@ -207,13 +217,7 @@ def _in_place(step: GroupedStep, state: _State, readout: LinearFilter) -> Linear
     is_kept = comes_from is not None and np.array_equal(comes_from, own)
     if not is_kept or state.var.aval.shape != leaf.shape:
         return "its elements do not stay where they are"
-    equations = step.analysis.program.equations
-    axes = {hidden.shape[:1] for hidden in step.traced.leaves if hidden.kind == "hidden"}
-    if len(axes) > 1:  # there is no axis of samples in front
-        return readout
-    shapes = [var.aval.shape for var in (*readout.values, *readout.filters)]
-    shapes += [equations[i].invars[k].aval.shape or leaf.shape for i, k in readout.added]
-    return readout if axes.issuperset(shape[:1] for shape in shapes) else OTHER_AXES
+    return readout
 
 
 def leaf_size(leaf: StateLeaf) -> int:

@@ -7,7 +7,6 @@ product with one of them acts on each sample by itself.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,45 +23,20 @@ from ..._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined,
 from ..._jaxpr.dataflow import MIXED, NONE, Constants, Flow, Labels, Question, flows_of_outputs
 from ..._jaxpr.dataflow.bilinear import dot_axes
 from ..core.analysis import Analysis
+from ..core.batch import laid_out
 from ..core.binding_times import data_of
 from .parameter_uses import new_vars
 
-MOST_CHOICES = 16
-"""How many ways to choose the axes of samples are tried: nearly always it is the first one."""
-
-
-def numbers_of_samples(
-    traced: TracedModel, leaves: Sequence[StateLeaf], given: int | None
-) -> list[int]:
-    """Return how many samples there may be: the first that are found to be independent, are.
-
-    One sample is always right where nothing says that there are several.
-    """
-    known = given if traced.batch_size is None else traced.batch_size
-    if known is not None:
-        return [known]
-    first = [var.aval.shape[0] for var in traced.argument_vars if var.aval.ndim]
-    batched = [
-        equation.outvars[0].aval.shape[0]
-        for equation in traced.program.equations
-        if (spec := ETP_PRIMITIVE_SPECS.get(equation.primitive)) is not None and spec.batched
-    ]
-    several = list(dict.fromkeys(first[:1] + batched))
-    possible = [n for n in several if n > 1 and all(n in leaf.shape for leaf in leaves)]
-    if batched and possible and max(batched) > 1:
-        return possible
-    return [*possible, 1]
-
 
 class SampleAxes:
-    """A try to tell samples apart.
+    """Whether samples are independent, and where they are among what meets parameters.
 
     Attributes
     ----------
     count, axes
         How many there are, and along which axis of each state.
     mixed
-        A state that depends on several; ``None``: they are independent.
+        A state that depends on several, or has no axis of them; ``None``: they are independent.
     classified
         The uses of parameters, with what is known of their samples.
     """
@@ -74,30 +48,28 @@ class SampleAxes:
         leaves: Sequence[StateLeaf],
         uses: Sequence[ParameterUse],
         count: int,
+        axes: tuple[int | None, ...],
     ) -> None:
-        self.count, self._leaves = count, leaves
+        self.count, self.axes, self._leaves = count, axes, leaves
         self._analysis, self._uses = analysis, uses
         self.classified: list[ParameterUse] = []
-        self.axes: tuple[int | None, ...] = (None,) * len(leaves)
         if count == 1:
             self.mixed: StateLeaf | None = None
+            self.axes = (None,) * len(leaves)
             self.classified = [self._of_one_sample(use) for use in uses]
+            return
+        self.mixed = next((s for s, a in zip(leaves, axes, strict=True) if a is None), None)
+        if self.mixed is not None:
             return
         jaxpr, places = _pulled_back(traced, analysis, leaves, uses)
         derivative = Constants(program_of(jaxpr))
-        choices = [[a for a, size in enumerate(leaf.shape) if size == count] for leaf in leaves]
-        without = (leaf for leaf, axes in zip(leaves, choices, strict=True) if not axes)
-        self.mixed = next(without, None)
-        for axes in itertools.islice(itertools.product(*choices), MOST_CHOICES):
-            laid = [laid_out(s.shape, a, count) for s, a in zip(leaves, axes, strict=True)]
-            number = len(jaxpr.jaxpr.invars) - len(leaves)
-            found = flows_of_outputs(Question(Labels()), derivative, [*[None] * number, *laid])
-            self.mixed = self._mixed(found[: len(leaves)], laid)
-            if self.mixed is None:
-                self.axes = axes
-                of_place = dict(zip(places, found[len(leaves) :], strict=True))
-                self.classified = [self._classify(use, of_place) for use in uses]
-                break
+        laid = [laid_out(s.shape, a, count) for s, a in zip(leaves, axes, strict=True)]
+        number = len(jaxpr.jaxpr.invars) - len(leaves)
+        found = flows_of_outputs(Question(Labels()), derivative, [*[None] * number, *laid])
+        self.mixed = self._mixed(found[: len(leaves)], laid)
+        if self.mixed is None:
+            of_place = dict(zip(places, found[len(leaves) :], strict=True))
+            self.classified = [self._classify(use, of_place) for use in uses]
 
     def _mixed(self, found: Sequence[Flow], laid: Sequence[np.ndarray]) -> StateLeaf | None:
         for leaf, samples, own in zip(self._leaves, found, laid, strict=True):
@@ -264,14 +236,3 @@ def axis_of_samples(samples: np.ndarray, count: int) -> int | None:
             if np.all((samples == NONE) | (samples == expected)):
                 return axis
     return None
-
-
-def laid_out(shape: Sequence[int], axis: int | None, count: int) -> np.ndarray:
-    """Return the sample of every element of an array, given the axis of samples."""
-    if axis is None:
-        return np.zeros(shape, np.int32)
-    assert shape[axis] == count
-    index = [1] * len(shape)
-    index[axis] = count
-    numbers = np.arange(count, dtype=np.int32).reshape(index)
-    return np.array(np.broadcast_to(numbers, shape))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from ..._errors import CompilationError
+from ..._graph.batch import Batch
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._graph.whole_state import Layer, WholeState
 from ..._jax import is_var, source_line
@@ -18,11 +19,15 @@ from ..reports.untraced import carried_without_a_trace
 from .layers import HiddenStates
 from .parameter_uses import new_vars, parameters_of, reached_by_parameters, uses_of_parameters
 from .reverse_mode import check_reverse_mode
-from .sample_axes import SampleAxes, numbers_of_samples
+from .sample_axes import SampleAxes
 
 
 def whole_state_of(
-    step: GroupedStep, rule: str, samples: int | None, layers: Sequence[HiddenStates] = ()
+    step: GroupedStep,
+    rule: str,
+    batch: Batch,
+    is_given: bool,
+    layers: Sequence[HiddenStates] = (),
 ) -> WholeState:
     """Return the whole state of a step.
 
@@ -32,8 +37,8 @@ def whole_state_of(
         The step.
     rule
         Name of the learning rule.
-    samples
-        How many samples the model is written for, if that is known.
+    batch, is_given
+        The samples, and whether the user has said how many there are: they are independent then.
     layers
         Those that the rule keeps apart; empty: none.
 
@@ -46,12 +51,11 @@ def whole_state_of(
     leaves = _leaves(traced)
     _check_derivatives(step, leaves, rule)
     uses = list(uses_of_parameters(traced, analysis, leaves))
-    found = None
-    for count in numbers_of_samples(traced, leaves, samples):
-        found = SampleAxes(traced, analysis, leaves, uses, count)
-        if found.mixed is None:
-            break
-    assert found is not None
+    axes = tuple(batch.axis(leaf) for leaf in leaves)
+    # One sample is always right: all states of a model some of which belong to all samples.
+    is_one = batch.samples is None or (None in axes and not is_given)
+    count = 1 if is_one else batch.samples or 1
+    found = SampleAxes(traced, analysis, leaves, uses, count, axes)
     if found.mixed is not None:
         raise CompilationError(
             f"`{rule}` follows every sample on its own, and hidden state '{found.mixed.name}' of "

@@ -1,0 +1,295 @@
+"""Batch axes of the states: by what ``init_state`` declares, else by rows of ETP operations.
+
+An axis that follows the ``batch_size`` of ``init_state`` is the batch: one trace of it with another
+size, unlike any other, shows it. A model whose ``init_state`` follows no size (States made in a
+constructor, a fixed batch) has no such declaration. There the rows of its ETP operations are the
+samples: an axis of a state is the batch if each of its indices is reached by rows of its own.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._brainstate import trace_stateful, unnoticed_states
+from ..._etrace_op import ETP_PRIMITIVE_SPECS
+from ..._function_model import FunctionModel
+from ..._graph import HiddenGroup, HiddenParamOpRelation, StateLeaf, TracedModel
+from ..._graph.batch import Axes, Batch
+from ..._jaxpr.dataflow import NONE, Labels, Question, flows_to
+from ..._typing import Path
+from .analysis import Analysis
+
+Shape = tuple[int, ...]
+Shapes = Mapping[Path, Sequence[Shape]]
+"""Shapes of the leaves of States, by path."""
+
+ALL = "all"
+"""The axis of a state each element of which is reached by all rows: there is none."""
+
+Evidence = Mapping[Path, Mapping[int, int | str]]
+"""By rows of operations: the batch axis of leaves of a State, or `ALL`."""
+
+
+def batch_of(
+    model: brainstate.nn.Module,
+    mapped: int | None,
+    given: int | None,
+    relations: Callable[[], Iterable[HiddenParamOpRelation]],
+) -> Batch:
+    """Return the samples of a model, and along which axes of its States they are.
+
+    Parameters
+    ----------
+    model
+        The model, its States initialised.
+    mapped
+        The size of the batch over which a model for one sample is mapped; ``None``: it is not.
+    given
+        The size that the user has given to ``init_state``, if that is known.
+    relations
+        Returns the marked operations with the hidden groups that they reach, if they are needed.
+    """
+    states = {tuple(p): s for p, s in model.states(brainstate.ShortTermState).items()}
+    now = {path: _shapes(state.value) for path, state in states.items()}
+    if mapped is not None:
+        return Batch(mapped, MappingProxyType({p: (0,) * len(s) for p, s in now.items()}))
+    if (fixed := _of_fixed_batch(model, given, now)) is not None:
+        return fixed
+    made = _made_with(model, size := _unlike_any(now, given or 1))
+    if made is None or made[0].keys() != now.keys() or made[0] == now:
+        return _by_evidence(_by_rows(relations()), given, now)
+    declared = _declared(now, made[0], size)
+    if declared.samples in (None, 1):  # what belongs to one sample belongs to all
+        return declared
+    static = [path for path in now if made[0][path] == now[path]]
+    suspects = [p for p in static if any(declared.samples in shape for shape in now[p])]
+    if not suspects:
+        return declared
+    return _without(declared, {p: now[p] for p in suspects}, made[1], _by_rows(relations()))
+
+
+def _shapes(value: object) -> list[Shape]:
+    return [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(value)]
+
+
+# --- what `init_state` declares
+
+
+def _of_fixed_batch(model: brainstate.nn.Module, given: int | None, now: Shapes) -> Batch | None:
+    """Return the batch of a pure function whose state is arrays: it is their first axis."""
+    if given is None or not (isinstance(model, FunctionModel) and model.has_fixed_state):
+        return None
+    axes = {p: tuple(0 if s[:1] == (given,) else None for s in own) for p, own in now.items()}
+    return Batch(given, MappingProxyType(axes))
+
+
+def _declared(now: Shapes, made: Shapes, size: int) -> Batch:
+    """Return the axes that follow ``batch_size``, given shapes now and with another size."""
+    axes: dict[Path, Axes] = {}
+    unclear: dict[Path, str] = {}
+    for path, shapes in now.items():
+        pairs = list(zip(shapes, made[path], strict=True))
+        axes[path] = tuple(_following(before, after, size) for before, after in pairs)
+        for axis, (before, after) in zip(axes[path], pairs, strict=True):
+            if axis is None and before != after and len(before) == len(after):
+                unclear[path] = (
+                    f"its shape is {before}, and {after} with `batch_size={size}`, so that no axis "
+                    "of it has one sample after the other"
+                )
+    return _agreed(_sizes(now, axes), now, axes, unclear)
+
+
+def _sizes(now: Shapes, axes: Mapping[Path, Axes]) -> list[int]:
+    """Return the sizes of the batch axes."""
+    pairs = ((now[path][i], axis) for path, own in axes.items() for i, axis in enumerate(own))
+    return [shape[axis] for shape, axis in pairs if axis is not None]
+
+
+def _agreed(
+    sizes: Sequence[int], now: Shapes, axes: dict[Path, Axes], unclear: dict[Path, str]
+) -> Batch:
+    """Return a batch of which all sizes are to be equal."""
+    if len(set(sizes)) > 1:
+        told = " and ".join(map(str, dict.fromkeys(sizes)))
+        unclear = dict.fromkeys(now, f"the States have batches of {told}")
+    elif sizes and sizes[0] == 1:  # what belongs to one sample belongs to all
+        unclear = {}
+    samples = sizes[0] if sizes else None
+    return Batch(samples, MappingProxyType(axes), MappingProxyType(unclear))
+
+
+def _without(declared: Batch, suspects: Shapes, kept: Iterable[Path], rows: Evidence) -> Batch:
+    """Return a batch in which States that follow no size are clear, shared or refused.
+
+    A State that ``init_state`` makes without a batch belongs to all samples, unless rows of
+    operations reach one of its indices for each sample. A State that it does not make has a batch
+    axis if they do.
+    """
+    axes, unclear = dict(declared.axes), dict(declared.unclear)
+    for path, shapes in suspects.items():
+        found = [rows.get(path, {}).get(index, "") for index in range(len(shapes))]
+        pairs = zip(found, shapes, strict=True)
+        own = tuple(
+            a if isinstance(a, int) and s[a] == declared.samples else None for a, s in pairs
+        )
+        if path in kept:
+            axes[path] = own
+            if any(a is None and rows != ALL for a, rows in zip(own, found, strict=True)):
+                unclear[path] = "`init_state` does not make it"
+        elif any(axis is not None for axis in own):
+            unclear[path] = (
+                "`init_state` makes it of one shape for every batch size, and the rows of an "
+                "operation reach it one after the other, as samples do"
+            )
+    return Batch(declared.samples, MappingProxyType(axes), MappingProxyType(unclear))
+
+
+def _following(before: Shape, after: Shape, size: int) -> int | None:
+    """Return the one axis in which two shapes differ, if it has the new size in the second."""
+    if len(before) != len(after):
+        return None
+    axes = [axis for axis, pair in enumerate(zip(before, after, strict=True)) if len(set(pair)) > 1]
+    return axes[0] if len(axes) == 1 and after[axes[0]] == size else None
+
+
+def _unlike_any(now: Shapes, given: int) -> int:
+    """Return a multiple of a batch size that no axis of the States has."""
+    taken = {given, *itertools.chain.from_iterable(itertools.chain.from_iterable(now.values()))}
+    return next(given * k for k in itertools.count(2) if given * k not in taken)
+
+
+def _made_with(model: brainstate.nn.Module, size: int) -> tuple[Shapes, list[Path]] | None:
+    """Return the shapes of States of another batch size, and the States that are not made anew.
+
+    ``None`` if ``init_state`` does not work with it.
+    """
+    kept: list[Path] = []
+
+    def values() -> dict[Path, object]:
+        twin = brainstate.graph.clone(model)
+        before = {tuple(p): s for p, s in twin.states(brainstate.ShortTermState).items()}
+        brainstate.nn.init_all_states(twin, batch_size=size)
+        after = {tuple(p): s for p, s in twin.states(brainstate.ShortTermState).items()}
+        kept.extend(path for path, state in after.items() if before.get(path) is state)
+        return {path: state.value for path, state in after.items()}
+
+    try:
+        with unnoticed_states():
+            found, _ = trace_stateful(values).result_shapes
+    except Exception:  # whatever it makes of another size
+        return None
+    return {path: _shapes(value) for path, value in found.items()}, kept
+
+
+# --- what rows of operations show
+
+
+def _by_rows(relations: Iterable[HiddenParamOpRelation]) -> Evidence:
+    """Return the axes along which states are reached by one row of operations after the other."""
+    found: dict[Path, dict[int, int | str]] = {}
+    for relation in relations:
+        spec = ETP_PRIMITIVE_SPECS.get(relation.primitive)
+        if spec is None or not spec.batched:
+            continue
+        for influence, group in zip(relation.influences, relation.hidden_groups, strict=True):
+            for state, own in _of_group(influence.positions, group):
+                axis = _axis_of_rows(own, influence.positions.shape[1])
+                leaves = found.setdefault(state.path, {})
+                if leaves.setdefault(state.leaf, axis) != axis:
+                    leaves[state.leaf] = ""
+    return found
+
+
+def _of_group(
+    positions: np.ndarray, group: HiddenGroup
+) -> Iterable[tuple[StateLeaf, tuple[np.ndarray, np.ndarray]]]:
+    """Yield the states of a group, with the first and last row that reaches each element."""
+    rows = np.arange(positions.shape[1]).reshape(1, -1, *[1] * (positions.ndim - 2))
+    rows = np.broadcast_to(rows, positions.shape)[positions >= 0]
+    reached = positions[positions >= 0]
+    first = np.full(group.num_positions, positions.shape[1])
+    last = np.full(group.num_positions, -1)
+    np.minimum.at(first, reached, rows)
+    np.maximum.at(last, reached, rows)
+    for state, layout in zip(group.states, group.old_layouts, strict=True):
+        ids = np.arange(group.num_positions).reshape(state.shape) if layout is None else layout
+        yield state, (first[ids], last[ids])
+
+
+def _axis_of_rows(rows: tuple[np.ndarray, np.ndarray], count: int) -> int | str:
+    """Return the axis of a state that goes with rows, `ALL`, or nothing where none is clear."""
+    first, last = rows
+    reached = last >= 0
+    for axis, size in enumerate(first.shape):
+        if size and count % size == 0:
+            index = np.arange(size).reshape([-1 if a == axis else 1 for a in range(first.ndim)])
+            both = (first // (count // size) == index) & (last // (count // size) == index)
+            if reached.any() and both[reached].all():
+                return axis
+    return ALL if np.all((first == 0) & (last == count - 1)) else ""
+
+
+def _by_evidence(rows: Evidence, given: int | None, now: Shapes) -> Batch:
+    """Return the batch of a model whose ``init_state`` follows no size."""
+    axes: dict[Path, Axes] = {}
+    unclear: dict[Path, str] = {}
+    for path, shapes in now.items():
+        found = [rows.get(path, {}).get(index, "") for index in range(len(shapes))]
+        axes[path] = tuple(axis if isinstance(axis, int) else None for axis in found)
+        if any(axis == "" and shape for axis, shape in zip(found, shapes, strict=True)):
+            unclear[path] = (
+                f"`init_state` gives it the shape {', '.join(map(str, shapes))} for every batch "
+                "size, and the rows of no operation reach it one after the other, as samples do"
+            )
+    sizes = _sizes(now, axes)
+    if not sizes and given is None:
+        return Batch(None, MappingProxyType(axes))
+    return _agreed([*sizes, *([] if given is None else [given])], now, axes, unclear)
+
+
+# --- filters that the compiler adds
+
+
+def axes_of_filters(traced: TracedModel, analysis: Analysis, batch: Batch) -> dict[Path, int]:
+    """Return the batch axes of the filters of readouts, as far as they have one.
+
+    Samples of a filter are those of its readout: a flow of labels from one to the other shows them.
+    """
+    leaves = {leaf.path: leaf for leaf in traced.leaves}
+    found: dict[Path, int] = {}
+    for readout in traced.readouts:
+        (end,) = (leaf for leaf in traced.leaves if leaf.name == readout.state)
+        axis = batch.axis(end)
+        if axis is None or batch.samples is None or end.out_var is None:
+            continue
+        own = laid_out(end.shape, axis, batch.samples)
+        for leaf in (leaves[path] for path in readout.filters):
+            for place in (a for a, size in enumerate(leaf.shape) if size == batch.samples):
+                start = {leaf.in_var: laid_out(leaf.shape, place, batch.samples)}
+                (flow,) = flows_to(Question(Labels()), analysis.constants, start, [end.out_var])
+                if flow is not None and not np.any((flow != NONE) & (flow != own)):
+                    found.setdefault(leaf.path, place)
+    return found
+
+
+def with_axes(batch: Batch, axes: Mapping[Path, int]) -> Batch:
+    """Return a batch with the axes of States of one leaf added."""
+    every = {**batch.axes, **{path: (axis,) for path, axis in axes.items()}}
+    return dataclasses.replace(batch, axes=MappingProxyType(every))
+
+
+def laid_out(shape: Sequence[int], axis: int | None, count: int) -> np.ndarray:
+    """Return the sample of every element of an array, given the axis of samples."""
+    if axis is None:
+        return np.zeros(shape, np.int32)
+    assert shape[axis] == count
+    index = [1] * len(shape)
+    index[axis] = count
+    numbers = np.arange(count, dtype=np.int32).reshape(index)
+    return np.array(np.broadcast_to(numbers, shape))

@@ -1,0 +1,83 @@
+"""The samples of a model: how many there are, and along which axis of each state."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from .._errors import ShapeError
+from .._typing import Path, path_name
+from .traced_model import StateLeaf
+
+Axes = tuple[int | None, ...]
+"""The batch axis of each leaf of a State's value; ``None``: all samples share the leaf."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """The batch axis of each State that is reset with a sequence.
+
+    It is known by role, and never by size: from ``vmap=True``, from the ``batch_size`` of
+    ``init_state``, or from the rows of ETP operations (see `batch_of` of the compiler).
+
+    Attributes
+    ----------
+    samples
+        Number of samples; ``None``: the model has no batch axis.
+    axes
+        The axes of the samples, by path of the State. A leaf without one belongs to all samples
+        together: it is reset when all of them are.
+    unclear
+        States whose batch axis cannot be known, by path, with the reason as the end of a sentence.
+    """
+
+    samples: int | None
+    axes: Mapping[Path, Axes]
+    unclear: Mapping[Path, str] = dataclasses.field(default_factory=dict)
+
+    def axis(self, leaf: StateLeaf) -> int | None:
+        """Return the batch axis of an input of the step; ``None``: it has none."""
+        return self.axis_at(leaf.path, leaf.leaf)
+
+    def axis_at(self, path: Path, index: int) -> int | None:
+        """Return the batch axis of one leaf of a State's value; ``None``: it has none."""
+        return self.axes[path][index] if path in self.axes else None
+
+    def check(self, given: str, count: int, shapes: Mapping[Path, list[tuple[int, ...]]]) -> None:
+        """Refuse flags of single samples that do not fit the samples of the model.
+
+        Parameters
+        ----------
+        given
+            What has been given, for the message.
+        count
+            Number of flags.
+        shapes
+            Shapes of the leaves of the States that are reset with a sequence, as they are now.
+
+        Raises
+        ------
+        ShapeError
+            Naming the first State that the flags do not fit.
+        """
+        for path, reason in self.unclear.items():
+            raise ShapeError(
+                f"{given}, but the batch axis of State '{path_name(path)}' is not known: {reason}. "
+                "Make the State in `init_state`, with an axis of the size of its `batch_size`, or "
+                "give one flag for all samples."
+            )
+        every = [(path, i, shape) for path, own in shapes.items() for i, shape in enumerate(own)]
+        if self.samples is None:
+            # Rather a State whose size is that of the flags, which may be why they were given.
+            path, _, shape = next((s for s in every if s[2][:1] == (count,)), every[0])
+            raise ShapeError(
+                f"{given}, but the model has no batch axis: `init_state` makes State "
+                f"'{path_name(path)}' of shape {shape} without one. Compile with `batch_size` (or "
+                "`vmap=True`), or give one flag for all."
+            )
+        for path, index, shape in every:
+            axis = self.axis_at(path, index)
+            if axis is not None and shape[axis : axis + 1] != (count,):
+                raise ShapeError(
+                    f"{given}, but State '{path_name(path)}' has shape {shape}: the batch is "
+                    f"its axis {axis}, and not of size {count}. Give one flag for each sample "
+                    "of it, or one for all."
+                )
