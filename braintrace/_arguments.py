@@ -102,7 +102,7 @@ PATHS = Kind(
 MARK = Kind(
     f"'explicit', 'auto' or a filter over the parameters to be marked ({PATHS.words})",
     PATHS.accepts,
-)
+).or_else(None)
 MODEL = Kind(
     "a `brainstate.nn.Module`, initialised, whose `update` is one time step (of a function, Flax "
     "or Equinox `braintrace.from_function` makes one)",

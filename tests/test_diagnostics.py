@@ -136,7 +136,7 @@ def test_a_model_without_marks_is_refused_where_the_way_ends_at_weights(boundary
     with pytest.raises(
         braintrace.CompilationError, match=r"(?s)No marked operation.*mixes positions"
     ):
-        compiled(Model(jnp.matmul), boundary)
+        compiled(Model(jnp.matmul), boundary, mark="explicit")
 
 
 @pytest.mark.parametrize("boundary", ["cut", "diagonal"])

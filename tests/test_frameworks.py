@@ -325,7 +325,7 @@ TWINS = {
 DECAY = 0.8
 RULES = {
     "rtrl": ({}, lambda model: model.step),
-    "d_rtrl": ({"mark": "auto"}, lambda model: model.cut_step),
+    "d_rtrl": ({}, lambda model: model.cut_step),
     "es_d_rtrl": ({"mark": "auto", "decay_or_rank": DECAY}, lambda model: None),
 }
 BY_DAY = {

@@ -60,7 +60,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
         because it mixes positions of a hidden state beside what it does position by position.
     mark
-        ``'explicit'``, ``'auto'`` or a filter of parameters; see `compile_etrace_graph`.
+        ``None``, ``'explicit'``, ``'auto'`` or a filter of parameters; see `compile_etrace_graph`.
     trace_dtype
         Floating-point dtype in which traces are stored between chunks or single steps;
         ``jnp.bfloat16`` halves their memory. ``None``: the model's dtype, which is also used to
@@ -91,7 +91,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         vjp_method: str = "single-step",
         strict: bool = False,
         unroll_limit: int = 32,
-        mark: Any = "explicit",
+        mark: Any = None,
         trace_dtype: Any = None,
     ) -> None:
         super().__init__()

@@ -93,7 +93,7 @@ class CompilerOptions:
     rule: str = "D_RTRL"
     samples: int | None = None
     readout_filters: bool = False
-    mark: Any = "explicit"
+    mark: Any = None
 
 
 @memory_told()
@@ -116,7 +116,8 @@ def compile_model(
     check_parameters(model)
 
     # `update` as a flat program: calls are inlined, branches and loops with marks spelled out.
-    # Before that, what the model does with its parameters is marked, if that is asked for.
+    # Before that, what the model does with its parameters is marked, if that is asked for or the
+    # model has no ETP operation on the way to a hidden state.
     boundary = method.boundary
     marking = None
     if boundary != "closed":  # a rule without traces differentiates a step as it is
@@ -170,7 +171,7 @@ def compile_model(
     findings = diagnose(step, found, relations, method.boundary)
     more = (*about_layers(step, layers), *not_readouts)
     diagnostics = reported(itertools.chain(findings, more), method.boundary)
-    check_learns(model, step, found, diagnostics, method.boundary, marking is not None)
+    check_learns(model, step, found, diagnostics, method.boundary)
     publish(diagnostics, options.strict)
 
     # Last of all, what the rule carries from step to step.

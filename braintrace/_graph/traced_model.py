@@ -94,7 +94,8 @@ class FilteredReadout:
 class TracedModel:
     """One step of a model as plain data.
 
-    Uses of parameters that the compiler was asked to mark and could not are ``unmarked``. What
+    ``has_found_marks`` says whether the compiler has marked parameters itself; those uses of them
+    that it could not mark are ``unmarked``. What
     callbacks answer is ``answers``, inputs after those of the model; ``asking`` is the program that
     asks for them, given the others. Where readouts are filtered, the leaves and inputs of the
     filters come after all these, and the model itself is ``unfiltered``.
@@ -111,6 +112,7 @@ class TracedModel:
     output_tree: PyTree
     parameter_paths: tuple[Path, ...]
     batch_size: int | None
+    has_found_marks: bool = False
     unmarked: tuple[Diagnostic, ...] = ()
     answers: tuple[Var, ...] = ()
     asking: Program | None = None

@@ -55,8 +55,8 @@ def compile(
         `Immediate`.
     **algorithm_options
         Given to the algorithm; ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and
-        ``trace_dtype`` hold for all. ``mark="auto"`` lets a model learn online that has no marked
-        operation in it.
+        ``trace_dtype`` hold for all. A model without a marked operation on the way to a hidden
+        state is marked by the compiler; see `compile_etrace_graph`.
 
     Raises
     ------

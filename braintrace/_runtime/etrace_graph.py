@@ -16,7 +16,7 @@ def compile_etrace_graph(
     strict: bool = False,
     unroll_limit: int = 32,
     readout_filters: bool = True,
-    mark: Any = "explicit",
+    mark: Any = None,
 ) -> ETraceGraph:
     """Analyse one step of a model.
 
@@ -37,7 +37,9 @@ def compile_etrace_graph(
     readout_filters
         See `D_RTRL`.
     mark
-        ``'explicit'``: what the model marks learns online. ``'auto'``: all of its parameters do,
+        ``None``: what the model marks learns online; if no marked operation with a parameter
+        reaches a hidden state, the same as ``'auto'``. ``'explicit'``: what the model marks, and a
+        model without marks is refused. ``'auto'``: all of its parameters do,
         as far as there are marked operations for what it does with them: products and
         convolutions of any layout, with their biases, and whatever acts position by position.
         Marks that are there stay. A path, the beginning of one (``"cell/w"``, ``("cell", "w")``) or
@@ -51,7 +53,7 @@ def compile_etrace_graph(
     Raises
     ------
     CompilationError
-        If the model has no hidden states, complex ones, no marked operation that reaches one,
+        If the model has no hidden states, complex ones, no weight on the way to one that learns,
         or (with ``strict``) a path that a trace cannot carry; or if ``update`` does something
         with its arguments and States that JAX or brainstate cannot.
     OptionError

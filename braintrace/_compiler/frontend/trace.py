@@ -21,10 +21,12 @@ from ..._jax import ClosedJaxpr, is_tracer, open_jaxpr, trace_to_jaxpr
 from ..._jaxpr import Program, Rule, inlined, program_of
 from ..._typing import Path, PyTree, path_name
 from ..marking.marks import Marking, with_marks
+from ..marking.own_marks import has_own_marks
 from .canonicalize import rewriting, spell_out_broadcasts
 from .example import argument_names, call_of_update, check_example
 from .mapped import map_over_batch, mapped_avals, mapped_axes
 from .state_arrays import StateArray, kind_of, split_avals, split_states, state_arrays_of
+from .unchanged import without_unchanged
 
 
 def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
@@ -78,10 +80,13 @@ def trace_model(
 
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
     count = len(argument_leaves)
-    closed = step.jaxpr
+    flat, arrays = without_unchanged(program_of(inlined(step.jaxpr)), arrays, count)
+    closed = flat.jaxpr
     unmarked: tuple[Diagnostic, ...] = ()
+    if marking is not None and marking.is_default and has_own_marks(flat, arrays):
+        marking = None
     if marking is not None:
-        closed, unmarked = with_marks(closed, arrays, count, batch_size is not None, marking)
+        closed, unmarked = with_marks(flat, arrays, count, batch_size is not None, marking)
     program = _program(closed, arrays, count, batch_size, rewriting(unroll_limit))
     output_tree = jax.tree.structure(out_shapes)
     outputs = output_tree.num_leaves
@@ -97,6 +102,7 @@ def trace_model(
         output_tree=output_tree,
         parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
         batch_size=batch_size,
+        has_found_marks=marking is not None,
         unmarked=unmarked,
     )
     return traced, outside

@@ -1,5 +1,7 @@
 """Marks made by the compiler: a model without a marked operation in it learns online.
 
+That is the default for a model whose own ETP operations reach no hidden state (`own_marks`).
+
 In the program of a step, as the model has written it, products and other uses of parameters on
 the way to a hidden state become marked operations. All later passes see what marking by hand gives.
 
@@ -49,25 +51,37 @@ class Marking:
         Longest scan that is unrolled.
     spells_out
         Whether loops and branches are spelled out for it.
+    is_default
+        Whether a model with marks of its own on the way to a hidden state keeps exactly these.
     """
 
     wants: Callable[[Path], bool]
     unroll_limit: int
     spells_out: bool
+    is_default: bool = False
 
 
 def marking_of(
-    model: brainstate.nn.Module, mark: Any, unroll_limit: int, spells_out: bool
+    model: brainstate.nn.Module, mark: Any, unroll_limit: int, needs_marks: bool
 ) -> Marking | None:
     """Return which parameters are to be marked, by the option; ``None``: the model has its marks.
+
+    Parameters
+    ----------
+    model, mark, unroll_limit
+        See `compile_etrace_graph`.
+    needs_marks
+        Whether the learning rule follows weights with marks alone.
 
     Raises
     ------
     OptionError
         If that is none of its parameters.
     """
-    if mark in ("explicit", "auto"):
-        return Marking(_every, unroll_limit, spells_out) if mark == "auto" else None
+    if mark == "explicit" or (mark is None and not needs_marks):
+        return None
+    if mark is None or mark == "auto":
+        return Marking(_every, unroll_limit, needs_marks, is_default=mark is None)
     wants = path_filter(mark)
     paths = [tuple(path) for path in model.states(brainstate.ParamState)]
     with in_words(OptionError, lambda: f"`mark` is {shown(mark)}, which fails for a path"):
@@ -77,7 +91,7 @@ def marking_of(
             f"`mark` is {shown(mark)}, which fits no parameter of `{type(model).__name__}`; its "
             f"parameters are {quoted(list(map(path_name, paths)))}."
         )
-    return Marking(wants, unroll_limit, spells_out)
+    return Marking(wants, unroll_limit, needs_marks)
 
 
 def _every(path: Path) -> bool:
@@ -85,7 +99,7 @@ def _every(path: Path) -> bool:
 
 
 def with_marks(
-    closed: ClosedJaxpr,
+    program: Program,
     arrays: Sequence[StateArray],
     arguments: int,
     is_mapped: bool,
@@ -95,8 +109,8 @@ def with_marks(
 
     Parameters
     ----------
-    closed
-        The step: ``(arguments, State leaves) -> (results, leaves of the States that it writes)``.
+    program
+        The step without calls: ``(arguments, leaves) -> (results, leaves that it writes)``.
     arrays, arguments
         The State leaves, and how many arguments there are.
     is_mapped
@@ -104,7 +118,6 @@ def with_marks(
     marking
         Which parameters are marked.
     """
-    program = program_of(inlined(closed))
     inputs = [BindingTime.DATA] * arguments
     inputs += [_time_of(array, is_mapped, marking) for array in arrays]
     written = [array.kind == "hidden" for array in arrays if array.written]

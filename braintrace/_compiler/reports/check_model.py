@@ -101,7 +101,6 @@ def check_learns(
     relations: Sequence[HiddenParamOpRelation],
     diagnostics: Iterable[Diagnostic],
     boundary: Boundary,
-    is_marked: bool,
 ) -> None:
     """Refuse a model of which no weight would learn online.
 
@@ -114,7 +113,7 @@ def check_learns(
     raise CompilationError(
         f"No marked operation with a parameter reaches a hidden state ({names}) of "
         f"`{type(model).__name__}`, so that no weight would learn online. "
-        + _way_out(list(diagnostics), is_marked)
+        + _way_out(list(diagnostics), step.traced.has_found_marks)
     )
 
 

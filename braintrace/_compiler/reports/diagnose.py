@@ -12,6 +12,7 @@ from ..core.marked_operations import MarkedOperation
 from .backward import about_outputs, bent_uses
 from .diagnose_groups import BENT, CHANGE_AFTERWARDS, about_group, names_of
 from .lost_marks import lost_marks
+from .not_marked import not_marked
 from .untraced import also_untagged, carried_without_a_trace, plain_in_readouts
 from .upstream import Upstream
 
@@ -42,7 +43,9 @@ def diagnose(
     yield from _no_trace(found, relations)
     yield from _inside_rules(step)
     yield from step.traced.unmarked
-    yield from lost_marks(step)
+    lost = list(lost_marks(step))
+    yield from lost
+    yield from not_marked(step, [path for diagnostic in lost for path in diagnostic.paths])
     yield from _partly_coupled(step, relations)
     yield from also_untagged(step, relations)
     yield from plain_in_readouts(step)

@@ -1,0 +1,101 @@
+"""Report parameters that reach hidden states by ordinary operations alone, without a trace."""
+
+from collections.abc import Iterator, Sequence
+
+from ..._graph.diagnostics import Diagnostic, quoted
+from ..._graph.marked import holds_marked
+from ..._graph.traced_model import StateLeaf
+from ..._jax import Equation, Var, source_line
+from ..._jaxpr import carries_derivative
+from ..._jaxpr.factors import PRODUCTS
+from ..core.grouped_step import GroupedStep, new_states
+from ..marking.computed_from import LOOPS, From, computed_from
+
+_MEETS = PRODUCTS | LOOPS | {"mul", "div"}
+"""Equations in which a weight may be a factor of something else."""
+
+
+def not_marked(step: GroupedStep, told: Sequence[str]) -> Iterator[Diagnostic]:
+    """Yield the parameters without a mark on the way to a hidden state that is remembered.
+
+    Parameters
+    ----------
+    step
+        The step. Where the compiler has marked parameters itself, it says of others why not.
+    told
+        Names of parameters of which another diagnostic says that they have no mark.
+    """
+    if step.traced.has_found_marks:
+        return
+    graph = step.graph
+    operands = [atom for found in step.operations for atom in found.operands.values()]
+    marked = graph.gradients.behind(operands)
+    remembered = filter(step.is_remembered, step.groups)
+    new = {var: state.name for group in remembered for state, var in new_states(group)}
+    recurrent = _recurrent_uses(step)
+    for leaf in step.traced.leaves:
+        if leaf.kind == "parameter" and leaf.in_var not in marked and leaf.name not in told:
+            yield from _about(step, leaf, new, recurrent)
+
+
+def _about(
+    step: GroupedStep, leaf: StateLeaf, new: dict[Var, str], recurrent: dict[Var, Equation]
+) -> Iterator[Diagnostic]:
+    graph, equations = step.graph, step.traced.program.equations
+    uses = [
+        (equations[use.equation], graph.gradients.ahead(graph.gradients.sinks(use)))
+        for use in graph.gradients.uses_of(leaf.in_var)
+        if not holds_marked(equations[use.equation])
+    ]
+    reached = {var for _, ahead in uses for var in ahead}
+    states = list(dict.fromkeys(name for var, name in new.items() if var in reached))
+    if not states:
+        return
+    found = recurrent.get(leaf.in_var)
+    equation = found or next(e for e, ahead in uses if not ahead.isdisjoint(new))
+    name = equation.primitive.name
+    if found is None:
+        how = f"Parameter '{leaf.name}' reaches hidden state {quoted(states)} through"
+        how += " ordinary operations"
+    else:
+        how = f"Weight '{leaf.name}' acts on what hidden states remember, on the way to "
+        how += f"{quoted(states)}, through `{name}`, an ordinary operation"
+    yield Diagnostic(
+        "info" if found is None else "warning",
+        "not-marked",
+        f"{how} without a mark. It gets the gradient of the current step: its influence on later "
+        "steps through the state is left out. Use "
+        f"`braintrace.{_OPERATIONS.get(name, 'element_wise')}`, or compile with `mark='auto'`.",
+        (leaf.name, *states),
+        source_line(equation),
+    )
+
+
+_OPERATIONS = {"dot_general": "matmul", "conv_general_dilated": "conv"}
+
+
+def _recurrent_uses(step: GroupedStep) -> dict[Var, Equation]:
+    """Return the parameters that are factors of something computed from an old hidden state.
+
+    And an equation in which each is.
+    """
+    analysis = step.analysis
+    program = analysis.program
+    kinds = dict.fromkeys(program.in_vars, From.DATA)
+    parameters = {leaf.in_var for leaf in step.traced.leaves if leaf.kind == "parameter"}
+    kinds |= dict.fromkeys(parameters, From.PARAMETERS)
+    held = (leaf for leaf in step.traced.leaves if leaf.kind == "other" and leaf.out_var is None)
+    kinds |= {leaf.in_var: From.CONSTANTS for leaf in held}
+    computed = computed_from(program, [kinds[var] for var in program.in_vars])
+    old = {state.in_var for state, _ in step.new_states}
+    found: dict[Var, Equation] = {}
+    for equation in program.equations:
+        if equation.primitive.name not in _MEETS:
+            continue
+        operands = list(filter(carries_derivative, equation.invars))
+        weights = [var for var in operands if computed.get(var) is From.PARAMETERS]
+        data = [var for var in operands if computed.get(var) is From.DATA]
+        if weights and not old.isdisjoint(analysis.gradients_behind(data)):
+            behind = analysis.gradients_behind(weights) & parameters
+            found |= {var: equation for var in behind if var not in found}
+    return found
