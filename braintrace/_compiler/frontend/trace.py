@@ -25,6 +25,7 @@ from ..marking.own_marks import has_own_marks
 from .canonicalize import rewriting, spell_out_broadcasts
 from .example import argument_names, call_of_update, check_example
 from .mapped import map_over_batch, mapped_avals, mapped_axes
+from .slot_writes import writes_as_selections
 from .state_arrays import StateArray, kind_of, split_avals, split_states, state_arrays_of
 from .unchanged import without_unchanged
 
@@ -81,6 +82,8 @@ def trace_model(
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
     count = len(argument_leaves)
     flat, arrays = without_unchanged(program_of(inlined(step.jaxpr)), arrays, count)
+    outputs = len(jax.tree.leaves(out_shapes))
+    flat = writes_as_selections(flat, flat.out_atoms[outputs:], unroll_limit)
     closed = flat.jaxpr
     unmarked: tuple[Diagnostic, ...] = ()
     if marking is not None and marking.is_default and has_own_marks(flat, arrays):
@@ -88,8 +91,8 @@ def trace_model(
     if marking is not None:
         closed, unmarked = with_marks(flat, arrays, count, batch_size is not None, marking)
     program = _program(closed, arrays, count, batch_size, rewriting(unroll_limit))
-    output_tree = jax.tree.structure(out_shapes)
-    outputs = output_tree.num_leaves
+    # Loops that are unrolled may have shown more of them.
+    program = writes_as_selections(program, program.out_atoms[outputs:], unroll_limit)
     traced = TracedModel(
         program=program,
         leaves=_state_leaves(program, arrays, count, outputs),
@@ -99,7 +102,7 @@ def trace_model(
         argument_tree=argument_tree,
         state_trees={path: jax.tree.structure(state.value) for path, state in touched.items()},
         output_atoms=program.out_atoms[:outputs],
-        output_tree=output_tree,
+        output_tree=jax.tree.structure(out_shapes),
         parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
         batch_size=batch_size,
         has_found_marks=marking is not None,

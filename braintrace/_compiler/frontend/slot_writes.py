@@ -1,0 +1,271 @@
+"""Rewrite writes at places that data choose into selections.
+
+``K.at[i % n].set(k)`` is ``where(arange(n) == i % n, k, K)``: each element of the buffer is kept or
+replaced, so every element of the old buffer reaches itself only. As a ``scatter`` or a
+``dynamic_update_slice``, the place of the update is not known and the analysis would have to give
+up on it. Such writes are rewritten if they write few slots; those at constant places stay.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from ..._jax import Atom, Equation, trace_to_jaxpr
+from ..._jaxpr import Program, carries_derivative, evaluate_all, program_of
+from ..._jaxpr.dataflow import Constants
+
+_SLICE = "dynamic_update_slice"
+_ADDS = {"scatter": False, "scatter-add": True, _SLICE: False}
+"""Equations that write, and whether they add to what is there."""
+
+
+def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int) -> Program:
+    """Return a program whose writes at places that data choose are selections.
+
+    Parameters
+    ----------
+    program
+        The step without calls.
+    wanted
+        The results for whose sake writes are rewritten.
+    longest
+        The largest number of slots of a write that is rewritten.
+    """
+    constants, behind = Constants(program), program.depends_on(wanted)
+    rules = {}
+    for index, equation in enumerate(program.equations):
+        if equation.primitive.name in _ADDS and equation.outvars[0] in behind:
+            write = _write_of(constants, equation)
+            if write is not None and write.count <= longest:
+                rules[index] = write.run
+    if not rules:
+        return program
+    avals = [var.aval for var in program.in_vars]
+    return program_of(
+        trace_to_jaxpr(lambda *values: evaluate_all(program.jaxpr, values, rules), avals)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Axis:
+    """An axis of the buffer.
+
+    Attributes
+    ----------
+    source
+        The axis of the updates along it; ``None``: they have one slot there.
+    width
+        How many slots of it an update covers.
+    column
+        The index that says where they begin.
+    start
+        Where they begin, if no index says so.
+    """
+
+    source: int | None
+    width: int
+    column: int | None = None
+    start: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Write:
+    """A write of several updates, one after the other.
+
+    Attributes
+    ----------
+    axes
+        Those of the buffer.
+    slots
+        Axes of the updates along which there is one update after the other, and their sizes.
+    along
+        For every axis of the indices, the axis of the buffer that it is along, or of `slots`.
+    adds, clips
+        Whether updates are added, and moved to the buffer's border where they are outside.
+    """
+
+    axes: tuple[_Axis, ...]
+    slots: tuple[tuple[int, int], ...]
+    along: tuple[tuple[str, int], ...]
+    adds: bool
+    clips: bool
+
+    @property
+    def count(self) -> int:
+        """The number of selections."""
+        widths = [axis.width for axis in self.axes if axis.column is not None]
+        return math.prod([*widths, *(size for _, size in self.slots)])
+
+    def run(self, equation: Equation, operands: list[ArrayLike]) -> list[ArrayLike]:
+        """Return the buffer after the write."""
+        if equation.primitive.name == _SLICE:
+            buffer, updates, *starts = map(jnp.asarray, operands)
+            columns = starts
+        else:
+            buffer, indices, updates = map(jnp.asarray, operands)
+            columns = [indices[..., i] for i in range(indices.shape[-1])]
+        laid_out = self._updates(updates)
+        placed = {
+            axis: self._starts(columns[found.column], buffer, axis)
+            for axis, found in enumerate(self.axes)
+            if found.column is not None
+        }
+        for slot in itertools.product(*(range(size) for _, size in self.slots)):
+            starts_of_slot = {axis: start[slot] for axis, start in placed.items()}
+            buffer = self._written(buffer, laid_out[slot], starts_of_slot)
+        return [buffer]
+
+    def _updates(self, updates: jax.Array) -> jax.Array:
+        """Return the updates with the axes of `slots` first, and then those of the buffer."""
+        sources = [axis.source for axis in self.axes]
+        order = [*(axis for axis, _ in self.slots), *(s for s in sources if s is not None)]
+        moved = jnp.transpose(updates, order)
+        first = len(self.slots)
+        return jnp.expand_dims(moved, [first + i for i, s in enumerate(sources) if s is None])
+
+    def _starts(self, column: jax.Array, buffer: jax.Array, axis: int) -> jax.Array:
+        """Return where updates begin along an axis, in the form of the updates."""
+        last = buffer.shape[axis] - self.axes[axis].width
+        if self.clips:
+            column = jnp.clip(column, 0, last)
+        column = column.astype(jnp.int64 if column.dtype.itemsize > 4 else jnp.int32)
+        shape = [size for _, size in self.slots] + [1] * buffer.ndim
+        places = [a if kind == "slot" else len(self.slots) + a for kind, a in self.along]
+        for place, size in zip(places, column.shape, strict=True):
+            shape[place] = size
+        return jnp.transpose(column, sorted(range(len(places)), key=places.__getitem__)).reshape(
+            shape
+        )
+
+    def _written(
+        self, buffer: jax.Array, update: jax.Array, starts: dict[int, jax.Array]
+    ) -> jax.Array:
+        """Return the buffer after one update."""
+        shape = buffer.shape
+        fixed = [
+            (0, 0, 0)
+            if axis.column is not None or axis.width in (size, 1)
+            else (axis.start, size - axis.start - axis.width, 0)
+            for axis, size in zip(self.axes, shape, strict=True)
+        ]
+        update = jax.lax.pad(update, jnp.zeros((), update.dtype), fixed)
+        inside = jnp.ones([1] * len(shape), bool)
+        for axis, found in enumerate(self.axes):
+            if found.column is not None and not self.clips:
+                last = shape[axis] - found.width
+                inside &= (starts[axis] >= 0) & (starts[axis] <= last)
+            elif found.column is None and found.width < shape[axis]:
+                number = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+                inside &= (number >= found.start) & (number < found.start + found.width)
+        widths = [range(self.axes[axis].width) for axis in starts]
+        for offsets in itertools.product(*widths):
+            here, piece = inside, update
+            for (axis, start), offset in zip(starts.items(), offsets, strict=True):
+                number = jax.lax.broadcasted_iota(start.dtype, shape, axis)
+                here &= number == start + offset
+                piece = jax.lax.slice_in_dim(piece, offset, offset + 1, axis=axis)
+            value = jnp.broadcast_to(piece, shape)
+            value = buffer + value if self.adds else value
+            buffer = jax.lax.select_n(jnp.broadcast_to(here, shape), buffer, value)
+        return buffer
+
+
+def _write_of(constants: Constants, equation: Equation) -> _Write | None:
+    """Return the write of an equation; ``None`` for one at a constant place."""
+    name, invars = equation.primitive.name, equation.invars
+    indices = invars[2:] if name == _SLICE else invars[1:2]
+    if not carries_derivative(equation.outvars[0]) or all(map(constants.has, indices)):
+        return None
+    return _slice(constants, equation) if name == _SLICE else _scatter(constants, equation)
+
+
+def _slice(constants: Constants, equation: Equation) -> _Write:
+    buffer, update, *starts = equation.invars
+    axes = []
+    for axis, (size, width) in enumerate(zip(buffer.aval.shape, update.aval.shape, strict=True)):
+        start = constants.value(starts[axis]) if width < size else np.zeros((), int)
+        if start is None:
+            axes.append(_Axis(axis, width, column=axis))
+        else:
+            axes.append(_Axis(axis, width, start=int(np.clip(start, 0, size - width))))
+    return _Write(tuple(axes), (), (), adds=False, clips=True)
+
+
+def _scatter(constants: Constants, equation: Equation) -> _Write:
+    buffer, indices, updates = (atom.aval for atom in equation.invars)
+    numbers = equation.params["dimension_numbers"]
+    window = list(map(int, numbers.update_window_dims))
+    outer = [axis for axis in range(len(updates.shape)) if axis not in window]
+    aligned = dict(
+        zip(
+            map(int, numbers.scatter_indices_batching_dims),
+            map(int, numbers.operand_batching_dims),
+            strict=True,
+        )
+    )
+    inserted = set(map(int, numbers.inserted_window_dims))
+    columns = {int(axis): c for c, axis in enumerate(numbers.scatter_dims_to_operand_dims)}
+    for axis in inserted & columns.keys():
+        along = _counts_along(constants, equation.invars[1], columns[axis])
+        if (
+            along is not None
+            and along not in aligned
+            and (indices.shape[along] == buffer.shape[axis])
+        ):
+            aligned[along] = axis
+            del columns[axis]
+    of_axis = {axis: outer[along] for along, axis in aligned.items()}
+    axes, windows = [], iter(window)
+    for axis, size in enumerate(buffer.shape):
+        if axis in of_axis:
+            axes.append(_Axis(of_axis[axis], size))
+            continue
+        source = None if axis in inserted else next(windows)
+        width = 1 if source is None else updates.shape[source]
+        axes.append(_Axis(source, width, columns.get(axis)))
+    free = [along for along in range(len(outer)) if along not in aligned]
+    return _Write(
+        tuple(axes),
+        tuple((outer[along], updates.shape[outer[along]]) for along in free),
+        tuple(
+            ("axis", aligned[along]) if along in aligned else ("slot", free.index(along))
+            for along in range(len(outer))
+        ),
+        adds=_ADDS[equation.primitive.name],
+        clips=equation.params["mode"] == jax.lax.GatherScatterMode.CLIP,
+    )
+
+
+def _counts_along(constants: Constants, indices: Atom, column: int) -> int | None:
+    """Return the axis along which a column of indices counts 0, 1, 2, … whatever the data."""
+    atom: Any = indices
+    program = constants.program
+    value = constants.value(atom)
+    if value is not None:
+        value = value[..., column]
+    elif atom in program.producer:
+        equation = program.equations[program.producer[atom]]
+        last = len(atom.aval.shape) - 1
+        if equation.primitive.name != "concatenate" or equation.params["dimension"] != last:
+            return None
+        first = 0
+        for part in equation.invars:
+            width = part.aval.shape[last]
+            if first <= column < first + width:
+                known = constants.value(part)
+                value = None if known is None else known[..., column - first]
+            first += width
+    if value is None:
+        return None
+    for axis, size in enumerate(value.shape):
+        shape = [size if i == axis else 1 for i in range(value.ndim)]
+        if np.array_equal(value, np.broadcast_to(np.arange(size).reshape(shape), value.shape)):
+            return axis
+    return None

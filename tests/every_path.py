@@ -1,0 +1,133 @@
+"""The gradient of one model on every path that a user can take, next to BPTT and other oracles."""
+
+import functools
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import braintrace
+
+
+def loss(output):
+    """The loss of one step, summed over samples."""
+    return ((output - 0.3) ** 2).sum()
+
+
+class Paths:
+    """One model under one rule.
+
+    Parameters
+    ----------
+    make
+        Returns a model of which `init_state` takes the batch, or none.
+    xs
+        Inputs, time and samples first.
+    rule, options
+        Of `braintrace.compile`.
+    """
+
+    def __init__(self, make, xs, rule="d_rtrl", **options):
+        self.make, self.xs, self.rule, self.options = make, xs, rule, options
+
+    @property
+    def batch(self):
+        return self.xs.shape[1]
+
+    @functools.cached_property
+    def learner(self):
+        return self._compiled(batch_size=self.batch)
+
+    def _compiled(self, **more):
+        return braintrace.compile(self.make(), self.rule, self.xs[0], **more, **self.options)
+
+    def sequence(self):
+        self.learner.reset_state(self.batch)
+        return self._at_once(self.learner, self.xs)
+
+    def two_calls(self):
+        self.learner.reset_state(self.batch)
+        parts = [self._at_once(self.learner, xs) for xs in (self.xs[:3], self.xs[3:])]
+        return jax.tree.map(jnp.add, *parts)
+
+    def after_a_reset(self):
+        self._at_once(self.learner, self.xs[::-1])
+        self.learner.reset_state(where=np.array(True))
+        return self._at_once(self.learner, self.xs)
+
+    def stream(self):
+        self.learner.reset_state(self.batch)
+        weights = self.learner.algorithm.param_states
+        total = brainstate.State({k: jnp.zeros_like(s.value) for k, s in weights.items()})
+
+        def add(gradients):
+            total.value = jax.tree.map(jnp.add, total.value, dict(gradients))
+
+        step_fn = functools.partial(_loss_of, self.learner)
+        self.learner.etrace_online(self.xs, step_fn=step_fn, update_fn=add)
+        return _by_name(total.value)
+
+    def own_gradient(self):
+        self.learner.reset_state(self.batch)
+        return self._step_by_step(self.learner, self.learner.algorithm.model)
+
+    def mapped_by_the_compiler(self):
+        return self._at_once(self._compiled(vmap=True), self.xs)
+
+    def foreign_vmap(self):
+        model = self.make()
+        algorithm = braintrace.compile(
+            self.make(), self.rule, self.xs[0, 0], **self.options
+        ).algorithm
+        algorithm = type(algorithm)(model, **self.options)
+
+        def initialise(x):
+            brainstate.nn.init_all_states(model)
+            algorithm.compile_graph(x)
+
+        lanes = {"axis_size": self.batch, "state_tag": "lane"}
+        brainstate.transform.vmap_new_states(initialise, **lanes)(self.xs[0])
+        return self._step_by_step(brainstate.nn.Vmap(algorithm, vmap_states="lane"), model)
+
+    def _at_once(self, learner, xs):
+        step_fn = functools.partial(_loss_of, learner)
+        return _by_name(learner.etrace_grad(xs, step_fn=step_fn, reduction="sum", chunk_size=2))
+
+    def _step_by_step(self, run, model):
+        weights = model.states(brainstate.ParamState)
+        step = brainstate.transform.jit(
+            brainstate.transform.grad(functools.partial(_loss_of, run), weights)
+        )
+        found = [step(x) for x in self.xs]
+        return _by_name(jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found))
+
+    def bptt(self):
+        """The gradient by `jax.grad` through all steps, without an algorithm."""
+        model = self.make()
+        brainstate.nn.init_all_states(model, batch_size=self.batch)
+        weights = model.states(brainstate.ParamState)
+
+        def total():
+            return sum(loss(model(x)) for x in self.xs)
+
+        return _by_name(brainstate.transform.grad(total, weights)())
+
+
+PATHS = (
+    Paths.sequence,
+    Paths.two_calls,
+    Paths.after_a_reset,
+    Paths.stream,
+    Paths.own_gradient,
+    Paths.mapped_by_the_compiler,
+    Paths.foreign_vmap,
+)
+
+
+def _loss_of(run, x):
+    return loss(run(x))
+
+
+def _by_name(gradients):
+    return {"/".join(map(str, path)): np.asarray(value) for path, value in gradients.items()}

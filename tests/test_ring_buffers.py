@@ -1,0 +1,278 @@
+"""A write of some slots at a place that data choose is a selection, however it is spelled."""
+
+import functools
+
+import brainstate
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from assertions import assert_gradients_close
+from every_path import PATHS, Paths
+
+import braintrace
+from braintrace._compiler.frontend.slot_writes import writes_as_selections
+from braintrace._jaxpr import evaluate_all, inlined, program_of
+
+BATCH, INPUTS, SLOTS, UNITS, STEPS = 3, 2, 4, 2, 6
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def draw(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+# --- attention over a ring buffer
+
+
+def by_where(buffer, place, value):
+    here = jnp.arange(SLOTS) == place % SLOTS
+    return jnp.where(here[:, None], jnp.expand_dims(value, -2), buffer)
+
+
+def by_at(buffer, place, value):
+    return buffer.at[..., place % SLOTS, :].set(value)
+
+
+def by_slice(buffer, place, value):
+    starts = (0,) * (buffer.ndim - 2) + (place % SLOTS, 0)
+    return jax.lax.dynamic_update_slice(buffer, jnp.expand_dims(value, -2), starts)
+
+
+def per_sample(buffer, place, value):
+    """The place of each sample is its own, as it is for indices of a batch."""
+    if buffer.ndim == 2:
+        return buffer.at[place % SLOTS].set(value)
+    places = jnp.broadcast_to(place, buffer.shape[:1])
+    return buffer.at[jnp.arange(buffer.shape[0]), places % SLOTS].set(value)
+
+
+def mapped(buffer, place, value):
+    if buffer.ndim == 2:
+        return by_at(buffer, place, value)
+    return jax.vmap(by_at, in_axes=(0, None, 0))(buffer, place, value)
+
+
+def two_slots(buffer, place, value):
+    """A value in one slot and its half in the next one."""
+    both = jnp.stack([place, place + 1]) % SLOTS
+    return buffer.at[..., both, :].set(jnp.stack([value, value / 2], axis=-2))
+
+
+def two_slots_by_where(buffer, place, value):
+    return by_where(by_where(buffer, place, value), place + 1, value / 2)
+
+
+SPELLINGS = {
+    "at": (by_at, by_where),
+    "dynamic_update_slice": (by_slice, by_where),
+    "a place for each sample": (per_sample, by_where),
+    "mapped": (mapped, by_where),
+    "two slots": (two_slots, two_slots_by_where),
+}
+
+
+class Attention(brainstate.nn.Module):
+    """Attention over the last keys and values."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.write = write
+        for i, name in enumerate(("key", "value", "query")):
+            setattr(self, name, brainstate.ParamState(draw(i, INPUTS, UNITS)))
+
+    def init_state(self, batch_size=None, **_):
+        lead = () if batch_size is None else (batch_size,)
+        self.keys = brainstate.HiddenState(draw(5, SLOTS, UNITS) + jnp.zeros((*lead, 1, 1)))
+        self.values = brainstate.HiddenState(draw(6, SLOTS, UNITS) + jnp.zeros((*lead, 1, 1)))
+        self.count = brainstate.ShortTermState(jnp.asarray(2))
+
+    def update(self, x):
+        count, self.count.value = self.count.value, self.count.value + 1
+        drive = [braintrace.matmul(x, w.value) for w in (self.key, self.value)]
+        self.keys.value = self.write(self.keys.value, count, jnp.tanh(drive[0]))
+        self.values.value = self.write(self.values.value, count, drive[1])
+        scores = jnp.einsum("...nu,...u->...n", self.keys.value, x @ self.query.value)
+        return jnp.einsum("...n,...nu->...u", jax.nn.softmax(scores), self.values.value)
+
+
+class PerSampleCount(Attention):
+    """The same with a counter for each sample, of which one is ahead."""
+
+    def init_state(self, batch_size=None, **_):
+        super().init_state(batch_size)
+        if batch_size is not None:
+            self.count = brainstate.ShortTermState(jnp.arange(batch_size) + 2)
+
+
+def inputs():
+    return draw(7, STEPS, BATCH, INPUTS)
+
+
+@functools.cache
+def paths_of(name):
+    return Paths(functools.partial(Attention, SPELLINGS[name][0]), inputs())
+
+
+@functools.cache
+def exact(name):
+    return Paths(functools.partial(Attention, SPELLINGS[name][1]), inputs()).bptt()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_it_learns_as_by_backpropagation(name):
+    found = paths_of(name).sequence()
+    assert paths_of(name).learner.graph.diagnostics == ()
+    assert_gradients_close(found, exact(name), 1e-12, name)
+    spelled_out = Paths(functools.partial(Attention, SPELLINGS[name][1]), inputs())
+    assert_gradients_close(found, spelled_out.sequence(), 1e-12, name)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["at", "dynamic_update_slice"])
+def test_every_path(name, path):
+    assert_gradients_close(path(paths_of(name)), exact(name), 1e-12)
+
+
+def test_samples_that_are_at_places_of_their_own():
+    paths = Paths(functools.partial(PerSampleCount, per_sample), inputs())
+    found = paths.sequence()
+    assert paths.learner.graph.diagnostics == ()
+    assert_gradients_close(found, paths.bptt(), 1e-12)
+
+
+@pytest.mark.parametrize("rule", ["rtrl", "snap", "es_d_rtrl", "immediate"])
+def test_other_rules_follow_both_spellings_alike(rule):
+    options = {"decay_or_rank": 0.7} if rule == "es_d_rtrl" else {}
+    found, wanted = (
+        Paths(functools.partial(Attention, write), inputs(), rule, **options)
+        for write in (by_at, by_where)
+    )
+    assert_gradients_close(found.sequence(), wanted.sequence(), 1e-12)
+    if rule == "rtrl":
+        assert_gradients_close(found.sequence(), exact("at"), 1e-12)
+
+
+def test_a_buffer_is_marked_alike_in_both_spellings():
+    class Plain(Attention):
+        def update(self, x):
+            count, self.count.value = self.count.value, self.count.value + 1
+            self.keys.value = self.write(self.keys.value, count, jnp.tanh(x @ self.key.value))
+            return self.keys.value.sum(-2) @ self.value.value + x @ self.query.value
+
+    for write in (by_at, by_where):
+        paths = Paths(functools.partial(Plain, write), inputs())
+        assert_gradients_close(paths.sequence(), paths.bptt(), 1e-12)
+
+
+def test_a_write_of_more_slots_than_the_limit_stays():
+    class Wide(Attention):
+        def update(self, x):
+            count, self.count.value = self.count.value, self.count.value + 1
+            drive = jnp.stack([braintrace.matmul(x, self.key.value)] * 3, axis=-2)
+            place = jnp.clip(count, 0, 1)
+            kept = jax.lax.dynamic_update_slice(self.keys.value, drive, (0, place, 0))
+            self.keys.value = kept + 0.1 * drive[:, :1]
+            return self.keys.value.sum(-2) @ self.value.value + x @ self.query.value
+
+    options = {"batch_size": BATCH}
+    make = functools.partial(braintrace.compile, Wide(None), "d_rtrl", inputs()[0], **options)
+    assert make().graph.diagnostics == ()
+    with pytest.warns(braintrace.ApproximationWarning, match="dynamic_update_slice"):
+        make(unroll_limit=2)
+
+
+# --- every mode of indexing
+
+
+BUFFER = (BATCH, 5, UNITS)
+ROWS = np.arange(BATCH)
+MODES = ("drop", "fill", "clip", "promise_in_bounds", None)
+WRITES = {
+    "one for all": ((BATCH, UNITS), lambda at, i: at[:, i[0]]),
+    "one of each": ((BATCH, UNITS), lambda at, i: at[ROWS, i]),
+    "an element": ((BATCH,), lambda at, i: at[:, i[0], 1]),
+    "two places of one": ((), lambda at, i: at[1, i[0], i[0] // 2]),
+    "several": ((BATCH, 2, UNITS), lambda at, i: at[:, jnp.stack([i[0], i[0] + 1])]),
+    "several of each": (
+        (BATCH, 2, UNITS),
+        lambda at, i: at[ROWS[:, None], jnp.stack([i, i + 1], -1)],
+    ),
+    "backward rows": ((BATCH, UNITS), lambda at, i: at[ROWS[::-1], i]),
+}
+INSIDE, OUTSIDE = (0, 3, -2), (7, -1, -9)
+
+
+def assert_same(write, place, value):
+    """Hold a rewritten write and its derivatives against JAX's own."""
+    buffer, cotangent = draw(1, *BUFFER), draw(2, *BUFFER)
+    program = program_of(inlined(jax.make_jaxpr(write)(buffer, value, place)))
+    rewritten = writes_as_selections(program, program.out_atoms, 32)
+    names = {equation.primitive.name for equation in rewritten.equations}
+    assert names.isdisjoint({"scatter", "scatter-add", "dynamic_update_slice"})
+
+    def selected(buffer, value):
+        return evaluate_all(rewritten.jaxpr, [buffer, value, place], {})[0]
+
+    wanted, pull_wanted = jax.vjp(lambda b, v: write(b, v, place), buffer, value)
+    found, pull_found = jax.vjp(selected, buffer, value)
+    np.testing.assert_array_equal(found, wanted)
+    jax.tree.map(np.testing.assert_array_equal, pull_found(cotangent), pull_wanted(cotangent))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_is_what_it_is_in_jax(name, mode):
+    shape, at = WRITES[name]
+    for place in (INSIDE,) if mode == "promise_in_bounds" else (INSIDE, OUTSIDE):
+        for method in ("set", "add"):
+
+            def write(buffer, value, i, method=method):
+                return getattr(at(buffer.at, i), method)(value, mode=mode)
+
+            assert_same(write, jnp.asarray(place), draw(3, *shape))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64])
+def test_indices_of_any_dtype(dtype):
+    for place in (0, 3, 120):
+        for mode in ("drop", "clip"):
+            i = jnp.full(BATCH, place, dtype)
+            assert_same(lambda b, v, i, m=mode: b.at[ROWS, i].set(v, mode=m), i, draw(3, 3, 2))
+
+
+SLICES = {
+    "a slot": ((BATCH, 1, UNITS), lambda i: (0, i, 0)),
+    "a window": ((BATCH, 3, UNITS), lambda i: (0, i, 0)),
+    "a part of it": ((2, 3, 1), lambda i: (1, i, 1)),
+    "two places": ((1, 2, UNITS), lambda i: (i, i - 1, 0)),
+    "the whole buffer": (BUFFER, lambda i: (0, i, 0)),
+}
+
+
+def slices_of_each(buffer, value, i):
+    write = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+    return jax.vmap(write)(buffer, value, i + ROWS)
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_a_slice_is_what_it_is_in_jax(name):
+    shape, starts = SLICES[name]
+    for place in (0, 2, 4, 9, -1, -20):
+
+        def write(buffer, value, i):
+            return jax.lax.dynamic_update_slice(buffer, value, starts(i))
+
+        if name != "the whole buffer":
+            assert_same(write, jnp.asarray(place), draw(3, *shape))
+        assert_same(slices_of_each, jnp.asarray(place), draw(3, BATCH, 2, UNITS))
+
+
+def test_writes_at_constant_places_and_of_other_results_stay():
+    def step(buffer, place):
+        kept = buffer.at[:, 2].set(1.0)
+        return kept, buffer.at[:, place].set(1.0)
+
+    program = program_of(inlined(jax.make_jaxpr(step)(draw(1, *BUFFER), 1)))
+    assert writes_as_selections(program, program.out_atoms[:1], 32) is program
