@@ -104,12 +104,20 @@ class Paths:
 
     def bptt(self):
         """The gradient by `jax.grad` through all steps, without an algorithm."""
+        return self._through_time(self.xs, batch_size=self.batch)
+
+    def bptt_of_samples(self):
+        """The same, of one sample after the other by the step of one."""
+        each = [self._through_time(self.xs[:, i]) for i in range(self.batch)]
+        return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *each)
+
+    def _through_time(self, xs, **batch):
         model = self.make()
-        brainstate.nn.init_all_states(model, batch_size=self.batch)
+        brainstate.nn.init_all_states(model, **batch)
         weights = model.states(brainstate.ParamState)
 
         def total():
-            return sum(loss(model(x)) for x in self.xs)
+            return sum(loss(model(x)) for x in xs)
 
         return _by_name(brainstate.transform.grad(total, weights)())
 
@@ -123,6 +131,8 @@ PATHS = (
     Paths.mapped_by_the_compiler,
     Paths.foreign_vmap,
 )
+OF_SAMPLES = PATHS[-2:]
+"""Those of the step of one sample."""
 
 
 def _loss_of(run, x):

@@ -18,7 +18,13 @@ def joined(*parts):
     return jnp.concatenate(parts, axis=-1)
 
 
-@zoo("w_in -> h", "w_rec -> h", groups="h", diagnostics=MIXING, by_day={"d_rtrl": ("chunks of 6",)})
+@zoo(
+    "w_in -> h",
+    "w_rec -> h",
+    groups="h",
+    diagnostics=(*MIXING, "not-marked"),
+    by_day={"d_rtrl": ("chunks of 6",)},
+)
 class Vanilla(Cell):
     weights = {"w_in": W_IN, "w_rec": W_REC, "bias": (H,), "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -296,7 +302,7 @@ class LayerNormRNN(Cell):
 @zoo(
     "w_in -> h",
     groups="h",
-    diagnostics=("plain-mixing",),
+    diagnostics=("plain-mixing", "not-marked"),
     by_day={"d_rtrl": ("stream",), "ottt": ("stream",)},
 )
 class PlainRecurrentRNN(Cell):

@@ -60,15 +60,17 @@ class Lookup:
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
         """Return the entries at the indices; there is no bias."""
         starts = self._starts(operands)
-        there = self._are_there(starts)
-        rows = self._rows(starts, there)
+        there, is_filled = self._are_there(starts), self.mode == GatherScatterMode.FILL_OR_DROP
+        rows = self._rows(starts, there if is_filled else None)
         y = _etrace_op.embedding(rows, self._table(operands[0]))
         y = self._in_order(y, starts[0].ndim)
-        if there is None or np.isnan(self.fill):
+        if there is None or (is_filled and np.isnan(self.fill)):
             return y
         others = [axis for axis in range(y.ndim) if axis not in self.places]
         there = jax.lax.broadcast_in_dim(there, y.shape, others)
-        return jnp.where(there, y, jnp.asarray(self.fill, y.dtype))
+        # An index that was promised to have an entry reads the nearest one, without a derivative.
+        other = jnp.asarray(self.fill, y.dtype) if is_filled else jax.lax.stop_gradient(y)
+        return jnp.where(there, y, other)
 
     def _starts(self, operands: Sequence[Any]) -> list[Any]:
         """Return where reading begins, for each axis that an index is for."""
@@ -80,8 +82,8 @@ class Lookup:
         return [s.astype(jnp.int32) if s.dtype.itemsize < 4 else s for s in starts]
 
     def _are_there(self, starts: Sequence[Any]) -> Any:
-        """Tell of which indices there are entries; ``None``: of all of them."""
-        if self.mode != GatherScatterMode.FILL_OR_DROP:
+        """Tell of which indices there are entries; ``None``: of all of them, moved to one."""
+        if self.mode in (None, GatherScatterMode.CLIP):
             return None
         there = jnp.ones((), bool)
         for axis, start in zip(self.indexed, starts, strict=True):
