@@ -3,13 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from ..._graph.diagnostics import Diagnostic, quoted
-from ..._graph.marked import holds_marked
+from ..._graph.marked import holds_marked, is_marked
 from ..._graph.traced_model import StateLeaf
 from ..._jax import Equation, Var, source_line
 from ..._jaxpr import carries_derivative
-from ..._jaxpr.factors import PRODUCTS
+from ..._jaxpr.dataflow import BindingTime, flows_of_variables, question_of_taint
+from ..._jaxpr.dataflow.bilinear import PRODUCTS
+from ..core.binding_times import time_of_leaf
 from ..core.grouped_step import GroupedStep, new_states
-from ..marking.computed_from import LOOPS, From, computed_from
+from ..marking.parametric_uses import LOOPS
 
 _MEETS = PRODUCTS | LOOPS | {"mul", "div"}
 """Equations in which a weight may be a factor of something else."""
@@ -32,10 +34,11 @@ def not_marked(step: GroupedStep, told: Sequence[str]) -> Iterator[Diagnostic]:
     marked = graph.gradients.behind(operands)
     remembered = filter(step.is_remembered, step.groups)
     new = {var: state.name for group in remembered for state, var in new_states(group)}
-    recurrent = _recurrent_uses(step)
-    for leaf in step.traced.leaves:
-        if leaf.kind == "parameter" and leaf.in_var not in marked and leaf.name not in told:
-            yield from _about(step, leaf, new, recurrent)
+    leaves = [leaf for leaf in step.traced.leaves if leaf.kind == "parameter"]
+    leaves = [leaf for leaf in leaves if leaf.in_var not in marked and leaf.name not in told]
+    recurrent = _recurrent_uses(step) if leaves else {}
+    for leaf in leaves:
+        yield from _about(step, leaf, new, recurrent)
 
 
 def _about(
@@ -81,20 +84,18 @@ def _recurrent_uses(step: GroupedStep) -> dict[Var, Equation]:
     """
     analysis = step.analysis
     program = analysis.program
-    kinds = dict.fromkeys(program.in_vars, From.DATA)
-    parameters = {leaf.in_var for leaf in step.traced.leaves if leaf.kind == "parameter"}
-    kinds |= dict.fromkeys(parameters, From.PARAMETERS)
-    held = (leaf for leaf in step.traced.leaves if leaf.kind == "other" and leaf.out_var is None)
-    kinds |= {leaf.in_var: From.CONSTANTS for leaf in held}
-    computed = computed_from(program, [kinds[var] for var in program.in_vars])
+    leaves = {leaf.in_var: leaf for leaf in step.traced.leaves}
+    parameters = {var for var, leaf in leaves.items() if leaf.kind == "parameter"}
+    inputs = [time_of_leaf(leaves.get(var)) for var in program.in_vars]
+    times = flows_of_variables(question_of_taint(is_marked), analysis.constants, inputs)
     old = {state.in_var for state, _ in step.new_states}
     found: dict[Var, Equation] = {}
     for equation in program.equations:
         if equation.primitive.name not in _MEETS:
             continue
         operands = list(filter(carries_derivative, equation.invars))
-        weights = [var for var in operands if computed.get(var) is From.PARAMETERS]
-        data = [var for var in operands if computed.get(var) is From.DATA]
+        weights = [var for var in operands if times.get(var) is BindingTime.PARAMETER]
+        data = [var for var in operands if times.get(var) is BindingTime.DATA]
         if weights and not old.isdisjoint(analysis.gradients_behind(data)):
             behind = analysis.gradients_behind(weights) & parameters
             found |= {var: equation for var in behind if var not in found}
