@@ -73,7 +73,7 @@ class FilteredReadout:
     state
         Name of the hidden state.
     filters
-        Paths of the filters, each a State with one leaf. Readouts with the same decay share them.
+        Paths of the filters, each a State with one leaf.
     held_paths
         Paths of the States, parameters apart, behind its coefficients (masks, scales). The step
         does not write them.

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._graph import StateLeaf, TracedModel
 from ..._graph.marked import is_marked
 from ..._jax import OWN_BACKWARD, Equation, Var, is_var
-from ..._jaxpr import carries_derivative, equal_with_derivatives
+from ..._jaxpr import carries_derivative
 from ..._jaxpr.data_movement import is_data_movement, moved_operands
 from ..._jaxpr.dataflow import BindingTime, Kind, kinds_of_results
 from ..._typing import Path
 from ..core.analysis import Analysis
 from ..core.binding_times import data_of, time_of_leaf
-from .uniform import Number, Uniform, combined, constant
+from .uniform import Number, combined, constant, uniform
 
 NO_DECAY = "its value before the step does not come back times one number for all units"
 NOT_LINEAR = "it is not linear in its value before the step"
@@ -43,19 +43,12 @@ class LinearFilter:
         The state, and the variable of its new value.
     decay
         The number ``kappa``.
-    decays_learn
-        Whether ``kappa`` is computed from parameters.
+    decay_weights
+        The factors of ``kappa`` that are computed from parameters.
     values
-        Variables that it filters, of data or of other states.
+        Variables that it filters, of data or of other states, as far as a gradient needs them.
     added
-        What is added to those.
-    unneeded_values, unneeded_added
-        Those that no gradient needs.
-    filters
-        New values of other linear filters that it filters in turn.
-    learning
-        Those of the values and filters that come with a coefficient that is computed from
-        parameters.
+        What is added to those and depends on parameters.
     path
         Variables on the way from all of these, the new value included.
     equations
@@ -68,13 +61,9 @@ class LinearFilter:
     leaf: StateLeaf
     var: Var
     decay: Number
-    decays_learn: bool
+    decay_weights: tuple[Var, ...]
     values: tuple[Var, ...]
     added: tuple[Added, ...]
-    unneeded_values: tuple[Var, ...]
-    unneeded_added: tuple[Added, ...]
-    filters: tuple[Var, ...]
-    learning: frozenset[Var]
     path: frozenset[Var]
     equations: tuple[int, ...]
     held: tuple[Path, ...]
@@ -109,17 +98,14 @@ class FilterFinder:
         self._learning = analysis.gradients_ahead(weights)
         states = [leaf.in_var for leaf in leaves if leaf.kind == "hidden"]
         self._with_gradient = analysis.gradients_ahead([*weights, *states])
-        self._uniform = Uniform(analysis, equal_with_derivatives(self._program))
 
-    def find(self, leaf: StateLeaf, var: Var, filters: Collection[Var]) -> LinearFilter | str:
+    def find(self, leaf: StateLeaf, var: Var) -> LinearFilter | str:
         """Return the filter that a state is, or why it is none.
 
         Parameters
         ----------
         leaf, var
             The state, and the variable of its new value.
-        filters
-            New values of other states that are linear filters: the way goes on through them.
         """
         ends: dict[Var, bool] = {}
         added: dict[Added, bool] = {}
@@ -142,13 +128,12 @@ class FilterFinder:
                 passed[atom] = passed.get(atom, False) or learns
         path = frozenset(v for i in equations for v in self._program.equations[i].outvars)
         ends.update((v, learns) for v, learns in passed.items() if v not in path)
-        return self._filter(leaf, var, filters, ends, added, path & passed.keys(), equations)
+        return self._filter(leaf, var, ends, added, path & passed.keys(), equations)
 
     def _filter(
         self,
         leaf: StateLeaf,
         var: Var,
-        filters: Collection[Var],
         ends: dict[Var, bool],
         added: dict[Added, bool],
         path: frozenset[Var],
@@ -161,22 +146,17 @@ class FilterFinder:
         if any(own in self._behind(end) for end in others):
             return NOT_LINEAR
         decay = self._decay(own, var, sorted(equations))
-        if decay is None or not decay.variables.isdisjoint(self._varying):
+        if decay is None:
             return NO_DECAY
+        number, weights = decay
         in_order = sorted(others, key=lambda end: self._program.producer.get(end, -1))
-        needed = [end for end in in_order if others[end] or end in self._with_gradient]
-        learning = {use for use, learns in added.items() if learns or self._learns(use)}
         return LinearFilter(
             leaf=leaf,
             var=var,
-            decay=decay,
-            decays_learn=not decay.variables.isdisjoint(self._learning),
-            values=tuple(end for end in needed if end not in filters),
-            added=tuple(sorted(learning)),
-            unneeded_values=tuple(end for end in in_order if end not in needed),
-            unneeded_added=tuple(sorted(added.keys() - learning)),
-            filters=tuple(end for end in needed if end in filters),
-            learning=frozenset(end for end in needed if ends[end]),
+            decay=number,
+            decay_weights=weights,
+            values=tuple(end for end in in_order if others[end] or end in self._with_gradient),
+            added=tuple(sorted(use for use in added if added[use] or self._learns(use))),
             path=path,
             equations=tuple(sorted(equations)),
             held=self._behind_factors(equations, self._constant_states),
@@ -239,34 +219,42 @@ class FilterFinder:
         derivative = self._analysis.derivatives.of(equation)
         return derivative.is_the_same_for_all(data) and derivative.bent.isdisjoint(data)
 
-    def _decay(self, own: Var, var: Var, equations: Sequence[int]) -> Number | None:
-        """Return the number by which the old value is multiplied at every place, if there is."""
+    def _decay(
+        self, own: Var, var: Var, equations: Sequence[int]
+    ) -> tuple[Number, tuple[Var, ...]] | None:
+        """Return the number by which the old value is multiplied, and its factors that learn."""
         factors: dict[Var, Number] = {own: constant(1.0)}
-        for equation in (self._program.equations[index] for index in equations):
-            if any(is_var(atom) and atom in factors for atom in equation.invars):
-                factor = self._factor(equation, factors)
+        weights: list[Var] = []
+        for index in equations:
+            equation = self._program.equations[index]
+            chain = [is_var(atom) and atom in factors for atom in equation.invars]
+            if any(chain):
+                factor = self._factor(equation, factors, chain)
                 if factor is None:
                     return None
                 factors[equation.outvars[0]] = factor
-        return factors.get(var)
+                if equation.primitive.name in ("mul", "div"):
+                    other = equation.invars[chain.index(False)]
+                    weights += [other] if is_var(other) and other in self._learning else []
+        return (factors[var], tuple(weights)) if var in factors else None
 
-    def _factor(self, equation: Equation, factors: Mapping[Var, Number]) -> Number | None:
+    def _factor(
+        self, equation: Equation, factors: Mapping[Var, Number], chain: Sequence[bool]
+    ) -> Number | None:
+        """Return the number after an equation, whose operands in ``chain`` have one before it."""
         name, operands = equation.primitive.name, equation.invars
-        found = [factors.get(atom) if is_var(atom) else None for atom in operands]
-        own = [factor for factor in found if factor is not None]
+        own = [factors[a] for a, known in zip(operands, chain, strict=True) if known and is_var(a)]
         if len(equation.outvars) != 1:
             return None
+        if name == "neg" or (name == "sub" and not chain[0]):
+            return combined(operator.neg, own[0])
         if name in ("add", "add_any", "sub"):
-            if name == "sub" and found[0] is None:
-                return combined("neg", operator.neg, own[0])
             function = operator.sub if name == "sub" else operator.add
-            return combined(name, function, *own) if len(own) == 2 else own[0]
-        if name == "neg":
-            return combined(name, operator.neg, own[0])
+            return combined(function, *own) if len(own) == 2 else own[0]
         if name in ("mul", "div") and len(own) == 1:
-            other = self._uniform.number(operands[found.index(None)])
+            other = uniform(self._analysis, operands[chain.index(False)])
             function = operator.mul if name == "mul" else operator.truediv
-            return None if other is None else combined(name, function, own[0], other)
+            return None if other is None else combined(function, own[0], other)
         is_moved = is_data_movement(equation) and len(operands) == 1
         return own[0] if is_moved or name in ("copy", "copy_p") else None
 

@@ -2,7 +2,8 @@
 
 A readout lies behind other states that do not read it, by an operation that mixes positions:
 without filters, what it remembers of them is left out of every gradient. It is a linear filter of
-what is at their positions (see `linear_filters`), and only such filters read it in turn.
+what is at their positions (see `linear_filters`). No other state reads it, and its value before the
+step nothing but itself.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ MIXED = (
     "what it filters is no function of hidden states position by position: a nonlinear operation "
     "lies behind one that mixes positions"
 )
+CHAINED = "it reads another such state, and a chain of readouts has no filters"
+READ_LATE = "what `update` returns, or writes to other States, depends on its value before the step"
 OTHER_AXES = "what it filters has no axis with the samples of its batch"
 
 
@@ -57,8 +60,7 @@ def filter_readouts(
             readouts = _readouts(_States(regroup(plain)), names, refused)
             if refused.keys() & names:
                 continue
-        late = _read_late(states) & operations.keys()
-        filtered = regroup(with_filters(plain, readouts, operations, late))
+        filtered = regroup(with_filters(plain, readouts, operations))
         wrong = dict.fromkeys(_not_at_positions(filtered), MIXED)
         axes = axes_of_filters(filtered.traced, filtered.analysis, batch)
         if batch.samples is not None and not batch.unclear:
@@ -174,38 +176,40 @@ def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list
     """Return the linear readouts among some states; note why others are none."""
     step = states.step
     finder = FilterFinder(step.traced, step.analysis, states.new_vars)
-    accepted = [state for state in states.every if state.leaf.name in names]
-    while True:
-        filters = frozenset(state.var for state in accepted)
-        reasons: dict[str, str] = {}
-        found: list[LinearFilter] = []
-        for state in accepted:
-            readout = finder.find(state.leaf, state.var, filters - {state.var})
-            readout = readout if isinstance(readout, str) else _in_place(step, state, readout)
-            if isinstance(readout, str):
-                reasons[state.leaf.name] = readout
-            else:
-                found.append(readout)
-        reasons = reasons or {r.leaf.name: why for r in found if (why := _read(states, found, r))}
-        mixing = _mixing(accepted, found)
-        reasons = reasons or {r.leaf.name: MIXED for r in found if r.var not in mixing}
-        if not reasons:
-            return found
-        refused.update(reasons)
-        accepted = [state for state in accepted if state.leaf.name not in reasons]
+    late, found = _read_late(states), []
+    for state in states.every:
+        name = state.leaf.name
+        if name not in names:
+            continue
+        readout = finder.find(state.leaf, state.var)
+        readout = readout if isinstance(readout, str) else _in_place(step, state, readout)
+        if not isinstance(readout, str):
+            why = READ_LATE if name in late else _why_not(states, state, readout)
+            readout = why or readout
+        if isinstance(readout, str):
+            refused[name] = readout
+        else:
+            found.append(readout)
+    return found
 
 
-def _mixing(states: Iterable[_State], found: Iterable[LinearFilter]) -> set[Var]:
-    """Return the new values of the filters in which positions are mixed, or before which."""
-    walks = {state.var: state.walk for state in states}
-    mixing: set[Var] = set()
-    for readout in found:
-        walk = walks[readout.var]
-        mixed = {*(cut.equation for cut in walk.cuts), *walk.weights_met}
-        mixed.update(index for index, _ in walk.states_met)
-        if not mixed.isdisjoint(readout.equations) or not mixing.isdisjoint(readout.filters):
-            mixing.add(readout.var)
-    return mixing
+def _why_not(states: _States, state: _State, readout: LinearFilter) -> str | None:
+    """Say why a linear filter is no readout that can have filters; ``None``: it is one."""
+    own = {state.var, state.leaf.in_var}
+    for other in states.every:
+        if other is not state and not states.behind([other.var], other.var).isdisjoint(own):
+            return f"hidden state '{other.leaf.name}' reads it"
+    if _mixing(state).isdisjoint(readout.equations):
+        is_chain = not set(states.new_vars.values()).isdisjoint(readout.values)
+        return CHAINED if is_chain else MIXED
+    return None
+
+
+def _mixing(state: _State) -> set[int]:
+    """Return the equations that mix positions on the way to a state, or before which they are."""
+    walk = state.walk
+    cuts = (cut.equation for cut in walk.cuts)
+    return {*cuts, *walk.weights_met, *(index for index, _ in walk.states_met)}
 
 
 def _in_place(step: GroupedStep, state: _State, readout: LinearFilter) -> LinearFilter | str:
@@ -223,23 +227,6 @@ def _in_place(step: GroupedStep, state: _State, readout: LinearFilter) -> Linear
 def leaf_size(leaf: StateLeaf) -> int:
     """Return the number of elements of a State leaf."""
     return int(np.prod(leaf.shape))
-
-
-def _read(states: _States, found: list[LinearFilter], readout: LinearFilter) -> str | None:
-    """Return who reads a readout so that it cannot have filters."""
-    own = {readout.var, readout.leaf.in_var}
-    by_name = {other.leaf.name: other for other in found}
-    for state in states.every:
-        name = state.leaf.name
-        if name == readout.leaf.name:
-            continue
-        if name in by_name:
-            behind = states.behind(by_name[name].values)
-        else:
-            behind = states.behind([state.var], state.var)
-        if not behind.isdisjoint(own):
-            return f"hidden state '{name}' reads it other than as such a filter"
-    return None
 
 
 def _read_late(states: _States) -> set[str]:

@@ -9,20 +9,13 @@ The value of ``o'`` stays what the model computes; its derivative is that of ``A
 ``kappa`` in ``f'`` counts as constant. If ``kappa`` depends on parameters, the rest of the
 derivative is that of ``c' = kappa c``, a state at the units of the readout that holds the value of
 ``o``: that covers the start value as well, and its trace has the size of ``o``, not of ``v``.
-
-The value before the step, for whoever else reads it, is that of the model as well; its derivative
-is that of ``A(f)`` (and of ``c``).
-
-Where a filter ``g`` is filtered again, so are its own sources. What their filters do not give of
-its value (its start, or a change of ``A`` on the way), is a source of its own, if somebody needs
-that value.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -43,23 +36,22 @@ from ..._jax import (
     trace_to_jaxpr,
     with_derivative_of,
 )
-from ..._jaxpr import Rule, evaluate, evaluate_inlined, inlined, program_of
+from ..._jaxpr import Program, Rule, evaluate, evaluate_inlined, inlined, program_of
 from ..._typing import Path
 from ..frontend.canonicalize import spell_out_broadcasts
 from ..frontend.rewritten import rewritten, with_program
 from .linear_filters import LinearFilter
 
-Key: TypeAlias = tuple[Hashable, ...]
-"""Names what is filtered, or a filter: by its decay and what it filters."""
+Source: TypeAlias = tuple[Hashable, ...]
+"""Names what a readout filters."""
 
-Values: TypeAlias = Mapping[Key, Any]
+Values: TypeAlias = Mapping[Source, Any]
 
 
 def with_filters(
     traced: TracedModel,
     readouts: Sequence[LinearFilter],
     operations: Mapping[str, tuple[str, ...]],
-    late: Collection[str],
 ) -> TracedModel:
     """Return a step in which some states have their derivative through filters.
 
@@ -68,13 +60,26 @@ def with_filters(
     traced
         The step.
     readouts
-        The states, in the order in which it computes them.
+        The states.
     operations
         Names of the marked operations that have been on the way to each.
-    late
-        Names of those whose value before the step is read by others than filters.
     """
-    return _Rewriting(traced, readouts, operations, late).result()
+    parts = [_Filtering(traced.program, readout) for readout in readouts]
+    old = traced.program
+    avals = [*(var.aval for var in old.in_vars), *(a for p in parts for a in p.avals.values())]
+    new = program_of(inlined(trace_to_jaxpr(_run(old, parts), avals), spell_out_broadcasts))
+    added = new.in_vars[len(old.in_vars) :], new.out_atoms[len(old.out_atoms) :]
+    paths = [path for part in parts for path in part.paths]
+    leaves = [_leaf(*found) for found in zip(paths, *added, strict=True)]
+    found = [(p.readout.leaf.name, p.paths, p.readout.held, p.readout.parameters) for p in parts]
+    again = with_program(traced, new)
+    return dataclasses.replace(
+        again,
+        leaves=(*again.leaves, *leaves),
+        state_trees={**traced.state_trees, **dict.fromkeys(paths, jax.tree.structure(0))},
+        readouts=tuple(FilteredReadout(*each, operations[each[0]]) for each in found),
+        unfiltered=traced,
+    )
 
 
 def without_marks(traced: TracedModel, equations: Sequence[int]) -> TracedModel:
@@ -89,49 +94,55 @@ def without_marks(traced: TracedModel, equations: Sequence[int]) -> TracedModel:
     return rewritten(traced, dict.fromkeys(marked, plain)) if marked else traced
 
 
-class _Rewriting:
-    def __init__(
-        self,
-        traced: TracedModel,
-        readouts: Sequence[LinearFilter],
-        operations: Mapping[str, tuple[str, ...]],
-        late: Collection[str],
-    ) -> None:
-        self._traced, self._program = traced, traced.program
-        self._readouts = {readout.var: readout for readout in readouts}
-        self._late = [readout for readout in readouts if readout.leaf.name in late]
-        self._filters: dict[Key, Aval] = {}
-        self._paths: dict[Key, Path] = {}
-        self._of: list[FilteredReadout] = []
-        self._with_rest: set[Hashable] = set()
-        for readout in readouts:
-            sources = self._sources(readout)
-            self._with_rest |= {key[1] for key in sources if key[0] == "rest"}
-            filters: dict[Key, Aval] = {(readout.decay.key, k): aval for k, aval in sources.items()}
-            if readout.decays_learn:
-                filters["decay", readout.var] = struct_of(readout.var.aval)
-            for key, aval in filters.items():
-                if key not in self._filters:
-                    self._filters[key] = aval
-                    self._paths[key] = (FILTERS, readout.leaf.name, len(self._filters) - 1)
-            paths = tuple(self._paths[key] for key in filters)
-            name = readout.leaf.name
-            found = paths, readout.held, readout.parameters, operations[name]
-            self._of.append(FilteredReadout(name, *found))
+def _run(program: Program, parts: Sequence[_Filtering]) -> Callable[..., list[Any]]:
+    """Return a program's function of its inputs and old filters; the new ones come last."""
+    by_var = {part.readout.var: part for part in parts}
 
-    def _sources(self, readout: LinearFilter) -> dict[Key, Aval]:
-        """Return what a readout filters, with its types."""
-        found: dict[Key, Aval] = {("value", v): struct_of(v.aval) for v in readout.values}
+    def run(*values: Any) -> list[Any]:
+        known: dict[Var, Any] = {
+            **program.constants,
+            **dict(zip(program.in_vars, values, strict=False)),
+        }
+        filters = iter(values[len(program.in_vars) :])
+        old = {part: {source: next(filters) for source in part.avals} for part in parts}
+        new: dict[_Filtering, Values] = {}
+        for equation in program.equations:
+            operands = [known[a] if is_var(a) else a.val for a in equation.invars]
+            known.update(zip(equation.outvars, bind(equation, operands), strict=True))
+            for part in (by_var[v] for v in equation.outvars if v in by_var):
+                with at_source_of(equation):
+                    known[part.readout.var], new[part] = part.step(known, old[part])
+        outputs = [known[a] if is_var(a) else a.val for a in program.out_atoms]
+        return [*outputs, *(new[part][source] for part in parts for source in part.avals)]
+
+    return run
+
+
+DECAY: Source = ("decay",)
+"""What the value of a readout is to a ``kappa`` that learns."""
+
+
+class _Filtering:
+    """A readout, and filters of what it reads.
+
+    Attributes
+    ----------
+    avals
+        What is filtered, with its types.
+    paths
+        Of the filters.
+    """
+
+    def __init__(self, program: Program, readout: LinearFilter) -> None:
+        self._program, self.readout = program, readout
+        self.avals: dict[Source, Aval] = {("value", v): struct_of(v.aval) for v in readout.values}
         for use in readout.added:
             aval = self._aval_of_ones(*use)
-            found["ones", aval.shape, aval.dtype] = aval
-        for var in readout.filters:
-            inner = self._readouts[var]
-            for key, aval in self._sources(inner).items():
-                found["filter", inner.decay.key, key] = aval
-            if var in readout.learning or inner.decays_learn:
-                found["rest", var] = struct_of(var.aval)
-        return found
+            self.avals["ones", aval.shape, aval.dtype] = aval
+        if readout.decay_weights:
+            self.avals[DECAY] = struct_of(readout.var.aval)
+        name = readout.leaf.name
+        self.paths: tuple[Path, ...] = tuple((FILTERS, name, i) for i in range(len(self.avals)))
 
     def _aval_of_ones(self, index: int, operand: int) -> Aval:
         equation = self._program.equations[index]
@@ -139,133 +150,51 @@ class _Rewriting:
         aval = equation.outvars[0].aval if atom.aval.shape == () else atom.aval
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
-    def result(self) -> TracedModel:
-        """Return the step."""
-        old, traced = self._program, self._traced
-        avals = [*(var.aval for var in old.in_vars), *self._filters.values()]
-        new = program_of(inlined(trace_to_jaxpr(self._run, avals), spell_out_broadcasts))
-        added = new.in_vars[len(old.in_vars) :], new.out_atoms[len(old.out_atoms) :]
-        leaves = [_leaf(*found) for found in zip(self._paths.values(), *added, strict=True)]
-        whole = jax.tree.structure(0)
-        again = with_program(traced, new)
-        return dataclasses.replace(
-            again,
-            leaves=(*again.leaves, *leaves),
-            state_trees={**traced.state_trees, **dict.fromkeys(self._paths.values(), whole)},
-            readouts=tuple(self._of),
-            unfiltered=traced,
-        )
-
-    def _run(self, *values: Any) -> list[Any]:
-        program, count = self._program, len(self._program.in_vars)
-        known: dict[Var, Any] = {
-            **program.constants,
-            **dict(zip(program.in_vars, values, strict=False)),
+    def step(self, known: Mapping[Var, Any], old: Values) -> tuple[Any, Values]:
+        """Return the new value of the readout, with its derivative, and the new filters."""
+        value, kappa = known[self.readout.var], self.readout.decay(known)
+        held = jax.lax.stop_gradient(kappa)
+        new = {
+            source: (_times(held, old[source]) + self._current(source, known)).astype(aval.dtype)
+            for source, aval in self.avals.items()
+            if source != DECAY
         }
-        old = dict(zip(self._filters, values[count:], strict=True))
-        new: dict[Key, Any] = {}
-        rest: dict[Var, Any] = {}
-        known |= {r.leaf.in_var: self._before(r, known, old) for r in self._late}
-        for equation in program.equations:
-            operands = [known[a] if is_var(a) else a.val for a in equation.invars]
-            known.update(zip(equation.outvars, bind(equation, operands), strict=True))
-            for readout in (self._readouts[v] for v in equation.outvars if v in self._readouts):
-                with at_source_of(equation):
-                    known[readout.var] = self._filtered(readout, known, old, new, rest)
-        outputs = [known[a] if is_var(a) else a.val for a in program.out_atoms]
-        return [*outputs, *(new[key] for key in self._filters)]
+        through_filters = self._linear(known, new)
+        if self.readout.decay_weights:
+            kappa = kappa if self._is_marked() else element_wise(kappa)
+            before = with_derivative_of(known[self.readout.leaf.in_var], old[DECAY])
+            new[DECAY] = with_derivative_of(value, _times(kappa, before))
+            through_filters = through_filters + new[DECAY]
+        return with_derivative_of(value, through_filters), new
 
-    def _before(self, readout: LinearFilter, known: Mapping[Var, Any], old: Values) -> Any:
-        """Return the value of a readout before the step, with its derivative."""
-        given = {key: old[readout.decay.key, key] for key in self._sources(readout)}
-        through_filters = self._linear(readout, known, given)
-        if readout.decays_learn:
-            through_filters = through_filters + old["decay", readout.var]
-        return with_derivative_of(known[readout.leaf.in_var], through_filters)
+    def _current(self, source: Source, known: Mapping[Var, Any]) -> Any:
+        kind, *what = source
+        return known[what[0]] if kind == "value" else jnp.ones(*what)
 
-    def _filtered(
-        self,
-        readout: LinearFilter,
-        known: Mapping[Var, Any],
-        old: Values,
-        new: dict[Key, Any],
-        rest: dict[Var, Any],
-    ) -> Any:
-        """Return the new value of a readout, with its derivative; note filters and the rest."""
-        value = known[readout.var]
-        kappa = jax.lax.stop_gradient(readout.decay.compute(known))
-        given: dict[Key, Any] = {}
-        for key, aval in self._sources(readout).items():
-            name = (readout.decay.key, key)
-            if name not in new:
-                now = self._current(key, aval, known, new, rest)
-                new[name] = (_times(kappa, old[name]) + now).astype(aval.dtype)
-            given[key] = new[name]
-        through_filters = self._linear(readout, known, given)
-        if not readout.decays_learn:
-            if readout.var in self._with_rest:
-                rest[readout.var] = jax.lax.stop_gradient(value - through_filters)
-            return with_derivative_of(value, through_filters)
-        held = self._with_own_decay(readout, known, old["decay", readout.var])
-        new["decay", readout.var] = held
-        if readout.var in self._with_rest:
-            rest[readout.var] = with_derivative_of(value - through_filters, held)
-        return with_derivative_of(value, through_filters + held)
-
-    def _with_own_decay(self, readout: LinearFilter, known: Mapping[Var, Any], old: Any) -> Any:
-        """Return the new value, with the derivative that it has by its decay alone."""
-        kappa = readout.decay.compute(known)
-        if not self._is_marked(readout):
-            kappa = element_wise(kappa)
-        before = with_derivative_of(known[readout.leaf.in_var], old)
-        return with_derivative_of(known[readout.var], _times(kappa, before))
-
-    def _is_marked(self, readout: LinearFilter) -> bool:
-        behind = self._program.making(self._program.depends_on(readout.decay.variables))
+    def _is_marked(self) -> bool:
+        """Tell whether the decay is behind a marked operation."""
+        behind = self._program.making(self._program.depends_on(self.readout.decay_weights))
         return any(is_marked(self._program.equations[index]) for index in behind)
 
-    def _current(
-        self, key: Key, aval: Aval, known: Mapping[Var, Any], new: Values, rest: Mapping[Var, Any]
-    ) -> Any:
-        kind, *what = key
-        if kind == "value":
-            return known[what[0]]
-        if kind == "ones":
-            return jnp.ones(aval.shape, aval.dtype)
-        return rest[what[0]] if kind == "rest" else new[tuple(what)]
-
-    def _linear(self, readout: LinearFilter, known: Mapping[Var, Any], given: Values) -> Any:
-        """Return ``A`` of what is given for the sources of a readout."""
+    def _linear(self, known: Mapping[Var, Any], given: Values) -> Any:
+        """Return what has the derivative of ``A``, of what is given for the sources."""
+        readout, own = self.readout, self.readout.leaf.in_var
         overrides = {var: given["value", var] for var in readout.values}
-        for var in (readout.leaf.in_var, *readout.unneeded_values):
-            overrides[var] = jnp.zeros(var.aval.shape, var.aval.dtype)
-        for var in readout.filters:
-            inner = self._readouts[var]
-            of_inner = {key: given["filter", inner.decay.key, key] for key in self._sources(inner)}
-            overrides[var] = self._linear(inner, known, of_inner)
-            if ("rest", var) in given:
-                overrides[var] = overrides[var] + given["rest", var]
+        overrides[own] = jnp.zeros(own.aval.shape, own.aval.dtype)
         inputs = {var: value for var, value in known.items() if var not in readout.path}
-        rules = self._with_filtered_ones(readout, given)
+        rules = {index: self._with_filtered_ones(index, given) for index, _ in readout.added}
         return evaluate(self._program, [readout.var], inputs, overrides, rules)[0]
 
-    def _with_filtered_ones(self, readout: LinearFilter, given: Values) -> dict[int, Rule]:
-        """Return rules that multiply what is added by filters of ones; the rest is left out."""
+    def _with_filtered_ones(self, index: int, given: Values) -> Rule:
+        """Return the rule that multiplies what an equation adds by filters of ones."""
 
-        def rule_for(index: int) -> Rule:
-            def rule(equation: Equation, values: list[Any]) -> list[Any]:
-                for operand in (operand for i, operand in readout.added if i == index):
-                    aval = self._aval_of_ones(index, operand)
-                    ones = given["ones", aval.shape, aval.dtype]
-                    values[operand] = values[operand] * ones
-                for operand in (operand for i, operand in readout.unneeded_added if i == index):
-                    values[operand] = jnp.zeros_like(values[operand])
-                return bind(equation, values)
+        def rule(equation: Equation, values: list[Any]) -> list[Any]:
+            for operand in (operand for i, operand in self.readout.added if i == index):
+                aval = self._aval_of_ones(index, operand)
+                values[operand] = values[operand] * given["ones", aval.shape, aval.dtype]
+            return bind(equation, values)
 
-            return rule
-
-        uses = (*readout.added, *readout.unneeded_added)
-        return {index: rule_for(index) for index, _ in uses}
+        return rule
 
 
 def _times(number: Any, array: Any) -> Any:
