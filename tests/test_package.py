@@ -153,6 +153,14 @@ def test_public_names_are_documented(name):
         assert not text.startswith(f"{name}("), f"{name} has only the docstring of a dataclass"
 
 
+def test_methods_that_check_their_arguments_keep_their_docstrings():
+    """A layer without one of its own has that of brainstate."""
+    layer = braintrace.nn.GroupedLinear
+    assert layer.update.__doc__.startswith("Return the layer's output")
+    state = braintrace.nn.GRUCell.init_state
+    assert state.__doc__ == brainstate.nn.Module.init_state.__doc__
+
+
 def modules_of(package):
     """The algorithms, or the layers: the classes whose calls brainstate's metaclass takes."""
     values = [getattr(package, name) for name in public_names(package)]
