@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from .._graph import HiddenGroup, Records
+from .._jaxpr import reached
 from .._typing import PyTree
 from .jacobians import transition_key
 from .layout import new_state_to_positions, old_state_to_positions
@@ -174,9 +175,8 @@ def suffix_products(
 
 def _reachable(group: HiddenGroup, rows: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return the blocks ``(i, j)`` of products of ``D`` that can be other than zero."""
-    pairs = {(i, i) for i in rows}
-    while True:
-        more = pairs | {(i, d) for i, m in pairs for a, d in group.transition if a == m}
-        if more == pairs:
-            return sorted(pairs)
-        pairs = more
+
+    def read(new: int) -> list[int]:
+        return [old for state, old in group.transition if state == new]
+
+    return sorted((row, old) for row in rows for old in reached([row], read))

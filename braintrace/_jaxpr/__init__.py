@@ -3,6 +3,7 @@
 from .bodies import loop_of as loop_of
 from .bodies import rebuilt as rebuilt
 from .components import components as components
+from .components import reached as reached
 from .effects import can_be_replayed as can_be_replayed
 from .effects import recorded as recorded
 from .effects import replayed as replayed

@@ -1,6 +1,28 @@
-"""Strongly connected components of a directed graph."""
+"""Searches in directed graphs: reachable nodes, and strongly connected components."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+def reached(starts: Iterable[Node], successors: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Return the nodes that can be reached from some others, these included.
+
+    Examples
+    --------
+    >>> from braintrace._jaxpr import reached
+    >>> sorted(reached([3], lambda node: [node // 2]))
+    [0, 1, 3]
+    """
+    found: set[Node] = set()
+    pending = [*starts]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(successors(node))
+    return found
 
 
 def components(successors: Sequence[Sequence[int]]) -> list[list[int]]:

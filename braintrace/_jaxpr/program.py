@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from .._jax import AnyJaxpr, Atom, Equation, Var, is_var, open_jaxpr
+from .components import reached
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,19 +61,15 @@ class Program:
         Variables in ``stops``, and those made by a primitive named in ``blocked``, are reported
         but not looked behind. Operands for which ``through`` does not hold are left out.
         """
-        seen: set[Var] = set()
-        pending = [t for t in targets if is_var(t)]
-        while pending:
-            var = pending.pop()
-            if var in seen:
-                continue
-            seen.add(var)
+
+        def operands(var: Var) -> Iterable[Var]:
             index = self.producer.get(var)
             if index is None or var in stops:
-                continue
-            if self.equations[index].primitive.name not in blocked:
-                pending.extend(a for a in self.equations[index].invars if through(a))
-        return seen
+                return ()
+            equation = self.equations[index]
+            return () if equation.primitive.name in blocked else filter(through, equation.invars)
+
+        return reached(filter(is_var, targets), operands)
 
     def dependents_of(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr, scan_counts
+from .components import reached
 from .dataflow.bilinear import dot_axes
 
 SizeOf: TypeAlias = Callable[[Any], int]
@@ -182,14 +183,14 @@ def _body_in_place(equation: Equation, operands: list[_Value], platform: str) ->
 
 def _needed(operations: list[_Operation], results: list[_Value]) -> list[_Operation]:
     """Return the operations that results, or effects, are computed from."""
-    pending = [r.made_by for r in results] + [o for o in operations if o.equation.effects]
-    needed: set[int] = set()
-    while pending:
-        operation = pending.pop()
-        if operation is not None and id(operation) not in needed:
-            needed.add(id(operation))
-            pending += [operand.made_by for operand in operation.operands]
-    return [operation for operation in operations if id(operation) in needed]
+    makers = [value.made_by for value in results if value.made_by is not None]
+    acting = (operation for operation in operations if operation.equation.effects)
+
+    def before(operation: _Operation) -> Iterable[_Operation]:
+        return (value.made_by for value in operation.operands if value.made_by is not None)
+
+    needed = reached([*makers, *acting], before)
+    return [operation for operation in operations if operation in needed]
 
 
 def _most(body: _Body, setting: Setting, sizes: dict[int, int]) -> int:

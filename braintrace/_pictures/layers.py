@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
+from .._jaxpr import reached
 from .parts import Arrow
 
 GAP = 16.0
@@ -74,15 +75,7 @@ def _without_circles(arrows: Iterable[Arrow]) -> list[tuple[str, str]]:
 
 
 def _leads(after: Mapping[str, set[str]], start: str, end: str) -> bool:
-    pending, seen = [start], set[str]()
-    while pending:
-        node = pending.pop()
-        if node == end:
-            return True
-        if node not in seen:
-            seen.add(node)
-            pending += after.get(node, ())
-    return False
+    return end in reached([start], lambda node: after.get(node, ()))
 
 
 def _layers(nodes: Sequence[str], ways: Sequence[tuple[str, str]]) -> dict[str, int]:

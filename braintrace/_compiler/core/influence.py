@@ -13,6 +13,7 @@ import numpy as np
 from ..._graph import HiddenGroup, InfluenceMap, InjectionPoint
 from ..._graph.influence import NO_SLOT
 from ..._jax import Var
+from ..._jaxpr import reached
 from ..._jaxpr.dataflow import NONE
 from .analysis import Analysis
 from .transfer import MANY, Ids, places_of
@@ -145,11 +146,8 @@ def _slots(entries: Sequence[Way], size: int) -> tuple[list[np.ndarray], np.ndar
 
 
 def _reached(now: set[int], group: HiddenGroup) -> tuple[int, ...]:
-    while True:
-        later = now | {a for a, c in group.transition if c in now}
-        if later == now:
-            return tuple(sorted(now))
-        now = later
+    later = reached(now, lambda old: [new for new, read in group.transition if read == old])
+    return tuple(sorted(later))
 
 
 def _recognise(

@@ -8,12 +8,13 @@ few dozen nodes.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..._graph.traced_model import TracedModel
 from ..._jax import Atom, Var, is_var
-from ..._jaxpr import Program, carries_derivative
+from ..._jaxpr import Program, carries_derivative, reached
 from ..._jaxpr.dataflow import CONSTANT
 from .analysis import Analysis
 from .candidates import Candidate
@@ -81,18 +82,11 @@ class Paths:
 
         Nodes in ``ends`` are reported but not looked behind.
         """
-        found, pending = set[Var](), [atom for atom in targets if is_var(atom)]
-        seen = set[Var]()
-        while pending:
-            var = pending.pop()
-            if var in seen:
-                continue
-            seen.add(var)
-            if var in self._nodes:
-                found.add(var)
-            if var not in ends:
-                pending.extend(use.node for use in self.uses_behind(var))
-        return found
+
+        def before(var: Var) -> Iterable[Var]:
+            return () if var in ends else (use.node for use in self.uses_behind(var))
+
+        return {var for var in reached(filter(is_var, targets), before) if var in self._nodes}
 
     def ahead(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
         """Return the nodes that depend on some others in the step, these included.
@@ -108,16 +102,13 @@ class Paths:
     def _forward(
         self, starts: Iterable[Var], ends: Collection[Var], before: Mapping[Var, set[Var]]
     ) -> set[Var]:
-        found, pending = set[Var](), [*starts]
-        while pending:
-            node = pending.pop()
-            if node in found:
-                continue
-            found.add(node)
-            if node not in ends:
-                pending.extend(sink for use in self.uses_of(node) for sink in self.sinks(use))
-                pending.extend(before.get(node, ()))
-        return found
+        def after(node: Var) -> Iterable[Var]:
+            if node in ends:
+                return ()
+            sinks = (sink for use in self.uses_of(node) for sink in self.sinks(use))
+            return itertools.chain(sinks, before.get(node, ()))
+
+        return reached(starts, after)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

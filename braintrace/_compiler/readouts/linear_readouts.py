@@ -19,6 +19,7 @@ from ..._graph.diagnostics import Diagnostic
 from ..._graph.marked import is_marked
 from ..._graph.traced_model import FILTERS
 from ..._jax import Var, is_var
+from ..._jaxpr import reached
 from ..core.batch import axes_of_filters, with_axes
 from ..core.grouped_step import GroupedStep
 from ..core.walk import Walk, walk_back
@@ -164,12 +165,7 @@ def _behind_others(states: _States) -> Iterator[_State]:
 
 def _all_read(states: _States, name: str) -> set[str]:
     """Return the names of the states that one depends on, over time."""
-    found: set[str] = set()
-    pending = [name]
-    while pending:
-        pending += states.read[pending.pop()] - found
-        found.update(pending)
-    return found
+    return reached(states.read[name], states.read.__getitem__)
 
 
 def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list[LinearFilter]:
