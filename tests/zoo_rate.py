@@ -90,7 +90,7 @@ class MGU(Cell):
     "w_z -> h",
     "w_h -> h",
     groups="h",
-    diagnostics=("recurrent-mixing", "nested-weights", "no-hidden-state"),
+    diagnostics=("recurrent-mixing", "nested-weights"),
     by_day={"d_rtrl": ("chunks of 3",), "es_d_rtrl": ("chunks of 6",)},
 )
 class GRUResetBefore(Cell):

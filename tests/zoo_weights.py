@@ -55,7 +55,7 @@ class Heads(Cell):
     "w_in -> h",
     "w_rec -> h",
     groups="h",
-    diagnostics=("recurrent-mixing", "nested-weights", "no-hidden-state"),
+    diagnostics=("recurrent-mixing", "nested-weights"),
     by_day={"d_rtrl": ("chunks of 6",)},
 )
 class Words(Cell):

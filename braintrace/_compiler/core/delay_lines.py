@@ -14,6 +14,8 @@ from .candidates import Candidate
 from .step_graph import StepGraph
 from .transfer import COPIES
 
+_ALSO_MOVES = frozenset({"convert_element_type", "select_n"})  # a selection keeps or replaces
+
 
 def find_delay_lines(
     analysis: Analysis,
@@ -58,7 +60,7 @@ def _is_moved_only(analysis: Analysis, candidates: Sequence[Candidate], a: int) 
 
 def _moves(equation: Equation) -> bool:
     name = equation.primitive.name
-    return is_data_movement(equation) or name in COPIES or name == "convert_element_type"
+    return is_data_movement(equation) or name in COPIES or name in _ALSO_MOVES
 
 
 def _is_read_by_others(graph: StepGraph, candidates: Sequence[Candidate], a: int) -> bool:

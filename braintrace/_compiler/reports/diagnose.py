@@ -1,20 +1,29 @@
 """Turn what the passes found into diagnostics."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ..._graph import FOLLOWS_ALL, Boundary, HiddenParamOpRelation
 from ..._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
 from ..._graph.marked import holds_marked
 from ..._jax import source_line
 from ..._typing import path_name
-from ..core.grouped_step import GroupedStep
+from ..core.grouped_step import GroupedStep, new_states
 from ..core.marked_operations import MarkedOperation
 from .backward import about_outputs, bent_uses
-from .diagnose_groups import BENT, CHANGE_AFTERWARDS, about_group, names_of
+from .diagnose_groups import (
+    BENT,
+    CHANGE_AFTERWARDS,
+    OF_CURRENT_STEP,
+    about_group,
+    names_of,
+)
 from .lost_marks import lost_marks
 from .not_marked import not_marked
 from .untraced import also_untagged, carried_without_a_trace, plain_in_readouts
 from .upstream import Upstream
+
+LOSES_MEMORY = ("nested-weights", "mixed-positions")
+"""Kinds of a warning that a weight has no trace on its way to a hidden state."""
 
 
 def diagnose(
@@ -36,10 +45,15 @@ def diagnose(
     """
     follows_all = boundary in FOLLOWS_ALL
     upstream = Upstream(step, boundary)
-    for group, walks in zip(step.groups, step.walks, strict=True):
-        yield from about_group(upstream, group, walks)
+    about_groups = [
+        diagnostic
+        for group, walks in zip(step.groups, step.walks, strict=True)
+        for diagnostic in about_group(upstream, group, walks)
+    ]
+    yield from about_groups
     yield from _bent_weights(step, relations)
-    yield from _without_relation(step, found)
+    told = {path for d in about_groups if d.kind in LOSES_MEMORY for path in d.paths}
+    yield from _without_relation(step, found, told, boundary)
     yield from _no_trace(found, relations)
     yield from _inside_rules(step)
     yield from step.traced.unmarked
@@ -76,18 +90,33 @@ def _bent_weights(
 
 
 def _without_relation(
-    step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
+    step: GroupedStep,
+    relations: Sequence[HiddenParamOpRelation],
+    told: Collection[str],
+    boundary: Boundary,
 ) -> Iterator[Diagnostic]:
+    """Yield why operations have no trace, except for weights of which a warning has told."""
     related = {relation.equation for relation in relations}
     for operation in step.operations:
         if operation.equation not in related:
             equation = step.analysis.program.equations[operation.equation]
-            level, kind, message = _why_no_trace(step, operation, equation.primitive.name)
-            yield Diagnostic(level, kind, message, operation.printed_paths, source_line(equation))
+            states = [] if boundary == "closed" else _states_reached(step, operation)
+            name = equation.primitive.name
+            level, kind, message = _why_no_trace(step, operation, name, states)
+            if kind != "nested-weights" or not set(operation.printed_paths) <= set(told):
+                paths = (*operation.printed_paths, *states)
+                yield Diagnostic(level, kind, message, paths, source_line(equation))
+
+
+def _states_reached(step: GroupedStep, operation: MarkedOperation) -> list[str]:
+    """Return the remembered hidden states that a gradient connects to an operation."""
+    ahead = step.graph.gradients.ahead([operation.y_var])
+    groups = (group for group in step.groups if step.is_remembered(group))
+    return [s.name for group in groups for s, var in new_states(group) if var in ahead]
 
 
 def _why_no_trace(
-    step: GroupedStep, operation: MarkedOperation, name: str
+    step: GroupedStep, operation: MarkedOperation, name: str, states: Sequence[str]
 ) -> tuple[Level, DiagnosticKind, str]:
     weights = quoted(operation.printed_paths)
     if operation.non_parameters:
@@ -105,6 +134,12 @@ def _why_no_trace(
             "carry that; the weight gets the gradient of the current step."
         )
         return "warning", "partly-coupled", message
+    if states:
+        message = (
+            f"Weight {weights} of `{name}` reaches {quoted(states)} through other marked "
+            f"operations only. {OF_CURRENT_STEP}"
+        )
+        return "warning", "nested-weights", message
     message = (
         f"Weight {weights} of `{name}` reaches no hidden state "
         "with a trace position by position; it gets the gradient of the current step."

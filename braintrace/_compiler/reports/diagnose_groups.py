@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..._graph import Boundary, Cut, HiddenGroup
 from ..._graph.diagnostics import Diagnostic, quoted
-from ..._jax import source_line
+from ..._jax import Equation, source_line
 from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from ..core.diagonals import products_met
 from ..core.walk import Walk
@@ -14,6 +14,10 @@ from .upstream import Upstream
 BENT = (
     "`custom_vjp` whose backward rule is not proportional to the gradient that it is given (one "
     "that clips, or adds something, for example)."
+)
+OF_CURRENT_STEP = (
+    "A trace cannot carry a weight behind a weight: along this path it gets the gradient of the "
+    "current step only, and its influence on later steps through the state is lost."
 )
 CHANGE_AFTERWARDS = "Change gradients after `etrace_grad` has returned them instead."
 
@@ -90,6 +94,8 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
             (*behind.old_states, *_names(group)),
             source_line(equation),
         )
+    if upstream.boundary != "diagonal":  # which has a finding of its own
+        yield from _about_two_operations(upstream, group, equation)
     if behind.new_states:
         yield Diagnostic(
             "info",
@@ -105,11 +111,29 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
             "warning",
             "nested-weights",
             f"Weight {quoted(behind.weights)} reaches {names_of(group)} through another marked "
-            f"operation, `{name}`. A trace cannot carry a weight behind a weight: along this "
-            "path it gets the gradient of the current step only. Where the model allows it, "
-            "move the weight behind the other one (a GRU whose reset gate acts after the "
-            "recurrent product has a trace for all weights).",
+            f"operation, `{name}`. {OF_CURRENT_STEP} Where the model allows it, move the weight "
+            "behind the other one (a GRU whose reset gate acts after the recurrent product has a "
+            "trace for all weights).",
             (*behind.weights, *_names(group)),
+            source_line(equation),
+        )
+
+
+def _about_two_operations(
+    upstream: Upstream, group: HiddenGroup, last: Equation
+) -> Iterator[Diagnostic]:
+    """Yield the operations between an old hidden state and another operation on the way back."""
+    step, rule = upstream.step, _RULES[upstream.boundary]
+    for first, old_states in upstream.before(last.invars, group):
+        equation = step.analysis.program.equations[first.equation]
+        yield Diagnostic(
+            "info",
+            "recurrent-mixing",
+            f"Hidden state {quoted(old_states)} reaches {names_of(group)} through the marked "
+            f"operation `{equation.primitive.name}`, and then through `{last.primitive.name}` "
+            f"({source_line(last)}). The path from state to state through both is what {rule} "
+            f"leaves out, and {quoted(first.printed_paths)} has no trace there.",
+            (*old_states, *_names(group)),
             source_line(equation),
         )
 

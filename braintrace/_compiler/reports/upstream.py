@@ -1,12 +1,13 @@
 """What a gradient finds on the way back from the hidden states of a group."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..._graph import FOLLOWS_ALL, Boundary, HiddenGroup
 from ..._jax import Atom, Var
 from ..._jaxpr import carries_derivative
 from ..core.grouped_step import GroupedStep
+from ..core.marked_operations import MarkedOperation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,3 +73,20 @@ class Upstream:
             marked = (paths for var, paths in self._weights.items() if var in behind)
             weights.update((path, None) for paths in marked for path in paths)
         return Found(list(old), list(new), list(weights))
+
+    def before(
+        self, operands: Iterable[Atom], group: HiddenGroup
+    ) -> Iterator[tuple[MarkedOperation, list[str]]]:
+        """Yield the operations right before some operands, with the old states behind each.
+
+        Old states are looked for behind further operations as well.
+        """
+        gradients, ends = self.step.graph.gradients, self.ends(group)
+        behind = gradients.behind(operands, ends)
+        others = ends - frozenset(self._weights)
+        for operation in self.step.operations:
+            if operation.y_var in behind:
+                found = gradients.behind([operation.y_var], others)
+                states = [name for var, name in self._old.items() if var in found]
+                if states:
+                    yield operation, states
