@@ -1158,9 +1158,9 @@ MUTATIONS = [
     Mutation(
         "States that are written taken for constants",
         "_compiler/marking/marks.py",
-        'array.kind == "random" or array.written or (is_mapped and array.per_sample)',
-        'array.kind == "random" or (is_mapped and array.per_sample)',
-        (f"{MARKS}_has_the_relations_of_its_marked_twin[branches]",),
+        "time = time_of(array.kind, array.written or (is_mapped and array.per_sample))",
+        "time = time_of(array.kind, is_mapped and array.per_sample)",
+        (f"{MARKS}_learns_as_its_marked_twin[branches]",),
         "what a hidden state is multiplied with is computed from parameters alone",
     ),
     # saving

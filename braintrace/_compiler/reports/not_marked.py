@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._graph.marked import holds_marked, is_marked
-from ..._graph.traced_model import StateLeaf
+from ..._graph.traced_model import FILTERS, StateLeaf
 from ..._jax import Equation, Var, source_line
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow import BindingTime, flows_of_variables, question_of_taint
@@ -33,7 +33,9 @@ def not_marked(step: GroupedStep, told: Sequence[str]) -> Iterator[Diagnostic]:
     operands = [atom for found in step.operations for atom in found.operands.values()]
     marked = graph.gradients.behind(operands)
     remembered = filter(step.is_remembered, step.groups)
-    new = {var: state.name for group in remembered for state, var in new_states(group)}
+    states = (found for group in remembered for found in new_states(group))
+    # `plain-in-readout` is about those that reach the filter of a readout alone.
+    new = {var: state.name for state, var in states if state.path[0] != FILTERS}
     leaves = [leaf for leaf in step.traced.leaves if leaf.kind == "parameter"]
     leaves = [leaf for leaf in leaves if leaf.in_var not in marked and leaf.name not in told]
     recurrent = _recurrent_uses(step) if leaves else {}
