@@ -10,11 +10,17 @@ EQUIVALENT = {
     "_compiler/whole_state/jacobian_sparsity.py:_of_first_sample:constant:0": (
         "all samples have one structure"
     ),
-    "_etrace_op/check.py:<module>:constant:0": "any number does that tells two sums apart",
+    "_etrace_op/checks/example.py:<module>:constant:0": "any number does that tells two sums apart",
     "_etrace_op/sums.py:<module>:constant:0": "which of two forms adds up is not promised",
-    "_etrace_op/input_derivative.py:input_derivative:constant:0": "nobody looks at a second sample",
-    "_etrace_op/feedback.py:_input_derivative:constant:0": "no derivative to the input has a bias",
-    "_etrace_op/sparse.py:_input_derivative:constant:2": "nothing is added where nothing is left",
+    "_etrace_op/input_derivative.py:derivative_by_unit_vectors:constant:0": (
+        "nothing reads a second sample"
+    ),
+    "_etrace_op/operations/feedback.py:_input_derivative:constant:0": (
+        "no derivative to the input has a bias"
+    ),
+    "_etrace_op/sparse/matmul.py:_input_derivative:constant:2": (
+        "nothing is added where nothing is left"
+    ),
     "_saving/checksums.py:<module>:constant:2": "sums do not depend on the size of blocks",
     "_saving/store.py:last:constant:0": "any number below zero says that there is none",
     "_sharding/parts.py:<module>:constant:0": "any number below zero is no axis",

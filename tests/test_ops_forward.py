@@ -23,7 +23,7 @@ from braintrace._etrace_op import (
     matmul,
     sparse_matmul,
 )
-from braintrace._etrace_op import sparse_pattern as sparse_pattern_module
+from braintrace._etrace_op.sparse import pattern as sparse_pattern_module
 from braintrace._jax import open_jaxpr, sub_jaxprs
 
 PREFIXES = ("etp_", "etp_lora_", "etp_fb_", "etp_sp_")

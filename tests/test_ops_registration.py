@@ -110,6 +110,91 @@ def test_the_built_in_primitives_have_all_rules():
     assert own_names(passed_through) == {"etp_elemwise"}
 
 
+AXES = {"weight": ("input", "output"), "bias": ("output",)}
+
+
+def declared(register):
+    """Register the operation without any rule."""
+    if register == "by spec":
+        spec = ETPPrimitiveSpec(name="scaled", impl=scaled_impl, trace_axes=AXES, batched=True)
+        return register_primitive_spec(spec)
+    primitive = register_primitive("scaled", scaled_impl, batched=True)
+    primitive.register_etp_rules(trace_axes=AXES)
+    return primitive
+
+
+@pytest.mark.parametrize("register", ["by spec", "by class"])
+def test_the_rules_of_a_declaration_are_those_written_by_hand(register):
+    primitive = declared(register)
+    spec = get_primitive_spec(primitive)
+    assert spec.resolve_trainable_invars(PARAMS) == {"weight": 1, "bias": 2}
+    assert spec.resolve_trainable_invars({}) == {"weight": 1}
+    assert check_primitive(primitive, *OPERANDS, **PARAMS).ok
+    x, weights = OPERANDS[0], {"weight": OPERANDS[1], "bias": OPERANDS[2]}
+    factor = array(3, 2, 4)
+    trace = {name: array(4, 2, *weight.shape) for name, weight in weights.items()}
+    jaxpr = jax.make_jaxpr(lambda *operands: primitive.bind(*operands, **PARAMS))(*OPERANDS)
+    x_var, *weight_vars = jaxpr.eqns[0].invars
+    variables = x_var, jaxpr.eqns[0].outvars[0], dict(zip(weights, weight_vars, strict=True))
+
+    def results(rules, of_trace):
+        return [
+            rules["xy_to_dw"](x, factor, weights, **PARAMS),
+            rules["yw_to_w"](factor, trace, **PARAMS),
+            rules["init_drtrl"](*variables, 3, **of_trace),
+            rules["init_pp"](*variables, 3),
+        ]
+
+    registered = {kind: registry[primitive] for kind, registry in RULE_REGISTRIES.items()}
+    assert_trees_close(results(registered, PARAMS), results(RULES, {}))
+
+
+def assert_trees_close(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_declaration_of_another_function_has_the_rules_of_that_function():
+    spec = get_primitive_spec(declared("by spec"))
+    tripled = dataclasses.replace(
+        spec, name="tripled", impl=lambda x, weight, bias: 3 * (x @ weight) + bias
+    )
+    primitive = register_primitive_spec(tripled)
+    assert get_primitive_spec(primitive).resolve_trainable_invars({}) == {"weight": 1, "bias": 2}
+    assert check_primitive(primitive, *OPERANDS).ok
+
+
+def test_an_operation_without_trace_axes_needs_its_trace_rule():
+    spec = ETPPrimitiveSpec(name="scaled", impl=scaled_impl, batched=True)
+    with pytest.raises(PrimitiveError, match=r"`yw_to_w` of `scaled` .* or the `trace_axes`"):
+        register_primitive_spec(spec)
+    without_bias = dataclasses.replace(spec, trace_axes={"weight": ("input", "output")})
+    with pytest.raises(PrimitiveError, match="`trace_axes` of `scaled` has no entry for `bias`"):
+        propagate(
+            register_primitive_spec(without_bias), PARAMS, jnp.ones((2, 4)), {"bias": jnp.ones(4)}
+        )
+
+
+WRONG_OVERRIDES = {
+    "accumulate": lambda x, f, weights, **params: {"weight": 0 * f[0], "bias": f.sum(0)},
+    "yw_to_w": lambda f, trace, **params: {"weight": trace["weight"], "bias": f * trace["bias"]},
+    "squared_norms": lambda x, f, weights, **params: {"weight": f[0, :, 0], "bias": f[0, :, 0]},
+    "select_outputs": lambda weights, pick, **params: {**weights, "bias": pick(weights["bias"])},
+    "joins_input": lambda weights, shapes, inputs, outputs, **params: inputs == outputs,
+    "input_derivative": lambda weights, shapes, i, o, **params: weights["weight"][i, o],
+}
+
+
+@pytest.mark.parametrize("rule", WRONG_OVERRIDES)
+def test_check_primitive_compares_what_is_written_by_hand_with_what_is_derived(rule):
+    spec = scaled_spec(trace_axes=AXES, **{rule: WRONG_OVERRIDES[rule]})
+    report = check_primitive(register_primitive_spec(spec), *OPERANDS, **PARAMS)
+    wrong = {check.rule for check in report.checks if not check.agrees}
+    assert f"{rule}, as derived" in wrong
+
+
 RENAMED = {"dt_to_t" if kind == "yw_to_w" else kind: rule for kind, rule in RULES.items()}
 
 
@@ -311,7 +396,10 @@ def test_check_primitive_prints_a_table():
     lines = str(report).splitlines()
     assert lines[0] == "etp_mm: all rules agree with automatic differentiation"
     assert lines[1].split() == ["rule", "trainable", "relative", "deviation", "agrees"]
-    assert len(lines) == 2 + 5 * 2
+    by_hand = {"squared_norms, as derived": 2, "input_derivative, as derived": 1}
+    assert len(lines) == 2 + 5 * 2 + sum(by_hand.values())
+    for rule, count in by_hand.items():
+        assert sum(line.startswith(rule) for line in lines) == count
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.primitive)

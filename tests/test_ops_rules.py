@@ -24,10 +24,12 @@ from braintrace._etrace_op import (
     element_wise,
     embedding,
     get_primitive_spec,
+    grouped_matmul,
     init_trace,
     input_derivative,
     is_joined,
     is_linear_in_input,
+    lora_matmul,
     matmul,
     propagate,
     pull_back,
@@ -354,15 +356,33 @@ def test_pull_back_builds_no_trace(name):
     assert largest(jaxpr) < steps * max(array.size for array in trace.values())
 
 
-def test_dense_term_of_one_step_is_a_product_without_a_dot():
-    case = case_of("etp_mm")
+LARGE = {
+    "matmul": (matmul, array(0, 4, 64), (array(1, 64, 128),)),
+    "grouped_matmul": (grouped_matmul, array(0, 4, 2, 64), (array(1, 2, 64, 64),)),
+    "lora_matmul": (lora_matmul, array(0, 4, 64), (array(1, 64, 2), array(2, 2, 128))),
+    "embedding": (embedding, jnp.arange(4), (array(1, 64, 128),)),
+}
 
-    def term(xs, factors):
-        return accumulate(case.primitive, case.params, xs, factors, case.named())
 
-    one = jax.make_jaxpr(term)(case.xs[:1], case.factors[:1])
-    many = jax.make_jaxpr(term)(case.xs, case.factors)
-    assert "dot_general" not in str(one) and "dot_general" in str(many)
+@pytest.mark.optimised
+@pytest.mark.parametrize("name", LARGE)
+def test_the_term_of_one_step_is_added_to_a_trace_without_being_written_out(name):
+    operation, x, weights = LARGE[name]
+    (equation,) = jax.make_jaxpr(operation)(x, *weights).eqns
+    layout = get_primitive_spec(equation.primitive).resolve_trainable_invars(equation.params)
+    named = dict(zip(layout, weights, strict=True))
+    variables = {name: equation.invars[index] for name, index in layout.items()}
+    call, y = (equation.primitive, equation.params), equation.outvars[0]
+    trace = init_trace(*call, equation.invars[0], y, variables)
+
+    def step(trace, x, decay, factor):
+        moved = propagate(*call, decay, trace)
+        return jax.tree.map(jnp.add, moved, accumulate(*call, x[None], factor[None], named))
+
+    factor = array(3, *y.aval.shape)
+    compiled = jax.jit(step, donate_argnums=0).lower(trace, x, factor, factor).compile()
+    size = sum(leaf.nbytes for leaf in trace.values())
+    assert compiled.memory_analysis().temp_size_in_bytes < size / 2
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from zoo_runs import runs_of
 
 import braintrace
 from braintrace import nn
-from braintrace._etrace_op.sparse_pattern import sparse_pattern
+from braintrace._etrace_op.sparse.pattern import sparse_pattern
 
 INPUTS, UNITS = 4, 5
 DRAW = np.random.default_rng(0)

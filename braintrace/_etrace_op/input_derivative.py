@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import Equation, is_var, trace_to_jaxpr
-from .._jaxpr import program_of
+from .._jaxpr import carries_derivative, program_of
 from .primitive import get_primitive_spec
 from .registry import Arrays, Shapes
 
@@ -29,11 +29,12 @@ def is_joined(equation: Equation, inputs: np.ndarray, outputs: np.ndarray) -> np
     inputs, outputs
         Flat numbers of elements, of one shape.
     """
-    rule = get_primitive_spec(equation.primitive).joins_input
-    if rule is None:
-        return np.ones(inputs.shape, bool)
-    weights = _weights(equation, [atom.aval for atom in equation.invars])
-    return np.asarray(rule(weights, _shapes(equation), inputs, outputs, **equation.params))
+    spec = get_primitive_spec(equation.primitive)
+    assert spec.x_invar_index is not None
+    if spec.joins_input is None:  # an index has no derivative
+        return np.full(inputs.shape, carries_derivative(equation.invars[spec.x_invar_index]))
+    arguments = _weights(equation, [atom.aval for atom in equation.invars]), _shapes(equation)
+    return np.asarray(spec.joins_input(*arguments, inputs, outputs, **equation.params))
 
 
 def input_derivative(
@@ -57,6 +58,14 @@ def input_derivative(
             weights, shapes, inputs, outputs, **equation.params
         )
         return found
+    return derivative_by_unit_vectors(equation, operands, inputs, outputs)
+
+
+def derivative_by_unit_vectors(
+    equation: Equation, operands: Sequence[Any], inputs: np.ndarray, outputs: np.ndarray
+) -> jax.Array:
+    """Return the same by the derivative along each input that is asked for."""
+    spec = get_primitive_spec(equation.primitive)
     assert spec.x_invar_index is not None
     x = equation.invars[spec.x_invar_index].aval
     zero = jnp.zeros((1, *x.shape[1:]) if spec.batched else x.shape, x.dtype)

@@ -1,16 +1,15 @@
-"""Marker primitives: how one is defined.
+"""ETP primitives: definition and registration.
 
-A marker primitive computes what its implementation computes; its only purpose is to be
-found in a jaxpr. Registering one derives all JAX rules from the implementation, so that
-it can be jitted, differentiated and mapped; the four rules of online learning are written
-by hand (see ``registry``).
+An ETP primitive computes what its implementation computes; its only purpose is to be found in a
+jaxpr. All JAX rules are derived from the implementation, so that it can be jitted, differentiated
+and mapped. The rules of online learning are derived from its declaration (`derive`) where they are
+not written by hand.
 """
 
 import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -20,11 +19,12 @@ from .._arguments import BOOLEAN, check_option, shown
 from .._errors import PrimitiveError
 from .._jax import Equation, Primitive, define_from_impl, scopes_of
 from . import registry
+from .derive import completed
 from .input_filter import InputFilter
 from .spec import (
     ETPPrimitiveSpec,
     Rule,
-    check_input_filter,
+    TraceAxis,
     check_spec,
     conventional_trainable_invars,
     one_rule,
@@ -82,9 +82,10 @@ class ETPPrimitive(Primitive):
         *,
         yw_to_w: Rule | None = None,
         dt_to_t: Rule | None = None,
-        xy_to_dw: Rule,
-        init_drtrl: Rule,
-        init_pp: Rule,
+        xy_to_dw: Rule | None = None,
+        init_drtrl: Rule | None = None,
+        init_pp: Rule | None = None,
+        trace_axes: Mapping[str, tuple[TraceAxis, ...]] | None = None,
         trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]] | None = None,
         x_invar_index: int | None = 0,
         input_filter: InputFilter | None = None,
@@ -93,13 +94,17 @@ class ETPPrimitive(Primitive):
 
         Parameters
         ----------
-        yw_to_w, xy_to_dw, init_drtrl, init_pp : callable
-            See ``_etrace_op/registry.py``.
+        yw_to_w, xy_to_dw, init_drtrl, init_pp : callable, optional
+            See ``_etrace_op/registry.py``. A rule that is left out is derived from the
+            implementation; ``yw_to_w`` also needs ``trace_axes``.
+        trace_axes : mapping, optional
+            See `ETPPrimitiveSpec`.
         dt_to_t : callable
             ``yw_to_w`` by another name.
         trainable_invars_fn : callable, optional
             ``static_params -> {trainable name: operand index}``; by default the operands
-            are ``(x, weight)``, and ``(x, weight, bias)`` where ``has_bias=True``.
+            are ``(x, weight)``, and ``(x, weight, bias)`` where ``has_bias=True``, or, with
+            ``trace_axes``, those of `ETPPrimitiveSpec`.
         x_invar_index : int or None
             Operand that is the input.
         input_filter : InputFilter, optional
@@ -110,21 +115,25 @@ class ETPPrimitive(Primitive):
         PrimitiveError
             If a rule is not callable, given by two names, or registered already.
         """
-        rule = one_rule(self.name, yw_to_w, dt_to_t)
-        check_input_filter(self.name, input_filter)
-        self._declared = {
-            "trainable_invars_fn": trainable_invars_fn or conventional_trainable_invars,
-            "x_invar_index": x_invar_index,
-            "input_filter": input_filter,
+        layout = None if trace_axes else conventional_trainable_invars
+        changes: dict[str, Any] = {
+            "yw_to_w": one_rule(self.name, yw_to_w, dt_to_t),
+            "xy_to_dw": xy_to_dw,
+            "init_drtrl": init_drtrl,
+            "init_pp": init_pp,
+            "trainable_invars_fn": trainable_invars_fn or layout,
         }
-        self.register_yw_to_w(rule)
-        self.register_xy_to_dw(xy_to_dw)
-        self.register_init_drtrl(init_drtrl)
-        self.register_init_pp(init_pp)
-
-    _declared: Mapping[str, Any] = MappingProxyType(
-        {"trainable_invars_fn": conventional_trainable_invars}
-    )
+        spec = ETPPrimitiveSpec(
+            name=self.name,
+            impl=self.implementation,
+            x_invar_index=x_invar_index,
+            batched=self.batched,
+            gradient_enabled=self.gradient_enabled,
+            input_filter=input_filter,
+            trace_axes=trace_axes,
+            **changes,
+        )
+        _register_rules(self, spec)
 
 
 def register_primitive(
@@ -198,7 +207,7 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     """
     if not isinstance(spec, ETPPrimitiveSpec):
         raise PrimitiveError(f"`spec` is {shown(spec)}; expected an `ETPPrimitiveSpec`.")
-    check_spec(spec)
+    check_spec(completed(spec))
     form = spec.batched_form
     if form and spec.input_filter and get_primitive_spec(form).input_filter is None:
         raise PrimitiveError(
@@ -208,10 +217,19 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     primitive = register_primitive(
         spec.name, spec.impl, batched=spec.batched, gradient_enabled=spec.gradient_enabled
     )
-    registry.ETP_PRIMITIVE_SPECS[primitive] = spec
-    for kind in registry.RULES:
-        _register_rule(primitive, kind, getattr(spec, kind))
+    _register_rules(primitive, spec)
     return primitive
+
+
+def _register_rules(primitive: ETPPrimitive, spec: ETPPrimitiveSpec) -> None:
+    """Register the rules of a declaration, and those that follow from it."""
+    spec = completed(spec)
+    check_spec(spec)
+    for kind, rules in registry.RULES.items():
+        _check_new(primitive, kind, rules)
+    registry.ETP_PRIMITIVE_SPECS[primitive] = spec
+    for kind, rules in registry.RULES.items():
+        rules[primitive] = getattr(spec, kind)
 
 
 def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
@@ -255,8 +273,7 @@ def _register_rule(primitive: ETPPrimitive, kind: str, rule: Rule) -> Rule:
     if not callable(rule):
         raise PrimitiveError(f"Rule `{kind}` of `{primitive}` must be callable, got {shown(rule)}.")
     rules = registry.RULES[kind]
-    if primitive in rules:
-        raise PrimitiveError(f"Rule `{kind}` of `{primitive}` is registered already.")
+    _check_new(primitive, kind, rules)
     rules[primitive] = rule
     complete = all(primitive in registered for registered in registry.RULES.values())
     if complete and primitive not in registry.ETP_PRIMITIVE_SPECS:
@@ -264,12 +281,17 @@ def _register_rule(primitive: ETPPrimitive, kind: str, rule: Rule) -> Rule:
     return rule
 
 
+def _check_new(primitive: ETPPrimitive, kind: str, rules: Mapping[ETPPrimitive, Any]) -> None:
+    if primitive in rules:
+        raise PrimitiveError(f"Rule `{kind}` of `{primitive}` is registered already.")
+
+
 def _spec_from_rules(primitive: ETPPrimitive) -> ETPPrimitiveSpec:
     return ETPPrimitiveSpec(
         name=primitive.name,
         impl=primitive.implementation,
         **{kind: rules[primitive] for kind, rules in registry.RULES.items()},
-        **primitive._declared,
+        trainable_invars_fn=conventional_trainable_invars,
         batched=primitive.batched,
         gradient_enabled=primitive.gradient_enabled,
     )

@@ -1,8 +1,9 @@
-"""What is known about every marker primitive.
+"""Registries of the ETP operations and their rules.
 
-The four rule dictionaries map a primitive to its hand-written rule; everything else about
-a primitive (abstract evaluation, lowering, derivatives, batching) follows from its
-implementation. In all rules ``static_params`` are the keyword arguments of the equation,
+The four rule dictionaries map a primitive to its rule, derived from its declaration (``derive``)
+or written by hand; everything else about a primitive (abstract evaluation, lowering, derivatives,
+batching) follows from its implementation. A derived ``init_drtrl`` takes the static parameters as
+well. In all rules ``static_params`` are the keyword arguments of the equation,
 and dictionaries are keyed by the names that ``trainable_invars_fn`` gives the operands.
 """
 
@@ -25,7 +26,7 @@ Pick: TypeAlias = Callable[[jax.Array], jax.Array]
 """Keeps some entries of the last axis of an array."""
 
 ETP_PRIMITIVES: "set[ETPPrimitive]" = set()
-"""Every marker primitive."""
+"""Every ETP primitive."""
 
 BATCHED_PRIMITIVES: "set[ETPPrimitive]" = set()
 """The primitives whose input and output carry a batch axis in front."""
@@ -33,7 +34,7 @@ BATCHED_PRIMITIVES: "set[ETPPrimitive]" = set()
 ETP_RULES_YW_TO_W: "dict[ETPPrimitive, Callable[..., dict[str, Any]]]" = {}
 """``yw_to_w(hidden_dim, trace, **static_params) -> trace``.
 
-Multiplies a trace, position by position, by a factor ``hidden_dim`` shaped like the output.
+Multiplies a trace elementwise by a factor ``hidden_dim`` shaped like the output.
 The trace has no state axis here. Nothing else goes in: a constant of the forward
 equation belongs to ``xy_to_dw`` alone, or it would be applied again at every step.
 """

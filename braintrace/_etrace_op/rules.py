@@ -8,11 +8,19 @@ never ask which primitive they have: a primitive differs only in what its spec d
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
 from .._jax import divided_dependent
+from . import derive
+from .derive import (
+    DerivedRule,
+    as_dict,
+    expect_keys,
+    like_operand,
+    operand_gradients,
+    sum_over_steps,
+)
 from .primitive import ETPPrimitive, get_primitive_spec
 from .registry import Arrays
 from .side_by_side import SideBySide, part_by_part
@@ -47,10 +55,10 @@ def pull_back(
     """
     spec = get_primitive_spec(primitive)
     if x is None:
-        return _operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
+        return operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
 
     def gradients_of(x: Any, weights: Arrays) -> Arrays:
-        return _sum_over_steps(_operand_gradients, spec, params, x, hidden_dim, weights)
+        return _sum_over_steps(operand_gradients, spec, params, x, hidden_dim, weights)
 
     if isinstance(x, SideBySide):
         return part_by_part(gradients_of, spec, x, weights)
@@ -116,7 +124,9 @@ def init_trace(
     with ``shape`` and ``dtype``.
     """
     spec = get_primitive_spec(primitive)
-    trace = _as_dict(spec, "init_drtrl", spec.init_drtrl(x_var, y_var, dict(weight_vars), 1))
+    known = params if isinstance(spec.init_drtrl, DerivedRule) else {}
+    zeros = spec.init_drtrl(x_var, y_var, dict(weight_vars), 1, **known)
+    trace = as_dict(spec, "init_drtrl", zeros)
     for name, array in trace.items():
         if not array.shape or array.shape[-1] != 1:
             raise PrimitiveError(
@@ -140,8 +150,8 @@ def select_outputs(
 def propagate(primitive: ETPPrimitive, params: Params, factor: Any, trace: Arrays) -> Arrays:
     """Multiply a trace, position by position, by a factor shaped like the output."""
     spec = get_primitive_spec(primitive)
-    result = _as_dict(spec, "yw_to_w", spec.yw_to_w(factor, trace, **params))
-    return _expect_keys(spec, "yw_to_w", result, trace)
+    result = as_dict(spec, "yw_to_w", spec.yw_to_w(factor, trace, **params))
+    return expect_keys(spec, "yw_to_w", result, trace)
 
 
 def accumulate(
@@ -151,20 +161,7 @@ def accumulate(
 
     Arguments as in `pull_back`; each sample keeps its own term.
     """
-    spec = get_primitive_spec(primitive)
-    if spec.accumulate is not None:
-        trace = spec.accumulate(x, hidden_dim, weights, **params)
-        return _as_dict(spec, "accumulate", trace)
-    if x is None:
-        return _operand_gradients(spec, params, None, hidden_dim.sum(0), weights)
-    if not spec.batched:
-        return _sum_over_steps(_operand_gradients, spec, params, x, hidden_dim, weights)
-
-    def of_sample(x_of_sample: Any, hidden_of_sample: Any) -> Arrays:
-        return _operand_gradients(spec, params, x_of_sample, hidden_of_sample, weights)
-
-    terms: Arrays = jax.vmap(of_sample, in_axes=1)(x, hidden_dim)
-    return terms
+    return derive.accumulate(get_primitive_spec(primitive), params, x, hidden_dim, weights)
 
 
 def squared_norms(
@@ -177,7 +174,7 @@ def squared_norms(
     spec = get_primitive_spec(primitive)
     if spec.squared_norms is None:
         return None
-    return _as_dict(spec, "squared_norms", spec.squared_norms(x, hidden_dim, weights, **params))
+    return as_dict(spec, "squared_norms", spec.squared_norms(x, hidden_dim, weights, **params))
 
 
 def contract(
@@ -201,16 +198,9 @@ def product_with_trace(
     """Return what the rule gives that `contract` uses: not summed yet if that is ``yw_to_w``."""
     spec = get_primitive_spec(primitive)
     if spec.contract is None:
-        return _expect_keys(spec, "yw_to_w", propagate(primitive, params, signal, trace), weights)
-    found = _as_dict(spec, "contract", spec.contract(signal, trace, weights, **params))
-    return _expect_keys(spec, "contract", found, weights)
-
-
-def like_operand(gradient: Any, operand: Any) -> Any:
-    """Give a gradient its operand's dtype; that of a real operand is real."""
-    if jnp.iscomplexobj(gradient) and not jnp.iscomplexobj(operand):
-        gradient = gradient.real
-    return gradient.astype(operand.dtype)
+        return expect_keys(spec, "yw_to_w", propagate(primitive, params, signal, trace), weights)
+    found = as_dict(spec, "contract", spec.contract(signal, trace, weights, **params))
+    return expect_keys(spec, "contract", found, weights)
 
 
 def _fold(array: Any) -> Any:
@@ -229,15 +219,7 @@ def _sum_over_steps(
         return _sum_over_samples_and_steps(
             lambda *pair: gradients_of(spec, params, *pair, weights), x, hidden_dim
         )
-    if spec.batched_form is not None:  # time takes the place of the batch
-        form = get_primitive_spec(spec.batched_form)
-        return gradients_of(form, params, x, hidden_dim, weights)
-
-    def of_step(x_of_step: Any, hidden_of_step: Any) -> Arrays:
-        return gradients_of(spec, params, x_of_step, hidden_of_step, weights)
-
-    gradients = jax.vmap(of_step)(x, hidden_dim)
-    return {name: gradient.sum(0) for name, gradient in gradients.items()}
+    return sum_over_steps(gradients_of, spec, params, x, hidden_dim, weights)
 
 
 def _sum_over_samples_and_steps(
@@ -261,37 +243,10 @@ def _sum_over_samples_and_steps(
     return found
 
 
-def _operand_gradients(
-    spec: ETPPrimitiveSpec, params: Params, x: Any, hidden_dim: Any, weights: Arrays
-) -> Arrays:
-    gradients = _as_dict(spec, "xy_to_dw", spec.xy_to_dw(x, hidden_dim, weights, **params))
-    return _expect_keys(spec, "xy_to_dw", gradients, weights)
-
-
 def _filtered_gradients(
     spec: ETPPrimitiveSpec, params: Params, filtered: Any, hidden_dim: Any, weights: Arrays
 ) -> Arrays:
     rule = "input_filter.pull_back"
     assert spec.input_filter is not None  # a batched form has one if its operation has
     found = spec.input_filter.pull_back(filtered, hidden_dim, weights, **params)
-    return _expect_keys(spec, rule, _as_dict(spec, rule, found), weights)
-
-
-def _as_dict(spec: ETPPrimitiveSpec, rule: str, result: Any) -> Arrays:
-    if not isinstance(result, Mapping):
-        raise PrimitiveError(
-            f"Rule `{rule}` of `{spec.name}` must return a dict keyed by operand name, "
-            f"got {type(result).__name__}."
-        )
-    return dict(result)
-
-
-def _expect_keys(
-    spec: ETPPrimitiveSpec, rule: str, result: Arrays, expected: Mapping[str, Any]
-) -> Arrays:
-    if set(result) != set(expected):
-        raise PrimitiveError(
-            f"Rule `{rule}` of `{spec.name}` returned the keys {sorted(result)}; "
-            f"expected {sorted(expected)}."
-        )
-    return result
+    return expect_keys(spec, rule, as_dict(spec, rule, found), weights)

@@ -1,4 +1,4 @@
-"""What the compiler and the executor know about one marker primitive."""
+"""Declaration of an ETP operation: what the compiler and the executor know of it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ TraceAxis = Literal["input", "output", "entry", "group"]
 """What an axis of an operation's trace can run over."""
 TRACE_AXES = get_args(TraceAxis)
 
+DERIVED: Any = None
+"""In the place of a rule that is derived when the operation is registered."""
+
 
 def conventional_trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
     """Return the layout ``(x, weight[, bias])``, the bias present if ``has_bias`` is set."""
@@ -28,7 +31,11 @@ def conventional_trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ETPPrimitiveSpec:
-    """Everything that the compiler and the executor know about one marker primitive.
+    """Declare an operation with trainable operands.
+
+    A forward function and the axes of its traces are enough: what is left out is derived when the
+    operation is registered. A rule is written by hand where it is faster, or where its operands
+    cannot hold a trace.
 
     Parameters
     ----------
@@ -36,12 +43,24 @@ class ETPPrimitiveSpec:
         Name of the primitive in a jaxpr; must be new.
     impl : callable
         ``impl(*operands, **static_params) -> array``, plain JAX.
-    yw_to_w, xy_to_dw, init_drtrl, init_pp : callable
-        The four rules; signatures, shapes and meaning in ``_etrace_op/registry.py``.
-    dt_to_t : callable
+    trace_axes : mapping, optional
+        What the last axes of each trace run over, without that of the states:
+        ``{'weight': ('input', 'output'), 'bias': ('output',)}``, one of `TRACE_AXES` each. A trace
+        has the shape and the name of its operand, unless there are ``effective_weights``. An
+        operation whose entries reach one output each has such axes: ``'output'`` and ``'group'``
+        are those of the output, in order, and a factor of the output is the same along the others.
+        The axes before them, behind the batch, are spatial. Without it, ``yw_to_w`` has to be
+        given.
+    yw_to_w, xy_to_dw, init_drtrl, init_pp : callable, optional
+        The four rules; signatures, shapes and meaning in ``_etrace_op/registry.py``. They follow
+        from ``trace_axes``, from the VJP of ``impl``, and from the shapes of ``accumulate`` and of
+        the output.
+    dt_to_t : callable, optional
         ``yw_to_w`` by another name.
-    trainable_invars_fn : callable
-        ``static_params -> {trainable name: operand index}``.
+    trainable_invars_fn : callable, optional
+        ``static_params -> {trainable name: operand index}``. By default all operands but the input
+        are trainable, by the names that ``impl`` gives them; one like ``*bias`` is there if
+        ``has_bias`` is set.
     x_invar_index : int or None
         Operand that is the (not trainable) input; None for identity-like operations.
     y_outvar_index : int
@@ -57,25 +76,27 @@ class ETPPrimitiveSpec:
     input_filter : InputFilter, optional
         What ES_D_RTRL filters of an input that ``xy_to_dw`` is not linear in. Without it, that
         algorithm refuses such an operation.
+    effective_weights : callable, optional
+        ``effective_weights(weights, **static_params) -> arrays``: the arrays that have traces, as a
+        function of the operands, where the operands themselves cannot hold them. Goes with
+        ``accumulate``, and has the names of ``trace_axes``.
     accumulate : callable, optional
         ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
-        terms in trace space, summed over a leading time axis, not over the batch. For
-        primitives whose parameters' shape cannot hold the exact trace.
+        terms in trace space, summed over a leading time axis, not over the batch. By default the
+        VJP of each sample on its own.
     squared_norms : callable, optional
         ``squared_norms(x, hidden_dim, weights, **static_params) -> dict``: the sum of squares of
         each array of ``accumulate`` for one step, one per sample of a batch, where there is a
         shorter way than to make it: that of an outer product is the product of two norms.
     contract : callable, optional
         ``contract(signal, trace, weights, **static_params) -> gradients``: the output-shaped
-        signal times a trace, summed over the batch. Goes with ``accumulate``.
+        signal times a trace, summed over the batch. By default the VJP of ``effective_weights``,
+        or what ``yw_to_w`` gives.
     select_outputs : callable, optional
         ``select_outputs(weights, pick, **static_params) -> weights``: the operands of the same
         operation with fewer outputs, where ``pick`` takes these entries of an array's last
-        axis; None where the parameters do not allow that.
-    trace_axes : mapping, optional
-        What the last axes of each array of ``init_drtrl`` run over, without that of the states:
-        ``{'weight': ('input', 'output'), 'bias': ('output',)}``; one of `TRACE_AXES` each. The
-        axes before them, behind the batch, are spatial. Without it, nothing is known of them.
+        axis; None where the parameters do not allow that. By default these entries of all
+        operands, if ``trace_axes`` say that their last axis is one of outputs.
     entries_follow_outputs : callable, optional
         ``entries_follow_outputs(parts, **static_params) -> bool``: whether, of operands and traces
         with an axis ``'entry'``, each of so many equal parts belongs to the same part of the
@@ -101,22 +122,35 @@ class ETPPrimitiveSpec:
     >>> spec = braintrace.get_primitive_spec(braintrace.etp_mm_p)
     >>> spec.resolve_trainable_invars({'has_bias': True})
     {'weight': 1, 'bias': 2}
+
+    An operation of one's own:
+
+    >>> def scaled(x, weight, bias, *, scale):
+    ...     return scale * (x @ weight) + bias
+    >>> declaration = braintrace.ETPPrimitiveSpec(
+    ...     name='scaled_product',
+    ...     impl=scaled,
+    ...     trace_axes={'weight': ('input', 'output'), 'bias': ('output',)},
+    ...     batched=True,
+    ... )
+    >>> scaled_p = braintrace.register_primitive_spec(declaration)
     """
 
     name: str
     impl: Rule
-    yw_to_w: Rule = None  # type: ignore[assignment]  # it may be given as dt_to_t
+    yw_to_w: Rule = DERIVED
     dt_to_t: InitVar[Rule | None] = None
-    xy_to_dw: Rule
-    init_drtrl: Rule
-    init_pp: Rule
-    trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]]
+    xy_to_dw: Rule = DERIVED
+    init_drtrl: Rule = DERIVED
+    init_pp: Rule = DERIVED
+    trainable_invars_fn: Callable[[Mapping[str, Any]], dict[str, int]] = DERIVED
     x_invar_index: int | None = 0
     y_outvar_index: int = 0
     batched: bool = False
     gradient_enabled: bool = False
     linear_in_input: bool = False
     input_filter: InputFilter | None = None
+    effective_weights: Rule | None = None
     accumulate: Rule | None = None
     squared_norms: Rule | None = None
     contract: Rule | None = None
@@ -178,13 +212,15 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
     """
     required = ("impl", "trainable_invars_fn", *RULES)
     for field in required:
-        if not callable(getattr(spec, field)):
+        rule = getattr(spec, field)
+        if not callable(rule):
+            advice = ": give it, or the `trace_axes` that it follows from" if rule is None else ""
             raise PrimitiveError(
-                f"`{field}` of `{spec.name}` must be callable, got {shown(getattr(spec, field))}."
+                f"`{field}` of `{spec.name}` must be callable, got {shown(rule)}{advice}."
             )
     optional = (
-        "accumulate squared_norms contract select_outputs entries_follow_outputs joins_input "
-        "input_derivative batching"
+        "effective_weights accumulate squared_norms contract select_outputs "
+        "entries_follow_outputs joins_input input_derivative batching"
     )
     for field in optional.split():
         if getattr(spec, field) is not None and not callable(getattr(spec, field)):

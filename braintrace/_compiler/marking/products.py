@@ -1,7 +1,7 @@
 r"""Ordinary products of data with a weight, as marked operations.
 
-A ``dot_general`` is an einsum, whose axes have letters (`braintrace._etrace_op.einsum.Axes`): it is
-marked as that einsum is.
+A ``dot_general`` is an einsum, whose axes have letters
+(`braintrace._etrace_op.operations.einsum.Axes`): it is marked as that einsum is.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ... import _etrace_op
-from ..._etrace_op.einsum import Axes, arranged, in_matrices, product_and_sum
+from ..._etrace_op.operations.einsum import Axes, arranged, in_matrices, product_and_sum
 from ..._jax import Equation, Var
 from ..._jaxpr.dataflow import BindingTime, times_of_operands
 from ..._jaxpr.dataflow.bilinear import dot_axes

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from ..._etrace_op.sparse_pattern import SparsePattern, make_pattern
+from ..._etrace_op.sparse.pattern import SparsePattern, make_pattern
 from ..._jax import Atom, Equation
 from ..._jaxpr.dataflow import Constants
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ... import _etrace_op
-from ..._etrace_op.sparse_pattern import SparsePattern
+from ..._etrace_op.sparse.pattern import SparsePattern
 from ..._jax import Var, is_var
 from ..._jaxpr.dataflow import Constants
 from .parametric_uses import ParametricUses

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._errors import PrimitiveError
-from .._jax import struct_of
-from . import rules
-from .primitive import ETPPrimitive, get_primitive_spec
+from ..._errors import PrimitiveError
+from ..._jax import struct_of
+from .. import rules
+from ..primitive import ETPPrimitive, get_primitive_spec
 
 
 def validate_rules(

@@ -23,11 +23,11 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
-from .._arguments import shown
-from .._errors import OptionError, ShapeError
+from ..._arguments import shown
+from ..._errors import OptionError, ShapeError
 from . import quantities
 from .dense import bind_dense
-from .elemwise import etp_elemwise_p
+from .elementwise import etp_elemwise_p
 from .grouped import bind_grouped
 
 Letters: TypeAlias = tuple[str, ...]

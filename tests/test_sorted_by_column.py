@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from braintrace._etrace_op import by_target
-from braintrace._etrace_op.sparse_pattern import make_pattern, sparse_pattern
+from braintrace._etrace_op.sparse import sorted_by_column
+from braintrace._etrace_op.sparse.pattern import make_pattern, sparse_pattern
 
 INPUTS, OUTPUTS = 7, 6
 RANDOM = np.random.default_rng(0)
@@ -61,14 +61,16 @@ def test_products_by_target(name, lead, monkeypatch):
     weight = jnp.asarray(RANDOM.normal(size=found.nnz), jnp.float32)
     of_inputs = with_a_zero(x)[..., found.rows]
     of_outputs = with_a_zero(f)[..., found.columns]
-    np.testing.assert_allclose(by_target.of_entries(f, found), of_outputs)
+    np.testing.assert_allclose(sorted_by_column.of_entries(f, found), of_outputs)
     dense = np.zeros((found.nnz, OUTPUTS + 1))
     dense[np.arange(found.nnz), found.columns] = 1
     products = (of_inputs * weight) @ dense[:, :OUTPUTS]
-    np.testing.assert_allclose(by_target.product(x, weight, found), products, rtol=1e-5, atol=1e-6)
-    for terms in (by_target.MOST_TERMS, 2 * parts * x.size // INPUTS) if lead else ():
-        monkeypatch.setattr(by_target, "MOST_TERMS", terms)  # at once, and two at a time
-        sums = by_target.sampled_product(x, f, found)
+    np.testing.assert_allclose(
+        sorted_by_column.product(x, weight, found), products, rtol=1e-5, atol=1e-6
+    )
+    for terms in (sorted_by_column.MOST_TERMS, 2 * parts * x.size // INPUTS) if lead else ():
+        monkeypatch.setattr(sorted_by_column, "MOST_TERMS", terms)  # at once, and two at a time
+        sums = sorted_by_column.sddmm(x, f, found)
         np.testing.assert_allclose(sums, (of_inputs * of_outputs).sum(0), rtol=1e-5, atol=1e-6)
 
 

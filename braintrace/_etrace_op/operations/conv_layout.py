@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import POSITIVE, Kind, check_option, is_integer, shown
-from .._errors import OptionError, ShapeError
+from ..._arguments import POSITIVE, Kind, check_option, is_integer, shown
+from ..._errors import OptionError, ShapeError
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from .primitive import ETPPrimitive, register_primitive_spec
-from .spec import ETPPrimitiveSpec
+from ..primitive import ETPPrimitive, register_primitive_spec
+from ..spec import ETPPrimitiveSpec
 
 Primitives: TypeAlias = Callable[[], tuple[ETPPrimitive, ETPPrimitive]]
 """Returns the primitives of an operation, of one sample and of a batch; registers them first."""

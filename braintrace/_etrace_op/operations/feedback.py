@@ -4,15 +4,16 @@ r"""Matrix product with a way back of its own: ``etp_fb_mm`` (a batch), ``etp_fb
           \bar x_{bi} = \sum_o \bar y_{bo} B_{io}, \qquad
           \bar w_{io} = \bar B_{io} = \sum_b x_{bi} \bar y_{bo}
 
-Forward it is a dense product, and its trace is that of one (see `dense`). What arrives at ``y``
+It declares the product of `dense`, whose weight :math:`w` has the tangent of ``B`` as well
+(``effective_weights``), so that all rules of traces are those of `matmul`. What arrives at ``y``
 goes back to ``x`` by another matrix ``B`` of the weight's shape; a tangent of ``x`` goes forward by
 it, so that both modes of differentiation agree. Where ``B`` is a parameter, it learns by the
 gradient of ``w``: with the same decay, the two become alike whatever they started from.
+``input_derivative`` is written by hand for the same reason as in `dense`.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -21,14 +22,13 @@ import numpy as np
 import saiunit
 from jax.custom_derivatives import SymbolicZero
 
-from .._errors import DtypeError, ShapeError, UnitError
+from ..._errors import DtypeError, ShapeError, UnitError
+from ..primitive import ETPPrimitive, get_primitive_spec
+from ..registry import Arrays, Pick, Shapes
+from ..spec import ETPPrimitiveSpec
 from . import quantities
-from .dense import etp_mm_p, etp_mv_p
+from .dense import etp_mm_p, etp_mv_p, terms_of_product
 from .on_demand import on_demand
-from .primitive import get_primitive_spec
-from .registry import Arrays, Shapes
-from .rules import like_operand
-from .sums import sum_over_samples
 
 
 def _forward(x: Any, weight: Any, feedback: Any) -> Any:
@@ -50,28 +50,21 @@ def _product_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[A
 
 _product.defjvp(_product_jvp, symbolic_zeros=True)
 
-_DENSE, _DENSE_VECTOR = map(get_primitive_spec, (etp_mm_p, etp_mv_p))
-
 
 def _impl(x: Any, weight: Any, feedback: Any, *bias: Any, has_bias: bool = False) -> Any:
     y = _product(x, weight, feedback)
     return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
 
 
-def _xy_to_dw(
-    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
-) -> Arrays:
-    return _of_both(_DENSE.xy_to_dw(x, hidden_dim, weights, has_bias=has_bias), weights)
+def _effective_weights(weights: Arrays, *, has_bias: bool = False) -> Arrays:
+    """Return the operands of `matmul`: the weight, whose gradient the feedback has as well."""
+    feedback = weights["feedback"]
+    result = {"weight": weights["weight"] + (feedback - jax.lax.stop_gradient(feedback))}
+    return {**result, "bias": weights["bias"]} if has_bias else result
 
 
-def _contract(
-    signal: jax.Array, trace: Arrays, weights: Arrays, *, has_bias: bool = False
-) -> Arrays:
-    def products(operands: Any) -> Arrays:
-        found: Arrays = _DENSE.yw_to_w(*operands, has_bias=has_bias)
-        return found
-
-    return _of_both(sum_over_samples(products, (signal, trace), axes=signal.ndim - 1), weights)
+def _select_outputs(weights: Arrays, pick: Pick, *, has_bias: bool = False) -> Arrays:
+    return {name: pick(operand) for name, operand in weights.items()}
 
 
 def _input_derivative(
@@ -85,29 +78,20 @@ def _input_derivative(
     return weights["feedback"][inputs, outputs]
 
 
-def _of_both(gradients: Arrays, weights: Arrays) -> Arrays:
-    """Return the gradients of all operands: the weight's is that of the feedback too."""
-    found = {**gradients, "feedback": gradients["weight"]}
-    return {name: like_operand(found[name], operand) for name, operand in weights.items()}
-
-
-def _trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
-    layout = {"weight": 1, "feedback": 2}
-    return {**layout, "bias": 3} if params.get("has_bias", False) else layout
-
-
-_spec = functools.partial(
-    dataclasses.replace,
-    impl=_impl,
-    xy_to_dw=_xy_to_dw,
-    contract=_contract,
-    trainable_invars_fn=_trainable_invars,
-    input_derivative=_input_derivative,
-)
+def _spec(name: str, product: ETPPrimitive) -> ETPPrimitiveSpec:
+    return dataclasses.replace(
+        get_primitive_spec(product),
+        name=name,
+        impl=_impl,
+        effective_weights=_effective_weights,
+        accumulate=terms_of_product(product, _effective_weights),
+        select_outputs=_select_outputs,
+        input_derivative=_input_derivative,
+    )
 
 
 feedback_primitives = on_demand(
-    vector=_spec(_DENSE_VECTOR, name="etp_fb_mv"), batch=_spec(_DENSE, name="etp_fb_mm")
+    vector=_spec("etp_fb_mv", etp_mv_p), batch=_spec("etp_fb_mm", etp_mm_p)
 )
 """Returns the primitives, of one sample and of a batch."""
 

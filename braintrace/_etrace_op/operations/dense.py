@@ -6,61 +6,30 @@ Shapes: x ``(batch, in)`` or ``(in,)``, weight ``(in, out)``, bias ``(out,)``, y
 ``(batch, out)`` or ``(out,)``. Since :math:`\partial y_{bo} / \partial w_{io} = x_{bi}` for
 the same ``o`` only, the exact trace has the weight's shape, one per sample:
 :math:`\epsilon_{bio}` and, for the bias, :math:`\epsilon_{bo}`.
+
+Two rules are written by hand, measured with 256 inputs and outputs on a CPU. ``squared_norms``
+takes 1/2 of the time of the derived rule for one sample and 1/14 for 32, ``input_derivative`` 1/8
+for all elements and 1/50 for a diagonal.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import rules
+from ..primitive import ETPPrimitive, register_primitive_spec
+from ..registry import Arrays, Shapes
+from ..spec import ETPPrimitiveSpec, Rule
 from . import quantities
-from .primitive import register_primitive_spec
-from .registry import Arrays, Pick, Shapes
-from .rules import like_operand
-from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 
 
 def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:
     y = jnp.matmul(x, weight)
     return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
-
-
-def _yw_to_w(hidden_dim: jax.Array, trace: Arrays, *, has_bias: bool = False) -> Arrays:
-    result = {"weight": trace["weight"] * hidden_dim[..., None, :]}
-    if has_bias:
-        result["bias"] = trace["bias"] * hidden_dim
-    return result
-
-
-def _xy_to_dw(
-    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
-) -> Arrays:
-    x = x.astype(hidden_dim.dtype)
-    # dw_io = sum_b x_bi f_bo, without the sum for one sample
-    product = x.T @ hidden_dim if x.ndim == 2 else x[:, None] * hidden_dim[None, :]
-    result = {"weight": like_operand(product, weights["weight"])}
-    if has_bias:
-        bias = hidden_dim.sum(0) if x.ndim == 2 else hidden_dim
-        result["bias"] = like_operand(bias, weights["bias"])
-    return result
-
-
-def _accumulate(
-    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
-) -> Arrays:
-    x = x.astype(hidden_dim.dtype)
-    if x.shape[0] == 1:
-        # A product that XLA fuses into the update of the trace, where a dot of inner
-        # size one would be written out first.
-        result = {"weight": x[0][..., :, None] * hidden_dim[0][..., None, :]}
-    else:
-        result = {"weight": jnp.einsum("k...i,k...o->...io", x, hidden_dim)}
-    if has_bias:
-        result["bias"] = hidden_dim.sum(0)
-    return result
 
 
 def squared_norms_of_rows(
@@ -75,10 +44,6 @@ def squared_norms_of_rows(
     return result
 
 
-def _select_outputs(weights: Arrays, pick: Pick, *, has_bias: bool = False) -> Arrays:
-    return {name: pick(operand) for name, operand in weights.items()}
-
-
 def _input_derivative(
     weights: Arrays,
     shapes: Shapes,
@@ -90,45 +55,33 @@ def _input_derivative(
     return weights["weight"][inputs, outputs]
 
 
-def init_trace_of_entries(
-    x_var: Any,
-    y_var: Any,
-    weight_vars: Mapping[str, Any],
-    num_hidden_state: int,
-    *,
-    axes_of_sample: int = 1,
-) -> Arrays:
-    """Return zeros shaped like the operands, for every sample, with a state axis last."""
-    y = y_var.aval
-    batch = y.shape[: y.ndim - axes_of_sample]
-    weight = (*batch, *weight_vars["weight"].aval.shape, num_hidden_state)
-    result = {"weight": jnp.zeros(weight, y.dtype)}
-    if "bias" in weight_vars:
-        result["bias"] = jnp.zeros((*y.shape, num_hidden_state), y.dtype)
-    return result
+def terms_of_product(primitive: ETPPrimitive, effective_weights: Rule) -> Rule:
+    """Return the rule ``accumulate`` of an operation that multiplies by an effective weight.
 
+    Parameters
+    ----------
+    primitive : ETPPrimitive
+        ``etp_mm`` or ``etp_mv``, whose terms they are.
+    effective_weights : callable
+        The weight and the bias, if there is one, as a function of the operands.
+    """
 
-def init_output_trace(
-    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
-) -> Any:
-    """Return zeros shaped like the output, with a state axis last."""
-    return jnp.zeros((*y_var.aval.shape, num_hidden_state), y_var.aval.dtype)
+    def accumulate(x: Any, hidden_dim: Any, weights: Arrays, **params: Any) -> Arrays:
+        effective = effective_weights(weights, **params)
+        names = dict(zip(("weight", "bias"), effective, strict=False))
+        operands = {name: effective[own] for name, own in names.items()}
+        terms = rules.accumulate(primitive, {"has_bias": len(names) > 1}, x, hidden_dim, operands)
+        return {own: terms[name] for name, own in names.items()}
+
+    return accumulate
 
 
 _spec = functools.partial(
     ETPPrimitiveSpec,
     impl=_impl,
-    yw_to_w=_yw_to_w,
-    xy_to_dw=_xy_to_dw,
-    init_drtrl=init_trace_of_entries,
-    init_pp=init_output_trace,
-    trainable_invars_fn=conventional_trainable_invars,
-    x_invar_index=0,
-    linear_in_input=True,
-    accumulate=_accumulate,
-    squared_norms=squared_norms_of_rows,
-    select_outputs=_select_outputs,
     trace_axes={"weight": ("input", "output"), "bias": ("output",)},
+    linear_in_input=True,
+    squared_norms=squared_norms_of_rows,
     input_derivative=_input_derivative,
 )
 etp_mm_p = register_primitive_spec(_spec(name="etp_mm", batched=True))

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import csr_kernel, has_csr_kernel
-from .sampled import picked
-from .sparse_pattern import SparsePattern
+from ..._jax import csr_kernel, has_csr_kernel
+from .pattern import SparsePattern
+from .sddmm import picked
 
 FEWEST_SAMPLES, FEWEST_ENTRIES = 6, 2**14
 """Below, what the kernel takes for 8 samples is more than scattered sums take."""

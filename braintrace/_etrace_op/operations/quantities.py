@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import saiunit
 
-from .._arguments import (
+from ..._arguments import (
     FUNCTION,
     check_arrays,
     check_option,
@@ -15,8 +15,8 @@ from .._arguments import (
     numbers_of,
     shown,
 )
-from .._errors import OptionError, ShapeError, UnitError
-from .._foreign import in_words
+from ..._errors import OptionError, ShapeError, UnitError
+from ..._foreign import in_words
 
 FUNCTION_OR_NONE = FUNCTION.or_else(None)
 

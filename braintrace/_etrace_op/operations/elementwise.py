@@ -2,49 +2,28 @@ r"""Element-wise parameter: ``etp_elemwise``.
 
 .. math:: y = w
 
-The identity on an array of any shape: it marks a parameter that enters a model position
-by position, after whatever function of the parameter alone. There is no input and no batch
+The identity on an array of any shape: it marks a parameter that enters a model elementwise,
+after whatever function of the parameter alone. There is no input and no batch
 axis; the trace is the factor itself, shaped like ``w``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import saiunit
 
-from .._arguments import FUNCTION, check_arrays, check_option, is_quantity, shown
-from .._errors import DtypeError, OptionError
-from .._foreign import in_words
+from ..._arguments import FUNCTION, check_arrays, check_option, is_quantity, shown
+from ..._errors import DtypeError, OptionError
+from ..._foreign import in_words
+from ..primitive import ETPPrimitive, register_primitive_spec
+from ..spec import ETPPrimitiveSpec
 from . import quantities
-from .dense import init_output_trace
-from .primitive import ETPPrimitive, register_primitive_spec
-from .registry import Arrays
-from .rules import like_operand
-from .spec import ETPPrimitiveSpec
 
 
 def _impl(weight: Any) -> Any:
     return weight
-
-
-def _yw_to_w(hidden_dim: jax.Array, trace: Arrays) -> Arrays:
-    return {"weight": trace["weight"] * hidden_dim}
-
-
-def _xy_to_dw(x: jax.Array, hidden_dim: jax.Array, weights: Arrays) -> Arrays:
-    return {"weight": like_operand(hidden_dim, weights["weight"])}
-
-
-def _init_drtrl(
-    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
-) -> Arrays:
-    return {"weight": init_output_trace(x_var, y_var, weight_vars, num_hidden_state)}
-
-
-def _trainable_invars(params: Any) -> dict[str, int]:
-    return {"weight": 0}
 
 
 def _batching(
@@ -57,14 +36,9 @@ etp_elemwise_p = register_primitive_spec(
     ETPPrimitiveSpec(
         name="etp_elemwise",
         impl=_impl,
-        yw_to_w=_yw_to_w,
-        xy_to_dw=_xy_to_dw,
-        init_drtrl=_init_drtrl,
-        init_pp=init_output_trace,
-        trainable_invars_fn=_trainable_invars,
+        trace_axes={"weight": ("output",)},
         x_invar_index=None,
         gradient_enabled=True,
-        trace_axes={"weight": ("output",)},
         batching=_batching,
     )
 )

@@ -13,8 +13,9 @@ from operation_cases import BATCH, CASES, Diagonal, bptt, by_name, es_d_rtrl, lo
 from ops_catalogue import quick_jit
 
 import braintrace
-from braintrace._etrace_op import sampled, sparse_pattern
-from braintrace._etrace_op.sampled import sampled_product
+from braintrace._etrace_op.sparse import pattern as sparse_pattern
+from braintrace._etrace_op.sparse import sddmm as sddmm_module
+from braintrace._etrace_op.sparse.sddmm import sddmm
 from braintrace._jax import jaxpr_as_fun, open_jaxpr, struct_of, sub_jaxprs
 
 INPUTS, OUTPUTS, ENTRIES, BATCHES = 7, 6, 23, 3
@@ -42,30 +43,30 @@ PATTERN = pattern()
 
 
 def summed(x, f, sparse_mat=PATTERN):
-    return quick_jit(lambda x, f: sampled_product(x, f, sparse_mat))(x, f)
+    return quick_jit(lambda x, f: sddmm(x, f, sparse_mat))(x, f)
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Let parts, pieces and blocks have remainders, and small matrices count as wide ones."""
-    monkeypatch.setattr(sampled, "WIDE", INPUTS)
+    monkeypatch.setattr(sddmm_module, "WIDE", INPUTS)
     monkeypatch.setattr(sparse_pattern, "FEWEST_NEAR", 9)
     monkeypatch.setattr(sparse_pattern, "NEAR_PER_LINE", 1)
-    monkeypatch.setattr(sampled, "ROWS_AT_ONCE", 5)
-    monkeypatch.setattr(sampled, "PIECE", 2)
-    monkeypatch.setattr(sampled, "TERMS_AT_ONCE", 10)
-    monkeypatch.setattr(sampled, "MOST_TERMS", 100)
-    monkeypatch.setattr(sampled, "FEWEST_ROWS", 1)
-    monkeypatch.setattr(sampled, "FEWEST_ENTRIES", 1)
+    monkeypatch.setattr(sddmm_module, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(sddmm_module, "PIECE", 2)
+    monkeypatch.setattr(sddmm_module, "TERMS_AT_ONCE", 10)
+    monkeypatch.setattr(sddmm_module, "MOST_TERMS", 100)
+    monkeypatch.setattr(sddmm_module, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(sddmm_module, "FEWEST_ENTRIES", 1)
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("lead", [(3,), (10,), (10, BATCHES)])
 @pytest.mark.parametrize(("wide", "piece"), [(INPUTS, 2), (INPUTS + 1, 16)])
 def test_sums_of_parts_and_blocks(wide, piece, lead, monkeypatch):
-    monkeypatch.setattr(sampled, "WIDE", wide)
-    monkeypatch.setattr(sampled, "PIECE", piece)
-    monkeypatch.setattr(sampled, "MANY_ROWS", 10 if piece == 16 else 2**8)
+    monkeypatch.setattr(sddmm_module, "WIDE", wide)
+    monkeypatch.setattr(sddmm_module, "PIECE", piece)
+    monkeypatch.setattr(sddmm_module, "MANY_ROWS", 10 if piece == 16 else 2**8)
     x, f = factors(*lead)
     found = summed(x, f)
     np.testing.assert_allclose(found, by_definition(x, f), rtol=1e-4, atol=1e-5)
@@ -132,7 +133,7 @@ def test_transformations():
         return quick_jit(both)
 
     operands = *factors(10), *factors(10)
-    found = transformed(lambda x, f: sampled_product(x, f, PATTERN))(*operands)
+    found = transformed(lambda x, f: sddmm(x, f, PATTERN))(*operands)
     expected = transformed(at_once)(*operands)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     jax.tree.map(close, found, expected)
@@ -185,9 +186,9 @@ class Recurrent(brainstate.nn.Module):
 @pytest.mark.parametrize(("algorithm", "wide"), [("d_rtrl", 1), ("es_d_rtrl", 2**15)])
 def test_nothing_of_all_entries_times_all_steps_is_held(algorithm, wide, monkeypatch):
     units, entries, steps, batch = 600, 20_000, 32, 1
-    monkeypatch.setattr(sampled, "WIDE", wide)
-    monkeypatch.setattr(sampled, "TERMS_AT_ONCE", 2**12)
-    monkeypatch.setattr(sampled, "MOST_TERMS", 2**12)
+    monkeypatch.setattr(sddmm_module, "WIDE", wide)
+    monkeypatch.setattr(sddmm_module, "TERMS_AT_ONCE", 2**12)
+    monkeypatch.setattr(sddmm_module, "MOST_TERMS", 2**12)
     xs = jnp.ones((steps, batch, units))
     learner = braintrace.compile(Recurrent(units, entries), algorithm, xs[0], batch_size=batch)
 

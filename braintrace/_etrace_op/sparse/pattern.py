@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._errors import DtypeError, ShapeError
-from .._jax import is_tracer
+from ..._errors import DtypeError, ShapeError
+from ..._jax import is_tracer
 
 FEWEST_NEAR, NEAR_PER_LINE = 2**16, 2.5
 """Entries near each other, at least and for each column (or row) that they scatter: what they read

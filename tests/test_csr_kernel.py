@@ -9,8 +9,9 @@ import pytest
 from jax import export
 from jax.experimental import sparse as jax_sparse
 
-from braintrace._etrace_op import sparse, sparse_kernel, sparse_matmul
-from braintrace._etrace_op.sparse_pattern import sparse_pattern
+from braintrace._etrace_op import sparse_matmul
+from braintrace._etrace_op.sparse import csr_kernel, product_forms
+from braintrace._etrace_op.sparse.pattern import sparse_pattern
 
 INPUTS, OUTPUTS, ENTRIES, BATCH = 7, 5, 12, 11
 GENERATOR = np.random.default_rng(0)
@@ -40,8 +41,8 @@ def uses_kernel(function, *arguments):
 
 @pytest.fixture(autouse=True)
 def small_matrices(monkeypatch):
-    monkeypatch.setattr(sparse_kernel, "FEWEST_ENTRIES", 1)
-    monkeypatch.setattr(sparse_kernel, "SAMPLES_AT_ONCE", 8)
+    monkeypatch.setattr(csr_kernel, "FEWEST_ENTRIES", 1)
+    monkeypatch.setattr(csr_kernel, "SAMPLES_AT_ONCE", 8)
     jax.clear_caches()
     yield
     jax.clear_caches()  # the sizes are no part of what JAX keeps programs by
@@ -92,19 +93,19 @@ def test_many_rows_are_taken_in_blocks(rows, in_blocks):
     """Features, of which there are more, have nothing to do with it."""
     pattern, entries = sparse_pattern(MATRIX), jnp.ones(ENTRIES)
     for x in (jnp.ones((rows, INPUTS)), jnp.ones((rows, 40, INPUTS))):
-        closed = jax.make_jaxpr(lambda x: sparse._product_sparse(x, entries, pattern))(x)
+        closed = jax.make_jaxpr(lambda x: product_forms.product_of_entries(x, entries, pattern))(x)
         assert ("platform_index" in str(closed)) == in_blocks
 
 
 def test_scattered_sums_run_where_the_kernel_does_not_fit(monkeypatch):
     x, entries, bias = operands()
     halves = [array.astype(jnp.bfloat16) for array in (x, entries, bias)]
-    few = x[: sparse_kernel.FEWEST_SAMPLES - 1], entries, bias
+    few = x[: csr_kernel.FEWEST_SAMPLES - 1], entries, bias
     for arguments in (halves, few, (x, entries.astype(jnp.bfloat16), bias)):
         assert not uses_kernel(product, *arguments)
     exported = export.export(jax.jit(product))(x, entries, bias)
     assert "cpu_csr" not in exported.mlir_module()
-    monkeypatch.setattr(sparse_kernel, "has_csr_kernel", lambda: False)
+    monkeypatch.setattr(csr_kernel, "has_csr_kernel", lambda: False)
     jax.clear_caches()
     assert not uses_kernel(product, x, entries, bias)
     found = jax.jit(product)(x, entries, bias)

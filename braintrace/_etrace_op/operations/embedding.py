@@ -8,59 +8,46 @@ one where ``i`` is the index, and the exact trace has the weight's shape, one pe
 gradient of a chunk that starts from zero traces is a sum over looked-up rows alone. A low-pass of
 the input counts how often, and how long ago, each row was looked up; along a chunk the factors of
 outputs are filtered instead, and added to the rows.
+
+``accumulate`` is written by hand for one step: compiled for a GPU (H200), an update of a trace
+moves 2.5 times as many bytes with the derived rule. ``squared_norms`` takes 1/11 of the time of the
+derived rule on a CPU, for a table of 1000 x 64 and 32 samples.
 """
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import saiunit
 
-from .._errors import DtypeError, ShapeError
+from ..._errors import DtypeError, ShapeError
+from ..derive import derived_terms, like_operand
+from ..input_filter import InputFilter
+from ..primitive import get_primitive_spec
+from ..registry import Arrays
+from ..spec import ETPPrimitiveSpec
 from . import quantities
-from .dense import init_output_trace
-from .input_filter import InputFilter
 from .on_demand import on_demand
-from .registry import Arrays, Pick, Shapes
-from .rules import like_operand
-from .spec import ETPPrimitiveSpec, conventional_trainable_invars
 
 
 def _impl(indices: Any, weight: Any, *, rows: int) -> Any:
-    return jnp.take(weight, indices, axis=0, mode="fill")
-
-
-def _yw_to_w(hidden_dim: jax.Array, trace: Arrays, *, rows: int) -> Arrays:
-    return {"weight": trace["weight"] * hidden_dim[..., None, :]}
-
-
-def _xy_to_dw(indices: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, rows: int) -> Arrays:
-    weight = weights["weight"]
-    return {"weight": like_operand(_added_to_rows(indices, hidden_dim, rows), weight)}
-
-
-def _added_to_rows(indices: jax.Array, values: jax.Array, rows: int) -> jax.Array:
-    """Return zeros with values added to the rows of their indices."""
-    zero = jnp.zeros((rows, *values.shape[indices.ndim :]), values.dtype)
-    return zero.at[indices].add(values, mode="drop")
+    return weight.at[indices].get(mode="fill")
 
 
 def _accumulate(indices: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, rows: int) -> Arrays:
-    if indices.shape[0] == 1:
-        # A selection that XLA fuses into the update of the trace, where added rows would be a
-        # trace of their own first.
-        places = jnp.arange(rows, dtype=indices.dtype)
-        now = jnp.where(indices[0] < 0, indices[0] + rows, indices[0])
-        hit = now[..., None] == places
-        return {"weight": jnp.where(hit[..., None], hidden_dim[0][..., None, :], 0)}
-    added: Callable[..., Any] = functools.partial(_added_to_rows, rows=rows)
-    if indices.ndim == 2:
-        added = jax.vmap(added, in_axes=1)
-    return {"weight": added(indices, hidden_dim)}
+    if indices.shape[0] > 1:
+        vector, batch = embedding_primitives()
+        spec = get_primitive_spec(batch if indices.ndim == 2 else vector)
+        return derived_terms(spec, {"rows": rows}, indices, hidden_dim, weights)
+    # A selection that XLA fuses into the update of the trace, where added rows would be a trace
+    # of their own first.
+    places = jnp.arange(rows, dtype=indices.dtype)
+    now = jnp.where(indices[0] < 0, indices[0] + rows, indices[0])
+    hit = now[..., None] == places
+    return {"weight": jnp.where(hit[..., None], hidden_dim[0][..., None, :], 0)}
 
 
 def _squared_norms(
@@ -69,30 +56,6 @@ def _squared_norms(
     of_output = jnp.sum((hidden_dim[0] * hidden_dim[0].conj()).real, axis=-1)
     has_row = (-rows <= indices[0]) & (indices[0] < rows)
     return {"weight": jnp.where(has_row, of_output, 0)}
-
-
-def _select_outputs(weights: Arrays, pick: Pick, *, rows: int) -> Arrays:
-    return {"weight": pick(weights["weight"])}
-
-
-def _joins_input(
-    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, *, rows: int
-) -> np.ndarray:
-    return np.zeros(inputs.shape, bool)
-
-
-def _input_derivative(
-    weights: Arrays, shapes: Shapes, inputs: np.ndarray, outputs: np.ndarray, *, rows: int
-) -> jax.Array:
-    return jnp.zeros(inputs.shape, weights["weight"].dtype)
-
-
-def _init_drtrl(
-    x_var: Any, y_var: Any, weight_vars: Mapping[str, Any], num_hidden_state: int
-) -> Arrays:
-    y = y_var.aval
-    shape = (*y.shape[:-1], *weight_vars["weight"].aval.shape, num_hidden_state)
-    return {"weight": jnp.zeros(shape, y.dtype)}
 
 
 # --- the low-pass of the input
@@ -130,19 +93,10 @@ def _pull_back_counts(
 _spec = functools.partial(
     ETPPrimitiveSpec,
     impl=_impl,
-    yw_to_w=_yw_to_w,
-    xy_to_dw=_xy_to_dw,
-    init_drtrl=_init_drtrl,
-    init_pp=init_output_trace,
-    trainable_invars_fn=conventional_trainable_invars,
-    x_invar_index=0,
+    trace_axes={"weight": ("entry", "output")},
     input_filter=InputFilter(_init_counts, _count, _pull_back_counts, _count_steps),
     accumulate=_accumulate,
     squared_norms=_squared_norms,
-    select_outputs=_select_outputs,
-    trace_axes={"weight": ("entry", "output")},
-    joins_input=_joins_input,
-    input_derivative=_input_derivative,
 )
 embedding_primitives = on_demand(
     vector=_spec(name="etp_row"), batch=_spec(name="etp_embed", batched=True)

@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._jax import divided_dependent
-from .sparse_pattern import SparsePattern
+from ..._jax import divided_dependent
+from .pattern import SparsePattern
 
 FEWEST_ROWS, FEWEST_ENTRIES = 8, 2**12
 """Below, to gather the factors at once is faster: a row costs as much as some 10 numbers."""
@@ -40,7 +40,7 @@ def is_large(sparse_mat: SparsePattern, rows: int) -> bool:
     return rows >= FEWEST_ROWS and sparse_mat.nnz >= FEWEST_ENTRIES
 
 
-def sampled_product(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
+def sddmm(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
     """Return the sums over the first axis, for every entry.
 
     Parameters

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .sampled import joined, over_blocks, sum_dtype
-from .sparse_pattern import SparsePattern
+from .pattern import SparsePattern
+from .sddmm import joined, over_blocks, sum_dtype
 
 MOST_TERMS = 2**20
 """Products that all devices together have at a time: each is written out before it is added up."""
@@ -56,8 +56,8 @@ def of_entries(values: Any, sparse_mat: SparsePattern) -> Any:
     return jnp.moveaxis(found, (1, 0), (-2, -1)).reshape(*lead, nnz)
 
 
-def sampled_product(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
-    """Return the sums of products over the first axis, for every entry; see `sampled`."""
+def sddmm(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
+    """Return the sums of products over the first axis, for every entry; see `sddmm`."""
     x, factor = (jnp.moveaxis(array, (0, -1), (-1, 0)) for array in (x, factor))
     rows, columns = _apart(sparse_mat)
 

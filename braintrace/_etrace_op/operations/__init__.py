@@ -1,0 +1,1 @@
+"""The ETP operations, one file each: forward function, declaration, user function."""

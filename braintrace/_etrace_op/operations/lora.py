@@ -1,0 +1,164 @@
+r"""Low-rank matrix product: ``etp_lora_mm`` (a batch) and ``etp_lora_mv`` (one sample).
+
+.. math:: y_{bo} = \alpha \sum_{ir} x_{bi} B_{ir} A_{ro} + c_o
+
+Shapes: x ``(batch, in)`` or ``(in,)``, B ``(in, rank)``, A ``(rank, out)``, bias ``(out,)``.
+With :math:`M = \alpha B A` the operation is the matrix product :math:`x M`, and its trace is that
+of ``M`` (see `dense`): :math:`\epsilon_{bio}`, of instantaneous term :math:`x_{bi} f_{bo}`. At the
+end it is pulled back to the factors: :math:`\partial B = \alpha\, \partial M A^T`,
+:math:`\partial A = \alpha\, B^T \partial M`.
+
+``select_outputs`` is written by hand: the factors have other axes than the trace.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..._arguments import shown
+from ..._errors import OptionError, ShapeError
+from ..primitive import register_primitive_spec
+from ..registry import Arrays, Pick
+from ..spec import ETPPrimitiveSpec
+from . import quantities
+from .dense import etp_mm_p, etp_mv_p, terms_of_product
+
+
+def _impl(
+    x: Any, lora_b: Any, lora_a: Any, *bias: Any, alpha: float = 1.0, has_bias: bool = False
+) -> Any:
+    y = jnp.matmul(jnp.matmul(x, lora_b), lora_a)
+    y = alpha * y
+    return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+
+
+def _effective_weights(weights: Arrays, *, alpha: float = 1.0, has_bias: bool = False) -> Arrays:
+    result = {"effective": alpha * (weights["lora_b"] @ weights["lora_a"])}
+    return {**result, "bias": weights["bias"]} if has_bias else result
+
+
+def _select_outputs(
+    weights: Arrays, pick: Pick, *, alpha: float = 1.0, has_bias: bool = False
+) -> Arrays:
+    return {name: w if name == "lora_b" else pick(w) for name, w in weights.items()}
+
+
+_spec = functools.partial(
+    ETPPrimitiveSpec,
+    impl=_impl,
+    trace_axes={"effective": ("input", "output"), "bias": ("output",)},
+    effective_weights=_effective_weights,
+    linear_in_input=True,
+    select_outputs=_select_outputs,
+)
+etp_lora_mm_p = register_primitive_spec(
+    _spec(
+        name="etp_lora_mm",
+        batched=True,
+        accumulate=terms_of_product(etp_mm_p, _effective_weights),
+    )
+)
+etp_lora_mv_p = register_primitive_spec(
+    _spec(
+        name="etp_lora_mv",
+        batched_form=etp_lora_mm_p,
+        accumulate=terms_of_product(etp_mv_p, _effective_weights),
+    )
+)
+
+
+def lora_matmul(
+    x: Any,
+    B: Any,
+    A: Any,
+    *,
+    alpha: Any = 1.0,
+    bias: Any = None,
+    bias_fn: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Multiply by a low-rank matrix that learns online: ``alpha * x @ B @ A (+ bias)``.
+
+    Parameters
+    ----------
+    x : array or Quantity ``(..., in)``
+        One sample (1-D), a batch (2-D), or more leading axes.
+    B : array or Quantity ``(in, rank)``
+        Trainable.
+    A : array or Quantity ``(rank, out)``
+        Trainable.
+    alpha : float
+        The whole scale of the product: 1 by default, and nothing is divided by the rank. For the
+        ``alpha / rank`` of the paper, give that. A Python number, not a traced array.
+    bias : array or Quantity ``(out,)``, optional
+        Trainable; rescaled into the unit of ``x @ B @ A``.
+    bias_fn : callable, optional
+        Differentiable function of the bias, applied first. One of a factor is applied to it where
+        it is given: ``lora_matmul(x, f(B), A)``.
+
+    Returns
+    -------
+    array or Quantity ``(..., out)``
+        With the product of the units of ``x``, ``B`` and ``A``. A frozen base weight is a
+        plain operation beside it: ``x @ W + lora_matmul(x, B, A)``.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit.
+    DtypeError
+        If an operand is nothing that JAX computes with.
+    OptionError
+        If ``alpha`` is not a finite number that is known when the model is traced, or ``bias_fn``
+        no function or without a bias.
+    UnitError
+        If the unit of the bias has another dimension than the product.
+
+    References
+    ----------
+    .. [1] E. J. Hu et al., "LoRA: Low-rank adaptation of large language models", ICLR 2022.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import braintrace
+    >>> y = braintrace.lora_matmul(jnp.ones(3), jnp.ones((3, 2)), jnp.ones((2, 4)), alpha=0.5)
+    >>> y
+    Array([3., 3., 3., 3.], dtype=float32)
+    """
+    x, x_unit = quantities.split("lora_matmul", "x", x)
+    B, b_unit = quantities.split("lora_matmul", "B", B)
+    A, a_unit = quantities.split("lora_matmul", "A", A)
+    if B.ndim != 2 or A.ndim != 2 or B.shape[1] != A.shape[0]:
+        raise ShapeError(
+            "`lora_matmul`: expected `B` of shape (in, rank) and `A` of shape (rank, out), got "
+            f"{B.shape} and {A.shape}."
+        )
+    quantities.check_features("lora_matmul", x, B.shape[0], f"B of shape {B.shape}")
+    unit = x_unit * b_unit * a_unit
+    biases = quantities.bias_operands("lora_matmul", bias, unit, A.shape[1:], bias_fn)
+    params = {"alpha": _constant(alpha), "has_bias": bool(biases)}
+    y = quantities.bind_folded(
+        functools.partial(etp_lora_mv_p.bind, **params),
+        functools.partial(etp_lora_mm_p.bind, **params),
+        x,
+        B,
+        A,
+        *biases,
+    )
+    return quantities.attach(y, unit)
+
+
+def _constant(alpha: Any) -> float:
+    try:
+        value = float(alpha)
+    except Exception as error:
+        raise OptionError(
+            f"`lora_matmul`: `alpha` must be a number that is known when the model is traced, got "
+            f"{shown(alpha)}. Multiply `x` by a scale that is traced or has a unit."
+        ) from error
+    if not math.isfinite(value):
+        raise OptionError(f"`lora_matmul`: `alpha` must be finite, got {value}.")
+    return value
