@@ -22,8 +22,7 @@ from ..._jaxpr import Program, carries_derivative, evaluate_all, program_of
 from ..._jaxpr.dataflow import Constants
 
 _SLICE = "dynamic_update_slice"
-_ADDS = {"scatter": False, "scatter-add": True, _SLICE: False}
-"""Equations that write, and whether they add to what is there."""
+_WRITES = ("scatter", _SLICE)
 
 
 def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int) -> Program:
@@ -41,7 +40,7 @@ def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int)
     constants, behind = Constants(program), program.depends_on(wanted)
     rules = {}
     for index, equation in enumerate(program.equations):
-        if equation.primitive.name in _ADDS and equation.outvars[0] in behind:
+        if equation.primitive.name in _WRITES and equation.outvars[0] in behind:
             write = _write_of(constants, equation)
             if write is not None and write.count <= longest:
                 rules[index] = write.run
@@ -87,14 +86,13 @@ class _Write:
         Axes of the updates along which there is one update after the other, and their sizes.
     along
         For every axis of the indices, the axis of the buffer that it is along, or of `slots`.
-    adds, clips
-        Whether updates are added, and moved to the buffer's border where they are outside.
+    clips
+        Whether updates outside of the buffer are moved to its border.
     """
 
     axes: tuple[_Axis, ...]
     slots: tuple[tuple[int, int], ...]
     along: tuple[tuple[str, int], ...]
-    adds: bool
     clips: bool
 
     @property
@@ -171,9 +169,8 @@ class _Write:
                 number = jax.lax.broadcasted_iota(start.dtype, shape, axis)
                 here &= number == start + offset
                 piece = jax.lax.slice_in_dim(piece, offset, offset + 1, axis=axis)
-            value = jnp.broadcast_to(piece, shape)
-            value = buffer + value if self.adds else value
-            buffer = jax.lax.select_n(jnp.broadcast_to(here, shape), buffer, value)
+            here, value = jnp.broadcast_to(here, shape), jnp.broadcast_to(piece, shape)
+            buffer = jax.lax.select_n(here, buffer, value)
         return buffer
 
 
@@ -195,7 +192,7 @@ def _slice(constants: Constants, equation: Equation) -> _Write:
             axes.append(_Axis(axis, width, column=axis))
         else:
             axes.append(_Axis(axis, width, start=int(np.clip(start, 0, size - width))))
-    return _Write(tuple(axes), (), (), adds=False, clips=True)
+    return _Write(tuple(axes), (), (), clips=True)
 
 
 def _scatter(constants: Constants, equation: Equation) -> _Write:
@@ -238,7 +235,6 @@ def _scatter(constants: Constants, equation: Equation) -> _Write:
             ("axis", aligned[along]) if along in aligned else ("slot", free.index(along))
             for along in range(len(outer))
         ),
-        adds=_ADDS[equation.primitive.name],
         clips=equation.params["mode"] == jax.lax.GatherScatterMode.CLIP,
     )
 
