@@ -309,11 +309,43 @@ MUTATIONS = [
     # derivatives with respect to hidden states
     Mutation(
         "old states that carry what traces carry",
-        "_executor/probed_step.py",
-        "    if all(isinstance(leaf, SymbolicZero) for leaf in jax.tree.leaves(changes)):\n",
-        "    if True:\n",
+        "_runtime/old_states.py",
+        "        if not (is_joint or goes_on):\n",
+        "        if True:\n",
         ("tests/test_state_derivatives.py::test_two_gradients_equal_backpropagation",),
         "the past of a parameter is counted twice",
+    ),
+    Mutation(
+        "a first step that leaves no mark",
+        "_runtime/old_states.py",
+        "(zeros, _zero_of(moved, mark))\n",
+        "(zeros, past)\n",
+        ("tests/test_state_derivatives.py::test_what_depends_on_parameters_stops_at_old_states",),
+        "the second step of a gradient takes states of the first for those of the user",
+    ),
+    Mutation(
+        "a gradient of states and parameters at once",
+        "_runtime/old_states.py",
+        "        if asked and not goes_on and (is_joint or not through_steps):\n",
+        "        if asked and not goes_on and not through_steps:\n",
+        ("tests/test_state_derivatives.py::test_states_and_parameters_at_once",),
+        "the derivative of the hidden states is zero without an error",
+    ),
+    Mutation(
+        "a start from a parameter after steps",
+        "_runtime/old_states.py",
+        "        if not (_is_zero(past) or all(map(_is_zero, change))):\n",
+        "        if False:\n",
+        ("tests/test_state_derivatives.py::test_starts_from_a_parameter_between_steps",),
+        "a learned initial state gets a part of its gradient",
+    ),
+    Mutation(
+        "a reset that keeps the mark",
+        "_algorithms/algorithm.py",
+        "            self.step_mark.value = jnp.zeros(())\n",
+        "            pass\n",
+        ("tests/test_state_derivatives.py::test_state_written_from_what_is_differentiated",),
+        "states written after a reset are taken for those of the step before",
     ),
     # loops of unknown length
     Mutation(

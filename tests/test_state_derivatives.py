@@ -115,16 +115,15 @@ def test_derivative_of_steps(name, algorithm, vjp_method):
 @pytest.mark.parametrize(
     ("name", "algorithm"), [("lstm_fused", "d_rtrl"), *((r.case, r.name) for r in OTHERS)]
 )
-def test_derivative_of_parameters_is_the_online_one(name, algorithm, vjp_method):
-    """To the last bit, whether or not hidden states are asked for too; these count as constants."""
+def test_gradient_with_respect_to_both_is_refused(name, algorithm, vjp_method):
+    """By every rule, of one step and of several, instead of a zero for the hidden states."""
     case, learner, xs, targets = in_the_middle(name, algorithm, vjp_method)
     pure = learner.functional()
     start = pure.state()
-    loss = pure_loss(case, pure, start, xs, targets)
-    alone = jax.jit(jax.grad(loss, 1))(start.hidden, start.parameters)
-    hidden, together = jax.jit(jax.grad(loss, (0, 1)))(start.hidden, start.parameters)
-    jax.tree.map(np.testing.assert_array_equal, together, alone)
-    assert not any(np.any(hidden[path]) for path in hidden_of(learner))
+    for length, scanned in ((1, False), (STEPS, True)):
+        loss = pure_loss(case, pure, start, xs[:length], targets[:length], scanned)
+        with pytest.raises(braintrace.OptionError, match="Take two gradients"):
+            jax.make_jaxpr(jax.grad(loss, (0, 1)))(start.hidden, start.parameters)
 
 
 def test_programs_without_that_derivative_have_nothing_of_it():
@@ -270,3 +269,266 @@ def test_two_gradients_equal_backpropagation(two, rule, place):
     expected = jax.grad(_rest)(model.h.value, w, xs), jax.grad(by_bptt, 1)(start, w, before, xs)
     for found, value in zip(two(learner, xs), expected, strict=True):
         np.testing.assert_allclose(found, value, **close)
+
+
+# --- both in one gradient ---------------------------------------------------------------------
+
+
+STARTS = "Parameter 'first' is read by `init_state` alone"
+warned = pytest.mark.filterwarnings(f"ignore:{STARTS}")
+
+
+def test_parameter_that_init_state_alone_reads():
+    """Its gradient in a sequence is zero, which is said when the model is compiled."""
+    with pytest.warns(braintrace.ApproximationWarning, match=STARTS):
+        compiled(LearnedStart())
+    with pytest.raises(braintrace.CompilationError, match=STARTS):
+        compiled(LearnedStart(), strict=True)
+    compiled(Diagonal(), strict=True)
+
+
+class LearnedStart(Diagonal):
+    """A state that starts from a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = brainstate.ParamState(jnp.linspace(-0.5, 0.5, 4))
+
+    def init_state(self, batch_size=2):
+        self.h = brainstate.HiddenState(jnp.broadcast_to(self.first.value, (batch_size, 4)))
+
+
+def compiled(model, rule="d_rtrl", **options):
+    return braintrace.compile(model, rule, XS[0], batch_size=2, **options)
+
+
+def squared(learner, xs=XS[:STEPS]):
+    return jnp.sum(brainstate.transform.for_loop(learner, xs) ** 2)
+
+
+def in_a_loop(learner):
+    return squared(learner)
+
+
+def in_a_compiled_loop(learner):
+    return brainstate.transform.jit(lambda: squared(learner))()
+
+
+def step_by_step(learner):
+    return sum(jnp.sum(learner(x) ** 2) for x in XS[:STEPS])
+
+
+def one_step(learner):
+    return jnp.sum(learner(XS[0]) ** 2)
+
+
+def as_a_sequence(learner):
+    return jnp.sum(learner(braintrace.MultiStepData(XS[:STEPS])) ** 2)
+
+
+def in_a_branch(learner):
+    return brainstate.transform.cond(XS[0, 0, 0] < 9, lambda: one_step(learner), lambda: 0.0)
+
+
+def recomputed(learner):
+    return brainstate.transform.checkpoint(lambda: squared(learner))()
+
+
+WAYS = [in_a_loop, in_a_compiled_loop, step_by_step, one_step, as_a_sequence, in_a_branch]
+WAYS += [recomputed]
+
+
+def refused(match="Take two gradients"):
+    return pytest.raises(braintrace.OptionError, match=match)
+
+
+@pytest.mark.by_day(7)
+@pytest.mark.parametrize(
+    ("way", "rule"),
+    [(way, rule) for way in WAYS for rule in ("d_rtrl", "immediate", "rtrl")],
+)
+def test_states_and_parameters_at_once(way, rule):
+    """Refused by name wherever the steps are, and gradients of one kind are as without it."""
+    learner = compiled(Diagonal(), rule)
+    learner.etrace_evolve(XS[STEPS:])
+    hidden, parameters = dict(hidden_of(learner)), learner.algorithm.param_states
+    before, found = learner.functional().state(), []
+    for _ in range(2):
+        for states in (parameters, hidden):
+            learner.functional().restore(before)
+            found.append(brainstate.transform.grad(lambda: way(learner), states)())
+        learner.functional().restore(before)
+        with refused("State 'h' from before the learner's first step"):
+            brainstate.transform.grad(lambda: way(learner), hidden | parameters)()
+        learner.functional().restore(before)
+    jax.tree.map(np.testing.assert_array_equal, found[:2], found[2:])
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "immediate"])
+def test_one_gradient_is_the_sum_of_those_of_the_steps(rule):
+    """Cotangents do not pass from step to step beside the traces."""
+    learner = compiled(Diagonal(), rule)
+    parameters = learner.algorithm.param_states
+    for way in (in_a_loop, step_by_step, as_a_sequence, recomputed, in_a_compiled_loop):
+        learner.reset_state()
+        together = brainstate.transform.grad(lambda way=way: way(learner), parameters)()
+        learner.reset_state()
+        steps = [
+            brainstate.transform.grad(lambda x=x: jnp.sum(learner(x) ** 2), parameters)()
+            for x in XS[:STEPS]
+        ]
+        expected = jax.tree.map(lambda *parts: sum(parts), *steps)
+        jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, **close), together, expected)
+
+
+def refused_with_learned_start(loss, states):
+    with refused():
+        brainstate.transform.grad(loss, states)()
+
+
+@warned
+@pytest.mark.parametrize("rule", ["d_rtrl", "immediate"])
+def test_parameter_that_states_start_from(rule):
+    """Its gradient is that of backpropagation, and next to others it is refused."""
+    model = LearnedStart()
+    learner = compiled(model, rule)
+    first, w = model.first.value, model.w.value
+
+    def loss(learner=learner):
+        learner.reset_state()
+        return squared(learner)
+
+    expected = jax.grad(lambda f: _rest(jnp.broadcast_to(f, (2, 4)), w, XS[:STEPS]))(first)
+    found = brainstate.transform.grad(loss, model.first)()
+    np.testing.assert_allclose(found, expected, **close)
+    refused_with_learned_start(loss, model.states(brainstate.ParamState))
+    only_w = brainstate.transform.grad(loss, model.w)()
+    assert np.any(only_w)
+
+    pure = learner.functional()
+    start = pure.state()
+
+    def by_functions(parameters):
+        state = pure.reset(dataclasses.replace(start, parameters=parameters))
+        return jnp.sum(jax.lax.scan(pure.step, state, XS[:STEPS])[1] ** 2)
+
+    with refused():
+        jax.grad(by_functions)(start.parameters)
+
+
+@warned
+@pytest.mark.parametrize("where", [None, [True, False]])
+@pytest.mark.parametrize("in_branch", [False, True])
+def test_starts_from_a_parameter_between_steps(where, in_branch):
+    """Refused too: within a loop, of some samples, and in a branch."""
+    model = LearnedStart()
+    learner = compiled(model)
+
+    def step(x):
+        output = learner(x)
+        reset = lambda: learner.reset_state(where=where)  # noqa: E731
+        if in_branch:
+            brainstate.transform.cond(x[0, 0] > 0, reset, lambda: None)
+        else:
+            reset()
+        return output
+
+    def loss():
+        return jnp.sum(brainstate.transform.for_loop(step, XS) ** 2)
+
+    refused_with_learned_start(loss, model.states(brainstate.ParamState))
+    assert np.any(brainstate.transform.grad(loss, model.w)())
+    assert np.any(brainstate.transform.grad(loss, model.first)())
+
+
+def test_arguments_that_depend_on_old_states():
+    """A derivative through a loop that is closed outside of the model is refused, not in part."""
+    learner = compiled(Diagonal())
+
+    def closed():
+        output = learner(XS[0])
+        return jnp.sum(learner(output[:, :3]) ** 2)
+
+    with refused():
+        brainstate.transform.grad(closed, hidden_of(learner))()
+
+
+def test_state_written_from_what_is_differentiated():
+    """Such as the first state of a decoder that another model has computed."""
+    learner = compiled(Diagonal())
+    model, code = learner.algorithm.model, brainstate.ParamState(jnp.full((2, 4), 0.1))
+
+    def loss(stop=lambda value: value):
+        learner.reset_state()
+        model.h.value = stop(code.value)
+        return squared(learner)
+
+    both = {"code": code, "w": model.w}
+    refused_with_learned_start(loss, both)
+    stopped = brainstate.transform.grad(lambda: loss(jax.lax.stop_gradient), both)()
+    np.testing.assert_array_equal(stopped["code"], 0)
+    alone = brainstate.transform.grad(loss, code)()
+    expected = jax.grad(_rest)(code.value, model.w.value, XS[:STEPS])
+    np.testing.assert_allclose(alone, expected, **close)
+
+
+def test_maps_around_and_inside_the_gradient():
+    """A map of somebody else hides nothing."""
+    learner = compiled(Diagonal())
+    pure = learner.functional()
+    start = pure.state()
+
+    def loss(hidden, parameters):
+        state = dataclasses.replace(start, hidden=hidden, parameters=parameters)
+        return jnp.sum(jax.lax.scan(pure.step, state, XS[:STEPS])[1] ** 2)
+
+    copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), start.hidden)
+    both = jax.grad(loss, (0, 1))
+    mapped = jax.grad(lambda h, p: jnp.sum(jax.vmap(loss, (0, None))(h, p)), (0, 1))
+    for call in (jax.vmap(both, (0, None)), mapped):
+        with refused():
+            call(copies, start.parameters)
+
+
+METHODS = {
+    "etrace_evolve": lambda learner: learner.etrace_evolve(XS[:STEPS]),
+    "etrace_grad": lambda learner: learner.etrace_grad(
+        XS[:STEPS], step_fn=lambda x: jnp.sum(learner(x))
+    ),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sequences_within_a_gradient(method):
+    """The steps after one count its states as their own; it has no derivative itself."""
+    learner = compiled(Diagonal())
+    hidden, parameters = hidden_of(learner), learner.algorithm.param_states
+
+    def loss():
+        learner.reset_state()
+        METHODS[method](learner)
+        return jnp.sum(learner(XS[STEPS]) ** 2)
+
+    found = brainstate.transform.grad(loss, parameters)()
+    learner.reset_state()
+    METHODS[method](learner)
+    expected = brainstate.transform.grad(lambda: jnp.sum(learner(XS[STEPS]) ** 2), parameters)()
+    jax.tree.map(lambda f, e: np.testing.assert_allclose(f, e, **close), found, expected)
+    total = lambda tree: sum(map(jnp.sum, jax.tree.leaves(tree)))  # noqa: E731
+    with refused("runs a whole sequence"):
+        brainstate.transform.grad(lambda: total(METHODS[method](learner)), hidden)()
+
+
+def test_mark_is_not_saved(tmp_path):
+    """Checkpoints have what they had before, and restore a learner that has one."""
+    learner = compiled(Diagonal())
+    brainstate.transform.grad(lambda: squared(learner), learner.algorithm.param_states)()
+    state = learner.functional().state()
+    assert state.others[("braintrace", "step_mark")] == 0
+    braintrace.save(tmp_path, learner)
+    texts = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"skipped_updates" in text for text in texts)
+    assert not any(b"step_mark" in text for text in texts)
+    braintrace.restore(tmp_path, learner)
+    jax.tree.map(np.testing.assert_array_equal, learner.functional().state(), state)

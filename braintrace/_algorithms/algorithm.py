@@ -5,6 +5,7 @@ import contextlib
 from typing import Any, ClassVar
 
 import brainstate
+import jax.numpy as jnp
 
 from .._arguments import (
     BATCH_SIZE,
@@ -17,20 +18,21 @@ from .._arguments import (
     named,
     one_of,
 )
-from .._brainstate import ConstructorSignature
-from .._compiler import CompilerOptions
+from .._brainstate import ConstructorSignature, is_watched
+from .._compiler import CompilerOptions, publish
 from .._errors import LostTracesError, NotCompiledError, NotInitializedError, OptionError
 from .._executor import eligibility, outliving, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
 from .._runtime.changes import caught_up
-from .._runtime.compiled_model import CompiledModel, compile_first, compile_step
+from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.found_states import FoundStates
 from .._runtime.initial_values import InitialFunction, check_init_options
 from .._runtime.mesh import on_automatic_axes
 from .._runtime.model_states import States, short_term, values_by_path
+from .._runtime.old_states import StepMark, started
 from .._runtime.on_mesh import arrays_on, moved_traces, place_states
 from .._runtime.restart import RequestedRestarts, check_where, restart_samples
 from .._runtime.step_data import first_step
@@ -110,6 +112,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self.found_states = FoundStates()
         self.seen_version: object = None  # of what the model holds
         self.requested_restarts = RequestedRestarts()
+        self._step_mark = StepMark()
 
     @property
     @abc.abstractmethod
@@ -170,6 +173,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
                 "example input first."
             )
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    @property
+    def step_mark(self) -> brainstate.State:
+        """The State of the mark that passes from step to step; see `old_states`."""
+        return self._step_mark.beside(self.traces)
 
     @property
     def compiled(self) -> CompiledStep:
@@ -242,7 +250,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @on_automatic_axes
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
-        self._compiled = compile_first(self.model, self.analysed, example, batch_size)
+        compiled = compile_first(self.model, self.analysed, example, batch_size)
+        publish(learned_starts(compiled, self.model), self.strict)
+        self._compiled = compiled
 
     def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         """Return the model's step compiled for example arguments."""
@@ -357,7 +367,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         of_model = caught_up(self)
         states, traces = self.compiled.find_states(of_model), self.traces.carried
         is_window = self.vjp_method == "multi-step"
-        return run_call(self.compiled, states, traces, arguments, is_window)
+        return run_call(self.compiled, states, traces, self.step_mark, arguments, is_window)
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -407,7 +417,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             self.samples_of_model = batch_size
         with in_words(OptionError, lambda: call):
             compiled, states = self.compiled_model, self.found_states(self.model)
-            fresh = compiled.initial_values(self.model, states, batch_size, kwargs)
+            fresh = self._started(compiled.initial_values(self.model, states, batch_size, kwargs))
+        if is_watched():
+            self.step_mark.value = jnp.zeros(())
         with uninterrupted:
             self._compiled = compiled.moved_to(self.model, self.analysed, fresh, batch_size)
             self._reset_traces()
@@ -416,9 +428,12 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def _restart_samples(self, batch_size: int | None, where: Any, options: dict[str, Any]) -> None:
         states = self.states_of_model
         flags = check_where(where, self.graph, values_by_path(short_term(states)), batch_size)
-        fresh = self.initial_values(states, **options)
+        fresh = self._started(self.initial_values(states, **options))
         restart_samples(self.compiled, states, self.traces.carried, fresh, flags)
         place_states(self.placement, states)
+
+    def _started(self, fresh: dict[Path, Any]) -> dict[Path, Any]:
+        return started(fresh, self.step_mark.value) if is_watched() else fresh
 
     def prepare_requests(self) -> None:
         """Prepare for restarts that are asked for in what a driver is about to trace."""

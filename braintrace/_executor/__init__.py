@@ -20,7 +20,6 @@ from .neighbours import NeighbourTraces as NeighbourTraces
 from .overwriting import never as never
 from .param_dim import ParameterTraces as ParameterTraces
 from .probed_step import Probes as Probes
-from .probed_step import hold_old_states_for_parameters as hold_old_states_for_parameters
 from .probed_step import zero_probes as zero_probes
 from .rank_one import RankOneTraces as RankOneTraces
 from .restart import flags_along as flags_along

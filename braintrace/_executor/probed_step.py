@@ -14,12 +14,11 @@ derivative with respect to a parameter is its ordinary gradient of this step alo
 that no trace carries.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from .._graph import ETraceGraph, HiddenGroup, StateLeaf, TracedModel, Weights, WholeState
 from .._jax import Atom, Var, is_var, struct_of
@@ -72,45 +71,11 @@ def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:
     }
 
 
-def _first(old: Any, others: Any) -> Any:
-    return old
-
-
-def _jvp_of_held(primals: Any, tangents: Any) -> Any:
-    (old, others), (change, changes) = primals, tangents
-    if all(isinstance(leaf, SymbolicZero) for leaf in jax.tree.leaves(changes)):
-        return _held_alone(old, others), change
-    zeros = jax.tree.map(lambda leaf: zero_from_primal(leaf, symbolic_zeros=True), old)
-    return jax.lax.stop_gradient(old), zeros
-
-
-_held_alone: Any = jax.custom_jvp(_first)
-"""Old States, given them and all else: constants where anything else is differentiated as well."""
-_held_alone.defjvp(_jvp_of_held, symbolic_zeros=True)
-
-
-def hold_old_states_for_parameters(graph: ETraceGraph, inputs: Inputs) -> Inputs:
-    """Return the inputs, whose States of the last step have a derivative only on their own.
-
-    A derivative with respect to parameters, or to arguments that depend on some, stops at the old
-    States: traces know how these depend on parameters. Where nothing else is differentiated, the
-    derivative with respect to old States is the ordinary one, through any number of steps.
-    """
-    parameters = {leaf.in_var for leaf in graph.traced.leaves if leaf.kind == "parameter"}
-    old = {leaf.in_var for leaf in graph.traced.leaves} - parameters
-    floats = {v: x for v, x in inputs.items() if jnp.issubdtype(jnp.result_type(x), jnp.inexact)}
-    others = [value for var, value in floats.items() if var not in old]
-    states = {var: value for var, value in floats.items() if var in old}
-    held = _held_alone(list(states.values()), others)
-    return {**inputs, **dict(zip(states, held, strict=True))}
-
-
 def probed_step(
     graph: ETraceGraph,
     inputs: Inputs,
     weights: Weights,
     probes: Probes,
-    hold: Callable[[ETraceGraph, Inputs], Inputs] = hold_old_states,
 ) -> tuple[list[Any], dict[Var, Any]]:
     """Run one step.
 
@@ -124,8 +89,6 @@ def probed_step(
         Operands of the relations; they get no gradient here.
     probes
         What is added to each traced hidden state, and to old values that the outputs read.
-    hold
-        Holds the old States constant, in every derivative or in those of parameters.
 
     Returns
     -------
@@ -134,7 +97,6 @@ def probed_step(
     new_states
         New value of every State leaf that the step writes, by its input variable.
     """
-    inputs = hold(graph, inputs)
     if graph.whole is None:
         seen = _probed(graph, inputs, weights, probes)
     else:

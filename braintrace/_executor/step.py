@@ -23,7 +23,7 @@ from .probed_step import (
     Probes,
     finish,
     finish_program,
-    hold_old_states_for_parameters,
+    hold_old_states,
     pre_step_probe,
     probe_shapes,
     probed_step,
@@ -81,9 +81,10 @@ def single_step(
     restart: jax.Array | None = None,
     place: Callable[[Records], Records] = lambda records: records,
 ) -> Step:
-    """Run one step whose derivative goes through the traces, not through old states.
+    """Run one step whose derivative with respect to parameters goes through the traces.
 
-    The derivative with respect to nothing but old states is the ordinary one.
+    With respect to old states it is the ordinary one; `entered` holds those constant that it is
+    to stop at.
 
     Parameters
     ----------
@@ -135,8 +136,7 @@ def single_step(
     probes = probe(weights, records, before, after)
     if restart is not None:
         probes = restarted_probes(graph, probes, restart)
-    hold = hold_old_states_for_parameters
-    outputs, new_states = probed_step(graph, inputs, weights, probes, hold)
+    outputs, new_states = probed_step(graph, inputs, weights, probes)
     return Step(outputs, new_states, after)
 
 
@@ -148,7 +148,6 @@ def _passed_step(
     restart: jax.Array | None,
 ) -> Step:
     """Run a step on its own for a rule that passes weights: a window of one step."""
-    inputs = hold_old_states_for_parameters(graph, inputs)
     weights = operands(graph, inputs)
     held, before = jax.lax.stop_gradient((weights, traces))
     records = dataclasses.replace(jacobians(graph, inputs, weights), restart=restart)
@@ -220,7 +219,8 @@ def recorded_step(
     if graph.passes_weights:
         return window_step(graph, inputs)
     inputs = with_answers(graph.traced, inputs)
-    outputs, new_states = probed_step(graph, inputs, weights, probes)
+    held = hold_old_states(graph, inputs)
+    outputs, new_states = probed_step(graph, held, weights, probes)
     return outputs, new_states, jacobians(graph, inputs, weights)
 
 

@@ -40,9 +40,10 @@ from .._runtime import (
     write_values,
 )
 from .._runtime.changes import caught_up, own_changes
-from .._typing import PyTree
+from .._runtime.old_states import entered
+from .._typing import PyTree, path_name
 from .arguments import Options, length_of, shapes_of, weights_of
-from .body import Arguments, Body, Unfinished, run_to_the_end
+from .body import Arguments, Body, Unfinished, not_taken, run_to_the_end
 from .chunks import Cuts
 from .compilations import Features
 from .finite import is_finite
@@ -174,6 +175,9 @@ class Driver:
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
         values, arguments = self._given(states, [s.value for s in states], arguments)
+        if is_watched():
+            mark = self._algorithm.step_mark
+            values, mark.value = self.entered(values, arguments, mark.value)
         can_fail = False
 
         def run(take: Take) -> Stored:
@@ -214,6 +218,27 @@ class Driver:
         if self._placing is None:
             return values, arguments
         return self._placing.values(states, values), self._placing.arguments(arguments)
+
+    def entered(
+        self, values: list[PyTree], arguments: Arguments, mark: PyTree
+    ) -> tuple[list[PyTree], PyTree]:
+        """Return values of States as a user's gradient may differentiate them, and the mark.
+
+        See `old_states.entered`. A prediction is differentiated as it is.
+        """
+        if self.body.take is not_taken:
+            return values, mark
+        algorithm = self._algorithm
+        names = {
+            id(state): path_name(path)
+            for path, state in algorithm.states_of_step.items()
+            if not isinstance(state, brainstate.ParamState)
+        }
+        both = list(zip(self.body.states(algorithm.states_of_model), values, strict=True))
+        old = {names[id(state)]: value for state, value in both if id(state) in names}
+        others = [value for state, value in both if id(state) not in names]
+        held, mark = entered(old, (others, arguments), mark, through_steps=False)
+        return [held.get(names.get(id(state), ""), value) for state, value in both], mark
 
     def _can_fail(self, values: list[PyTree], arguments: Arguments) -> bool:
         """Tell whether the traces have to stay as they are until the program has been run."""

@@ -22,6 +22,7 @@ from .._errors import OptionError
 from .._executor import pack, unpack
 from .._graph import Traces
 from .._interrupts import uninterrupted
+from .._jax import is_tracer
 from .._runtime import (
     check_companions,
     check_where,
@@ -33,6 +34,7 @@ from .._runtime import (
     write_values,
 )
 from .._runtime.changes import caught_up
+from .._runtime.old_states import started
 from .._typing import Path, PyTree
 from . import requests
 from .arguments import GradientOptions, Gradients, StreamOptions
@@ -42,6 +44,7 @@ from .request import Request
 from .restart import Initial
 from .state import (
     BY_PATH,
+    STEP_MARK,
     LearnerState,
     Places,
     check_like,
@@ -165,6 +168,8 @@ class FunctionalLearner:
             traces = self.algorithm.compiled.as_carried(state.traces)
             state = dataclasses.replace(state, traces=traces)
         places, optimizer = self._checked(state), self._learner.held_optimizer
+        if not is_tracer(state.others[STEP_MARK]):  # between gradients it is zero
+            state = with_values(state, [self.algorithm.step_mark], [jnp.zeros(())], places)
         is_known = bool(state.optimizer and optimizer.states)
         found = [p.state for p in places.values() if p.field != "optimizer" or is_known]
         values = self._values(state, found, places)
@@ -183,8 +188,8 @@ class FunctionalLearner:
 
         The derivative of a loss of that with respect to ``state.parameters`` is the online
         gradient; see `ETraceAlgorithm.update`. With respect to ``state.hidden`` alone, it is that
-        of the model's own steps, through as many as there are. Take it by a ``jax.grad`` of its
-        own: next to parameters, old states count as constants.
+        of the model's own steps, through as many as there are. Both at once are an `OptionError`,
+        since the online gradient holds old states constant: take two gradients.
         """
         algorithm = self.algorithm
         caught_up(algorithm)
@@ -193,7 +198,9 @@ class FunctionalLearner:
         places = self._checked(state)
         states, step = algorithm.states_of_step, unwrap(arguments)
         values = dict(zip(states, self._values(state, states.values(), places), strict=True))
-        given = compiled.inputs(states, step, values), pack(state.traces, algorithm.traces.pairs)
+        inputs = compiled.inputs(states, step, values)
+        inputs, mark = compiled.entered(inputs, (), state.others[STEP_MARK])
+        given = inputs, pack(state.traces, algorithm.traces.pairs)
         if algorithm.vjp_method == "multi-step":
             window = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], step)
             outputs, leaves, traces = compiled.window(*given, window)
@@ -203,7 +210,8 @@ class FunctionalLearner:
         new = dict(zip(graph.traced.written_vars, leaves, strict=True))
         whole = whole_values(graph, states, values, new)
         written = [states[path] for path in whole]
-        state = with_values(state, written, whole.values(), places)
+        written, new_values = [*written, algorithm.step_mark], [*whole.values(), mark]
+        state = with_values(state, written, new_values, places)
         state = dataclasses.replace(state, traces=unpack(traces))
         return state, jax.tree.unflatten(graph.traced.output_tree, outputs)
 
@@ -352,9 +360,10 @@ class FunctionalLearner:
         paths = list(algorithm.short_term_states)
         now = {path: state.hidden[path] for path in paths}
         state, initial = self._initial(state, places)
-        fresh = dict(zip(paths, initial, strict=True))
+        fresh = started(dict(zip(paths, initial, strict=True)), state.others[STEP_MARK])
         if where is None:
             traces = algorithm.started_anew(state.traces)
+            state = with_values(state, [algorithm.step_mark], [jnp.zeros(())], places)
         else:
             flags = check_where(where, algorithm.graph, now)
             fresh = values_anew(algorithm.graph.batch, now, fresh, flags)
@@ -377,8 +386,10 @@ class FunctionalLearner:
         body, (state,) = driver.body, moved
         states = body.states(of_model)
         values = self._values(state, states, places)
+        values, mark = driver.entered(values, arguments, state.others[STEP_MARK])
         results, written, traces = driver.pure(values, state.traces, arguments)
-        state = with_values(state, body.written(states), written, places)
+        moved_on = [*body.written(states), self.algorithm.step_mark]
+        state = with_values(state, moved_on, [*written, mark], places)
         if traces is not None:
             state = dataclasses.replace(state, traces=traces)
         return state, body.results(results, request.options)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
 FIELDS = (*BY_PATH, "traces")
+STEP_MARK = ("braintrace", "step_mark")
+"""Path of the mark of `old_states` among the other States; it is always zero, and not saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,8 @@ class LearnerState:
     hidden
         Those of the short-term States, which start anew with a sequence.
     others
-        Those of all other States, the user's own among them, and how many updates were skipped.
+        Those of all other States, the user's own among them, how many updates were skipped, and a
+        zero by which a gradient tells its first step from later ones.
     random
         Keys of random numbers, as ``jax.random.key_data``: of the States of the model that hold
         one, and of ``brainstate.random``.
@@ -192,6 +195,7 @@ def places_of(
         for path, state in states_in(name, holder).items():
             add(path, state)
     add(("braintrace", "skipped_updates"), optimizer.skipped)
+    add(STEP_MARK, algorithm.step_mark)
     for path, state in optimizer.states.items():
         add(path, state, "optimizer")
     return places

@@ -14,9 +14,9 @@ import brainstate
 from .._arguments import level_of_user
 from .._brainstate import kept_for_other_threads
 from .._compiler import CompilerOptions, compile_model, trace_model
-from .._errors import NotCompiledError, RecompilationWarning
+from .._errors import NotCompiledError, RecompilationWarning, ShapeError
 from .._executor import check_method
-from .._graph import ETraceGraph, TraceMethod
+from .._graph import Diagnostic, ETraceGraph, TraceMethod
 from .._interrupts import interruptible
 from .._jax import strongly_typed
 from .._sharding import Division
@@ -298,6 +298,32 @@ def compile_first(
     written = set(attributes.changed(attributes_of(model)))
     paths = frozenset(all_states(model))
     return CompiledModel(step, shapes, attributes, is_mapped, known, initial, paths, written)
+
+
+def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list[Diagnostic]:
+    """Return a warning for each parameter that ``init_state`` alone reads: nothing follows it."""
+    findings = compiled.step.graph.diagnostics
+    unused = {name for f in findings if f.kind == "unused-parameter" for name in f.paths}
+    if not unused:
+        return []
+    try:
+        read, _ = compiled.initial_function(model)
+    except ShapeError:  # States of shapes that `init_state` does not give
+        return []
+    parameters = model.states(brainstate.ParamState).items()
+    names = [path_name(tuple(path)) for path, s in parameters if any(s is one for one in read)]
+    return [
+        Diagnostic(
+            "warning",
+            "unused-parameter",
+            f"Parameter '{name}' is read by `init_state` alone, and the online gradient has no "
+            "derivative with respect to initial values: its gradient is zero. Take its gradient "
+            "on its own (docs: a learned initial state).",
+            (name,),
+        )
+        for name in names
+        if name in unused
+    ]
 
 
 def compile_step(

@@ -5,6 +5,7 @@ from typing import Any
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .._compiler import divided_graph, with_every_operation
 from .._errors import OptionError
@@ -12,7 +13,6 @@ from .._executor import (
     CarriedSpecs,
     Inputs,
     Step,
-    hold_old_states_for_parameters,
     is_like,
     kept_specs,
     one_by_one,
@@ -31,6 +31,7 @@ from .._typing import Path
 from .environment import Environment
 from .mesh import in_automatic_region
 from .model_states import States, find_states, read_arguments, read_states, write_states
+from .old_states import entered
 from .program import RAW, Program
 
 
@@ -94,6 +95,7 @@ class CompiledStep:
         self._in_vars = tuple(v for v in graph.traced.program.in_vars if v not in answers)
         self._written = graph.traced.written_vars
         self._leaves = {leaf.in_var: leaf for leaf in graph.traced.leaves}
+        self._old = {v: leaf for v, leaf in self._leaves.items() if leaf.kind != "parameter"}
         self.single_step = Program(self._of_any_axes(self._single_step))
         self.steps = Program(self._of_any_axes(self._steps))
         self.window = Program(self._of_any_axes(self._window))
@@ -152,6 +154,20 @@ class CompiledStep:
             arguments = self.placement.by_sample(arguments, axis=0)
         inputs = {**read_arguments(self.graph, arguments), **of_states}
         return [self._placed(var, inputs[var]) for var in self._in_vars]
+
+    def entered(self, inputs: list[Any], sequences: Any, mark: Any) -> tuple[list[Any], Any]:
+        """Return the program's inputs as a call may differentiate them, and the mark after it.
+
+        See `old_states.entered`; the arguments of all steps are ``sequences``.
+        """
+        held, mark = self._entered(dict(zip(self._in_vars, inputs, strict=True)), sequences, mark)
+        return list(held.values()), mark
+
+    def _entered(self, inputs: Inputs, sequences: Any, mark: Any) -> tuple[dict[Var, Any], Any]:
+        old = {leaf.name: inputs[var] for var, leaf in self._old.items()}
+        others = [value for var, value in inputs.items() if var not in self._old]
+        held, mark = entered(old, (others, sequences), mark)
+        return {**inputs, **{var: held[leaf.name] for var, leaf in self._old.items()}}, mark
 
     def _placed(self, var: Var, value: Any) -> Any:
         """Return the value of an input of the program, or of the State that it is of."""
@@ -230,14 +246,15 @@ class CompiledStep:
         return step.outputs, self.written_of(step.new_states), step.traces
 
     def _steps(self, inputs: Inputs, traces: Any, sequences: Any) -> Any:
-        def step(carry: tuple[list[Any], Any], slices: Any) -> Any:
-            written, traces = carry
+        def step(carry: tuple[list[Any], Any, Any], slices: Any) -> Any:
+            written, traces, mark = carry
             current = self.inputs_of_step(inputs, written, slices)
+            current, mark = self._entered(current, (), mark)
             outputs, written, traces = self._single_step(current, traces)
-            return (written, traces), outputs
+            return (written, traces, mark), outputs
 
-        start = (self.written_of(inputs), traces)
-        (last, traces), outputs = jax.lax.scan(step, start, sequences)
+        start = (self.written_of(inputs), traces, jnp.zeros(()))
+        (last, traces, _), outputs = jax.lax.scan(step, start, sequences)
         return outputs, last, traces
 
     def _restart(self, traces: Any, flags: jax.Array) -> Any:
@@ -245,7 +262,6 @@ class CompiledStep:
 
     def _window(self, inputs: Inputs, traces: Any, sequences: Any) -> Any:
         graph, method = self.graph, self._method
-        inputs = hold_old_states_for_parameters(graph, inputs)
         weights = operands(graph, inputs)
 
         def enter(probes: dict[str, jax.Array]) -> list[Any]:

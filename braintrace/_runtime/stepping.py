@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arguments import check_arrays
+from .._brainstate import is_watched
 from .._errors import ShapeError
 from .._typing import Path
 from .carried_traces import CarriedTraces
@@ -22,6 +23,7 @@ def run_call(
     step: CompiledStep,
     states: StatesOfStep,
     traces: CarriedTraces,
+    mark: brainstate.State,
     arguments: tuple[Any, ...],
     is_window: bool,
 ) -> Any:
@@ -31,8 +33,8 @@ def run_call(
     ----------
     step
         The compiled model.
-    states, traces
-        States of the step and traces, which move on.
+    states, traces, mark
+        States of the step, traces and the mark of a gradient, which move on.
     arguments
         Of ``update``, perhaps wrapped.
     is_window
@@ -52,14 +54,14 @@ def run_call(
                 "argument needs a leading time axis."
             )
         check_steps(arguments)
-        return _run_steps(step, states, traces, unwrap(arguments), is_window)
+        return _run_steps(step, states, traces, mark, unwrap(arguments), is_window)
     if is_window:
         check_arrays("arguments", unwrap(arguments), "`update`: ")
         one_step = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], unwrap(arguments))
-        outputs = _run_steps(step, states, traces, one_step, is_window)
+        outputs = _run_steps(step, states, traces, mark, one_step, is_window)
         return jax.tree.map(lambda leaf: leaf[0], outputs)
     step.environment.check()
-    inputs = step.inputs(states, unwrap(arguments))
+    inputs = _entered(step, mark, step.inputs(states, unwrap(arguments)), ())
     return _moved_on(step, step.single_step, states, traces, (inputs, traces.read()))
 
 
@@ -67,6 +69,7 @@ def _run_steps(
     step: CompiledStep,
     states: StatesOfStep,
     traces: CarriedTraces,
+    mark: brainstate.State,
     sequences: tuple[Any, ...],
     is_window: bool,
 ) -> Any:
@@ -74,8 +77,18 @@ def _run_steps(
     inputs = step.inputs(states, jax.tree.map(lambda leaf: leaf[0], sequences))
     if step.placement is not None:
         sequences = step.placement.by_sample(sequences, axis=1)
+    inputs = _entered(step, mark, inputs, sequences)
     program = step.window if is_window else step.steps
     return _moved_on(step, program, states, traces, (inputs, traces.read(), sequences))
+
+
+def _entered(
+    step: CompiledStep, mark: brainstate.State, inputs: list[Any], sequences: Any
+) -> list[Any]:
+    """Return the inputs as a user's gradient may differentiate them, if there can be one."""
+    if is_watched():
+        inputs, mark.value = step.entered(inputs, sequences, mark.value)
+    return inputs
 
 
 def _moved_on(

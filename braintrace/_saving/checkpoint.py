@@ -29,6 +29,7 @@ from .._brainstate import is_watched
 from .._errors import CheckpointError, OptionError
 from .._interrupts import uninterrupted
 from .._learner import Learner, LearnerState
+from .._learner.state import STEP_MARK
 from .._typing import PyTree, path_name
 from . import store
 from .contents import (
@@ -232,10 +233,12 @@ def _checked(folder: Any, learner: Any) -> pathlib.Path:
 
 def _state_like(own: LearnerState, saved: Contents, arrays: Mapping[str, Any]) -> LearnerState:
     """Return the state of a learner that arrays by name are, given what its own is like."""
-    rest = dataclasses.replace(own, optimizer={})
+    others = {path: value for path, value in own.others.items() if path != STEP_MARK}
+    rest = dataclasses.replace(own, others=others, optimizer={})
     leaves = [arrays[name] for name in leaves_by_name(rest)]
     new: LearnerState = jax.tree.unflatten(jax.tree.structure(rest), leaves)
     paths = {path_name(path): path for path in own.optimizer}
     names = [n.removeprefix(OPTIMIZER) for n in saved.entries if n.startswith(OPTIMIZER)]
     optimizer = {paths.get(n, tuple(n.split("/"))): arrays[OPTIMIZER + n] for n in names}
-    return dataclasses.replace(new, optimizer=optimizer)
+    others = {**new.others, STEP_MARK: own.others[STEP_MARK]}
+    return dataclasses.replace(new, others=others, optimizer=optimizer)

@@ -12,12 +12,14 @@ import saiunit
 from .._arguments import is_quantity
 from .._errors import OptionError
 from .._learner import Learner, LearnerState
-from .._learner.state import places_of
+from .._learner.state import STEP_MARK, places_of
 from .._typing import path_name
 from .units import UNIT, unit_as_data, unit_of_data
 
 OPTIMIZER = "optimizer/"
 """Beginning of the names of what the optimizer of a learner keeps."""
+
+_MARK = jax.tree_util.DictKey(f"others/{path_name(STEP_MARK)}")
 
 CONTENTS = {
     "options": {str: str},
@@ -117,13 +119,15 @@ def contents_of(learner: Learner, leaves: Mapping[str, Any]) -> Contents:
 def leaves_by_name(state: LearnerState) -> dict[str, Any]:
     """Return the leaves of the state of a learner by name; a quantity counts as one.
 
+    The mark of its steps is left out, which is zero between its calls.
+
     Raises
     ------
     OptionError
         If two have one name.
     """
     found = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_quantity)
-    named = [(_name(keys), leaf) for keys, leaf in found]
+    named = [(_name(keys), leaf) for keys, leaf in found if keys != (_MARK,)]
     leaves = dict(named)
     if len(leaves) < len(named):
         names = [name for name, _ in named]
