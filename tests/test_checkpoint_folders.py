@@ -66,9 +66,9 @@ def saved_and_restored(folder):
 # --- paths
 
 
-@pytest.mark.parametrize("name", ["run[x]", "a\\b", "[", "*?", "with space", "naïve 漢 🧠", "".join(
-    c for c in string.punctuation if c != "/"
-)])  # fmt: skip
+@pytest.mark.parametrize("name", ["run[x]", "a\\b", "[", "*?", "with space", "naïve 漢 🧠", "logs:",
+    "".join(c for c in string.punctuation if c != "/"),
+])  # fmt: skip
 def test_a_folder_of_any_name_keeps_what_was_saved(name, tmp_path):
     saved_and_restored(tmp_path / name)
 

@@ -342,7 +342,15 @@ def refused(match="Take two gradients"):
     return pytest.raises(braintrace.OptionError, match=match)
 
 
-@pytest.mark.by_day(7)
+@pytest.mark.by_day(
+    "in_a_loop-d_rtrl",
+    "in_a_compiled_loop-immediate",
+    "step_by_step-d_rtrl",
+    "one_step-rtrl",
+    "as_a_sequence-rtrl",
+    "in_a_branch-d_rtrl",
+    "recomputed-immediate",
+)
 @pytest.mark.parametrize(
     ("way", "rule"),
     [(way, rule) for way in WAYS for rule in ("d_rtrl", "immediate", "rtrl")],

@@ -39,8 +39,9 @@ UNFINISHED = re.compile(
 OWNED = "owned"
 """A file in an unfinished folder. It is gone once another program has deleted the folder, even if
 orbax makes the folder again."""
-PLAIN = re.compile(r"[\w /.:+=@,~#%&'()-]*")
-"""Paths that orbax reads as they are. Brackets and backslashes, for example, it does not."""
+PLAIN = re.compile(r"(?!.*gs:/)[\w /.:+=@,~#%&'()-]*")
+"""Paths that orbax reads as they are. Brackets and backslashes, for example, it does not, and
+after ``gs:/`` it looks for a bucket of Google's, also within the path of a file."""
 
 
 def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
