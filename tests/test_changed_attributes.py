@@ -1,8 +1,10 @@
 """Plain attributes of a model that change after it has been compiled: the next call sees them."""
 
 import copy
+import dataclasses
 import enum
 import functools
+import types
 import warnings
 
 import brainstate
@@ -22,6 +24,12 @@ XS = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, BATCH, 3)), jnp.f
 class Mode(enum.Enum):
     TRAIN = 1
     EVALUATION = 2
+
+
+@dataclasses.dataclass
+class Settings:
+    gain: float = 1.0
+    more: object = None
 
 
 class Gain(brainstate.nn.Module):
@@ -48,6 +56,8 @@ class Net(brainstate.nn.Module):
         self.activation, self.train, self.mode = jnp.tanh, True, Mode.TRAIN
         self.scale, self.tau, self.mask = jnp.ones(4), 2.0 * u.ms, None
         self.traced = 0
+        self.table, self.times = np.ones(4, np.float32), np.full(4, 2.0, np.float32) * u.ms
+        self.settings, self.options = Settings(more=Settings()), types.SimpleNamespace(gain=1.0)
 
     def init_state(self, batch_size=None):
         self.h = brainstate.HiddenState(jnp.zeros((batch_size, 4)))
@@ -59,7 +69,9 @@ class Net(brainstate.nn.Module):
             drive = drive * self.mask
         if self.train and self.mode is Mode.TRAIN:
             drive = 2 * drive
-        decay = jnp.exp(-1.0 / self.tau.to_decimal(u.ms))
+        drive = drive * self.table * self.settings.gain * self.settings.more.gain
+        decay = jnp.exp(-1.0 / self.tau.to_decimal(u.ms) - 0.1 * self.times.to_decimal(u.ms))
+        decay = decay * self.options.gain
         self.h.value = self.parts[0](self.part(decay * self.h.value)) + drive + self.shift
         return self.h.value
 
@@ -95,6 +107,11 @@ CHANGES = {
     "in a dict": lambda net: net.part.named.update(late=0.4),
     "of a part in a list": lambda net: setattr(net.parts[0], "named", {"late": 0.1}),
     "a part": replace_part,
+    "in an array": lambda net: np.copyto(net.table, [0.5, 2, 3, 4]),
+    "in an array of a quantity": lambda net: np.copyto(net.times.mantissa, 3.0),
+    "in a dataclass": lambda net: setattr(net.settings, "gain", 0.5),
+    "in a dataclass in a dataclass": lambda net: setattr(net.settings.more, "gain", 0.5),
+    "in a namespace": lambda net: setattr(net.options, "gain", 0.5),
 }
 each_change = pytest.mark.parametrize("change", CHANGES)
 
@@ -160,7 +177,7 @@ def distance(a, b):
     return float(jnp.max(jnp.abs(a - b)))
 
 
-@pytest.mark.by_day("a flag", "an array for nothing", "of a part")
+@pytest.mark.by_day("a flag", "an array for nothing", "of a part", "in an array")
 @each_change
 def test_every_path_sees_a_change(change):
     learner = compiled()

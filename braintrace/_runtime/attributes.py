@@ -1,11 +1,12 @@
 """Plain attributes of a model's modules, which a compiled step contains as constants.
 
-Numbers, strings, units and arrays are compared by value; lists, tuples and dicts by what is in
-them; functions and all other objects by identity, or by their own ``==``. States are inputs of a
-step, and modules are looked at themselves. Changes inside an array or an object that stays the
-same one are not seen.
+Numbers, strings, units and arrays are compared by value; lists, tuples, dicts, dataclasses and
+namespaces by what is in them; functions and all other objects by identity, or by their own ``==``.
+States are inputs of a step, and modules are looked at themselves. Changes inside an array of NumPy
+that stays the same one are seen as long as it is small, and changes inside other objects are not.
 """
 
+import argparse
 import dataclasses
 import functools
 import types
@@ -22,6 +23,9 @@ from .._jax import is_tracer
 
 BY_VALUE = (bool, int, float, complex, str, bytes, np.generic)
 """Types whose values cannot change, and are small."""
+
+MOST_BYTES = 65_536
+"""Of an array whose contents are compared before each call, which takes some microseconds."""
 
 Part: TypeAlias = Any
 """What an attribute is, compared by ``==``."""
@@ -67,6 +71,23 @@ def attributes_of(model: brainstate.nn.Module) -> Attributes:
     return Attributes(found)
 
 
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of a dataclass or a namespace; ``None`` for all other objects."""
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if is_record or isinstance(value, (types.SimpleNamespace, argparse.Namespace)):
+        return getattr(value, "__dict__", None)
+    return None
+
+
+def contents_of(value: Any) -> bytes | None:
+    """Return what is in an array that can be written to and is small; ``None`` for all else."""
+    if isinstance(value, saiunit.Quantity):
+        value = saiunit.get_mantissa(value)
+    if isinstance(value, np.ndarray) and value.flags.writeable and value.nbytes <= MOST_BYTES:
+        return value.tobytes()
+    return None
+
+
 def _part(value: Any, inside: tuple[int, ...]) -> Part:
     """Return what is compared of a value, which is inside of containers with some identities."""
     if isinstance(value, (brainstate.State, brainstate.graph.Node)) or id(value) in inside:
@@ -80,6 +101,10 @@ def _part(value: Any, inside: tuple[int, ...]) -> Part:
         return type(value), [_part(item, inside) for item in value]
     if isinstance(value, saiunit.Quantity):
         return saiunit.get_unit(value), _part(saiunit.get_mantissa(value), inside)
+    if (contents := contents_of(value)) is not None:
+        return type(value), shown(value), value.dtype, value.shape, contents
+    if (fields := fields_of(value)) is not None:
+        return _Held(type(value)), _part(fields, inside)
     if isinstance(value, types.MethodType):
         return _Held(value.__func__), _Held(value.__self__)
     if isinstance(value, functools.partial):
@@ -117,6 +142,6 @@ def _in_words(part: Part) -> str:
     match part:
         case _Held(value):
             return shown(value)
-        case (type(), str(text)):
+        case (type(), str(text), *_):
             return text
     return "not set" if part is _MISSING else "a container"

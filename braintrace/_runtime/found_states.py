@@ -1,8 +1,9 @@
 """The States of a model, found without a walk through it as long as it holds what it held.
 
 A walk takes longer than all else that a call does in Python. What a model holds are the attributes
-of its modules, and what is in the lists, tuples and dicts among them. They are compared by
-identity, which also shows at once that no plain attribute has changed.
+of its modules, and what is in the lists, tuples, dicts, dataclasses and namespaces among them. They
+are compared by identity, which also shows at once that no plain attribute has changed. Only small
+arrays of NumPy, which can change while they stay the same object, are compared by their contents.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 import saiunit
 
+from .attributes import contents_of, fields_of
 from .model_states import States, all_states
 
 _PLAIN = (
@@ -21,6 +23,8 @@ _PLAIN = (
     *(np.ndarray, np.generic, jax.Array, saiunit.Quantity, saiunit.Unit),
 )
 """Types of what holds no States: which of them an attribute has does not matter."""
+
+_OF_ARRAYS = (np.ndarray, saiunit.Quantity)
 
 
 class FoundStates:
@@ -54,6 +58,7 @@ class _Found:
         self._model = model
         self._dicts: list[tuple[dict[Any, Any], list[Any], list[Any]]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._arrays: list[list[Any]] = []
         met: dict[int, Any] = {}
         is_understood = self._look_into(model, met)
         self._is_understood = is_understood and all(id(s) in met for s in self.states.values())
@@ -68,6 +73,10 @@ class _Found:
         for now, values in self._lists:
             if len(now) != len(values) or not self._holds(now, values):
                 return False
+        for known in self._arrays:
+            array, before = known
+            if (contents := contents_of(array)) != before:
+                known[1], self.version = contents, object()
         return True
 
     def _holds(self, now: Iterable[Any], values: list[Any]) -> bool:
@@ -78,6 +87,8 @@ class _Found:
             if new is not old:
                 if not (isinstance(new, _PLAIN) and isinstance(old, _PLAIN)):
                     return False
+                if isinstance(new, _OF_ARRAYS):
+                    return False
                 values[index] = new
         self.version = object()
         return True
@@ -85,13 +96,16 @@ class _Found:
     def _look_into(self, value: Any, met: dict[int, Any]) -> bool:
         """Note what a value holds; tell whether all of it is of a kind that is known here."""
         if isinstance(value, _PLAIN) or id(value) in met:
+            if (contents := contents_of(value)) is not None:
+                self._arrays.append([value, contents])
             return True
         met[id(value)] = value
         if isinstance(value, brainstate.State):
             return True
         parts: Iterable[Any]
-        if isinstance(value, (brainstate.graph.Node, dict)):
-            named = value if isinstance(value, dict) else vars(value)
+        fields = fields_of(value)
+        if isinstance(value, (brainstate.graph.Node, dict)) or fields is not None:
+            named = value if isinstance(value, dict) else fields or vars(value)
             parts = list(named.values())
             self._dicts.append((named, list(named), parts))
         elif isinstance(value, list):
