@@ -210,6 +210,16 @@ def peek(state: brainstate.State) -> Any:
     return state._value
 
 
+def value_outside(state: brainstate.State) -> Any:
+    """Return what a State held where the outermost transformation began that has seen it."""
+    for stack in TRACE_CONTEXT.state_stack:
+        if not isinstance(stack, StatesAsRead):
+            for own, value in zip(stack.states, stack.original_state_values, strict=True):
+                if own is state:
+                    return value
+    return peek(state)
+
+
 def held(state: brainstate.State) -> Any:
     """Return what a State holds, which a class `seen_through` a function shows as another value."""
     return vars(state)["_value"]

@@ -255,6 +255,23 @@ def test_other_uses_are_left_alone(use):
         move(bench)
 
 
+@pytest.mark.parametrize("move", [Bench.in_grad, Bench.in_jit])
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_stale_traces_are_refused_where_a_transformation_is_traced(foreign, move):
+    """By the values from before it, also where it reads the States in a loop inside."""
+    bench = Bench()
+    bench.step()
+    foreign(bench)
+    left = bench.values()
+    inside = lambda: brainstate.transform.for_loop(bench.learner, XS)  # noqa: E731
+    for call in (lambda: move(bench), inside, brainstate.transform.jit(inside)):
+        with STALE:
+            call()
+    jax.tree.map(np.testing.assert_array_equal, bench.values(), left)
+    bench.learner.reset_state()
+    move(bench)
+
+
 def test_rules_without_traces_compare_nothing():
     bench = Bench("immediate")
     for foreign in (initialised, written, moved_by_the_model):

@@ -1,9 +1,10 @@
 """The hidden states that traces belong to, and whether something else has written them since.
 
-Traces are derivatives of the values that the learner wrote. Outside of transformations, a call
-compares the arrays in the hidden States with those that the last one left there, by identity. An
-outside write to the traces (a transformation, a restored checkpoint) ends the comparison: hidden
-states come from the same place then. After a reset there is nothing to compare.
+Traces are derivatives of the values that the learner wrote. A call compares the arrays in the
+hidden States with those that the last one left there, by identity; in a transformation, the arrays
+from before it are compared when it is traced. An outside write to the traces (a transformation, a
+restored checkpoint) ends the comparison: hidden states come from the same place then. After a reset
+there is nothing to compare.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import numpy as np
 import saiunit
 
 from .._arguments import is_quantity
-from .._brainstate import is_watched, peek
+from .._brainstate import is_watched, peek, value_outside
 from .._errors import LostTracesError
 from .._jax import is_tracer
 from .._typing import Path, path_name
@@ -109,12 +110,11 @@ def check_companions(traces: brainstate.State, states: States, paths: Sequence[P
         return
     if not own.is_known and all(map(is_, (states[path] for path in paths), own.states)):
         return
-    now = tuple([peek(states[path]) for path in paths])
+    read = value_outside if is_watched() else peek
+    now = tuple([read(states[path]) for path in paths])
     for values in own.values:
         if all(map(is_, now, values)):
             return
-    if is_watched():
-        return
     if any(all(map(_is_alike, now, values)) for values in own.values):
         own.values = (now,)  # moved to another device, or written back
         return
@@ -155,4 +155,6 @@ def _is_alike_array(array: Any, other: Any) -> bool:
 def _is_here(array: Any) -> bool:
     if not isinstance(array, jax.Array):
         return True
+    if is_tracer(array):
+        return False
     return not array.is_deleted() and array.is_fully_addressable

@@ -47,6 +47,8 @@ def run_call(
     LostTracesError
         If something else has written hidden states that the traces follow.
     """
+    # Before the traces are read, which ends the comparison where a transformation traces the call.
+    check_companions(traces, states, step.followed)
     if is_sequence(arguments):
         if not all(isinstance(argument, MultiStepData) for argument in arguments):
             raise ShapeError(
@@ -104,7 +106,6 @@ def _moved_on(
         traces.write(after)
         note_companions(traces, states, step.followed)
 
-    check_companions(traces, states, step.followed)
     can_fail = program.can_fail(lambda: arguments)
     outputs, *_ = advance(traces, can_fail, lambda _: program(*arguments), store)
     return jax.tree.unflatten(step.graph.traced.output_tree, outputs)
