@@ -471,3 +471,15 @@ def test_what_was_saved_of_another_optimizer_is_refused():
     with pytest.raises(braintrace.ShapeError, match="optimizer/0/mu/w_in"):
         other.learner.functional().restore(kept)
     assert_same_bits(other.learner.functional().state(), before)
+
+
+@pytest.mark.parametrize("changed", [lambda tree: list(tree.values()), lambda tree: None])
+def test_updates_of_another_structure_are_refused(changed):
+    """By name, and nothing has changed."""
+    learner = build_learner(LEAKY, "d_rtrl", batch=BATCH)
+    xs, ys = LEAKY.sequences(BATCH, LENGTH)
+    odd = optax.GradientTransformation(lambda p: (), lambda g, state, p: (changed(g), state))
+    before = jax.device_get(snapshot(learner))
+    with pytest.raises(braintrace.ShapeError, match="returns updates of structure"):
+        learner.etrace_online(xs, ys, step_fn=lambda x, y: LEAKY.loss(learner(x), y), optimizer=odd)
+    assert_same_bits(snapshot(learner), before)

@@ -16,7 +16,7 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._errors import OptionError
+from .._errors import OptionError, ShapeError
 from .._foreign import in_words
 from .._function_model import gradients_by_path
 from .._runtime import values_by_path
@@ -98,6 +98,11 @@ def by_transformation(learner: LearnerParts, optimizer: Any) -> Update:
         more = {"value": jnp.mean(found.losses)} if takes_loss else {}
         with in_words(OptionError, lambda: "`optimizer.update` fails for the gradients"):
             changes, state.value = optimizer.update(gradients, state.value, now, **more)
+        if (wanted := jax.tree.structure(now)) != (given := jax.tree.structure(changes)):
+            raise ShapeError(
+                f"`optimizer.update` returns updates of structure {given}; the parameters have "
+                f"structure {wanted}. Return one update for each parameter, in the same structure."
+            )
         new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
         states = learner.algorithm.param_states
         for path, value in gradients_by_path(model, new).items():
