@@ -21,7 +21,9 @@ EQUIVALENT = {
     "_etrace_op/sparse/matmul.py:_input_derivative:constant:2": (
         "nothing is added where nothing is left"
     ),
-    "_etrace_op/sparse/product_forms.py:_pays:boolean:0": "which of two forms adds up is not promised",
+    "_etrace_op/sparse/product_forms.py:_pays:boolean:0": (
+        "which of two forms adds up is not promised"
+    ),
     "_saving/checksums.py:<module>:constant:2": "sums do not depend on the size of blocks",
     "_saving/store.py:last:constant:0": "any number below zero says that there is none",
     "_sharding/parts.py:<module>:constant:0": "any number below zero is no axis",
