@@ -166,9 +166,10 @@ def _changed_structure(state: brainstate.State, old: Any, new: Any) -> ShapeErro
 
 @contextlib.contextmanager
 def unnoticed_states() -> Iterator[None]:
-    """Let States that are made inside be none of those that `brainstate.catch_new_states` finds.
+    """Hide States created inside from `brainstate.catch_new_states`.
 
-    A map gives those that it finds an axis at its end, when the ones made for a trace are gone.
+    A map adds an axis to the States that it finds when it ends, and States made for a trace are
+    gone by then.
     """
     catchers, TRACE_CONTEXT.new_state_catcher = TRACE_CONTEXT.new_state_catcher, []
     try:

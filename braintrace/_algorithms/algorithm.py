@@ -386,8 +386,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             Given to the model's ``init_state``; ``None``: as large as the states are now. A new
             size compiles the model again.
         where
-            Booleans ``(batch,)``: the samples that start anew; the others, and states without a
-            batch axis unless all are set, go on. ``None``: all samples, as with a single true.
+            Booleans ``(batch,)``: the samples that are reset. The others continue, and so do
+            states without a batch axis unless all are set. ``None``: all samples.
         **kwargs
             Options that an ``init_state`` of the model or of one of its modules declares by name.
 

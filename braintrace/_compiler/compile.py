@@ -116,8 +116,8 @@ def compile_model(
     check_parameters(model)
 
     # `update` as a flat program: calls are inlined, branches and loops with marks spelled out.
-    # Before that, what the model does with its parameters is marked, if that is asked for or the
-    # model has no ETP operation on the way to a hidden state.
+    # Before that, uses of parameters are marked, if `mark` asks for it or the model has no ETP
+    # operation on the way to a hidden state.
     boundary = method.boundary
     marking = None
     if boundary != "closed":  # a rule without traces differentiates a step as it is
@@ -136,7 +136,7 @@ def compile_model(
     step = grouped or _grouped(traced, every_state, boundary)
     check_has_states(model, step)
 
-    # Which axis of each state has the samples, by role.
+    # The batch axis of each state, found by its role.
     batch = batch_of(model, batch_size, options.samples, lambda: find_relations(step))
 
     # What a linear readout remembers is a function of filters at the positions below it.
@@ -288,7 +288,7 @@ def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> Grou
     # The other hidden states, each at the variable that the model itself goes on with.
     candidates = candidates_of(traced, analysis, outputs)
 
-    # Which of these reach which others, parameters and ETP operations.
+    # The paths between these, parameters and ETP operations.
     graph = step_graph(traced, analysis, candidates)
 
     # Elements of two states that reach each other one to one are at the same position.

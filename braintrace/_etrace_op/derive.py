@@ -1,4 +1,4 @@
-r"""Rules of an operation that follow from its forward function and the axes of its traces.
+r"""Derive the rules of an operation from its forward function and the axes of its traces.
 
 ``xy_to_dw`` is the VJP of the implementation, and the instantaneous term of a trace is the VJP of
 each sample on its own. ``yw_to_w`` multiplies a trace by a factor shaped like the output: the axes
@@ -59,7 +59,7 @@ def completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
 
 
 def _derivable(spec: ETPPrimitiveSpec) -> dict[str, Callable[..., Any]]:
-    """Return what derives each rule, in an order in which rules need only those before them."""
+    """Return the function that derives each rule; a rule needs only earlier rules."""
     found: dict[str, Callable[..., Any]] = {
         "trainable_invars_fn": trainable_operands,
         "xy_to_dw": xy_to_dw,
@@ -79,8 +79,7 @@ def _derivable(spec: ETPPrimitiveSpec) -> dict[str, Callable[..., Any]]:
 def trainable_operands(spec: ETPPrimitiveSpec, params: Params) -> dict[str, int]:
     """Return the operands of an implementation other than the input, by name.
 
-    A variable number of them, ``*bias``, stands for one operand that is there if ``has_bias`` is
-    set.
+    A variadic parameter such as ``*bias`` is one operand, present if ``has_bias`` is set.
     """
     layout: dict[str, int] = {}
     for place, parameter in enumerate(inspect.signature(spec.impl).parameters.values()):
@@ -213,7 +212,7 @@ def contract(
     """Sum a signal times a trace over samples and positions, and pull it back to the operands."""
     assert spec.effective_weights is not None
     rule = functools.partial(spec.effective_weights, **params)
-    dtype = jnp.finfo(signal.dtype).dtype  # that of the parts of complex numbers
+    dtype = jnp.finfo(signal.dtype).dtype  # of the real and imaginary parts
     wide = {name: w.astype(jnp.promote_types(w.dtype, dtype)) for name, w in weights.items()}
     effective, pull_back = jax.vjp(rule, wide)
     axes = max(trace[name].ndim - array.ndim for name, array in effective.items())
@@ -239,13 +238,13 @@ def like_operand(gradient: Any, operand: Any) -> Any:
 def operand_gradients(
     spec: ETPPrimitiveSpec, params: Params, x: Any, hidden_dim: Any, weights: Arrays
 ) -> Arrays:
-    """Return what ``xy_to_dw`` gives, one gradient for each operand."""
+    """Return the results of ``xy_to_dw``, one gradient for each operand."""
     gradients = as_dict(spec, "xy_to_dw", spec.xy_to_dw(x, hidden_dim, weights, **params))
     return expect_keys(spec, "xy_to_dw", gradients, weights)
 
 
 def as_dict(spec: ETPPrimitiveSpec, rule: str, result: Any) -> Arrays:
-    """Refuse the result of a rule that is no dictionary."""
+    """Refuse the result of a rule that is not a dictionary."""
     if not isinstance(result, Mapping):
         raise PrimitiveError(
             f"Rule `{rule}` of `{spec.name}` must return a dict keyed by operand name, "
@@ -257,7 +256,7 @@ def as_dict(spec: ETPPrimitiveSpec, rule: str, result: Any) -> Arrays:
 def expect_keys(
     spec: ETPPrimitiveSpec, rule: str, result: Arrays, expected: Mapping[str, Any]
 ) -> Arrays:
-    """Refuse the result of a rule that has other keys than it must."""
+    """Refuse the result of a rule that has unexpected keys."""
     if set(result) != set(expected):
         raise PrimitiveError(
             f"Rule `{rule}` of `{spec.name}` returned the keys {sorted(result)}; "

@@ -64,7 +64,7 @@ def input_derivative(
 def derivative_by_unit_vectors(
     equation: Equation, operands: Sequence[Any], inputs: np.ndarray, outputs: np.ndarray
 ) -> jax.Array:
-    """Return the same by the derivative along each input that is asked for."""
+    """Return the same result by the derivative along each requested input."""
     spec = get_primitive_spec(equation.primitive)
     assert spec.x_invar_index is not None
     x = equation.invars[spec.x_invar_index].aval

@@ -103,8 +103,8 @@ class ETPPrimitive(Primitive):
             ``yw_to_w`` by another name.
         trainable_invars_fn : callable, optional
             ``static_params -> {trainable name: operand index}``; by default the operands
-            are ``(x, weight)``, and ``(x, weight, bias)`` where ``has_bias=True``, or, with
-            ``trace_axes``, those of `ETPPrimitiveSpec`.
+            are ``(x, weight)``, and ``(x, weight, bias)`` where ``has_bias=True``. With
+            ``trace_axes``, they are the operands described in `ETPPrimitiveSpec`.
         x_invar_index : int or None
             Operand that is the input.
         input_filter : InputFilter, optional

@@ -1,4 +1,4 @@
-"""Declaration of an ETP operation: what the compiler and the executor know of it."""
+"""Declaration of an ETP operation for the compiler and the executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TraceAxis = Literal["input", "output", "entry", "group"]
 TRACE_AXES = get_args(TraceAxis)
 
 DERIVED: Any = None
-"""In the place of a rule that is derived when the operation is registered."""
+"""Placeholder of a rule that is derived when the operation is registered."""
 
 
 def conventional_trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
@@ -33,9 +33,9 @@ def conventional_trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
 class ETPPrimitiveSpec:
     """Declare an operation with trainable operands.
 
-    A forward function and the axes of its traces are enough: what is left out is derived when the
-    operation is registered. A rule is written by hand where it is faster, or where its operands
-    cannot hold a trace.
+    A forward function and the axes of its traces are enough: omitted rules are derived when the
+    operation is registered. Write a rule by hand if it is faster, or if the operands cannot hold a
+    trace.
 
     Parameters
     ----------
@@ -44,13 +44,13 @@ class ETPPrimitiveSpec:
     impl : callable
         ``impl(*operands, **static_params) -> array``, plain JAX.
     trace_axes : mapping, optional
-        What the last axes of each trace run over, without that of the states:
+        The meaning of the last axes of each trace, without the axis of the states:
         ``{'weight': ('input', 'output'), 'bias': ('output',)}``, one of `TRACE_AXES` each. A trace
         has the shape and the name of its operand, unless there are ``effective_weights``. An
         operation whose entries reach one output each has such axes: ``'output'`` and ``'group'``
-        are those of the output, in order, and a factor of the output is the same along the others.
-        The axes before them, behind the batch, are spatial. Without it, ``yw_to_w`` has to be
-        given.
+        are the axes of the output, in order. A factor of the output is the same along other axes.
+        The axes between the batch and these are spatial. Without ``trace_axes``, ``yw_to_w`` is
+        required.
     yw_to_w, xy_to_dw, init_drtrl, init_pp : callable, optional
         The four rules; signatures, shapes and meaning in ``_etrace_op/registry.py``. They follow
         from ``trace_axes``, from the VJP of ``impl``, and from the shapes of ``accumulate`` and of
@@ -59,7 +59,7 @@ class ETPPrimitiveSpec:
         ``yw_to_w`` by another name.
     trainable_invars_fn : callable, optional
         ``static_params -> {trainable name: operand index}``. By default all operands but the input
-        are trainable, by the names that ``impl`` gives them; one like ``*bias`` is there if
+        are trainable, under their names in ``impl``; an operand such as ``*bias`` is present if
         ``has_bias`` is set.
     x_invar_index : int or None
         Operand that is the (not trainable) input; None for identity-like operations.
@@ -123,7 +123,7 @@ class ETPPrimitiveSpec:
     >>> spec.resolve_trainable_invars({'has_bias': True})
     {'weight': 1, 'bias': 2}
 
-    An operation of one's own:
+    Declare an operation:
 
     >>> def scaled(x, weight, bias, *, scale):
     ...     return scale * (x @ weight) + bias

@@ -50,7 +50,7 @@ def at_positions(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> ja
     Raises
     ------
     OptionError
-        For a flag for each sample, if states at one position have samples and have none.
+        If flags are per sample, and only some states at one position have a batch axis.
     """
     axes = {state.name: graph.batch.axis(state) for state in group.states}
     if flags.ndim == 0 or set(axes.values()) == {None}:

@@ -1,4 +1,4 @@
-"""The samples of a model: how many there are, and along which axis of each state."""
+"""Batch axis of each state, and number of samples."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ class Batch:
         Parameters
         ----------
         given
-            What has been given, for the message.
+            Description of the flags, for the message.
         count
             Number of flags.
         shapes
@@ -56,7 +56,7 @@ class Batch:
         Raises
         ------
         ShapeError
-            Naming the first State that the flags do not fit.
+            If the flags do not fit a State; the message names the first one.
         """
         for path, reason in self.unclear.items():
             raise ShapeError(
@@ -66,7 +66,7 @@ class Batch:
             )
         every = [(path, i, shape) for path, own in shapes.items() for i, shape in enumerate(own)]
         if self.samples is None:
-            # Rather a State whose size is that of the flags, which may be why they were given.
+            # Prefer a State whose size equals the number of flags: the flags may be meant for it.
             path, _, shape = next((s for s in every if s[2][:1] == (count,)), every[0])
             raise ShapeError(
                 f"{given}, but the model has no batch axis: `init_state` makes State "

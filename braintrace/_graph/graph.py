@@ -19,7 +19,7 @@ from .whole_state import operand_key, operands_of
 class ETraceGraph(GraphData):
     """What the compiler found in one step of a model.
 
-    The attributes are those of `GraphData`.
+    `GraphData` documents the attributes.
 
     Examples
     --------

@@ -29,7 +29,7 @@ class GraphData:
         What the learning rule that the model was compiled for reads of every step, and what it
         carries from step to step; see `TraceMethod`.
     batch
-        The samples, and along which axis of each state they are.
+        The number of samples, and the batch axis of each state.
     whole
         The hidden states as one vector, for rules that follow every way from state to state.
     """

@@ -94,8 +94,8 @@ class FilteredReadout:
 class TracedModel:
     """One step of a model as plain data.
 
-    ``has_found_marks`` says whether the compiler has marked parameters itself; those uses of them
-    that it could not mark are ``unmarked``. What
+    ``has_found_marks`` is true if the compiler has marked parameters itself; ``unmarked`` has the
+    uses that it could not mark. What
     callbacks answer is ``answers``, inputs after those of the model; ``asking`` is the program that
     asks for them, given the others. Where readouts are filtered, the leaves and inputs of the
     filters come after all these, and the model itself is ``unfiltered``.

@@ -7,7 +7,7 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 def reached(starts: Iterable[Node], successors: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """Return the nodes that can be reached from some others, these included.
+    """Return the nodes reachable from some start nodes, these included.
 
     Examples
     --------

@@ -46,7 +46,7 @@ class Program:
         return sorted({self.producer[var] for var in variables if var in self.producer})
 
     def made_by(self, equations: Iterable[int]) -> frozenset[Var]:
-        """Return the variables that some equations make."""
+        """Return the results of some equations."""
         return frozenset(var for index in equations for var in self.equations[index].outvars)
 
     def depends_on(
@@ -80,7 +80,7 @@ class Program:
     ) -> set[Var]:
         """Return every variable that is computed from one of ``starts``, these included.
 
-        Equations after the one with index ``last`` are not looked at. Results of a primitive named
+        Equations after the one with index ``last`` are ignored. Results of a primitive named
         in ``blocked``, and variables for which ``through`` does not hold, are left out.
         """
         found = set(filter(through, starts))

@@ -37,12 +37,12 @@ class Same:
 
 @dataclasses.dataclass(frozen=True)
 class FunctionKey:
-    """Functions with equal keys are compiled once.
+    """Structural cache key of a function: functions with equal keys are compiled once.
 
     Attributes
     ----------
     parts
-        What is compared.
+        The values to compare.
     holds_tracers
         Whether the function reads values of a transformation that is being traced.
     """
@@ -84,7 +84,7 @@ class FunctionKeys:
 
 
 def _add(value: Any, contents: list[Any], inside: tuple[int, ...]) -> None:
-    """Append the objects that a value consists of: those of a function, or the value itself.
+    """Append the objects that define a function, or the value itself.
 
     The value is read by functions with the identities ``inside``, the outermost first.
     """

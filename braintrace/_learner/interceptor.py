@@ -1,7 +1,7 @@
 """Interception of learner calls while a user's function is traced.
 
 A step function calls the learner, and the call must run the step that is being traced instead of a
-step on the States. The function that stands in is bound to a context, so another thread that calls
+step on the States. The replacement is bound to a context, so another thread that calls
 the same learner is not affected.
 """
 
@@ -14,7 +14,7 @@ from .._algorithms import ETraceAlgorithm
 from .._typing import PyTree
 
 Interceptor: TypeAlias = Callable[..., PyTree]
-"""Gets the arguments of a learner call, and returns what the call returns."""
+"""Receives the arguments of a learner call, and returns its result."""
 
 _interceptors: ContextVar[tuple[tuple[ETraceAlgorithm, Interceptor], ...]] = ContextVar(
     "braintrace_interceptors", default=()

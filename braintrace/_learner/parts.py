@@ -1,4 +1,4 @@
-"""The parts of a learner, which its methods work on."""
+"""Parts of a learner that its methods use."""
 
 import dataclasses
 from contextlib import AbstractContextManager
@@ -61,7 +61,7 @@ class LearnerParts:
         self.place()
 
     def placing(self) -> Placing | None:
-        """Return where the values of the States are placed; ``None``: there is no mesh."""
+        """Return the placement of the values of the States; ``None``: there is no mesh."""
         placement = self.algorithm.placement
         if placement is None:
             return None

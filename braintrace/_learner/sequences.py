@@ -95,7 +95,7 @@ def etrace_grad(
     step_fn
         Calls this learner once and returns the scalar loss of the step (with ``has_aux``:
         a pair of it and a pytree). It is traced once for its code, its defaults and the
-        values that it has closed over, so a lambda may be made anew at every call. Changes of
+        values that it has closed over, so you can create a lambda in every call. Changes of
         globals, and inside closed-over objects, are not seen, as in ``jax.jit``: keep such
         values in a State. States that it reads before the call, and States of its own, carry no
         gradient from one step to the next (nor, with ``vjp_method='multi-step'``, to the next
@@ -128,8 +128,8 @@ def etrace_grad(
         parameter's own container, and the loss must have no unit.
     reset
         Booleans ``(T,)``, or ``(T, batch)`` to reset single samples along the batch axis of each
-        state (a state without one is reset when all samples are): states and traces start
-        anew before the steps where it is true, as for a sequence of its own. States get the
+        state (a state without one is reset when all samples are): states and traces are
+        reset before the steps where it is true, as for a separate sequence. States get the
         values of ``init_state``; nothing that was NaN before is seen after it.
     weights
         Parameters whose gradients are wanted, some of ``model.states(brainstate.ParamState)``

@@ -22,14 +22,14 @@ from .model_states import States, write_by_path
 
 
 def start_anew(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Array) -> jax.Array:
-    """Return an array in which some samples, or all, are as at the start of a sequence.
+    """Return an array in which some samples, or all, are reset to the start of a sequence.
 
     Parameters
     ----------
     old, new
         The array now, and at the start of a sequence.
     axis
-        That of its samples; ``None``: it belongs to all of them.
+        The batch axis; ``None``: the array belongs to all samples.
     flags
         One for all samples, or one for each.
     """
@@ -40,7 +40,7 @@ def start_anew(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Arra
 def values_anew(
     batch: Batch, now: Mapping[Path, Any], initial: Mapping[Path, Any], flags: jax.Array
 ) -> dict[Path, Any]:
-    """Return values of States in which some samples, or all, are as at the start of a sequence."""
+    """Return values of States in which some samples, or all, are reset."""
 
     def anew(path: Path) -> Any:
         old, tree = jax.tree.flatten(now[path])
@@ -80,7 +80,7 @@ def check_where(
     Raises
     ------
     ShapeError
-        If these are no booleans, or not one for each sample of the model.
+        If the flags are not boolean, or not one for each sample of the model.
     OptionError
         If there is a batch size as well, or the learning rule follows all samples as one.
     """
@@ -105,16 +105,16 @@ def flags_of_samples(
     Parameters
     ----------
     given
-        What has been given, for messages.
+        Description of the flags, for messages.
     flags
-        Booleans, the last axis of which has the samples.
+        Booleans; the last axis is the batch.
     graph, values
         The compiled model, and values of its short-term States by path.
 
     Raises
     ------
     ShapeError
-        If the model has no batch axis, one that is not known, or another number of samples.
+        If the model has no batch axis, an unknown one, or another number of samples.
     OptionError
         If the learning rule follows all samples as one.
     """

@@ -1,6 +1,6 @@
 """Which axes of States and traces a mesh divides, by what these axes run over.
 
-Samples go along ``data``: the batch axis of every State that starts anew with a sequence, and the
+Samples go along ``data``: the batch axis of every State that is reset with a sequence, and the
 axis ``'batch'`` of a trace. Outputs go along ``model``. What decides there is a hidden group: it is
 divided along an axis of its positions that the outputs of all its operations run over, and
 everything else along the axis that lets each element lie with its position (see `parts`). A trace

@@ -85,7 +85,7 @@ class Placement:
     def by_sample(self, tree: PyTree, axis: int) -> PyTree:
         """Return arrays that are divided along an axis if that has the size of the batch.
 
-        This decides where they are, and nothing of what is computed.
+        The placement does not change any result.
         """
 
         def placed(leaf: Any) -> Any:
@@ -145,7 +145,7 @@ def placement_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> P
     ShapeError
         If the batch is no multiple of the number of parts.
     OptionError
-        If there is no batch, or its axis is not known in some State.
+        If the model has no batch, or the batch axis of a State is not known.
     """
     samples = graph.batch.samples
     for path, reason in graph.batch.unclear.items() if division.data_parts > 1 else ():

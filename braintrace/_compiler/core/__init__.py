@@ -1,1 +1,1 @@
-"""Groups of hidden states and the operations that reach them element by element."""
+"""Groups of hidden states and the operations that reach them elementwise."""

@@ -82,9 +82,9 @@ class Analysis:
     def values_behind(
         self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
     ) -> set[Var]:
-        """Return what some targets are computed from, not looking behind ``stops``.
+        """Return the ancestors of some targets, without the ancestors of ``stops``.
 
-        What is read through ``stop_gradient`` counts as a constant.
+        Values read through ``stop_gradient`` count as constants.
         """
         return self.program.depends_on(targets, stops, CONSTANT)
 
@@ -95,7 +95,7 @@ class Analysis:
         return self.program.depends_on(targets, stops, CONSTANT, carries_derivative)
 
     def gradients_ahead(self, starts: Iterable[Var]) -> set[Var]:
-        """Return what a gradient connects to ``starts``."""
+        """Return the variables that a gradient connects to ``starts``."""
         return self.program.dependents_of(starts, None, CONSTANT, carries_derivative)
 
     # --- where elements come from

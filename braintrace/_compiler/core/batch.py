@@ -1,9 +1,9 @@
-"""Batch axes of the states: by what ``init_state`` declares, else by rows of ETP operations.
+"""Batch axes of the states, from ``init_state`` or from rows of ETP operations.
 
-An axis that follows the ``batch_size`` of ``init_state`` is the batch: one trace of it with another
-size, unlike any other, shows it. A model whose ``init_state`` follows no size (States made in a
-constructor, a fixed batch) has no such declaration. There the rows of its ETP operations are the
-samples: an axis of a state is the batch if each of its indices is reached by rows of its own.
+An axis that follows the ``batch_size`` of ``init_state`` is the batch. It is found by one trace of
+``init_state`` with a size that no other axis has. If ``init_state`` follows no size (States made in
+a constructor, a fixed batch), the rows of the ETP operations are the samples: an axis of a state is
+the batch if each of its indices is reached by different rows.
 """
 
 import dataclasses
@@ -30,10 +30,10 @@ Shapes = Mapping[Path, Sequence[Shape]]
 """Shapes of the leaves of States, by path."""
 
 ALL = "all"
-"""The axis of a state each element of which is reached by all rows: there is none."""
+"""In place of an axis: all rows reach each element of the state, so it has no batch axis."""
 
 Evidence = Mapping[Path, Mapping[int, int | str]]
-"""By rows of operations: the batch axis of leaves of a State, or `ALL`."""
+"""The batch axis of leaves of a State according to rows of operations, or `ALL`."""
 
 
 def batch_of(
@@ -42,7 +42,7 @@ def batch_of(
     given: int | None,
     relations: Callable[[], Iterable[HiddenParamOpRelation]],
 ) -> Batch:
-    """Return the samples of a model, and along which axes of its States they are.
+    """Return the number of samples of a model, and the batch axes of its States.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def batch_of(
     if made is None or made[0].keys() != now.keys() or made[0] == now:
         return _by_evidence(_by_rows(relations()), given, now)
     declared = _declared(now, made[0], size)
-    if declared.samples in (None, 1):  # what belongs to one sample belongs to all
+    if declared.samples in (None, 1):  # a State of the only sample belongs to all samples
         return declared
     static = [path for path in now if made[0][path] == now[path]]
     suspects = [p for p in static if any(declared.samples in shape for shape in now[p])]
@@ -114,18 +114,18 @@ def _sizes(now: Shapes, axes: Mapping[Path, Axes]) -> list[int]:
 def _agreed(
     sizes: Sequence[int], now: Shapes, axes: dict[Path, Axes], unclear: dict[Path, str]
 ) -> Batch:
-    """Return a batch of which all sizes are to be equal."""
+    """Return a batch whose sizes must all be equal."""
     if len(set(sizes)) > 1:
         told = " and ".join(map(str, dict.fromkeys(sizes)))
         unclear = dict.fromkeys(now, f"the States have batches of {told}")
-    elif sizes and sizes[0] == 1:  # what belongs to one sample belongs to all
+    elif sizes and sizes[0] == 1:  # a State of the only sample belongs to all samples
         unclear = {}
     samples = sizes[0] if sizes else None
     return Batch(samples, MappingProxyType(axes), MappingProxyType(unclear))
 
 
 def _without(declared: Batch, suspects: Shapes, kept: Iterable[Path], rows: Evidence) -> Batch:
-    """Return a batch in which States that follow no size are clear, shared or refused.
+    """Return a batch in which each State that follows no size is resolved, shared or refused.
 
     A State that ``init_state`` makes without a batch belongs to all samples, unless rows of
     operations reach one of its indices for each sample. A State that it does not make has a batch
@@ -165,7 +165,7 @@ def _unlike_any(now: Shapes, given: int) -> int:
 
 
 def _made_with(model: brainstate.nn.Module, size: int) -> tuple[Shapes, list[Path]] | None:
-    """Return the shapes of States of another batch size, and the States that are not made anew.
+    """Return the shapes of States of another batch size, and the States that are not recreated.
 
     ``None`` if ``init_state`` does not work with it.
     """
@@ -182,7 +182,7 @@ def _made_with(model: brainstate.nn.Module, size: int) -> tuple[Shapes, list[Pat
     try:
         with unnoticed_states():
             found, _ = trace_stateful(values).result_shapes
-    except Exception:  # whatever it makes of another size
+    except Exception:  # `init_state` may fail in any way with another size
         return None
     return {path: _shapes(value) for path, value in found.items()}, kept
 
@@ -223,7 +223,7 @@ def _of_group(
 
 
 def _axis_of_rows(rows: tuple[np.ndarray, np.ndarray], count: int) -> int | str:
-    """Return the axis of a state that goes with rows, `ALL`, or nothing where none is clear."""
+    """Return the axis of a state that follows rows, `ALL`, or an empty string if it is unclear."""
     first, last = rows
     reached = last >= 0
     for axis, size in enumerate(first.shape):
@@ -259,7 +259,7 @@ def _by_evidence(rows: Evidence, given: int | None, now: Shapes) -> Batch:
 def axes_of_filters(traced: TracedModel, analysis: Analysis, batch: Batch) -> dict[Path, int]:
     """Return the batch axes of the filters of readouts, as far as they have one.
 
-    Samples of a filter are those of its readout: a flow of labels from one to the other shows them.
+    A filter has the samples of its readout. A flow of labels between the two finds its axis.
     """
     leaves = {leaf.path: leaf for leaf in traced.leaves}
     found: dict[Path, int] = {}

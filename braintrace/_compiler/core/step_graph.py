@@ -1,4 +1,4 @@
-"""Step graph: which named values of a step reach which others, by value and by gradient.
+"""Step graph: the paths between named values of a step, by value and by gradient.
 
 The nodes are the inputs of the step (parameters and States, mostly), States after the step, and
 the outputs of ETP operations. A *use* is a node and the equation that reads it. One pass over the
@@ -80,7 +80,7 @@ class Paths:
     def behind(self, targets: Iterable[Atom], ends: Collection[Var] = ()) -> set[Var]:
         """Return the nodes that some variables depend on in the step, nodes among them included.
 
-        Nodes in ``ends`` are reported but not looked behind.
+        Nodes in ``ends`` are reported, but their ancestors are not followed.
         """
 
         def before(var: Var) -> Iterable[Var]:
@@ -91,7 +91,7 @@ class Paths:
     def ahead(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
         """Return the nodes that depend on some others in the step, these included.
 
-        Nodes in ``ends`` are reported but not passed.
+        Nodes in ``ends`` are reported, but their descendants are not followed.
         """
         return self._forward(starts, ends, {})
 

@@ -1,1 +1,1 @@
-"""From a model to one flat program of its step."""
+"""Trace a model into one flat program of its step."""

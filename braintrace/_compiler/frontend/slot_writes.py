@@ -1,9 +1,9 @@
-"""Rewrite writes at places that data choose into selections.
+"""Rewrite writes at data-dependent indices into selections.
 
 ``K.at[i % n].set(k)`` is ``where(arange(n) == i % n, k, K)``: each element of the buffer is kept or
 replaced, so every element of the old buffer reaches itself only. As a ``scatter`` or a
-``dynamic_update_slice``, the place of the update is not known and the analysis would have to give
-up on it. Such writes are rewritten if they write few slots; those at constant places stay.
+``dynamic_update_slice``, the index of the update is not known, and the analysis could not follow
+the write. Such a write is rewritten if it covers few slots. A write at constant indices is kept.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ _WRITES = ("scatter", _SLICE)
 
 
 def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int) -> Program:
-    """Return a program whose writes at places that data choose are selections.
+    """Return a program whose writes at data-dependent indices are selections.
 
     Parameters
     ----------
     program
         The step without calls.
     wanted
-        The results for whose sake writes are rewritten.
+        Only writes among the ancestors of these results are rewritten.
     longest
         The largest number of slots of a write that is rewritten.
     """
@@ -61,11 +61,11 @@ class _Axis:
     source
         The axis of the updates along it; ``None``: they have one slot there.
     width
-        How many slots of it an update covers.
+        The number of slots that an update covers.
     column
-        The index that says where they begin.
+        The column of indices that contains the first slot.
     start
-        Where they begin, if no index says so.
+        The first slot, if there is no such column.
     """
 
     source: int | None
@@ -81,9 +81,9 @@ class _Write:
     Attributes
     ----------
     axes
-        Those of the buffer.
+        The axes of the buffer.
     slots
-        Axes of the updates along which there is one update after the other, and their sizes.
+        Axes of the updates that count the updates, and their sizes.
     along
         For every axis of the indices, the axis of the buffer that it is along, or of `slots`.
     clips
@@ -121,7 +121,7 @@ class _Write:
         return [buffer]
 
     def _updates(self, updates: jax.Array) -> jax.Array:
-        """Return the updates with the axes of `slots` first, and then those of the buffer."""
+        """Return the updates with the axes of `slots` first, then the axes of the buffer."""
         sources = [axis.source for axis in self.axes]
         order = [*(axis for axis, _ in self.slots), *(s for s in sources if s is not None)]
         moved = jnp.transpose(updates, order)
@@ -129,7 +129,7 @@ class _Write:
         return jnp.expand_dims(moved, [first + i for i, s in enumerate(sources) if s is None])
 
     def _starts(self, column: jax.Array, buffer: jax.Array, axis: int) -> jax.Array:
-        """Return where updates begin along an axis, in the form of the updates."""
+        """Return the first slots of the updates along an axis, shaped like the updates."""
         last = buffer.shape[axis] - self.axes[axis].width
         if self.clips:
             column = jnp.clip(column, 0, last)
@@ -175,7 +175,7 @@ class _Write:
 
 
 def _write_of(constants: Constants, equation: Equation) -> _Write | None:
-    """Return the write of an equation; ``None`` for one at a constant place."""
+    """Return the write of an equation; ``None`` if its indices are constant."""
     name, invars = equation.primitive.name, equation.invars
     indices = invars[2:] if name == _SLICE else invars[1:2]
     if not carries_derivative(equation.outvars[0]) or all(map(constants.has, indices)):
@@ -240,7 +240,7 @@ def _scatter(constants: Constants, equation: Equation) -> _Write:
 
 
 def _counts_along(constants: Constants, indices: Atom, column: int) -> int | None:
-    """Return the axis along which a column of indices counts 0, 1, 2, … whatever the data."""
+    """Return the axis along which a column of indices counts 0, 1, 2, … for all data."""
     atom: Any = indices
     program = constants.program
     value = constants.value(atom)

@@ -1,4 +1,4 @@
-"""Find the States that a step returns as they were: they are constants of the step.
+"""Find the States that a step returns unchanged: they are constants of the step.
 
 Batch-norm statistics in evaluation mode are an example, where the step of a pure function returns
 all of its state. Such a State is read, not written, so no gradient passes from step to step by it.
@@ -103,7 +103,7 @@ def _before(constants: Constants, equation: Equation, place: int) -> Atom | None
 
 
 def _of_body(body: object, place: int) -> int | None:
-    """Return which input of a body one of its results is, if any."""
+    """Return the index of the input that a result of a body equals, if any."""
     constants = Constants(program_of(inlined(body)))
     program = constants.program
     found = _origin(constants, program.out_atoms[place])

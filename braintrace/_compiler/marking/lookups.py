@@ -82,7 +82,7 @@ class Lookup:
         return [s.astype(jnp.int32) if s.dtype.itemsize < 4 else s for s in starts]
 
     def _are_there(self, starts: Sequence[Any]) -> Any:
-        """Tell of which indices there are entries; ``None``: of all of them, moved to one."""
+        """Tell which indices have entries; ``None``: all of them, moved to a valid one."""
         if self.mode in (None, GatherScatterMode.CLIP):
             return None
         there = jnp.ones((), bool)
@@ -127,15 +127,15 @@ class Lookup:
 
 
 PAIRED = (
-    "each row of the table has an index of its own. Call `braintrace.embedding` with the table as "
+    "each row of the table has its own index. Call `braintrace.embedding` with the table as "
     "rows of entries and the index of each entry"
 )
 
 
 def lookup_of(equation: Equation) -> Lookup | str | None:
-    """Return what looks entries up in the first operand.
+    """Return the lookup of entries in the first operand.
 
-    ``None``: it does something else. A text: why it cannot be marked.
+    ``None``: the equation is not a lookup. A text: the reason why it cannot be marked.
     """
     name, params, shape = equation.primitive.name, equation.params, equation.invars[0].aval.shape
     if name not in ("gather", "dynamic_slice"):

@@ -158,9 +158,9 @@ NOT_LINEAR = (
 
 
 NOISY = (
-    "what it is added to has no derivative, as noise, and an operation that couples elements reads "
-    "the sum. Call `braintrace.matmul` (or `conv`) with the parameter alone, and add the product "
-    "with the other summand"
+    "its other summand, such as noise, has no derivative, and an operation that couples elements "
+    "reads the sum. Call `braintrace.matmul` (or `conv`) with the parameter alone, and add the "
+    "product with the other summand"
 )
 
 
@@ -305,7 +305,7 @@ def _multiplies_by_one(equation: Equation) -> bool:
 
 
 def _is_noisy_weight(uses: ParametricUses, analysis: Analysis, equation: Equation) -> bool:
-    """Tell whether a sum is one of a weight and of data without a derivative."""
+    """Tell whether an equation adds a weight and data without a derivative."""
     if equation.primitive.name not in ("add", "add_any", "sub"):
         return False
     summands = [atom for atom in equation.invars if not uses.is_parametric(atom)]

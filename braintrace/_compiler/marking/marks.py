@@ -52,7 +52,7 @@ class Marking:
     spells_out
         Whether loops and branches are spelled out for it.
     is_default
-        Whether a model with marks of its own on the way to a hidden state keeps exactly these.
+        Whether a model that already has marks on the way to a hidden state gets no other marks.
     """
 
     wants: Callable[[Path], bool]
@@ -71,7 +71,7 @@ def marking_of(
     model, mark, unroll_limit
         See `compile_etrace_graph`.
     needs_marks
-        Whether the learning rule follows weights with marks alone.
+        Whether the learning rule follows marked weights only.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def with_marks(
 
 
 def _time_of(array: StateArray, is_mapped: bool, marking: Marking) -> BindingTime:
-    """Return when the leaf of a State is known; parameters without a mark are constants."""
+    """Return the binding time of a State's leaf; unmarked parameters are constants."""
     time = time_of(array.kind, array.written or (is_mapped and array.per_sample))
     is_unwanted = time is BindingTime.PARAMETER and not marking.wants(array.path)
     return BindingTime.CONSTANT if is_unwanted else time

@@ -78,10 +78,10 @@ def product_of(
 
 
 FORMATS = ("bcoo_", "bcsr_", "coo_", "csr_")
-"""How the names of products with a matrix in a sparse format begin."""
+"""Prefixes of the names of products with a matrix in a sparse format."""
 
 STORED = (
-    "its entries are those of a matrix in a sparse format. Call `braintrace.sparse_matmul`, or use "
+    "it holds the entries of a matrix in a sparse format. Call `braintrace.sparse_matmul`, or use "
     "`braintrace.nn.SparseLinear`"
 )
 
@@ -141,7 +141,7 @@ class Dense:
     Attributes
     ----------
     axes
-        Its letters: those of its axes.
+        The letters of its axes.
     """
 
     axes: Axes
@@ -150,7 +150,7 @@ class Dense:
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The axes that the weight has as well, and those that it brings."""
+        """The axes shared with the weight, and the axes that the weight adds."""
         return tuple(map(self.axes.output.index, (*self.axes.shared, *self.axes.free)))
 
     def factors(self, operands: Sequence[Any]) -> tuple[Any, Any]:

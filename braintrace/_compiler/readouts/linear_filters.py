@@ -44,11 +44,11 @@ class LinearFilter:
     decay
         The number ``kappa``.
     decay_weights
-        The factors of ``kappa`` that are computed from parameters.
+        The parameter-derived factors of ``kappa``.
     values
-        Variables that it filters, of data or of other states, as far as a gradient needs them.
+        The filtered variables, of data or of other states, as far as a gradient needs them.
     added
-        What is added to those and depends on parameters.
+        Summands that depend on parameters.
     path
         Variables on the way from all of these, the new value included.
     equations
@@ -222,7 +222,7 @@ class FilterFinder:
     def _decay(
         self, own: Var, var: Var, equations: Sequence[int]
     ) -> tuple[Number, tuple[Var, ...]] | None:
-        """Return the number by which the old value is multiplied, and its factors that learn."""
+        """Return the scalar that multiplies the old value, and its factors that learn."""
         factors: dict[Var, Number] = {own: constant(1.0)}
         weights: list[Var] = []
         for index in equations:

@@ -36,15 +36,15 @@ MIXED = (
 )
 CHAINED = "it reads another such state, and a chain of readouts has no filters"
 READ_LATE = "what `update` returns, or writes to other States, depends on its value before the step"
-OTHER_AXES = "what it filters has no axis with the samples of its batch"
+OTHER_AXES = "its input has no axis with the samples of its batch"
 
 
 def filter_readouts(
     step: GroupedStep, batch: Batch, regroup: Regroup
 ) -> tuple[GroupedStep, Batch, list[Diagnostic]]:
-    """Return the step with filters for its linear readouts, and why others have none.
+    """Add filters to the linear readouts of a step, and report why other states have none.
 
-    The batch axes of the filters are added to those of the model's own States.
+    The batch gets the axes of the filters as well.
     """
     states = _States(step)
     behind_others = [*_behind_others(states)]
@@ -190,7 +190,7 @@ def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list
 
 
 def _why_not(states: _States, state: _State, readout: LinearFilter) -> str | None:
-    """Say why a linear filter is no readout that can have filters; ``None``: it is one."""
+    """Return why a linear filter cannot have readout filters; ``None``: it can."""
     own = {state.var, state.leaf.in_var}
     for other in states.every:
         if other is not state and not states.behind([other.var], other.var).isdisjoint(own):

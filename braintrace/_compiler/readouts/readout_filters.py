@@ -43,7 +43,7 @@ from ..frontend.rewritten import rewritten, with_program
 from .linear_filters import LinearFilter
 
 Source: TypeAlias = tuple[Hashable, ...]
-"""Names what a readout filters."""
+"""Name of a value that a readout filters."""
 
 Values: TypeAlias = Mapping[Source, Any]
 
@@ -119,7 +119,7 @@ def _run(program: Program, parts: Sequence[_Filtering]) -> Callable[..., list[An
 
 
 DECAY: Source = ("decay",)
-"""What the value of a readout is to a ``kappa`` that learns."""
+"""Source of the filter for a ``kappa`` that learns: the value of the readout."""
 
 
 class _Filtering:
@@ -128,9 +128,9 @@ class _Filtering:
     Attributes
     ----------
     avals
-        What is filtered, with its types.
+        The types of the filtered values.
     paths
-        Of the filters.
+        The paths of the filters.
     """
 
     def __init__(self, program: Program, readout: LinearFilter) -> None:
@@ -172,12 +172,12 @@ class _Filtering:
         return known[what[0]] if kind == "value" else jnp.ones(*what)
 
     def _is_marked(self) -> bool:
-        """Tell whether the decay is behind a marked operation."""
+        """Tell whether the decay is computed by a marked operation."""
         behind = self._program.making(self._program.depends_on(self.readout.decay_weights))
         return any(is_marked(self._program.equations[index]) for index in behind)
 
     def _linear(self, known: Mapping[Var, Any], given: Values) -> Any:
-        """Return what has the derivative of ``A``, of what is given for the sources."""
+        """Return a value with the derivative of ``A`` at the values given for the sources."""
         readout, own = self.readout, self.readout.leaf.in_var
         overrides = {var: given["value", var] for var in readout.values}
         overrides[own] = jnp.zeros(own.aval.shape, own.aval.dtype)

@@ -1,1 +1,1 @@
-"""What a model is checked for, and what is reported about it."""
+"""Checks of a model, and diagnostics."""

@@ -23,7 +23,7 @@ from .untraced import also_untagged, carried_without_a_trace, plain_in_readouts
 from .upstream import Upstream
 
 LOSES_MEMORY = ("nested-weights", "mixed-positions")
-"""Kinds of a warning that a weight has no trace on its way to a hidden state."""
+"""Warnings that a weight has no trace on its way to a hidden state."""
 
 
 def diagnose(
@@ -95,7 +95,7 @@ def _without_relation(
     told: Collection[str],
     boundary: Boundary,
 ) -> Iterator[Diagnostic]:
-    """Yield why operations have no trace, except for weights of which a warning has told."""
+    """Yield why operations have no trace, except for weights that another warning names."""
     related = {relation.equation for relation in relations}
     for operation in step.operations:
         if operation.equation not in related:

@@ -94,7 +94,7 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
             (*behind.old_states, *_names(group)),
             source_line(equation),
         )
-    if upstream.boundary != "diagonal":  # which has a finding of its own
+    if upstream.boundary != "diagonal":  # that case has another finding
         yield from _about_two_operations(upstream, group, equation)
     if behind.new_states:
         yield Diagnostic(

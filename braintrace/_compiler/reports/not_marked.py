@@ -1,4 +1,4 @@
-"""Report parameters that reach hidden states by ordinary operations alone, without a trace."""
+"""Report parameters that reach hidden states through ordinary operations only."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,14 +18,14 @@ _MEETS = PRODUCTS | LOOPS | {"mul", "div"}
 
 
 def not_marked(step: GroupedStep, told: Sequence[str]) -> Iterator[Diagnostic]:
-    """Yield the parameters without a mark on the way to a hidden state that is remembered.
+    """Yield the unmarked parameters on the way to a hidden state that is remembered.
 
     Parameters
     ----------
     step
-        The step. Where the compiler has marked parameters itself, it says of others why not.
+        The step. If the compiler itself has marked parameters, it reports the unmarked uses.
     told
-        Names of parameters of which another diagnostic says that they have no mark.
+        Names of parameters that another diagnostic reports as unmarked.
     """
     if step.traced.has_found_marks:
         return
@@ -63,7 +63,7 @@ def _about(
         how = f"Parameter '{leaf.name}' reaches hidden state {quoted(states)} through"
         how += " ordinary operations"
     else:
-        how = f"Weight '{leaf.name}' acts on what hidden states remember, on the way to "
+        how = f"Weight '{leaf.name}' acts on the memory of hidden states, on the way to "
         how += f"{quoted(states)}, through `{name}`, an ordinary operation"
     yield Diagnostic(
         "info" if found is None else "warning",
@@ -80,9 +80,9 @@ _OPERATIONS = {"dot_general": "matmul", "conv_general_dilated": "conv"}
 
 
 def _recurrent_uses(step: GroupedStep) -> dict[Var, Equation]:
-    """Return the parameters that are factors of something computed from an old hidden state.
+    """Return the parameters that multiply values computed from an old hidden state.
 
-    And an equation in which each is.
+    Each parameter has one equation in which it is a factor.
     """
     analysis = step.analysis
     program = analysis.program

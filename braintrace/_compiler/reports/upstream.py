@@ -77,9 +77,9 @@ class Upstream:
     def before(
         self, operands: Iterable[Atom], group: HiddenGroup
     ) -> Iterator[tuple[MarkedOperation, list[str]]]:
-        """Yield the operations right before some operands, with the old states behind each.
+        """Yield the operations right before some operands, with the old states that each reads.
 
-        Old states are looked for behind further operations as well.
+        An operation may read old states through other operations.
         """
         gradients, ends = self.step.graph.gradients, self.ends(group)
         behind = gradients.behind(operands, ends)

@@ -52,7 +52,7 @@ def whole_state_of(
     _check_derivatives(step, leaves, rule)
     uses = list(uses_of_parameters(traced, analysis, leaves))
     axes = tuple(batch.axis(leaf) for leaf in leaves)
-    # One sample is always right: all states of a model some of which belong to all samples.
+    # One sample is always correct: it contains all states, if some belong to all samples.
     is_one = batch.samples is None or (None in axes and not is_given)
     count = 1 if is_one else batch.samples or 1
     found = SampleAxes(traced, analysis, leaves, uses, count, axes)

@@ -19,14 +19,14 @@ Side = Callable[[Example], Arrays]
 
 
 def overrides_of(spec: ETPPrimitiveSpec, has_derivative: bool) -> dict[str, tuple[Side, Side]]:
-    """Return the hand-written rules that could be derived, and what they and those give.
+    """Return the hand-written and the derived side of each rule that could be derived.
 
     Parameters
     ----------
     spec
         The declaration of an operation.
     has_derivative
-        Whether its input is one of floating-point numbers.
+        Whether its input has floating-point numbers.
     """
     underivable = set()
     if not has_derivative:
@@ -118,7 +118,7 @@ def _selected_outputs(example: Example) -> Arrays:
     spec, operands = example.spec, _operands(example)
     assert spec.select_outputs is not None
     selected = spec.select_outputs(example.weights, _some_outputs, **example.params)
-    if selected is None:  # that there are none is no fault
+    if selected is None:  # the parameters may not allow it
         return _outputs_of_all(example)
     for name, place in spec.resolve_trainable_invars(example.params).items():
         operands[place] = selected[name]
@@ -149,4 +149,4 @@ _SIDES: dict[str, tuple[Side, Side]] = {
     "joins_input": (_joined_derivative, _derived_input_derivative),
     "input_derivative": (_input_derivative, _derived_input_derivative),
 }
-"""What each rule gives, and what would be derived in its place."""
+"""Result of each rule, and result of the derived rule."""

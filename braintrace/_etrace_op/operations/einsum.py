@@ -103,14 +103,14 @@ def in_matrices(axes: Axes, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def arranged(array: Any, letters: Letters, kinds: Sequence[Letters]) -> Any:
-    """Return an array whose axes are kinds of letters, those of each kind made one."""
+    """Return an array with one axis for each kind of letters."""
     order = [letters.index(a) for kind in kinds for a in kind]
     sizes = [math.prod(array.shape[letters.index(a)] for a in kind) for kind in kinds]
     return jnp.transpose(array, order).reshape(sizes)
 
 
 def product_and_sum(axes: Axes, x: Any, weight: Any) -> Any:
-    """Multiply element by element, and sum over the letters that the result does not have."""
+    """Multiply elementwise, and sum over the letters that the result does not have."""
     every = (*axes.x, *axes.free)
 
     def along(array: Any, letters: Letters) -> Any:

@@ -3,7 +3,7 @@ r"""Element-wise parameter: ``etp_elemwise``.
 .. math:: y = w
 
 The identity on an array of any shape: it marks a parameter that enters a model elementwise,
-after whatever function of the parameter alone. There is no input and no batch
+after any function of the parameter alone. The operation has neither an input nor a batch
 axis; the trace is the factor itself, shaped like ``w``.
 """
 

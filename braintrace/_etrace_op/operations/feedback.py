@@ -5,7 +5,7 @@ r"""Matrix product with a way back of its own: ``etp_fb_mm`` (a batch), ``etp_fb
           \bar w_{io} = \bar B_{io} = \sum_b x_{bi} \bar y_{bo}
 
 It declares the product of `dense`, whose weight :math:`w` has the tangent of ``B`` as well
-(``effective_weights``), so that all rules of traces are those of `matmul`. What arrives at ``y``
+(``effective_weights``), so that it has the trace rules of `matmul`. What arrives at ``y``
 goes back to ``x`` by another matrix ``B`` of the weight's shape; a tangent of ``x`` goes forward by
 it, so that both modes of differentiation agree. Where ``B`` is a parameter, it learns by the
 gradient of ``w``: with the same decay, the two become alike whatever they started from.

@@ -5,8 +5,8 @@ r"""Matrix products side by side: ``etp_gmm`` (a batch) and ``etp_gmv`` (one sam
 Shapes: x ``(batch, groups, in)`` or ``(groups, in)``, weight ``(groups, in, out)``, bias
 ``(groups, out)``, y ``(batch, groups, out)`` or ``(groups, out)``. Every group has a matrix of its
 own: :math:`\partial y_{bgo} / \partial w_{gio} = x_{bgi}` for the same ``g`` and ``o`` only, so
-that the exact trace has the weight's shape, one per sample. The declaration is that of one matrix
-product (see `dense`), with ``g`` as one more axis that everything shares.
+that the exact trace has the weight's shape, one per sample. It is declared like one matrix
+product (see `dense`), with ``g`` as an additional shared axis.
 
 ``xy_to_dw`` is written by hand: the VJP gives each matrix transposed, and takes 2.5 times as long
 on a CPU (64 steps, 32 samples, 8 groups of 64 x 64). ``squared_norms`` takes 1/3 of the time of

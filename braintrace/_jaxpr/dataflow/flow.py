@@ -1,4 +1,4 @@
-"""Forward dataflow through a jaxpr: what each element, or each variable, is computed from.
+"""Forward dataflow through a jaxpr: the sources of each element, or of each variable.
 
 Equations are passed in order. Calls are followed into their bodies, branches are joined, and a loop
 is followed until nothing changes (see `fixpoint`), or step by step where its slices differ.
@@ -93,7 +93,7 @@ def flows_of_outputs(question: Question, constants: Constants, inputs: Sequence[
 def flows_of_variables(
     question: Question, constants: Constants, inputs: Sequence[Any]
 ) -> dict[Var, Any]:
-    """Return the flows of all variables of a program, given those of its inputs."""
+    """Return the flows of all variables of a program, given the flows of its inputs."""
     program, lattice = constants.program, question.lattice
     known: dict[Var, Flow] = dict(zip(program.in_vars, inputs, strict=True))
     if isinstance(lattice, PerVariable):
@@ -130,12 +130,12 @@ def _pass(
 def flows_of_results(
     question: Question, constants: Constants, equation: Equation, operands: Sequence[Any]
 ) -> Sequence[Any]:
-    """Return the flows of one equation's results, given those of its operands.
+    """Return the flows of one equation's results, given the flows of its operands.
 
     Parameters
     ----------
     question, constants
-        What is followed, and the program that the equation is in.
+        The question, and the program of the equation.
     equation, operands
         The equation, and one flow for each operand.
     """
@@ -162,7 +162,7 @@ def flows_into_bodies(
 ) -> list[tuple[AnyJaxpr, list[Any]]]:
     """Return the bodies of a branch, loop or call, with the flows of their inputs.
 
-    In a loop, these are the inputs at whichever step, of a lattice that is `PerVariable`.
+    For a loop, the lattice is `PerVariable`, and the flows are for the inputs of any step.
     """
     name = equation.primitive.name
     if name == "cond":
@@ -226,7 +226,7 @@ def fixpoint(
     join
         Returns the least upper bound of two values.
     step
-        What one step of a loop makes of all values.
+        Maps all values through one step of a loop.
     carried
         The values before the first step.
     """

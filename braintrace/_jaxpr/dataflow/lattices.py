@@ -6,7 +6,7 @@ least entry (`empty`), for which :math:`a \vee a = a`. ``None`` stands for an ar
 entries. An element that is computed from several others has the least upper bound of theirs, so
 a flow that is too large is safe, and one that is too small is wrong.
 
-Of a lattice that is `PerVariable`, a flow is a single entry, whatever the variable's shape.
+If a lattice is `PerVariable`, a flow is a single entry for a variable of any shape.
 """
 
 import abc
@@ -81,14 +81,14 @@ class PerVariable(abc.ABC):
 
     @abc.abstractmethod
     def through(self, equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
-        """Return the entries of an equation's results, given those of its operands."""
+        """Return the entries of an equation's results, given the entries of its operands."""
 
     @abc.abstractmethod
     def decided(self, choice: Any) -> Any:
         """Return what a choice adds to all results of a branch or loop; ``None``: nothing."""
 
     def branch(self, choice: Any) -> int | None:
-        """Return which branch is taken, where the entry of its index tells."""
+        """Return the index of the taken branch, if the entry of the index determines it."""
         return None
 
 

@@ -20,7 +20,7 @@ from .primitives import CONSTANT
 
 
 class BindingTime(enum.IntEnum):
-    """When a value is known; a value that is computed from several is known with the last."""
+    """Binding time of a value; a value has the latest binding time of its operands."""
 
     CONSTANT = 0
     PARAMETER = 1
