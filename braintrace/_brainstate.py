@@ -212,7 +212,7 @@ def peek(state: brainstate.State) -> Any:
 
 
 def value_outside(state: brainstate.State) -> Any:
-    """Return what a State held where the outermost transformation began that has seen it."""
+    """Return the value of a State at the start of the outermost transformation that has seen it."""
     for stack in TRACE_CONTEXT.state_stack:
         if not isinstance(stack, StatesAsRead):
             for own, value in zip(stack.states, stack.original_state_values, strict=True):

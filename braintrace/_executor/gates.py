@@ -1,8 +1,8 @@
 """Traces of operations that compute one gate each, and those of the operations that compute all.
 
 A model whose units a mesh divides has its gates apart (`braintrace._compiler.readouts.gates`), and
-so are their traces. What is saved, or shown to users, is the same on every mesh: gates side by
-side.
+so are their traces. Saved and reported traces are the same on every mesh: the gates are
+concatenated.
 """
 
 import dataclasses

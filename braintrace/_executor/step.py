@@ -81,7 +81,7 @@ def single_step(
     restart: jax.Array | None = None,
     place: Callable[[Records], Records] = lambda records: records,
 ) -> Step:
-    """Run one step whose derivative with respect to parameters goes through the traces.
+    """Run one step; its derivative with respect to parameters goes through the traces.
 
     With respect to old states it is the ordinary one; `entered` holds those constant that it is
     to stop at.

@@ -187,9 +187,9 @@ class FunctionalLearner:
         """Run one step, and return what the model's ``update`` returns as well.
 
         The derivative of a loss of that with respect to ``state.parameters`` is the online
-        gradient; see `ETraceAlgorithm.update`. With respect to ``state.hidden`` alone, it is that
-        of the model's own steps, through as many as there are. Both at once are an `OptionError`,
-        since the online gradient holds old states constant: take two gradients.
+        gradient; see `ETraceAlgorithm.update`. With respect to ``state.hidden`` alone, it is the
+        derivative of the model's own steps, through any number of steps. A gradient for both at
+        once raises `OptionError`, since the online gradient holds old states constant: take two.
         """
         algorithm = self.algorithm
         caught_up(algorithm)

@@ -97,7 +97,7 @@ def etrace_grad(
         a pair of it and a pytree). It is traced once for its code, its defaults and the
         values that it has closed over, so you can create a lambda in every call. Changes of
         globals, and inside closed-over objects, are not seen, as in ``jax.jit``: keep such
-        values in a State. States that it reads before the call, and States of its own, carry no
+        values in a State. States that it reads before the call, and States that it owns, carry no
         gradient from one step to the next (nor, with ``vjp_method='multi-step'``, to the next
         window).
     mask

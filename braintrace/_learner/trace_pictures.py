@@ -162,7 +162,7 @@ def _arrays(
 
 
 def _with_samples(graph: ETraceGraph, spec: TraceSpec) -> tuple[Role, ...]:
-    """Return the axes of a trace; an element-wise weight may reach every sample by itself."""
+    """Return the axes of a trace; an elementwise weight may have one trace per sample."""
     of_trace = (
         site
         for site in trace_sites(graph)

@@ -1,9 +1,9 @@
 """Plain attributes of a model's modules, which a compiled step contains as constants.
 
-Numbers, strings, units and arrays are compared by value; lists, tuples, dicts, dataclasses and
-namespaces by what is in them; functions and all other objects by identity, or by their own ``==``.
-States are inputs of a step, and modules are looked at themselves. Changes inside an array of NumPy
-that stays the same one are seen as long as it is small, and changes inside other objects are not.
+Numbers, strings, units and arrays are compared by value. Lists, tuples, dicts, dataclasses and
+namespaces are compared by content, and all other objects by identity or their ``==``. States are
+inputs of a step, and modules are visited. Changes inside a NumPy array are seen if it is small, and
+changes inside other objects are not.
 """
 
 import argparse
@@ -25,7 +25,7 @@ BY_VALUE = (bool, int, float, complex, str, bytes, np.generic)
 """Types whose values cannot change, and are small."""
 
 MOST_BYTES = 65_536
-"""Of an array whose contents are compared before each call, which takes some microseconds."""
+"""Size limit of arrays compared by content before each call; this takes some microseconds."""
 
 Part: TypeAlias = Any
 """What an attribute is, compared by ``==``."""
@@ -80,7 +80,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 
 
 def contents_of(value: Any) -> bytes | None:
-    """Return what is in an array that can be written to and is small; ``None`` for all else."""
+    """Return the contents of a small writeable array; ``None`` for all other objects."""
     if isinstance(value, saiunit.Quantity):
         value = saiunit.get_mantissa(value)
     if isinstance(value, np.ndarray) and value.flags.writeable and value.nbytes <= MOST_BYTES:

@@ -301,7 +301,7 @@ def compile_first(
 
 
 def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list[Diagnostic]:
-    """Return a warning for each parameter that ``init_state`` alone reads: nothing follows it."""
+    """Return a warning for each parameter that only ``init_state`` reads: it has no gradient."""
     findings = compiled.step.graph.diagnostics
     unused = {name for f in findings if f.kind == "unused-parameter" for name in f.paths}
     if not unused:

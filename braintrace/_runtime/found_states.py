@@ -2,8 +2,8 @@
 
 A walk takes longer than all else that a call does in Python. What a model holds are the attributes
 of its modules, and what is in the lists, tuples, dicts, dataclasses and namespaces among them. They
-are compared by identity, which also shows at once that no plain attribute has changed. Only small
-arrays of NumPy, which can change while they stay the same object, are compared by their contents.
+are compared by identity, which also shows that no plain attribute has changed. Only small NumPy
+arrays, which can change in place, are compared by content.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,9 @@
-"""Old states in a user's gradient: whose derivative goes to them, and whose stops.
+"""Derivatives of old states in a user's gradient.
 
 Within one gradient, a step reads states that the user differentiates, or states that an earlier
 step of the learner has written. A derivative with respect to parameters stops at old states, since
-traces know how these depend on parameters; one with respect to the user's states goes through as
-many steps as there are. JAX adds the two up in one array, so that both at once are refused.
+traces contain how these depend on parameters. A derivative with respect to the user's states
+continues through all steps. JAX adds the two in one array, so both at once are refused.
 
 A `StepMark` tells the two kinds of old states apart. It is a zero that passes from step to step
 next to the states, and it is differentiated from the first step on that has a derivative with
@@ -24,7 +24,7 @@ from .._typing import PyTree
 
 
 class StepMark:
-    """Holds the mark of a learner in a State; brainstate does not look into this object."""
+    """Hold the mark of a learner in a State, which brainstate does not find in this object."""
 
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
@@ -46,7 +46,7 @@ def entered(
     old
         Values of the States before the step, by name.
     others
-        All else that the step is computed from.
+        All other inputs of the step.
     mark
         The mark before it.
     through_steps
@@ -55,7 +55,7 @@ def entered(
     Raises
     ------
     OptionError
-        Where a gradient is differentiated, if it is one with respect to old states and to others.
+        When a gradient is differentiated with respect to both old states and other inputs.
     """
     leaves, tree = jax.tree.flatten(list(old.values()))
     names = [name for name, value in old.items() for _ in jax.tree.leaves(value)]
@@ -96,7 +96,7 @@ def _held(names: Sequence[str], through_steps: bool) -> Any:
 
 
 def _zero_of(tangent: Any, like: Any) -> Any:
-    """Return a zero that JAX takes for one that depends on a tangent: a sum of none of its entries.
+    """Return a zero that depends on a tangent for JAX: a sum of none of its entries.
 
     A constant zero would not reach the next step.
     """
@@ -127,8 +127,8 @@ def started(fresh: PyTree, mark: Any) -> PyTree:
     Raises
     ------
     OptionError
-        Where a gradient is differentiated, if they depend on what is differentiated, and earlier
-        steps of the gradient are those of an online one.
+        When a gradient is differentiated, if the values depend on its variables and its earlier
+        steps belong to an online gradient.
     """
 
     def itself(leaves: Any, mark: Any) -> Any:

@@ -40,8 +40,8 @@ OWNED = "owned"
 """A file in an unfinished folder. It is gone once another program has deleted the folder, even if
 orbax makes the folder again."""
 PLAIN = re.compile(r"(?!.*gs:/)[\w /.:+=@,~#%&'()-]*")
-"""Paths that orbax reads as they are. Brackets and backslashes, for example, it does not, and
-after ``gs:/`` it looks for a bucket of Google's, also within the path of a file."""
+"""Paths that orbax reads unchanged. It changes brackets and backslashes, for example, and it reads
+``gs:/`` in any path as the start of a Google Cloud Storage bucket."""
 
 
 def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:

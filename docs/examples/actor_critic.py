@@ -3,9 +3,9 @@
 Two worlds of gymnax hide what the agent needs. In the memory chain a sign is shown first and asked
 for twenty steps later; of a cart with a pole only positions are seen, inexactly, and no velocities.
 Actor and critic are one network with recurrent units, updated at every step from that step alone:
-no replay, no rollout, nothing goes back in time. Two kinds of traces look after the past. Those of
-D-RTRL carry gradients through the memory of the network; those of `TDTrace` credit what was
-done earlier with the rewards that come later.
+no replay, no rollout, nothing goes back in time. Two kinds of traces cover the past. D-RTRL
+traces carry gradients through the memory of the network; a `TDTrace` credits earlier predictions
+and actions with later rewards.
 
 Its opponents are the same network by truncated BPTT(1), whose gradients see one step of the
 recurrence, and the same network made to forget everything at every step.
