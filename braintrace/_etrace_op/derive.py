@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .._jax import struct_of
+from .by_shape import cached_by_shape
 from .registry import ETP_PRIMITIVE_SPECS, Arrays
 from .spec import ETPPrimitiveSpec
 from .sums import sum_over_samples
@@ -139,17 +139,30 @@ def init_drtrl(
     **params: Any,
 ) -> Arrays:
     """Return zeros in the shapes of the instantaneous terms, with a state axis last."""
-    x, y = (None if var is None else _of_one_step(var) for var in (x_var, y_var))
-    weights = {name: struct_of(var.aval) for name, var in weight_vars.items()}
-    terms = jax.eval_shape(functools.partial(accumulate, spec, params), x, y, weights)
+    x = None if x_var is None else x_var.aval
+    avals = {name: var.aval for name, var in weight_vars.items()}
+    terms = _shapes_of_terms((spec,), params, x, y_var.aval, avals)
     return {
         name: jnp.zeros((*term.shape, num_hidden_state), y_var.aval.dtype)
         for name, term in terms.items()
     }
 
 
-def _of_one_step(var: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((1, *var.aval.shape), var.aval.dtype)
+@cached_by_shape
+def _shapes_of_terms(
+    specs: tuple[ETPPrimitiveSpec], params: Params, x: Any, y: Any, weights: Arrays
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of the instantaneous terms of one step."""
+    (spec,) = specs
+    steps = (None if aval is None else _of_one_step(aval) for aval in (x, y))
+    terms: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
+        functools.partial(accumulate, spec, params), *steps, weights
+    )
+    return terms
+
+
+def _of_one_step(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, *aval.shape), aval.dtype)
 
 
 def init_pp(

@@ -1,5 +1,6 @@
 """Hold the rules of a primitive against the shapes and dtypes that they must return."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,9 @@ import jax.numpy as jnp
 from ..._errors import PrimitiveError
 from ..._jax import struct_of
 from .. import rules
+from ..by_shape import cached_by_shape
 from ..primitive import ETPPrimitive, get_primitive_spec
+from ..spec import ETPPrimitiveSpec
 
 
 def validate_rules(
@@ -33,11 +36,25 @@ def validate_rules(
     PrimitiveError
         Naming the primitive, the rule, the key and the shapes.
     """
-    weights = {name: struct_of(var.aval) for name, var in weight_vars.items()}
-    y = struct_of(y_var.aval)
+    avals = {name: var.aval for name, var in weight_vars.items()}
+    x = None if x_var is None else x_var.aval
+    owners = primitive, get_primitive_spec(primitive)
+    _validate(owners, params, x, y_var.aval, avals)
+
+
+@cached_by_shape
+def _validate(
+    owners: tuple[ETPPrimitive, ETPPrimitiveSpec],
+    params: Mapping[str, Any],
+    x: Any,
+    y: Any,
+    weights: Mapping[str, Any],
+) -> None:
+    primitive, spec = owners
     step = jax.ShapeDtypeStruct((1, *y.shape), y.dtype)
-    x = None if x_var is None else struct_of(x_var.aval)
     steps = None if x is None else jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+    x_var, y_var = None if x is None else _Variable(x), _Variable(y)
+    weight_vars = {name: _Variable(weight) for name, weight in weights.items()}
     call = _Caller(primitive, params)
 
     def init() -> Any:
@@ -51,8 +68,15 @@ def validate_rules(
     call.expect("init_drtrl", trace, terms, dtypes=False)
     call.expect("yw_to_w", call.run("yw_to_w", rules.propagate, y, trace), trace)
     call.expect("contract", call.run("contract", rules.contract, y, trace, weights), weights)
-    if x is not None and get_primitive_spec(primitive).input_filter is not None:
+    if x is not None and spec.input_filter is not None:
         _check_input_filter(call, x_var, y_var, weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Variable:
+    """The type of a variable, in the place of the variable."""
+
+    aval: Any
 
 
 class _Caller:
