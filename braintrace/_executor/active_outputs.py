@@ -4,7 +4,7 @@ A gate that does not reach a remembered state needs no trace. Where one operatio
 gates side by side, its trace is that of the other outputs alone: the same operation with fewer
 outputs.
 
-This pays: an LSTM that carries its traces on needs 13 % more time without it. Operations that
+The selection pays: an LSTM that carries its traces needs 13 % more time without it. Operations that
 compute one gate each (`braintrace._compiler.readouts.gates`) would do the same and are as fast over
 a sequence, but take 1.8 times as long in a stream of one sample, so that only meshes have them.
 """

@@ -144,7 +144,7 @@ def rows_of_samples(graph: ETraceGraph, key: str, ndim: int, flags: jax.Array) -
     if flags.ndim and len({_is_shared(graph, site) for site in sites}) > 1:
         raise OptionError(
             f"The input of '{key}' reaches hidden states that belong to all samples, and others "
-            "that do not, so that this algorithm cannot restart samples one by one. Give `reset` "
+            "that do not, so that this algorithm cannot reset samples one by one. Give `reset` "
             "one value per step, or use `D_RTRL`."
         )
     rows = [_rows(graph, site, flags) for site in sites]

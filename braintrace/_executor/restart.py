@@ -58,7 +58,7 @@ def at_positions(graph: ETraceGraph, group: HiddenGroup, flags: jax.Array) -> ja
     for name, axis in axes.items():
         if axis is None:
             raise OptionError(
-                f"State '{name}' belongs to all samples, and is coupled element by element to "
+                f"State '{name}' belongs to all samples, and is coupled elementwise to "
                 f"{', '.join(map(repr, axes))}, so that samples cannot be reset one by one. Give "
                 "one flag for all samples."
             )

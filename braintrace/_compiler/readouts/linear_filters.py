@@ -241,7 +241,7 @@ class FilterFinder:
     def _factor(
         self, equation: Equation, factors: Mapping[Var, Number], chain: Sequence[bool]
     ) -> Number | None:
-        """Return the number after an equation, whose operands in ``chain`` have one before it."""
+        """Return the scalar after an equation, given the scalars of its operands in ``chain``."""
         name, operands = equation.primitive.name, equation.invars
         own = [factors[a] for a, known in zip(operands, chain, strict=True) if known and is_var(a)]
         if len(equation.outvars) != 1:

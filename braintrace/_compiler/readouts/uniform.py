@@ -13,11 +13,11 @@ from ..._jaxpr.dataflow import ELEMENTWISE
 from ..core.analysis import Analysis
 
 Number: TypeAlias = Callable[[Mapping[Var, Any]], Any]
-"""Computes a number from the values of variables."""
+"""Compute a scalar from the values of variables."""
 
 
 def uniform(analysis: Analysis, atom: Atom) -> Number | None:
-    """Return the number that an array holds everywhere; ``None``: places may differ."""
+    """Return the scalar that fills an array; ``None``: its entries may differ."""
     value = analysis.constants.value(atom)
     if value is not None:
         first = value.ravel()[:1]
@@ -46,7 +46,7 @@ def constant(value: Any) -> Number:
 
 
 def combined(function: Callable[..., Any], *numbers: Number) -> Number:
-    """Return a function of numbers."""
+    """Return a function of scalars."""
     return lambda known: function(*(number(known) for number in numbers))
 
 
