@@ -1,6 +1,6 @@
-"""A cache of facts about an operation that follow from its declaration and from shapes alone.
+"""LRU cache of facts about operations that depend on declarations and shapes only.
 
-To trace a derived rule takes a millisecond, and a compiler asks for the same shapes often.
+Tracing a derived rule takes a millisecond, and the compiler often needs the same shapes.
 """
 
 import functools
@@ -12,11 +12,11 @@ from .._jax import struct_of
 Fact = TypeVar("Fact")
 
 MOST_KEPT = 1024
-"""How many facts of each kind are kept."""
+"""Maximum number of cached facts of each kind."""
 
 
 class _Identity:
-    """An object that is compared by identity, and kept alive."""
+    """Compare an object by identity, and keep it alive."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -29,10 +29,10 @@ class _Identity:
 
 
 def cached_by_shape(function: Callable[..., Fact]) -> Callable[..., Fact]:
-    """Cache a function of ``(owners, params, x, y, weights)`` that looks at shapes and dtypes only.
+    """Cache a function of ``(owners, params, x, y, weights)`` that reads shapes and dtypes only.
 
     The ``owners`` are compared by identity. ``x`` (or ``None``), ``y`` and each of the ``weights``
-    are abstract values. Errors are not cached, and neither are parameters that cannot be hashed.
+    are abstract values. Errors are not cached, nor are results for unhashable parameters.
     """
 
     @functools.lru_cache(MOST_KEPT)
