@@ -4,14 +4,15 @@ Of rules that follow every way through a step. A model whose samples depend on e
 has no derivative, is refused.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import jax.numpy as jnp
 
 from ..._errors import CompilationError
 from ..._graph.batch import Batch
 from ..._graph.traced_model import StateLeaf, TracedModel
-from ..._graph.whole_state import Layer, WholeState
+from ..._graph.whole_state import Layer, ParameterUse, WholeState
 from ..._jax import is_var, source_line
 from ..core.grouped_step import GroupedStep
 from ..reports.backward import bent_uses
@@ -20,6 +21,9 @@ from .layers import HiddenStates
 from .parameter_uses import new_vars, parameters_of, reached_by_parameters, uses_of_parameters
 from .reverse_mode import check_reverse_mode
 from .sample_axes import SampleAxes
+
+MOST_CHOICES = 16
+"""Number of choices of batch axes that are tried. The first one is nearly always right."""
 
 
 def whole_state_of(
@@ -55,7 +59,7 @@ def whole_state_of(
     # One sample is always correct: it contains all states, if some belong to all samples.
     is_one = batch.samples is None or (None in axes and not is_given)
     count = 1 if is_one else batch.samples or 1
-    found = SampleAxes(traced, analysis, leaves, uses, count, axes)
+    found = _verified(step, leaves, uses, count, _choices(batch, leaves, count))
     if found.mixed is not None:
         raise CompilationError(
             f"`{rule}` follows every sample on its own, and hidden state '{found.mixed.name}' of "
@@ -71,6 +75,38 @@ def whole_state_of(
         reached=reached_by_parameters(step, leaves, layers),
         layers=tuple(_layer(layer, leaves) for layer in layers),
     )
+
+
+def _choices(
+    batch: Batch, leaves: Sequence[StateLeaf], count: int
+) -> Iterator[tuple[int | None, ...]]:
+    """Yield the batch axes that the states may have.
+
+    The rows of no operation tell the axis of some states. The derivative of the step does: an axis
+    of the size of the batch is the batch axis if the samples along it are independent.
+    """
+    choices: list[list[int | None]] = []
+    for leaf in leaves:
+        places: list[int | None] = [batch.axis(leaf)]
+        if places == [None] and leaf.path in batch.unclear:
+            places = [place for place, size in enumerate(leaf.shape) if size == count] or places
+        choices.append(places)
+    return itertools.islice(itertools.product(*choices), MOST_CHOICES)
+
+
+def _verified(
+    step: GroupedStep,
+    leaves: Sequence[StateLeaf],
+    uses: Sequence[ParameterUse],
+    count: int,
+    choices: Iterator[tuple[int | None, ...]],
+) -> SampleAxes:
+    """Return the first choice of batch axes along which samples are independent, or the last."""
+    for axes in choices:
+        found = SampleAxes(step.traced, step.analysis, leaves, uses, count, axes)
+        if found.mixed is None:
+            break
+    return found
 
 
 def _layer(states: HiddenStates, leaves: Sequence[StateLeaf]) -> Layer:
