@@ -1,5 +1,7 @@
 """SnAp-n keeps what weights reach within n steps: all of it is RTRL, and less is RTRL masked."""
 
+import tracemalloc
+
 import brainstate
 import cases
 import jax
@@ -48,6 +50,43 @@ def test_an_entry_of_a_kernel_reaches_its_own_channel():
     learner = braintrace.compile(Convolution(), "snap", jnp.ones((2, 1, 5)), batch_size=2, n=2)
     pairs = 2 * (4 + 5 + 4)  # of both channels; at the edges there is no input
     assert learner.report().carried_bytes == 4 * BATCH * pairs
+
+
+def test_a_large_parameter_that_is_summed_takes_little_memory():
+    """Which entry reaches which element is no table then, and the gradient is exact."""
+
+    class Pooled(brainstate.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.linspace(-1, 1, 12000).reshape(4, 3000))
+
+        def init_state(self, **_):
+            self.h = brainstate.HiddenState(jnp.zeros(4))
+
+        def update(self, x):
+            gains = jnp.tanh(braintrace.element_wise(self.w.value))
+            self.h.value = 0.5 * self.h.value + jnp.mean(gains * x, axis=-1)
+            return self.h.value
+
+    def loss(w):
+        h = jnp.zeros(4)
+        for x in xs:
+            h = 0.5 * h + jnp.mean(jnp.tanh(w) * x, axis=-1)
+        return jnp.sum(h**2)
+
+    xs = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3000)), jnp.float32)
+    model = Pooled()
+    tracemalloc.start()
+    try:
+        learner = braintrace.compile(model, "snap", xs[0], n=2)
+        assert tracemalloc.get_traced_memory()[1] < 30e6
+    finally:
+        tracemalloc.stop()
+    for x in xs[:-1]:
+        learner(x)
+    found = brainstate.transform.grad(lambda: jnp.sum(learner(xs[-1]) ** 2), model.w)()
+    expected = jax.grad(loss)(model.w.value)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-8)
 
 
 def test_single_steps_streams_and_resets():
