@@ -401,6 +401,17 @@ class Unreached(Fixed):
         return super().update(x)
 
 
+class Joined(Fixed):
+    """A state of one batch that all rows reach, in one axis."""
+
+    def start(self):
+        self.h = brainstate.HiddenState(jnp.zeros(self.shape[0] * self.shape[1]))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value).ravel()
+        return self.h.value
+
+
 class Flat(Shared):
     """A state of all samples, one after the other in one axis."""
 
@@ -417,6 +428,7 @@ class Flat(Shared):
     ("model", "words"),
     [
         (lambda: Unreached(3, 3, True), r"'trace' is not known: `init_state` gives it the shape"),
+        (lambda: Joined(3, 4, True), r"'h' is not known: `init_state` gives it the shape \(12,\)"),
         (lambda: Flat(3), r"'flat' is not known: its shape is \(9,\), and \(18,\) with `batch"),
     ],
 )

@@ -1,6 +1,7 @@
 """Models without a marked operation learn online as their twins with marks do."""
 
 import functools
+import re
 from dataclasses import dataclass
 
 import brainstate
@@ -903,11 +904,14 @@ def test_a_sum_that_is_no_sparse_product_is_reported(step):
 
 
 UNMARKED = {
-    "a backward rule that clips": (lambda p, h, x: h + clipped_product(x, p["w"]), "custom_vjp"),
+    "a backward rule that clips": (
+        lambda p, h, x: h + clipped_product(x, p["w"]),
+        "custom_vjp.*not proportional",
+    ),
     "a long loop": (long_loop, "unroll_limit"),
     "a long loop over parameters": (many_gains, "unroll_limit"),
     "an endless loop": (endless_loop, "number of steps is not known"),
-    "a callback": (by_callback, "pure_callback"),
+    "a callback": (by_callback, "pure_callback.*nothing is known"),
     "a precision": (with_precision, "precision"),
 }
 
@@ -930,7 +934,7 @@ def test_what_stays_unmarked_is_reported_and_has_the_gradient_of_the_step(name):
     learner = compiled(rows, "plain", mark="auto")
     (found,) = [d for d in learner.graph.diagnostics if d.kind == "not-marked"]
     assert found.paths == ("w0",)
-    assert words in found.message
+    assert re.search(words, found.message)
     assert "not-marked" in str(learner.report())
     if name not in WITHOUT_DERIVATIVE:
         wanted = gradients_of(compiled(rows, "marked"))

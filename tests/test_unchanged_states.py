@@ -96,6 +96,7 @@ def test_whichever_way_they_are_returned(way):
 CHANGES = {
     "scaled": lambda mean: 0.9 * mean,
     "transposed": lambda mean: mean.reshape(2, 2).T.reshape(-1),
+    "read by column": lambda mean: jax.lax.reshape(mean.reshape(2, 2), (4,), (1, 0)),
     "rounded": lambda mean: mean.astype(jnp.float32).astype(mean.dtype),
     "one branch": lambda mean: jax.lax.cond(mean[0] > 0, lambda m: m, lambda m: -m, mean),
     "a loop": lambda mean: jax.lax.fori_loop(0, 3, lambda _, m: 0.5 * m, mean),
