@@ -639,18 +639,6 @@ kept(
 )
 
 
-def columns_of(x):
-    return jnp.argsort(x[0, jnp.arange(7) % INPUTS]) % UNITS
-
-
-kept(
-    lambda p, x: added_up(p, x, columns=columns_of(x)),
-    lambda p, x: added_up({"w": ew(p["w"])}, x, columns=columns_of(x)),
-    name="a sparse matrix whose columns data choose",
-    w=(7,),
-)
-
-
 class Model(brainstate.nn.Module):
     """Several steps side by side, each in front of a readout of its own."""
 
@@ -883,12 +871,17 @@ def shared_terms(p, h, x):
     return leaky(h, jnp.zeros((BATCH, UNITS)).at[:, ENTRIES[1]].add(terms) + terms[:, :UNITS])
 
 
+def columns_from_data(p, h, x):
+    columns = jnp.argsort(x[0, jnp.arange(7) % INPUTS]) % UNITS
+    return leaky(h, added_up(p, x, columns=columns))
+
+
 def rows_that_clip(p, h, x):
     terms = jnp.take(x, ENTRIES[0] + 2, axis=1, mode="clip") * p["w"]
     return leaky(h, jnp.zeros((BATCH, UNITS)).at[:, ENTRIES[1]].add(terms))
 
 
-NO_SPARSE_PRODUCT = [shared_terms, rows_that_clip]
+NO_SPARSE_PRODUCT = [shared_terms, columns_from_data, rows_that_clip]
 
 
 @pytest.mark.parametrize("step", NO_SPARSE_PRODUCT)

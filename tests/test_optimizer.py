@@ -365,6 +365,7 @@ def test_complex_parameters_go_downhill():
     np.testing.assert_allclose(model.w.value, 3 + 4j, rtol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:Weight 'params/decay':braintrace.ApproximationWarning")
 def test_models_of_functions():
     """Optimizers see parameters and gradients as the model was given them: labels fit."""
     params = {"cell": {"w": jnp.ones((2, 3))}, "decay": jnp.full(3, 0.9), "size": 3}

@@ -91,7 +91,51 @@ class Learner(brainstate.nn.Module):
 
     @one_thread_at_a_time
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
-        """Return the trace of one weight by hidden state; see `ETraceAlgorithm.eligibility`."""
+        """Return the trace of one weight, by the name of the hidden state that it is for.
+
+        Entry ``[b, i, j]`` of the trace of a matrix is the derivative of what the state holds now,
+        in sample ``b`` and at the position that entry ``[i, j]`` of the matrix reaches, with
+        respect to that entry: what D_RTRL takes it for. If several operations use the weight, it
+        is the sum over them.
+
+        Parameters
+        ----------
+        path
+            Path of the parameter, as in ``model.states()``, or its name: ``("cell", "w")`` or
+            ``"cell/w"``.
+
+        Returns
+        -------
+        dict
+            Arrays ``(batch, *weight shape)``, for the states whose traces are carried; without a
+            batch ``weight shape``. For a parameter whose value is a dict (weight and bias of a
+            layer), a dict of them. Several leading axes of an operation's input count as one. A
+            kernel of `conv` has a trace at every output position, ``(batch, *positions, groups,
+            inputs of a group, features of a group)``; the factors of `lora_matmul` have that of
+            their product. If one output of an operation reaches several positions of a state,
+            these are an axis in front. `RTRL` has ``(batch, *shape of the state's sample, *weight
+            shape)``, for every weight. If the model computes an operand from the parameter (a
+            mask, a transpose), it is the trace of the operand. After a reset, all is zero.
+
+        Raises
+        ------
+        OptionError
+            If there is no such weight, or the rule has no array of that form for it.
+        ShapeError
+            If several operations use the weight, and their traces have different forms.
+
+        Examples
+        --------
+        >>> import braintrace, jax.numpy as jnp
+        >>> x = jnp.ones((5, 2))
+        >>> model = braintrace.nn.IndRNN(2, 3)
+        >>> learner = braintrace.compile(model, "d_rtrl", x, batch_size=5)
+        >>> output = learner(x)
+        >>> learner.eligibility("u")["h"].shape
+        (5, 3)
+        >>> {name: trace.shape for name, trace in learner.eligibility(("W", "weight"))["h"].items()}
+        {'bias': (5, 3), 'weight': (5, 2, 3)}
+        """
         return self.algorithm.eligibility(path)
 
     def functional(self, **own: PyTree) -> FunctionalLearner:

@@ -27,7 +27,7 @@ class EligibilityTraces(CarriedTraces):
     """The State that holds an algorithm's traces: a dict with stable string keys.
 
     The traces of D_RTRL for one state have a key such as ``"cell/w@mm0>cell/V"``: the parameter,
-    the operation, the state. `ETraceAlgorithm.eligibility` returns those of one parameter. How
+    the operation, the state. `Learner.eligibility` returns those of one parameter. How
     traces are packed while programs work on them, so that they are updated in place, does not show
     here: keys and arrays are the same on every kind of backend.
 
