@@ -7,9 +7,10 @@ Shapes: x ``(batch, in)`` or ``(in,)``, weight ``(in, out)``, bias ``(out,)``, y
 the same ``o`` only, the exact trace has the weight's shape, one per sample:
 :math:`\epsilon_{bio}` and, for the bias, :math:`\epsilon_{bo}`.
 
-Two rules are written by hand, measured with 256 inputs and outputs on a CPU. ``squared_norms``
+Three rules are written by hand, measured with 256 inputs and outputs on a CPU. ``squared_norms``
 takes 1/2 of the time of the derived rule for one sample and 1/14 for 32, ``input_derivative`` 1/8
-for all elements and 1/50 for a diagonal.
+for all elements and 1/50 for a diagonal. Without ``accumulate`` a stream of one layer counts a
+third more floating-point operations, since XLA writes the outer product of a step out first.
 """
 
 import functools
@@ -30,6 +31,21 @@ from . import quantities
 def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:
     y = jnp.matmul(x, weight)
     return y + jnp.broadcast_to(bias[0], y.shape) if has_bias else y
+
+
+def _accumulate(
+    x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
+) -> Arrays:
+    x = x.astype(hidden_dim.dtype)
+    if x.shape[0] == 1:
+        # A product that XLA fuses into the update of the trace, where a dot of inner
+        # size one would be written out first.
+        result = {"weight": x[0][..., :, None] * hidden_dim[0][..., None, :]}
+    else:
+        result = {"weight": jnp.einsum("k...i,k...o->...io", x, hidden_dim)}
+    if has_bias:
+        result["bias"] = hidden_dim.sum(0)
+    return result
 
 
 def squared_norms_of_rows(
@@ -81,6 +97,7 @@ _spec = functools.partial(
     impl=_impl,
     trace_axes={"weight": ("input", "output"), "bias": ("output",)},
     linear_in_input=True,
+    accumulate=_accumulate,
     squared_norms=squared_norms_of_rows,
     input_derivative=_input_derivative,
 )
