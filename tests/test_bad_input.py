@@ -239,15 +239,15 @@ class NoMarkedOperation(brainstate.nn.Module):
 
 @pytest.mark.core
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "mark", "words"),
     [
-        (NoHiddenState, ("NoHiddenState", "HiddenState")),
-        (NoMarkedOperation, ("NoMarkedOperation", "h", "braintrace.matmul")),
+        (NoHiddenState, None, ("NoHiddenState", "HiddenState")),
+        (NoMarkedOperation, "explicit", ("NoMarkedOperation", "h", "braintrace.matmul")),
     ],
 )
-def test_models_with_nothing_to_learn_online(model, words):
+def test_models_with_nothing_to_learn_online(model, mark, words):
     with pytest.raises(braintrace.CompilationError) as caught:
-        braintrace.compile(model(), "d_rtrl", jnp.zeros((2, 3)), batch_size=2)
+        braintrace.compile(model(), "d_rtrl", jnp.zeros((2, 3)), batch_size=2, mark=mark)
     assert [word for word in words if word not in str(caught.value)] == []
 
 

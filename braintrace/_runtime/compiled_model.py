@@ -307,7 +307,7 @@ def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list
     if not unused:
         return []
     try:
-        read, _ = compiled.initial_function(model)
+        read = compiled.initial.read_by(model, compiled.is_mapped, compiled.shapes)
     except ShapeError:  # States of shapes that `init_state` does not give
         return []
     parameters = model.states(brainstate.ParamState).items()

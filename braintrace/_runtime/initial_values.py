@@ -166,12 +166,30 @@ class InitialValues:
         ShapeError
             See `of_shapes`.
         """
+        made = self._initialiser_for(model, mapped, shapes)
+        return made.states, made.values
+
+    def read_by(
+        self, model: brainstate.nn.Module, mapped: bool, shapes: Shapes
+    ) -> tuple[brainstate.State, ...]:
+        """Return the States whose values those of given shapes depend on, if that is known.
+
+        Raises
+        ------
+        ShapeError
+            See `of_shapes`.
+        """
+        return self._initialiser_for(model, mapped, shapes).read
+
+    def _initialiser_for(
+        self, model: brainstate.nn.Module, mapped: bool, shapes: Shapes
+    ) -> "_Initialiser":
         for size in self._likely_sizes(shapes, mapped):
             try:
                 made = self._initialiser(model, mapped, size)
                 if made.shapes_drawn() == shapes:
                     self._size_of[shapes] = size
-                    return made.states, made.values
+                    return made
             except TypeError:  # `init_state` wants a batch size
                 continue
         raise _other_shapes(model, shapes)
@@ -234,7 +252,9 @@ class _Initialiser:
     shapes
         Of the values, where they are those of a compiled function.
     states
-        Those that it reads.
+        Those that a compiled function takes.
+    read
+        Those of them that its values depend on.
     """
 
     def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size, times: int) -> None:
@@ -242,11 +262,12 @@ class _Initialiser:
         self.times = times
         self.shapes: Shapes | None = None
         self.states: tuple[brainstate.State, ...] = ()
+        self.read: tuple[brainstate.State, ...] = ()
         found = self._traced() if times <= MOST_REMADE else None
         self._surroundings = None if found is None else Surroundings(model)
         if found is not None:
             values, _ = found.result_shapes
-            self.states = found.states
+            self.states, self.read = found.states, _read_by(found)
             self._paths, self.shapes = list(values), shapes_of(values)
             self._run = jax.jit(lambda states: _as_list(found.call(states)))
 
@@ -287,6 +308,19 @@ class _Initialiser:
         except Exception:  # raised anew, where it is an error, by running it as it is
             return None
         return first if _are_equal(first.jaxpr, again.jaxpr) else None
+
+
+def _read_by(traced: StatefulTrace) -> tuple[brainstate.State, ...]:
+    """Return the States of which a program takes more than a copy (`twin_of` copies all)."""
+    jaxpr, _ = open_jaxpr(traced.jaxpr)
+    used = {id(v) for equation in jaxpr.eqns for v in equation.invars} | set(map(id, jaxpr.outvars))
+    variables = iter(jaxpr.invars)
+    read = []
+    for state in traced.states:
+        leaves = [next(variables) for _ in jax.tree.leaves(state.value)]
+        if any(id(variable) in used for variable in leaves):
+            read.append(state)
+    return tuple(read)
 
 
 def _as_list(result: tuple[Any, dict[Path, Any]]) -> tuple[Any, list[Any]]:
