@@ -72,7 +72,8 @@ def from_function(
     --------
     >>> import braintrace, jax, jax.numpy as jnp
     >>> def step(params, state, x):
-    ...     h = params["decay"] * state["h"] + braintrace.matmul(x, params["w"])
+    ...     decay = braintrace.element_wise(params["decay"])
+    ...     h = decay * state["h"] + braintrace.matmul(x, params["w"])
     ...     return {"h": h}, jnp.tanh(h)
     >>> params = {"w": jnp.ones((2, 3)), "decay": jnp.full(3, 0.9)}
     >>> model = braintrace.from_function(step, params, lambda batch: {"h": jnp.zeros((batch, 3))})

@@ -63,12 +63,20 @@ def entered(
     rest = [leaf for leaf in jax.tree.leaves(others) if _is_float(leaf)]
     if not any(map(is_tracer, (*leaves, *rest, mark))):
         return dict(old), mark
-    held, mark = _held([names[i] for i in floats], through_steps)(
-        [leaves[i] for i in floats], rest, mark
-    )
+    inputs = jax.tree.map(_computed, ([leaves[i] for i in floats], rest, mark))
+    held, mark = _held([names[i] for i in floats], through_steps)(*inputs)
     for index, leaf in zip(floats, held, strict=True):
         leaves[index] = leaf
     return dict(zip(old, jax.tree.unflatten(tree, leaves), strict=True)), mark
+
+
+def _computed(leaf: Any) -> Any:
+    """Return a value as a result of JAX.
+
+    Where brainstate looks for mapped States, tracers hold NumPy arrays, which `jax.custom_jvp`
+    does not take.
+    """
+    return jax.lax.squeeze(jax.lax.expand_dims(leaf, [0]), [0])
 
 
 def _held(names: Sequence[str], through_steps: bool) -> Any:
