@@ -1,6 +1,7 @@
 """What the package promises as a whole: its names, its rooms, and what importing it costs."""
 
 import ast
+import graphlib
 import importlib.metadata
 import importlib.resources
 import inspect
@@ -114,6 +115,18 @@ def upward_imports(source, module):
     return [(line, name) for line, name in ours if name.split(".")[1] in behind]
 
 
+def imported_modules(paths):
+    """Return the modules that each module imports, those for types and inside functions too."""
+    sources = {module_of(path): path.read_text() for path in paths}
+    modules = {".".join(m[:-1] if m[-1] == "__init__" else m): m for m in sources}
+    found = {}
+    for name, module in modules.items():
+        names = [imported for _, imported in imports(sources[module], module)]
+        of = (one if one in modules else one.rpartition(".")[0] for one in names)
+        found[name] = {other for other in of if other in modules}
+    return found
+
+
 def private_names(source, module):
     """Return the private names of dependencies that a module imports or spells out."""
     file = f"{module[-1]}.py"
@@ -211,6 +224,21 @@ def test_every_file_belongs_to_a_room():
 
 def test_rooms_import_downwards():
     assert not violations(upward_imports, [p for p in SOURCES if module_of(p)[1] in ROOMS])
+
+
+def test_no_modules_import_one_another():
+    graphlib.TopologicalSorter(imported_modules(SOURCES)).prepare()
+
+
+def test_circles_are_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    paths = [tmp_path / "braintrace" / name for name in ("__init__.py", "a.py", "b.py")]
+    paths[0].parent.mkdir()
+    for path in paths:
+        path.write_text("from .a import f")
+    paths[1].write_text("if TYPE_CHECKING:\n    from .b import g")
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter(imported_modules(paths)).prepare()
 
 
 def test_only_one_file_names_the_internals_of_a_dependency():

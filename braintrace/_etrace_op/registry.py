@@ -8,13 +8,12 @@ and dictionaries are keyed by the names that ``trainable_invars_fn`` gives the o
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 
-if TYPE_CHECKING:
-    from .primitive import ETPPrimitive
-    from .spec import ETPPrimitiveSpec
+from .._jax import Primitive
+from .spec import ETPPrimitiveSpec
 
 Arrays: TypeAlias = dict[str, jax.Array]
 """Weights, their gradients or their traces, by the name of a trainable operand."""
@@ -25,13 +24,13 @@ Shapes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 Pick: TypeAlias = Callable[[jax.Array], jax.Array]
 """Keeps some entries of the last axis of an array."""
 
-ETP_PRIMITIVES: "set[ETPPrimitive]" = set()
+ETP_PRIMITIVES: set[Primitive] = set()
 """Every ETP primitive."""
 
-BATCHED_PRIMITIVES: "set[ETPPrimitive]" = set()
+BATCHED_PRIMITIVES: set[Primitive] = set()
 """The primitives whose input and output carry a batch axis in front."""
 
-ETP_RULES_YW_TO_W: "dict[ETPPrimitive, Callable[..., dict[str, Any]]]" = {}
+ETP_RULES_YW_TO_W: dict[Primitive, Callable[..., dict[str, Any]]] = {}
 """``yw_to_w(hidden_dim, trace, **static_params) -> trace``.
 
 Multiplies a trace elementwise by a factor ``hidden_dim`` shaped like the output.
@@ -39,7 +38,7 @@ The trace has no state axis here. Nothing else goes in: a constant of the forwar
 equation belongs to ``xy_to_dw`` alone, or it would be applied again at every step.
 """
 
-ETP_RULES_XY_TO_DW: "dict[ETPPrimitive, Callable[..., dict[str, Any]]]" = {}
+ETP_RULES_XY_TO_DW: dict[Primitive, Callable[..., dict[str, Any]]] = {}
 """``xy_to_dw(x, hidden_dim, weights, **static_params) -> gradients``.
 
 Pulls ``hidden_dim`` (shaped like the output) back to every trainable operand, as a VJP
@@ -47,20 +46,20 @@ does: the batch axis of a batched primitive is summed, and each gradient has the
 dtype of its operand. Linear in ``hidden_dim``.
 """
 
-ETP_RULES_INIT_DRTRL: "dict[ETPPrimitive, Callable[..., dict[str, Any]]]" = {}
+ETP_RULES_INIT_DRTRL: dict[Primitive, Callable[..., dict[str, Any]]] = {}
 """``init_drtrl(x_var, y_var, weight_vars, num_hidden_state) -> traces``.
 
 Zeros for the parameter-dimension trace: the batch axis first (batched primitives), the
 state axis last. The variables have an ``aval`` with ``shape`` and ``dtype``.
 """
 
-ETP_RULES_INIT_PP: "dict[ETPPrimitive, Callable[..., Any]]" = {}
+ETP_RULES_INIT_PP: dict[Primitive, Callable[..., Any]] = {}
 """``init_pp(x_var, y_var, weight_vars, num_hidden_state) -> array``.
 
 Zeros for the output-dimension trace: one array shaped like the output, state axis last.
 """
 
-RULES: "dict[str, dict[ETPPrimitive, Any]]" = {
+RULES: dict[str, dict[Primitive, Any]] = {
     "yw_to_w": ETP_RULES_YW_TO_W,
     "xy_to_dw": ETP_RULES_XY_TO_DW,
     "init_drtrl": ETP_RULES_INIT_DRTRL,
@@ -68,5 +67,5 @@ RULES: "dict[str, dict[ETPPrimitive, Any]]" = {
 }
 """The four rules that a primitive needs, by name."""
 
-ETP_PRIMITIVE_SPECS: "dict[ETPPrimitive, ETPPrimitiveSpec]" = {}
+ETP_PRIMITIVE_SPECS: dict[Primitive, ETPPrimitiveSpec] = {}
 """The complete description of each primitive that the compiler may use."""

@@ -1,24 +1,22 @@
 """Declaration of an ETP operation for the compiler and the executor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from .._arguments import shown
 from .._errors import PrimitiveError
+from .._jax import Primitive
 from .input_filter import InputFilter
-from .registry import RULES
-
-if TYPE_CHECKING:
-    from .primitive import ETPPrimitive
 
 Rule = Callable[..., Any]
 
 TraceAxis = Literal["input", "output", "entry", "group"]
 """What an axis of an operation's trace can run over."""
 TRACE_AXES = get_args(TraceAxis)
+
+RULES = ("yw_to_w", "xy_to_dw", "init_drtrl", "init_pp")
+"""The rules of every operation, each with a registry of its own."""
 
 DERIVED: Any = None
 """Placeholder of a rule that is derived when the operation is registered."""
@@ -159,7 +157,7 @@ class ETPPrimitiveSpec:
     entries_follow_outputs: Rule | None = None
     joins_input: Rule | None = None
     input_derivative: Rule | None = None
-    batched_form: ETPPrimitive | None = None
+    batched_form: Primitive | None = None
     batching: Rule | None = None
 
     def __post_init__(self, dt_to_t: Rule | None) -> None:
