@@ -76,7 +76,7 @@ def _computed(leaf: Any) -> Any:
     Where brainstate looks for mapped States, tracers hold NumPy arrays, which `jax.custom_jvp`
     does not take.
     """
-    return jax.lax.squeeze(jax.lax.expand_dims(leaf, [0]), [0])
+    return jnp.copy(leaf) if is_tracer(leaf) else leaf
 
 
 def _held(names: Sequence[str], through_steps: bool) -> Any:
