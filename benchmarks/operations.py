@@ -15,7 +15,7 @@ class MarkedOps:
     """The operations of the library that is being timed."""
 
     def mixing(self, value: Any) -> Any:
-        """Return a state on its way into an operation that mixes positions."""
+        """Return a state on its way into an operation that couples elements."""
         return value
 
     def matmul(self, name: str, x: Any, weight: Any) -> Any:
@@ -56,7 +56,7 @@ class PlainOps:
         self.inputs: dict[str, Any] = {}
 
     def mixing(self, value: Any) -> Any:
-        """Return a state on its way into an operation that mixes positions."""
+        """Return a state on its way into an operation that couples elements."""
         return jax.lax.stop_gradient(value) if self._cut_mixing else value
 
     def _input(self, name: str, x: Any) -> Any:
@@ -93,7 +93,7 @@ class DiagonalOps(PlainOps):
         self._mixing: list[Any] = []
 
     def mixing(self, value: Any) -> Any:
-        """Return a state on its way into an operation that mixes positions."""
+        """Return a state on its way into an operation that couples elements."""
         self._mixing.append(value)
         return value
 

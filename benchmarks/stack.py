@@ -21,7 +21,7 @@ TOLERANCE = 1e-3
 
 
 class Model(brainstate.nn.Module):
-    """Layers of one kind, and a readout that no marker operation uses."""
+    """Layers of one kind, and a readout that no ETP operation uses."""
 
     def __init__(self, stack: Layers) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class UnitError(BraintraceError, ValueError):
 
 
 class PrimitiveError(BraintraceError, ValueError):
-    """A marker primitive is registered or described wrongly."""
+    """An ETP primitive is registered or described wrongly."""
 
 
 class LostTracesError(BraintraceError, RuntimeError):

@@ -18,7 +18,7 @@ HEAD = """# Which operation works under which transformation
 
 Written by `python docs/make_coverage.py`; do not edit. A cell names the primitive that stands
 in the jaxpr afterwards. `plain` means that the operation becomes its plain implementation: the
-numbers are right, and a compiler sees no marked operation there. `yes` means that the result is
+numbers are right, and a compiler sees no ETP operation there. `yes` means that the result is
 a compiled or exported program, or a second derivative, which holds no primitive to look for.
 `shard_map` over eight devices is tested for every operation, with its gradient.
 """

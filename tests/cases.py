@@ -1,7 +1,7 @@
 """The catalogue of models that the correctness tests run over.
 
 A `Case` describes a model once, in plain terms that the oracles read (`oracles.py`), and builds a
-brainstate module of it (`models.py`) that calls the library's marked operations. Sizes are tiny:
+brainstate module of it (`models.py`) that calls the library's ETP operations. Sizes are tiny:
 3 inputs, 4 hidden units, 2 outputs. Initial states are not zero, so that the first step counts.
 All numbers are exact in single precision, so that float32 results can be held against a float64
 oracle.

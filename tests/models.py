@@ -1,4 +1,4 @@
-"""Brainstate modules of the catalogue's models, and one with units, with marked operations."""
+"""Brainstate modules of the catalogue's models, and one with units, with ETP operations."""
 
 import brainstate
 import jax

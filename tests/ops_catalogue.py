@@ -1,4 +1,4 @@
-"""The marked operations and the JAX transformations that they must survive.
+"""The ETP operations and the JAX transformations that they must survive.
 
 Each operation stands beside the same mathematics in plain JAX, written independently of the
 library. `docs/make_coverage.py` prints the table of both as a page.

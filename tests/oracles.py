@@ -282,7 +282,7 @@ def _own_position(case, group, jacobian):
     full = jacobian.reshape(*jacobian.shape[:2], -1)
     diagonal = np.einsum("avv->av", full)
     if np.any(full - diagonal[:, :, None] * np.eye(full.shape[-1])):
-        raise AssertionError(f"{case.name}: group {group} mixes positions outside `ops.mixing`")
+        raise AssertionError(f"{case.name}: group {group} couples elements outside `ops.mixing`")
     return diagonal
 
 

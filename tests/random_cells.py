@@ -95,7 +95,7 @@ class Program:
 
 @st.composite
 def programs(draw):
-    """Half of the programs have no instruction that mixes positions."""
+    """Half of the programs have no instruction that couples elements."""
     kinds = [*ELEMENTWISE, *ELEMENTWISE, *MOVES, *draw(st.sampled_from([[], list(MIXING)]))]
     instruction = st.tuples(
         st.sampled_from([*kinds, *MARKED]), st.integers(0, 9), st.integers(0, 9)
@@ -105,7 +105,7 @@ def programs(draw):
 
 
 class RandomCell(brainstate.nn.Module):
-    """A program as a brainstate model; every marked operation has a parameter of its own."""
+    """A program as a brainstate model; every ETP operation has a parameter of its own."""
 
     def __init__(self, program):
         super().__init__()

@@ -1,10 +1,10 @@
 """Any brainstate model as a case for the oracles, with no description written by hand.
 
-One step of a model is traced once, with the marked operations replaced by plain ones that record
+One step of a model is traced once, with the ETP operations replaced by plain ones that record
 where their input, operands and output are. `RecordedCase.step` then runs the recorded equations
 one by one and hands those values to an oracle's `ops`, which reads or replaces them.
 
-Control flow that may hold marked operations is traced in its plain form: a loop as a Python loop,
+Control flow that may hold ETP operations is traced in its plain form: a loop as a Python loop,
 a branch as a selection, a mapped function as one call per sample.
 """
 
@@ -24,7 +24,7 @@ import braintrace
 
 
 class Recorder:
-    """Plain versions of the marked operations; keeps what they saw."""
+    """Plain versions of the ETP operations; keeps what they saw."""
 
     def __init__(self):
         self.operations, self.mixed, self.spikes = [], [], []
@@ -134,7 +134,7 @@ def _mapped(function, in_axes=0, **_):
 
 @contextlib.contextmanager
 def recording(recorder):
-    """Inside, the marked operations and the marks of a model go to the recorder."""
+    """Inside, the ETP operations and the marks of a model go to the recorder."""
     operations = (
         "matmul",
         "element_wise",

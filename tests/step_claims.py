@@ -38,7 +38,7 @@ class Group:
 
 
 class Relations:
-    """The claims of the compiler about which marked outputs reach which elements of states."""
+    """The claims of the compiler about which ETP outputs reach which elements of states."""
 
     def __init__(self, graph, jacobian):
         self.jacobian, edges = jacobian, jacobian.edges()

@@ -214,7 +214,7 @@ def test_rules_that_follow_every_parameter_or_none_need_no_marks(rule):
 
 
 def test_the_option_explicit_refuses_a_model_without_marks():
-    with pytest.raises(braintrace.CompilationError, match=r"(?s)No marked operation.*mark='auto'"):
+    with pytest.raises(braintrace.CompilationError, match=r"(?s)No ETP operation.*mark='auto'"):
         braintrace.compile(
             Recurrent(plain), "d_rtrl", inputs()[0], batch_size=BATCH, mark="explicit"
         )

@@ -134,7 +134,7 @@ def test_a_rule_that_is_closed_to_the_past_hears_of_none():
 @pytest.mark.parametrize("boundary", ["cut", "diagonal"])
 def test_a_model_without_marks_is_refused_where_the_way_ends_at_weights(boundary):
     with pytest.raises(
-        braintrace.CompilationError, match=r"(?s)No marked operation.*mixes positions"
+        braintrace.CompilationError, match=r"(?s)No ETP operation.*couples elements"
     ):
         compiled(Model(jnp.matmul), boundary, mark="explicit")
 
@@ -186,5 +186,5 @@ class ByUnit(brainstate.nn.Module):
 def test_loops_are_followed_up_to_a_length():
     learner = braintrace.compile(ByUnit(256), "d_rtrl", jnp.ones((2, 3)), batch_size=2)
     assert learner.graph.diagnostics == ()
-    with pytest.raises(braintrace.CompilationError, match="through `scan`, which mixes positions"):
+    with pytest.raises(braintrace.CompilationError, match="through `scan`, which couples elements"):
         braintrace.compile(ByUnit(257), "d_rtrl", jnp.ones((2, 3)), batch_size=2)

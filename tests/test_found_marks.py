@@ -1,4 +1,4 @@
-"""A model without a marked operation in it learns as the one that is marked by hand."""
+"""A model without an ETP operation in it learns as the one that is marked by hand."""
 
 import functools
 import warnings
@@ -178,7 +178,7 @@ def outcome_of(model, mark, xs):
     try:
         learner = braintrace.compile(model, "d_rtrl", xs[0], batch_size=2, mark=mark)
     except braintrace.CompilationError as error:
-        assert "No marked operation" in str(error)
+        assert "No ETP operation" in str(error)
         return None, None, None
     gradients = learner.etrace_grad(xs, step_fn=lambda x: jnp.sum(learner(x) ** 2))
     by_path = {"/".join(path): jax.tree.leaves(g) for path, g in gradients.items()}

@@ -184,7 +184,7 @@ def test_samples_that_are_mapped_have_random_keys_of_their_own():
 
 
 def leaky(params, h, x):
-    """Marked operations in a plain function: D_RTRL is exact."""
+    """ETP operations in a plain function: D_RTRL is exact."""
     decay = braintrace.element_wise(params["decay"], jax.nn.sigmoid)
     h = decay * h + braintrace.matmul(x, params["w"])
     return h, jnp.tanh(h)

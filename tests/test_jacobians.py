@@ -142,10 +142,10 @@ class Truncations:
             if by_marked.any():
                 kinds = {"recurrent-mixing" if kind == "old" else "layer-to-layer"}
                 reported = self.is_reported(kinds, c, group.names)
-                self.expect(reported, f"{kind} {c} -> {a} by marked operations")
+                self.expect(reported, f"{kind} {c} -> {a} by ETP operations")
 
     def _check_outputs_of_operations(self, group, a, plain):
-        """Elements of marked outputs that reach a state, and are in no relation with it."""
+        """Elements of ETP outputs that reach a state, and are in no relation with it."""
         for operation, weights in self.relations.weights.items():
             there = self.jacobian.block(plain, ("new", a), ("marked", operation))
             if (there & ~self.relations.allowed(group, a, operation)).any():

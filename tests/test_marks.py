@@ -1,4 +1,4 @@
-"""Models without a marked operation learn online as their twins with marks do."""
+"""Models without an ETP operation learn online as their twins with marks do."""
 
 import functools
 import re
@@ -1053,7 +1053,7 @@ def started(model):
 
 def test_a_model_without_marks_is_told_of_the_option():
     rows = tuple(r for r in ROWS if r.name == "bias")
-    with pytest.raises(bt.CompilationError, match=r"No marked operation(.|\n)*mark='auto'"):
+    with pytest.raises(bt.CompilationError, match=r"No ETP operation(.|\n)*mark='auto'"):
         compiled(rows, "plain", mark="explicit")
     with pytest.raises(bt.CompilationError) as raised:
         compiled((Row("held", lambda p, h, x: 0.8 * h, None, {"w": (2,)}),), "plain", mark="auto")

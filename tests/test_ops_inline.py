@@ -1,4 +1,4 @@
-"""`inline` replaces every marked operation, wherever it stands."""
+"""`inline` replaces every ETP operation, wherever it stands."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Every marked operation under every JAX transformation, against plain JAX."""
+"""Every ETP operation under every JAX transformation, against plain JAX."""
 
 import functools
 import itertools
@@ -22,7 +22,7 @@ OPERATIONS = catalogue.OPERATIONS
 
 
 def markers(jaxpr):
-    """Names of the marker primitives in a jaxpr, bodies included."""
+    """Names of the ETP primitives in a jaxpr, bodies included."""
     names = set()
     for equation in open_jaxpr(jaxpr)[0].eqns:
         if equation.primitive in ETP_PRIMITIVES:

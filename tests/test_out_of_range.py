@@ -67,7 +67,7 @@ LOOKUPS = {
     "a column": of_a_column,
     "a window": window,
     "two axes": two_axes,
-    "a marked operation": lambda w, i: braintrace.embedding(i, w),
+    "an ETP operation": lambda w, i: braintrace.embedding(i, w),
 }
 
 

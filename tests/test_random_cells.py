@@ -78,7 +78,7 @@ def dense(program, groups, canonical):
 def dependencies(case, params, states, x):
     """Derivatives at the first step, in numbers.
 
-    read: of each new state with respect to each old one, and to each new one, every marked output
+    read: of each new state with respect to each old one, and to each new one, every ETP output
         held fixed.
     reached: {group: {operation: those of the group's new states with respect to its output}}.
     """

@@ -169,7 +169,7 @@ def test_a_complex_hidden_state_is_refused():
         braintrace.compile(Complex(rotate), "d_rtrl", XS[0], batch_size=BATCH)
 
 
-# --- loops in which positions mix -----------------------------------------------------------
+# --- loops in which elements are coupled ---------------------------------------------------------
 
 
 def coupled_in_small_steps(cell, x):

@@ -162,7 +162,7 @@ def normal(seed, *shape):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recurrence:
-    """``recurrent(h, x, parameters)``, by marked operations and in plain JAX.
+    """``recurrent(h, x, parameters)``, by ETP operations and in plain JAX.
 
     In the plain form, what goes through two products is held constant.
     """
@@ -426,7 +426,7 @@ OFF_DIAGONAL = csr(jnp.ones((4, 4)) - jnp.eye(4))
 
 
 def of_own(function):
-    """A marked operation of one's own: a product with a function of its input."""
+    """An ETP operation of one's own: a product with a function of its input."""
     dense = get_primitive_spec(braintrace.etp_mm_p)
     return register_primitive_spec(
         dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Models without a marked operation in them: what a user has who has never heard of marks."""
+"""Models without an ETP operation in them: what a user has who has never heard of marks."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import braintrace
 
 
 def without_marks(model):
-    """The model itself, with every marked operation of its step replaced by plain ones."""
+    """The model itself, with every ETP operation of its step replaced by plain ones."""
     step = model.update
 
     def update(*arguments):

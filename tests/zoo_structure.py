@@ -46,7 +46,7 @@ class OneWeightTwice(Cell):
 
 @zoo("w -> h", groups="h", diagonal=True, by_day={"d_rtrl": ("chunks of 1",)})
 class MarkedAndPlain(Cell):
-    """One parameter in a marked operation and, past the state, in a plain one."""
+    """One parameter in an ETP operation and, past the state, in a plain one."""
 
     weights = {"w": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}
@@ -141,7 +141,7 @@ class SlicesOfOneParameter(Cell):
     by_day={"d_rtrl": ("chunks of 4",)},
 )
 class MultiRate(Cell):
-    """Three input frames a step, taken up in an inner loop with the marked operation."""
+    """Three input frames a step, taken up in an inner loop with the ETP operation."""
 
     weights = {"w": W_IN, "w_out": W_OUT}
     states_of = {"h": (H,)}

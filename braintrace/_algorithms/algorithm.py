@@ -59,8 +59,8 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     strict
         Raise a `CompilationError` wherever a part of the gradient is cut, instead of warning.
     unroll_limit
-        Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
-        because it mixes positions of a hidden state beside what it does position by position.
+        Longest loop inside ``update`` that is unrolled because it holds an ETP operation, or
+        because it couples elements of a hidden state beside what it does position by position.
     mark
         ``None``, ``'explicit'``, ``'auto'`` or a filter of parameters; see `compile_etrace_graph`.
     trace_dtype

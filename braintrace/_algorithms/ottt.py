@@ -164,7 +164,7 @@ def _in_slots(graph: ETraceGraph, signal: ByGroup) -> Arrays:
 class OTTT(ETraceAlgorithm):
     r"""Online learning with a filter of the input, made for spiking networks.
 
-    One low-pass filter for every input of a marked operation is all that is carried, whatever the
+    One low-pass filter for every input of an ETP operation is all that is carried, whatever the
     number of units and states behind it: the least memory of the rules with a past. It stands for
     the derivative of a leaky membrane, whose leak is ``decay``; what a reset, an adaptation or a
     synapse changes in it is left out. Signals go through the layers of the same step. A bias, or

@@ -9,7 +9,7 @@ class RTRL(ETraceAlgorithm):
 
     The gradient is that of full backpropagation through time, over the whole history, for every
     model that has a derivative: recurrent mixing, layers on layers, leaky readouts, and every
-    parameter, whether a marked operation uses it or not. Its memory does not grow with time.
+    parameter, whether an ETP operation uses it or not. Its memory does not grow with time.
 
     It is dear: with ``n`` numbers of state, a parameter of size ``|w|`` has a trace of ``n |w|``
     for every sample. Over a sequence the traces move on once for a chunk of ``K`` steps, by

@@ -55,7 +55,7 @@ class SnAp(ETraceAlgorithm):
     OptionError
         If ``n`` is no positive integer, or has ``readout_filters`` though it is not 1.
     PrimitiveError
-        When it is compiled, with ``n = 1``, for a marked operation of one's own on the way from a
+        When it is compiled, with ``n = 1``, for an ETP operation of one's own on the way from a
         state to itself that is not linear in its input.
     CompilationError
         With ``n`` of 2 or more, for what `RTRL` refuses, such as samples that mix or a ``while``

@@ -2,13 +2,13 @@
 
 One step of the model is a flat program whose inputs and outputs are States. Each element of a
 hidden state is a *position*. A trace follows what happens position by position: element ``u`` of
-the output of a marked operation reaches position ``p(u)`` and no other, and each position of the
-next step its own. States that reach each other like this are a *group*; a marked operation, with
+the output of an ETP operation reaches position ``p(u)`` and no other, and each position of the
+next step its own. States that reach each other like this are a *group*; an ETP operation, with
 the groups that it reaches like this, is a *relation*, and its weight learns online.
 
 So the heart of the compiler is a walk (`walk`). It starts at the new value of a state, with
 the numbers ``0 .. V-1`` of its positions, and carries them back through the equations, up to the
-marked operations and to the states before the step. Where an operation mixes positions, the way
+ETP operations and to the states before the step. Where an operation couples elements, the way
 is cut there, and reported.
 
 Below are all passes in their order, each from a file of its own. None changes what it is given.
@@ -265,7 +265,7 @@ def _with_loops_split(
 def _with_shared_uses_split(
     traced: TracedModel, every_state: bool, boundary: Boundary
 ) -> GroupedStep:
-    """Return the step, with a copy of a marked output for each use that reaches other positions."""
+    """Return the step, with a copy of an ETP output for each use that reaches other elements."""
     step = _grouped(traced, every_state, boundary)
     while (copied := split_shared_uses(step)) is not None:
         step = _grouped(copied, every_state, boundary)
@@ -277,7 +277,7 @@ def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> Grou
     # What all passes ask of the program is found out once.
     analysis = Analysis(traced.program)
 
-    # Weights that may learn: marked operations whose operands are computed from parameters.
+    # Weights that may learn: ETP operations whose operands are computed from parameters.
     operations = marked_operations(traced, analysis)
 
     # No trace can follow a backward pass that bends gradients: if no later step reads a state

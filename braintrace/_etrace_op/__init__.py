@@ -1,4 +1,4 @@
-"""The marker operations: what a model calls, and what the compiler may know about it."""
+"""The ETP operations: what a model calls, and what the compiler may know about it."""
 
 from .checks.check import PrimitiveReport as PrimitiveReport
 from .checks.check import check_primitive as check_primitive

@@ -1,6 +1,6 @@
-"""Replace marker operations by their plain implementation.
+"""Replace ETP operations by their plain implementation.
 
-The jaxpr of a function is evaluated again with every marker primitive replaced. Equations
+The jaxpr of a function is evaluated again with every ETP primitive replaced. Equations
 that hold jaxprs (loops, branches, custom derivatives) are rebuilt, and only where there is a
 marker inside.
 """
@@ -20,7 +20,7 @@ from .registry import ETP_PRIMITIVES
 
 
 def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function with every marked operation replaced by plain JAX.
+    """Return the same function with every ETP operation replaced by plain JAX.
 
     For tools that know only JAX's own primitives. Inlines what ``fn`` itself computes, its
     loops and branches included; to inline a gradient, give the gradient function.
@@ -41,7 +41,7 @@ def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
     OptionError
         If ``fn`` is no function.
     PrimitiveError
-        When called, if a marked operation stands inside a construct that cannot be rebuilt.
+        When called, if an ETP operation stands inside a construct that cannot be rebuilt.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def _evaluate(jaxpr: AnyJaxpr, values: list[ArrayLike]) -> list[ArrayLike]:
 
 
 def _plain(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
-    """Run a marked operation as its implementation, also where a body holds it."""
+    """Run an ETP operation as its implementation, also where a body holds it."""
     primitive = equation.primitive
     if primitive in ETP_PRIMITIVES:
         return [primitive.implementation(*operands, **equation.params)]
@@ -78,7 +78,7 @@ def _plain(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike]
     results = rebuilt(equation, operands, _evaluate)
     if results is None:
         raise PrimitiveError(
-            f"`inline` cannot rebuild `{primitive.name}`, which holds a marked operation. Inline "
+            f"`inline` cannot rebuild `{primitive.name}`, which holds an ETP operation. Inline "
             "the function inside it instead."
         )
     return results

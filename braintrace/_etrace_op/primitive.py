@@ -139,7 +139,7 @@ class ETPPrimitive(Primitive):
 def register_primitive(
     name: str, impl: Rule, *, batched: bool = False, gradient_enabled: bool = False
 ) -> ETPPrimitive:
-    """Make a marker primitive from its implementation.
+    """Make an ETP primitive from its implementation.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def register_primitive(
         raise PrimitiveError(f"A primitive's name must be a non-empty string, got {shown(name)}.")
     if any(primitive.name == name for primitive in registry.ETP_PRIMITIVES):
         raise PrimitiveError(
-            f"A marker primitive named `{name}` is registered already; choose another name."
+            f"An ETP primitive named `{name}` is registered already; choose another name."
         )
     for option, value in (("batched", batched), ("gradient_enabled", gradient_enabled)):
         check_option(option, value, BOOLEAN, f"Primitive `{name}`: ")
@@ -187,7 +187,7 @@ def register_primitive(
 
 
 def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
-    """Make a marker primitive from its complete description.
+    """Make an ETP primitive from its complete description.
 
     Parameters
     ----------
@@ -233,21 +233,21 @@ def _register_rules(primitive: ETPPrimitive, spec: ETPPrimitiveSpec) -> None:
 
 
 def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
-    """Return the complete description of a marker primitive.
+    """Return the complete description of an ETP primitive.
 
     Raises
     ------
     PrimitiveError
-        If ``primitive`` is no marker primitive or lacks rules.
+        If ``primitive`` is no ETP primitive or lacks rules.
     """
     if not isinstance(primitive, Primitive):
         name = primitive if isinstance(primitive, str) else shown(primitive)
-        raise PrimitiveError(f"`{name}` is not a marker primitive of this library.")
+        raise PrimitiveError(f"`{name}` is not an ETP primitive of this library.")
     spec = registry.ETP_PRIMITIVE_SPECS.get(primitive)
     if spec is not None:
         return spec
     if primitive not in registry.ETP_PRIMITIVES:
-        raise PrimitiveError(f"`{primitive}` is not a marker primitive of this library.")
+        raise PrimitiveError(f"`{primitive}` is not an ETP primitive of this library.")
     missing = [kind for kind, rules in registry.RULES.items() if primitive not in rules]
     raise PrimitiveError(
         f"Primitive `{primitive}` has no rule {', '.join(f'`{kind}`' for kind in missing)}; "

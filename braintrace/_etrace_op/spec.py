@@ -62,7 +62,7 @@ class ETPPrimitiveSpec:
     x_invar_index : int or None
         Operand that is the (not trainable) input; None for identity-like operations.
     y_outvar_index : int
-        Result that is the output; marker primitives have one result, so always 0.
+        Result that is the output; ETP primitives have one result, so always 0.
     batched : bool
         Whether input and output carry a batch axis in front, samples independent.
     gradient_enabled : bool
@@ -242,7 +242,7 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
     if spec.y_outvar_index != 0:
         raise PrimitiveError(
             f"`y_outvar_index` of `{spec.name}` must be 0, got {shown(spec.y_outvar_index)}: "
-            "marker primitives have one result."
+            "ETP primitives have one result."
         )
 
 

@@ -42,7 +42,7 @@ MOST_SLICES = 8
 
 
 def check_diagonals(graph: ETraceGraph) -> None:
-    """Refuse marked operations that are not linear in their input.
+    """Refuse ETP operations that are not linear in their input.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def check_diagonals(graph: ETraceGraph) -> None:
             if isinstance(equation.primitive, ETPPrimitive) and not is_linear_in_input(equation):
                 states = ", ".join(f"'{state.name}'" for state in group.states)
                 raise PrimitiveError(
-                    f"SnAp keeps what the marked operation `{equation.primitive}` "
+                    f"SnAp keeps what the ETP operation `{equation.primitive}` "
                     f"({source_line(equation)}) passes from each position of {states} to itself; "
                     "that needs an operation that is linear in its input, or declares an "
                     "`input_derivative`. Use `D_RTRL`, which leaves that out."

@@ -134,7 +134,7 @@ def _operands(graph: ETraceGraph, name: str) -> list[tuple[HiddenParamOpRelation
         known = quoted(list(dict.fromkeys(own for own, _, _ in every)))
         raise OptionError(
             f"`path` is '{name}', for which there is no trace. Weights that have one, as "
-            f"they reach a hidden state through a marked operation: {known or 'none by this rule'}."
+            f"they reach a hidden state through an ETP operation: {known or 'none by this rule'}."
         )
     return found
 

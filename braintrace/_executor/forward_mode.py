@@ -40,7 +40,7 @@ def pushed_forward(
     new_state
         The new value as a function of the leaves.
     leaves
-        Values of old states and marked outputs.
+        Values of old states and outputs of ETP operations.
     """
     values = tuple(leaves.values())
     rows = {}

@@ -7,9 +7,9 @@ r"""The step's own Jacobians: ``D``, ``Df`` and the operations' inputs.
     D_f^t[u, a] = \frac{\partial h^t[p(u), a]}{\partial y^t[u]}
 
 Both come from the derivative of one state's new value with respect to the old states and the
-marked outputs, with everything that mixes positions held constant. Each element then reaches
-one position only, so that pulling back a one for every position gives all of them at once. A rule
-may keep what products pass from positions to themselves; see `diagonal`.
+outputs of ETP operations, with everything that couples elements held constant. Each element then
+reaches one element of a state only, so that pulling back a one for every element gives all of them
+at once. A rule may keep what products pass from elements to themselves; see `diagonal`.
 """
 
 import dataclasses
@@ -269,7 +269,7 @@ def _factors(at: _Point, diagonal: Diagonal) -> Factors:
 
 
 def _held(at: _Point, group: HiddenGroup, state: int) -> dict[Var, jax.Array]:
-    """Return what is held constant: other groups, marked outputs, what a state is downstream of."""
+    """Return what is held constant: other groups, ETP outputs, what a state is downstream of."""
     held = _opaque_outputs(at.graph)
     for other in at.graph.hidden_groups:
         if other.index != group.index:
@@ -281,7 +281,7 @@ def _held(at: _Point, group: HiddenGroup, state: int) -> dict[Var, jax.Array]:
 
 
 def _cut_rules(cuts: Sequence[Cut]) -> dict[int, Rule]:
-    """Return rules that hold the operands constant that mix positions."""
+    """Return rules that hold the operands constant that couple elements."""
     operands_of: dict[int, set[int]] = {}
     for cut in cuts:
         operands_of.setdefault(cut.equation, set()).add(cut.operand)

@@ -185,7 +185,7 @@ class TraceSite:
     Attributes
     ----------
     relation, influence, group
-        The marked operation, how its output reaches the group, and the group.
+        The ETP operation, how its output reaches the group, and the group.
     """
 
     relation: HiddenParamOpRelation

@@ -1,6 +1,6 @@
 """One cotangent of every sample's new state, pulled back through a step to the parameters.
 
-Samples are kept apart. What a marked operation adds is an outer product where its traces have the
+Samples are kept apart. What an ETP operation adds is an outer product where its traces have the
 form of its operands: XLA fuses it into whatever reads it, and its norm is that of its factors, so
 that it is never written. The rest takes the general way of chunks.
 """

@@ -5,7 +5,7 @@ r"""Windows: several steps differentiated in full, and then the traces before th
     \frac{dL}{dw} = \frac{\partial L}{\partial w} + \sum_a \mu[a] \circ \epsilon^0[a], \qquad
     \mu[a] = \frac{\partial L}{\partial h^0[a]}
 
-The partial derivatives go through all steps of the window, with everything that mixes positions;
+The partial derivatives go through all steps of the window, with everything that couples elements;
 the states before it depend on the weights through everything that has been before.
 """
 

@@ -123,7 +123,7 @@ class ETraceGraph(GraphData):
 
     @property
     def opaque_equations(self) -> tuple[int, ...]:
-        """Equations of the marked operations behind which no gradient is traced."""
+        """Equations of the ETP operations behind which no gradient is traced."""
         equations = self.traced.program.equations
         return tuple(i for i, equation in enumerate(equations) if role(equation) == "opaque")
 

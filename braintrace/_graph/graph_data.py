@@ -22,7 +22,7 @@ class GraphData:
     hidden_groups
         Hidden states that are coupled position by position.
     hidden_param_op_relations
-        Marked operations that reach hidden groups, and their parameters.
+        ETP operations that reach hidden groups, and their parameters.
     diagnostics
         What a user should know about the approximations made.
     needs, trace_specs

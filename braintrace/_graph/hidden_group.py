@@ -15,7 +15,7 @@ Ids: TypeAlias = np.ndarray
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Cut:
-    """One use of a variable that mixes positions: an equation and its operand."""
+    """One use of a variable that couples elements: an equation and its operand."""
 
     equation: int
     operand: int
@@ -74,7 +74,7 @@ class HiddenGroup:
     transition
         Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
     cuts
-        For each state the uses of variables that mix positions and are held constant.
+        For each state the uses of variables that couple elements and are held constant.
     diagonals
         For each state what reaches it, all the same, through one product from its own position:
         nothing, unless the learning rule keeps that. It is a part of ``D``.
@@ -85,7 +85,7 @@ class HiddenGroup:
         others (the ``h`` of an LSTM). Like an output, they see those values perturbed, so that
         the learning signal of the others has their part in it; their own ``D`` is zero.
     delay_line
-        Whether it is a delay line that only marked operations of later steps read: what is cut in
+        Whether it is a delay line that only ETP operations of later steps read: what is cut in
         it costs nothing.
     """
 

@@ -1,4 +1,4 @@
-"""How the output of one marked operation influences the positions of one hidden group.
+"""How the output of one ETP operation influences the positions of one hidden group.
 
 Element ``u`` of ``y`` reaches position ``p(u)``, through a broadcast possibly several. The
 positions of all elements form an array of slots of shape ``(fan-out, *y.shape)``. ``Df`` and

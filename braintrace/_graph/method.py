@@ -126,7 +126,7 @@ class TraceMethod(Protocol):
         """
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell whether a marked operation has traces: else its weights are plain ones.
+        """Tell whether an ETP operation has traces: else its weights are plain ones.
 
         The gradient of those is that of each step, with the states before it held constant. A rule
         that passes weights carries none: it has traces of parameters.

@@ -1,4 +1,4 @@
-"""A marked operation that reaches hidden states, and its parameters."""
+"""An ETP operation that reaches hidden states, and its parameters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from .influence import InfluenceMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HiddenParamOpRelation:
-    """One marked operation that reaches hidden states, and how.
+    """One ETP operation that reaches hidden states, and how.
 
     Attributes
     ----------

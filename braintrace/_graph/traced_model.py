@@ -80,7 +80,7 @@ class FilteredReadout:
     parameter_paths
         Paths of the parameters behind its coefficients, and of its biases.
     operations
-        Names of the marked operations that its coefficients were in; they are plain now.
+        Names of the ETP operations that its coefficients were in; they are plain now.
     """
 
     state: str

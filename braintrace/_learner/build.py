@@ -55,7 +55,7 @@ def compile(
         `Immediate`.
     **algorithm_options
         Given to the algorithm; ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and
-        ``trace_dtype`` hold for all. A model without a marked operation on the way to a hidden
+        ``trace_dtype`` hold for all. A model without an ETP operation on the way to a hidden
         state is marked by the compiler; see `compile_etrace_graph`.
 
     Raises

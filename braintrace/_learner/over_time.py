@@ -35,7 +35,7 @@ def mapped(
 
 
 def run_where_samples_lie(equation: Equation, values: list[Any]) -> list[jax.Array] | None:
-    """Run a marked operation that is mapped over time.
+    """Run an ETP operation that is mapped over time.
 
     It is a rule for `evaluate`, which leaves all other operations to JAX. As an operation it folds
     samples into time. Samples that lie on different devices would have to be brought together for

@@ -59,7 +59,7 @@ def initial_values(algorithm: ETraceAlgorithm, states: States) -> Initial:
 
 
 def check_held(algorithm: ETraceAlgorithm, written: Collection[Path], restarts: bool) -> None:
-    """Refuse a sequence in which the weight of a marked operation, or of a readout, changes.
+    """Refuse a sequence in which the weight of an ETP operation, or of a readout, changes.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ def shard(
 ) -> None:
     """Divide what a learner holds over the devices of a mesh.
 
-    Samples are divided along one axis of the mesh, outputs of marked operations along another:
+    Samples are divided along one axis of the mesh, outputs of ETP operations along another:
     hidden states by their units, parameters by their outputs, traces by both. What has neither
     lies on every device. All calls work as before and give the same numbers; states and traces
     stay where they are in each of them, after `reset_state` and `restore` as well. Arguments may

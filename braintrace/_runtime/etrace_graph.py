@@ -32,15 +32,15 @@ def compile_etrace_graph(
     strict
         Raise instead of warning wherever a part of the gradient is cut.
     unroll_limit
-        Longest loop inside ``update`` that is unrolled because it holds a marked operation, or
-        because it mixes positions of a hidden state beside what it does position by position.
+        Longest loop inside ``update`` that is unrolled because it holds an ETP operation, or
+        because it couples elements of a hidden state beside what it does position by position.
     readout_filters
         See `D_RTRL`.
     mark
-        ``None``: what the model marks learns online; if no marked operation with a parameter
+        ``None``: what the model marks learns online; if no ETP operation with a parameter
         reaches a hidden state, the same as ``'auto'``. ``'explicit'``: what the model marks, and a
         model without marks is refused. ``'auto'``: all of its parameters do,
-        as far as there are marked operations for what it does with them: products and
+        as far as there are ETP operations for what it does with them: products and
         convolutions of any layout, with their biases, and whatever acts position by position.
         Marks that are there stay. A path, the beginning of one (``"cell/w"``, ``("cell", "w")``) or
         a function of a path: these parameters alone are marked.
@@ -63,7 +63,7 @@ def compile_etrace_graph(
     UnitError
         If units do not fit together in ``update``.
     DtypeError
-        If a parameter of a marked operation is not floating-point, or is not finite, or if an
+        If a parameter of an ETP operation is not floating-point, or is not finite, or if an
         argument is nothing that JAX computes with.
 
     Warns

@@ -48,7 +48,7 @@ class Layout:
     batched
         Keys of the operations whose input has a batch axis in front.
     whole
-        Names of hidden states and of parameters that marked operations bring to them, as far as
+        Names of hidden states and of parameters that ETP operations bring to them, as far as
         they are not divided although there are several parts.
     """
 

@@ -1,4 +1,4 @@
-"""Ready layers, cells, neurons and synapses, written with the marker operations.
+"""Ready layers, cells, neurons and synapses, written with the ETP operations.
 
 A layer that `brainstate.nn` also has takes the same arguments and keeps the same parameters under
 the same names; only its products are marked, so that its weights learn online wherever it feeds a

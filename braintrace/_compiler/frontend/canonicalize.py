@@ -6,7 +6,7 @@ Calls are inlined by `braintrace._jaxpr.evaluate_inlined`. The rules here
   and every fan-out has a variable of its own; a product of arrays that sums nothing up
   (an outer product, ``einsum('bh,h->bh')``) is such an equation;
 - take out of a loop what is broadcast in it alike at every step;
-- turn a branch that holds a marked operation into all branches and a selection;
+- turn a branch that holds an ETP operation into all branches and a selection;
 - unroll a scan of known length that holds one.
 """
 
@@ -42,7 +42,7 @@ def rewriting(unroll_limit: int) -> Rule:
             if name == "scan":
                 return _unroll(equation, operands, rewrite, unroll_limit)
             raise CompilationError(
-                "A `while` loop holds a marked operation. Its number of steps is not known, so "
+                "A `while` loop holds an ETP operation. Its number of steps is not known, so "
                 "that no trace can be made. Use `brainstate.transform.for_loop` with a fixed "
                 f"number of steps, or a plain operation. [{source_line(equation)}]"
             )
@@ -108,7 +108,7 @@ def _unroll(
     length = equation.params["length"]
     if length > unroll_limit:
         raise CompilationError(
-            f"A loop of {length} steps inside `update` holds a marked operation; loops are "
+            f"A loop of {length} steps inside `update` holds an ETP operation; loops are "
             f"unrolled up to {unroll_limit} steps. Give a larger `unroll_limit`, or make the "
             f"inner steps steps of the model. [{source_line(equation)}]"
         )

@@ -1,4 +1,4 @@
-"""Loops in which positions mix, step by step: only the mixing is cut, not what is beside it.
+"""Loops in which elements are coupled, step by step: only the mixing is cut, not what is beside it.
 
 A loop is one equation, of which an operand is cut as a whole. Its steps as equations of the
 program (small time steps of a cable whose compartments are coupled) are cut like any others: the

@@ -15,7 +15,7 @@ from .rewritten import rewritten
 
 
 def split_shared_uses(step: GroupedStep) -> TracedModel | None:
-    """Return the step with copies where marked outputs are shared; ``None``: there is none."""
+    """Return the step with copies where ETP outputs are shared; ``None``: there is none."""
     shared = {var for walks in step.walks for walk in walks for var in walk.shared}
     if not shared:
         return None

@@ -57,7 +57,7 @@ def trace_model(
         ``None``: the model is traced as it is. A number: the model is written for one
         sample, and is mapped over a batch axis of that size that leads in ``arguments``.
     unroll_limit
-        Longest loop with a marked operation that is unrolled.
+        Longest loop with an ETP operation that is unrolled.
     marking
         Which parameters get marks here; ``None``: the model has its own.
 

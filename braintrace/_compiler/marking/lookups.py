@@ -1,4 +1,4 @@
-r"""Rows of a parametric table that data choose, as marked operations.
+r"""Rows of a parametric table that data choose, as ETP operations.
 
 Entries along one axis of a table, or along several at once, are rows of a table of their own:
 :math:`w_{ij\cdot} = w'_{(i N + j)\cdot}`.

@@ -1,15 +1,15 @@
-"""Marks made by the compiler: a model without a marked operation in it learns online.
+"""Marks made by the compiler: a model without an ETP operation in it learns online.
 
 That is the default for a model whose own ETP operations reach no hidden state (`own_marks`).
 
 In the program of a step, as the model has written it, products and other uses of parameters on
-the way to a hidden state become marked operations. All later passes see what marking by hand gives.
+the way to a hidden state become ETP operations. All later passes see what marking by hand gives.
 
 The weights of a product in a loop or branch differ from step to step, or from case to case, in what
 they are multiplied with. Such a loop is unrolled and such a branch becomes a selection, as for a
-marked operation; so is one whose steps broadcast parameters of their own. Others stay as they are,
-and what enters them is marked before them. A call with a derivative of its own that mixes positions
-is run as what it does to small changes (see `own_derivatives`).
+ETP operation; so is one whose steps broadcast parameters of their own. Others stay as they are,
+and what enters them is marked before them. A call with a derivative of its own that couples
+elements is run as what it does to small changes (see `own_derivatives`).
 """
 
 import dataclasses

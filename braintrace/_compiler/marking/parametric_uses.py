@@ -130,7 +130,7 @@ class ParametricUses:
         return value is not None and not np.any(value)
 
     def holds_product(self, index: int) -> bool:
-        """Tell whether a loop or branch has in it a product by weights, or a marked operation."""
+        """Tell whether a loop or branch has in it a product by weights, or an ETP operation."""
         equation = self.program.equations[index]
         if equation.primitive.name not in LOOPS:
             return False

@@ -1,4 +1,4 @@
-r"""Ordinary products of data with a weight, as marked operations.
+r"""Ordinary products of data with a weight, as ETP operations.
 
 A ``dot_general`` is an einsum, whose axes have letters
 (`braintrace._etrace_op.operations.einsum.Axes`): it is marked as that einsum is.
@@ -20,7 +20,7 @@ from .lookups import lookup_of
 
 
 class Product(Protocol):
-    """A product as a marked operation.
+    """A product as an ETP operation.
 
     Attributes
     ----------
@@ -258,14 +258,14 @@ def _dense(equation: Equation, position: int) -> Dense:
 
 
 def _not_by_default(equation: Equation) -> str | None:
-    """Say what a product asks for that a marked operation does not do."""
+    """Say what a product asks for that an ETP operation does not do."""
     asked = equation.params["precision"]
     asked = asked if isinstance(asked, tuple) else (asked,)
     plain = (None, jax.lax.Precision.DEFAULT)
     if all(precision in plain for precision in asked) or jax.config.jax_default_matmul_precision:
         return None
     return (
-        f"it asks for `precision={equation.params['precision']}`, and a marked operation computes "
+        f"it asks for `precision={equation.params['precision']}`, and an ETP operation computes "
         "as `jax.default_matmul_precision` says: set that instead"
     )
 

@@ -1,4 +1,4 @@
-r"""Products of data with a sparse matrix in several equations, as the marked operation.
+r"""Products of data with a sparse matrix in several equations, as the ETP operation.
 
 .. math:: y_{b\,c(e)} \mathrel{+}= x_{b\,r(e)} w_e
 

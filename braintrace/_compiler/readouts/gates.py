@@ -48,7 +48,7 @@ class Gate:
 def with_gates_apart(
     traced: TracedModel, parts: int, mesh: Any
 ) -> tuple[TracedModel, dict[int, Gate]] | None:
-    """Return a step whose marked operations compute one gate each.
+    """Return a step whose ETP operations compute one gate each.
 
     Parameters
     ----------

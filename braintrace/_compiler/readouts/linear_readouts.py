@@ -1,6 +1,6 @@
 """Which hidden states are linear readouts, whose derivative goes through filters from here on.
 
-A readout lies behind other states that do not read it, by an operation that mixes positions:
+A readout lies behind other states that do not read it, by an operation that couples elements:
 without filters, what it remembers of them is left out of every gradient. It is a linear filter of
 what is at their positions (see `linear_filters`). No other state reads it, and its value before the
 step nothing but itself.
@@ -32,7 +32,7 @@ Regroup = Callable[[TracedModel], GroupedStep]
 JOINED = "it is a part of a `HiddenGroupState`"
 MIXED = (
     "what it filters is no function of hidden states position by position: a nonlinear operation "
-    "lies behind one that mixes positions"
+    "lies behind one that couples elements"
 )
 CHAINED = "it reads another such state, and a chain of readouts has no filters"
 READ_LATE = "what `update` returns, or writes to other States, depends on its value before the step"
@@ -202,7 +202,7 @@ def _why_not(states: _States, state: _State, readout: LinearFilter) -> str | Non
 
 
 def _mixing(state: _State) -> set[int]:
-    """Return the equations that mix positions on the way to a state, or before which they are."""
+    """Return the equations that couple elements on the way to a state, or before which they are."""
     walk = state.walk
     cuts = (cut.equation for cut in walk.cuts)
     return {*cuts, *walk.weights_met, *(index for index, _ in walk.states_met)}

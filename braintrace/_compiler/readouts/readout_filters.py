@@ -62,7 +62,7 @@ def with_filters(
     readouts
         The states.
     operations
-        Names of the marked operations that have been on the way to each.
+        Names of the ETP operations that have been on the way to each.
     """
     parts = [_Filtering(traced.program, readout) for readout in readouts]
     old = traced.program
@@ -83,7 +83,7 @@ def with_filters(
 
 
 def without_marks(traced: TracedModel, equations: Sequence[int]) -> TracedModel:
-    """Return a step in which some marked operations are plain ones."""
+    """Return a step in which some ETP operations are plain ones."""
 
     def plain(equation: Equation, values: list[Any]) -> Sequence[Any]:
         function = functools.partial(equation.primitive.implementation, **equation.params)
@@ -172,7 +172,7 @@ class _Filtering:
         return known[what[0]] if kind == "value" else jnp.ones(*what)
 
     def _is_marked(self) -> bool:
-        """Tell whether the decay is computed by a marked operation."""
+        """Tell whether the decay is computed by an ETP operation."""
         behind = self._program.making(self._program.depends_on(self.readout.decay_weights))
         return any(is_marked(self._program.equations[index]) for index in behind)
 

@@ -111,7 +111,7 @@ def check_learns(
         return
     names = ", ".join(state.name for state, _ in step.new_states)
     raise CompilationError(
-        f"No marked operation with a parameter reaches a hidden state ({names}) of "
+        f"No ETP operation with a parameter reaches a hidden state ({names}) of "
         f"`{type(model).__name__}`, so that no weight would learn online. "
         + _way_out(list(diagnostics), step.traced.has_found_marks)
     )
@@ -122,12 +122,12 @@ def _way_out(diagnostics: Sequence[Diagnostic], is_marked: bool) -> str:
     reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
     if any(diagnostic.kind == "mixed-positions" for diagnostic in diagnostics):
         return (
-            "What marked operations give is mixed over positions before it gets there. Mark what "
+            "What ETP operations give is mixed over positions before it gets there. Mark what "
             "mixes it if that is a product with a weight; `RTRL` follows every other path as well "
             f"(`compile(model, 'rtrl', ...)`).{reasons}"
         )
     if any(WITHOUT_MARKS in diagnostic.message for diagnostic in diagnostics):
-        return f"The marked operations on the way into it are mapped over their weights:{reasons}"
+        return f"The ETP operations on the way into it are mapped over their weights:{reasons}"
     if is_marked:
         return (
             "The compiler has found nothing that it can mark on the way into the hidden state"

@@ -71,7 +71,7 @@ def diagnose(
 def _bent_weights(
     step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
-    """Yield the custom backward rules between parameters and the weights of marked operations."""
+    """Yield the custom backward rules between parameters and the weights of ETP operations."""
     analysis = step.analysis
     parameters = {leaf.in_var for leaf in step.traced.leaves if leaf.kind == "parameter"}
     for relation in relations:
@@ -170,7 +170,7 @@ def _inside_rules(step: GroupedStep) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "warning",
                 "inside-custom-rule",
-                f"A marked operation inside the body of `{equation.primitive.name}` cannot have a "
+                f"An ETP operation inside the body of `{equation.primitive.name}` cannot have a "
                 "trace: the function's own derivative rule decides what is differentiated. Its "
                 "weight gets the gradient of the current step. Move the operation out of the "
                 "function with the custom derivative.",

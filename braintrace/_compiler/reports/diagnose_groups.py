@@ -60,7 +60,7 @@ def _about_cuts(
             "warning",
             "plain-mixing",
             f"Hidden state {quoted(states)} reaches {names_of(group)} through `{name}`, "
-            f"which mixes positions. {_what_is_carried(group, index)} If it is a "
+            f"which couples elements. {_what_is_carried(group, index)} If it is a "
             "recurrent weight, use `braintrace.matmul` so that the weight itself learns online; "
             "if it must count in full, use BPTT or `vjp_method='multi-step'`.",
             (*states, *_names(group)),
@@ -71,7 +71,7 @@ def _about_cuts(
             "warning",
             "mixed-positions",
             f"Weight {quoted(weights)} reaches {names_of(group)} through `{name}`, which "
-            "mixes positions. A trace cannot carry this path: it is held constant where the "
+            "couples elements. A trace cannot carry this path: it is held constant where the "
             "weight also reaches the state position by position, and otherwise the weight gets "
             "the gradient of the current step along it.",
             (*weights, *_names(group)),
@@ -80,7 +80,7 @@ def _about_cuts(
 
 
 def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Iterator[Diagnostic]:
-    """Yield what lies behind a marked operation at which a walk has ended."""
+    """Yield what lies behind an ETP operation at which a walk has ended."""
     equation = upstream.step.analysis.program.equations[index]
     behind, name = upstream.behind(equation.invars, group), equation.primitive.name
     rule = _RULES[upstream.boundary]
@@ -89,7 +89,7 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
             "info",
             "recurrent-mixing",
             f"Hidden state {quoted(behind.old_states)} reaches {names_of(group)} through the "
-            f"marked operation `{name}`. Its weight learns online; "
+            f"ETP operation `{name}`. Its weight learns online; "
             f"{_left_out(rule, group, index)}",
             (*behind.old_states, *_names(group)),
             source_line(equation),

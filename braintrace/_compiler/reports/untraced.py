@@ -35,7 +35,7 @@ def carried_without_a_trace(step: GroupedStep, ends: frozenset[Var]) -> Iterator
                 "info",
                 "untraced-state",
                 f"State '{leaf.name}' carries what depends on the weights from step to step, and "
-                "reaches the hidden states of the next steps through marked operations. Their "
+                "reaches the hidden states of the next steps through ETP operations. Their "
                 "weights learn online; the path through them is what D-RTRL leaves out.",
                 (leaf.name,),
             )
@@ -76,10 +76,10 @@ def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iter
             yield Diagnostic(
                 "warning",
                 "also-untagged",
-                f"Weight '{leaf.name}' of a marked operation reaches {quoted(states)} through "
-                f"`{equation.primitive.name}` as well. Its trace carries the marked operation; "
+                f"Weight '{leaf.name}' of an ETP operation reaches {quoted(states)} through "
+                f"`{equation.primitive.name}` as well. Its trace carries the ETP operation; "
                 "on the other way the weight gets the gradient of the current step. Use a "
-                "marked operation there, too.",
+                "ETP operation there, too.",
                 (leaf.name, *states),
                 source_line(equation),
             )

@@ -25,7 +25,7 @@ class Found:
 
 
 class Upstream:
-    """Looks behind operands, up to marked operations and new hidden states.
+    """Looks behind operands, up to ETP operations and new hidden states.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Upstream:
         The step.
     boundary
         Where a rule lets a way back end (see `TraceMethod`): where it follows every way, that goes
-        on behind marked operations and the states of other groups.
+        on behind ETP operations and the states of other groups.
     """
 
     def __init__(self, step: GroupedStep, boundary: Boundary) -> None:
@@ -44,7 +44,7 @@ class Upstream:
         self._new = {var: state.name for state, var in step.new_states}
 
     def is_remembered(self, group: HiddenGroup) -> bool:
-        """Tell whether a later step reads a group, not by marked operations alone."""
+        """Tell whether a later step reads a group, not by ETP operations alone."""
         return self.step.is_remembered(group) and not group.delay_line
 
     def of_others(self, behind: Iterable[Var], group: HiddenGroup) -> list[str]:

@@ -194,7 +194,7 @@ def _aval_at(analysis: Analysis, place: Place) -> Any:
 
 
 def _samples_apart(analysis: Analysis, data: set[Var]) -> dict[int, Rule]:
-    """Return rules by which marked operations make every sample of their output from all of it."""
+    """Return rules by which ETP operations make every sample of their output from all of it."""
 
     def rule(equation: Equation, values: list[Any]) -> list[Any]:
         place = ETP_PRIMITIVE_SPECS[equation.primitive].x_invar_index

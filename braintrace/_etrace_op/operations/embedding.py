@@ -135,7 +135,7 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
     -----
     `D_RTRL` carries a trace of the size of the table for every index of a step, unless no later
     step reads it; the gradient of a chunk that starts from zero traces needs none. `ES_D_RTRL`
-    carries one number for each row and index. Where the rows go through another marked operation
+    carries one number for each row and index. Where the rows go through another ETP operation
     before they reach a hidden state, the table is a weight behind a weight and learns by the
     gradient of each step.
 
