@@ -293,7 +293,7 @@ def test_missing_rules_are_named():
         primitive.register_yw_to_w(scaled_yw_to_w)
     with pytest.raises(PrimitiveError, match="`init_pp` of `scaled` must be callable, got 1"):
         primitive.register_init_pp(1)
-    with pytest.raises(PrimitiveError, match="`dot_general` is not a marker"):
+    with pytest.raises(PrimitiveError, match="`dot_general` is not an ETP primitive"):
         get_primitive_spec(jax.lax.dot_general_p)
 
 
