@@ -136,7 +136,7 @@ def _why_no_trace(
         return "warning", "partly-coupled", message
     if states:
         message = (
-            f"Weight {weights} of `{name}` reaches {quoted(states)} through other marked "
+            f"Weight {weights} of `{name}` reaches {quoted(states)} through other ETP "
             f"operations only. {OF_CURRENT_STEP}"
         )
         return "warning", "nested-weights", message

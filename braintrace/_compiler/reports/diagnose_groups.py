@@ -100,7 +100,7 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
         yield Diagnostic(
             "info",
             "layer-to-layer",
-            f"Hidden state {quoted(behind.new_states)} feeds {names_of(group)} through the marked "
+            f"Hidden state {quoted(behind.new_states)} feeds {names_of(group)} through the ETP "
             f"operation `{name}`. The learning signal of a step goes back through it; what "
             f"{names_of(group)} remembers of earlier steps is what {rule} leaves out on this path.",
             (*behind.new_states, *_names(group)),
@@ -110,7 +110,7 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
         yield Diagnostic(
             "warning",
             "nested-weights",
-            f"Weight {quoted(behind.weights)} reaches {names_of(group)} through another marked "
+            f"Weight {quoted(behind.weights)} reaches {names_of(group)} through another ETP "
             f"operation, `{name}`. {OF_CURRENT_STEP} Where the model allows it, move the weight "
             "behind the other one (a GRU whose reset gate acts after the recurrent product has a "
             "trace for all weights).",
@@ -129,7 +129,7 @@ def _about_two_operations(
         yield Diagnostic(
             "info",
             "recurrent-mixing",
-            f"Hidden state {quoted(old_states)} reaches {names_of(group)} through the marked "
+            f"Hidden state {quoted(old_states)} reaches {names_of(group)} through the ETP "
             f"operation `{equation.primitive.name}`, and then through `{last.primitive.name}` "
             f"({source_line(last)}). The path from state to state through both is what {rule} "
             f"leaves out, and {quoted(first.printed_paths)} has no trace there.",

@@ -104,7 +104,7 @@ def plain_in_readouts(step: GroupedStep) -> Iterator[Diagnostic]:
                     "plain-in-readout",
                     f"Parameter '{leaf.name}' enters what the readout '{readout}' filters through "
                     f"`{equation.primitive.name}`, an ordinary operation: what the readout "
-                    "remembers of earlier steps is left out of its gradient. Use a marked "
+                    "remembers of earlier steps is left out of its gradient. Use an ETP "
                     "operation there, such as `braintrace.element_wise`, or `mark='auto'`.",
                     (leaf.name, readout),
                     source_line(equation),
