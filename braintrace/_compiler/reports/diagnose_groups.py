@@ -124,14 +124,15 @@ def _about_two_operations(
 ) -> Iterator[Diagnostic]:
     """Yield the operations between an old hidden state and another operation on the way back."""
     step, rule = upstream.step, _RULES[upstream.boundary]
+    place = f" ({line})" if (line := source_line(last)) else ""
     for first, old_states in upstream.before(last.invars, group):
         equation = step.analysis.program.equations[first.equation]
         yield Diagnostic(
             "info",
             "recurrent-mixing",
             f"Hidden state {quoted(old_states)} reaches {names_of(group)} through the ETP "
-            f"operation `{equation.primitive.name}`, and then through `{last.primitive.name}` "
-            f"({source_line(last)}). The path from state to state through both is what {rule} "
+            f"operation `{equation.primitive.name}`, and then through `{last.primitive.name}`"
+            f"{place}. The path from state to state through both is what {rule} "
             f"leaves out, and {quoted(first.printed_paths)} has no trace there.",
             (*old_states, *_names(group)),
             source_line(equation),
