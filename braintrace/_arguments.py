@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -355,6 +355,37 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     """Return a question with the known name that is most like another; empty if none is."""
     near = difflib.get_close_matches(name, known, n=1)
     return "".join(f"did you mean {match!r}? " for match in near)
+
+
+def wrong_names(given: Collection[str], known: Mapping[str, bool]) -> str | None:
+    """Return what is wrong with the names of given options, to be told of what takes them.
+
+    Parameters
+    ----------
+    given
+        Their names.
+    known
+        The options that are taken, by name, and whether each is needed.
+
+    Examples
+    --------
+    >>> wrong_names(["foo"], {"step_fn": True, "mask": False})
+    'does not accept `foo` and needs `step_fn`; its options are `step_fn`, `mask`.'
+    >>> wrong_names(["step_fn"], {"step_fn": True}) is None
+    True
+    """
+    unknown = [name for name in given if name not in known]
+    missing = [name for name, is_needed in known.items() if is_needed and name not in given]
+    if not unknown and not missing:
+        return None
+    faults = ["does not accept " + _listed(unknown)] * bool(unknown)
+    faults += ["needs " + _listed(missing)] * bool(missing)
+    near = "".join(did_you_mean(name, known) for name in unknown[:1])
+    return f"{' and '.join(faults)}; {near}its options are {_listed(known) or 'none'}."
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def named(names: Sequence[str], values: Sequence[Any]) -> str:

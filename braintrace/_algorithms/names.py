@@ -1,12 +1,12 @@
 """The names by which algorithms are asked for: each class announces its own."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 import brainstate
 
-from .._arguments import did_you_mean, shown
+from .._arguments import did_you_mean, shown, wrong_names
 from .._errors import OptionError
 from .algorithm import ETraceAlgorithm
 
@@ -81,18 +81,8 @@ def _complaint(
     algorithm: type[ETraceAlgorithm], options: Mapping[str, Any], error: TypeError
 ) -> str:
     """Return what is wrong with options that an algorithm cannot be made with."""
-    known = _options(algorithm)
-    unknown = [name for name in options if name not in known]
-    missing = [
-        name
-        for name, option in known.items()
-        if option.default is option.empty and name not in options
-    ]
-    if not unknown and not missing:
-        return f"cannot be made: {error}."
-    faults = ["does not accept " + _listed(unknown)] * bool(unknown)
-    faults += ["needs " + _listed(missing)] * bool(missing)
-    return f"{' and '.join(faults)}; its options are {_listed(known)}."
+    needed = {name: o.default is o.empty for name, o in _options(algorithm).items()}
+    return wrong_names(options, needed) or f"cannot be made: {error}."
 
 
 def _options(algorithm: type[ETraceAlgorithm]) -> dict[str, inspect.Parameter]:
@@ -106,10 +96,6 @@ def _options(algorithm: type[ETraceAlgorithm]) -> dict[str, inspect.Parameter]:
             if not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 break
     return found
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _names(algorithm: type[ETraceAlgorithm]) -> list[str]:
