@@ -61,6 +61,7 @@ ECONOMY = "tests/test_driver_economy.py"
 SEAM = "tests/test_method_seam.py"
 NEURONS = "tests/test_nn_neurons.py"
 LAYOUTS = "tests/test_layouts.py"
+OPTIONS = "tests/test_options.py"
 PLANS = "tests/test_planning.py"
 JACOBIANS = "tests/test_jacobians.py"
 FLOW = "tests/test_dataflow.py::test_an_element_depends_on_what_the_engine_names"
@@ -1377,6 +1378,39 @@ MUTATIONS = [
         "            pass\n",
         (f"{LAYOUTS}::test_samples_and_units_are_sharded[recurrent]",),
         "every device has the traces of all units",
+    ),
+    # options
+    Mutation(
+        "an option that type checkers do not know",
+        "_learner/options.py",
+        "    every: int\n    nonfinite: str\n",
+        "    every: int\n",
+        (OPTIONS,),
+        "a method takes other options than its documentation says",
+    ),
+    Mutation(
+        "a program that serves another reduction",
+        "_learner/options.py",
+        'metadata=_static(one_of("mean", "sum"))',
+        'metadata=_checked(one_of("mean", "sum"))',
+        (OPTIONS,),
+        "the second call returns the mean in the place of the sum",
+    ),
+    Mutation(
+        "a program that keeps the arrays of the call it was compiled in",
+        "_learner/driver.py",
+        "kept = Request(request.method, (), options.compiled, request.chosen)",
+        "kept = request",
+        (OPTIONS,),
+        "a mask as long as the sequence stays in memory",
+    ),
+    Mutation(
+        "a plan with a default of its own",
+        "_planning/plan.py",
+        "every: int = 1,",
+        "every: int = 2,",
+        (OPTIONS,),
+        "a plan is for another call than the one that follows",
     ),
     # plans
     Mutation(

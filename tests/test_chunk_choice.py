@@ -12,10 +12,10 @@ from jax.experimental.sparse import BCOO
 
 import braintrace
 from braintrace._learner import chunks
-from braintrace._learner.arguments import Options
 from braintrace._learner.chunk_costs import PROCESSOR, Work, flops_of, work_of
 from braintrace._learner.chunks import Chunks, chunks_of, default_budget, fastest_length, windows_of
 from braintrace._learner.gradient import differentiating
+from braintrace._learner.options import Options
 from braintrace._learner.request import Request
 from braintrace._runtime import memory
 
@@ -289,12 +289,11 @@ def test_what_only_an_update_keeps_takes_no_memory_where_nothing_is_updated():
 def test_working_memory_is_flat_in_time_beyond_the_budget():
     """What the compiled program takes, from zero traces and on, is about what is said."""
     learner = leaky_learner(batch=8, hidden=32)
-    options = Options(memory_budget=2**18)
+    options = Options(step_fn=lambda x: jnp.sum(learner(x) ** 2), memory_budget=2**18)
 
     def taken(steps, from_zero):
         arguments = (sequence(steps, 8),), None, (None, [])
-        functions = {"step_fn": lambda x: jnp.sum(learner(x) ** 2)}
-        request = Request("etrace_grad", differentiating, arguments[0], options, functions)
+        request = Request("etrace_grad", arguments[0], options)
         body = differentiating(learner, request, arguments)
         values = [state.value for state in body.states({})]
         traces = None if from_zero else learner.algorithm.traces.carried.value

@@ -16,8 +16,8 @@ from ops_catalogue import restored_registries
 import braintrace
 from braintrace._brainstate import trace_stateful
 from braintrace._executor import complex_packing, overwriting
-from braintrace._learner.arguments import Options
 from braintrace._learner.gradient import differentiating
+from braintrace._learner.options import Options
 from braintrace._learner.request import Request
 
 BY_NAME = {case.name: case for case in CASES}
@@ -269,9 +269,8 @@ def test_a_loop_over_chunks_copies_no_trace(mixing, chunk, arrays, monkeypatch):
     model = Coupled(WIDE, mixing)
     learner = braintrace.compile(model, "d_rtrl", inputs[0], batch_size=4 * BATCH)
     arguments = (inputs,), None, (None, [])
-    functions = {"step_fn": lambda x: loss(learner(x))}
-    options = Options(reduction="sum", chunk_size=chunk)
-    request = Request("etrace_grad", differentiating, arguments[0], options, functions)
+    options = Options(step_fn=lambda x: loss(learner(x)), reduction="sum", chunk_size=chunk)
+    request = Request("etrace_grad", arguments[0], options)
     body = differentiating(learner, request, arguments)
     values = [state.value for state in body.states({})]
     donating = jax.jit(body.run, donate_argnums=1)

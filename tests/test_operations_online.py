@@ -14,8 +14,8 @@ import braintrace
 from braintrace._executor import ParameterTraces, overwriting
 from braintrace._graph import Records
 from braintrace._jax import open_jaxpr, sub_jaxprs
-from braintrace._learner.arguments import Options
 from braintrace._learner.gradient import differentiating
+from braintrace._learner.options import Options
 from braintrace._learner.request import Request
 
 each_operation = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -147,8 +147,9 @@ def test_a_chunk_from_zero_traces_builds_nothing_of_the_size_of_a_table(algorith
     )
     xs = case.inputs
     learner = braintrace.compile(Diagonal(case), algorithm, xs[0], batch_size=BATCH)
-    arguments, functions = ((xs,), None, (None, [])), {"step_fn": lambda x: loss(learner(x))}
-    request = Request("etrace_grad", differentiating, (xs,), Options(chunk_size=STEPS), functions)
+    arguments = ((xs,), None, (None, []))
+    options = Options(step_fn=lambda x: loss(learner(x)), chunk_size=STEPS)
+    request = Request("etrace_grad", (xs,), options)
     body = differentiating(learner, request, arguments)
     values = [state.value for state in body.states({})]
     found = [*sizes(jax.make_jaxpr(body.run)(values, None, *arguments).jaxpr)]

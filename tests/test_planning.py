@@ -12,10 +12,8 @@ import saiunit
 from jax.sharding import AbstractMesh
 
 import braintrace
-from braintrace._learner.arguments import Options
 from braintrace._learner.driver import prepared
-from braintrace._learner.gradient import differentiating
-from braintrace._learner.online import stream_request
+from braintrace._learner.options import Options
 from braintrace._learner.request import Request
 
 STEPS, BATCH = 8, 16
@@ -129,12 +127,10 @@ def memory_of(learner, x, method, chunk_size="auto", from_zero=True):
         for path, state in algorithm.param_states.items():
             state.value = jax.tree.map(jnp.subtract, state.value, gradients[path])
 
-    options = Options(chunk_size=chunk_size)
-    if method == "etrace_grad":
-        request = Request(method, differentiating, (xs,), options, {"step_fn": step_fn})
-    else:
-        given = (learner.parts, (xs,), options, step_fn, (update_fn, None), None, None)
-        request = stream_request(*given)
+    options = Options(step_fn=step_fn, chunk_size=chunk_size)
+    if method == "etrace_online":
+        options = dataclasses.replace(options, update_fn=update_fn)
+    request = Request(method, (xs,), options)
     states = algorithm.states_of_model
     driver, arguments = prepared(learner.parts, request, states, list)
     is_zero = method == "etrace_grad" and from_zero

@@ -6,7 +6,6 @@ it again, by the same function on arguments of the same types.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import jax
@@ -18,13 +17,10 @@ from .._executor import examples
 from .._runtime import on_automatic_axes, one_thread_at_a_time, unwrap
 from .._runtime.changes import caught_up
 from .._typing import PyTree
-from . import sequences
-from .arguments import WatchOptions
 from .driver import lower_whole
+from .options import METHODS, complaint, options_of
 from .parts import HasParts, LearnerParts
-from .requests import REQUESTS
-
-METHODS = one_of(*REQUESTS, "update")
+from .requests import request_of
 
 
 @one_thread_at_a_time
@@ -65,42 +61,22 @@ def lower(learner: HasParts, method: str, *arguments: PyTree, **options: Any) ->
     >>> compiled.memory_analysis().output_size_in_bytes >= 10 * 3 * 4
     True
     """
-    check_option("method", method, METHODS)
+    check_option("method", method, one_of(*METHODS, "update"))
     parts = learner.parts
-    _check_call(method, arguments, options)
+    wrong = complaint(options, METHODS.get(method, frozenset()))
+    if wrong is not None:
+        given = ", ".join(["...", *(f"{name}=..." for name in options)])
+        raise OptionError(f"`lower('{method}', {given})` {wrong}")
     check_tree("arguments", arguments, "`lower`: ")
-    given = jax.tree.map(_stand_in, arguments)
+    sequences = jax.tree.map(_stand_in, arguments)
     if method == "update":
-        return _lower_step(parts, given)
-    optimizer = options.get("optimizer")
-    request = REQUESTS[method](parts, *given, **options)
-    if optimizer is None:
+        return _lower_step(parts, sequences)
+    read = options_of(method, options)
+    request = request_of(parts, method, sequences, read)
+    if read.optimizer is None:
         return lower_whole(parts, request)
-    with parts.held_optimizer.begun(optimizer, parts.parameters_for_optimizer):
+    with parts.held_optimizer.begun(read.optimizer, parts.parameters_for_optimizer):
         return lower_whole(parts, request)
-
-
-def _check_call(method: str, arguments: tuple[PyTree, ...], options: dict[str, Any]) -> None:
-    """Refuse options that a method does not have, or lacks.
-
-    Raises
-    ------
-    OptionError
-        Naming `lower`, the method and its options.
-    """
-    function = _lower_step if method == "update" else getattr(sequences, method)
-    taken = inspect.signature(function).parameters.values()
-    own = [
-        p for p in taken if p.kind is p.KEYWORD_ONLY and p.name not in WatchOptions.__annotations__
-    ]
-    required, names = [p.name for p in own if p.default is p.empty], [p.name for p in own]
-    missing = [name for name in required if name not in options]
-    unknown = [name for name in options if name not in names]
-    call = f"`lower('{method}', {', '.join(['...', *(f'{name}=...' for name in options)])})`"
-    listed = ", ".join(f"`{name}`" for name in names) or "none"
-    if missing or unknown:
-        what = f"needs `{missing[0]}`" if missing else f"has no option `{unknown[0]}`"
-        raise OptionError(f"{call}: `{method}` {what}; its options here are {listed}.")
 
 
 def _lower_step(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> jax.stages.Lowered:

@@ -1,8 +1,8 @@
-"""What the methods of a learner take: options, weights, sequences, a mask."""
+"""What the methods of a learner take beside options: weights, sequences, a mask."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Required, TypeAlias, TypedDict
+from collections.abc import Hashable, Mapping
+from typing import TypeAlias
 
 import brainstate
 import jax
@@ -11,18 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
-from .._arguments import (
-    BOOLEAN,
-    POSITIVE,
-    Kind,
-    array_of,
-    check_arrays,
-    check_option,
-    common_length,
-    one_of,
-    shown,
-    type_of,
-)
+from .._arguments import Kind, array_of, check_arrays, common_length, shown, type_of
 from .._errors import DtypeError, OptionError, ShapeError
 from .._jax import is_tracer
 from .._sharding import on_host
@@ -33,66 +22,9 @@ ALGORITHM = Kind(
     lambda value: isinstance(value, ETraceAlgorithm),
 )
 
-
-REDUCTION = one_of("mean", "sum")
-NONFINITE = one_of("ignore", "raise", "skip")
-CHUNK_SIZE = POSITIVE.or_else("auto")
-MEMORY_BUDGET = POSITIVE.or_else(None)
-
-
 Gradients: TypeAlias = PyTree
 """A dict by the paths of parameters, or by the keys of ``weights``; of a `from_function` model a
 pytree like its ``params``. Which one, the type of a learner does not tell."""
-
-
-class WatchOptions(TypedDict, total=False):
-    """How a method of a learner is watched."""
-
-    progress: bool
-    log_every: int | None
-    on_log: Callable[[int, dict[str, Any]], Any] | None
-
-
-class GradientOptions(TypedDict, total=False):
-    """What `FunctionalLearner.grad` takes beside what decides on the type of its result."""
-
-    step_fn: Required[Callable[..., PyTree]]
-    mask: ArrayLike | None
-    reduction: str
-    chunk_size: int | str
-    memory_budget: int | None
-    unit_aware: bool
-    reset: ArrayLike | None
-    weights: Mapping[PyTree, brainstate.State] | None
-
-
-class StreamOptions(TypedDict, total=False):
-    """The same for `FunctionalLearner.online`."""
-
-    step_fn: Required[Callable[..., PyTree]]
-    update_fn: Callable[..., PyTree] | None
-    optimizer: Any
-    every: int
-    mask: ArrayLike | None
-    nonfinite: str
-    unit_aware: bool
-    reset: ArrayLike | None
-
-
-class WatchedGradientOptions(GradientOptions, WatchOptions, total=False):
-    """The same for `Learner.etrace_grad`."""
-
-
-class WatchedStreamOptions(StreamOptions, WatchOptions, total=False):
-    """The same for `Learner.etrace_online`."""
-
-
-class SequenceOptions(WatchOptions, total=False):
-    """The same for `Learner.etrace_evolve`."""
-
-    chunk_size: int | str
-    memory_budget: int | None
-    reset: ArrayLike | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,16 +45,14 @@ class Chosen:
         return dict(self.items)
 
 
-def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -> Chosen | None:
-    """Return which of the parameters a user's dict of States has; ``None``: all.
+def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -> Chosen:
+    """Return which of the parameters a user's dict of States has.
 
     Raises
     ------
     OptionError
         If it is no dict, or has something else.
     """
-    if weights is None:
-        return None
     hint = "expected a dict of parameters of the model, some of `model.states(ParamState)`"
     if not isinstance(weights, Mapping):
         raise OptionError(f"`weights` is {shown(weights)}; {hint}.")
@@ -131,47 +61,6 @@ def chosen_among(parameters: Mapping[Path, brainstate.State], weights: PyTree) -
         if id(state) not in paths:
             raise OptionError(f"`weights[{shown(key)}]` is {shown(state)}; {hint}.")
     return Chosen(tuple((key, paths[id(state)]) for key, state in weights.items()))
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """How a sequence is run, and what is returned of it; see `Learner.etrace_grad`.
-
-    Raises
-    ------
-    OptionError
-        For a value that is not accepted, or a budget where it would decide nothing.
-    """
-
-    reduction: str = "mean"
-    chunk_size: int | str = "auto"
-    memory_budget: int | None = None
-    has_aux: bool = False
-    unit_aware: bool = False
-    every: int = 1
-    nonfinite: str = "ignore"
-    weights: Chosen | None = None
-    return_outputs: bool = True
-    return_value: bool = dataclasses.field(default=False, compare=False)  # the same is compiled
-
-    def __post_init__(self) -> None:
-        check_option("reduction", self.reduction, REDUCTION)
-        check_option("chunk_size", self.chunk_size, CHUNK_SIZE)
-        check_option("memory_budget", self.memory_budget, MEMORY_BUDGET)
-        if self.memory_budget is not None and self.chunk_size != "auto":
-            raise OptionError(
-                f"`memory_budget` is {self.memory_budget} and `chunk_size` is {self.chunk_size}. A "
-                "budget is for `chunk_size='auto'`, which it limits: leave out one of the two."
-            )
-        check_option("has_aux", self.has_aux, BOOLEAN)
-        check_option("unit_aware", self.unit_aware, BOOLEAN)
-        check_option("every", self.every, POSITIVE)
-        check_option("nonfinite", self.nonfinite, NONFINITE)
-        check_option("return_outputs", self.return_outputs, BOOLEAN)
-        check_option("return_value", self.return_value, BOOLEAN)
-
-
-PLAIN = Options()
 
 
 def shapes_of(sequences: PyTree) -> list[PyTree]:

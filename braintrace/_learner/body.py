@@ -12,8 +12,8 @@ import jax
 from .._graph import Traces
 from .._runtime import CarriedTraces, States, Take
 from .._typing import PyTree
-from .arguments import Options
 from .chunks import Cuts
+from .options import Options
 from .restart import Restarts
 
 Arguments: TypeAlias = tuple[PyTree, jax.Array | None, Restarts]

@@ -19,10 +19,10 @@ from .._executor import chunk_gradient, run_window, zero_probes
 from .._graph import Records, Traces, Weights, inputs_for
 from .._runtime import add_to_states
 from .._typing import PyTree
-from .arguments import Options
 from .at_once import AtOnce, at_once
 from .chunk_costs import work_of
 from .chunks import Chunks, chunks_of, over_chunks, windows_of
+from .options import Options
 from .over_time import zero_sum
 from .pure_step import PureStep
 from .recording import Kept

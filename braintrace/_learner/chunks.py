@@ -12,8 +12,8 @@ from .._executor import as_arrays
 from .._graph import ETraceGraph
 from .._runtime import current_device, memory_of
 from .._typing import PyTree
-from .arguments import Options
 from .chunk_costs import ACCELERATOR, PROCESSOR, Work
+from .options import Options
 
 AS_GOOD = 1.05
 """What takes at most so many times as long as the fastest is as good."""

@@ -13,7 +13,7 @@ from .._errors import OptionError, RecompilationWarning
 from .._graph import ETraceGraph, SequenceRow
 from .._runtime import Recent
 from .._typing import PyTree
-from .arguments import Options
+from .arguments import Chosen
 from .chunks import Cuts
 from .function_key import FunctionKey, FunctionKeys, line_of
 
@@ -44,8 +44,8 @@ class Features(NamedTuple):
 
     Attributes
     ----------
-    method, options
-        The method that is called, and its options.
+    method, options, weights
+        The method that is called, its options, and the parameters that it differentiates.
     graph
         The analysed model.
     has_mask, reset_axes
@@ -61,7 +61,8 @@ class Features(NamedTuple):
     """
 
     method: str
-    options: Options
+    options: tuple[object, ...]
+    weights: Chosen | None
     graph: ETraceGraph
     has_mask: bool = False
     reset_axes: int | None = None

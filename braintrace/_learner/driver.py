@@ -42,14 +42,16 @@ from .._runtime import (
 from .._runtime.changes import caught_up, own_changes
 from .._runtime.old_states import entered
 from .._typing import PyTree, path_name
-from .arguments import Options, length_of, shapes_of, weights_of
+from .arguments import length_of, shapes_of, weights_of
 from .body import Arguments, Body, Unfinished, not_taken, run_to_the_end
 from .chunks import Cuts
 from .compilations import Features
 from .finite import is_finite
+from .options import Options
 from .parts import LearnerParts
 from .placed import Placing, placed_body
 from .request import Request
+from .requests import BODIES
 from .restart import Initial, check_reset, initial_values
 from .step_function import LOOPS
 
@@ -311,20 +313,22 @@ def prepared(
     NotCompiledError
         If the model reads a value of the environment that has changed.
     """
-    algorithm, sequences = learner.algorithm, request.sequences
+    algorithm, sequences, options = learner.algorithm, request.sequences, request.options
     algorithm.compiled.environment.check()
     avals = shapes_of(sequences)
     steps = common_length([aval.shape for aval in avals], "sequence")
-    mask = request.mask
-    mask = None if mask is None else weights_of(mask, steps, request.options.reduction)
-    flags = check_reset(request.reset, learner.graph, states, steps)
+    mask = options.mask
+    mask = None if mask is None else weights_of(mask, steps, options.reduction)
+    flags = check_reset(options.reset, learner.graph, states, steps)
     restarts = (flags, [] if flags is None else initial())
     arguments = (sequences, mask, restarts)
     mesh = jax.sharding.get_abstract_mesh()
+    place = algorithm.placement
     features = Features(
-        request.method, request.options, learner.graph, placement=algorithm.placement
+        request.method, options.static, request.chosen, learner.graph, placement=place
     )
-    if request.functions:
+    functions = options.functions
+    if functions:
         features = features._replace(
             has_mask=mask is not None,
             reset_axes=None if flags is None else flags.ndim,
@@ -343,9 +347,10 @@ def prepared(
             traced_on_automatic_axes(algorithm),
             loops_in_words(),
         ):
-            return Driver(algorithm, request.make(learner, request, arguments), placing)
+            kept = Request(request.method, (), options.compiled, request.chosen)
+            return Driver(algorithm, BODIES[request.method](learner, kept, arguments), placing)
 
-    driver = learner.drivers.find(request.functions, features, steps, make)
+    driver = learner.drivers.find(functions, features, steps, make)
     if driver.body.reads_initial and flags is None:
         arguments = (sequences, mask, (None, initial()))
     return driver, arguments

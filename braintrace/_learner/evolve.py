@@ -13,10 +13,10 @@ from .._graph import Traces
 from .._jax import Var
 from .._runtime import CarriedTraces, Take, read_states, start_anew, whole_values
 from .._typing import PyTree
-from .arguments import Options
 from .body import Arguments, Body, Found, Given, not_taken, taken
 from .chunk_costs import work_of
 from .chunks import Cuts, chunks_of, over_chunks, steps_of
+from .options import Options
 from .parts import LearnerParts
 from .request import Request
 from .restart import Initial, Restarts, check_held, initial_inputs

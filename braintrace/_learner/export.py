@@ -6,8 +6,7 @@ compatible for half a year; see the documentation of ``jax.export``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +15,13 @@ from .._arguments import check_arrays
 from .._optional import optional_import
 from .._typing import PyTree
 from .functional import FunctionalLearner
+from .options import METHODS, ExportOptions, options_of, takes
 from .parts import HasParts
 
 
+@takes(METHODS["etrace_online"])
 def export_step(
-    learner: HasParts, *slices: PyTree, step_fn: Callable[..., PyTree], **options: Any
+    learner: HasParts, *slices: PyTree, **options: Unpack[ExportOptions]
 ) -> tuple[bytes, dict[str, jax.Array]]:
     """Return one step of `etrace_online` as bytes, and what it begins with.
 
@@ -33,8 +34,8 @@ def export_step(
     ----------
     *slices
         What ``step_fn`` gets in a step; arrays may be `jax.ShapeDtypeStruct`.
-    step_fn, **options
-        As for `etrace_online`: ``optimizer`` or ``update_fn``, ``has_aux`` and so on.
+    **options
+        As for `etrace_online`: ``step_fn``, ``optimizer`` or ``update_fn``, ``has_aux`` and so on.
 
     Returns
     -------
@@ -56,8 +57,9 @@ def export_step(
     for index, part in enumerate(slices):
         check_arrays(f"slice {index}", part)
     pure = FunctionalLearner(learner.parts, {})
-    if options.get("optimizer") is not None:
-        learner.parts.init_optimizer(options["optimizer"])
+    optimizer = options_of("etrace_online", options).optimizer
+    if optimizer is not None:
+        learner.parts.init_optimizer(optimizer)
     start = pure.state()
     paths, leaves = zip(*jax.tree_util.tree_leaves_with_path(start), strict=True)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
@@ -66,7 +68,7 @@ def export_step(
     def step(state: dict[str, jax.Array], *slices: PyTree) -> tuple[dict[str, jax.Array], PyTree]:
         now = jax.tree.unflatten(structure, [state[name] for name in names])
         sequences = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], slices)
-        after, found = pure.online(now, *sequences, step_fn=step_fn, **options)
+        after, found = pure.online(now, *sequences, **options)
         new = dict(zip(names, jax.tree.leaves(after), strict=True))
         return new, jax.tree.map(lambda leaf: leaf[0], found)
 

@@ -7,7 +7,7 @@ of states, say, or over devices. Traces are packed inside alone (see `complex_pa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Unpack, overload
 
@@ -36,11 +36,19 @@ from .._runtime import (
 from .._runtime.changes import caught_up
 from .._runtime.old_states import started
 from .._typing import Path, PyTree
-from . import requests
-from .arguments import GradientOptions, Gradients, StreamOptions
+from .arguments import Gradients
 from .driver import prepared
+from .options import (
+    METHODS,
+    EvolveOptions,
+    GradientOptions,
+    PredictOptions,
+    StreamOptions,
+    options_of,
+    takes,
+)
 from .parts import LearnerParts
-from .request import Request
+from .requests import request_of
 from .restart import Initial
 from .state import (
     BY_PATH,
@@ -236,37 +244,12 @@ class FunctionalLearner:
 
     @one_thread_at_a_time
     @on_automatic_axes
+    @takes(METHODS["etrace_grad"])
     def grad(
-        self,
-        state: LearnerState,
-        *sequences: PyTree,
-        step_fn: Callable[..., PyTree],
-        mask: ArrayLike | None = None,
-        reduction: str = "mean",
-        chunk_size: int | str = "auto",
-        memory_budget: int | None = None,
-        has_aux: bool = False,
-        return_value: bool = False,
-        unit_aware: bool = False,
-        reset: ArrayLike | None = None,
-        weights: Mapping[PyTree, brainstate.State] | None = None,
+        self, state: LearnerState, *sequences: PyTree, **options: Any
     ) -> tuple[LearnerState, PyTree]:
         """Return the gradient of a loss over a sequence as well; see `Learner.etrace_grad`."""
-        request = requests.of_gradient(
-            self._learner,
-            *sequences,
-            step_fn=step_fn,
-            mask=mask,
-            reset=reset,
-            weights=weights,
-            reduction=reduction,
-            chunk_size=chunk_size,
-            memory_budget=memory_budget,
-            has_aux=has_aux,
-            unit_aware=unit_aware,
-            return_value=return_value,
-        )
-        return self._run(state, request)
+        return self._run(state, "etrace_grad", sequences, options)
 
     @overload
     def online(
@@ -287,68 +270,30 @@ class FunctionalLearner:
 
     @one_thread_at_a_time
     @on_automatic_axes
+    @takes(METHODS["etrace_online"])
     def online(
-        self,
-        state: LearnerState,
-        *sequences: PyTree,
-        step_fn: Callable[..., PyTree],
-        update_fn: Callable[..., PyTree] | None = None,
-        optimizer: Any = None,
-        every: int = 1,
-        mask: ArrayLike | None = None,
-        nonfinite: str = "ignore",
-        has_aux: bool = False,
-        unit_aware: bool = False,
-        reset: ArrayLike | None = None,
+        self, state: LearnerState, *sequences: PyTree, **options: Any
     ) -> tuple[LearnerState, PyTree]:
         """Learn at every step, and return the losses as well; see `Learner.etrace_online`."""
-        request = requests.of_stream(
-            self._learner,
-            *sequences,
-            step_fn=step_fn,
-            optimizer=optimizer,
-            update_fn=update_fn,
-            mask=mask,
-            reset=reset,
-            every=every,
-            nonfinite=nonfinite,
-            has_aux=has_aux,
-            unit_aware=unit_aware,
-        )
-        if optimizer is not None:
-            own = self._learner.parameters_for_optimizer
-            self._learner.held_optimizer.check_begun(optimizer, own)
-        return self._run(state, request)
+        return self._run(state, "etrace_online", sequences, options)
 
     @one_thread_at_a_time
     @on_automatic_axes
+    @takes(METHODS["etrace_evolve"])
     def evolve(
-        self,
-        state: LearnerState,
-        *sequences: PyTree,
-        chunk_size: int | str = "auto",
-        memory_budget: int | None = None,
-        reset: ArrayLike | None = None,
-        return_outputs: bool = True,
+        self, state: LearnerState, *sequences: PyTree, **options: Unpack[EvolveOptions]
     ) -> tuple[LearnerState, PyTree]:
         """Advance states and traces, and return outputs as well; see `Learner.etrace_evolve`."""
-        request = requests.of_evolution(
-            self._learner,
-            *sequences,
-            reset=reset,
-            chunk_size=chunk_size,
-            memory_budget=memory_budget,
-            return_outputs=return_outputs,
-        )
-        return self._run(state, request)
+        return self._run(state, "etrace_evolve", sequences, options)
 
     @one_thread_at_a_time
     @on_automatic_axes
+    @takes(METHODS["predict"])
     def predict(
-        self, state: LearnerState, *sequences: PyTree, reset: ArrayLike | None = None
+        self, state: LearnerState, *sequences: PyTree, **options: Unpack[PredictOptions]
     ) -> tuple[LearnerState, PyTree]:
         """Run the model alone, and return its outputs as well; see `Learner.predict`."""
-        return self._run(state, requests.of_prediction(self._learner, *sequences, reset=reset))
+        return self._run(state, "predict", sequences, options)
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -372,7 +317,19 @@ class FunctionalLearner:
             fresh, traces = algorithm.placement.values(fresh), algorithm.placement.traces(traces)
         return dataclasses.replace(state, hidden=fresh, traces=traces)
 
-    def _run(self, state: LearnerState, request: Request) -> tuple[LearnerState, PyTree]:
+    def _run(
+        self,
+        state: LearnerState,
+        method: str,
+        sequences: tuple[PyTree, ...],
+        given: Mapping[str, Any],
+    ) -> tuple[LearnerState, PyTree]:
+        """Run a method of the learner."""
+        options, learner = options_of(method, given), self._learner
+        request = request_of(learner, method, sequences, options)
+        if options.optimizer is not None:
+            optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
+            learner.held_optimizer.check_begun(optimizer, parameters)
         caught_up(self.algorithm)
         places = self._checked(state)
         moved = [state]
@@ -382,7 +339,7 @@ class FunctionalLearner:
             return values
 
         of_model = self.algorithm.states_of_model
-        driver, arguments = prepared(self._learner, request, of_model, initial)
+        driver, arguments = prepared(learner, request, of_model, initial)
         body, (state,) = driver.body, moved
         states = body.states(of_model)
         values = self._values(state, states, places)
@@ -392,7 +349,7 @@ class FunctionalLearner:
         state = with_values(state, moved_on, [*written, mark], places)
         if traces is not None:
             state = dataclasses.replace(state, traces=traces)
-        return state, body.results(results, request.options)
+        return state, body.results(results, options)
 
     def _places(self) -> Places:
         return places_of(self.algorithm, self._own, self._learner.held_optimizer)

@@ -19,10 +19,10 @@ from .._graph import ETraceGraph, Traces, Weights
 from .._jaxpr import program_of
 from .._runtime import read_states
 from .._typing import PyTree
-from .arguments import Options
 from .body import Arguments, Body, Found, Unfinished, taken_unless_zero
 from .chunk_gradient import RecordedChunk, WindowChunk, is_window
 from .chunks import Chunks, Cuts, over_chunks, steps_of
+from .options import Options
 from .parts import LearnerParts
 from .recorder import Recorder, run_in_chunk, run_in_window
 from .request import Request
@@ -66,15 +66,19 @@ class SequenceGradient:
         self._algorithm = learner.algorithm
         self._options = request.options
         self._parameters = self._algorithm.param_states
-        chosen = self._options.weights
-        self._wanted = {path: path for path in self._parameters} if chosen is None else chosen.paths
+        self._chosen = request.chosen
+        self._wanted = (
+            {path: path for path in self._parameters}
+            if self._chosen is None
+            else self._chosen.paths
+        )
         sequences, mask, (flags, initial) = example
         slices = example_slices((sequences, flags))
         graph = self._algorithm.graph
         weights = _zero_operands(graph)
         arguments = (
             self._algorithm,
-            self._recording(mask is not None, **request.functions),
+            self._recording(mask is not None, self._options.step_fn),
             list(self._parameters.values()),
             (weights, initial),
             slices,
@@ -114,7 +118,7 @@ class SequenceGradient:
             gradients = with_units(gradients, self._loss_unit)
             losses = with_unit(losses, self._loss_unit)
         given: PyTree = dict(zip(self._wanted, gradients, strict=True))
-        if options.weights is None:
+        if self._chosen is None:
             given = gradients_for(self._algorithm.model, given)
         extra = ((losses,) if options.return_value else ()) + ((aux,) if options.has_aux else ())
         return (given, *extra) if extra else given

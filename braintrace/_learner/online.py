@@ -16,23 +16,20 @@ import brainstate
 import jax
 import jax.numpy as jnp
 import saiunit
-from jax.typing import ArrayLike
 
-from .._arguments import check_option, shown
 from .._compiler import described, state_paths
 from .._errors import OptionError
 from .._executor import as_arrays, restart_traces
 from .._function_model import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
-from .arguments import Options
 from .body import Arguments, Body, run_to_the_end
 from .body import Found as Results
 from .chunks import over_blocks, steps_of
 from .finite import check_finite
 from .gradient import differentiating
 from .leaves import by_path
-from .optimizer import OPTIMIZER
+from .options import Options
 from .parts import LearnerParts
 from .pure_step import PureStep
 from .recorder import Recorder, Restart, Values, first_written, run_online, values_of
@@ -45,61 +42,13 @@ from .step_function import (
 )
 from .units import split_loss, with_unit, with_units
 from .update_function import run_update
-from .updates import Found, update_of
+from .updates import Found, Update, update_of
 
 Slices: TypeAlias = tuple[PyTree, Restart, jax.Array | None]
 """Of the sequences, the flags and the mask: those of one step, or of the steps of a block."""
 
 Differentiate: TypeAlias = Callable[[Traces, Initial, Slices], tuple[Found, Traces]]
 """What a step or a block yields, and the traces after it; hidden States move on."""
-
-
-def stream_request(
-    learner: LearnerParts,
-    sequences: tuple[PyTree, ...],
-    options: Options,
-    step_fn: Callable[..., PyTree],
-    updating: tuple[Callable[..., PyTree] | None, Any],
-    mask: ArrayLike | None,
-    reset: ArrayLike | None,
-) -> Request:
-    """Return a call of `etrace_online`.
-
-    Parameters
-    ----------
-    learner
-        The learner.
-    sequences, options, step_fn, mask, reset
-        What the user gives.
-    updating
-        ``update_fn`` and ``optimizer``, of which one is None.
-
-    Raises
-    ------
-    OptionError
-        If both are given or none, or if there is no optimizer among them.
-    """
-    update_fn, optimizer = updating
-    if update_fn is None and optimizer is None:
-        raise OptionError(
-            "`update_fn` and `optimizer` are both None; expected one of them, which changes the "
-            "parameters after a step."
-        )
-    if update_fn is not None and optimizer is not None:
-        raise OptionError(
-            f"Both `update_fn` and `optimizer` are given ({shown(optimizer)}); expected one of "
-            "them. In an `update_fn`, call the optimizer there."
-        )
-    if optimizer is not None:
-        check_option("optimizer", optimizer, OPTIMIZER)
-        functions = {"step_fn": step_fn, "optimizer": optimizer.update}
-    else:
-        assert update_fn is not None
-        functions = {"step_fn": step_fn, "update_fn": update_fn}
-    made = functools.partial(update_of, learner, update_fn, optimizer)
-    return Request(
-        "etrace_online", learning_online, sequences, options, functions, mask, reset, made
-    )
 
 
 def learning_online(learner: LearnerParts, request: Request, example: Arguments) -> Body:
@@ -119,8 +68,7 @@ class OnlineLearning:
     Parameters
     ----------
     learner, request
-        The learner, and what its method is called with: the user's functions, the loss of a step,
-        and what is done with its gradient.
+        The learner, and what its method is called with.
     example
         Example arguments.
 
@@ -140,10 +88,10 @@ class OnlineLearning:
         self._parameters = self._algorithm.param_states
         sequences, mask, (flags, _) = example
         self._length = min(self._options.every, steps_of(sequences))
-        differentiate = self._differentiating(learner, request, example)
+        differentiate = self._differentiating(learner, example)
         self._algorithm.prepare_requests()
         self._has_initial, self._asks = flags is not None, False
-        self._run = self._moving_on(request, differentiate)
+        self._run = self._moving_on(update_of(learner, self._options), differentiate)
         self._step = self._traced((sequences, flags, mask), self._length)
         if self._asks and not self._has_initial:  # once more, with what samples start from
             self._has_initial = True
@@ -182,12 +130,10 @@ class OnlineLearning:
         with no_loops_in_step_function():
             return PureStep(self._algorithm.model, self._run, (), (traces, initial, slices))
 
-    def _differentiating(
-        self, learner: LearnerParts, request: Request, example: Arguments
-    ) -> Differentiate:
-        step_fn = request.functions["step_fn"]
+    def _differentiating(self, learner: LearnerParts, example: Arguments) -> Differentiate:
+        step_fn = self._options.step_fn
         if self._options.every > 1:
-            return self._of_blocks(learner, step_fn, example)
+            return self._of_blocks(learner, example)
         if self._algorithm.vjp_method == "multi-step":
             raise OptionError(
                 "`etrace_online` differentiates single steps, and this algorithm was made with "
@@ -228,15 +174,15 @@ class OnlineLearning:
             loss = jnp.where(counts, loss, 0)
         return Found(gradients_for(algorithm.model, gradients), loss, aux, counts), after
 
-    def _of_blocks(
-        self, learner: LearnerParts, step_fn: Callable[..., PyTree], example: Arguments
-    ) -> Differentiate:
+    def _of_blocks(self, learner: LearnerParts, example: Arguments) -> Differentiate:
         """Return how a block is differentiated: as a sequence of its own, by its mean loss."""
-        has_aux, unit_aware = self._options.has_aux, self._options.unit_aware
-        options = Options(has_aux=has_aux, unit_aware=unit_aware, return_value=True)
+        own = self._options
+        options = Options(
+            step_fn=own.step_fn, has_aux=own.has_aux, unit_aware=own.unit_aware, return_value=True
+        )
         sequences, mask, (flags, initial) = example
         block = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
-        request = Request("etrace_grad", differentiating, block[0], options, {"step_fn": step_fn})
+        request = Request("etrace_grad", block[0], options)
         body = differentiating(learner, request, (*block[:2], (block[2], initial)))
         states = body.states(self._algorithm.states_of_model)
 
@@ -257,10 +203,9 @@ class OnlineLearning:
 
         return of_block
 
-    def _moving_on(self, request: Request, differentiate: Differentiate) -> Callable[..., PyTree]:
+    def _moving_on(self, update: Update, differentiate: Differentiate) -> Callable[..., PyTree]:
         """Return a step or a block with its update: traces, initial values, slices -> results."""
-        assert request.updating is not None
-        algorithm, update = self._algorithm, request.updating(self._options)
+        algorithm = self._algorithm
 
         def run(traces: Traces, initial: Initial, inputs: Slices) -> PyTree:
             found, after = differentiate(traces, initial, inputs)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-
-from jax.typing import ArrayLike
 
 from .._typing import PyTree
-from .arguments import PLAIN, Options
-from .body import Arguments, Body
-from .parts import LearnerParts
-from .updates import Update
+from .arguments import Chosen
+from .options import Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,19 +17,13 @@ class Request:
     ----------
     method
         Its name.
-    make
-        Makes the body of such calls, given checked arguments as an example.
-    sequences, options, functions, mask, reset
+    sequences, options
         What the user gives; see `Learner.etrace_grad`.
-    updating
-        Returns for options what is done with gradients, for methods that learn.
+    chosen
+        The parameters whose gradients are wanted; ``None``: all.
     """
 
     method: str
-    make: Callable[[LearnerParts, Request, Arguments], Body]
     sequences: tuple[PyTree, ...]
-    options: Options = PLAIN
-    functions: Mapping[str, Callable[..., PyTree]] = dataclasses.field(default_factory=dict)
-    mask: ArrayLike | None = None
-    reset: ArrayLike | None = None
-    updating: Callable[[Options], Update] | None = None
+    options: Options
+    chosen: Chosen | None = None

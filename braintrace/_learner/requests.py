@@ -2,69 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-import brainstate
-from jax.typing import ArrayLike
+from collections.abc import Callable
 
 from .._typing import PyTree
-from .arguments import Options, chosen_among
+from .arguments import chosen_among
+from .body import Arguments, Body
 from .evolve import evolving, predicting
 from .gradient import differentiating
-from .online import stream_request
+from .online import learning_online
+from .options import METHODS, Options
 from .parts import LearnerParts
 from .request import Request
+from .updates import check_updates
 
-
-def of_gradient(
-    learner: LearnerParts,
-    *sequences: PyTree,
-    step_fn: Callable[..., PyTree],
-    mask: ArrayLike | None = None,
-    reset: ArrayLike | None = None,
-    weights: Mapping[PyTree, brainstate.State] | None = None,
-    **options: Any,
-) -> Request:
-    """Return a call of `Learner.etrace_grad`."""
-    chosen = chosen_among(learner.algorithm.param_states, weights)
-    made = Options(weights=chosen, **options)
-    functions = {"step_fn": step_fn}
-    return Request("etrace_grad", differentiating, sequences, made, functions, mask, reset)
-
-
-def of_stream(
-    learner: LearnerParts,
-    *sequences: PyTree,
-    step_fn: Callable[..., PyTree],
-    optimizer: Any = None,
-    update_fn: Callable[..., PyTree] | None = None,
-    mask: ArrayLike | None = None,
-    reset: ArrayLike | None = None,
-    **options: Any,
-) -> Request:
-    """Return a call of `Learner.etrace_online`."""
-    given = (update_fn, optimizer)
-    return stream_request(learner, sequences, Options(**options), step_fn, given, mask, reset)
-
-
-def of_evolution(
-    learner: LearnerParts, *sequences: PyTree, reset: ArrayLike | None = None, **options: Any
-) -> Request:
-    """Return a call of `Learner.etrace_evolve`."""
-    return Request("etrace_evolve", evolving, sequences, Options(**options), reset=reset)
-
-
-def of_prediction(
-    learner: LearnerParts, *sequences: PyTree, reset: ArrayLike | None = None
-) -> Request:
-    """Return a call of `Learner.predict`."""
-    return Request("predict", predicting, sequences, reset=reset)
-
-
-REQUESTS: dict[str, Callable[..., Request]] = {
-    "etrace_grad": of_gradient,
-    "etrace_online": of_stream,
-    "etrace_evolve": of_evolution,
-    "predict": of_prediction,
+BODIES: dict[str, Callable[[LearnerParts, Request, Arguments], Body]] = {
+    "etrace_grad": differentiating,
+    "etrace_online": learning_online,
+    "etrace_evolve": evolving,
+    "predict": predicting,
 }
+"""Makes the body of the calls of a method, given checked arguments as an example."""
+
+
+def request_of(
+    learner: LearnerParts, method: str, sequences: tuple[PyTree, ...], options: Options
+) -> Request:
+    """Return a call of a method.
+
+    Raises
+    ------
+    OptionError
+        If its options choose no parameters of the model, or not exactly one kind of update.
+    """
+    if "update_fn" in METHODS[method]:
+        check_updates(options)
+    if options.weights is None:
+        return Request(method, sequences, options)
+    chosen = chosen_among(learner.algorithm.param_states, options.weights)
+    return Request(method, sequences, options, chosen)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, Unpack, overload
 
-import brainstate
 import jax
-from jax.typing import ArrayLike
 
 from .._runtime import on_automatic_axes, one_thread_at_a_time
 from .._typing import PyTree
-from . import requests
-from .arguments import (
-    Gradients,
-    SequenceOptions,
-    WatchedGradientOptions,
-    WatchedStreamOptions,
-)
+from .arguments import Gradients
 from .driver import run_whole
-from .parts import HasParts
+from .options import (
+    WATCHED,
+    WatchedGradientOptions,
+    WatchedPredictOptions,
+    WatchedSequenceOptions,
+    WatchedStreamOptions,
+    options_of,
+    takes,
+)
+from .parts import HasParts, LearnerParts
 from .request import Request
-from .watching import OnLog, Watch, run_watched
+from .requests import request_of
+from .watching import run_watched
 
 
 @overload
@@ -69,23 +71,8 @@ def etrace_grad(
 
 @one_thread_at_a_time
 @on_automatic_axes
-def etrace_grad(
-    learner: HasParts,
-    *sequences: PyTree,
-    step_fn: Callable[..., PyTree],
-    mask: ArrayLike | None = None,
-    reduction: str = "mean",
-    chunk_size: int | str = "auto",
-    memory_budget: int | None = None,
-    has_aux: bool = False,
-    return_value: bool = False,
-    unit_aware: bool = False,
-    reset: ArrayLike | None = None,
-    weights: Mapping[PyTree, brainstate.State] | None = None,
-    progress: bool = False,
-    log_every: int | None = None,
-    on_log: OnLog | None = None,
-) -> PyTree:
+@takes(WATCHED["etrace_grad"])
+def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
     """Return the gradient of a loss over a sequence; states and traces move on.
 
     Parameters
@@ -153,21 +140,7 @@ def etrace_grad(
         For an option value that is not accepted, or a ``step_fn`` that does not call the
         learner exactly once, writes a parameter or a hidden state, or returns no scalar.
     """
-    request = requests.of_gradient(
-        learner.parts,
-        *sequences,
-        step_fn=step_fn,
-        mask=mask,
-        reset=reset,
-        weights=weights,
-        reduction=reduction,
-        chunk_size=chunk_size,
-        memory_budget=memory_budget,
-        has_aux=has_aux,
-        unit_aware=unit_aware,
-        return_value=return_value,
-    )
-    return _run(learner, request, Watch(progress, log_every, on_log))
+    return _run(learner, "etrace_grad", sequences, options)
 
 
 @overload
@@ -195,22 +168,8 @@ def etrace_online(
 
 @one_thread_at_a_time
 @on_automatic_axes
-def etrace_online(
-    learner: HasParts,
-    *sequences: PyTree,
-    step_fn: Callable[..., PyTree],
-    optimizer: Any = None,
-    update_fn: Callable[..., PyTree] | None = None,
-    every: int = 1,
-    mask: ArrayLike | None = None,
-    nonfinite: str = "ignore",
-    has_aux: bool = False,
-    unit_aware: bool = False,
-    reset: ArrayLike | None = None,
-    progress: bool = False,
-    log_every: int | None = None,
-    on_log: OnLog | None = None,
-) -> PyTree:
+@takes(WATCHED["etrace_online"])
+def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
     """Learn at every step of a stream: its gradient, an update, then the next step.
 
     Parameters
@@ -317,25 +276,7 @@ def etrace_online(
     ...     xs, targets, step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(), update_fn=descend
     ... )
     """
-    request = requests.of_stream(
-        learner.parts,
-        *sequences,
-        step_fn=step_fn,
-        optimizer=optimizer,
-        update_fn=update_fn,
-        mask=mask,
-        reset=reset,
-        every=every,
-        nonfinite=nonfinite,
-        has_aux=has_aux,
-        unit_aware=unit_aware,
-    )
-    watch = Watch(progress, log_every, on_log)
-    if optimizer is None:
-        return _run(learner, request, watch)
-    parts = learner.parts
-    with parts.held_optimizer.begun(optimizer, parts.parameters_for_optimizer):
-        return _run(learner, request, watch)
+    return _run(learner, "etrace_online", sequences, options)
 
 
 @overload
@@ -343,30 +284,21 @@ def etrace_evolve(
     learner: HasParts,
     *sequences: PyTree,
     return_outputs: Literal[False],
-    **options: Unpack[SequenceOptions],
+    **options: Unpack[WatchedSequenceOptions],
 ) -> None: ...
 @overload
 def etrace_evolve(
     learner: HasParts,
     *sequences: PyTree,
     return_outputs: bool = ...,
-    **options: Unpack[SequenceOptions],
+    **options: Unpack[WatchedSequenceOptions],
 ) -> PyTree: ...
 
 
 @one_thread_at_a_time
 @on_automatic_axes
-def etrace_evolve(
-    learner: HasParts,
-    *sequences: PyTree,
-    chunk_size: int | str = "auto",
-    memory_budget: int | None = None,
-    reset: ArrayLike | None = None,
-    return_outputs: bool = True,
-    progress: bool = False,
-    log_every: int | None = None,
-    on_log: OnLog | None = None,
-) -> PyTree:
+@takes(WATCHED["etrace_evolve"])
+def etrace_evolve(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree:
     """Advance states and traces over a sequence without a loss.
 
     Parameters
@@ -390,26 +322,14 @@ def etrace_evolve(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    request = requests.of_evolution(
-        learner.parts,
-        *sequences,
-        reset=reset,
-        chunk_size=chunk_size,
-        memory_budget=memory_budget,
-        return_outputs=return_outputs,
-    )
-    return _run(learner, request, Watch(progress, log_every, on_log))
+    return _run(learner, "etrace_evolve", sequences, options)
 
 
 @one_thread_at_a_time
 @on_automatic_axes
+@takes(WATCHED["predict"])
 def predict(
-    learner: HasParts,
-    *sequences: PyTree,
-    reset: ArrayLike | None = None,
-    progress: bool = False,
-    log_every: int | None = None,
-    on_log: OnLog | None = None,
+    learner: HasParts, *sequences: PyTree, **options: Unpack[WatchedPredictOptions]
 ) -> PyTree:
     """Run the model alone over a sequence: states move on, traces do not.
 
@@ -432,11 +352,21 @@ def predict(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    request = requests.of_prediction(learner.parts, *sequences, reset=reset)
-    return _run(learner, request, Watch(progress, log_every, on_log))
+    return _run(learner, "predict", sequences, options)
 
 
-def _run(learner: HasParts, request: Request, watch: Watch) -> PyTree:
-    parts = learner.parts
-    run = functools.partial(run_whole, parts)
-    return run_watched(parts, request, watch, run) if watch.is_on else run(request)
+def _run(
+    learner: HasParts, method: str, sequences: tuple[PyTree, ...], given: Mapping[str, Any]
+) -> PyTree:
+    parts, options = learner.parts, options_of(method, given, WATCHED)
+    request = request_of(parts, method, sequences, options)
+    if options.optimizer is None:
+        return _run_request(parts, request)
+    with parts.held_optimizer.begun(options.optimizer, parts.parameters_for_optimizer):
+        return _run_request(parts, request)
+
+
+def _run_request(learner: LearnerParts, request: Request) -> PyTree:
+    if not request.options.is_logged:
+        return run_whole(learner, request)
+    return run_watched(learner, request, functools.partial(run_whole, learner))

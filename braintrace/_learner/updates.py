@@ -16,14 +16,15 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
+from .._arguments import shown
 from .._errors import OptionError, ShapeError
 from .._foreign import in_words
 from .._function_model import gradients_by_path
 from .._runtime import values_by_path
 from .._typing import PyTree
-from .arguments import Options
 from .finite import first_not_finite, samples_not_finite
 from .optimizer import is_transformation
+from .options import Options
 from .parts import LearnerParts
 from .step_function import update_parameters
 
@@ -54,26 +55,34 @@ Update: TypeAlias = Callable[[Found], jax.Array | None]
 """Returns which parameter was the first whose gradient is not finite, if anybody wants to know."""
 
 
-def update_of(
-    learner: LearnerParts, update_fn: Callable[..., PyTree] | None, optimizer: Any, options: Options
-) -> Update:
-    """Return what is done with gradients.
+def check_updates(options: Options) -> None:
+    """Refuse options with no update, or with two.
 
-    Parameters
-    ----------
-    learner
-        The learner.
-    update_fn, optimizer
-        What the user gives, one of the two.
-    options
-        Of the call.
+    Raises
+    ------
+    OptionError
+        If both ``update_fn`` and ``optimizer`` are given, or none.
     """
-    if update_fn is not None:
-        update = by_function(update_fn, options.has_aux)
-    elif is_transformation(optimizer):
-        update = by_transformation(learner, optimizer)
+    if options.update_fn is None and options.optimizer is None:
+        raise OptionError(
+            "`update_fn` and `optimizer` are both None; expected one of them, which changes the "
+            "parameters after a step."
+        )
+    if options.update_fn is not None and options.optimizer is not None:
+        raise OptionError(
+            f"Both `update_fn` and `optimizer` are given ({shown(options.optimizer)}); expected "
+            "one of them. In an `update_fn`, call the optimizer there."
+        )
+
+
+def update_of(learner: LearnerParts, options: Options) -> Update:
+    """Return what is done with gradients."""
+    if options.update_fn is not None:
+        update = by_function(options.update_fn, options.has_aux)
+    elif is_transformation(options.optimizer):
+        update = by_transformation(learner, options.optimizer)
     else:
-        update = by_object(learner, optimizer)
+        update = by_object(learner, options.optimizer)
     guard: Callable[[LearnerParts, Update], Update] = GUARDS[options.nonfinite]
     return guard(learner, where_counted(update))
 

@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from .._arguments import BOOLEAN, FUNCTION, POSITIVE, check_option, shown
 from .._brainstate import is_watched
 from .._errors import Interrupted, NonFiniteError, OptionError
 from .._interrupts import uninterrupted
@@ -39,49 +38,16 @@ PARTS, LONGEST = 10, 1000
 Metrics: TypeAlias = dict[str, Any]
 """What is told of some steps, by name."""
 
-OnLog: TypeAlias = Callable[[int, Metrics], Any]
-"""``(step, metrics)``: the user's function."""
-
 Run: TypeAlias = Callable[[Request], PyTree]
 
 
-@dataclasses.dataclass(frozen=True)
-class Watch:
-    """What is told of a call while it runs; see `Learner.etrace_online`.
-
-    Raises
-    ------
-    OptionError
-        For a value that is not accepted, or one of ``log_every`` and ``on_log`` without the other.
-    """
-
-    progress: bool = False
-    log_every: int | None = None
-    on_log: OnLog | None = None
-
-    def __post_init__(self) -> None:
-        check_option("progress", self.progress, BOOLEAN)
-        check_option("log_every", self.log_every, POSITIVE.or_else(None))
-        check_option("on_log", self.on_log, FUNCTION.or_else(None))
-        if (self.log_every is None) != (self.on_log is None):
-            raise OptionError(
-                f"`log_every` is {self.log_every} and `on_log` is {shown(self.on_log)}: give both, "
-                "a number of steps and the function that is called after as many, or none."
-            )
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything is told."""
-        return self.progress or self.log_every is not None
-
-
-def run_watched(learner: LearnerParts, request: Request, watch: Watch, run: Run) -> PyTree:
+def run_watched(learner: LearnerParts, request: Request, run: Run) -> PyTree:
     """Run a call in blocks, and return what it returns as a whole.
 
     Parameters
     ----------
-    learner, request, watch
-        The learner, the call, and what is told of it.
+    learner, request
+        The learner, and the call.
     run
         Runs a call.
 
@@ -100,8 +66,8 @@ def run_watched(learner: LearnerParts, request: Request, watch: Watch, run: Run)
     steps = length_of(request.sequences)
     request, unit = _with_fixed_windows(learner, request, steps)
     parts = _Sum(request, steps) if request.method == "etrace_grad" else _OverTime(request)
-    done, blocks = 0, list(blocks_of(steps, unit, watch.log_every))
-    with contextlib.closing(_Teller(watch, steps, request)) as teller:
+    done, blocks = 0, list(blocks_of(steps, unit, request.options.log_every))
+    with contextlib.closing(_Teller(request, steps)) as teller:
         try:
             for start, stop in blocks:
                 with uninterrupted, _counted_from(start):
@@ -167,7 +133,8 @@ def _counted_from(start: int) -> Iterator[None]:
 
 def _part(request: Request, start: int, stop: int) -> Request:
     """Return the call of a block; a program that cuts has all arrays, and serves every block."""
-    flags = (g if g is None else on_host(g) for g in (request.mask, request.reset))
+    options = request.options
+    flags = (g if g is None else on_host(g) for g in (options.mask, options.reset))
     leaves, tree = jax.tree.flatten((request.sequences, *flags))
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     cut = iter(_cut(arrays, start, stop - start))
@@ -176,7 +143,8 @@ def _part(request: Request, start: int, stop: int) -> Request:
         for leaf in leaves
     ]
     sequences, mask, reset = jax.tree.unflatten(tree, parts)
-    return dataclasses.replace(request, sequences=sequences, mask=mask, reset=reset)
+    options = dataclasses.replace(options, mask=mask, reset=reset)
+    return dataclasses.replace(request, sequences=sequences, options=options)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -215,9 +183,9 @@ class _Sum:
 
     def __init__(self, request: Request, steps: int) -> None:
         self._given, self._gradients = request.options, None
-        weights = jnp.ones(steps) if request.mask is None else request.mask
-        self._weights = weights_of(weights, steps, request.options.reduction)
-        options = dataclasses.replace(request.options, return_value=True)
+        weights = jnp.ones(steps) if self._given.mask is None else self._given.mask
+        self._weights = weights_of(weights, steps, self._given.reduction)
+        options = dataclasses.replace(self._given, return_value=True)
         self._request = dataclasses.replace(request, options=options)
         self._rest: list[tuple[PyTree, ...]] = []
 
@@ -255,14 +223,15 @@ def _divisor(weights: jax.Array) -> jax.Array:
 class _Teller:
     """Tells of blocks: of one that is to be seen at once, else when the next has been issued."""
 
-    def __init__(self, watch: Watch, steps: int, request: Request) -> None:
-        self._watch, self._told, self._logged = watch, 0, 0
+    def __init__(self, request: Request, steps: int) -> None:
+        self._options, self._told, self._logged = request.options, 0, 0
         self._waiting: list[tuple[int, PyTree, tuple[PyTree, PyTree]]] = []
         self._since_log: list[tuple[PyTree, PyTree]] = []
         self._time = time.perf_counter()
-        self._counts = None if request.mask is None else on_host(request.mask) != 0
+        mask = request.options.mask
+        self._counts = None if mask is None else on_host(mask) != 0
         self._bar = None
-        if watch.progress and jax.process_index() == 0:
+        if request.options.progress and jax.process_index() == 0:
             tqdm = optional_import("tqdm.auto", "progress").tqdm
             self._bar = tqdm(total=steps, unit="step", desc=request.method)
 
@@ -278,7 +247,7 @@ class _Teller:
         """
         self.tell()
         self._waiting.append((stop, found, seen))
-        if self._watch.log_every is not None and stop % self._watch.log_every == 0:
+        if self._options.log_every is not None and stop % self._options.log_every == 0:
             self.tell()
 
     def tell(self) -> None:
@@ -291,13 +260,13 @@ class _Teller:
                     self._bar.set_postfix(loss=f"{_last(seen[0]):.4g}", refresh=False)
                 self._bar.update(stop - self._told)
             self._told = stop
-            if self._watch.log_every is not None:
+            if self._options.log_every is not None:
                 self._since_log.append(seen)
-                if stop % self._watch.log_every == 0:
+                if stop % self._options.log_every == 0:
                     self._log(stop)
 
     def _log(self, stop: int) -> None:
-        assert self._watch.on_log is not None
+        assert self._options.on_log is not None
         now, counts = time.perf_counter(), None
         if self._counts is not None:
             counts = self._counts[self._logged : stop]
@@ -306,7 +275,7 @@ class _Teller:
         metrics |= {} if losses is None else {"loss": losses}
         metrics |= {} if aux is None else {"aux": aux}
         with as_users_have_it():
-            self._watch.on_log(stop, metrics)
+            self._options.on_log(stop, metrics)
         self._since_log, self._logged, self._time = [], stop, time.perf_counter()
 
     def close(self) -> None:

@@ -19,17 +19,18 @@ from .._arguments import (
     check_takes,
     check_tree,
     one_of,
+    wrong_names,
 )
-from .._errors import BraintraceError
+from .._errors import BraintraceError, OptionError
 from .._jax import struct_of
 from .._jaxpr import Setting, working_bytes
-from .._learner.arguments import CHUNK_SIZE, MEMORY_BUDGET, Options
+from .._learner.options import FIELDS, METHODS, Options
 from .._runtime import current_device
 from .._tables import Part, Table, as_html, as_text
 from .._typing import PyTree
 from .division import Array, Parts, parts_of, size_of
 from .flops import arithmetic
-from .program import METHODS, Workload, program_for
+from .program import Workload, program_for
 
 SHORTER = (4, 32, 256)
 """Chunks are tried that are so many times shorter."""
@@ -217,14 +218,14 @@ def plan(
     check_option("method", method, one_of(*METHODS))
     check_option("steps", steps, POSITIVE)
     check_option("from_zero", from_zero, BOOLEAN)
-    check_option("chunk_size", chunk_size, CHUNK_SIZE)
-    check_option("memory", memory, MEMORY_BUDGET)
+    check_option("memory", memory, POSITIVE.or_else(None))
+    given = {"chunk_size": chunk_size, "memory_budget": memory_budget, "every": every}
+    options = _options_of(method, given)
     is_made = isinstance(network, brainstate.nn.Module)
     if not (is_made or callable(network)):
         check_option("network", network, MODEL)
     if not is_made:
         check_takes("network", network, (), "no argument")
-    options = Options(chunk_size=chunk_size, memory_budget=memory_budget, every=every)
     work = Workload(
         make=functools.partial(brainstate.graph.clone, network) if is_made else network,
         algorithm=algorithm,
@@ -242,6 +243,15 @@ def plan(
     if found.fits is not False:
         return found
     return dataclasses.replace(found, changes=tuple(_changes(work, parts, found)))
+
+
+def _options_of(method: str, given: Mapping[str, Any]) -> Options:
+    """Return the options of a method, of which those that it does not have are the default."""
+    chosen = {name: value for name, value in given.items() if value is not FIELDS[name].default}
+    wrong = wrong_names(chosen, {name: False for name in given if name in METHODS[method]})
+    if wrong is not None:
+        raise OptionError(f"`plan` of `{method}` {wrong}")
+    return Options(**chosen)
 
 
 def _shapes_of(arguments: tuple[PyTree, ...]) -> tuple[PyTree, ...]:

@@ -25,18 +25,13 @@ from .._foreign import in_words
 from .._function_model import gradients_by_path
 from .._jax import AnyJaxpr, for_devices, open_jaxpr
 from .._learner import Learner, compile
-from .._learner.arguments import Options
 from .._learner.driver import prepared
-from .._learner.evolve import evolving, predicting
-from .._learner.gradient import differentiating
-from .._learner.online import stream_request
 from .._learner.optimizer import is_transformation
+from .._learner.options import METHODS, Options
 from .._learner.request import Request
 from .._sharding import Layout
 from .._typing import Path, PyTree
 from .division import Array, Parts, arrays, arrays_of_state, arrays_of_traces, divided_sizes
-
-METHODS = ("etrace_grad", "etrace_online", "etrace_evolve", "predict")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,21 +270,13 @@ def _over_time(example: tuple[PyTree, ...], steps: int) -> tuple[PyTree, ...]:
 def _request(
     learner: Learner, work: Workload, sequences: tuple[PyTree, ...], moments: brainstate.State
 ) -> Request:
-    if work.method == "etrace_evolve":
-        return Request("etrace_evolve", evolving, sequences, work.options)
-    if work.method == "predict":
-        return Request("predict", predicting, sequences)
-
     def step_fn(*slices: PyTree) -> jax.Array:
         return _sum_of_squares(learner(*slices))
 
-    if work.method == "etrace_grad":
-        functions = {"step_fn": step_fn}
-        return Request("etrace_grad", differentiating, sequences, work.options, functions)
-    update = functools.partial(_update, learner, work.optimizer, moments)
-    return stream_request(
-        learner.parts, sequences, work.options, step_fn, (update, None), None, None
-    )
+    update_fn = functools.partial(_update, learner, work.optimizer, moments)
+    functions: dict[str, Any] = {"step_fn": step_fn, "update_fn": update_fn}
+    taken = {name: f for name, f in functions.items() if name in METHODS[work.method]}
+    return Request(work.method, sequences, dataclasses.replace(work.options, **taken))
 
 
 def _sum_of_squares(outputs: PyTree) -> jax.Array:
