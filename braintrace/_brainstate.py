@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import brainstate
 import jax
-from brainstate._state import TRACE_CONTEXT
+from brainstate._state import TRACE_CONTEXT, _InvalidatedTraceValue
 
 from ._errors import ShapeError
 from ._interrupts import interruptible, uninterrupted
@@ -183,8 +183,10 @@ def is_watched() -> bool:
 
     Before it maps a function, brainstate runs it as it is, to find out which States it touches.
     """
-    watching = (s for s in TRACE_CONTEXT.state_stack if not isinstance(s, StatesAsRead))
-    return is_transforming() or any(True for _ in watching)
+    if is_transforming():
+        return True
+    stack = TRACE_CONTEXT.state_stack
+    return bool(stack) and not all(isinstance(s, StatesAsRead) for s in stack)
 
 
 class StatesAsRead(brainstate.StateTraceStack):
@@ -209,6 +211,49 @@ class StatesAsRead(brainstate.StateTraceStack):
 def peek(state: brainstate.State) -> Any:
     """Return the value of a State; no transformation is told that it has been read."""
     return state._value
+
+
+def values_of(states: Iterable[brainstate.State]) -> list[Any]:
+    """Return the value of each State.
+
+    ``state.value`` asks several managers each time whether somebody is to be told; here that is
+    asked once, and of each State only whether it has hooks of its own.
+    """
+    if _is_observed():
+        return [state.value for state in states]
+    return [_value_of(state) for state in states]
+
+
+def set_values(states: Iterable[brainstate.State], values: Iterable[Any]) -> None:
+    """Write a value to each State, as `values_of` reads them."""
+    is_observed = is_watched() or _is_observed()
+    for state, value in zip(states, values, strict=True):
+        if is_observed or not _is_plain(state.__class__) or state.hooks.has_hooks():
+            state.value = value
+        else:
+            object.__setattr__(state, "_value", value)
+            vars(state)["_been_writen"] = True
+
+
+def _value_of(state: brainstate.State) -> Any:
+    value = state._value
+    is_there = _is_plain(state.__class__) and not isinstance(value, _InvalidatedTraceValue)
+    return state.value if not is_there or state.hooks.has_hooks() else value
+
+
+def _is_observed() -> bool:
+    """Tell whether anything besides hooks of single States looks at what is read and written."""
+    checks = TRACE_CONTEXT.tree_check[-1] or TRACE_CONTEXT.jax_tracer_check[-1]
+    has_hooks = brainstate.GlobalHookRegistry.instance().has_hooks()
+    return bool(TRACE_CONTEXT.state_stack or checks or has_hooks)
+
+
+@functools.cache
+def _is_plain(kind: Any) -> bool:
+    """Tell whether a class of States reads and writes as `brainstate.State` does."""
+    methods = ("value", "_read_value", "_write_value", "_check_value_tree", "check_if_deleted")
+    own = {name for c in kind.__mro__[: kind.__mro__.index(brainstate.State)] for name in vars(c)}
+    return own.isdisjoint(methods)
 
 
 def value_outside(state: brainstate.State) -> Any:

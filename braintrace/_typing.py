@@ -16,4 +16,4 @@ def path_name(path: Path) -> str:
     >>> path_name(("cell", "w"))
     'cell/w'
     """
-    return "/".join(str(part) for part in path)
+    return "/".join(map(str, path))

@@ -467,3 +467,44 @@ def test_states_whose_batch_is_the_last_axis():
     learner.reset_state()
     np.testing.assert_array_equal(learner.etrace_grad(xs, **options)["w",], first["w",])
     learner.etrace_grad(xs, **options, reset=np.arange(5) == 2)
+
+
+class Counted(brainstate.HiddenState):
+    """Counts how often its value is written."""
+
+    def _write_value(self, value):
+        vars(self)["writes"] = vars(self).get("writes", 0) + 1
+        super()._write_value(value)
+
+
+class OfCounted(Leaky):
+    def init_state(self, batch_size=1):
+        self.h = Counted(jnp.zeros((batch_size, 3)))
+
+
+@pytest.mark.parametrize("register", ["on the State", "for all States"])
+def test_hooks_of_states_see_what_a_call_reads_and_writes(register):
+    learner = braintrace.compile(Leaky(), "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    h, seen = learner.algorithm.model.h, []
+    learner(jnp.ones((1, 2)))
+
+    def noted(kind):
+        return lambda context: seen.append((kind, context.state_ref()))
+
+    hooks = h if register == "on the State" else brainstate.GlobalHookRegistry.instance()
+    handles = [hooks.register_hook(kind, noted(kind)) for kind in ("read", "write_after")]
+    try:
+        learner(jnp.ones((1, 2)))
+        assert {kind for kind, state in seen if state is h} == {"read", "write_after"}
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_a_class_of_states_that_writes_in_its_own_way_is_left_to_it():
+    learner = braintrace.compile(OfCounted(), "d_rtrl", jnp.ones((1, 2)), batch_size=1)
+    h = learner.algorithm.model.h
+    before = vars(h)["writes"]
+    learner(jnp.ones((1, 2)))
+    learner.etrace_evolve(jnp.ones((4, 1, 2)))
+    assert vars(h)["writes"] == before + 2

@@ -149,12 +149,16 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @property
     def param_states(self) -> dict[Path, brainstate.State]:
         """The parameters of the model by path: what gradients are given for."""
-        return {tuple(k): s for k, s in self.model.states(brainstate.ParamState).items()}
+        return self._states_of(brainstate.ParamState)
 
     @property
     def hidden_states(self) -> dict[Path, brainstate.State]:
         """The hidden States of the model by path."""
-        return {tuple(k): s for k, s in self.model.states(brainstate.HiddenState).items()}
+        return self._states_of(brainstate.HiddenState)
+
+    def _states_of(self, kind: type[brainstate.State]) -> dict[Path, brainstate.State]:
+        found = self.found_states(self.model)
+        return {path: state for path, state in found.items() if isinstance(state, kind)}
 
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:

@@ -136,13 +136,14 @@ class Compilations(Generic[Driver]):
         if any(key.holds_tracers for key in keys.values()):
             return make()  # a part of what somebody else is tracing, who compiles it
         key = (*keys.values(), features)
-        if key not in self._kept:
-            compiled = _Compiled(features, make(), set())
-            self._kept[key] = compiled
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = _Compiled(features, make(), set())
             # A function that counts how often it is traced is the same function afterwards.
             traced = (self._key(name, function) for name, function in functions.items())
-            self._kept[(*traced, features)] = compiled
-        found = self._kept[key]
+            self._kept[(*traced, features)] = found
+        else:
+            self._kept.move_to_end(key)
         if functions and length not in found.lengths:
             found.lengths.add(length)
             self._count(line_of(functions["step_fn"]))

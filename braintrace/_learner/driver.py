@@ -22,7 +22,7 @@ import jax
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import common_length
-from .._brainstate import is_watched, kept_for_other_threads
+from .._brainstate import is_watched, kept_for_other_threads, values_of
 from .._errors import OptionError
 from .._executor import pack, unpack
 from .._foreign import loops_in_words
@@ -176,7 +176,7 @@ class Driver:
         """
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
-        values, arguments = self._given(states, [s.value for s in states], arguments)
+        values, arguments = self._given(states, values_of(states), arguments)
         if is_watched():
             mark = self._algorithm.step_mark
             values, mark.value = self.entered(values, arguments, mark.value)
@@ -263,7 +263,7 @@ class Driver:
         """
         body, held = self.body, self._algorithm.traces.carried
         states = body.states(of_model)
-        values, arguments = self._given(states, [s.value for s in states], arguments)
+        values, arguments = self._given(states, values_of(states), arguments)
         can_fail = is_accepted or self._can_fail(values, arguments)
         traces, _ = body.take(held, held.lend)
         if self._placing is not None:

@@ -66,7 +66,7 @@ class _Steps:
     def values(self, state: Leaves) -> list[PyTree]:
         """Return the values of the States that are written, after the last step."""
         new = dict(zip(self._graph.traced.written_vars, state, strict=True))
-        return list(whole_values(self._graph, self._states, self._values, new).values())
+        return list(whole_values(self._graph, self._states, new).values())
 
 
 def evolving(learner: LearnerParts, request: Request, example: Arguments) -> Body:

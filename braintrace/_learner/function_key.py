@@ -9,14 +9,18 @@ objects by identity. Globals are not part of a key, as in ``jax.jit``.
 import contextlib
 import dataclasses
 import functools
+import operator
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from .._jax import is_tracer
+
+WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial, tuple)
+"""Types of values whose keys consist of those of their parts."""
 
 BY_VALUE = (bool, int, float, complex, str, bytes, np.generic)
 """Types whose values cannot change, and are small."""
@@ -45,10 +49,22 @@ class FunctionKey:
         The values to compare.
     holds_tracers
         Whether the function reads values of a transformation that is being traced.
+
+    Raises
+    ------
+    TypeError
+        If a part cannot be hashed.
     """
 
     parts: tuple[Hashable, ...]
     holds_tracers: bool
+    _hash: int = dataclasses.field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.parts))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 class FunctionKeys:
@@ -67,54 +83,58 @@ class FunctionKeys:
             For a callable object that cannot be hashed.
         """
         contents: list[Any] = []
-        _add(function, contents, ())
+        _add([function], contents, ())
         before = self._contents
-        is_as_before = len(contents) == len(before) and all(
-            a is b for a, b in zip(contents, before, strict=True)
-        )
-        if is_as_before:
+        if len(contents) == len(before) and all(map(operator.is_, contents, before)):
             return self._key
         key = FunctionKey(tuple(map(_part, contents)), any(map(_holds_tracers, contents)))
         if contents[0] is function:  # an object whose class defines which objects equal it
             key = FunctionKey((function,), key.holds_tracers)
-            hash(key)
         if not key.holds_tracers:  # tracers must not outlive their transformation
             self._key, self._contents = key, contents
         return key
 
 
-def _add(value: Any, contents: list[Any], inside: tuple[int, ...]) -> None:
-    """Append the objects that define a function, or the value itself.
+def _add(values: Iterable[Any], contents: list[Any], inside: tuple[int, ...]) -> None:
+    """Append the values, and instead of those that have parts the objects that define them.
 
-    The value is read by functions with the identities ``inside``, the outermost first.
+    The values are read by functions with the identities ``inside``, the outermost first.
     """
-    if id(value) in inside:  # a function that reads itself
-        contents.append(inside.index(id(value)))
-    elif isinstance(value, types.FunctionType):
-        named, inside = value.__kwdefaults__ or {}, (*inside, id(value))
-        contents.append(value.__code__)
-        for default in (*(value.__defaults__ or ()), *named.values()):
-            _add(default, contents, inside)
-        for cell in value.__closure__ or ():
-            _add(_content(cell), contents, inside)
-    elif isinstance(value, types.MethodType):
-        contents.append(value.__self__)
-        _add(value.__func__, contents, inside)
-    elif isinstance(value, functools.partial):
-        parts = (value.func, *value.args, *value.keywords, *value.keywords.values())
-        _add(parts, contents, inside)
-    elif isinstance(value, tuple):
-        contents += [type(value), len(value)]
-        for item in value:
-            _add(item, contents, inside)
-    else:
-        contents.append(value)
+    for value in values:
+        if not isinstance(value, WITH_PARTS):
+            contents.append(value)
+        elif id(value) in inside:  # a function that reads itself
+            contents.append(inside.index(id(value)))
+        elif isinstance(value, types.FunctionType):
+            contents.append(value.__code__)
+            parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            if value.__closure__:
+                parts += _closed_over(value.__closure__)
+            _add(parts, contents, (*inside, id(value)))
+        elif isinstance(value, types.MethodType):
+            contents.append(value.__self__)
+            _add([value.__func__], contents, inside)
+        elif isinstance(value, functools.partial):
+            parts = [value.func, *value.args, *value.keywords, *value.keywords.values()]
+            contents += [functools.partial, len(parts)]
+            _add(parts, contents, inside)
+        else:
+            contents += [type(value), len(value)]
+            _add(value, contents, inside)
+
+
+def _closed_over(cells: Sequence[types.CellType]) -> list[Any]:
+    """Return what cells contain; instead of a value that is not assigned yet, its cell."""
+    try:
+        return [cell.cell_contents for cell in cells]
+    except ValueError:
+        return [_content(cell) for cell in cells]
 
 
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not assigned yet
+    except ValueError:
         return cell
 
 

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from .._algorithms import ETraceAlgorithm
 from .._arguments import shown
+from .._brainstate import values_of
 from .._errors import OptionError
 from .._executor import pack, unpack
 from .._graph import Traces
@@ -216,7 +217,7 @@ class FunctionalLearner:
         else:
             outputs, leaves, traces = compiled.single_step(*given)
         new = dict(zip(graph.traced.written_vars, leaves, strict=True))
-        whole = whole_values(graph, states, values, new)
+        whole = whole_values(graph, states, new)
         written = [states[path] for path in whole]
         written, new_values = [*written, algorithm.step_mark], [*whole.values(), mark]
         state = with_values(state, written, new_values, places)
@@ -356,8 +357,9 @@ class FunctionalLearner:
 
     def _now(self, places: Places, traces: Traces) -> LearnerState:
         found: dict[str, dict[Path, PyTree]] = {field: {} for field in BY_PATH}
-        for place in places.values():
-            found[place.field].update(place.entries(place.state.value))
+        values = values_of(place.state for place in places.values())
+        for place, value in zip(places.values(), values, strict=True):
+            found[place.field].update(place.entries(value))
         return LearnerState(**found, traces=traces, rule=self.algorithm.rule)
 
     def _checked(self, state: LearnerState) -> Places:

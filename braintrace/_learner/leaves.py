@@ -5,12 +5,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._typing import Path, PyTree
 
 
 def raw(value: PyTree) -> PyTree:
     """Return the value of a State as arrays, with the data of random keys in their place."""
+    if isinstance(value, jax.Array):
+        return jax.random.key_data(value) if _is_key(value) else value
 
     def of_leaf(leaf: PyTree) -> PyTree:
         if _is_key(leaf):
@@ -22,6 +25,8 @@ def raw(value: PyTree) -> PyTree:
 
 def like_held(value: PyTree, held: PyTree) -> PyTree:
     """Return a value with random keys in the place of their data, as another value holds them."""
+    if isinstance(held, jax.Array) and not _is_key(held):
+        return value
 
     def of_leaf(held: PyTree, leaf: PyTree) -> PyTree:
         return (
@@ -51,6 +56,8 @@ def like_leaves(held: PyTree, leaves: Mapping[Path, jax.Array], start: Path = ()
 
 def same_type(found: PyTree, expected: PyTree) -> bool:
     """Tell whether two pytrees have the same structure, shapes and dtypes."""
+    if isinstance(found, jax.Array) and isinstance(expected, jax.Array):
+        return found.shape == expected.shape and bool(found.dtype == expected.dtype)
     leaves, tree = jax.tree.flatten(found)
     others, other = jax.tree.flatten(expected)
     return bool(tree == other) and all(
@@ -71,4 +78,5 @@ def _parts(keys: tuple[Any, ...]) -> Path:
 
 
 def _is_key(leaf: PyTree) -> bool:
-    return jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+    dtype = getattr(leaf, "dtype", None)
+    return not isinstance(dtype, np.dtype) and jnp.issubdtype(dtype, jax.dtypes.prng_key)

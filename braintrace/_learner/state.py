@@ -11,6 +11,7 @@ import brainstate
 import jax
 
 from .._arguments import check_tree, differences, shown
+from .._brainstate import values_of
 from .._errors import OptionError, ShapeError
 from .._graph import Traces
 from .._typing import Path, PyTree, path_name
@@ -135,7 +136,7 @@ class Place(NamedTuple):
         OptionError
             If it says none.
         """
-        entries, held = getattr(state, self.field), self.state.value
+        entries, (held,) = getattr(state, self.field), values_of([self.state])
         if self.field != "optimizer":
             return like_held(entries[self.path], held)
         if not entries and jax.tree.leaves(held):

@@ -153,6 +153,8 @@ class CompiledStep:
         if self.placement is not None:
             arguments = self.placement.by_sample(arguments, axis=0)
         inputs = {**read_arguments(self.graph, arguments), **of_states}
+        if self.placement is None:
+            return [inputs[var] for var in self._in_vars]
         return [self._placed(var, inputs[var]) for var in self._in_vars]
 
     def entered(self, inputs: list[Any], sequences: Any, mark: Any) -> tuple[list[Any], Any]:

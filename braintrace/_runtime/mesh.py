@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._arguments import CONTAINERS, check_tree
-from .._brainstate import StatesAsRead, peek
+from .._brainstate import StatesAsRead, peek, values_of
 from .._errors import Interrupted
 from .._jax import is_tracer, is_transforming
 from .._sharding import automatic_axes, put
@@ -179,8 +179,10 @@ def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
 
     Inside a transformation there is none: JAX has typed what is given already.
     """
-    leaves = jax.tree.leaves((given, [state.value for state in _parameters(algorithm)]))
-    if is_transforming() or any(map(is_tracer, leaves)):
+    if is_transforming():
+        return None
+    leaves = jax.tree.leaves((given, values_of(_parameters(algorithm))))
+    if any(map(is_tracer, leaves)):
         return None
     meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)
     found = next((mesh for mesh in meshes if mesh is not None and _is_explicit(mesh)), None)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import saiunit
 
 from .._arguments import CONTAINERS, array_of, check_tree, is_quantity, named, shown
+from .._brainstate import set_values, values_of
 from .._compiler import components, join_components, split_components
 from .._errors import DtypeError, NotCompiledError, ShapeError
 from .._graph import ETraceGraph, StateLeaf
@@ -63,13 +64,12 @@ def short_term(states: States) -> dict[Path, brainstate.State]:
 
 def values_by_path(states: States) -> dict[Path, Any]:
     """Return the values of States."""
-    return {path: state.value for path, state in states.items()}
+    return dict(zip(states, values_of(states.values()), strict=True))
 
 
 def write_by_path(states: States, values: Mapping[Path, Any]) -> None:
     """Write values to some of the States."""
-    for path, value in values.items():
-        states[path].value = value
+    set_values([states[path] for path in values], values.values())
 
 
 def read_states(
@@ -91,11 +91,12 @@ def read_states(
     ShapeError
         If a State has another shape than when the model was compiled.
     """
+    values = values_by_path(states) if values is None else values
     inputs: dict[Var, Any] = {}
     leaves, trees = iter(graph.traced.leaves), graph.traced.state_trees
     for path, state in states.items():
         count = components(state)
-        value = state.value if values is None else values[path]
+        value = values[path]
         found, tree = jax.tree.flatten(value)
         if tree != trees[path]:
             raise _other_structure(path, value, trees[path])
@@ -125,17 +126,13 @@ def _check_leaf(leaf: StateLeaf, value: Any, path: Path) -> None:
         )
 
 
-def whole_values(
-    graph: ETraceGraph, states: States, values: Mapping[Path, Any], new: Mapping[Var, Any]
-) -> dict[Path, Any]:
+def whole_values(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> dict[Path, Any]:
     """Return the new values of the States that the step writes, by path, from their leaves.
 
     Parameters
     ----------
     graph, states
         The compiled model, and its States.
-    values
-        Values that the States have had.
     new
         New values of the leaves, by input variable.
     """
@@ -151,15 +148,13 @@ def whole_values(
             join_components(parts[start : start + size], count)
             for start in range(0, len(parts), size)
         ]
-        whole[path] = jax.tree.unflatten(jax.tree.structure(values[path]), joined)
+        whole[path] = jax.tree.unflatten(graph.traced.state_trees[path], joined)
     return whole
 
 
 def write_states(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> None:
     """Write new leaf values to the States that the step writes."""
-    values = {path: state.value for path, state in states.items()}
-    for path, value in whole_values(graph, states, values, new).items():
-        states[path].value = value
+    write_by_path(states, whole_values(graph, states, new))
 
 
 def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, Any]:
@@ -190,8 +185,10 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
                 "the batch size has changed, call `reset_state` with the new one: states and "
                 "traces have a batch axis of their own."
             )
-        _check_kind(name, value.dtype, var.aval.dtype)
-        values[var] = value.astype(var.aval.dtype)
+        if value.dtype != var.aval.dtype:
+            _check_kind(name, value.dtype, var.aval.dtype)
+            value = value.astype(var.aval.dtype)
+        values[var] = value
     return values
 
 

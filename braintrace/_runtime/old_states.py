@@ -57,12 +57,12 @@ def entered(
     OptionError
         When a gradient is differentiated with respect to both old states and other inputs.
     """
+    if not any(map(is_tracer, jax.tree.leaves((list(old.values()), others, mark)))):
+        return dict(old), mark
     leaves, tree = jax.tree.flatten(list(old.values()))
     names = [name for name, value in old.items() for _ in jax.tree.leaves(value)]
     floats = [index for index, leaf in enumerate(leaves) if _is_float(leaf)]
     rest = [leaf for leaf in jax.tree.leaves(others) if _is_float(leaf)]
-    if not any(map(is_tracer, (*leaves, *rest, mark))):
-        return dict(old), mark
     inputs = jax.tree.map(_computed, ([leaves[i] for i in floats], rest, mark))
     held, mark = _held([names[i] for i in floats], through_steps)(*inputs)
     for index, leaf in zip(floats, held, strict=True):

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 import brainstate
 import jax
 
-from .._brainstate import is_watched
+from .._brainstate import is_watched, set_values
 from .._errors import OptionError
 from .._foreign import in_words
 from .._interrupts import interruptible, uninterrupted
@@ -111,5 +111,4 @@ def write_values(states: Iterable[brainstate.State], values: Iterable[Any]) -> N
         Inside a transformation of JAX's own.
     """
     with in_words(OptionError, lambda: RAW):
-        for state, value in zip(states, values, strict=True):
-            state.value = value
+        set_values(states, values)
