@@ -1412,6 +1412,14 @@ MUTATIONS = [
         (OPTIONS,),
         "a plan is for another call than the one that follows",
     ),
+    Mutation(
+        "an algorithm with a default of its own",
+        "_algorithms/algorithm.py",
+        "unroll_limit: int = 32,",
+        "unroll_limit: int = 16,",
+        (OPTIONS,),
+        "an algorithm and `compile_etrace_graph` compile one model differently",
+    ),
     # plans
     Mutation(
         "a loop counts as one step",

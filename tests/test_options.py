@@ -1,4 +1,4 @@
-"""Methods, pure twins, `lower`, `plan` and `export_step` take the same options."""
+"""Functions that take the same options have one definition of them."""
 
 import functools
 import gc
@@ -14,6 +14,7 @@ import pytest
 
 import braintrace
 from braintrace import FunctionalLearner, Learner
+from braintrace._compiler import CompilerOptions
 from braintrace._learner.options import FIELDS, Options, WatchOptions
 
 XS = np.ones((3, 2, 3), np.float32)
@@ -246,3 +247,61 @@ def test_a_plan_takes_the_options_of_its_method(method):
         else:
             with pytest.raises(braintrace.OptionError, match=f"does not accept `{name}`"):
                 plan_of(method, steps=2, **{name: value})
+
+
+# --- compilation
+
+
+OF_COMPILER = {"strict": False, "unroll_limit": 32, "mark": None}
+OF_ALGORITHM = {"vjp_method": "single-step", **OF_COMPILER, "trace_dtype": None}
+OF_COMPILE = {"batch_size": None, "vmap": False, "rules": None}
+ALGORITHMS = [
+    kind
+    for name, kind in vars(braintrace).items()
+    if name[0] != "_" and isinstance(kind, type) and issubclass(kind, braintrace.ETraceAlgorithm)
+]
+
+
+def defaults(function):
+    return {p.name: p.default for p in inspect.signature(function).parameters.values()}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_algorithms_take_the_options_of_all_of_them(kind):
+    assert OF_ALGORITHM.items() <= defaults(kind).items()
+
+
+def test_the_compiler_has_the_defaults_of_the_algorithms():
+    for function in (braintrace.compile_etrace_graph, CompilerOptions):
+        assert OF_COMPILER.items() <= defaults(function).items()
+    for function in (braintrace.compile, braintrace.plan):
+        assert OF_COMPILE.items() <= defaults(function).items()
+
+
+@pytest.mark.parametrize("option", OF_COMPILER)
+def test_values_for_the_compiler_are_refused_in_the_same_words(option):
+    def made():
+        return braintrace.nn.IndRNN(3, 4)
+
+    given = {option: 0.5}
+
+    def loss(output, y):
+        return jnp.sum(output - y)
+
+    calls = [
+        lambda: braintrace.D_RTRL(made(), **given),
+        lambda: braintrace.compile(made(), "d_rtrl", XS[0], batch_size=2, **given),
+        lambda: braintrace.compile(
+            made(), "d_rtrl", XS[0], batch_size=2, rules={"u": "es_d_rtrl"}, **given
+        ),
+        lambda: plan_of("predict", **given),
+        lambda: braintrace.gradient_check(made(), "d_rtrl", XS, XS, loss, batch_size=2, **given),
+        lambda: braintrace.compile_etrace_graph(made(), XS[0], **given),
+    ]
+    words = set()
+    for call in calls:
+        with pytest.raises(braintrace.OptionError, match=f"`{option}`") as caught:
+            call()
+        words.add(str(caught.value))
+    assert len(words) == 1, words

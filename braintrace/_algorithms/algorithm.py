@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import dataclasses
 from typing import Any, ClassVar
 
 import brainstate
@@ -9,11 +10,8 @@ import jax.numpy as jnp
 
 from .._arguments import (
     BATCH_SIZE,
-    BOOLEAN,
     FLOATING,
-    MARK,
     MODEL,
-    NOT_NEGATIVE,
     check_option,
     named,
     one_of,
@@ -99,13 +97,9 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         super().__init__()
         check_option("model", model, MODEL)
         check_option("vjp_method", vjp_method, one_of(*VJP_METHODS))
-        check_option("strict", strict, BOOLEAN)
-        check_option("unroll_limit", unroll_limit, NOT_NEGATIVE)
-        check_option("mark", mark, MARK)
         check_option("trace_dtype", trace_dtype, FLOATING.or_else(None))
-        self.model, self.vjp_method = model, vjp_method
-        self.strict, self.unroll_limit = strict, unroll_limit
-        self.mark, self.trace_dtype = mark, trace_dtype
+        self.model, self.vjp_method, self.trace_dtype = model, vjp_method, trace_dtype
+        self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
         self.samples_of_model: int | None = None
         self.filters: dict[str, ReadoutFilter] = {}
         self._compiled: CompiledModel | None = None
@@ -255,15 +249,19 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @on_automatic_axes
     def _compile(self, example: tuple[Any, ...], batch_size: int | None) -> None:
         compiled = compile_first(self.model, self.analysed, example, batch_size)
-        publish(learned_starts(compiled, self.model), self.strict)
+        publish(learned_starts(compiled, self.model), self.compiler_options.strict)
         self._compiled = compiled
 
     def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         """Return the model's step compiled for example arguments."""
         # A window's gradient goes back, through mixing, to states that no trace is read from.
-        every_state, rule = self.vjp_method == "multi-step", type(self).__name__
-        more = every_state, rule, self.samples_of_model, self.readout_filters, self.mark
-        options = CompilerOptions(self.strict, self.unroll_limit, *more)
+        options = dataclasses.replace(
+            self.compiler_options,
+            every_state=self.vjp_method == "multi-step",
+            rule=type(self).__name__,
+            samples=self.samples_of_model,
+            readout_filters=self.readout_filters,
+        )
         step = (self.model, self.method, example, batch_size, options)
         compiled = compile_step(*step, self.trace_dtype)
         self.check_model(compiled.graph)

@@ -81,11 +81,11 @@ def _complaint(
     algorithm: type[ETraceAlgorithm], options: Mapping[str, Any], error: TypeError
 ) -> str:
     """Return what is wrong with options that an algorithm cannot be made with."""
-    needed = {name: o.default is o.empty for name, o in _options(algorithm).items()}
+    needed = {name: o.default is o.empty for name, o in options_of(algorithm).items()}
     return wrong_names(options, needed) or f"cannot be made: {error}."
 
 
-def _options(algorithm: type[ETraceAlgorithm]) -> dict[str, inspect.Parameter]:
+def options_of(algorithm: type) -> dict[str, inspect.Parameter]:
     """Return what an algorithm takes beside the model, its own options first."""
     found: dict[str, inspect.Parameter] = {}
     for base in algorithm.__mro__:

@@ -13,9 +13,9 @@ from .._graph import ETraceGraph, FilteredReadout, HiddenParamOpRelation, TraceM
 from .._graph.diagnostics import quoted
 from .._typing import Path, path_name
 from .algorithm import ETraceAlgorithm
-from .names import algorithm_of, made
+from .names import algorithm_of, made, options_of
 
-SHARED = ("vjp_method", "strict", "unroll_limit", "mark", "trace_dtype", "readout_filters")
+SHARED = (*options_of(ETraceAlgorithm), "readout_filters")
 """Options that hold for a whole model."""
 
 

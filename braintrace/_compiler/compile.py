@@ -69,13 +69,13 @@ BY_POSITION: tuple[Boundary, ...] = ("cut", "diagonal")
 """Rules that follow what happens position by position."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerOptions:
-    """How a model is compiled.
+    """How a model is compiled: the options of `compile_etrace_graph` and of every algorithm.
 
     Attributes
     ----------
-    strict, unroll_limit
+    strict, unroll_limit, readout_filters, mark
         See `compile_etrace_graph`.
     every_state
         Whether states that no later step reads position by position have traces as well.
@@ -83,17 +83,26 @@ class CompilerOptions:
         Name of the learning rule, for messages.
     samples
         How many samples the model itself is written for; ``None``: that is not known.
-    readout_filters, mark
-        See `compile_etrace_graph`.
+
+    Raises
+    ------
+    OptionError
+        For a value that is not accepted.
     """
 
     strict: bool = False
     unroll_limit: int = 32
+    readout_filters: bool = False
+    mark: Any = None
     every_state: bool = False
     rule: str = "D_RTRL"
     samples: int | None = None
-    readout_filters: bool = False
-    mark: Any = None
+
+    def __post_init__(self) -> None:
+        check_option("strict", self.strict, BOOLEAN)
+        check_option("unroll_limit", self.unroll_limit, NOT_NEGATIVE)
+        check_option("readout_filters", self.readout_filters, BOOLEAN)
+        check_option("mark", self.mark, MARK)
 
 
 @memory_told()
@@ -109,10 +118,6 @@ def compile_model(
     The ``method`` is the rule by which the model is to learn.
     """
     check_option("model", model, MODEL)
-    check_option("strict", options.strict, BOOLEAN)
-    check_option("unroll_limit", options.unroll_limit, NOT_NEGATIVE)
-    check_option("readout_filters", options.readout_filters, BOOLEAN)
-    check_option("mark", options.mark, MARK)
     check_parameters(model)
 
     # `update` as a flat program: calls are inlined, branches and loops with marks spelled out.

@@ -71,5 +71,7 @@ def compile_etrace_graph(
     ApproximationWarning
         Once for every diagnostic of level ``'warning'``.
     """
-    options = CompilerOptions(strict, unroll_limit, readout_filters=readout_filters, mark=mark)
+    options = CompilerOptions(
+        strict=strict, unroll_limit=unroll_limit, readout_filters=readout_filters, mark=mark
+    )
     return compile_model(model, arguments, batch_size, options, ParameterTraces())[0]

@@ -38,8 +38,8 @@ def state_paths(model: brainstate.nn.Module) -> dict[int, Path]:
 def trace_model(
     model: brainstate.nn.Module,
     arguments: tuple[PyTree, ...],
-    batch_size: int | None = None,
-    unroll_limit: int = 32,
+    batch_size: int | None,
+    unroll_limit: int,
     marking: Marking | None = None,
 ) -> tuple[TracedModel, dict[Path, brainstate.State]]:
     """Trace one ``update``.
