@@ -155,6 +155,14 @@ def test_other_names_are_refused_with_the_same_list(learner, method):
                 call()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_docstrings_explain_every_option(method):
+    _, _, text = inspect.getdoc(getattr(Learner, method)).partition("Parameters\n----------\n")
+    heads = re.findall(r"^[\w*, ]+$", text.partition("\n\nReturns\n")[0], re.MULTILINE)
+    named = [name for head in heads if head[0] != " " for name in head.split(", ")]
+    assert {*named} == {"*sequences", *TAKEN[method], *WATCH}
+
+
 def test_what_is_logged_is_an_option_of_methods_alone():
     assert [*WatchOptions.__annotations__] == [*WATCH]
 
