@@ -957,8 +957,8 @@ MUTATIONS = [
     Mutation(
         "a derivative that uses an element several times",
         "_jaxpr/dataflow/lattices.py",
-        "return merge(base, _one_of(low, top)[:-1].reshape(base.shape))",
-        "return merge(base, top[:-1].reshape(base.shape))",
+        "found[places[found[places] != values]] = MIXED",
+        "pass",
         ("tests/test_reported_paths.py::test_reported_with_names_and_line_and_refused_by_strict",),
         "the last of several uses stands for all of them",
     ),
@@ -1164,7 +1164,7 @@ MUTATIONS = [
     Mutation(
         "a weight with noise marked element by element",
         "_compiler/marking/mark_plan.py",
-        "            return back_from_outputs(analysis, equation)[operand] is CUT\n",
+        "            return back_from_outputs(analysis.constants, equation)[operand] is CUT\n",
         "            return False\n",
         (
             f"{MARKS}_a_form_without_a_mark_has_the_gradient_of_the_step_and_names_an_operation"
@@ -1650,11 +1650,36 @@ MUTATIONS = [
     ),
     Mutation(
         "a custom derivative that couples elements counts as elementwise",
-        "_compiler/core/derivative.py",
-        "found[operand, output] = None if np.any(labels == MIXED) else labels",
-        "found[operand, output] = np.maximum(labels, NONE)",
+        "_compiler/core/back_through.py",
+        "flows = flows_back(Labels(), constants, equation, labels)",
+        "flows = [f if f is None else np.maximum(f, NONE) for f in flows_back("
+        "Labels(), constants, equation, labels) or []] or None",
         (f"{JACOBIANS}::test_what_a_custom_derivative_couples_is_reported[rolled and in place]",),
         "a path is truncated in silence",
+    ),
+    Mutation(
+        "a custom derivative that couples elements is not followed forward",
+        "_compiler/core/back_through.py",
+        "if own is None or np.any(own == MIXED):",
+        "if own is None:",
+        (f"{JACOBIANS}::test_what_a_custom_derivative_couples_is_reported[running]",),
+        "the Jacobian of SnAp lacks entries",
+    ),
+    Mutation(
+        "an equation that couples elements counts as a broadcast",
+        "_compiler/core/back_through.py",
+        "return (is_mixed and not is_alone) or _couples(constants, equation, operand)",
+        "return False",
+        ("tests/test_reported_paths.py::test_reported_with_names_and_line_and_refused_by_strict",),
+        "a path is truncated in silence",
+    ),
+    Mutation(
+        "a cotangent that goes around a loop of unknown length once",
+        "_jaxpr/dataflow/vjp.py",
+        "carried = fixpoint(join, lambda after: before(after)[fixed:], cotangents)",
+        "carried = before(cotangents)[fixed:]",
+        ("tests/test_dataflow.py::test_a_loop_of_unknown_length_is_followed_back",),
+        "what a second step couples is carried as if it were elementwise",
     ),
     Mutation(
         "loops couple everything before a broadcast",

@@ -12,7 +12,7 @@ from dataflow_cases import CASES, COUPLED, MATRICES, OF_OTHER_VERSIONS, OF_THE_L
 from dataflow_trials import PRIMITIVES, ROUNDING, Case, dependences_by_trial, jacobian
 
 from braintrace._jax import Primitive, equations_inside
-from braintrace._jaxpr import program_of
+from braintrace._jaxpr import carries_derivative, program_of
 from braintrace._jaxpr.dataflow import (
     ELEMENTWISE,
     MIXED,
@@ -21,9 +21,13 @@ from braintrace._jaxpr.dataflow import (
     Labels,
     Question,
     Sets,
+    everything,
+    flows_back,
     flows_from,
     flows_of_outputs,
     flows_to,
+    joined,
+    spread,
 )
 from braintrace._jaxpr.dataflow import flow as engine
 from braintrace._jaxpr.dataflow.primitives import RULES
@@ -33,6 +37,9 @@ pytestmark = pytest.mark.usefixtures("float64_in_every_thread")
 
 def each(cases):
     return pytest.mark.parametrize("case", [pytest.param(c, id=str(c)) for c in cases])
+
+
+OF_FLOATS = [c for c in CASES if all(c.operands[i].dtype == float for i in c.places)]
 
 
 def traced(case):
@@ -68,7 +75,7 @@ def test_an_element_depends_on_what_the_engine_names(case):
         assert not (claimed & ~shown).any(), "the engine names an element without influence"
 
 
-@each([c for c in CASES if all(c.operands[i].dtype == float for i in c.places)])
+@each(OF_FLOATS)
 def test_a_derivative_that_the_engine_calls_zero_is_zero(case):
     jaxpr = traced(case)
     claimed = sets_of(case, jaxpr, derivatives=True)
@@ -77,6 +84,63 @@ def test_a_derivative_that_the_engine_calls_zero_is_zero(case):
     except (NotImplementedError, TypeError, ValueError) as error:
         pytest.skip(f"no derivative: {error}")
     assert not ((np.abs(found) > ROUNDING) & ~claimed).any()
+
+
+def sets_back(case, jaxpr):
+    """Whether the engine lets the cotangent of each element that is followed depend on each result.
+
+    Equations are passed in reverse; the answer has the shape of the Jacobian.
+    """
+    program, results = program_of(jaxpr), [*jaxpr.jaxpr.outvars]
+    constants, lattice = Constants(program), Sets(sum(var.aval.size for var in results))
+    rows = np.split(np.eye(lattice.count, dtype=bool), np.cumsum([v.aval.size for v in results]))
+    known = {
+        v: row.reshape(*v.aval.shape, lattice.count) for v, row in zip(results, rows, strict=False)
+    }
+    for equation in reversed(program.equations):
+        cotangents = [known.get(var) for var in equation.outvars]
+        if all(flow is None for flow in cotangents):
+            continue
+        found = flows_back(lattice, constants, equation, cotangents)
+        if found is None:
+            one = everything(lattice, cotangents)
+            found = [spread(lattice, one, atom.aval.shape) for atom in equation.invars]
+        for atom, flow in zip(equation.invars, found, strict=True):
+            if flow is not None and carries_derivative(atom):
+                known[atom] = joined(lattice, [known.get(atom), flow])
+    inputs = [jaxpr.jaxpr.invars[i] for i in case.places]
+    full = [lattice.empty(v.aval.shape) if known.get(v) is None else known[v] for v in inputs]
+    return np.concatenate([f.reshape(-1, lattice.count) for f in full]).T
+
+
+@each(OF_FLOATS)
+def test_a_cotangent_that_the_engine_does_not_name_has_no_influence(case):
+    jaxpr = traced(case)
+    claimed = sets_back(case, jaxpr)
+    try:
+        found = jacobian(case)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        pytest.skip(f"no derivative: {error}")
+    assert not ((np.abs(found) > ROUNDING) & ~claimed).any()
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_loop_of_unknown_length_is_followed_back(shift):
+    """Each step moves what it carries by one place, or by none."""
+
+    def function(x, end):
+        step = lambda c: (jnp.sin(jnp.roll(c[0], shift)), c[1] + 1)  # noqa: E731
+        return jax.lax.while_loop(lambda c: c[1] < end, step, (x, 0))[0]
+
+    program = program_of(jax.make_jaxpr(function)(np.ones(3), 4))
+    (equation,) = [e for e in program.equations if e.primitive.name == "while"]
+    cotangents = [np.arange(3) if carries_derivative(v) else None for v in equation.outvars]
+    (found,) = [
+        flow
+        for flow in flows_back(Labels(), Constants(program), equation, cotangents)
+        if flow is not None
+    ]
+    np.testing.assert_array_equal(found, [MIXED] * 3 if shift else np.arange(3))
 
 
 @each(CASES)

@@ -450,3 +450,4 @@ def test_what_a_custom_derivative_couples_is_reported(tangent, couples):
     graph = graph_of(entry, "d_rtrl")
     assert any(d.kind == "plain-mixing" for d in graph.diagnostics) == couples
     assert graph.hidden_groups[0].transition == (() if couples else ((0, 0),))
+    check_states(entry, *full_state(entry, "snap", n=2))

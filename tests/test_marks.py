@@ -881,19 +881,28 @@ def rows_that_clip(p, h, x):
     return leaky(h, jnp.zeros((BATCH, UNITS)).at[:, ENTRIES[1]].add(terms))
 
 
-NO_SPARSE_PRODUCT = [shared_terms, columns_from_data, rows_that_clip]
-
-
-@pytest.mark.parametrize("step", NO_SPARSE_PRODUCT)
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-def test_a_sum_that_is_no_sparse_product_is_reported(step):
+def test_a_sum_at_columns_that_data_choose_is_reported():
+    def with_bias(p, h, x):
+        return columns_from_data(p, h, x) + p["c"]
+
+    row = Row("columns_from_data", with_bias, None, {"w": (7,), "c": (UNITS,)})
+    learner = compiled((row,), "plain", mark="auto")
+    assert ("mixed-positions", ("w0", "h0")) in findings_of(learner)
+
+
+@pytest.mark.parametrize("step", [shared_terms, rows_that_clip])
+def test_a_sum_that_is_no_sparse_product_learns_term_by_term(step):
+    """Each term reaches one place, so that its weight is one of an elementwise operation."""
+
     def with_bias(p, h, x):
         return step(p, h, x) + p["c"]
 
-    learner = compiled(
-        (Row(step.__name__, with_bias, None, {"w": (7,), "c": (UNITS,)}),), "plain", mark="auto"
-    )
-    assert ("mixed-positions", ("w0", "h0")) in findings_of(learner)
+    rows = (Row(step.__name__, with_bias, None, {"w": (7,), "c": (UNITS,)}),)
+    learner = compiled(rows, "plain", mark="auto")
+    assert not findings_of(learner)
+    expected = by_name(bptt(rows, [each.params() for each in rows], data()))
+    assert_gradients_close(gradients_of(learner), expected, TOLERANCE)
 
 
 UNMARKED = {

@@ -26,35 +26,6 @@ def moved(equation: Equation, operands: Sequence[np.ndarray]) -> list[np.ndarray
     return None if move is None else move(equation, *operands)
 
 
-def moved_back(
-    equation: Equation, outputs: Sequence[np.ndarray | None], missing: int
-) -> list[np.ndarray] | None:
-    """Return for every operand of a move the values at the places where its elements have gone.
-
-    Parameters
-    ----------
-    equation
-        An equation for which `is_data_movement` holds.
-    outputs
-        One array per output, of its shape; ``None`` where all of it is missing.
-    missing
-        The value of elements that have gone nowhere.
-
-    Returns
-    -------
-    list of arrays or None
-        ``None`` for a move that may copy elements; `source_map` knows of these.
-    """
-    back = _BACK.get(equation.primitive.name)
-    if back is None:
-        return None
-    full = [
-        np.full(var.aval.shape, missing, np.int32) if value is None else value
-        for var, value in zip(equation.outvars, outputs, strict=True)
-    ]
-    return back(equation, full, missing)
-
-
 def _reshape(equation: Equation, x: np.ndarray) -> _Sources:
     return [x.reshape(equation.outvars[0].aval.shape)]
 
@@ -109,6 +80,22 @@ def _tile(equation: Equation, x: np.ndarray) -> _Sources:
     return [np.tile(x, equation.params["reps"])]
 
 
+def _pad(equation: Equation, x: np.ndarray, value: np.ndarray) -> _Sources:
+    """Fill the gaps; negative padding leaves elements out."""
+    shape = equation.outvars[0].aval.shape
+    padded = np.full(shape, value, x.dtype)
+    taken, places = [], []
+    for old, new, (low, _, gap) in zip(
+        x.shape, shape, equation.params["padding_config"], strict=True
+    ):
+        step = gap + 1
+        first, last = max(0, -(low // step)), min(old, -((low - new) // step))
+        taken.append(slice(first, max(first, last)))
+        places.append(slice(low + first * step, low + max(first, last) * step, step))
+    padded[tuple(places)] = x[tuple(taken)]
+    return [padded]
+
+
 _MOVES: dict[str, Callable[..., _Sources]] = {
     "reshape": _reshape_in_order,
     "squeeze": _reshape,
@@ -122,61 +109,9 @@ _MOVES: dict[str, Callable[..., _Sources]] = {
     "stack": _stack,
     "unstack": _unstack,
     "tile": _tile,
+    "pad": _pad,
 }
 
-
-def _reshape_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
-    return [outputs[0].reshape(equation.invars[0].aval.shape)]
-
-
-def _reshape_in_order_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
-    shape, order = equation.invars[0].aval.shape, equation.params["dimensions"]
-    if order is None:
-        return _reshape_back(equation, outputs, missing)
-    in_order = outputs[0].reshape([shape[axis] for axis in order])
-    return [in_order.transpose(np.argsort(order))]
-
-
-def _broadcast_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources | None:
-    copies = equation.outvars[0].aval.size != equation.invars[0].aval.size
-    return None if copies else _reshape_back(equation, outputs, missing)
-
-
-def _transpose_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
-    return [outputs[0].transpose(np.argsort(equation.params["permutation"]))]
-
-
-def _slice_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
-    found = np.full(equation.invars[0].aval.shape, missing, np.int32)
-    _slice(equation, found)[0][...] = outputs[0]
-    return [found]
-
-
-def _rev_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
-    return _rev(equation, outputs[0])
-
-
-def _concatenate_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
-    axis = equation.params["dimension"]
-    ends = np.cumsum([atom.aval.shape[axis] for atom in equation.invars])[:-1]
-    return list(np.split(outputs[0], ends, axis=axis))
-
-
-def _split_back(equation: Equation, outputs: _Sources, missing: int) -> _Sources:
-    return [np.concatenate(outputs, axis=equation.params["axis"])]
-
-
-_BACK: dict[str, Callable[[Equation, _Sources, int], _Sources | None]] = {
-    "reshape": _reshape_in_order_back,
-    "squeeze": _reshape_back,
-    "expand_dims": _reshape_back,
-    "broadcast_in_dim": _broadcast_back,
-    "transpose": _transpose_back,
-    "slice": _slice_back,
-    "rev": _rev_back,
-    "concatenate": _concatenate_back,
-    "split": _split_back,
-}
 
 # Operands that carry elements; the others say where the elements go.
 _INDEXED_MOVES = {
@@ -184,7 +119,6 @@ _INDEXED_MOVES = {
     "scatter": (0, 2),
     "dynamic_slice": (0,),
     "dynamic_update_slice": (0, 1),
-    "pad": (0, 1),
 }
 
 

@@ -1,25 +1,24 @@
 """What the passes ask of one program, each fact found once.
 
-There is one `Analysis` of a step, another of every rewriting of it, and one of every body of a loop
-or branch in it.
+There is one `Analysis` of a step, and another of every rewriting of it.
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
 
-from ..._graph.marked import MarkedRole, is_marked, role
-from ..._jax import OWN_BACKWARD, AnyJaxpr, Atom, Equation, Var
-from ..._jaxpr import Program, carries_derivative, program_of
-from ..._jaxpr.dataflow import CONSTANT, MIXED, Constants, Flow, Labels, Question, flows_from
+from ..._graph.marked import MarkedRole, role
+from ..._jax import Atom, Var
+from ..._jaxpr import Program, carries_derivative
+from ..._jaxpr.dataflow import CONSTANT, MIXED, Constants, flows_from
+from .back_through import SOURCES, Ids
 from .derivative import Derivatives
 from .origin_position import (
     least_moved_positions,
     origin_positions,
 )
-from .transfer import Ids
 
 
 class Analysis:
@@ -29,8 +28,6 @@ class Analysis:
     ----------
     program
         The program.
-    derivatives
-        Those that are known already; ``None``: none are.
 
     Attributes
     ----------
@@ -42,19 +39,12 @@ class Analysis:
         Those of its equations.
     """
 
-    def __init__(self, program: Program, derivatives: Derivatives | None = None) -> None:
+    def __init__(self, program: Program) -> None:
         self.program = program
         self.constants = Constants(program)
-        self.derivatives = Derivatives() if derivatives is None else derivatives
-        self._bodies: dict[int, Analysis] = {}
+        self.derivatives = Derivatives()
         self._origins: dict[tuple[object, ...], Origin] = {}
         self._elements: dict[Var, tuple[int, Mapping[Var, Ids]]] = {}
-
-    def body(self, jaxpr: AnyJaxpr) -> "Analysis":
-        """Return what is known of the body of a loop or branch of the program."""
-        if id(jaxpr) not in self._bodies:
-            self._bodies[id(jaxpr)] = Analysis(program_of(jaxpr), self.derivatives)
-        return self._bodies[id(jaxpr)]
 
     # --- marked operations
 
@@ -116,22 +106,10 @@ class Analysis:
         known, found = self._elements.get(start, (-2, {}))
         if known < last:
             numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
-            question = Question(Labels(), derivatives=True, special=self._through_forward_rules)
-            flows = flows_from(question, self.constants, {start: numbers}, last).items()
+            flows = flows_from(SOURCES, self.constants, {start: numbers}, last).items()
             found = {v: f for v, f in flows if f is not None and not np.any(f == MIXED)}
             self._elements[start] = last, found
         return found
-
-    def _through_forward_rules(
-        self, equation: Equation, operands: Sequence[Flow]
-    ) -> list[Flow] | None:
-        """Follow a custom forward derivative; stop at backward passes and at ETP operations."""
-        name = equation.primitive.name
-        if name == "custom_jvp_call":
-            return self.derivatives.of(equation).through(Labels(), operands)
-        if name in OWN_BACKWARD or is_marked(equation):
-            return [np.full(var.aval.shape, MIXED, np.int32) for var in equation.outvars]
-        return None
 
 
 class Origin:

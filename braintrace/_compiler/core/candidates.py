@@ -9,9 +9,9 @@ from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Equation, Var, is_var
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.data_movement import is_data_movement, moved_operands
-from ..._jaxpr.dataflow import NONE, Constants
+from ..._jaxpr.dataflow import NONE, Constants, Labels
 from .analysis import Analysis
-from .transfer import Ids, are_distinct, spread_back
+from .back_through import Ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,9 +102,21 @@ def _unmove(
         return None
     operands = [equation.invars[operand] for operand in moved_operands(equation)]
     sizes = [atom.aval.size for atom in operands]
-    received = spread_back(sources[0], ids, sum(sizes))
+    received = Labels().put(Labels().empty([sum(sizes)]), sources[0], ids)
     for atom, piece in zip(operands, np.split(received, np.cumsum(sizes)[:-1]), strict=True):
         positions = piece[piece >= 0]
         if is_var(atom) and len(positions) == size and are_distinct(positions, size):
             return atom, piece.reshape(atom.aval.shape)
     return None
+
+
+def are_distinct(positions: np.ndarray, size: int) -> bool:
+    """Tell whether no position, of ``size`` that there are, is found twice."""
+    return int(np.count_nonzero(places_of(positions, size))) == positions.size
+
+
+def places_of(positions: np.ndarray, size: int) -> np.ndarray:
+    """Return for each of ``size`` positions whether it is among some."""
+    found = np.zeros(size, bool)
+    found[positions] = True
+    return found

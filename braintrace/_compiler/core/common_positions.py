@@ -13,8 +13,8 @@ import numpy as np
 from ..._jax import Var
 from ..._jaxpr.dataflow import NONE
 from ..._typing import Path
-from .candidates import Candidate
-from .transfer import Ids, are_distinct, places_of
+from .back_through import Ids
+from .candidates import Candidate, are_distinct, places_of
 
 Reached = Callable[[int], Mapping[Var, Ids]]
 """By index of a state: the variables that reach it, and the element that each of theirs does."""

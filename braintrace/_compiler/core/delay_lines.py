@@ -12,7 +12,7 @@ from ..._jaxpr.data_movement import is_data_movement
 from .analysis import Analysis
 from .candidates import Candidate
 from .step_graph import StepGraph
-from .transfer import COPIES
+from .walk import COPIES
 
 _ALSO_MOVES = frozenset({"convert_element_type", "select_n"})  # a selection keeps or replaces
 

@@ -18,9 +18,9 @@ from ..._jax import Equation, Var
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow.bilinear import NOTHING, PRODUCTS, joining
 from .analysis import Analysis
+from .back_through import Ids
 from .influence import Way, roots_behind, ways_of
 from .placement import Together
-from .transfer import Ids
 from .walk import Walk, walk_back
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]

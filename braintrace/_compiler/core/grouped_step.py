@@ -9,9 +9,9 @@ from ..._graph import HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Var
 from .analysis import Analysis
+from .back_through import MANY
 from .marked_operations import MarkedOperation
 from .step_graph import StepGraph
-from .transfer import MANY
 from .walk import Walk
 
 

@@ -11,11 +11,11 @@ from ..._graph import Boundary, Cut, Diagonal, HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Var
 from .analysis import Analysis
+from .back_through import Ids
 from .delay_lines import find_delay_lines
 from .diagonals import diagonals_of
 from .placement import Placement, Together
 from .step_graph import StepGraph
-from .transfer import Ids
 from .walk import Walk
 
 

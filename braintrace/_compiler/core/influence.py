@@ -16,7 +16,8 @@ from ..._jax import Var
 from ..._jaxpr import reached
 from ..._jaxpr.dataflow import NONE
 from .analysis import Analysis
-from .transfer import MANY, Ids, places_of
+from .back_through import MANY, Ids
+from .candidates import places_of
 from .walk import Walk
 
 

@@ -9,7 +9,7 @@ from ..._jax import Equation, Var, is_var
 from ..._jaxpr import Program
 from ..._jaxpr.data_movement import NOWHERE, is_data_movement, moved, moved_operands
 from ..._jaxpr.dataflow import ELEMENTWISE, MIXED, NONE, Constants, merge
-from .transfer import Ids
+from .back_through import Ids
 
 
 def origin_positions(

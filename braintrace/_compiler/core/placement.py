@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from ..._jax import Var
 from .analysis import Analysis, Origin
+from .back_through import Ids
 from .candidates import Candidate
 from .common_positions import CommonPositions
-from .transfer import Ids
 from .walk import Walk, walk_back
 
 

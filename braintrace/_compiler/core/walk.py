@@ -1,7 +1,7 @@
 """Which elements reach which hidden position.
 
 A walk starts at the new value of one hidden state, whose elements are its positions, and
-carries the position ids backward through the equations (see `transfer`) to the outputs of the
+carries the position ids backward through the equations (see `back_through`) to the outputs of the
 marked operations and to the old hidden states. Where an operand reaches the state through
 mixing of positions, that one use of it is *cut*: in the transition ``D`` and in ``Df`` its
 value is held constant.
@@ -20,12 +20,13 @@ from typing import TypeAlias
 import numpy as np
 
 from ..._graph import Cut
-from ..._jax import Equation, Var, is_var
+from ..._jax import Var, is_var
 from ..._jaxpr import Program, carries_derivative
 from ..._jaxpr.dataflow import MIXED, NONE, merge
 from .analysis import Analysis, Origin
-from .loops import through_cond, through_scan, through_while
-from .transfer import COPIES, CUT, MANY, Contribution, Ids, transfer
+from .back_through import CUT, MANY, Contribution, Ids, back_through
+
+COPIES = frozenset({"copy", "copy_p"})
 
 _ELSEWHERE: Ids = np.full((), -9, np.int32)
 """The origin of old states that are at none of the walk's positions."""
@@ -154,7 +155,7 @@ class _WalkUnderWay:
         if role == "transparent":
             received = [out_ids[0], *[None] * (len(equation.invars) - 1)]
         else:
-            received = back_through(self._analysis, equation, out_ids)
+            received = back_through(self._analysis.constants, equation, out_ids)
         contributions = [
             given if carries_derivative(atom) else None
             for atom, given in zip(equation.invars, received, strict=True)
@@ -223,45 +224,6 @@ class _WalkUnderWay:
             weights_met=tuple(self._weights_met),
             states_met=tuple(self._states_met),
         )
-
-
-_LOOPS = {"cond": through_cond, "scan": through_scan, "while": through_while}
-
-
-def back_through(
-    analysis: Analysis, equation: Equation, out_ids: Sequence[Ids | None]
-) -> Sequence[Contribution]:
-    """Return what every operand of an equation that is no marked operation receives."""
-    loop = _LOOPS.get(equation.primitive.name)
-    if loop is not None:
-        return loop(analysis, equation, out_ids, _walk_body)
-    known = transfer(equation, out_ids, analysis.constants)
-    return analysis.derivatives.of(equation).back(out_ids) if known is None else known
-
-
-def back_from_outputs(analysis: Analysis, equation: Equation) -> Sequence[Contribution]:
-    """Return which element of an equation's outputs each element of its operands reaches."""
-    out_ids = [numbered(var) if carries_derivative(var) else None for var in equation.outvars]
-    return back_through(analysis, equation, out_ids)
-
-
-def numbered(var: Var) -> Ids:
-    """Return a number for every element of a variable."""
-    return np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
-
-
-def _walk_body(body: Analysis, out_ids: Sequence[Ids | None]) -> list[Contribution]:
-    """Carry ids through a branch or loop body; an input that is mixed anywhere is cut whole."""
-    program = body.program
-    start: dict[Var, Ids] = {}
-    for atom, ids in zip(program.out_atoms, out_ids, strict=True):
-        if is_var(atom) and ids is not None:
-            start[atom] = merge(start[atom], ids) if atom in start else ids
-    walk = walk_back(body, start)
-    mixed = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
-    mixed += [a for i in walk.weights_met for a in program.equations[i].invars if is_var(a)]
-    tainted = program.depends_on(mixed)
-    return [CUT if var in tainted else walk.ids.get(var) for var in program.in_vars]
 
 
 def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids | None]) -> bool:

@@ -21,8 +21,8 @@ from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import loop_of
 from ..._jaxpr.dataflow import ELEMENTWISE, NONE
 from ..core.analysis import Analysis
-from ..core.transfer import CUT, MANY, Ids
-from ..core.walk import back_from_outputs, numbered, walk_back
+from ..core.back_through import CUT, MANY, Ids, back_from_outputs, numbered
+from ..core.walk import walk_back
 from .own_derivatives import CALLS
 from .parametric_uses import LOOPS, ParametricUses
 from .products import (
@@ -316,7 +316,7 @@ def _is_noisy_weight(uses: ParametricUses, analysis: Analysis, equation: Equatio
         index, operand = reader
         equation = uses.program.equations[index]
         if equation.primitive.name not in REORDERS and not _only_moves(equation):
-            return back_from_outputs(analysis, equation)[operand] is CUT
+            return back_from_outputs(analysis.constants, equation)[operand] is CUT
         reader = uses.only_reader(equation.outvars[0])
     return False
 
@@ -328,7 +328,7 @@ def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
         return True
     if is_outer(equation) or is_sum_with_weights(equation, (operand,)):
         return True
-    return back_from_outputs(analysis, equation)[operand] is not CUT
+    return back_from_outputs(analysis.constants, equation)[operand] is not CUT
 
 
 def is_spelled_out(
@@ -356,7 +356,7 @@ def _changing(equation: Equation, operands: Sequence[int]) -> list[int]:
 
 def _keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
     """Tell whether each element of some operands reaches one place of the results at most."""
-    received = back_from_outputs(analysis, equation)
+    received = back_from_outputs(analysis.constants, equation)
     found = [received[operand] for operand in operands]
     return all(
         given is None or (isinstance(given, np.ndarray) and not np.any(given < NONE))

@@ -19,8 +19,7 @@ import jax
 from ..._jax import OWN_BACKWARD, Equation, bind, with_derivative_of
 from ..._jaxpr import Rule, carries_derivative, evaluate_all
 from ..core.analysis import Analysis
-from ..core.transfer import CUT
-from ..core.walk import back_from_outputs
+from ..core.back_through import CUT, back_from_outputs
 
 CALLS = OWN_BACKWARD | {"custom_jvp_call"}
 """Calls with a derivative of their own."""
@@ -30,7 +29,7 @@ def hides_weights(analysis: Analysis, equation: Equation, operands: Sequence[int
     """Tell whether an equation is such a call, and brings elements of operands to many places."""
     if equation.primitive.name not in CALLS:
         return False
-    received = back_from_outputs(analysis, equation)
+    received = back_from_outputs(analysis.constants, equation)
     return any(received[operand] is CUT for operand in operands)
 
 

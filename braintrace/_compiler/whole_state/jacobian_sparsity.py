@@ -18,6 +18,7 @@ from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
 from ..._jaxpr.dataflow import Flow, Question, Sets, flows_to, spread
 from ..._most_memory import check_fits
 from ..core.analysis import Analysis
+from ..core.back_through import through_derivative
 from .parameter_uses import new_vars, parameters_of
 
 Rows: TypeAlias = np.ndarray
@@ -130,7 +131,7 @@ def dependences(
         if equation.primitive in ETP_PRIMITIVE_SPECS:
             return _through_operation(lattice, equation, operands)
         if equation.primitive.name in OWN_DERIVATIVE:
-            return analysis.derivatives.of(equation).through(lattice, operands)
+            return through_derivative(lattice, equation, operands)
         return None
 
     question = Question(lattice, derivatives=True, special=special)

@@ -7,6 +7,7 @@ from .flow import fixpoint as fixpoint
 from .flow import flows_from as flows_from
 from .flow import flows_into_bodies as flows_into_bodies
 from .flow import flows_of_outputs as flows_of_outputs
+from .flow import flows_of_results as flows_of_results
 from .flow import flows_of_variables as flows_of_variables
 from .flow import flows_to as flows_to
 from .lattices import MIXED as MIXED
@@ -31,3 +32,6 @@ from .taint import BindingTime as BindingTime
 from .taint import bound as bound
 from .taint import question_of_taint as question_of_taint
 from .taint import times_of_operands as times_of_operands
+from .vjp import Vjp as Vjp
+from .vjp import flows_back as flows_back
+from .vjp import vjp_of as vjp_of

@@ -111,12 +111,12 @@ class Labels:
         return _one_of(low, top)
 
     def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
-        values = flow.ravel()
-        top = np.full(base.size + 1, NONE, np.int32)
-        low = np.full(base.size + 1, _HIGHEST, np.int32)
-        np.maximum.at(top, targets.ravel(), values)
-        np.minimum.at(low, targets.ravel(), np.where(values == NONE, _HIGHEST, values))
-        return merge(base, _one_of(low, top)[:-1].reshape(base.shape))
+        used = (targets >= 0) & (flow != NONE)
+        places, values = targets[used], flow[used]
+        found = self.empty([base.size])
+        found[places] = values
+        found[places[found[places] != values]] = MIXED
+        return merge(base, found.reshape(base.shape))
 
 
 def _one_of(low: np.ndarray, top: np.ndarray) -> np.ndarray:

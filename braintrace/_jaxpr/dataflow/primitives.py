@@ -179,7 +179,7 @@ CONSTANT = _names("stop_gradient")
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE | INTEGERS | CONSTANT, _elementwise),
-    **dict.fromkeys(MOVES | {"pad"}, move),
+    **dict.fromkeys(MOVES, move),
     **dict.fromkeys(REDUCTIONS | CHOICES, _reduction),
     **dict.fromkeys(CUMULATIVE, _cumulative),
     **dict.fromkeys(

@@ -1,0 +1,171 @@
+"""Position ids backward through an equation.
+
+Ids are integer arrays of a variable's shape: which hidden position an element reaches, or one of
+the codes `NONE`, `MIXED` (several, by different uses of a variable) and `MANY` (several, by a
+broadcast). They are labels that flow from the cotangents of the results to those of the operands
+(`flows_back`). Where an element of an operand reaches several positions through one equation, the
+other direction decides what that is. If each element of the results is made from one element of the
+operand, and from no other operand, it is a broadcast. Otherwise the operand is `CUT`: the equation
+couples elements, or does not copy them alone.
+"""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from ..._graph.hidden_group import Ids as Ids
+from ..._graph.marked import is_marked
+from ..._jax import OWN_BACKWARD, Equation, Var
+from ..._jaxpr import carries_derivative
+from ..._jaxpr.dataflow import (
+    ELEMENTWISE,
+    MIXED,
+    NONE,
+    Constants,
+    Flow,
+    Labels,
+    Lattice,
+    Question,
+    everything,
+    flows_back,
+    flows_of_results,
+    joined,
+    spread,
+    vjp_of,
+)
+
+MANY = -3  # several positions, by a broadcast
+
+
+class _Cut:
+    """The mark of an operand that reaches the state through coupling."""
+
+    def __repr__(self) -> str:
+        return "CUT"
+
+
+CUT: Final = _Cut()
+
+Contribution: TypeAlias = Ids | _Cut | None
+
+_LABEL_OF_MANY, _LABEL_OF_MIXED = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max - 2
+"""Codes are labels of their own while they flow."""
+
+
+def back_through(
+    constants: Constants, equation: Equation, out_ids: Sequence[Ids | None]
+) -> list[Contribution]:
+    """Return what every operand of an equation receives, given the ids of its results.
+
+    ``None`` for operands that the equation passes no derivative to.
+    """
+    labels = [*map(_as_labels, out_ids)]
+    flows = flows_back(Labels(), constants, equation, labels)
+    if flows is None:  # nothing can be said about positions
+        return [CUT] * len(equation.invars)
+    if equation.primitive.name in ELEMENTWISE:
+        same = zip(labels, out_ids, strict=True)
+        unchanged = {id(flow): ids for flow, ids in same if flow is not None}
+        return [unchanged[id(f)] if id(f) in unchanged else _as_ids(f) for f in flows]
+    is_alone = sum(flow is not None for flow in flows) == 1
+    return [
+        CUT if _is_cut(constants, equation, i, flow, is_alone) else _as_ids(flow)
+        for i, flow in enumerate(flows)
+    ]
+
+
+def _as_labels(ids: Ids | None) -> Flow:
+    if ids is None or _lowest(ids) == NONE:
+        return ids
+    labels = np.where(ids == MANY, _LABEL_OF_MANY, ids)
+    return np.where(ids == MIXED, _LABEL_OF_MIXED, labels).astype(np.int32)
+
+
+def _as_ids(labels: Flow) -> Ids | None:
+    """Return the ids of labels; where several meet and nothing is cut, it is by a broadcast."""
+    if labels is None or (_lowest(labels) != MIXED and _highest(labels) < _LABEL_OF_MIXED):
+        return labels
+    ids = np.where((labels == MIXED) | (labels == _LABEL_OF_MANY), MANY, labels)
+    return np.where(labels == _LABEL_OF_MIXED, MIXED, ids).astype(np.int32)
+
+
+def _is_cut(
+    constants: Constants, equation: Equation, operand: int, flow: Flow, is_alone: bool
+) -> bool:
+    if flow is None:
+        return False
+    is_mixed = _lowest(flow) == MIXED
+    if not is_mixed and _highest(flow) != _LABEL_OF_MANY:
+        return False
+    return (is_mixed and not is_alone) or _couples(constants, equation, operand)
+
+
+def _lowest(labels: np.ndarray) -> int:
+    return int(np.min(labels, initial=NONE))
+
+
+def _highest(labels: np.ndarray) -> int:
+    return int(np.max(labels, initial=NONE))
+
+
+def _couples(constants: Constants, equation: Equation, operand: int) -> bool:
+    """Tell whether an element of the results is made from several elements of an operand."""
+    operands: list[Flow] = [None] * len(equation.invars)
+    operands[operand] = numbered(equation.invars[operand])
+    flows = flows_of_results(SOURCES, constants, equation, operands)
+    return any(flow is not None and bool(np.any(flow == MIXED)) for flow in flows)
+
+
+def numbered(var: Var) -> Ids:
+    """Return a number for every element of a variable."""
+    return np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
+
+
+def back_from_outputs(constants: Constants, equation: Equation) -> list[Contribution]:
+    """Return which element of an equation's outputs each element of its operands reaches."""
+    out_ids = [numbered(var) if carries_derivative(var) else None for var in equation.outvars]
+    return back_through(constants, equation, out_ids)
+
+
+def through_derivative(
+    lattice: Lattice, equation: Equation, operands: Sequence[Flow]
+) -> list[Flow]:
+    """Return the flows of results: from the elements that have a derivative there.
+
+    A function with a derivative of its own need not have that of its body: a surrogate gradient may
+    carry one where the value carries none, and a custom rule may couple elements that the value
+    does not.
+    """
+    return [_of_output(lattice, equation, operands, k) for k in range(len(equation.outvars))]
+
+
+def _of_output(lattice: Lattice, equation: Equation, operands: Sequence[Flow], output: int) -> Flow:
+    var = equation.outvars[output]
+    cotangents: list[Flow] = [None] * len(equation.outvars)
+    cotangents[output] = numbered(var)
+    reached = vjp_of(equation).flows(Labels(), None, equation.invars, cotangents)
+    found: list[Flow] = []
+    for operand, flow in enumerate(operands):
+        own = None if reached is None else reached[operand]
+        if flow is None or (own is None and reached is not None):
+            continue
+        if own is None or np.any(own == MIXED):
+            one = everything(lattice, [flow])
+            found.append(one if one is None else spread(lattice, one, var.aval.shape))
+        else:
+            found.append(lattice.put(lattice.empty(var.aval.shape), own, flow))
+    return joined(lattice, found)
+
+
+def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
+    """Follow a custom forward derivative; stop at backward passes and at ETP operations."""
+    if equation.primitive.name == "custom_jvp_call":
+        return through_derivative(Labels(), equation, operands)
+    if equation.primitive.name in OWN_BACKWARD or is_marked(equation):
+        return [np.full(var.aval.shape, MIXED, np.int32) for var in equation.outvars]
+    return None
+
+
+SOURCES = Question(Labels(), derivatives=True, special=_special)
+"""Which element each element is made from, by the derivatives of ordinary operations."""

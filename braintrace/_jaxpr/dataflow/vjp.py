@@ -1,0 +1,220 @@
+"""Dataflow backward through an equation: forward through its vector-Jacobian product.
+
+The cotangents of operands are computed from those of results by a program, the VJP of the
+equation, which JAX derives. So no second table says what flows backward through a primitive. The
+most frequent equations need no program: the cotangent of an elementwise equation is elementwise.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from ..._jax import AnyJaxpr, Atom, Equation, bind, open_jaxpr, trace_to_jaxpr
+from ..bodies import loop_of
+from ..evaluate import evaluate_all
+from ..program import carries_derivative, program_of
+from .constants import Constants
+from .flow import Question, fixpoint, flows_of_outputs
+from .lattices import Flow, Lattice, joined
+from .primitives import CONSTANT, ELEMENTWISE
+
+Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Vjp:
+    """The vector-Jacobian product of an equation or of a body.
+
+    Attributes
+    ----------
+    jaxpr
+        Maps ``(*operands, *cotangents of some results)`` to cotangents of some operands; ``None``
+        where there is no derivative rule.
+    operands
+        Number of operands.
+    inputs, outputs
+        The operands and results that have derivatives.
+    """
+
+    jaxpr: AnyJaxpr | None
+    operands: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def flows(
+        self,
+        lattice: Lattice,
+        constants: Constants | None,
+        atoms: Sequence[Atom],
+        cotangents: Sequence[Flow],
+    ) -> list[Flow] | None:
+        """Return the flows of the operands' cotangents, given those of the results'.
+
+        Parameters
+        ----------
+        lattice
+            The lattice.
+        constants
+            Of the program that has the equation; ``None``: nothing is known to be constant.
+        atoms
+            The operands, as atoms of that program. Those that are left out at the end vary.
+        cotangents
+            One flow for each result.
+
+        Returns
+        -------
+        list or None
+            One flow for each operand; ``None`` where there is no derivative rule.
+        """
+        flows: list[Flow] = [None] * self.operands
+        given = [*flows, *(cotangents[k] for k in self.outputs)]
+        if not self.inputs or all(flow is None for flow in given):
+            return flows
+        if self.jaxpr is None:
+            return None
+        if constants is None:
+            inside = Constants(program_of(self.jaxpr))
+        else:
+            inside = constants.body(self.jaxpr, atoms)
+        found = flows_of_outputs(Question(lattice), inside, given)
+        for operand, flow in zip(self.inputs, found, strict=True):
+            flows[operand] = flow
+        return flows
+
+
+def vjp_of(equation: Equation) -> Vjp:
+    """Return the VJP of an equation; equations that are alike share one."""
+    params = tuple(equation.params.items())
+    operands = tuple((atom.aval, carries_derivative(atom)) for atom in equation.invars)
+    results = tuple(var.aval for var in equation.outvars)
+    key = _Alike(equation.primitive, params, operands, results, equation)
+    try:
+        hash(key)
+    except TypeError:  # parameters of somebody's own operation, which cannot be compared
+        return _vjp_of_alike.__wrapped__(key)
+    return _vjp_of_alike(key)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Alike:
+    """Equations that have the same VJP are equal here."""
+
+    primitive: Any
+    params: tuple[tuple[str, Any], ...]
+    operands: tuple[tuple[Any, bool], ...]
+    results: tuple[Any, ...]
+    equation: Equation = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=256)
+def _vjp_of_alike(key: _Alike) -> Vjp:
+    equation = key.equation
+    return _vjp(lambda values: bind(equation, values), equation.invars, equation.outvars)
+
+
+@functools.lru_cache(maxsize=64)
+def _vjp_of_body(jaxpr: AnyJaxpr) -> Vjp:
+    opened, _ = open_jaxpr(jaxpr)
+    return _vjp(lambda values: evaluate_all(jaxpr, values, {}), opened.invars, opened.outvars)
+
+
+def _vjp(run: Run, operands: Sequence[Atom], results: Sequence[Atom]) -> Vjp:
+    inputs = tuple(i for i, atom in enumerate(operands) if carries_derivative(atom))
+    outputs = tuple(k for k, atom in enumerate(results) if carries_derivative(atom))
+    count = len(operands)
+
+    def pulled(*values: Any) -> list[jax.Array]:
+        def function(*changed: Any) -> list[jax.Array]:
+            every = list(values[:count])
+            for index, value in zip(inputs, changed, strict=True):
+                every[index] = value
+            found = run(every)
+            return [found[k] for k in outputs]
+
+        _, pull = jax.vjp(function, *(values[i] for i in inputs))
+        return list(pull(list(values[count:])))
+
+    avals = [*(atom.aval for atom in operands), *(results[k].aval for k in outputs)]
+    jaxpr = None
+    if not inputs or not outputs:
+        return Vjp(None, count, inputs, outputs)
+    # Without a derivative rule the path is reported instead of guessed at.
+    with contextlib.suppress(NotImplementedError, TypeError, ValueError):
+        jaxpr = trace_to_jaxpr(pulled, avals)
+    return Vjp(jaxpr, count, inputs, outputs)
+
+
+def flows_back(
+    lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
+) -> list[Flow] | None:
+    """Return the flows of the cotangents of an equation's operands.
+
+    Parameters
+    ----------
+    lattice
+        The lattice.
+    constants
+        Of the program that has the equation.
+    equation
+        The equation.
+    cotangents
+        The flow of the cotangent of each result.
+
+    Returns
+    -------
+    list or None
+        One flow for each operand; ``None`` where there is no derivative rule.
+    """
+    name = equation.primitive.name
+    if name in CONSTANT:
+        return [None] * len(equation.invars)
+    if name in ELEMENTWISE:
+        return _elementwise(lattice, equation, cotangents)
+    if name == "while":
+        return _while(lattice, constants, equation, cotangents)
+    return vjp_of(equation).flows(lattice, constants, equation.invars, cotangents)
+
+
+def _elementwise(lattice: Lattice, equation: Equation, cotangents: Sequence[Flow]) -> list[Flow]:
+    if len(equation.outvars) > 1:  # optimization_barrier: operand by operand
+        return list(cotangents)
+    (flow,) = cotangents
+    assert flow is not None
+    return [
+        _narrowed(lattice, flow, atom.aval.shape) if carries_derivative(atom) else None
+        for atom in equation.invars
+    ]
+
+
+def _narrowed(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Return what an operand receives that the equation itself broadcasts."""
+    whole = flow.shape[: flow.ndim - lattice.rank]
+    if whole == tuple(shape):
+        return flow
+    added = len(whole) - len(shape)
+    axes = [*range(added), *(added + i for i, n in enumerate(shape) if n < whole[added + i])]
+    return lattice.over(flow, axes).reshape((*shape, *flow.shape[len(whole) :]))
+
+
+def _while(
+    lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
+) -> list[Flow] | None:
+    """Follow cotangents around a loop of unknown length, which has no VJP but that of its body."""
+    loop = loop_of(equation, equation.invars)
+    vjp, fixed = _vjp_of_body(loop.body), len(loop.fixed)
+    if vjp.jaxpr is None:
+        return None
+
+    def join(first: Flow, second: Flow) -> Flow:
+        return joined(lattice, [first, second])
+
+    def before(carried: Sequence[Flow]) -> list[Flow]:
+        return vjp.flows(lattice, constants, loop.fixed, carried) or []
+
+    carried = fixpoint(join, lambda after: before(after)[fixed:], cotangents)
+    return [*[None] * len(loop.tested), *before(carried)[:fixed], *carried]
