@@ -358,14 +358,14 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 
 def wrong_names(given: Collection[str], known: Mapping[str, bool]) -> str | None:
-    """Return what is wrong with the names of given options, to be told of what takes them.
+    """Return what is wrong with the names of given options, as the end of a sentence.
 
     Parameters
     ----------
     given
         Their names.
     known
-        The options that are taken, by name, and whether each is needed.
+        Whether an option is needed, by the names of all that are taken.
 
     Examples
     --------

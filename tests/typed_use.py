@@ -41,6 +41,9 @@ def of_a_learner(model: brainstate.nn.Module, xs: jax.Array, flag: bool) -> None
     grad(xs, step_fn=loss, chunks=4)  # type: ignore[call-overload]
     assert_type(online(xs, step_fn=loss, optimizer=flag, every=2, progress=True), jax.Array)
     online(xs, step_fn=loss, learning_rate=0.1)  # type: ignore[call-overload]
+    assert_type(learner.predict(xs, reset=xs, log_every=2, on_log=print), PyTree)
+    learner.predict(xs, mask=xs)  # type: ignore[call-arg]
+    learner.export_step(xs[0], step_fn=loss, every="2")  # type: ignore[arg-type]
 
 
 def of_pure_functions(learner: braintrace.Learner, xs: jax.Array) -> None:
@@ -56,6 +59,9 @@ def of_pure_functions(learner: braintrace.Learner, xs: jax.Array) -> None:
         pure.online(state, xs, step_fn=loss, update_fn=descend),
         tuple[braintrace.LearnerState, jax.Array],
     )
+    assert_type(pure.evolve(state, xs, chunk_size=4), tuple[braintrace.LearnerState, PyTree])
+    pure.evolve(state, xs, chunk_size=4.0)  # type: ignore[arg-type]
+    pure.predict(state, xs, progress=True)  # type: ignore[call-arg]
 
 
 def of_a_function(

@@ -49,7 +49,7 @@ def _static(kind: Kind) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Options:
-    """What the methods of a learner are called with; see `Learner.etrace_grad`.
+    """The options of one call of a learner's method; see `Learner.etrace_grad`.
 
     Raises
     ------
@@ -114,7 +114,7 @@ class Options:
 
     @property
     def compiled(self) -> Options:
-        """The options of which a program is compiled: without arrays, and what reports a call."""
+        """The options that a program depends on: without arrays, progress and logs."""
         names = ("step_fn", "optimizer", "update_fn", *_STATIC)
         return Options(**{name: getattr(self, name) for name in names})
 
@@ -131,7 +131,7 @@ _STATIC = [option.name for option in _WITH_KIND if option.metadata["is_static"]]
 _static_values = operator.attrgetter(*_STATIC)
 
 
-# --- what each method takes, for type checkers
+# --- options of each method, for type checkers
 
 
 class PredictOptions(TypedDict, total=False):
@@ -207,7 +207,7 @@ class WatchedPredictOptions(PredictOptions, WatchOptions, total=False):
     """Options of `Learner.predict`."""
 
 
-# --- what each method takes, when it runs
+# --- options of each method, at run time
 
 
 METHODS = {
