@@ -30,6 +30,7 @@ import attacked_calls
 import bad_values
 import jax
 import matplotlib
+import matplotlib.pyplot
 import pytest
 from assertions import assert_same_bits
 from drivers import snapshot
