@@ -192,6 +192,26 @@ def test_updates_that_are_not_finite_are_left_out(name, algorithm, style, option
     jax.tree.map(close, found.optimizer_state, expected.optimizer_state)
 
 
+@pytest.mark.parametrize("parts", [[slice(None)], [slice(0, 3), slice(3, None)]])
+def test_a_step_without_weight_spoils_no_later_one(parts):
+    """A sample that it has spoiled starts anew after it, in the same call or in the next."""
+    case = cases.BY_NAME["alif_late_threshold"]
+    found, expected = (build_learner(case, batch=BATCH) for _ in range(2))
+    xs, targets = map(np.array, case.sequences(BATCH, LENGTH))
+    spoiled, counts = np.array(xs), np.arange(LENGTH) != 2
+    spoiled[2, 0] = np.nan
+    for part in parts:
+        data = spoiled[part], targets[part]
+        learning(found, case, *data, mask=counts[part], nonfinite="skip")
+    assert found.skipped_updates == 0
+
+    restart = np.zeros((LENGTH, BATCH), bool)
+    restart[3, 0] = True
+    learning(expected, case, xs, targets, reset=restart, mask=counts)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, snapshot(found), snapshot(expected))
+
+
 def test_losses_that_are_not_finite_spoil_no_sample():
     """Where states and traces are finite, they go on; a block is left out as a whole."""
     case = cases.BY_NAME["leaky"]

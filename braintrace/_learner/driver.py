@@ -368,7 +368,8 @@ def run_whole(learner: LearnerParts, request: Request) -> PyTree:
     if trusting is not None:
         driver, arguments = _prepared_as_it_is(learner, trusting, states)
         with contextlib.suppress(RejectedError):
-            return driver(states, arguments, trusting.options, accept=is_finite)
+            accept = functools.partial(is_finite, request.options.mask is not None)
+            return driver(states, arguments, trusting.options, accept=accept)
     driver, arguments = _prepared_as_it_is(learner, request, states)
     return driver(states, arguments, request.options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import brainstate
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._errors import NonFiniteError, OptionError
-from .._executor import samples_with, unpack
+from .._executor import samples_with as samples_of_traces_with
+from .._executor import unpack
 from .._graph import Batch, Traces
 from .._jax import is_tracer
 from .._sharding import on_host
@@ -39,6 +40,7 @@ def first_not_finite(losses: jax.Array, gradients: PyTree) -> jax.Array:
 
 
 def is_finite(
+    has_mask: bool,
     results: tuple[jax.Array, PyTree, PyTree],
     states: Sequence[brainstate.State],
     values: list[PyTree],
@@ -47,6 +49,8 @@ def is_finite(
 
     Parameters
     ----------
+    has_mask
+        Whether there are steps without a loss: what these have spoiled shows in the other States.
     results
         Losses, and whatever else a stream returns.
     states, values
@@ -57,7 +61,8 @@ def is_finite(
         for state, value in zip(states, values, strict=True)
         if not isinstance(state, brainstate.ShortTermState)
     ]
-    return bool(_all_finite(_inexact((results[0], kept))))
+    others = [value for value in values if has_mask and not any(value is one for one in kept)]
+    return bool(_all_finite(_inexact((results[0], kept)))) and not _has_nan(_inexact(others))
 
 
 def _has_not_finite(leaf: jax.Array) -> jax.Array:
@@ -76,10 +81,24 @@ def _are_finite(leaves: list[jax.Array]) -> jax.Array:
 _all_finite = jax.jit(_are_finite)
 
 
-def samples_not_finite(
-    algorithm: ETraceAlgorithm, values: dict[Path, PyTree], carried: Traces
+def _is_one_nan(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.any(jnp.stack([jnp.any(jnp.isnan(leaf)) for leaf in leaves]))
+
+
+_any_nan = jax.jit(_is_one_nan)
+
+
+def _has_nan(leaves: list[jax.Array]) -> bool:
+    return bool(leaves) and bool(_any_nan(leaves))
+
+
+def samples_with(
+    algorithm: ETraceAlgorithm,
+    is_bad: Callable[[jax.Array], jax.Array],
+    values: dict[Path, PyTree],
+    carried: Traces,
 ) -> jax.Array:
-    """Return which samples have a state or a trace that is not finite.
+    """Return which samples have a state or a trace with a bad number.
 
     That is one flag for all of them where they cannot start anew one by one.
 
@@ -87,6 +106,8 @@ def samples_not_finite(
     ----------
     algorithm
         The algorithm.
+    is_bad
+        Tells for every number of an array whether it is bad.
     values
         Of its short-term States.
     carried
@@ -97,24 +118,27 @@ def samples_not_finite(
     is_apart = algorithm.graph.whole is None or algorithm.graph.whole.samples == samples
     if samples is not None and is_apart and not batch.unclear:
         with contextlib.suppress(OptionError):  # they share a trace
-            of_traces = samples_with(_is_not_finite, specs, traces, samples)
-            of_states = _samples_of_states(batch, values)
+            of_traces = samples_of_traces_with(is_bad, specs, traces, samples)
+            of_states = _samples_of_states(batch, is_bad, values)
             return functools.reduce(jnp.logical_or, of_states, of_traces)
     leaves = _inexact((values, traces))
-    return jnp.any(jnp.stack([jnp.any(_is_not_finite(leaf)) for leaf in leaves]))
+    return jnp.any(jnp.stack([jnp.any(is_bad(leaf)) for leaf in leaves]))
 
 
-def _samples_of_states(batch: Batch, values: dict[Path, PyTree]) -> Iterator[jax.Array]:
-    """Yield which samples are not finite in each leaf: all, in one that belongs to all."""
+def _samples_of_states(
+    batch: Batch, is_bad: Callable[[jax.Array], jax.Array], values: dict[Path, PyTree]
+) -> Iterator[jax.Array]:
+    """Yield which samples have a bad number in each leaf: all, in one that belongs to all."""
     for path, value in values.items():
         for index, leaf in enumerate(jax.tree.leaves(value)):
             if jnp.issubdtype(leaf.dtype, jnp.inexact):
                 axis = batch.axis_at(path, index)
                 others = tuple(a for a in range(leaf.ndim) if a != axis)
-                yield jnp.any(_is_not_finite(leaf), axis=others)
+                yield jnp.any(is_bad(leaf), axis=others)
 
 
-def _is_not_finite(leaf: jax.Array) -> jax.Array:
+def is_not_finite(leaf: jax.Array) -> jax.Array:
+    """Tell for every number whether it is not finite."""
     return ~jnp.isfinite(leaf)
 
 

@@ -22,7 +22,7 @@ from .._foreign import in_words
 from .._function_model import gradients_by_path
 from .._runtime import values_by_path
 from .._typing import PyTree
-from .finite import first_not_finite, samples_not_finite
+from .finite import first_not_finite, is_not_finite, samples_with
 from .optimizer import is_transformation
 from .options import Options
 from .parts import LearnerParts
@@ -84,7 +84,7 @@ def update_of(learner: LearnerParts, options: Options) -> Update:
     else:
         update = by_object(learner, options.optimizer)
     guard: Callable[[LearnerParts, Update], Update] = GUARDS[options.nonfinite]
-    return guard(learner, where_counted(update))
+    return guard(learner, update)
 
 
 def by_function(update_fn: Callable[..., PyTree], has_aux: bool) -> Update:
@@ -162,10 +162,12 @@ def where_counted(update: Update) -> Update:
 
 
 def _ignoring(learner: LearnerParts, update: Update) -> Update:
-    return update
+    return where_counted(update)
 
 
 def _raising(learner: LearnerParts, update: Update) -> Update:
+    update = where_counted(update)
+
     def judged(found: Found) -> jax.Array:
         verdict = _verdict(learner, found)  # before an `update_fn` writes to the dict
         update(found)
@@ -183,10 +185,19 @@ def _skipping(learner: LearnerParts, update: Update) -> Update:
 
         def leave_out() -> None:
             skipped.value = skipped.value + 1
-            algorithm.reset_state(where=samples_not_finite(algorithm, *left))
+            algorithm.reset_state(where=samples_with(algorithm, is_not_finite, *left))
+
+        def start_anew() -> None:
+            algorithm.reset_state(where=samples_with(algorithm, jnp.isnan, *left))
+
+        def go_on() -> None:
+            if found.counts is None:
+                update(found)
+            else:
+                _only_if(found.counts, lambda: update(found), start_anew)
 
         is_bad = _verdict(learner, found) >= 0
-        brainstate.transform.cond(is_bad, leave_out, lambda: _nothing(update(found)))
+        brainstate.transform.cond(is_bad, leave_out, go_on)
 
     return guarded
 
@@ -204,8 +215,10 @@ def _verdict(learner: LearnerParts, found: Found) -> jax.Array:
     return first if found.counts is None else jnp.where(found.counts, first, -1)
 
 
-def _only_if(flag: jax.Array, run: Callable[[], Any]) -> None:
-    brainstate.transform.cond(flag, lambda: _nothing(run()), lambda: None)
+def _only_if(
+    flag: jax.Array, run: Callable[[], Any], otherwise: Callable[[], None] = lambda: None
+) -> None:
+    brainstate.transform.cond(flag, lambda: _nothing(run()), otherwise)
 
 
 def _nothing(_: Any) -> None:
