@@ -31,12 +31,18 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Leave out the rows of the night; bring together tests that share what they compile.
 
-    The optimised ones stand at the end, and those that ask for the same oracles at the beginning.
+    A row that is named on the command line runs by day too. The optimised ones stand at the end,
+    and those that ask for the same oracles at the beginning.
     """
     if not config.getoption("--nightly"):
-        of_the_night = [item for item in items if item.get_closest_marker("nightly")]
+        named = {argument for argument in config.args if argument.endswith("]")}
+        of_the_night = {
+            item
+            for item in items
+            if item.get_closest_marker("nightly") and item.nodeid not in named
+        }
         config.hook.pytest_deselected(items=of_the_night)
-        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if item not in of_the_night]
 
     def place(item):
         has_oracles = hasattr(getattr(item, "module", None), "references")

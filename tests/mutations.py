@@ -41,7 +41,8 @@ STEP_GRAPH = "tests/test_step_graph.py"
 
 
 def zoo(*rows):
-    return tuple(f"tests/test_zoo.py::test_all_paths_equal_the_dense_oracle[{row}]" for row in rows)
+    test = "tests/test_zoo.py::test_all_paths_and_chunk_sizes_equal_the_dense_oracle"
+    return tuple(f"{test}[{row}]" for row in rows)
 
 
 def operations(test, *names):
@@ -173,7 +174,7 @@ MUTATIONS = [
         "_algorithms/algorithm.py",
         "            self.filters[leaf.name].value = start_of_filter(leaf)\n",
         "            pass\n",
-        ("tests/test_linear_readouts.py::test_every_driver[batch axis]",),
+        ("tests/test_linear_readouts.py::test_every_driver",),
         "a sequence begins with what the last one has left",
     ),
     Mutation(
@@ -859,7 +860,7 @@ MUTATIONS = [
         "self._zeros_select = False",
         (
             "tests/test_not_finite.py::test_gradients_of_a_sequence"
-            "[lstm_fused-es_d_rtrl-batch axis-options4-chunk_sizes4]",
+            "[lstm_fused es_d_rtrl batch axis-decay_or_rank-vjp_method]",
         ),
         "a NaN of a padded step is in the gradient of the next window",
     ),
