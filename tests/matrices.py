@@ -1,6 +1,6 @@
 """Sparse matrices whose places NumPy finds: JAX compiles a program to look for them in each."""
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import saiunit
 
@@ -11,4 +11,4 @@ def csr(dense):
     rows, columns = np.nonzero(dense)
     starts = np.searchsorted(rows, np.arange(len(dense) + 1))
     parts = (dense[rows, columns], columns.astype(np.int32), starts.astype(np.int32))
-    return saiunit.sparse.CSR(tuple(map(jnp.asarray, parts)), shape=dense.shape)
+    return saiunit.sparse.CSR(tuple(map(jax.device_put, parts)), shape=dense.shape)

@@ -23,7 +23,7 @@ STEPS, BATCH = 4, 2
 
 
 def normal(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) / 2, jnp.float32)
+    return jax.device_put(np.float32(np.random.default_rng(seed).normal(size=shape) / 2))
 
 
 def one_hot(seed, *shape):

@@ -31,7 +31,7 @@ from braintrace._etrace_op import (
 
 def array(seed: int, *shape: int, dtype: Any = np.float32) -> jax.Array:
     """Random normal numbers, the same for the same arguments."""
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape).astype(dtype))
+    return jax.device_put(np.random.default_rng(seed).normal(size=shape).astype(dtype))
 
 
 def quick_jit(function: Callable) -> Callable:
