@@ -81,6 +81,7 @@ OF_THE_NIGHT = {
     "readouts",
     "rules",
     "saving",
+    "sequence",
     "short_memory",
     "sparse_nets",
     "sparse_on_devices",
@@ -230,6 +231,7 @@ def made_up(value, **names):
     )
 
 
+@pytest.mark.by_day("nan")
 @pytest.mark.parametrize("value", [1e-3, float("nan"), float("inf")])
 def test_a_case_that_disagrees_is_reported_as_failed(value):
     found = child.run(made_up(value), rounds=2, budget=0.0)

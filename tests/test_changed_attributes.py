@@ -177,7 +177,7 @@ def distance(a, b):
     return float(jnp.max(jnp.abs(a - b)))
 
 
-@pytest.mark.by_day("a flag", "an array for nothing", "of a part", "in an array")
+@pytest.mark.by_day("a flag", "in an array")
 @each_change
 def test_every_path_sees_a_change(change):
     learner = compiled()

@@ -196,6 +196,7 @@ def test_a_checkpoint_goes_on_with_the_same_marks(tmp_path):
 # --- rules that need no marks
 
 
+@pytest.mark.by_day("rtrl", "immediate")
 @pytest.mark.parametrize("rule", ["rtrl", "uoro", "immediate", "kf_rtrl"])
 def test_rules_that_follow_every_parameter_or_none_need_no_marks(rule):
     x = inputs()[0]

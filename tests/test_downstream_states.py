@@ -93,6 +93,7 @@ def bptt():
     return jax.jit(jax.grad(loss))({"w": GatedCell().w.value})
 
 
+@pytest.mark.by_day("chunks", "step by step")
 @pytest.mark.core
 @pytest.mark.optimised
 @pytest.mark.parametrize("way", ["sequence", "chunks", "step by step"])

@@ -169,6 +169,7 @@ def _begin(model):
     brainstate.nn.init_all_states(model)
 
 
+@pytest.mark.by_day("_untie", "_append")
 @pytest.mark.parametrize("change", [_untie, _append, _replace, _begin])
 def test_states_that_come_later_learn_with_the_same_step_function(change):
     """As in a learner that is made after the change."""

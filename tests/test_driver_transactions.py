@@ -277,6 +277,7 @@ def test_a_call_that_ends_during_its_trace_leaves_no_tracers():
 # --- threads
 
 
+@pytest.mark.by_day("gradient")
 @pytest.mark.core
 @pytest.mark.parametrize("driver", DRIVERS[:2])
 def test_two_threads_and_a_reader(driver):

@@ -369,6 +369,7 @@ class Attack:
                 state.value = self.attacked.hidden()[path].value
 
 
+@pytest.mark.by_day("d_rtrl")
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 def test_random_interference(algorithm):
     Attack(0, algorithm).run(30)

@@ -215,6 +215,7 @@ class Looked(brainstate.nn.Module):
         return brainstate.transform.grad(loss, self.table.weight)()
 
 
+@pytest.mark.by_day("options2")
 @pytest.mark.parametrize(
     "options", [{}, {"padding_idx": 1}, {"padding_idx": 2, "scale_grad_by_freq": True}]
 )

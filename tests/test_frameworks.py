@@ -329,7 +329,7 @@ RULES = {
     "es_d_rtrl": ({"mark": "auto", "decay_or_rank": DECAY}, lambda model: None),
 }
 BY_DAY = {
-    "rtrl": ["nnx, with dropout", "nnx.SimpleCell", "an Equinox module"],
+    "rtrl": ["nnx, with dropout", "an Equinox module"],
     "d_rtrl": ["nnx.OptimizedLSTMCell", "eqx.nn.GRUCell", "a function"],
     "es_d_rtrl": ["nnx.GRUCell"],
 }

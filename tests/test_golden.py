@@ -38,9 +38,9 @@ def test_as_stored(net, rule, path):
 
 
 def exact_rows():
-    """Rows that plain JAX decides; by day, those of models whose program is small."""
+    """Rows that plain JAX decides; by day, those of the model whose program is smallest."""
     for net in NETS:
-        marks = [] if net in ("indrnn", "alif_forward") else [pytest.mark.nightly]
+        marks = [] if net == "alif_forward" else [pytest.mark.nightly]
         yield pytest.param(net, marks=marks)
 
 

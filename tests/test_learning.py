@@ -122,6 +122,7 @@ def test_truncated_backpropagation_stops_between_windows(way, window):
             np.testing.assert_allclose(own, leaf, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.by_day("leaky")
 @pytest.mark.parametrize("cell", ["leaky", "alif"])
 def test_errors_go_back_by_the_random_matrix_from_every_readout(cell):
     found, weights, batch = gradient_of("bptt-feedback", cell)

@@ -71,6 +71,11 @@ def online(loss, unit_aware, driver):
     return brainstate.transform.jit(gradient)()
 
 
+@pytest.mark.by_day(
+    "plain_energy-False-sequence",
+    "plain_energy-True-per step",
+    "energy-True-sequence",
+)
 @pytest.mark.core
 @pytest.mark.parametrize("driver", ["sequence", "per step"])
 @pytest.mark.parametrize(
@@ -145,6 +150,15 @@ class Driven(brainstate.nn.Module):
         return self.v.value
 
 
+@pytest.mark.by_day(
+    "element_wise-d_rtrl",
+    "conv-es_d_rtrl",
+    "sparse_matmul-es_d_rtrl",
+    "lora_matmul-d_rtrl",
+    "feedback_matmul-d_rtrl",
+    "embedding-es_d_rtrl",
+    "einsum-d_rtrl",
+)
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_learns_with_units(name, algorithm):

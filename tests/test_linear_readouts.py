@@ -103,12 +103,10 @@ def test_without_filters_it_does_not(row):
 
 @pytest.mark.by_day(
     "rates-decay_per_unit",
-    "alif-nonlinear_between",
     "rates-nonlinear_before",
     "rates-read_by_another",
     "rates-clipped_on_the_way",
     "rates-cascade",
-    "alif-synapse_and_unit",
     "alif-twice",
 )
 @each(OTHERS)
@@ -181,7 +179,7 @@ def in_a_stream(learner, steps=slice(None), **options):
     return named(total.value)
 
 
-@pytest.mark.by_day("alif-with_everything-batch axis", "lif-in_small_steps-mapped")
+@pytest.mark.by_day("lif-in_small_steps-mapped")
 @pytest.mark.parametrize("style", ["batch axis", "mapped"])
 @each([SIMPLE, HARD])
 def test_every_driver(row, style):
@@ -391,6 +389,7 @@ class Explicit(readouts.Net):
         return self.o.value
 
 
+@pytest.mark.by_day("es_d_rtrl")
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [("d_rtrl", {}), ("es_d_rtrl", {"decay_or_rank": 0.7})],

@@ -112,6 +112,7 @@ def use(learner, mask, scale):
     learner.algorithm.model.scale().value = jnp.full((H,), scale)
 
 
+@pytest.mark.by_day("mapped")
 @pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
 def test_every_call_uses_the_mask_as_it_is(vmap):
     learner = learner_of(vmap=vmap)

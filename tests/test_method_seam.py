@@ -257,6 +257,7 @@ def test_samples_that_share_a_trace_start_anew_together():
         restart_traces(specs, traces, jnp.asarray([False, True]))
 
 
+@pytest.mark.by_day("leaky_with_bias-d_rtrl", "learnt_leak-es_d_rtrl", "lstm_fused-d_rtrl")
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])
 @pytest.mark.parametrize("name", ["leaky_with_bias", "learnt_leak", "lstm_fused"])
 def test_specifications_are_those_of_the_traces(name, algorithm):

@@ -46,9 +46,7 @@ def sequences(case):
 @pytest.mark.by_day(
     "rotation d_rtrl batch axis",
     "lstm_fused d_rtrl mapped-trace_dtype",
-    "alif_late_threshold d_rtrl mapped-vjp_method",
     "lstm_fused es_d_rtrl batch axis-decay_or_rank-vjp_method",
-    "alif_late_threshold snap batch axis",
 )
 @pytest.mark.parametrize(
     ("name", "algorithm", "style", "options", "chunk_sizes"),
@@ -163,7 +161,7 @@ def learning(learner, case, xs, targets, **options):
 STREAMS = [
     ("alif_late_threshold", "d_rtrl", "batch axis", {}),
     ("lstm_fused", "d_rtrl", "mapped", {}),
-    ("alif_late_threshold", "es_d_rtrl", "batch axis", ES),
+    pytest.param("alif_late_threshold", "es_d_rtrl", "batch axis", ES, marks=pytest.mark.nightly),
     pytest.param("leaky", "snap", "batch axis", {}, marks=pytest.mark.nightly),
     pytest.param("two_layers", "rtrl", "batch axis", {}, marks=pytest.mark.nightly),
 ]
@@ -254,6 +252,7 @@ def test_skipping_within_functions_of_the_state():
 
 
 @pytest.mark.core
+@pytest.mark.by_day("loss-1", "gradient-3")
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_stream_that_is_not_finite_is_refused(where, every):

@@ -143,6 +143,17 @@ WAYS += [by_mapped_steps, by_chunks, by_restarts]
 NAMES = {"before": "'encoder'", "between": "'encoder', 'w'", "behind": "'encoder', 'h', 'out', 'w'"}
 
 
+@pytest.mark.by_day(
+    "before-by_sequence",
+    "before-by_own_step",
+    "before-by_chunks",
+    "between-by_stream",
+    "between-by_own_steps",
+    "between-by_restarts",
+    "behind-by_function",
+    "behind-by_pure_steps",
+    "behind-by_mapped_steps",
+)
 @pytest.mark.core
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", PLACES)
@@ -156,6 +167,16 @@ def test_a_gradient_through_a_loop_is_refused_by_name(place, way):
     np.testing.assert_allclose(found, compiled(place, bounded).predict(XS), **close)
 
 
+@pytest.mark.by_day(
+    "options0-by_sequence-plain",
+    "options0-by_own_step-scan",
+    "options1-by_own_step-plain",
+    "options1-by_sequence-branch",
+    "options1-by_sequence-call",
+    "options2-by_sequence-scan",
+    "options2-by_own_step-branch",
+    "options2-by_own_step-call",
+)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("way", [by_sequence, by_own_step])
 @pytest.mark.parametrize("options", [{}, {"rule": "es_d_rtrl"}, {"vjp_method": "multi-step"}])
@@ -165,6 +186,14 @@ def test_loops_inside_of_others_are_found(loop, way, options):
         way(learner)
 
 
+@pytest.mark.by_day(
+    "stopped-before-by_sequence",
+    "stopped-between-by_own_steps",
+    "stopped-behind-by_pure_steps",
+    "with its own derivative-before-by_own_steps",
+    "with its own derivative-between-by_pure_steps",
+    "with its own derivative-behind-by_sequence",
+)
 @pytest.mark.parametrize("way", [by_sequence, by_own_steps, by_pure_steps])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("form", ["stopped", "with its own derivative"])

@@ -56,6 +56,15 @@ def test_d_rtrl_equals_bptt_for_chunks(case, chunks, monkeypatch):
         assert_gradients_close(gradient, expected, 1e-5, f"{case.name}, chunks of {chunk}")
 
 
+@pytest.mark.by_day(
+    "matmul with bias",
+    "element_wise scalar",
+    "dilated 2-D conv, channels first",
+    "sparse_matmul with bias",
+    "lora_matmul with bias",
+    "grouped_matmul with bias",
+    "embedding",
+)
 @each_operation
 def test_d_rtrl_equals_bptt_step_by_step(case):
     model = Diagonal(case)

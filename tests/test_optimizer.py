@@ -313,6 +313,7 @@ def test_inside_a_compiled_function():
     close(1e-4, 1e-6)(inside.learner.optimizer_state, outside.learner.optimizer_state)
 
 
+@pytest.mark.by_day("True-2", "False-1")
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("unit_aware", [True, False])
 def test_units(unit_aware, every):

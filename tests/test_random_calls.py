@@ -41,7 +41,7 @@ import braintrace
 matplotlib.use("agg")
 HERE = pathlib.Path(__file__).parent
 ARGUMENTS = [(name, a) for name, call in attacked_calls.EVERY.items() for a in call.names]
-BY_DAY, BY_NIGHT, ROWS = 250, 20_000, 20
+BY_DAY, BY_NIGHT, ROWS = 120, 20_000, 20
 """Calls of the suite, and of all rows of the night together."""
 
 

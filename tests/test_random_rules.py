@@ -296,12 +296,7 @@ def estimates(name, algorithm, draws, weights=(1.0, 1.0), twins=False):
     return named(jax.device_get(of_keys(name, algorithm, twins)(keys, jnp.array(weights))))
 
 
-@pytest.mark.by_day(
-    "uoro-tanh_rnn-2,000 draws",
-    "uoro-gru-2,000 draws",
-    "kf_rtrl-tanh_rnn-2,000 draws",
-    "kf_rtrl-gru-2,000 draws",
-)
+@pytest.mark.by_day("uoro-gru-2,000 draws", "kf_rtrl-tanh_rnn-2,000 draws")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("name", ["tanh_rnn", "gru", "alif_late_threshold"])
@@ -325,6 +320,7 @@ def noise_of(found):
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.by_day("tanh_rnn")
 @pytest.mark.parametrize("name", ["tanh_rnn", "gru", "alif_late_threshold"])
 def test_kronecker_factors_vary_less_than_rank_one(name):
     first, second = (noise_of(estimates(name, algorithm, 2_000)) for algorithm in RANDOM)
@@ -362,6 +358,7 @@ def test_a_seed_says_what_is_drawn():
     assert set(np.unique(rows)) == {-1.0, 1.0}
 
 
+@pytest.mark.by_day("uoro")
 @pytest.mark.parametrize("algorithm", RANDOM)
 def test_a_reset_is_a_fresh_start_whatever_there_was(algorithm):
     """But for the random stream, which goes on: the next sequence has noise of its own."""
@@ -404,6 +401,7 @@ class OneSample(brainstate.nn.Module):
         return self.h.value
 
 
+@pytest.mark.by_day("uoro")
 @pytest.mark.parametrize("algorithm", RANDOM)
 def test_lanes_of_somebody_elses_map_draw_apart(algorithm):
     """Also of a map in a map; lanes with keys of their own draw from these."""
@@ -560,6 +558,7 @@ def summed_by_steps(learner, case, xs, targets):
     return jax.tree.map(lambda *parts: sum(part.astype(jnp.float32) for part in parts), *found)
 
 
+@pytest.mark.by_day("gru-bfloat16", "leaky_with_masked_weight-float16")
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize("name", ["gru", "leaky_with_masked_weight"])
 def test_uoro_in_half_precision(name, dtype):

@@ -43,6 +43,7 @@ def stream(case, learner, after_step, **options):
     return losses, {path: weight.value for path, weight in weights.items()}
 
 
+@pytest.mark.by_day("lstm_fused-options1")
 @EITHER
 def test_in_an_update_function(name, options):
     case = cases.BY_NAME[name]
@@ -82,6 +83,7 @@ def test_in_an_update_function(name, options):
         assert_states_close(snapshot(learner), snapshot(expected), name)
 
 
+@pytest.mark.by_day("alif_late_threshold-options0")
 @EITHER
 def test_in_a_loop_of_the_users_own(name, options):
     case = cases.BY_NAME[name]

@@ -129,6 +129,15 @@ def test_it_learns_as_by_backpropagation(name):
     assert_gradients_close(found, spelled_out.sequence(), 1e-12, name)
 
 
+@pytest.mark.by_day(
+    "at-sequence",
+    "at-after_a_reset",
+    "at-own_gradient",
+    "at-foreign_vmap",
+    "dynamic_update_slice-two_calls",
+    "dynamic_update_slice-stream",
+    "dynamic_update_slice-mapped_by_the_compiler",
+)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["at", "dynamic_update_slice"])
 def test_every_path(name, path):
@@ -142,6 +151,7 @@ def test_samples_that_are_at_places_of_their_own():
     assert_gradients_close(found, paths.bptt(), 1e-12)
 
 
+@pytest.mark.by_day("rtrl", "es_d_rtrl")
 @pytest.mark.parametrize("rule", ["rtrl", "snap", "es_d_rtrl", "immediate"])
 def test_other_rules_follow_both_spellings_alike(rule):
     options = {"decay_or_rank": 0.7} if rule == "es_d_rtrl" else {}
@@ -221,6 +231,19 @@ def assert_same(write, place, value):
     jax.tree.map(np.testing.assert_array_equal, pull_found(cotangent), pull_wanted(cotangent))
 
 
+@pytest.mark.by_day(
+    "one for all-drop",
+    "one of each-fill",
+    "one of each-promise_in_bounds",
+    "an element-clip",
+    "two places of one-drop",
+    "several-fill",
+    "several-None",
+    "several of each-drop",
+    "several of each-promise_in_bounds",
+    "backward rows-clip",
+    "backward rows-None",
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_is_what_it_is_in_jax(name, mode):
@@ -255,6 +278,7 @@ def slices_of_each(buffer, value, i):
     return jax.vmap(write)(buffer, value, i + ROWS)
 
 
+@pytest.mark.by_day("a slot", "two places", "the whole buffer")
 @pytest.mark.parametrize("name", SLICES)
 def test_a_slice_is_what_it_is_in_jax(name):
     shape, starts = SLICES[name]

@@ -316,6 +316,7 @@ class Biased(brainstate.nn.Module):
         return self.h.value
 
 
+@pytest.mark.by_day("the default, given as an option", "one for all states")
 @pytest.mark.parametrize("given", EQUAL)
 def test_equal_rules_are_one(given):
     elsewhere, rules = EQUAL[given]

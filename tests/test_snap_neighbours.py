@@ -16,8 +16,10 @@ from matrices import csr
 import braintrace
 
 BATCH, STEPS = 2, references.LENGTH
-DENSE = [cases.BY_NAME[name] for name in ("tanh_rnn", "lstm_fused", "lif_recurrent")]
-MORE = [cases.BY_NAME[name] for name in ("leaky_rnn", "gru_reset_after", "lstm_separate")]
+DENSE = [cases.BY_NAME[name] for name in ("tanh_rnn", "lif_recurrent")]
+MORE = [
+    cases.BY_NAME[name] for name in ("leaky_rnn", "gru_reset_after", "lstm_fused", "lstm_separate")
+]
 
 
 @pytest.mark.usefixtures("float64")

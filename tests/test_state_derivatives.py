@@ -72,7 +72,6 @@ def pure_loss(case, pure, start, xs, targets, scanned=False):
 
 
 @pytest.mark.by_day(
-    "alif_late_threshold-d_rtrl-single-step",
     "alif_late_threshold-immediate-multi-step",
     "two_layers-rtrl-multi-step",
     "two_layers-ostl_feedforward-multi-step",
@@ -251,6 +250,14 @@ def two_by_lanes(learner, xs):
     return found[0][("h",)][0], found[1][("w",)][0]
 
 
+@pytest.mark.by_day(
+    "two_by_states-d_rtrl-start",
+    "two_by_states-rtrl-after a reset",
+    "two_by_functions-d_rtrl-middle",
+    "two_by_functions-rtrl-start",
+    "two_by_lanes-d_rtrl-after a reset",
+    "two_by_lanes-rtrl-middle",
+)
 @pytest.mark.parametrize("place", ["start", "middle", "after a reset"])
 @pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
 @pytest.mark.parametrize("two", [two_by_states, two_by_functions, two_by_lanes])

@@ -71,6 +71,7 @@ WAYS = {
 }
 
 
+@pytest.mark.by_day("d_rtrl-few samples", "rtrl-as many samples as units", "snap-few samples")
 @pytest.mark.core
 @pytest.mark.parametrize("batch", [BATCH, UNITS], ids=["few samples", "as many samples as units"])
 @pytest.mark.parametrize("rule", ["d_rtrl", "rtrl", "snap"])
@@ -121,6 +122,7 @@ def test_every_path(path):
     assert_gradients_close(path(paths), paths.bptt(), 1e-12)
 
 
+@pytest.mark.by_day("3-rtrl", "4-uoro", "4-d_rtrl")
 @pytest.mark.parametrize("rule", ["rtrl", "uoro", "d_rtrl"])
 @pytest.mark.parametrize("batch", [BATCH, UNITS])
 def test_batch_norm_of_brainstate_in_evaluation_mode(rule, batch):

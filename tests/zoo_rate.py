@@ -189,7 +189,7 @@ class LSTMReshapedGates(LSTMFused):
     "w_o -> c, h",
     groups="c, h",
     diagnostics=MIXING,
-    by_day={"d_rtrl": ("chunks of 6", "own gradient", "stream")},
+    by_day={"d_rtrl": ("chunks of 6",)},
 )
 class LSTMSeparate(Cell):
     weights = {**dict.fromkeys(("w_i", "w_f", "w_g", "w_o"), W_BOTH), "w_out": W_OUT}
@@ -215,8 +215,8 @@ class LSTMSeparate(Cell):
     groups="c, h",
     diagnostics=MIXING,
     by_day={
-        "d_rtrl": ("chunks of 4", "own gradient", "stream"),
-        "es_d_rtrl": ("chunks of 4", "own gradient", "stream"),
+        "d_rtrl": ("chunks of 4",),
+        "es_d_rtrl": ("own gradient",),
         "immediate": ("stream",),
     },
 )
@@ -252,7 +252,7 @@ class LSTMPeephole(Cell):
     diagonal=True,
     by_day={
         "d_rtrl": ("chunks of 4", "own gradient", "stream"),
-        "es_d_rtrl": ("chunks of 3", "own gradient", "stream"),
+        "es_d_rtrl": ("chunks of 3",),
         "immediate": ("chunks of 3", "own gradient", "stream"),
     },
 )

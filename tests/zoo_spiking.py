@@ -146,7 +146,7 @@ class CurrentSynapses(SpikingCell):
     "w_basal -> V, dendrite",
     groups="V, dendrite",
     **DIAGONAL,
-    by_day={"d_rtrl": ("chunks of 6", "own gradient", "stream")},
+    by_day={"d_rtrl": ("chunks of 6",)},
 )
 class TwoCompartments(SpikingCell):
     weights = {"w_apical": W_IN, "w_basal": W_IN, "w_out": W_OUT}

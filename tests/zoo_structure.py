@@ -271,7 +271,7 @@ class PartlyDriven(Cell):
     "w -> h",
     groups="h",
     diagonal=True,
-    by_day={"d_rtrl": ("chunks of 6", "own gradient", "stream")},
+    by_day={"d_rtrl": ("chunks of 6",)},
 )
 class SharedDrive(Cell):
     """One output of the operation drives a whole row of units."""

@@ -103,20 +103,20 @@ def all_rows():
 
 
 BY_DAY = {
-    ("indrnn", "d_rtrl"): ("chunks of 1", "own gradient"),
+    ("indrnn", "d_rtrl"): ("chunks of 1", "own gradient", "foreign vmap"),
+    ("indrnn", "rtrl"): ("stream, every 2",),
     ("two_indrnn", "ostl_feedforward"): ("mapped",),
     ("two_indrnn", "by path"): ("chunks of 3",),
     ("gru", "snap 2"): ("mask",),
     ("gru", "uoro"): ("two calls",),
     ("gru", "es_d_rtrl"): ("functional",),
     ("gru", "ostl_feedforward"): ("chunks of 7",),
-    ("lstm", "d_rtrl"): ("foreign vmap", "stream"),
+    ("lstm", "d_rtrl"): ("stream",),
     ("lstm", "kf_rtrl"): ("chunks of 3",),
     ("lstm", "d_rtrl, windows"): ("chunks of 3", "own windows"),
     ("alif", "eprop"): ("reset",),
     ("alif", "three factor"): ("chunks of 7",),
     ("alif_forward", "ottt"): ("chunks of 3",),
-    ("skip", "rtrl"): ("stream, every 2",),
     ("skip", "ostl_recurrent"): ("mask and reset",),
     ("skip", "snap 1"): ("after a reset",),
     ("feedback", "rflo"): ("chunks of 3",),
