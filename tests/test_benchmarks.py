@@ -70,6 +70,7 @@ SMALLEST = {
     "matrix_rate": matrix_rate.case("float32", 8, 16, steps=4, batch=2),
 }
 OF_THE_NIGHT = {
+    "compile_time",
     "first_call",
     "fresh_process",
     "length",

@@ -269,7 +269,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.by_day("variable-gradient", "length-stream", "option-gradient")
+@pytest.mark.by_day("length-stream", "option-gradient")
 @pytest.mark.parametrize("call", [Calls.gradient, Calls.stream], ids=lambda call: call.__name__)
 @pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES)
 def test_the_fourth_compilation_of_a_line_warns(call, options):

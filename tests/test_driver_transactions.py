@@ -122,7 +122,7 @@ def twins():
     return [Runs(build_learner(CASE)) for _ in range(2)]
 
 
-@pytest.mark.by_day("stream", "gradient", "evolution", "one_step")
+@pytest.mark.by_day("stream", "gradient", "one_step")
 @pytest.mark.core
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_signals_leave_a_completed_step(driver, twins):

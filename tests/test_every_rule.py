@@ -94,7 +94,6 @@ BY_DAY = [
     ("rtrl", "strided 1-D conv with bias"),
     ("uoro", "grouped 1-D conv"),
     ("kf_rtrl", "sparse_matmul with bias"),
-    ("kf_rtrl", "lora_matmul with bias"),
 ]
 ROWS_ELSEWHERE = ("d_rtrl", "es_d_rtrl", "ottt")
 """Rules that have tests of all operations of their own."""

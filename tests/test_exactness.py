@@ -29,7 +29,6 @@ def test_the_page_has_every_rule_and_every_model():
 
 @pytest.mark.by_day(
     "`OSTLRecurrent`-a stack of recurrent layers",
-    "`SnAp(n=2)`-one recurrent layer",
     "`D_RTRL`-a stack of these",
     "`EProp`-one of these, a leaky linear readout",
     "`RFLO`-one of these, a `feedback_matmul` as readout",

@@ -65,6 +65,7 @@ def test_defaults_reach_their_accuracy(run, arguments, reached):
     assert accuracy(printed.out) >= reached
 
 
+@pytest.mark.nightly
 def test_same_seed_same_numbers(example):
     def curves(seed):
         options = example.parse_options([*SMALL, "--seed", seed])

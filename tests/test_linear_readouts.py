@@ -105,9 +105,7 @@ def test_without_filters_it_does_not(row):
     "rates-decay_per_unit",
     "rates-nonlinear_before",
     "rates-read_by_another",
-    "rates-clipped_on_the_way",
     "rates-cascade",
-    "alif-twice",
 )
 @each(OTHERS)
 def test_what_is_no_linear_readout_stays_as_it_is_and_says_why(row):

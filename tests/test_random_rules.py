@@ -114,6 +114,7 @@ def test_the_gradient_of_a_sequence(algorithm, name, style, options):
 RANDOM = ["uoro", "kf_rtrl"]
 
 
+@pytest.mark.by_day("uoro")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("algorithm", RANDOM)
 def test_every_driver_goes_on_where_another_has_stopped(algorithm):
@@ -558,7 +559,7 @@ def summed_by_steps(learner, case, xs, targets):
     return jax.tree.map(lambda *parts: sum(part.astype(jnp.float32) for part in parts), *found)
 
 
-@pytest.mark.by_day("gru-bfloat16", "leaky_with_masked_weight-float16")
+@pytest.mark.by_day("leaky_with_masked_weight-float16", "leaky_with_masked_weight-bfloat16")
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize("name", ["gru", "leaky_with_masked_weight"])
 def test_uoro_in_half_precision(name, dtype):

@@ -41,7 +41,13 @@ MODELS = [
         id="coupled states",
         marks=pytest.mark.nightly,
     ),
-    pytest.param("alif_late_threshold", {"w_in": OTTT}, "batch axis", id="late reads"),
+    pytest.param(
+        "alif_late_threshold",
+        {"w_in": OTTT},
+        "batch axis",
+        id="late reads",
+        marks=pytest.mark.nightly,
+    ),
     pytest.param(
         "independent_rnn", {"w_rec": OTTT}, "mapped", id="fan-out", marks=pytest.mark.nightly
     ),
@@ -316,7 +322,7 @@ class Biased(brainstate.nn.Module):
         return self.h.value
 
 
-@pytest.mark.by_day("the default, given as an option", "one for all states")
+@pytest.mark.by_day("the default, given as an option")
 @pytest.mark.parametrize("given", EQUAL)
 def test_equal_rules_are_one(given):
     elsewhere, rules = EQUAL[given]

@@ -16,9 +16,10 @@ from matrices import csr
 import braintrace
 
 BATCH, STEPS = 2, references.LENGTH
-DENSE = [cases.BY_NAME[name] for name in ("tanh_rnn", "lif_recurrent")]
+DENSE = [cases.BY_NAME[name] for name in ("tanh_rnn",)]
 MORE = [
-    cases.BY_NAME[name] for name in ("leaky_rnn", "gru_reset_after", "lstm_fused", "lstm_separate")
+    cases.BY_NAME[name]
+    for name in ("leaky_rnn", "gru_reset_after", "lif_recurrent", "lstm_fused", "lstm_separate")
 ]
 
 

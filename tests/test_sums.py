@@ -63,6 +63,7 @@ def test_a_gpu_gets_reductions_and_no_chain_of_additions(lead):
     assert texts["cuda"].count("optimization_barrier") == axes - 1
 
 
+@pytest.mark.by_day("sparse")
 @pytest.mark.parametrize("network", SIZES)
 def test_steps_with_reductions_agree_with_the_oracle(network, monkeypatch):
     calls = []

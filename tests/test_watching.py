@@ -68,7 +68,6 @@ def drivers(learner):
 
 @pytest.mark.by_day(
     "etrace_grad, masked mean",
-    "etrace_online",
     "etrace_online, blocks",
     "etrace_evolve",
     "predict",
