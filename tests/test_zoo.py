@@ -87,7 +87,7 @@ def test_relations_groups_and_diagnostics(entry):
     assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
 
 
-@pytest.mark.by_day(
+oracles_by_day = pytest.mark.by_day(
     "SignedHalves",
     "CoupledCompartments",
     "GRUResetBefore",
@@ -98,6 +98,9 @@ def test_relations_groups_and_diagnostics(entry):
     "NestedParameters",
     "ReshapedStates",
 )
+
+
+@oracles_by_day
 def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
     found, exact = expected(entry, oracles.dense_d_rtrl), expected(entry, bptt)
     if entry.diagonal:
@@ -106,6 +109,7 @@ def test_the_oracle_is_bptt_where_the_model_is_diagonal_and_only_there(entry):
         assert_gradients_differ(found, exact, 1e-4, entry.name)
 
 
+@oracles_by_day
 def test_every_weight_learns(entry):
     for name, leaves in expected_of(entry, "d_rtrl").items():
         assert all(np.abs(leaf).max() > 1e-6 for leaf in leaves), name
