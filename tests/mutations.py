@@ -121,6 +121,14 @@ MUTATIONS = [
         "a coefficient of data gets the gradient of the current step alone",
     ),
     Mutation(
+        "a decay with what is added",
+        "_compiler/readouts/linear_filters.py",
+        "operands.append(numbers.get(atom, zero) if is_var(atom) else zero)",
+        "operands.append(numbers.get(atom, constant(1.0)) if is_var(atom) else zero)",
+        (f"{READOUTS}[rates-plain]",),
+        "what the readout is added counts as a part of its decay",
+    ),
+    Mutation(
         "filters of what is not at positions",
         "_compiler/readouts/linear_readouts.py",
         "        if states.mixed_into(alone) & others or apart:\n",

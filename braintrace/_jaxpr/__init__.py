@@ -23,5 +23,3 @@ from .probes import evaluate_probed as evaluate_probed
 from .program import Program as Program
 from .program import carries_derivative as carries_derivative
 from .program import program_of as program_of
-from .working_memory import Setting as Setting
-from .working_memory import working_bytes as working_bytes

@@ -23,7 +23,6 @@ from .._arguments import (
 )
 from .._errors import BraintraceError, OptionError
 from .._jax import struct_of
-from .._jaxpr import Setting, working_bytes
 from .._learner.options import FIELDS, METHODS, Options
 from .._runtime import current_device
 from .._tables import Part, Table, as_html, as_text
@@ -31,6 +30,7 @@ from .._typing import PyTree
 from .division import Array, Parts, parts_of, size_of
 from .flops import arithmetic
 from .program import Workload, program_for
+from .working_memory import Setting, working_bytes
 
 SHORTER = (4, 32, 256)
 """Chunks are tried that are so many times shorter."""

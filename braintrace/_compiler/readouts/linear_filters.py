@@ -10,8 +10,7 @@ states or of data, and what is added and depends on parameters only, such as a b
 from __future__ import annotations
 
 import dataclasses
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
@@ -24,7 +23,7 @@ from ..._jaxpr.dataflow import BindingTime, Kind, kinds_of_results
 from ..._typing import Path
 from ..core.analysis import Analysis
 from ..core.binding_times import data_of, time_of_leaf
-from .uniform import Number, combined, constant, uniform
+from .uniform import Number, constant, through, uniform
 
 NO_DECAY = "its value before the step does not come back times one number for all units"
 NOT_LINEAR = "it is not linear in its value before the step"
@@ -145,7 +144,7 @@ class FilterFinder:
         others = {end: learns for end, learns in ends.items() if end is not own}
         if any(own in self._behind(end) for end in others):
             return NOT_LINEAR
-        decay = self._decay(own, var, sorted(equations))
+        decay = self._decay(own, var, sorted(equations), added)
         if decay is None:
             return NO_DECAY
         number, weights = decay
@@ -220,43 +219,31 @@ class FilterFinder:
         return derivative.is_the_same_for_all(data) and derivative.bent.isdisjoint(data)
 
     def _decay(
-        self, own: Var, var: Var, equations: Sequence[int]
+        self, own: Var, var: Var, equations: Sequence[int], added: Container[Added]
     ) -> tuple[Number, tuple[Var, ...]] | None:
-        """Return the scalar that multiplies the old value, and its factors that learn."""
-        factors: dict[Var, Number] = {own: constant(1.0)}
+        """Return the scalar that multiplies the old value, and its factors that learn.
+
+        It is what the new value is where the old one is filled with ones, and all that is added to
+        it with zeros.
+        """
+        zero, numbers = constant(0.0), {own: constant(1.0)}
         weights: list[Var] = []
         for index in equations:
             equation = self._program.equations[index]
-            chain = [is_var(atom) and atom in factors for atom in equation.invars]
-            if any(chain):
-                factor = self._factor(equation, factors, chain)
-                if factor is None:
-                    return None
-                factors[equation.outvars[0]] = factor
-                if equation.primitive.name in ("mul", "div"):
-                    other = equation.invars[chain.index(False)]
-                    weights += [other] if is_var(other) and other in self._learning else []
-        return (factors[var], tuple(weights)) if var in factors else None
-
-    def _factor(
-        self, equation: Equation, factors: Mapping[Var, Number], chain: Sequence[bool]
-    ) -> Number | None:
-        """Return the scalar after an equation, given the scalars of its operands in ``chain``."""
-        name, operands = equation.primitive.name, equation.invars
-        own = [factors[a] for a, known in zip(operands, chain, strict=True) if known and is_var(a)]
-        if len(equation.outvars) != 1:
-            return None
-        if name == "neg" or (name == "sub" and not chain[0]):
-            return combined(operator.neg, own[0])
-        if name in ("add", "add_any", "sub"):
-            function = operator.sub if name == "sub" else operator.add
-            return combined(function, *own) if len(own) == 2 else own[0]
-        if name in ("mul", "div") and len(own) == 1:
-            other = uniform(self._analysis, operands[chain.index(False)])
-            function = operator.mul if name == "mul" else operator.truediv
-            return None if other is None else combined(function, own[0], other)
-        is_moved = is_data_movement(equation) and len(operands) == 1
-        return own[0] if is_moved or name in ("copy", "copy_p") else None
+            if numbers.keys().isdisjoint(filter(is_var, equation.invars)):
+                continue
+            operands: list[Number | None] = []
+            for i, atom in enumerate(equation.invars):
+                if (index, i) in added or (is_var(atom) and atom in self._varying):
+                    operands.append(numbers.get(atom, zero) if is_var(atom) else zero)
+                else:
+                    operands.append(uniform(self._analysis, atom))
+                    weights += [atom] if is_var(atom) and atom in self._learning else []
+            number = through(equation, operands)
+            if number is None:
+                return None
+            numbers[equation.outvars[0]] = number
+        return (numbers[var], tuple(weights)) if var in numbers else None
 
 
 def _summands(equation: Equation) -> Sequence[int]:

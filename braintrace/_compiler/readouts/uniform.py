@@ -1,7 +1,7 @@
 """Arrays that hold one and the same number at every place, and that number."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -27,17 +27,21 @@ def uniform(analysis: Analysis, atom: Atom) -> Number | None:
     if atom.aval.size == 1:
         return lambda known: jnp.reshape(known[atom], ())
     index = analysis.program.producer.get(atom)
-    equation = None if index is None else analysis.program.equations[index]
-    if equation is None or len(equation.outvars) != 1:
+    if index is None:
         return None
-    is_copied = is_data_movement(equation) and len(equation.invars) == 1
-    if not is_copied and equation.primitive.name not in ELEMENTWISE:
-        return None
-    numbers = [uniform(analysis, operand) for operand in equation.invars]
+    equation = analysis.program.equations[index]
+    return through(equation, [uniform(analysis, operand) for operand in equation.invars])
+
+
+def through(equation: Equation, numbers: Sequence[Number | None]) -> Number | None:
+    """Return the scalar that fills the result of an equation, given those of its operands."""
     found = [number for number in numbers if number is not None]
-    if len(found) < len(numbers):
+    if len(found) < len(numbers) or len(equation.outvars) != 1:
         return None
-    return found[0] if is_copied else functools.partial(_run, equation, found)
+    if is_data_movement(equation) and len(numbers) == 1:
+        return found[0]
+    is_elementwise = equation.primitive.name in ELEMENTWISE
+    return functools.partial(_run, equation, found) if is_elementwise else None
 
 
 def constant(value: Any) -> Number:
@@ -45,12 +49,7 @@ def constant(value: Any) -> Number:
     return lambda known: value
 
 
-def combined(function: Callable[..., Any], *numbers: Number) -> Number:
-    """Return a function of scalars."""
-    return lambda known: function(*(number(known) for number in numbers))
-
-
-def _run(equation: Equation, numbers: list[Number], known: Mapping[Var, Any]) -> Any:
+def _run(equation: Equation, numbers: Sequence[Number], known: Mapping[Var, Any]) -> Any:
     values = [
         jnp.asarray(number(known), atom.aval.dtype)
         for number, atom in zip(numbers, equation.invars, strict=True)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr, scan_counts
-from .components import reached
-from .dataflow.bilinear import dot_axes
+from .._jaxpr import reached
+from .._jaxpr.dataflow.bilinear import dot_axes
 
 SizeOf: TypeAlias = Callable[[Any], int]
 """The bytes of a variable, given its type."""
@@ -289,12 +289,12 @@ def _written_out(body: _Body) -> set[int]:
     for operation in reversed(body.operations):
         for result in operation.results:
             is_read = bool(result.readers) or result.is_result
-            if is_read and not _is_joined(operation, result, written):
+            if is_read and not _is_joined(operation, result):
                 written.add(id(result))
     return written
 
 
-def _is_joined(operation: _Operation, result: _Value, written: set[int]) -> bool:
+def _is_joined(operation: _Operation, result: _Value) -> bool:
     """Tell whether a value is computed where it is read, or lies where another one does."""
     if operation.name in VIEWS:
         return operation.operands[0].made_by is not None or not result.is_result
