@@ -131,8 +131,8 @@ class KroneckerTraces(PassingTraces):
                 operand="A",
                 samples=functools.partial(flags_of_rows, whole, 2 + len(rest)),
             )
-        for leaf in graph.traced.leaves:
-            if leaf.kind == "parameter" and leaf.name in others:
+        for leaf in graph.traced.parameters:
+            if leaf.name in others:
                 exact[leaf.name] = TraceSpec(
                     (whole.samples, whole.size, *leaf.shape),
                     jnp.promote_types(row_dtype(whole), leaf.dtype),

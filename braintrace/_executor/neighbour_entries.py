@@ -95,7 +95,7 @@ def _of_products(graph: ETraceGraph, n: int) -> list[Entries]:
 
 def _of_parameters(graph: ETraceGraph, n: int) -> list[Entries]:
     structure, whole, found = _structure(graph), whole_of(graph), []
-    leaves = {leaf.name: leaf for leaf in graph.traced.leaves if leaf.kind == "parameter"}
+    leaves = {leaf.name: leaf for leaf in graph.traced.parameters}
     for name, first in structure.of_parameters.items():
         if not first.any():
             continue

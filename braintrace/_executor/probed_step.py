@@ -64,7 +64,7 @@ def with_answers(traced: TracedModel, inputs: Inputs) -> Inputs:
 
 def hold_old_states(graph: ETraceGraph, inputs: Inputs) -> Inputs:
     """Return the inputs with the States of the last step held constant."""
-    parameters = {leaf.in_var for leaf in graph.traced.leaves if leaf.kind == "parameter"}
+    parameters = {leaf.in_var for leaf in graph.traced.parameters}
     old = {leaf.in_var for leaf in graph.traced.leaves} - parameters
     return {
         var: jax.lax.stop_gradient(value) if var in old else value for var, value in inputs.items()
@@ -129,7 +129,7 @@ def _whole_probed(
 
     Traces carry the way of every parameter into each of them.
     """
-    parameters = {leaf.in_var for leaf in graph.traced.leaves if leaf.kind == "parameter"}
+    parameters = {leaf.in_var for leaf in graph.traced.parameters}
     held = {v: jax.lax.stop_gradient(x) if v in parameters else x for v, x in inputs.items()}
     new = {leaf.name: leaf.out_var for leaf in whole.leaves if leaf.out_var is not None}
     rules, program = one_way_rules(graph.traced), graph.traced.program

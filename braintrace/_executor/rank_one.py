@@ -114,8 +114,8 @@ class RankOneTraces(PassingTraces):
                 operand=leaf.name,
                 samples=functools.partial(flags_of_samples, whole, 1 + len(leaf.shape)),
             )
-            for leaf in graph.traced.leaves
-            if leaf.kind == "parameter" and leaf.name in whole.reached
+            for leaf in graph.traced.parameters
+            if leaf.name in whole.reached
         }
         of_states = TraceSpec(
             (whole.samples, whole.size),

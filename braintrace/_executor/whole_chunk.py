@@ -199,11 +199,7 @@ def parameters_behind(graph: ETraceGraph, use: ParameterUse) -> dict[str, Var]:
     """Return the parameters that enter at a use, by name."""
     program = graph.traced.program
     behind = program.depends_on(_operand_vars(graph, use))
-    return {
-        leaf.name: leaf.in_var
-        for leaf in graph.traced.leaves
-        if leaf.kind == "parameter" and leaf.in_var in behind
-    }
+    return {leaf.name: leaf.in_var for leaf in graph.traced.parameters if leaf.in_var in behind}
 
 
 def _operand_vars(graph: ETraceGraph, use: ParameterUse) -> list[Any]:

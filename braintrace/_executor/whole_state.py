@@ -99,11 +99,7 @@ def inputs_of_step(
     graph: ETraceGraph, weights: Weights, recorded: tuple[jax.Array, ...]
 ) -> dict[Var, Any]:
     """Return the inputs of a step, from its records and the parameters."""
-    parameters = {
-        leaf.in_var: weights[leaf.name]["value"]
-        for leaf in graph.traced.leaves
-        if leaf.kind == "parameter"
-    }
+    parameters = {leaf.in_var: weights[leaf.name]["value"] for leaf in graph.traced.parameters}
     return {**dict(zip(graph.recorded_inputs, recorded, strict=True)), **parameters}
 
 

@@ -55,8 +55,8 @@ class WholeTraces(PassingTraces):
         """Return an array ``(samples, states, *shape)`` for each parameter that reaches a state."""
         whole = whole_of(graph)
         specs = {}
-        for leaf in graph.traced.leaves:
-            if leaf.kind == "parameter" and leaf.name in whole.reached:
+        for leaf in graph.traced.parameters:
+            if leaf.name in whole.reached:
                 rows = whole.rows(whole.reached[leaf.name])
                 specs[leaf.name] = TraceSpec(
                     (whole.samples, len(rows), *leaf.shape),

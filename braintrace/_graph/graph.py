@@ -100,7 +100,7 @@ class ETraceGraph(GraphData):
     @property
     def recorded_inputs(self) -> list[Var]:
         """The inputs of the program that are no parameters."""
-        parameters = {leaf.in_var for leaf in self.traced.leaves if leaf.kind == "parameter"}
+        parameters = {leaf.in_var for leaf in self.traced.parameters}
         return [var for var in self.traced.program.in_vars if var not in parameters]
 
     @property
@@ -108,7 +108,7 @@ class ETraceGraph(GraphData):
         """What gradients go to: the operands of each relation, or every parameter by itself."""
         if self.whole is None:
             return {r.key: r.trainable_vars for r in self.hidden_param_op_relations}
-        parameters = (leaf for leaf in self.traced.leaves if leaf.kind == "parameter")
+        parameters = self.traced.parameters
         atoms: dict[str, Mapping[str, Atom]] = {s.name: {"value": s.in_var} for s in parameters}
         if "operands" in self.needs:
             program = self.traced.program

@@ -6,7 +6,7 @@ from typing import Any
 
 from .._etrace_op import ETPPrimitive
 from .._jax import Atom, Var
-from .._typing import Path
+from .._typing import Path, path_name
 from .hidden_group import HiddenGroup
 from .influence import InfluenceMap
 
@@ -66,3 +66,8 @@ class HiddenParamOpRelation:
     hidden_groups: tuple[HiddenGroup, ...]
     source: str
     gate: tuple[str, int, int] | None = None
+
+    @property
+    def printed_paths(self) -> tuple[str, ...]:
+        """Printed form of `parameter_paths`."""
+        return tuple(map(path_name, self.parameter_paths))

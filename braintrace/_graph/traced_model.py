@@ -120,6 +120,11 @@ class TracedModel:
     unfiltered: "TracedModel | None" = None
 
     @property
+    def parameters(self) -> tuple[StateLeaf, ...]:
+        """The parameters that the step reads."""
+        return tuple(leaf for leaf in self.leaves if leaf.kind == "parameter")
+
+    @property
     def filters(self) -> tuple[StateLeaf, ...]:
         """The filters of the readouts."""
         return tuple(leaf for leaf in self.leaves if leaf.path[0] == FILTERS)

@@ -67,7 +67,7 @@ def recorded(jaxpr: AnyJaxpr, values: Sequence[Any]) -> tuple[list[Any], Answers
         answers.append(found)
         return results
 
-    return interpret(jaxpr, values, run, _itself), answers
+    return interpret(jaxpr, values, run), answers
 
 
 def replayed(jaxpr: AnyJaxpr, values: Sequence[Any], answers: Answers) -> list[Any]:
@@ -81,11 +81,7 @@ def replayed(jaxpr: AnyJaxpr, values: Sequence[Any], answers: Answers) -> list[A
             else bind(equation, operands)
         )
 
-    return interpret(jaxpr, values, run, _itself)
-
-
-def _itself(value: Any) -> Any:
-    return value
+    return interpret(jaxpr, values, run)
 
 
 def _recorded(equation: Equation, operands: list[Any]) -> tuple[list[Any], PyTree]:
@@ -157,7 +153,7 @@ def _silent(body: AnyJaxpr, values: list[Any]) -> list[Any]:
         assert found is not None
         return found
 
-    return interpret(body, values, run, _itself)
+    return interpret(body, values, run)
 
 
 def _scanned(

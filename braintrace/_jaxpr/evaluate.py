@@ -9,7 +9,7 @@ no variable ever has to be substituted by hand. That is how a jaxpr is rewritten
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from jax.typing import ArrayLike
 
@@ -37,9 +37,8 @@ Rule: TypeAlias = Callable[[Equation, list[ArrayLike]], Sequence[ArrayLike] | No
 Rules: TypeAlias = Rule | Mapping[int, Rule]
 """A rule for every equation, or rules for some of them by index."""
 
-Value = TypeVar("Value")
-RunEquation: TypeAlias = Callable[[int, Equation, list[Value]], Iterable[Value]]
-"""``(index, equation, operand values) -> output values``, of whatever stands for arrays."""
+RunEquation: TypeAlias = Callable[[int, Equation, list[ArrayLike]], Iterable[ArrayLike]]
+"""``(index, equation, operand values) -> output values``."""
 
 
 def evaluate(
@@ -82,7 +81,7 @@ def evaluate(
     computed = program.depends_on(read, known) - known.keys()
     needed = sorted({*program.making(computed), *extra})
     _run_each(((index, program.equations[index]) for index in needed), known, _by_rules(rules))
-    return [known[t] if is_var(t) else t.val for t in targets]
+    return _values_of(targets, known)
 
 
 def evaluate_all(jaxpr: AnyJaxpr, values: Sequence[ArrayLike], rules: Rules) -> list[ArrayLike]:
@@ -97,7 +96,7 @@ def evaluate_all(jaxpr: AnyJaxpr, values: Sequence[ArrayLike], rules: Rules) -> 
     rules
         How equations are run.
     """
-    return interpret(jaxpr, values, _by_rules(rules), _itself)
+    return interpret(jaxpr, values, _by_rules(rules))
 
 
 def evaluate_inlined(
@@ -128,7 +127,7 @@ def evaluate_inlined(
         inside = equation if is_library else None
         return evaluate_inlined(call_body(equation), operands, rule, inside)
 
-    return interpret(jaxpr, values, run, _itself)
+    return interpret(jaxpr, values, run)
 
 
 def inlined(jaxpr: AnyJaxpr, rule: Rule | None = None) -> ClosedJaxpr:
@@ -149,13 +148,8 @@ def inlined(jaxpr: AnyJaxpr, rule: Rule | None = None) -> ClosedJaxpr:
     return trace_to_jaxpr(lambda *values: evaluate_inlined(jaxpr, values, rule), avals)
 
 
-def interpret(
-    jaxpr: AnyJaxpr,
-    values: Sequence[Value],
-    run: RunEquation[Value],
-    of_constant: Callable[[ArrayLike], Value],
-) -> list[Value]:
-    """Return what a jaxpr's outputs are, where a value is anything that stands for an array.
+def interpret(jaxpr: AnyJaxpr, values: Sequence[ArrayLike], run: RunEquation) -> list[ArrayLike]:
+    """Return the values of a jaxpr's outputs, its equations run in order by a function.
 
     Parameters
     ----------
@@ -165,35 +159,29 @@ def interpret(
         One value per input.
     run
         Runs an equation.
-    of_constant
-        The value of a constant or a literal.
     """
     opened, constants = open_jaxpr(jaxpr)
-    known = dict(zip(opened.constvars, map(of_constant, constants), strict=True))
+    known = dict(zip(opened.constvars, constants, strict=True))
     known.update(zip(opened.invars, values, strict=True))
-    _run_each(enumerate(opened.eqns), known, run, of_constant)
-    return [known[a] if is_var(a) else of_constant(a.val) for a in opened.outvars]
-
-
-def _itself(value: Any) -> Any:
-    return value
+    _run_each(enumerate(opened.eqns), known, run)
+    return _values_of(opened.outvars, known)
 
 
 def _run_each(
-    equations: Iterable[tuple[int, Equation]],
-    known: dict[Var, Value],
-    run: RunEquation[Value],
-    of_constant: Callable[[ArrayLike], Value] = _itself,
+    equations: Iterable[tuple[int, Equation]], known: dict[Var, ArrayLike], run: RunEquation
 ) -> None:
     """Add the outputs of equations to what is known; what is known stays as it is."""
     for index, equation in equations:
-        operands = [known[a] if is_var(a) else of_constant(a.val) for a in equation.invars]
-        results = run(index, equation, operands)
+        results = run(index, equation, _values_of(equation.invars, known))
         for var, value in zip(equation.outvars, results, strict=True):
             known.setdefault(var, value)
 
 
-def _by_rules(rules: Rules | None) -> RunEquation[ArrayLike]:
+def _values_of(atoms: Iterable[Atom], known: Mapping[Var, ArrayLike]) -> list[ArrayLike]:
+    return [known[atom] if is_var(atom) else atom.val for atom in atoms]
+
+
+def _by_rules(rules: Rules | None) -> RunEquation:
     if rules is None or callable(rules):
         return lambda _, equation, operands: _by_rule(rules, equation, operands)
     return lambda index, equation, operands: _by_rule(rules.get(index), equation, operands)

@@ -151,7 +151,7 @@ class _Finder:
     def _of_parameters(self) -> Iterator[tuple[Leaf, Names]]:
         """Yield the parameters that all their operations divide along the same axis."""
         traced = self._graph.traced
-        own = {leaf.in_var: leaf for leaf in traced.leaves if leaf.kind == "parameter"}
+        own = {leaf.in_var: leaf for leaf in traced.parameters}
         axes: dict[Var, set[int | None]] = {}
         for site in trace_sites(self._graph) if self._count > 1 else ():
             for name, operand in site.relation.trainable_vars.items():

@@ -13,7 +13,7 @@ from ..._graph.marked import MarkedRole, role
 from ..._jax import Atom, Var
 from ..._jaxpr import Program, carries_derivative
 from ..._jaxpr.dataflow import CONSTANT, MIXED, Constants, flows_from
-from .back_through import SOURCES, Ids
+from .back_through import SOURCES, Ids, numbered
 from .derivative import Derivatives
 from .origin_position import (
     least_moved_positions,
@@ -105,8 +105,7 @@ class Analysis:
         """
         known, found = self._elements.get(start, (-2, {}))
         if known < last:
-            numbers = np.arange(start.aval.size, dtype=np.int32).reshape(start.aval.shape)
-            flows = flows_from(SOURCES, self.constants, {start: numbers}, last).items()
+            flows = flows_from(SOURCES, self.constants, {start: numbered(start)}, last).items()
             found = {v: f for v, f in flows if f is not None and not np.any(f == MIXED)}
             self._elements[start] = last, found
         return found

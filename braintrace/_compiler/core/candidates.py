@@ -11,7 +11,7 @@ from ..._jaxpr import carries_derivative
 from ..._jaxpr.data_movement import is_data_movement, moved_operands
 from ..._jaxpr.dataflow import NONE, Constants, Labels
 from .analysis import Analysis
-from .back_through import Ids
+from .back_through import Ids, numbered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,8 +57,7 @@ def candidates_of(
         # The states of a `HiddenGroupState` are put together from variables of their own shape.
         shape = None if leaf.component is None else leaf.shape
         var, ids = _resolve(analysis, leaf.out_var, taken, shape)
-        in_order = np.arange(ids.size, dtype=np.int32).reshape(leaf.shape)
-        found.append(Candidate(leaf, var, ids, in_order, leaf.shape))
+        found.append(Candidate(leaf, var, ids, numbered(leaf.in_var), leaf.shape))
         taken.add(var)
     producer = traced.program.producer
     return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
@@ -73,7 +72,7 @@ def _resolve(
     state at ``h``. With a ``shape``, it is one of that shape, its elements in order.
     """
     program, size = analysis.program, var.aval.size
-    current, ids = var, np.arange(size, dtype=np.int32).reshape(var.aval.shape)
+    current, ids = var, numbered(var)
     resolved = current, ids
     while True:
         if current not in program.producer:

@@ -10,10 +10,15 @@ from ..._jaxpr import Program, Rules, evaluate_all, program_of
 
 def rewritten(traced: TracedModel, rules: Rules) -> TracedModel:
     """Return the model with its equations as rules run them."""
-    old = traced.program
-    avals = [var.aval for var in old.in_vars]
-    run = trace_to_jaxpr(lambda *values: evaluate_all(old.jaxpr, values, rules), avals)
-    return with_program(traced, program_of(run))
+    return with_program(traced, by_rules(traced.program, rules))
+
+
+def by_rules(program: Program, rules: Rules) -> Program:
+    """Return a program with its equations as rules run them."""
+    avals = [var.aval for var in program.in_vars]
+    return program_of(
+        trace_to_jaxpr(lambda *values: evaluate_all(program.jaxpr, values, rules), avals)
+    )
 
 
 def with_program(traced: TracedModel, new: Program) -> TracedModel:

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..._jax import Atom, Equation, trace_to_jaxpr
-from ..._jaxpr import Program, carries_derivative, evaluate_all, program_of
+from ..._jax import Atom, Equation
+from ..._jaxpr import Program, carries_derivative
 from ..._jaxpr.dataflow import Constants
+from .rewritten import by_rules
 
 _SLICE = "dynamic_update_slice"
 _WRITES = ("scatter", _SLICE)
@@ -44,12 +45,7 @@ def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int)
             write = _write_of(constants, equation)
             if write is not None and write.count <= longest:
                 rules[index] = write.run
-    if not rules:
-        return program
-    avals = [var.aval for var in program.in_vars]
-    return program_of(
-        trace_to_jaxpr(lambda *values: evaluate_all(program.jaxpr, values, rules), avals)
-    )
+    return by_rules(program, rules) if rules else program
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ..._typing import Path, path_name
 from ..core.analysis import Analysis
 from ..core.binding_times import time_of
 from ..frontend.canonicalize import selected, unrolled
+from ..frontend.rewritten import by_rules
 from ..frontend.state_arrays import StateArray
 from .mark_plan import Bias, MarkPlan, Unmarked, is_spelled_out, mark_plan
 from .own_derivatives import by_its_derivative, hides_weights
@@ -149,12 +150,7 @@ def _spelled_out(
         rules = {index: rule for index, rule in found.items() if rule is not None}
         if not rules:
             return program
-        avals = [var.aval for var in program.in_vars]
-        program = program_of(inlined(trace_to_jaxpr(_evaluator(program, rules), avals)))
-
-
-def _evaluator(program: Program, rules: dict[int, Rule]) -> Callable[..., list[Any]]:
-    return lambda *values: evaluate_all(program.jaxpr, values, rules)
+        program = program_of(inlined(by_rules(program, rules).jaxpr))
 
 
 def _rule_for(

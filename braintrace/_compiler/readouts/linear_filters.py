@@ -85,8 +85,7 @@ class FilterFinder:
     ) -> None:
         self._analysis, self._program = analysis, analysis.program
         self._new_vars = frozenset(new_vars.values())
-        leaves = traced.leaves
-        self._parameters = [leaf for leaf in leaves if leaf.kind == "parameter"]
+        leaves, self._parameters = traced.leaves, traced.parameters
         # A step may write a parameter: then a decay would be another one at every step.
         written = (leaf.in_var for leaf in self._parameters if leaf.out_var is not None)
         self._varying = data_of(traced, analysis) | self._program.dependents_of(written)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from ..._graph import Batch, HiddenGroup, StateLeaf, TracedModel
+from ..._graph import Batch, StateLeaf, TracedModel
 from ..._graph.diagnostics import Diagnostic
 from ..._graph.marked import is_marked
 from ..._graph.traced_model import FILTERS
 from ..._jax import Var, is_var
 from ..._jaxpr import reached
+from ..core.back_through import numbered
 from ..core.batch import axes_of_filters, with_axes
 from ..core.grouped_step import GroupedStep
 from ..core.walk import Walk, walk_back
@@ -36,6 +37,7 @@ MIXED = (
 )
 CHAINED = "it reads another such state, and a chain of readouts has no filters"
 READ_LATE = "what `update` returns, or writes to other States, depends on its value before the step"
+MOVED = "its elements do not stay where they are"
 OTHER_AXES = "its input has no axis with the samples of its batch"
 
 
@@ -96,13 +98,22 @@ def _told(states: _States, refused: Mapping[str, str]) -> list[Diagnostic]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _State:
-    """A hidden state, its group, the walk back from it, and the variable of its new value."""
+    """A hidden state of a step, and the walk back from its new value.
+
+    Attributes
+    ----------
+    leaf, var
+        The state, and the variable of its new value.
+    layout
+        See `HiddenGroup.old_layouts`.
+    walk
+        The walk back from the new value.
+    """
 
     leaf: StateLeaf
-    group: HiddenGroup
-    place: int
-    walk: Walk
     var: Var
+    layout: np.ndarray | None
+    walk: Walk
 
 
 class _States:
@@ -111,11 +122,9 @@ class _States:
     def __init__(self, step: GroupedStep) -> None:
         self.step = step
         self.every = [
-            _State(leaf, group, place, walk, var)
+            _State(*found)
             for group, walks in zip(step.groups, step.walks, strict=True)
-            for place, (leaf, walk, var) in enumerate(
-                zip(group.states, walks, group.new_vars, strict=True)
-            )
+            for found in zip(group.states, group.new_vars, group.old_layouts, walks, strict=True)
         ]
         producer = step.analysis.program.producer
         self.every.sort(key=lambda state: producer[state.var])
@@ -178,7 +187,6 @@ def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list
         if name not in names:
             continue
         readout = finder.find(state.leaf, state.var)
-        readout = readout if isinstance(readout, str) else _in_place(step, state, readout)
         if not isinstance(readout, str):
             why = READ_LATE if name in late else _why_not(states, state, readout)
             readout = why or readout
@@ -191,6 +199,8 @@ def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list
 
 def _why_not(states: _States, state: _State, readout: LinearFilter) -> str | None:
     """Return why a linear filter cannot have readout filters; ``None``: it can."""
+    if not _is_in_place(state):
+        return MOVED
     own = {state.var, state.leaf.in_var}
     for other in states.every:
         if other is not state and not states.behind([other.var], other.var).isdisjoint(own):
@@ -208,21 +218,13 @@ def _mixing(state: _State) -> set[int]:
     return {*cuts, *walk.weights_met, *(index for index, _ in walk.states_met)}
 
 
-def _in_place(step: GroupedStep, state: _State, readout: LinearFilter) -> LinearFilter | str:
-    """Check where the elements of a readout, and of what it filters, are."""
-    leaf, group, place = state.leaf, state.group, state.place
-    own = group.old_layouts[place]
-    own = np.arange(leaf_size(leaf)).reshape(leaf.shape) if own is None else own
+def _is_in_place(state: _State) -> bool:
+    """Tell whether each element of a state is computed from its own old value."""
+    leaf = state.leaf
+    own = numbered(leaf.in_var) if state.layout is None else state.layout
     comes_from = state.walk.ids.get(leaf.in_var)
     is_kept = comes_from is not None and np.array_equal(comes_from, own)
-    if not is_kept or state.var.aval.shape != leaf.shape:
-        return "its elements do not stay where they are"
-    return readout
-
-
-def leaf_size(leaf: StateLeaf) -> int:
-    """Return the number of elements of a State leaf."""
-    return int(np.prod(leaf.shape))
+    return is_kept and bool(state.var.aval.shape == leaf.shape)
 
 
 def _read_late(states: _States) -> set[str]:
@@ -242,9 +244,8 @@ def _not_at_positions(step: GroupedStep) -> list[str]:
     for state in states.every:
         if state.leaf.path[0] != FILTERS:
             continue
-        ids = np.arange(leaf_size(state.leaf), dtype=np.int32).reshape(state.leaf.shape)
         stops = frozenset(var for var in states.new_vars.values() if var is not state.var)
-        walk = walk_back(step.analysis, {state.var: ids}, stops)
+        walk = walk_back(step.analysis, {state.var: numbered(state.leaf.in_var)}, stops)
         alone = dataclasses.replace(state, walk=dataclasses.replace(walk, states_met=()))
         apart = {var for _, var in state.walk.states_met}
         if states.mixed_into(alone) & others or apart:

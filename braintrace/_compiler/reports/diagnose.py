@@ -73,11 +73,11 @@ def _bent_weights(
 ) -> Iterator[Diagnostic]:
     """Yield the custom backward rules between parameters and the weights of ETP operations."""
     analysis = step.analysis
-    parameters = {leaf.in_var for leaf in step.traced.leaves if leaf.kind == "parameter"}
+    parameters = {leaf.in_var for leaf in step.traced.parameters}
     for relation in relations:
         for equation, operands in bent_uses(analysis, list(relation.trainable_vars.values())):
             if not parameters.isdisjoint(analysis.gradients_behind(operands)):
-                names = tuple(path_name(path) for path in relation.parameter_paths)
+                names = relation.printed_paths
                 yield Diagnostic(
                     "warning",
                     "backward-not-linear",
@@ -153,7 +153,7 @@ def _no_trace(
     carried = {relation.key for relation in relations}
     for relation in found:
         if relation.key not in carried:
-            names = tuple(path_name(path) for path in relation.parameter_paths)
+            names = relation.printed_paths
             yield Diagnostic(
                 "info",
                 "no-trace",
@@ -183,7 +183,7 @@ def _partly_coupled(
     step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
     for relation in relations:
-        paths = tuple(path_name(path) for path in relation.parameter_paths)
+        paths = relation.printed_paths
         for influence in relation.influences:
             if influence.mixed:
                 yield Diagnostic(
@@ -198,7 +198,7 @@ def _partly_coupled(
 
 
 def _unused(step: GroupedStep) -> Iterator[Diagnostic]:
-    used = {leaf.path for leaf in step.traced.leaves if leaf.kind == "parameter"}
+    used = {leaf.path for leaf in step.traced.parameters}
     for path in step.traced.parameter_paths:
         if path not in used:
             yield Diagnostic(

@@ -6,7 +6,6 @@ from ..._etrace_op import lost_mark
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Equation, Var, equations_inside, source_line
 from ..core.grouped_step import GroupedStep
-from ..whole_state.parameter_uses import parameters_of
 
 WITHOUT_MARKS = "which leaves an ordinary operation"
 
@@ -23,7 +22,7 @@ def lost_marks(step: GroupedStep) -> Iterator[Diagnostic]:
     every = {var for made in found.values() for var in made}
     for (name, operand, line), made in found.items():
         behind = analysis.gradients_behind(made, frozenset(every - set(made)))
-        weights = [p.name for p in parameters_of(step.traced) if p.in_var in behind]
+        weights = [p.name for p in step.traced.parameters if p.in_var in behind]
         names = tuple(dict.fromkeys(path for path in weights if path not in marked))
         ahead = analysis.gradients_ahead(made)
         states = [state for var, state in new.items() if var in ahead]

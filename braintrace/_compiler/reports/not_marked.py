@@ -36,8 +36,11 @@ def not_marked(step: GroupedStep, told: Sequence[str]) -> Iterator[Diagnostic]:
     states = (found for group in remembered for found in new_states(group))
     # `plain-in-readout` is about those that reach the filter of a readout alone.
     new = {var: state.name for state, var in states if state.path[0] != FILTERS}
-    leaves = [leaf for leaf in step.traced.leaves if leaf.kind == "parameter"]
-    leaves = [leaf for leaf in leaves if leaf.in_var not in marked and leaf.name not in told]
+    leaves = [
+        leaf
+        for leaf in step.traced.parameters
+        if leaf.in_var not in marked and leaf.name not in told
+    ]
     recurrent = _recurrent_uses(step) if leaves else {}
     for leaf in leaves:
         yield from _about(step, leaf, new, recurrent)
@@ -87,7 +90,7 @@ def _recurrent_uses(step: GroupedStep) -> dict[Var, Equation]:
     analysis = step.analysis
     program = analysis.program
     leaves = {leaf.in_var: leaf for leaf in step.traced.leaves}
-    parameters = {var for var, leaf in leaves.items() if leaf.kind == "parameter"}
+    parameters = {leaf.in_var for leaf in step.traced.parameters}
     inputs = [time_of_leaf(leaves.get(var)) for var in program.in_vars]
     times = flows_of_variables(question_of_taint(is_marked), analysis.constants, inputs)
     old = {state.in_var for state, _ in step.new_states}

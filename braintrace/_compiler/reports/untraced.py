@@ -59,8 +59,8 @@ def also_untagged(
     behind = step.graph.gradients.behind(operands)
     remembered = filter(step.is_remembered, step.groups)
     new = {var: state.name for group in remembered for state, var in new_states(group)}
-    for leaf in step.traced.leaves:
-        if leaf.kind == "parameter" and leaf.in_var in behind:
+    for leaf in step.traced.parameters:
+        if leaf.in_var in behind:
             yield from _plain_uses(step, leaf, new)
 
 
@@ -89,13 +89,12 @@ def plain_in_readouts(step: GroupedStep) -> Iterator[Diagnostic]:
     """Yield the parameters that enter what a readout filters by ordinary operations."""
     equations = step.traced.program.equations
     readout_of = {path: found.state for found in step.traced.readouts for path in found.filters}
-    parameters = [leaf for leaf in step.traced.leaves if leaf.kind == "parameter"]
     for state, var in step.new_states:
         if state.path not in readout_of:
             continue
         uses = sorted(step.graph.gradients.uses_behind(var), key=lambda use: use.equation)
         first = {use.node: equations[use.equation] for use in reversed(uses)}
-        for leaf in parameters:
+        for leaf in step.traced.parameters:
             if leaf.in_var in first:
                 equation = first[leaf.in_var]
                 readout = readout_of[state.path]

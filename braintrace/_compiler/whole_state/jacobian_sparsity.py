@@ -19,7 +19,7 @@ from ..._jaxpr.dataflow import Flow, Question, Sets, flows_to, spread
 from ..._most_memory import check_fits
 from ..core.analysis import Analysis
 from ..core.back_through import through_derivative
-from .parameter_uses import new_vars, parameters_of
+from .parameter_uses import new_vars
 
 Rows: TypeAlias = np.ndarray
 """Of every element, flat, whether it depends on each of some numbers: ``(size, numbers)``."""
@@ -103,9 +103,7 @@ def _entering_otherwise(
             operands += [program.equations[use.equation].invars[place] for place in use.operands]
     behind = program.depends_on(operands)
     return [
-        leaf
-        for leaf in parameters_of(traced)
-        if leaf.in_var in behind and leaf.name in whole.reached
+        leaf for leaf in traced.parameters if leaf.in_var in behind and leaf.name in whole.reached
     ]
 
 

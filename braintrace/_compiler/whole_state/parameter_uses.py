@@ -16,11 +16,8 @@ from .layers import HiddenStates
 
 
 def new_vars(leaves: Sequence[StateLeaf]) -> list[Var]:
+    """Return the new values of States."""
     return [leaf.out_var for leaf in leaves if leaf.out_var is not None]
-
-
-def parameters_of(traced: TracedModel) -> list[StateLeaf]:
-    return [leaf for leaf in traced.leaves if leaf.kind == "parameter"]
 
 
 def uses_of_parameters(
@@ -28,7 +25,7 @@ def uses_of_parameters(
 ) -> Iterator[ParameterUse]:
     """Yield the equations where what is computed from parameters alone meets data."""
     program, data = analysis.program, data_of(traced, analysis)
-    ahead = analysis.gradients_ahead(leaf.in_var for leaf in parameters_of(traced))
+    ahead = analysis.gradients_ahead(leaf.in_var for leaf in traced.parameters)
     behind = analysis.gradients_behind(new_vars(leaves))
     count = itertools.count()
     for index in analysis.program.making(behind & ahead):
@@ -87,7 +84,7 @@ def reached_by_parameters(
     reached: dict[str, set[StateLeaf]] = {}
     for inside in insides:
         outside = {var for leaf in every - inside for var in (leaf.in_var, leaf.out_var)}
-        for parameter in parameters_of(step.traced):
+        for parameter in step.traced.parameters:
             found = gradients.ahead_over_time([parameter.in_var], outside)
             own = {leaf for leaf in inside if leaf.out_var in found}
             reached.setdefault(parameter.name, set()).update(own)

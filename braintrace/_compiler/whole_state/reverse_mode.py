@@ -6,7 +6,6 @@ from ..._errors import CompilationError
 from ..._jax import Var, equations_inside, is_var, source_line
 from ..core.analysis import Analysis
 from ..core.grouped_step import GroupedStep
-from .parameter_uses import parameters_of
 
 
 def check_reverse_mode(
@@ -44,7 +43,7 @@ def check_steps(step: GroupedStep, goes_on: bool, rule: str) -> None:
     """
     traced = step.traced
     written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
-    starts = [*parameters_of(traced), *(written if goes_on else ())]
+    starts = [*traced.parameters, *(written if goes_on else ())]
     ends = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
     variables = [atom for atom in ends if is_var(atom)]
     check_reverse_mode(step.analysis, [leaf.in_var for leaf in starts], variables, rule)

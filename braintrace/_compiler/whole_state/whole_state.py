@@ -18,7 +18,7 @@ from ..core.grouped_step import GroupedStep
 from ..reports.backward import bent_uses
 from ..reports.untraced import carried_without_a_trace
 from .layers import HiddenStates
-from .parameter_uses import new_vars, parameters_of, reached_by_parameters, uses_of_parameters
+from .parameter_uses import new_vars, reached_by_parameters, uses_of_parameters
 from .reverse_mode import check_reverse_mode
 from .sample_axes import SampleAxes
 
@@ -135,7 +135,7 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
     for diagnostic in carried_without_a_trace(step, frozenset()):
         if diagnostic.level == "warning":
             raise CompilationError(f"`{rule}` is exact or not at all: {diagnostic}")
-    starts = [leaf.in_var for leaf in (*leaves, *parameters_of(traced))]
+    starts = [leaf.in_var for leaf in (*leaves, *traced.parameters)]
     ahead = analysis.gradients_ahead(starts)
     outputs = [atom for atom in traced.output_atoms if is_var(atom)]
     ends = [*new_vars(leaves), *outputs]

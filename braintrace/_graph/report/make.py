@@ -55,7 +55,7 @@ def _relation_row(relation: HiddenParamOpRelation, specs: Sequence[TraceSpec]) -
         key=relation.key,
         operation=relation.primitive.name,
         source=relation.source,
-        parameters=tuple(path_name(path) for path in relation.parameter_paths),
+        parameters=relation.printed_paths,
         x_shape=None if x_var is None else tuple(x_var.aval.shape),
         y_shape=tuple(relation.y_var.aval.shape),
         states=tuple(

@@ -59,5 +59,4 @@ def _whole_state_row(
 
 def _parameters_behind(graph: GraphData, atoms: Sequence[Atom]) -> tuple[str, ...]:
     behind = graph.traced.program.depends_on(atoms)
-    leaves = (leaf for leaf in graph.traced.leaves if leaf.kind == "parameter")
-    return tuple(leaf.name for leaf in leaves if leaf.in_var in behind)
+    return tuple(leaf.name for leaf in graph.traced.parameters if leaf.in_var in behind)
