@@ -21,7 +21,7 @@ from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._function_model import FunctionModel
 from ..._graph import HiddenGroup, HiddenParamOpRelation, StateLeaf, TracedModel
 from ..._graph.batch import Axes, Batch
-from ..._jaxpr.dataflow import NONE, Labels, Question, flows_to
+from ..._jaxpr.dataflow import NONE, Flow, Labels, Question, flows_to
 from ..._typing import Path
 from .analysis import Analysis
 
@@ -273,7 +273,7 @@ def axes_of_filters(traced: TracedModel, analysis: Analysis, batch: Batch) -> di
             for place in (a for a, size in enumerate(leaf.shape) if size == batch.samples):
                 start = {leaf.in_var: laid_out(leaf.shape, place, batch.samples)}
                 (flow,) = flows_to(Question(Labels()), analysis.constants, start, [end.out_var])
-                if flow is not None and not np.any((flow != NONE) & (flow != own)):
+                if flow is not None and follow(flow, own):
                     found.setdefault(leaf.path, place)
     return found
 
@@ -282,6 +282,11 @@ def with_axes(batch: Batch, axes: Mapping[Path, int]) -> Batch:
     """Return a batch with the axes of States of one leaf added."""
     every = {**batch.axes, **{path: (axis,) for path, axis in axes.items()}}
     return dataclasses.replace(batch, axes=MappingProxyType(every))
+
+
+def follow(samples: Flow, expected: np.ndarray) -> bool:
+    """Tell whether elements are computed from the expected samples alone, or from none."""
+    return samples is None or not np.any((samples != NONE) & (samples != expected))
 
 
 def laid_out(shape: Sequence[int], axis: int | None, count: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from ..._etrace_op import ETP_PRIMITIVE_SPECS, is_joined
 from ..._graph import Structure, WholeState
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
-from ..._jaxpr.dataflow import Flow, Question, Sets, flows_to, spread
+from ..._jaxpr.dataflow import Flow, Question, Sets, filled, flows_to, spread
 from ..._most_memory import check_fits
 from ..core.analysis import Analysis
 from ..core.back_through import through_derivative
@@ -134,10 +134,7 @@ def dependences(
 
     question = Question(lattice, derivatives=True, special=special)
     every = zip(targets, flows_to(question, analysis.constants, flows, targets), strict=True)
-    return [
-        (lattice.empty(var.aval.shape) if flow is None else flow).reshape(-1, count)
-        for var, flow in every
-    ]
+    return [filled(lattice, flow, var.aval.shape).reshape(-1, count) for var, flow in every]
 
 
 def _through_operation(

@@ -7,6 +7,7 @@ product with one of them acts on each sample by itself.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,10 @@ from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._graph.whole_state import ParameterUse
 from ..._jax import Atom, Equation, Var, is_var, source_line, trace_to_jaxpr
 from ..._jaxpr import Place, Rule, carries_derivative, evaluate_probed, inlined, program_of
-from ..._jaxpr.dataflow import MIXED, NONE, Constants, Flow, Labels, Question, flows_of_outputs
+from ..._jaxpr.dataflow import MIXED, Constants, Flow, Labels, Question, filled, flows_of_outputs
 from ..._jaxpr.dataflow.bilinear import dot_axes
 from ..core.analysis import Analysis
-from ..core.batch import laid_out
+from ..core.batch import follow, laid_out
 from ..core.binding_times import data_of
 from .parameter_uses import new_vars
 
@@ -72,10 +73,8 @@ class SampleAxes:
             self.classified = [self._classify(use, of_place) for use in uses]
 
     def _mixed(self, found: Sequence[Flow], laid: Sequence[np.ndarray]) -> StateLeaf | None:
-        for leaf, samples, own in zip(self._leaves, found, laid, strict=True):
-            if samples is not None and np.any((samples != NONE) & (samples != own)):
-                return leaf
-        return None
+        every = zip(self._leaves, found, laid, strict=True)
+        return next((leaf for leaf, samples, own in every if not follow(samples, own)), None)
 
     def _equation(self, use: ParameterUse) -> Equation:
         assert use.equation is not None
@@ -104,9 +103,11 @@ class SampleAxes:
             inside = [of_place.get((use.equation, "in", i)) for i in use.operands]
             if all(samples is None or not np.any(samples == MIXED) for samples in inside):
                 shapes = [equation.invars[i].aval.shape for i in use.operands]
-                return _with(use, samples=tuple(map(_whole, inside, shapes)))
+                return _with(
+                    use, samples=tuple(map(functools.partial(filled, Labels()), inside, shapes))
+                )
         samples = tuple(
-            _whole(found, var.aval.shape)
+            filled(Labels(), found, var.aval.shape)
             for var, found in zip(equation.outvars, outputs, strict=True)
             if carries_derivative(var)
         )
@@ -138,10 +139,6 @@ def _axis_of_input(equation: Equation, x: int, y_axis: int) -> int | None:
 
 def _with(use: ParameterUse, **changes: Any) -> ParameterUse:
     return dataclasses.replace(use, **changes)
-
-
-def _whole(samples: Flow, shape: tuple[int, ...]) -> np.ndarray:
-    return np.full(shape, NONE, np.int32) if samples is None else samples
 
 
 def _pulled_back(
@@ -228,11 +225,5 @@ def axis_of_samples(samples: np.ndarray, count: int) -> int | None:
 
     Elements that depend on none go with any.
     """
-    for axis, size in enumerate(samples.shape):
-        if size == count:
-            shape = [1] * samples.ndim
-            shape[axis] = count
-            expected = np.arange(count, dtype=np.int32).reshape(shape)
-            if np.all((samples == NONE) | (samples == expected)):
-                return axis
-    return None
+    axes = (axis for axis, size in enumerate(samples.shape) if size == count)
+    return next((a for a in axes if follow(samples, laid_out(samples.shape, a, count))), None)

@@ -28,7 +28,7 @@ from .. import rules
 from ..primitive import ETPPrimitive, get_primitive_spec
 from ..registry import Arrays
 from ..spec import ETPPrimitiveSpec
-from .validate import validate_rules
+from .validate import Variable, validate_rules
 
 GROWTH = 100
 """How much a filter grows between two inputs."""
@@ -159,13 +159,6 @@ def make_example(
     draws = {name: None if v is None else _random(generator, v) for name, v in like.items()}
     draws["x3"] = None if x is None else jnp.equal(draws["x1"], 0).astype(x.dtype)
     return Example(primitive, params, {**draws, "operands": operands})
-
-
-@dataclass(frozen=True)
-class Variable:
-    """An array in the place of a variable of a jaxpr."""
-
-    aval: Any
 
 
 def _random(generator: np.random.Generator, like: Any) -> Any:

@@ -53,8 +53,8 @@ def _validate(
     primitive, spec = owners
     step = jax.ShapeDtypeStruct((1, *y.shape), y.dtype)
     steps = None if x is None else jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
-    x_var, y_var = None if x is None else _Variable(x), _Variable(y)
-    weight_vars = {name: _Variable(weight) for name, weight in weights.items()}
+    x_var, y_var = None if x is None else Variable(x), Variable(y)
+    weight_vars = {name: Variable(weight) for name, weight in weights.items()}
     call = _Caller(primitive, params)
 
     def init() -> Any:
@@ -73,8 +73,8 @@ def _validate(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Variable:
-    """The type of a variable, in the place of the variable."""
+class Variable:
+    """An array or its type, in the place of a variable of a jaxpr."""
 
     aval: Any
 

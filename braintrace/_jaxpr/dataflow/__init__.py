@@ -18,6 +18,7 @@ from .lattices import Lattice as Lattice
 from .lattices import PerVariable as PerVariable
 from .lattices import Sets as Sets
 from .lattices import everything as everything
+from .lattices import filled as filled
 from .lattices import joined as joined
 from .lattices import merge as merge
 from .lattices import spread as spread

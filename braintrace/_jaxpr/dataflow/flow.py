@@ -14,7 +14,7 @@ from ..._jax import TRANSPARENT_CALLS, AnyJaxpr, Atom, Equation, Var, call_body,
 from ..bodies import loop_of
 from ..program import carries_derivative
 from .constants import Constants
-from .lattices import Flow, Lattice, PerVariable, everything, joined, same, spread
+from .lattices import Flow, Lattice, PerVariable, everything, filled, joined, same, spread
 from .primitives import CONSTANT, through_primitive
 
 Special: TypeAlias = Callable[[Equation, Sequence[Any]], Sequence[Any] | None]
@@ -293,8 +293,7 @@ def _stacked(lattice: Lattice, steps: Sequence[Sequence[Flow]], index: int, var:
     first = next((flow for flow in flows if flow is not None), None)
     if first is None or all(flow is first for flow in flows):
         return None if first is None else spread(lattice, first, var.aval.shape)
-    empty = lattice.empty(var.aval.shape[1:])
-    return np.stack([empty if flow is None else flow for flow in flows])
+    return np.stack([filled(lattice, flow, var.aval.shape[1:]) for flow in flows])
 
 
 def _linear_solve(

@@ -11,7 +11,7 @@ import numpy as np
 from ..._jax import Atom, Equation
 from ..data_movement import NOWHERE, moved, moved_operands, scattered, source_map
 from .constants import Constants
-from .lattices import Flow, Lattice, along, everything, joined, spread, taken
+from .lattices import Flow, Lattice, along, everything, filled, joined, spread, taken
 
 
 def move(
@@ -21,18 +21,12 @@ def move(
     carried = moved_operands(equation)
     if any(flow is not None for i, flow in enumerate(operands) if i not in carried):
         return None
-    flows = [full(lattice, equation, operands, i) for i in carried]
+    flows = [filled(lattice, operands[i], equation.invars[i].aval.shape) for i in carried]
     found = None if lattice.rank else moved(equation, flows)
     if found is not None:
         return [*found]
     sources = constants.sources(equation)
     return None if sources is None else [taken(lattice, flows, source) for source in sources]
-
-
-def full(lattice: Lattice, equation: Equation, operands: Sequence[Flow], index: int) -> np.ndarray:
-    """Return the flow of an operand, least entries included."""
-    flow = operands[index]
-    return lattice.empty(equation.invars[index].aval.shape) if flow is None else flow
 
 
 def _with_places(
@@ -73,10 +67,11 @@ def scatter(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow] | None:
     """Follow updates to where they are put; a plain ``scatter`` writes over what was there."""
-    _, places, updates = operands
+    base, places, updates = operands
     if places is not None:
         return None
-    base = full(lattice, equation, operands, 0)
+    shape = equation.invars[0].aval.shape
+    base = filled(lattice, base, shape)
     is_plain = equation.primitive.name == "scatter"
     if is_plain and equation.params["update_jaxpr"] is not None:  # `.at[...].apply`
         return [base]
@@ -88,7 +83,6 @@ def scatter(
     if updates is None:
         return [base]
     looked_up = equation.params["dimension_numbers"].scatter_dims_to_operand_dims
-    shape = equation.invars[0].aval.shape
     targets = scattered(equation, _first_places(equation.invars[1]))
     put = lattice.put(lattice.empty(shape), targets, updates)
     return [lattice.join(base, spread(lattice, along(lattice, put, tuple(looked_up)), shape))]

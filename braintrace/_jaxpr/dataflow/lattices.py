@@ -165,6 +165,11 @@ def cells(lattice: Lattice, flow: np.ndarray) -> tuple[int, ...]:
     return flow.shape[flow.ndim - lattice.rank :]
 
 
+def filled(lattice: Lattice, flow: Flow, shape: Sequence[int]) -> np.ndarray:
+    """Return the flow of a variable of some shape, least entries included."""
+    return lattice.empty(shape) if flow is None else flow
+
+
 def spread(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Broadcast a flow to the shape of another variable."""
     return np.broadcast_to(flow, (*shape, *cells(lattice, flow)))
