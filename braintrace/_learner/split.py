@@ -8,7 +8,7 @@ come after them, from what they have recorded.
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from .._compiler import Derivatives
+from .._compiler import Derivative
 from .._jax import Atom, Equation, Var, equations_inside, is_var, runs_on_several_devices
 from .._jaxpr import Program, carries_derivative, equal_values, merged
 from .._jaxpr.dataflow import CONSTANT
@@ -101,10 +101,10 @@ def _bends_sums(step: StepProgram, differentiable: set[Var]) -> bool:
 
     Of what is the same in every step there is one, whose gradient is the sum over the steps.
     """
-    derivatives, fixed = Derivatives(), differentiable - step.varying
+    fixed = differentiable - step.varying
     readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
     return any(
-        _any_in([equation.invars[operand] for operand in derivatives.of(equation).bent], fixed)
+        _any_in([equation.invars[operand] for operand in Derivative(equation).bent], fixed)
         for equation in readers
     )
 

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 
 from .._etrace_op import ETPPrimitive
 from .._jax import AnyJaxpr, Equation, open_jaxpr, sub_jaxprs
+from .._jaxpr.dataflow.bilinear import PRODUCTS
 from .._learner.chunk_costs import flops_of
 
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _MOVES = """
 broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather iota
 optimization_barrier pad reshape rev scatter slice squeeze stop_gradient transpose

@@ -10,11 +10,11 @@ from types import MappingProxyType
 import numpy as np
 
 from ..._graph.marked import MarkedRole, role
-from ..._jax import Atom, Var
+from ..._jax import Atom, Equation, Var
 from ..._jaxpr import Program, carries_derivative
 from ..._jaxpr.dataflow import CONSTANT, MIXED, Constants, flows_from
 from .back_through import SOURCES, Ids, numbered
-from .derivative import Derivatives
+from .derivative import Derivative
 from .origin_position import (
     least_moved_positions,
     origin_positions,
@@ -35,14 +35,12 @@ class Analysis:
         The program, with the equations that make and read each variable.
     constants
         Values that depend on no input.
-    derivatives
-        Those of its equations.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.constants = Constants(program)
-        self.derivatives = Derivatives()
+        self._derivatives: dict[int, Derivative] = {}
         self._origins: dict[tuple[object, ...], Origin] = {}
         self._elements: dict[Var, tuple[int, Mapping[Var, Ids]]] = {}
 
@@ -87,6 +85,10 @@ class Analysis:
     def gradients_ahead(self, starts: Iterable[Var]) -> set[Var]:
         """Return the variables that a gradient connects to ``starts``."""
         return self.program.dependents_of(starts, None, CONSTANT, carries_derivative)
+
+    def derivative(self, equation: Equation) -> Derivative:
+        """Return the derivative of an equation."""
+        return self._derivatives.setdefault(id(equation), Derivative(equation))
 
     # --- where elements come from
 

@@ -12,19 +12,6 @@ from ..._jaxpr import evaluate_all, program_of
 from ..._jaxpr.dataflow import Kind, Vjp, kinds_of_outputs, vjp_of
 
 
-class Derivatives:
-    """The derivatives of equations, each traced once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, Derivative] = {}
-
-    def of(self, equation: Equation) -> "Derivative":
-        """Return the derivative of an equation."""
-        if id(equation) not in self._known:
-            self._known[id(equation)] = Derivative(equation)
-        return self._known[id(equation)]
-
-
 class Derivative:
     """The derivative of one equation."""
 

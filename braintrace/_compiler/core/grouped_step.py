@@ -46,6 +46,12 @@ class GroupedStep:
         """The grouped states, with the variables of their new values."""
         return (found for group in self.groups for found in new_states(group))
 
+    @property
+    def remembered_states(self) -> Iterator[tuple[StateLeaf, Var]]:
+        """The same of the groups that a later step reads."""
+        remembered = filter(self.is_remembered, self.groups)
+        return (found for group in remembered for found in new_states(group))
+
     def is_remembered(self, group: HiddenGroup) -> bool:
         """Tell whether a later step reads the states of a group."""
         return any(state.in_var in self.analysis.program.readers for state in group.states)

@@ -17,13 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from ..._graph.marked import is_marked
-from ..._jax import Atom, Equation, Var, is_var
+from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var, is_var
 from ..._jaxpr import loop_of
 from ..._jaxpr.dataflow import ELEMENTWISE, NONE
 from ..core.analysis import Analysis
 from ..core.back_through import CUT, MANY, Ids, back_from_outputs, numbered
 from ..core.walk import walk_back
-from .own_derivatives import CALLS
 from .parametric_uses import LOOPS, ParametricUses
 from .products import (
     Dense,
@@ -137,7 +136,7 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
                 plan.elementwise[index] = passed
             if passed != operands:
                 others = tuple(i for i in operands if i not in passed)
-                is_call = equation.primitive.name in CALLS
+                is_call = equation.primitive.name in OWN_DERIVATIVE
                 reason = NOT_LINEAR if is_call else OPAQUE
                 plan.unmarked.append(Unmarked(equation, others, reason))
     used = [program.equations[i].invars[k] for i, found in plan.elementwise.items() for k in found]

@@ -16,18 +16,15 @@ from typing import Any
 
 import jax
 
-from ..._jax import OWN_BACKWARD, Equation, bind, with_derivative_of
+from ..._jax import OWN_DERIVATIVE, Equation, bind, with_derivative_of
 from ..._jaxpr import Rule, carries_derivative, evaluate_all
 from ..core.analysis import Analysis
 from ..core.back_through import CUT, back_from_outputs
 
-CALLS = OWN_BACKWARD | {"custom_jvp_call"}
-"""Calls with a derivative of their own."""
-
 
 def hides_weights(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
     """Tell whether an equation is such a call, and brings elements of operands to many places."""
-    if equation.primitive.name not in CALLS:
+    if equation.primitive.name not in OWN_DERIVATIVE:
         return False
     received = back_from_outputs(analysis.constants, equation)
     return any(received[operand] is CUT for operand in operands)
@@ -47,7 +44,7 @@ def by_its_derivative(
     """
     moving = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
     others = [i for i in moving if i not in operands]
-    derivative = analysis.derivatives.of(equation)
+    derivative = analysis.derivative(equation)
     found = [(own, derivative.along(own)) for own in (operands, others) if own]
     along = [(own, jaxpr) for own, jaxpr in found if jaxpr is not None]
     if len(along) < len(found):

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from ..._etrace_op import ETP_PRIMITIVE_SPECS
 from ..._graph import StateLeaf, TracedModel
 from ..._graph.marked import is_marked
-from ..._jax import OWN_BACKWARD, Equation, Var, is_var
+from ..._jax import OWN_DERIVATIVE, Equation, Var, is_var
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.data_movement import is_data_movement, moved_operands
 from ..._jaxpr.dataflow import BindingTime, Kind, kinds_of_results
@@ -212,9 +212,9 @@ class FilterFinder:
 
     def _has_linear_derivative(self, equation: Equation, data: Sequence[int]) -> bool:
         """Tell whether the derivative of what is linear is so as well; a user may write both."""
-        if equation.primitive.name not in (*OWN_BACKWARD, "custom_jvp_call"):
+        if equation.primitive.name not in OWN_DERIVATIVE:
             return True
-        derivative = self._analysis.derivatives.of(equation)
+        derivative = self._analysis.derivative(equation)
         return derivative.is_the_same_for_all(data) and derivative.bent.isdisjoint(data)
 
     def _decay(

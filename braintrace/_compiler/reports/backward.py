@@ -25,7 +25,7 @@ def bent_uses(
     """
     for index in analysis.program.making(analysis.gradients_behind(targets, stops) - stops):
         equation = analysis.program.equations[index]
-        operands = analysis.derivatives.of(equation).bent
+        operands = analysis.derivative(equation).bent
         if operands:
             yield equation, [equation.invars[operand] for operand in sorted(operands)]
 
@@ -36,7 +36,7 @@ def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLea
     States that are written as one, side by side, are treated alike.
     """
     program = analysis.program
-    bent = [equation for equation in program.equations if analysis.derivatives.of(equation).bent]
+    bent = [equation for equation in program.equations if analysis.derivative(equation).bent]
     behind = analysis.gradients_ahead(var for equation in bent for var in equation.outvars)
     read = analysis.gradients_behind(program.out_atoms)
     written: dict[Var, list[StateLeaf]] = {}

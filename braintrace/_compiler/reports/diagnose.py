@@ -7,7 +7,7 @@ from ..._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
 from ..._graph.marked import holds_marked
 from ..._jax import source_line
 from ..._typing import path_name
-from ..core.grouped_step import GroupedStep, new_states
+from ..core.grouped_step import GroupedStep
 from ..core.marked_operations import MarkedOperation
 from .backward import about_outputs, bent_uses
 from .diagnose_groups import (
@@ -111,8 +111,7 @@ def _without_relation(
 def _states_reached(step: GroupedStep, operation: MarkedOperation) -> list[str]:
     """Return the remembered hidden states that a gradient connects to an operation."""
     ahead = step.graph.gradients.ahead([operation.y_var])
-    groups = (group for group in step.groups if step.is_remembered(group))
-    return [s.name for group in groups for s, var in new_states(group) if var in ahead]
+    return [state.name for state, var in step.remembered_states if var in ahead]
 
 
 def _why_no_trace(

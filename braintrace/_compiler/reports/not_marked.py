@@ -10,7 +10,7 @@ from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow import BindingTime, flows_of_variables, question_of_taint
 from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from ..core.binding_times import time_of_leaf
-from ..core.grouped_step import GroupedStep, new_states
+from ..core.grouped_step import GroupedStep
 from ..marking.parametric_uses import LOOPS
 
 _MEETS = PRODUCTS | LOOPS | {"mul", "div"}
@@ -32,10 +32,8 @@ def not_marked(step: GroupedStep, told: Sequence[str]) -> Iterator[Diagnostic]:
     graph = step.graph
     operands = [atom for found in step.operations for atom in found.operands.values()]
     marked = graph.gradients.behind(operands)
-    remembered = filter(step.is_remembered, step.groups)
-    states = (found for group in remembered for found in new_states(group))
     # `plain-in-readout` is about those that reach the filter of a readout alone.
-    new = {var: state.name for state, var in states if state.path[0] != FILTERS}
+    new = {var: state.name for state, var in step.remembered_states if state.path[0] != FILTERS}
     leaves = [
         leaf
         for leaf in step.traced.parameters

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ..._graph import HiddenParamOpRelation, StateLeaf
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Var, is_var, source_line
-from ..core.grouped_step import GroupedStep, new_states
+from ..core.grouped_step import GroupedStep
 
 
 def carried_without_a_trace(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnostic]:
@@ -57,8 +57,7 @@ def also_untagged(
     """Yield the weights with a trace that reach a state by ordinary operations as well."""
     operands = [atom for relation in relations for atom in relation.trainable_vars.values()]
     behind = step.graph.gradients.behind(operands)
-    remembered = filter(step.is_remembered, step.groups)
-    new = {var: state.name for group in remembered for state, var in new_states(group)}
+    new = {var: state.name for state, var in step.remembered_states}
     for leaf in step.traced.parameters:
         if leaf.in_var in behind:
             yield from _plain_uses(step, leaf, new)

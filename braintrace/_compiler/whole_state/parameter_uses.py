@@ -8,6 +8,7 @@ from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._graph.whole_state import ParameterUse, UseKind
 from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import carries_derivative
+from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from ..._typing import Path
 from ..core.analysis import Analysis
 from ..core.binding_times import data_of
@@ -67,7 +68,7 @@ def _input_of_product(equation: Equation, operands: tuple[int, ...], data: set[V
     spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
     if spec is not None:
         return others[0] if others[0] == spec.x_invar_index else None
-    is_plain = equation.primitive.name in ("dot_general", "conv_general_dilated")
+    is_plain = equation.primitive.name in PRODUCTS
     is_input = equation.primitive.name == "dot_general" or others[0] == 0
     return others[0] if is_plain and is_input else None
 
