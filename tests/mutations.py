@@ -79,6 +79,23 @@ NO_READOUT = (
 )
 
 MUTATIONS = [
+    # States that a step leaves unchanged
+    Mutation(
+        "a state in another order counts as unchanged",
+        "_compiler/frontend/unchanged.py",
+        "if name not in _PASSES or is_by_column:",
+        "if name not in _PASSES:",
+        ("tests/test_unchanged_states.py::test_what_is_not_the_same_is_a_state[read by column]",),
+        "a state that each step transposes is held constant",
+    ),
+    Mutation(
+        "a branch that changes a state counts as unchanged",
+        "_compiler/frontend/unchanged.py",
+        "return first if first == second else CHANGED",
+        "return first",
+        ("tests/test_unchanged_states.py::test_what_is_not_the_same_is_a_state[one branch]",),
+        "a state that one branch changes is held constant",
+    ),
     # linear readouts
     Mutation(
         "a filter forgets",

@@ -68,6 +68,9 @@ WAYS = {
     "a branch": by_a_branch,
     "a loop": by_a_loop,
     "a scan": by_a_scan,
+    "not chosen in a loop": lambda mean: jax.lax.fori_loop(
+        0, 3, lambda _, m: jnp.where(False, 2 * m, m), mean
+    ),
 }
 
 
@@ -101,6 +104,8 @@ CHANGES = {
     "rounded": lambda mean: mean.astype(jnp.float32).astype(mean.dtype),
     "one branch": lambda mean: jax.lax.cond(mean[0] > 0, lambda m: m, lambda m: -m, mean),
     "a loop": lambda mean: jax.lax.fori_loop(0, 3, lambda _, m: 0.5 * m, mean),
+    "steps behind": lambda mean: jax.lax.scan(lambda m, x: (x, m), mean[-1], mean)[1],
+    "chosen": lambda mean: jnp.where(True, 2 * mean, mean),
 }
 
 

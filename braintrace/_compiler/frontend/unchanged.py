@@ -7,11 +7,13 @@ all of its state. Such a State is read, not written, so no gradient passes from 
 import dataclasses
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from ..._jax import Atom, Equation, is_var, trace_to_jaxpr
-from ..._jaxpr import Program, evaluate_all, inlined, loop_of, program_of
-from ..._jaxpr.dataflow import Constants
+from ..._jax import Atom, Equation, is_tracer, is_var, trace_to_jaxpr
+from ..._jaxpr import Program, evaluate_all, program_of
+from ..._jaxpr.dataflow import Constants, PerVariable, Question, flows_of_variables
 from .state_arrays import StateArray
 
 _PASSES = {
@@ -39,14 +41,15 @@ def without_unchanged(
     arrays, arguments
         The State leaves, and how many arguments there are.
     """
-    constants = Constants(program)
+    inputs = range(len(program.in_vars))
+    same = flows_of_variables(Question(_Same()), Constants(program), inputs)
     results = len(program.out_atoms) - sum(array.written for array in arrays)
     after = iter(program.out_atoms[results:])
     kept = list(program.out_atoms[:results])
     found = []
-    for array, before in zip(arrays, program.in_vars[arguments:], strict=True):
+    for place, array in enumerate(arrays, arguments):
         atom = next(after) if array.written else None
-        if atom is not None and _origin(constants, atom) is before:
+        if atom is not None and is_var(atom) and same[atom] == place:
             found.append(dataclasses.replace(array, written=False))
         else:
             found.append(array)
@@ -67,44 +70,33 @@ def _with_results(program: Program, atoms: Sequence[Atom]) -> Program:
     return program_of(trace_to_jaxpr(run, [var.aval for var in program.in_vars]))
 
 
-def _origin(constants: Constants, atom: Atom) -> Atom:
-    """Return the variable whose value an atom has, by equations that change no element."""
-    program = constants.program
-    while is_var(atom) and atom in program.producer:
-        equation = program.equations[program.producer[atom]]
-        before = _before(constants, equation, equation.outvars.index(atom))
-        if before is None or before.aval.dtype != atom.aval.dtype:
-            return atom
-        atom = before
-    return atom
+CHANGED, FALSE, TRUE = -1, -2, -3
+"""In the place of an input: other elements than those of one input, or a known truth value."""
 
 
-def _before(constants: Constants, equation: Equation, place: int) -> Atom | None:
-    """Return the operand whose elements a result has; ``None`` for no one operand."""
-    name, operands = equation.primitive.name, equation.invars
-    if name in _PASSES:
-        in_order = equation.params.get("dimensions") is None or name != "reshape"
-        return operands[place] if in_order else None
-    if name == "select_n":
-        which = constants.value(operands[0])
-        is_one = which is not None and which.size > 0 and bool(np.all(which == which.flat[0]))
-        return operands[1 + int(which.flat[0])] if is_one and which is not None else None
-    if name == "cond":
-        inputs = [_of_body(branch, place) for branch in equation.params["branches"]]
-        first = inputs[0]
-        return None if first is None or len(set(inputs)) > 1 else operands[1 + first]
-    if name in ("scan", "while"):
-        loop = loop_of(equation, operands)
-        is_same = place < len(loop.carried) and _of_body(loop.body, place) == (
-            len(loop.fixed) + place
-        )
-        return loop.carried[place] if is_same else None
-    return None
+class _Same(PerVariable):
+    """The number of the input whose elements a variable has in their order, or a code."""
 
+    def of_value(self, value: ArrayLike) -> int:
+        if is_tracer(value) or jnp.result_type(value) != np.dtype(bool):
+            return CHANGED
+        array = np.asarray(value)
+        return TRUE if array.all() else CHANGED if array.any() else FALSE
 
-def _of_body(body: object, place: int) -> int | None:
-    """Return the index of the input that a result of a body equals, if any."""
-    constants = Constants(program_of(inlined(body)))
-    program = constants.program
-    found = _origin(constants, program.out_atoms[place])
-    return next((i for i, var in enumerate(program.in_vars) if var is found), None)
+    def join(self, first: int, second: int) -> int:
+        return first if first == second else CHANGED
+
+    def decided(self, choice: int) -> None:
+        return None
+
+    def through(self, equation: Equation, operands: Sequence[int]) -> list[int]:
+        name = equation.primitive.name
+        if name == "select_n" and operands[0] in (FALSE, TRUE):
+            return [operands[1 + (FALSE, TRUE).index(operands[0])]]
+        if name == "broadcast_in_dim" and operands[0] in (FALSE, TRUE):
+            return list(operands)
+        is_by_column = name == "reshape" and equation.params["dimensions"] is not None
+        if name not in _PASSES or is_by_column:
+            return [CHANGED] * len(equation.outvars)
+        every = zip(equation.outvars, equation.invars, operands, strict=True)
+        return [own if var.aval.dtype == a.aval.dtype else CHANGED for var, a, own in every]
