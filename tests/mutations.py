@@ -92,7 +92,7 @@ MUTATIONS = [
         "a branch that changes a state counts as unchanged",
         "_compiler/frontend/unchanged.py",
         "return first if first == second else CHANGED",
-        "return first",
+        "return second",
         ("tests/test_unchanged_states.py::test_what_is_not_the_same_is_a_state[one branch]",),
         "a state that one branch changes is held constant",
     ),
