@@ -270,6 +270,20 @@ def test_two_processes_that_save_to_one_folder(tmp_path):
     assert len(list(folder.iterdir())) == 1
 
 
+def test_a_folder_that_another_program_takes_away_at_once_is_said_to_be_taken(
+    tmp_path, monkeypatch
+):
+    def touch(path):
+        path.parent.rmdir()
+        raise FileNotFoundError(path)
+
+    braintrace.save(tmp_path, learner(), extra="before")
+    monkeypatch.setattr(pathlib.Path, "touch", touch)
+    with pytest.raises(braintrace.CheckpointError, match="another program saves to it"):
+        braintrace.save(tmp_path, learner(), extra="after")
+    assert braintrace.restore(tmp_path, learner()) == "before"
+
+
 # --- what lies in the folder
 
 

@@ -1069,6 +1069,10 @@ CALL = {
         "`where` batch_size=2",
         lambda b: b.learner.reset_state(2, where=np.ones(2, bool)),
     ),
+    "a function of 5,000 digits": (
+        "`step_fn` thousands of digits function",
+        lambda b: b.learner.etrace_grad(XS, step_fn=10**5000),
+    ),
     "learner under jax.jit": ("call", lambda b: jax.jit(b.learner)(X)),
     "learner under jax.vmap": ("call", lambda b: jax.vmap(b.learner)(XS)),
     "learner under jax.grad": ("call", lambda b: jax.grad(lambda x: b.learner(x).sum())(X)),

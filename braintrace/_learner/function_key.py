@@ -141,6 +141,8 @@ def _content(cell: types.CellType) -> Any:
 def _part(value: Any) -> Hashable:
     if isinstance(value, types.CodeType):
         return value
+    if isinstance(value, (int, str, bytes)):
+        return type(value), value
     if isinstance(value, BY_VALUE):
         return type(value), repr(value)  # 0.0 is not -0.0, and NaN is NaN
     return Same(value)

@@ -39,6 +39,7 @@ UNFINISHED = re.compile(
 OWNED = "owned"
 """A file in an unfinished folder. It is gone once another program has deleted the folder, even if
 orbax makes the folder again."""
+OTHER = "another program saves to it at the same time"
 PLAIN = re.compile(r"(?!.*gs:/)[\w /.:+=@,~#%&'()-]*")
 """Paths that orbax reads unchanged. It changes brackets and backslashes, for example, and it reads
 ``gs:/`` in any path as the start of a Google Cloud Storage bucket."""
@@ -77,7 +78,7 @@ def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str
         except Exception as error:
             if jax.process_index() or (own / OWNED).exists():
                 raise
-            raise RuntimeError("another program saves to it at the same time") from error
+            raise RuntimeError(OTHER) from error
         finally:
             if jax.process_index() == 0:
                 shutil.rmtree(own, ignore_errors=True)
@@ -187,8 +188,12 @@ def _begin(folder: pathlib.Path) -> int:
         if UNFINISHED.fullmatch(child.name):
             _delete(child)
     number = secrets.randbits(62)
-    _unfinished(folder, number).mkdir()
-    (_unfinished(folder, number) / OWNED).touch()
+    own = _unfinished(folder, number)
+    own.mkdir()
+    try:
+        (own / OWNED).touch()
+    except FileNotFoundError as error:  # taken for what an ended program has left
+        raise RuntimeError(OTHER) from error
     return number
 
 
