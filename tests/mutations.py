@@ -1190,7 +1190,7 @@ MUTATIONS = [
     Mutation(
         "a weight with noise marked element by element",
         "_compiler/marking/mark_plan.py",
-        "            return back_from_outputs(analysis.constants, equation)[operand] is CUT\n",
+        "            return back_from_outputs(uses.analysis.constants, equation)[operand] is CUT\n",
         "            return False\n",
         (
             f"{MARKS}_a_form_without_a_mark_has_the_gradient_of_the_step_and_names_an_operation"

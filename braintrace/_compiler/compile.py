@@ -62,7 +62,7 @@ from .reports.diagnose import diagnose
 from .reports.reporting import publish, reported
 from .whole_state.jacobian_sparsity import structure_of
 from .whole_state.layers import about_layers, layers_of
-from .whole_state.reverse_mode import check_steps
+from .whole_state.reverse_mode import check_reverse_mode_of_step
 from .whole_state.whole_state import whole_state_of
 
 BY_POSITION: tuple[Boundary, ...] = ("cut", "diagonal")
@@ -160,7 +160,7 @@ def compile_model(
 
     # A rule without traces leaves all derivatives to those of the step.
     if boundary == "closed":
-        check_steps(step, every_state, options.rule)
+        check_reverse_mode_of_step(step, every_state, options.rule)
 
     # For a rule that follows every way, all hidden state as one vector.
     layers = layers_of(step) if boundary == "layered" else []

@@ -112,26 +112,25 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
     Results that count and are computed from parameters alone are marked, too.
     """
     program, plan = uses.program, MarkPlan()
-    analysis, totals = Analysis(program), set[int]()
-    spread = _Spread(uses, analysis)
+    totals, spread = set[int](), _Spread(uses)
     for index, operands in uses:
         equation = program.equations[index]
         if index in totals or is_marked(equation):
             continue
         product = product_of(equation, operands, uses.found)
-        product = product or sparse_sum(uses, analysis.constants, index, operands)
+        product = product or sparse_sum(uses, index, operands)
         if is_sum_with_weights(equation, operands) and spread.holds(*equation.outvars):
             product = with_one_output(equation, operands)
         if isinstance(product, str):
             plan.unmarked.append(Unmarked(equation, operands, product))
         elif product is not None:
             totals.update(_planned(uses, plan, index, product))
-        elif is_spelled_out(uses, analysis, index, operands):
+        elif is_spelled_out(uses, index, operands):
             plan.unmarked.append(Unmarked(equation, operands, _why_closed(equation, unroll_limit)))
-        elif _is_noisy_weight(uses, analysis, equation):
+        elif _is_noisy_weight(uses, equation):
             plan.unmarked.append(Unmarked(equation, operands, NOISY))
         else:
-            passed = tuple(i for i in operands if _passes(analysis, equation, i))
+            passed = tuple(i for i in operands if _passes(uses.analysis, equation, i))
             if passed:
                 plan.elementwise[index] = passed
             if passed != operands:
@@ -170,8 +169,8 @@ class _Spread:
     output of a product.
     """
 
-    def __init__(self, uses: ParametricUses, analysis: Analysis) -> None:
-        self._uses, self._analysis = uses, analysis
+    def __init__(self, uses: ParametricUses) -> None:
+        self._uses = uses
 
     def holds(self, var: Var) -> bool:
         """Tell whether a variable is one of them."""
@@ -180,7 +179,7 @@ class _Spread:
     @functools.cached_property
     def _ids(self) -> list[Mapping[Var, Ids]]:
         starts = ({var: numbered(var)} for var in self._uses.wanted)
-        return [walk_back(self._analysis, start).ids for start in starts]
+        return [walk_back(self._uses.analysis, start).ids for start in starts]
 
 
 def _planned(uses: ParametricUses, plan: MarkPlan, index: int, product: Product) -> set[int]:
@@ -303,19 +302,19 @@ def _multiplies_by_one(equation: Equation) -> bool:
     return equation.primitive.name == "mul" and len(numbers) == 1 and bool(np.all(numbers[0] == 1))
 
 
-def _is_noisy_weight(uses: ParametricUses, analysis: Analysis, equation: Equation) -> bool:
+def _is_noisy_weight(uses: ParametricUses, equation: Equation) -> bool:
     """Tell whether an equation adds a weight and data without a derivative."""
     if equation.primitive.name not in ("add", "add_any", "sub"):
         return False
     summands = [atom for atom in equation.invars if not uses.is_parametric(atom)]
-    if not analysis.gradients_behind(summands).isdisjoint(uses.program.in_vars):
+    if not uses.analysis.gradients_behind(summands).isdisjoint(uses.program.in_vars):
         return False
     reader = uses.only_reader(equation.outvars[0])
     while reader is not None:
         index, operand = reader
         equation = uses.program.equations[index]
         if equation.primitive.name not in REORDERS and not _only_moves(equation):
-            return back_from_outputs(analysis.constants, equation)[operand] is CUT
+            return back_from_outputs(uses.analysis.constants, equation)[operand] is CUT
         reader = uses.only_reader(equation.outvars[0])
     return False
 
@@ -330,9 +329,7 @@ def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
     return back_from_outputs(analysis.constants, equation)[operand] is not CUT
 
 
-def is_spelled_out(
-    uses: ParametricUses, analysis: Analysis, index: int, operands: Sequence[int]
-) -> bool:
+def is_spelled_out(uses: ParametricUses, index: int, operands: Sequence[int]) -> bool:
     """Tell whether a loop or branch has to be spelled out, so that what is in it learns.
 
     There is a product by a weight in it, or its steps broadcast parameters of their own.
@@ -341,7 +338,7 @@ def is_spelled_out(
     if equation.primitive.name not in LOOPS:
         return False
     changing = _changing(equation, operands)
-    is_mixed = bool(changing) and not _keeps_positions(analysis, equation, changing)
+    is_mixed = bool(changing) and not _keeps_positions(uses.analysis, equation, changing)
     return is_mixed or uses.holds_product(index)
 
 

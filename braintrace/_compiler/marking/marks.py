@@ -28,7 +28,6 @@ from ..._jax import Atom, ClosedJaxpr, Equation, Var, bind, is_var, source_line,
 from ..._jaxpr import Program, Rule, carries_derivative, evaluate_all, inlined, program_of
 from ..._jaxpr.dataflow import BindingTime
 from ..._typing import Path, path_name
-from ..core.analysis import Analysis
 from ..core.binding_times import time_of
 from ..frontend.canonicalize import selected, unrolled
 from ..frontend.rewritten import by_rules
@@ -143,10 +142,8 @@ def _spelled_out(
 ) -> Program:
     """Return a program that shows what its calls, loops and branches do with parameters."""
     while True:
-        uses, analysis = ParametricUses(program, inputs, wanted), Analysis(program)
-        found = {
-            index: _rule_for(uses, analysis, index, operands, marking) for index, operands in uses
-        }
+        uses = ParametricUses(program, inputs, wanted)
+        found = {index: _rule_for(uses, index, operands, marking) for index, operands in uses}
         rules = {index: rule for index, rule in found.items() if rule is not None}
         if not rules:
             return program
@@ -155,7 +152,6 @@ def _spelled_out(
 
 def _rule_for(
     uses: ParametricUses,
-    analysis: Analysis,
     index: int,
     operands: Sequence[int],
     marking: Marking,
@@ -163,10 +159,10 @@ def _rule_for(
     """Return how an equation is spelled out; ``None``: it stays as it is."""
     equation = uses.program.equations[index]
     if equation.primitive.name in LOOPS:
-        is_open = not marking.spells_out or not is_spelled_out(uses, analysis, index, operands)
+        is_open = not marking.spells_out or not is_spelled_out(uses, index, operands)
         return None if is_open else _rule_for_loop(equation, marking.unroll_limit)
-    is_hiding = hides_weights(analysis, equation, operands)
-    return by_its_derivative(analysis, equation, operands) if is_hiding else None
+    is_hiding = hides_weights(uses.analysis, equation, operands)
+    return by_its_derivative(uses.analysis, equation, operands) if is_hiding else None
 
 
 def _rule_for_loop(equation: Equation, unroll_limit: int) -> Rule | None:

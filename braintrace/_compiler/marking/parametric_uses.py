@@ -4,15 +4,12 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-import numpy as np
-
 from ..._graph.marked import is_marked
 from ..._jax import Atom, Equation, Var, is_var
 from ..._jaxpr import Program, carries_derivative, inlined, loop_of, program_of
 from ..._jaxpr.dataflow import (
     CONSTANT,
     BindingTime,
-    Constants,
     bound,
     fixpoint,
     flows_into_bodies,
@@ -50,9 +47,9 @@ class ParametricUses:
         self, program: Program, inputs: Sequence[BindingTime], wanted: Sequence[bool]
     ) -> None:
         self.program = program
-        self._constants = Constants(program)
+        self.analysis = Analysis(program)
         times = [bound(var, time) for var, time in zip(program.in_vars, inputs, strict=True)]
-        self.found = flows_of_variables(_QUESTION, self._constants, times)
+        self.found = flows_of_variables(_QUESTION, self.analysis.constants, times)
         self._wanted = wanted
         self._behind = _behind(program, wanted)
 
@@ -119,22 +116,13 @@ class ParametricUses:
             axes = tuple(axes[axis] for axis in equation.params["broadcast_dimensions"])
         return None
 
-    def is_zero(self, atom: Atom, constants: Constants) -> bool:
-        """Tell whether an operand is zero whatever the inputs, behind broadcasts as well."""
-        while is_var(atom):
-            equation = self.maker(atom)
-            if equation is None or equation.primitive.name != "broadcast_in_dim":
-                break
-            atom = equation.invars[0]
-        value = constants.value(atom)
-        return value is not None and not np.any(value)
-
     def holds_product(self, index: int) -> bool:
         """Tell whether a loop or branch has in it a product by weights, or an ETP operation."""
         equation = self.program.equations[index]
         if equation.primitive.name not in LOOPS:
             return False
-        bodies = flows_into_bodies(_QUESTION, self._constants, equation, self.operands(equation))
+        constants, operands = self.analysis.constants, self.operands(equation)
+        bodies = flows_into_bodies(_QUESTION, constants, equation, operands)
         wanted = [self.is_wanted(var) for var in equation.outvars]
         return any(_has_product(equation, *body, wanted) for body in bodies)
 
@@ -153,11 +141,10 @@ def _has_product(
 ) -> bool:
     program = program_of(inlined(body))
     uses = ParametricUses(program, inputs, _wanted_inside(equation, program, wanted))
-    analysis = Analysis(program)
     return any(
         is_marked(program.equations[index])
         or is_product(program.equations[index], positions, uses.found)
-        or hides_weights(analysis, program.equations[index], positions)
+        or hides_weights(uses.analysis, program.equations[index], positions)
         or uses.holds_product(index)
         for index, positions in uses
     )

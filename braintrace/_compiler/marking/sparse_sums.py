@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ... import _etrace_op
 from ..._etrace_op.sparse.pattern import SparsePattern
 from ..._jax import Var, is_var
-from ..._jaxpr.dataflow import Constants
 from .parametric_uses import ParametricUses
 from .sparse_indices import Scattered, gathered_of, pattern_of, scattered_of
 
@@ -66,19 +66,17 @@ class SparseSum:
         return jnp.transpose(y, self.order)
 
 
-def sparse_sum(
-    uses: ParametricUses, constants: Constants, index: int, operands: Sequence[int]
-) -> SparseSum | None:
+def sparse_sum(uses: ParametricUses, index: int, operands: Sequence[int]) -> SparseSum | None:
     """Return the product that a multiplication belongs to; ``None``: to none.
 
     Parameters
     ----------
-    uses, constants
-        Of the program.
+    uses
+        The program.
     index, operands
         The multiplication, and which of its operands are parametric.
     """
-    program = uses.program
+    program, constants = uses.program, uses.analysis.constants
     equation = program.equations[index]
     if equation.primitive.name != "mul" or len(operands) != 1:
         return None
@@ -97,7 +95,8 @@ def sparse_sum(
     if scattered is None or found is None or uses.only_reader(x) is None:
         return None
     data, (summed,) = program.equations[first].invars[0], program.equations[total].outvars
-    if not uses.is_zero(program.equations[total].invars[0], constants):
+    base = constants.value(program.equations[total].invars[0])
+    if base is None or np.any(base):
         return None
     order = _order(uses, gathered.entries, terms.aval.ndim, moves, scattered)
     if order is None:

@@ -31,7 +31,7 @@ def check_reverse_mode(
             )
 
 
-def check_steps(step: GroupedStep, goes_on: bool, rule: str) -> None:
+def check_reverse_mode_of_step(step: GroupedStep, goes_on: bool, rule: str) -> None:
     """Refuse a ``while`` loop behind which a plain parameter would learn.
 
     Parameters
