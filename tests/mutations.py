@@ -468,8 +468,8 @@ MUTATIONS = [
     Mutation(
         "groups in reverse",
         "_compiler/core/hidden_groups.py",
-        "return [tuple(members[first]) for first in sorted(members)]",
-        "return [tuple(members[first]) for first in sorted(members, reverse=True)]",
+        "return sorted(map(tuple, components([*map(sorted, coupled)])))",
+        "return sorted(map(tuple, components([*map(sorted, coupled)])), reverse=True)",
         (
             "tests/test_zoo.py::test_relations_groups_and_diagnostics[Stacked]",
             *zoo("Stacked-d_rtrl"),
@@ -1751,8 +1751,8 @@ MUTATIONS = [
     Mutation(
         "layers after those that read them",
         "_compiler/whole_state/layers.py",
-        "sorted(layers, key=before.__getitem__)",
-        "sorted(layers, key=before.__getitem__, reverse=True)",
+        "for layer in components(reads)]",
+        "for layer in components(reads)[::-1]]",
         (f"{JACOBIANS}::test_layers_are_in_order_and_what_they_truncate_is_reported[Stacked]",),
         "a layer is learned before what it reads is known",
     ),

@@ -5,7 +5,7 @@ from .compile import compile_model as compile_model
 from .compile import divided_graph as divided_graph
 from .compile import with_every_operation as with_every_operation
 from .core.derivative import Derivative as Derivative
-from .frontend.state_arrays import components as components
+from .frontend.state_arrays import component_count as component_count
 from .frontend.state_arrays import join_components as join_components
 from .frontend.state_arrays import split_components as split_components
 from .frontend.trace import described as described

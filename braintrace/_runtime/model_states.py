@@ -14,7 +14,7 @@ import saiunit
 
 from .._arguments import CONTAINERS, array_of, check_tree, is_quantity, named, shown
 from .._brainstate import set_values, values_of
-from .._compiler import components, join_components, split_components
+from .._compiler import component_count, join_components, split_components
 from .._errors import DtypeError, NotCompiledError, ShapeError
 from .._graph import ETraceGraph, StateLeaf
 from .._jax import Var, to_array
@@ -95,7 +95,7 @@ def read_states(
     inputs: dict[Var, Any] = {}
     leaves, trees = iter(graph.traced.leaves), graph.traced.state_trees
     for path, state in states.items():
-        count = components(state)
+        count = component_count(state)
         value = values[path]
         found, tree = jax.tree.flatten(value)
         if tree != trees[path]:
@@ -142,7 +142,7 @@ def whole_values(graph: ETraceGraph, states: States, new: Mapping[Var, Any]) -> 
             by_path.setdefault(leaf.path, []).append(new[leaf.in_var])
     whole = {}
     for path, parts in by_path.items():
-        count = components(states[path])
+        count = component_count(states[path])
         size = count or 1
         joined = [
             join_components(parts[start : start + size], count)

@@ -10,6 +10,7 @@ import numpy as np
 from ..._graph import Boundary, Cut, Diagonal, HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Var
+from ..._jaxpr import components
 from .analysis import Analysis
 from .back_through import Ids
 from .delay_lines import find_delay_lines
@@ -84,14 +85,12 @@ def _connected(placement: Placement, apart: frozenset[int]) -> list[tuple[int, .
     """
     leaves = [candidate.leaf for candidate in placement.candidates]
     names = [i if leaf.component is None else leaf.path for i, leaf in enumerate(leaves)]
-    group_of = [names.index(name) for name in names]
-    for a, c in (pair for pair in _coupled(placement) if pair[0] not in apart):
-        old, new = sorted((group_of[a], group_of[c]), reverse=True)
-        group_of = [new if g == old else g for g in group_of]
-    members: dict[int, list[int]] = {}
-    for i, group in enumerate(group_of):
-        members.setdefault(group, []).append(i)
-    return [tuple(members[first]) for first in sorted(members)]
+    coupled = [set[int]() for _ in names]
+    pairs = (pair for pair in _coupled(placement) if pair[0] not in apart)
+    for a, c in (*pairs, *((names.index(name), i) for i, name in enumerate(names))):
+        coupled[a].add(c)
+        coupled[c].add(a)
+    return sorted(map(tuple, components([*map(sorted, coupled)])))
 
 
 def _coupled(placement: Placement) -> Iterator[tuple[int, int]]:

@@ -26,7 +26,7 @@ def kind_of(state: brainstate.State) -> StateKind:
     return "random" if isinstance(state, brainstate.random.RandomState) else "other"
 
 
-def components(state: brainstate.State) -> int | None:
+def component_count(state: brainstate.State) -> int | None:
     """Return how many states share the last axis of a State's value; ``None``: no such axis."""
     return state.num_state if isinstance(state, brainstate.HiddenGroupState) else None
 
@@ -66,7 +66,7 @@ def state_arrays_of(
             path = ("<outside>", type(state).__name__, len(outside))
             outside[path] = state
         touched[path] = state
-        kind, count = kind_of(state), components(state)
+        kind, count = kind_of(state), component_count(state)
         is_fresh = isinstance(state, brainstate.ShortTermState)
         for leaf in range(len(jax.tree.leaves(state.value))):
             arrays.append(StateArray(path, leaf, kind, count, bool(is_written), is_fresh))

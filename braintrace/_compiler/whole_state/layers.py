@@ -6,6 +6,7 @@ from typing import TypeAlias
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._graph.traced_model import StateLeaf
 from ..._jax import Var
+from ..._jaxpr import components
 from ..core.grouped_step import GroupedStep, new_states
 
 HiddenStates: TypeAlias = list[tuple[StateLeaf, Var]]
@@ -16,18 +17,11 @@ def layers_of(step: GroupedStep) -> list[HiddenStates]:
     """Return the layers of a step, each after those that it reads."""
     states = [list(new_states(group)) for group in step.groups]
     ahead = [step.graph.gradients.ahead_over_time(_nodes(own)) for own in states]
-    reached = [
-        {number for number, own in enumerate(states) if not found.isdisjoint(_nodes(own))}
-        for found in ahead
+    reads = [
+        [number for number, found in enumerate(ahead) if not found.isdisjoint(_nodes(own))]
+        for own in states
     ]
-    layers: dict[int, HiddenStates] = {}
-    before: dict[int, int] = {}
-    for number, own in enumerate(states):
-        mutual = [k for k in reached[number] if number in reached[k]]
-        first = min([number, *mutual])
-        layers.setdefault(first, []).extend(own)
-        before[first] = sum(number in found for found in reached)
-    return [layers[first] for first in sorted(layers, key=before.__getitem__)]
+    return [[state for number in layer for state in states[number]] for layer in components(reads)]
 
 
 def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[Diagnostic]:
