@@ -164,7 +164,7 @@ MUTATIONS = [
     Mutation(
         "filters behind a backward pass that clips",
         "_compiler/readouts/linear_filters.py",
-        "return derivative.is_the_same_for_all(data) and derivative.bent.isdisjoint(data)",
+        "return derivative.is_the_same_for_all(data) and derivative.nonlinear.isdisjoint(data)",
         "return derivative.is_the_same_for_all(data)",
         (f"{NO_READOUT}[rates-clipped_on_the_way]",),
         "a sum over steps is clipped, not each of them",

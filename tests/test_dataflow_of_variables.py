@@ -72,7 +72,7 @@ def test_an_unknown_primitive_is_not_proportional():
 
 
 def test_a_value_is_proportional_where_its_body_is():
-    """Whatever its derivative is, about which `Derivative.bent` says more."""
+    """Whatever its derivative is, about which `Derivative.nonlinear` says more."""
 
     def with_rules(function):
         forward, backward = jax.custom_jvp(function), jax.custom_vjp(function)

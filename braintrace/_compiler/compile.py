@@ -34,6 +34,7 @@ from .._graph import (
 )
 from .._typing import Path
 from .core.analysis import Analysis
+from .core.backward_rules import states_as_outputs
 from .core.batch import batch_of
 from .core.candidates import candidates_of
 from .core.grouped_step import GroupedStep
@@ -49,7 +50,6 @@ from .frontend.trace import trace_model
 from .marking.marks import marking_of
 from .readouts.gates import Gate, with_gates_apart
 from .readouts.linear_readouts import filter_readouts
-from .reports.backward import states_as_outputs
 from .reports.check_model import (
     check_elements,
     check_has_states,
@@ -285,7 +285,7 @@ def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> Grou
     # Weights that may learn: ETP operations whose operands are computed from parameters.
     operations = marked_operations(traced, analysis)
 
-    # No trace can follow a backward pass that bends gradients: if no later step reads a state
+    # No trace can follow a nonlinear backward rule: if no later step reads a state
     # behind one, it is an output, and needs none.
     # Neither does a readout, whose derivative goes through filters.
     outputs = (*states_as_outputs(traced, analysis), *traced.filtered)

@@ -97,14 +97,14 @@ def split_step(step: StepProgram) -> Split | None:
 
 
 def _bends_sums(step: StepProgram, differentiable: set[Var]) -> bool:
-    """Tell whether a backward pass would bend the sum of all steps' gradients, instead of each.
+    """Tell whether a nonlinear backward rule would get the sum of all gradients, not each.
 
     Of what is the same in every step there is one, whose gradient is the sum over the steps.
     """
     fixed = differentiable - step.varying
     readers = (e for e in step.program.equations if _any_in(e.invars, fixed))
     return any(
-        _any_in([equation.invars[operand] for operand in Derivative(equation).bent], fixed)
+        _any_in([equation.invars[operand] for operand in Derivative(equation).nonlinear], fixed)
         for equation in readers
     )
 

@@ -23,7 +23,7 @@ class Derivative:
         return vjp_of(self._equation)
 
     @functools.cached_property
-    def bent(self) -> frozenset[int]:
+    def nonlinear(self) -> frozenset[int]:
         """The operands whose cotangent is not proportional to those of the outputs.
 
         Of a derivative every one is. The backward rule of a ``custom_vjp`` need not be one: it
@@ -50,10 +50,10 @@ class Derivative:
     def along(self, operands: Sequence[int]) -> AnyJaxpr | None:
         """Return the jaxpr of ``(operands, directions of some) -> changes of outputs``, if any.
 
-        It is the transpose of the backward pass, which there is none of where that is bent.
+        It is the transpose of the backward pass, which there is none of where that is nonlinear.
         """
         pulled, outputs = self._vjp.jaxpr, self._vjp.outputs
-        if pulled is None or self.bent:
+        if pulled is None or self.nonlinear:
             return None
         count = len(self._equation.invars)
         places = [self._vjp.inputs.index(operand) for operand in operands]

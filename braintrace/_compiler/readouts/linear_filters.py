@@ -215,7 +215,7 @@ class FilterFinder:
         if equation.primitive.name not in OWN_DERIVATIVE:
             return True
         derivative = self._analysis.derivative(equation)
-        return derivative.is_the_same_for_all(data) and derivative.bent.isdisjoint(data)
+        return derivative.is_the_same_for_all(data) and derivative.nonlinear.isdisjoint(data)
 
     def _decay(
         self, own: Var, var: Var, equations: Sequence[int], added: Container[Added]

@@ -2,17 +2,17 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ..._graph import FOLLOWS_ALL, Boundary, HiddenParamOpRelation
+from ..._graph import FOLLOWS_ALL, Boundary, HiddenParamOpRelation, StateLeaf
 from ..._graph.diagnostics import Diagnostic, DiagnosticKind, Level, quoted
 from ..._graph.marked import holds_marked
 from ..._jax import source_line
 from ..._typing import path_name
+from ..core.backward_rules import nonlinear_uses
 from ..core.grouped_step import GroupedStep
 from ..core.marked_operations import MarkedOperation
-from .backward import about_outputs, bent_uses
 from .diagnose_groups import (
-    BENT,
     CHANGE_AFTERWARDS,
+    NONLINEAR,
     OF_CURRENT_STEP,
     about_group,
     names_of,
@@ -51,7 +51,7 @@ def diagnose(
         for diagnostic in about_group(upstream, group, walks)
     ]
     yield from about_groups
-    yield from _bent_weights(step, relations)
+    yield from _nonlinear_weights(step, relations)
     told = {path for d in about_groups if d.kind in LOSES_MEMORY for path in d.paths}
     yield from _without_relation(step, found, told, boundary)
     yield from _no_trace(found, relations)
@@ -65,25 +65,25 @@ def diagnose(
     yield from plain_in_readouts(step)
     yield from carried_without_a_trace(step, frozenset() if follows_all else step.graph.opaque)
     yield from _unused(step)
-    yield from about_outputs([leaf for leaf in step.outputs if leaf not in step.traced.filtered])
+    yield from _about_outputs([leaf for leaf in step.outputs if leaf not in step.traced.filtered])
 
 
-def _bent_weights(
+def _nonlinear_weights(
     step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
     """Yield the custom backward rules between parameters and the weights of ETP operations."""
     analysis = step.analysis
     parameters = {leaf.in_var for leaf in step.traced.parameters}
     for relation in relations:
-        for equation, operands in bent_uses(analysis, list(relation.trainable_vars.values())):
+        for equation, operands in nonlinear_uses(analysis, list(relation.trainable_vars.values())):
             if not parameters.isdisjoint(analysis.gradients_behind(operands)):
                 names = relation.printed_paths
                 yield Diagnostic(
                     "warning",
                     "backward-not-linear",
-                    f"{quoted(names)} enters `{relation.primitive.name}` through a {BENT} What "
-                    "comes back to the weight is the sum over all steps, and the rule is given "
-                    f"that sum instead of the gradient of every step. {CHANGE_AFTERWARDS}",
+                    f"{quoted(names)} enters `{relation.primitive.name}` through a {NONLINEAR} "
+                    "What comes back to the weight is the sum over all steps, and the rule is "
+                    f"given that sum instead of the gradient of every step. {CHANGE_AFTERWARDS}",
                     names,
                     source_line(equation),
                 )
@@ -207,3 +207,16 @@ def _unused(step: GroupedStep) -> Iterator[Diagnostic]:
                 "unless the loss reads it.",
                 (path_name(path),),
             )
+
+
+def _about_outputs(states: Sequence[StateLeaf]) -> Iterator[Diagnostic]:
+    """Yield what a user should know of `states_as_outputs`."""
+    for state in states:
+        yield Diagnostic(
+            "info",
+            "backward-not-linear",
+            f"Hidden state '{state.name}' lies behind a `custom_vjp` whose backward rule is not "
+            "proportional to the gradient that it is given. No later step reads the state, so "
+            "that it needs no trace: the weights before it get the gradient of the current step.",
+            (state.name,),
+        )

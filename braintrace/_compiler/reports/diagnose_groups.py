@@ -1,4 +1,4 @@
-"""What is left out, or bent, on the way into a hidden group."""
+"""What is left out, or not linear, on the way into a hidden group."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -6,12 +6,12 @@ from ..._graph import Boundary, Cut, HiddenGroup
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Equation, source_line
 from ..._jaxpr.dataflow.bilinear import PRODUCTS
+from ..core.backward_rules import nonlinear_uses
 from ..core.diagonals import products_met
 from ..core.walk import Walk
-from .backward import bent_uses
 from .upstream import Upstream
 
-BENT = (
+NONLINEAR = (
     "`custom_vjp` whose backward rule is not proportional to the gradient that it is given (one "
     "that clips, or adds something, for example)."
 )
@@ -35,7 +35,7 @@ def about_group(
     if upstream.boundary == "diagonal":
         yield from _about_two_products(upstream, group, walks)
     yield from _about_states_met(upstream, group, walks)
-    yield from _about_bent_uses(upstream, group)
+    yield from _about_nonlinear_uses(upstream, group)
 
 
 def names_of(group: HiddenGroup) -> str:
@@ -222,20 +222,20 @@ def _about_states_met(
             )
 
 
-def _about_bent_uses(upstream: Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
-    """Yield the custom backward rules on the way into a group that bend a gradient."""
+def _about_nonlinear_uses(upstream: Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
+    """Yield the custom backward rules on the way into a group that are nonlinear."""
     analysis, ends = upstream.step.analysis, upstream.ends(group)
     kept = {(d.equation, d.operand) for found in group.diagonals for d in found}
     passed = [analysis.program.equations[index].invars[operand] for index, operand in sorted(kept)]
-    for equation, operands in bent_uses(analysis, [*group.new_vars, *passed], ends):
+    for equation, operands in nonlinear_uses(analysis, [*group.new_vars, *passed], ends):
         names = upstream.behind(operands, group).names
         if names:
             yield Diagnostic(
                 "warning",
                 "backward-not-linear",
-                f"{quoted(names)} reaches {names_of(group)} through a {BENT} A trace goes forward "
-                "and does not know that gradient: it takes the rule's answer to a gradient of one. "
-                f"{CHANGE_AFTERWARDS}",
+                f"{quoted(names)} reaches {names_of(group)} through a {NONLINEAR} "
+                "A trace goes forward and does not know that gradient: it takes the rule's answer "
+                f"to a gradient of one. {CHANGE_AFTERWARDS}",
                 (*names, *_names(group)),
                 source_line(equation),
             )

@@ -14,8 +14,8 @@ from ..._graph.batch import Batch
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._graph.whole_state import Layer, ParameterUse, WholeState
 from ..._jax import is_var, source_line
+from ..core.backward_rules import nonlinear_uses
 from ..core.grouped_step import GroupedStep
-from ..reports.backward import bent_uses
 from ..reports.untraced import carried_without_a_trace
 from .layers import HiddenStates
 from .parameter_uses import new_vars, reached_by_parameters, uses_of_parameters
@@ -140,7 +140,7 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
     outputs = [atom for atom in traced.output_atoms if is_var(atom)]
     ends = [*new_vars(leaves), *outputs]
     check_reverse_mode(analysis, starts, ends, rule)
-    for equation, operands in bent_uses(analysis, new_vars(leaves)):
+    for equation, operands in nonlinear_uses(analysis, new_vars(leaves)):
         if not ahead.isdisjoint(atom for atom in operands if is_var(atom)):
             raise CompilationError(
                 f"`{rule}` adds up gradients of many steps, and a `custom_vjp` "
