@@ -169,7 +169,7 @@ def source_map(
         return move(equation, *indices)
     if equation.primitive.name == "gather":
         places = constant(equation.invars[1])
-        return None if places is None else [_gathered(equation, places)]
+        return None if places is None else [elements_of_slices(equation, places)]
     return _run_on_indices(equation, carried, indices, constant)
 
 
@@ -190,78 +190,61 @@ def _run_on_indices(
         return [np.asarray(value) for value in bind(equation, operands)]
 
 
-def _gathered(equation: Equation, places: np.ndarray) -> np.ndarray:
-    numbers = equation.params["dimension_numbers"]
-    return elements_of_slices(
-        equation.invars[0].aval.shape,
-        equation.outvars[0].aval.shape,
-        places,
-        window=numbers.offset_dims,
-        removed=(*numbers.collapsed_slice_dims, *numbers.operand_batching_dims),
-        indexed=numbers.start_index_map,
-        batched=(numbers.operand_batching_dims, numbers.start_indices_batching_dims),
-        mode=equation.params["mode"],
-    )
+_OF_GATHER = (
+    "offset_dims",
+    "collapsed_slice_dims",
+    "start_index_map",
+    "start_indices_batching_dims",
+)
+_OF_SCATTER = (
+    "update_window_dims",
+    "inserted_window_dims",
+    "scatter_dims_to_operand_dims",
+    "scatter_indices_batching_dims",
+)
+"""Dimension numbers of a scatter, and those of a gather that reads where it writes.
+
+They are the axes of the slices that run within one; the axes of the array that slices do not have;
+the axes of the array along which an index counts; and the batch axes of the indices.
+"""
 
 
-def scattered(equation: Equation, places: np.ndarray) -> np.ndarray:
-    """Return the element of a scatter's first operand that each update is put into.
-
-    `NOWHERE` for updates that are dropped. These are the elements that a gather reads there.
-    """
-    numbers = equation.params["dimension_numbers"]
-    return elements_of_slices(
-        equation.invars[0].aval.shape,
-        equation.invars[2].aval.shape,
-        places,
-        window=numbers.update_window_dims,
-        removed=(*numbers.inserted_window_dims, *numbers.operand_batching_dims),
-        indexed=numbers.scatter_dims_to_operand_dims,
-        batched=(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims),
-        mode=equation.params["mode"],
-    )
-
-
-def elements_of_slices(
-    shape: Sequence[int],
-    slices: Sequence[int],
-    places: np.ndarray,
-    *,
-    window: Sequence[int],
-    removed: Sequence[int],
-    indexed: Sequence[int],
-    batched: tuple[Sequence[int], Sequence[int]],
-    mode: jax.lax.GatherScatterMode,
-) -> np.ndarray:
-    """Return which element of an array each element of its slices is, in the terms of XLA.
+def elements_of_slices(equation: Equation, places: np.ndarray) -> np.ndarray:
+    """Return which elements of its first operand a gather reads, or a scatter writes to.
 
     Parameters
     ----------
-    shape, slices
-        Of the array, and of all slices together.
+    equation
+        The gather or scatter.
     places
-        Where slices begin, along its last axis by indexed axis of the array.
-    window
-        The axes of the slices that run within one.
-    removed
-        The axes of the array that slices do not have.
-    indexed
-        The axes of the array along which ``places`` counts.
-    batched
-        Axes of the array, and of ``places``, that count together.
-    mode
-        Slices that reach out of the array are moved inside (``CLIP``) or are nowhere.
+        The value of its indices.
+
+    Returns
+    -------
+    numpy.ndarray
+        A number for each element of a gather's result, or of a scatter's updates; `NOWHERE` for
+        slices that reach out of the array, unless these are moved inside (``CLIP``).
     """
-    grid = np.indices(slices, sparse=True)
-    alone = tuple(grid[axis] for axis in range(len(slices)) if axis not in window)
+    is_gather = equation.primitive.name == "gather"
+    array, slices = equation.invars[0], equation.outvars[0] if is_gather else equation.invars[2]
+    shape, sizes, numbers = (
+        array.aval.shape,
+        slices.aval.shape,
+        equation.params["dimension_numbers"],
+    )
+    names = _OF_GATHER if is_gather else _OF_SCATTER
+    window, removed, indexed, batch = (getattr(numbers, name) for name in names)
+    grid = np.indices(sizes, sparse=True)
+    alone = tuple(grid[axis] for axis in range(len(sizes)) if axis not in window)
+    removed = (*removed, *numbers.operand_batching_dims)
     kept = [axis for axis in range(len(shape)) if axis not in removed]
     at: dict[int, np.ndarray] = {a: grid[w] for a, w in zip(kept, window, strict=True)}
-    at.update({a: alone[i] for a, i in zip(*batched, strict=True)})
-    inside = np.ones(slices, bool)
+    at.update({a: alone[i] for a, i in zip(numbers.operand_batching_dims, batch, strict=True)})
+    inside = np.ones(sizes, bool)
     for number, axis in enumerate(indexed):
-        last = shape[axis] - (slices[window[kept.index(axis)]] if axis in kept else 1)
+        last = shape[axis] - (sizes[window[kept.index(axis)]] if axis in kept else 1)
         start = places[(*alone, number)].astype(np.int64)
-        if mode == jax.lax.GatherScatterMode.CLIP:
+        if equation.params["mode"] == jax.lax.GatherScatterMode.CLIP:
             start = np.clip(start, 0, last)
         is_inside = (start >= 0) & (start <= last)
         inside &= is_inside

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..._jax import Atom, Equation
-from ..data_movement import NOWHERE, moved, moved_operands, scattered, source_map
+from ..data_movement import NOWHERE, elements_of_slices, moved, moved_operands, source_map
 from .constants import Constants
 from .lattices import Flow, Lattice, along, everything, filled, joined, spread, taken
 
@@ -77,13 +77,13 @@ def scatter(
         return [base]
     indices = constants.value(equation.invars[1])
     if indices is not None:
-        targets = scattered(equation, indices)
+        targets = elements_of_slices(equation, indices)
         base = _cleared(lattice, base, targets) if is_plain else base
         return [base if updates is None else lattice.put(base, targets, updates)]
     if updates is None:
         return [base]
     looked_up = equation.params["dimension_numbers"].scatter_dims_to_operand_dims
-    targets = scattered(equation, _first_places(equation.invars[1]))
+    targets = elements_of_slices(equation, _first_places(equation.invars[1]))
     put = lattice.put(lattice.empty(shape), targets, updates)
     return [lattice.join(base, spread(lattice, along(lattice, put, tuple(looked_up)), shape))]
 
