@@ -12,6 +12,7 @@ from every_path import PATHS, Paths
 
 import braintrace
 from braintrace._compiler.frontend.slot_writes import writes_as_selections
+from braintrace._jax import equations_inside
 from braintrace._jaxpr import evaluate_all, inlined, program_of
 
 BATCH, INPUTS, SLOTS, UNITS, STEPS = 3, 2, 4, 2, 6
@@ -63,12 +64,35 @@ def two_slots_by_where(buffer, place, value):
     return by_where(by_where(buffer, place, value), place + 1, value / 2)
 
 
+def in_a_branch(buffer, place, value):
+    """Write by the branch that is taken, on every step."""
+    is_even = place % 2 == 0
+    return jax.lax.cond(is_even, by_at, lambda b, p, v: by_slice(b, p, v), buffer, place, value)
+
+
+def in_a_scan(buffer, place, value):
+    def write(buffer, step):
+        return by_at(buffer, place + step, value / (1 + step)), None
+
+    return jax.lax.scan(write, buffer, jnp.arange(2))[0]
+
+
+def by_sum(buffer, place, value):
+    """Empty a slot and add the value in two parts."""
+    emptied = by_at(buffer, place, jnp.zeros_like(value))
+    half = emptied.at[..., place % SLOTS, :].add(0.3 * value)
+    return half.at[..., place % SLOTS - SLOTS, :].add(0.7 * value)
+
+
 SPELLINGS = {
     "at": (by_at, by_where),
     "dynamic_update_slice": (by_slice, by_where),
     "a place for each sample": (per_sample, by_where),
     "mapped": (mapped, by_where),
     "two slots": (two_slots, two_slots_by_where),
+    "in a branch": (in_a_branch, by_where),
+    "in a scan": (in_a_scan, two_slots_by_where),
+    "a sum": (by_sum, by_where),
 }
 
 
@@ -220,7 +244,7 @@ def assert_same(write, place, value):
     program = program_of(inlined(jax.make_jaxpr(write)(buffer, value, place)))
     rewritten = writes_as_selections(program, program.out_atoms, 32)
     names = {equation.primitive.name for equation in rewritten.equations}
-    assert names.isdisjoint({"scatter", "dynamic_update_slice"})
+    assert names.isdisjoint({"scatter", "scatter-add", "dynamic_update_slice"})
 
     def selected(buffer, value):
         return evaluate_all(rewritten.jaxpr, [buffer, value, place], {})[0]
@@ -254,6 +278,18 @@ def test_a_write_is_what_it_is_in_jax(name, mode):
             return at(buffer.at, i).set(value, mode=mode)
 
         assert_same(write, jnp.asarray(place), draw(3, *shape))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["one for all", "one of each", "an element", "two places of one"])
+def test_a_sum_is_what_it_is_in_jax(name, mode):
+    shape, at = WRITES[name]
+    for place in (INSIDE,) if mode == "promise_in_bounds" else (INSIDE, OUTSIDE):
+
+        def add(buffer, value, i):
+            return at(buffer.at, i).add(value, mode=mode)
+
+        assert_same(add, jnp.asarray(place), draw(3, *shape))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64])
@@ -290,6 +326,23 @@ def test_a_slice_is_what_it_is_in_jax(name):
         if name != "the whole buffer":
             assert_same(write, jnp.asarray(place), draw(3, *shape))
         assert_same(slices_of_each, jnp.asarray(place), draw(3, BATCH, 2, UNITS))
+
+
+def test_a_branch_with_an_infinite_derivative_stays_a_branch():
+    """All branches of a selection are differentiated, also those that are not taken."""
+
+    def step(buffer, place, value):
+        def write(buffer):
+            return buffer.at[:, place].set(jnp.sqrt(value))
+
+        return jax.lax.cond(jnp.any(value > 0), write, lambda b: b, buffer)
+
+    program = program_of(inlined(jax.make_jaxpr(step)(draw(1, *BUFFER), 1, draw(2, BATCH, UNITS))))
+    rewritten = writes_as_selections(program, program.out_atoms, 32)
+    (branch,) = (e for e in rewritten.equations if e.primitive.name == "cond")
+    inside = {inner.primitive.name for inner in equations_inside(branch)}
+    assert "select_n" in inside
+    assert "scatter" not in inside
 
 
 def test_writes_at_constant_places_and_of_other_results_stay():

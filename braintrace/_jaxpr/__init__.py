@@ -1,5 +1,6 @@
 """Tools on jaxprs that know nothing of eligibility traces or of models."""
 
+from .bodies import RunBody as RunBody
 from .bodies import loop_of as loop_of
 from .bodies import rebuilt as rebuilt
 from .components import components as components

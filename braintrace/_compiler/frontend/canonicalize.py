@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from ..._errors import CompilationError
 from ..._graph.marked import holds_marked
 from ..._jax import Equation, bind, is_tracer, source_line
-from ..._jaxpr import Rule, evaluate_inlined, loop_of
+from ..._jaxpr import Rule, RunBody, evaluate_inlined, loop_of
 from ..._jaxpr.dataflow import ELEMENTWISE
 from ..._jaxpr.dataflow.bilinear import dot_axes
 from .invariants import without_invariants
@@ -92,9 +92,14 @@ def selected(
     equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
 ) -> list[jax.Array]:
     """Return the outputs of a branch, all of its cases computed and one of them selected."""
+    return selection(equation, operands, lambda body, values: evaluate_inlined(body, values, rule))
+
+
+def selection(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[jax.Array]:
+    """Return the same, each case computed by ``run``."""
     index, *arguments = operands
     branches = equation.params["branches"]
-    results = [evaluate_inlined(branch, arguments, rule) for branch in branches]
+    results = [run(branch, arguments) for branch in branches]
     which = jnp.clip(jnp.asarray(index, jnp.int32), 0, len(branches) - 1)
     return [
         jax.lax.select_n(jnp.broadcast_to(which, jnp.shape(cases[0])), *map(jnp.asarray, cases))

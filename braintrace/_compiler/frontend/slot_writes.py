@@ -3,13 +3,15 @@
 ``K.at[i % n].set(k)`` is ``where(arange(n) == i % n, k, K)``: each element of the buffer is kept or
 replaced, so every element of the old buffer reaches itself only. As a ``scatter`` or a
 ``dynamic_update_slice``, the index of the update is not known, and the analysis could not follow
-the write. Such a write is rewritten if it covers few slots. A write at constant indices is kept.
+the write. Such a write is rewritten if it covers few slots, in branches and scans too, and so is
+``K.at[i % n].add(k)``, as in a buffer of delayed spikes. A write at constant indices is kept. So is
+a sum at several slots, which would be as many selections as it has terms.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,13 +19,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..._jax import Atom, Equation
-from ..._jaxpr import Program, carries_derivative
+from ..._jax import (
+    TRANSPARENT_CALLS,
+    AnyJaxpr,
+    Atom,
+    Equation,
+    call_body,
+    equations_inside,
+)
+from ..._jaxpr import (
+    Program,
+    Rule,
+    carries_derivative,
+    evaluate_all,
+    loop_of,
+    rebuilt,
+)
+from ..._jaxpr.data_movement import MOVES
 from ..._jaxpr.dataflow import Constants
+from .canonicalize import selection
 from .rewritten import by_rules
 
 _SLICE = "dynamic_update_slice"
-_WRITES = ("scatter", _SLICE)
+_ADD = "scatter-add"
+_WRITES = ("scatter", _ADD, _SLICE)
+_FINITE = MOVES | TRANSPARENT_CALLS | {*_WRITES, "add", "convert_element_type", "mul", "neg", "sub"}
+"""Primitives of a branch whose derivatives are finite for finite operands."""
 
 
 def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int) -> Program:
@@ -38,14 +59,67 @@ def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int)
     longest
         The largest number of slots of a write that is rewritten.
     """
-    constants, behind = Constants(program), program.depends_on(wanted)
-    rules = {}
-    for index, equation in enumerate(program.equations):
-        if equation.primitive.name in _WRITES and equation.outvars[0] in behind:
-            write = _write_of(constants, equation)
-            if write is not None and write.count <= longest:
-                rules[index] = write.run
+    rules = _rules(Constants(program), wanted, longest)
     return by_rules(program, rules) if rules else program
+
+
+def _rules(constants: Constants, wanted: Sequence[Atom], longest: int) -> dict[int, Rule]:
+    """Return rules for the writes of a program, and for equations with writes inside."""
+    behind = constants.program.depends_on(wanted)
+    rules: dict[int, Rule] = {}
+    for index, equation in enumerate(constants.program.equations):
+        if behind.isdisjoint(equation.outvars):
+            continue
+        if equation.primitive.name in _WRITES:
+            write = _write_of(constants, equation)
+            if write is not None and write.count <= (1 if write.adds else longest):
+                rules[index] = write.run
+            continue
+        bodies = {id(jaxpr): body for jaxpr, body in _bodies(constants, equation)}
+        inside = {key: _rules(b, b.program.out_atoms, longest) for key, b in bodies.items()}
+        if any(inside.values()):
+            rules[index] = _rule_inside(bodies, inside, _chooses_writes(equation))
+    return rules
+
+
+def _bodies(constants: Constants, equation: Equation) -> list[tuple[AnyJaxpr, Constants]]:
+    """Return the bodies of a branch, a scan or a call."""
+    name, atoms = equation.primitive.name, equation.invars
+    if name == "cond":
+        return [(b, constants.body(b, atoms[1:])) for b in equation.params["branches"]]
+    if name == "scan":
+        loop = loop_of(equation, atoms)
+        return [(loop.body, constants.body(loop.body, loop.fixed))]
+    if name in TRANSPARENT_CALLS:
+        return [(call_body(equation), constants.body(call_body(equation), atoms))]
+    return []
+
+
+def _chooses_writes(equation: Equation) -> bool:
+    """Tell whether an equation is a branch of writes, without a derivative that may be infinite.
+
+    All branches of a selection are differentiated, also those that are not taken.
+    """
+    return equation.primitive.name == "cond" and all(
+        inner.primitive.name in _FINITE or not any(map(carries_derivative, inner.outvars))
+        for inner in equations_inside(equation)
+    )
+
+
+def _rule_inside(
+    bodies: Mapping[int, Constants], rules: Mapping[int, Mapping[int, Rule]], chooses: bool
+) -> Rule:
+    """Return the rule for an equation by the rules for its bodies.
+
+    A branch of writes becomes a selection, so that broadcasts in it are those of the program.
+    """
+
+    def run(body: AnyJaxpr, values: list[ArrayLike]) -> list[ArrayLike]:
+        return evaluate_all(bodies[id(body)].program.jaxpr, values, rules[id(body)])
+
+    if chooses:
+        return lambda equation, operands: selection(equation, operands, run)
+    return lambda equation, operands: rebuilt(equation, operands, run)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +158,15 @@ class _Write:
         For every axis of the indices, the axis of the buffer that it is along, or of `slots`.
     clips
         Whether updates outside of the buffer are moved to its border.
+    adds
+        Whether updates are added to the buffer.
     """
 
     axes: tuple[_Axis, ...]
     slots: tuple[tuple[int, int], ...]
     along: tuple[tuple[str, int], ...]
     clips: bool
+    adds: bool = False
 
     @property
     def count(self) -> int:
@@ -166,6 +243,8 @@ class _Write:
                 here &= number == start + offset
                 piece = jax.lax.slice_in_dim(piece, offset, offset + 1, axis=axis)
             here, value = jnp.broadcast_to(here, shape), jnp.broadcast_to(piece, shape)
+            if self.adds:
+                value = jax.lax.add(buffer, value)
             buffer = jax.lax.select_n(here, buffer, value)
         return buffer
 
@@ -232,6 +311,7 @@ def _scatter(constants: Constants, equation: Equation) -> _Write:
             for along in range(len(outer))
         ),
         clips=equation.params["mode"] == jax.lax.GatherScatterMode.CLIP,
+        adds=equation.primitive.name == _ADD,
     )
 
 
