@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import types
 import warnings
 import weakref
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from assertions import assert_gradients_close
 from drivers import build_learner, weights_of
 
 import braintrace
@@ -93,6 +95,46 @@ def test_methods_are_their_object_and_function():
     assert key(scale.method) == key(scale.method)
     assert key(scale.method) != key(other.method)
     assert key(scale.anew()) == key(scale.anew()) != key(other.anew())
+
+
+@pytest.mark.parametrize("way", ["method", "anew", "inner"])
+def test_attributes_that_a_function_reads_make_another_function(way):
+    scale = Scale(2.0)
+    scale.inner = types.SimpleNamespace(factor=3.0)
+
+    def inner():
+        return lambda x: scale.inner.factor * x
+
+    def now():
+        return key(scale.method if way == "method" else inner() if way == "inner" else scale.anew())
+
+    before = now()
+    assert now() == before
+    owner = scale.inner if way == "inner" else scale
+    owner.factor = 5.0
+    assert now() != before
+    owner.factor = 2.0 if way != "inner" else 3.0
+    scale.epoch = 1  # which the function does not read
+    assert now() == before
+
+
+def test_a_changed_attribute_of_a_step_function_counts_in_the_next_gradient():
+    learner = build_learner(CASE)
+
+    class Loss:
+        scale = 1.0
+
+        def step(self, x, target):
+            return self.scale * CASE.loss(learner(x), target)
+
+    loss = Loss()
+    once, twice = [], []
+    for gradients, scale in ((once, 1.0), (twice, 2.0)):
+        loss.scale = scale
+        for step in (loss.step, lambda x, target: loss.step(x, target)):
+            learner.reset_state()
+            gradients.append(Calls(learner).gradient(step_fn=step))
+    assert_gradients_close(twice, jax.tree.map(lambda g: 2 * g, once), 1e-5)
 
 
 def test_closed_over_variables_that_are_bound_anew_make_another_function():

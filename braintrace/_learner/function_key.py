@@ -2,18 +2,21 @@
 
 A function that is made anew at every call, such as a lambda, is another object with the same code.
 Its key consists of its code, its defaults, the values that it has closed over and, for a method,
-its object. Numbers and strings are compared by value, functions by their own keys, and all other
-objects by identity. Globals are not part of a key, as in ``jax.jit``.
+its object, with the attributes of these objects that the code names. Numbers and strings are
+compared by value, functions by their own keys, and all other objects by identity. Globals are not
+part of a key, as in ``jax.jit``.
 """
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+import brainstate
 import jax
 import numpy as np
 
@@ -24,6 +27,10 @@ WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial, tuple)
 
 BY_VALUE = (bool, int, float, complex, str, bytes, np.generic)
 """Types whose values cannot change, and are small."""
+
+
+_NOT_LOOKED_INTO = (brainstate.State, types.FunctionType, types.ModuleType, type)
+"""Owners whose attributes are no part of a key."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,10 +117,12 @@ def _add(values: Iterable[Any], contents: list[Any], inside: tuple[int, ...]) ->
             parts = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             if value.__closure__:
                 parts += _closed_over(value.__closure__)
-            _add(parts, contents, (*inside, id(value)))
+            read = _attributes(value.__code__, parts)
+            _add([*parts, *read], contents, (*inside, id(value)))
         elif isinstance(value, types.MethodType):
             contents.append(value.__self__)
-            _add([value.__func__], contents, inside)
+            read = _attributes(getattr(value.__func__, "__code__", None), [value.__self__])
+            _add([value.__func__, *read], contents, inside)
         elif isinstance(value, functools.partial):
             parts = [value.func, *value.args, *value.keywords, *value.keywords.values()]
             contents += [functools.partial, len(parts)]
@@ -121,6 +130,40 @@ def _add(values: Iterable[Any], contents: list[Any], inside: tuple[int, ...]) ->
         else:
             contents += [type(value), len(value)]
             _add(value, contents, inside)
+
+
+def _attributes(code: types.CodeType | None, objects: Iterable[Any]) -> list[Any]:
+    """Return attributes that code may read from objects: their names and values.
+
+    The attributes of these and what methods of the objects read are among them. States are not:
+    they are inputs.
+    """
+    found: list[Any] = []
+    pending, seen = [(owner, _names_in(code)) for owner in objects], set[tuple[int, Any]]()
+    while pending:
+        owner, names = pending.pop()
+        attributes: Any = getattr(owner, "__dict__", None)
+        is_closed = isinstance(owner, _NOT_LOOKED_INTO) or type(attributes) is not dict
+        if is_closed or (id(owner), names) in seen:
+            continue
+        seen.add((id(owner), names))
+        for name in names:
+            value = attributes.get(name, owner)
+            if value is not owner and not isinstance(value, brainstate.State):
+                found += [name, value]
+                pending.append((value, names))
+            elif isinstance(method := getattr(type(owner), name, None), types.FunctionType):
+                pending.append((owner, _names_in(method.__code__)))
+    return found
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_in(code: types.CodeType | None) -> tuple[str, ...]:
+    """Return the names of attributes and globals in code and in the functions that it defines."""
+    if code is None:
+        return ()
+    inner = [_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return tuple(dict.fromkeys(itertools.chain(code.co_names, *inner)))
 
 
 def _closed_over(cells: Sequence[types.CellType]) -> list[Any]:
