@@ -102,12 +102,17 @@ def strongly_typed(value: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), value)
 
 
-_TOP_LEVEL = get_opaque_trace_state(convention="braintrace")
+def trace_state() -> Any:
+    """Return what equals itself only within one trace of JAX, or outside of all."""
+    return get_opaque_trace_state(convention="braintrace")
+
+
+_TOP_LEVEL = trace_state()
 
 
 def is_transforming() -> bool:
     """Tell whether what runs now runs inside a transformation of JAX."""
-    return bool(get_opaque_trace_state(convention="braintrace") != _TOP_LEVEL)
+    return bool(trace_state() != _TOP_LEVEL)
 
 
 _BODY_PARAMS = {

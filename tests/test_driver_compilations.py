@@ -157,6 +157,29 @@ def test_globals_are_no_part_of_a_function_as_in_jax_jit(monkeypatch):
     assert key(by_module) == before
 
 
+WITHIN = {
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "branch": lambda step: lambda *slices: jax.lax.cond(True, step, lambda *_: 0.0, *slices),
+    "brainstate": brainstate.transform.jit,
+}
+
+
+@pytest.mark.parametrize("call", ["gradient", "stream"])
+@pytest.mark.parametrize("within", WITHIN)
+def test_a_learner_called_in_a_transformation_of_the_step_function_is_refused(within, call):
+    learner = build_learner(CASE)
+    before = {path: state.value for path, state in learner.states().items()}
+
+    def step(x, target):
+        return CASE.loss(learner(x), target)
+
+    with pytest.raises(braintrace.OptionError, match="compiled function, branch or loop"):
+        getattr(Calls(learner), call)(step_fn=WITHIN[within](step))
+    for path, state in learner.states().items():
+        jax.tree.map(np.testing.assert_array_equal, state.value, before[path])
+
+
 class Counted:
     """A callable object whose class says which objects equal it."""
 

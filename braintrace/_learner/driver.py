@@ -50,10 +50,10 @@ from .finite import is_finite
 from .options import Options
 from .parts import LearnerParts
 from .placed import Placing, placed_body
+from .recorder import LOOPS
 from .request import Request
 from .requests import BODIES
 from .restart import Initial, check_reset, initial_values
-from .step_function import LOOPS
 
 Stored: TypeAlias = tuple[PyTree, list[PyTree], Callable[[], Traces] | None]
 """Results, new values of States, and a function that computes the traces, if any have moved."""

@@ -18,12 +18,17 @@ from .._executor import (
     window_step,
 )
 from .._graph import ETraceGraph, Records, Weights
-from .._jax import Var
+from .._jax import Var, trace_state
 from .._runtime import read_arguments, read_states, unwrap, write_states
 from .._typing import Path, path_name
 
 Run: TypeAlias = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
 """``values of the program's inputs -> (outputs, new states, records)`` of one step."""
+
+LOOPS = (
+    "`step_fn` calls the learner inside a compiled function, branch or loop of its own. Call it "
+    "directly: the driver compiles all of it."
+)
 
 Restart: TypeAlias = jax.Array | None
 """Which samples have started anew before the step; ``None``: none."""
@@ -130,9 +135,18 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self._left = traced_values(self.algorithm)
+        self._trace = trace_state()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run one step, with the model's States read and written."""
+        """Run one step, with the model's States read and written.
+
+        Raises
+        ------
+        OptionError
+            Inside a transformation of the step function's own, or if a State was written.
+        """
+        if trace_state() != self._trace:
+            raise OptionError(LOOPS)
         self.check_states()
         self.algorithm.compiled.environment.check()
         graph = self.algorithm.graph

@@ -24,12 +24,7 @@ from .._executor import examples
 from .._foreign import in_words
 from .._typing import PyTree
 from .interceptor import intercepting
-from .recorder import Recorder
-
-LOOPS = (
-    "`step_fn` calls the learner inside a compiled function or loop of its own. Call it directly: "
-    "the driver compiles all of it."
-)
+from .recorder import LOOPS, Recorder
 
 
 def call_step_function(
