@@ -179,7 +179,8 @@ class Driver:
         values, arguments = self._given(states, values_of(states), arguments)
         if is_watched():
             mark = self._algorithm.step_mark
-            values, mark.value = self.entered(values, arguments, mark.value)
+            values, after = self.entered(values, arguments, mark.value)
+            write_values([mark], [after])
         can_fail = False
 
         def run(take: Take) -> Stored:

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 
 from .._arguments import check_arrays
 from .._brainstate import is_watched
-from .._errors import OptionError, ShapeError
-from .._foreign import in_words
+from .._errors import ShapeError
 from .._typing import Path
 from .carried_traces import CarriedTraces
 from .companions import check_companions, note_companions
 from .compiled_step import CompiledStep
-from .program import RAW, Program, advance
+from .program import Program, advance, write_values
 from .step_data import MultiStepData, check_steps, is_sequence, unwrap
 
 StatesOfStep = dict[Path, brainstate.State]
@@ -91,8 +90,7 @@ def _entered(
     """Return the inputs as a user's gradient may differentiate them, if there can be one."""
     if is_watched():
         inputs, after = step.entered(inputs, sequences, mark.value)
-        with in_words(OptionError, lambda: RAW):
-            mark.value = after
+        write_values([mark], [after])
     return inputs
 
 
