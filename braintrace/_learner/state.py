@@ -289,6 +289,10 @@ def _differences(
 ) -> list[str]:
     if not isinstance(found, Mapping):
         return [f"\n- `{field}` is {shown(found)}; expected a dict"]
+    if found.keys() == expected.keys() and all(
+        same_type(found[key], expected[key]) for key in found
+    ):
+        return []
     odd = [key for key in found if field != "traces" and not isinstance(key, tuple)]
     lines = [f"\n- {key!r} in `{field}` is no path; expected a tuple of names" for key in odd]
     named = {f"{field}/{_printed(key)}": found[key] for key in found if key not in odd}
