@@ -1700,6 +1700,22 @@ MUTATIONS = [
         "a path is truncated in silence",
     ),
     Mutation(
+        "of elements that meet, the one that was moved most counts",
+        "_jaxpr/dataflow/lattices.py",
+        "first | np.int32(self._several), np.minimum(first, second))",
+        "first | np.int32(self._several), np.maximum(first, second))",
+        ("tests/test_dataflow.py::test_of_elements_that_meet_the_least_moved_counts",),
+        "a path that stays in place is truncated, and a neighbour's is carried",
+    ),
+    Mutation(
+        "moved elements count as in place",
+        "_jaxpr/dataflow/lattices.py",
+        "flow + has_room.view(np.int8) * np.int32(self._once)",
+        "flow",
+        ("tests/test_dataflow.py::test_of_elements_that_meet_the_least_moved_counts",),
+        "where a state meets its neighbours, neither is known",
+    ),
+    Mutation(
         "a cotangent that goes around a loop of unknown length once",
         "_jaxpr/dataflow/vjp.py",
         "carried = fixpoint(join, lambda after: before(after)[fixed:], cotangents)",

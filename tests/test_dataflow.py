@@ -18,6 +18,7 @@ from braintrace._jaxpr.dataflow import (
     MIXED,
     NONE,
     Constants,
+    First,
     Labels,
     Question,
     Sets,
@@ -230,3 +231,35 @@ def test_matrices_of_a_batch_are_independent(case):
     for flow in flows_of_outputs(Question(Labels()), Constants(program_of(jaxpr)), starts):
         for sample, labels in enumerate(flow):
             assert (labels == sample).all()
+
+
+def test_of_elements_that_meet_the_least_moved_counts():
+    def function(v, w):
+        rolled = jnp.roll(v, 1)
+        again = jnp.roll(rolled, 1)
+        return 0.9 * v + rolled, rolled + jnp.roll(v, -1), again + rolled, v + v.sum() * w, w, v @ v
+
+    v, w = (np.arange(1.0, 4.0),) * 2
+    program, first = program_of(jax.make_jaxpr(function)(v, w)), First(3)
+    start = {program.in_vars[0]: first.numbered(np.arange(3))}
+    targets = program.out_atoms
+    found = flows_to(Question(first), Constants(program), start, targets)
+    expected = [0, 1, 2], [NONE] * 3, [2, 0, 1], [0, 1, 2], None, NONE
+    for flow, numbers in zip(found, expected, strict=True):
+        own = None if flow is None else first.numbers(flow)
+        np.testing.assert_array_equal(own, numbers)
+
+
+def test_first_is_a_semilattice():
+    first, generator = First(3), np.random.default_rng(2)
+
+    def drawn():
+        flow = first.numbered(generator.integers(-1, 3, 500))
+        return np.where(generator.random(500) < 0.5, first.moved(flow), flow)
+
+    a, b, c = drawn(), drawn(), drawn()
+    join = first.join
+    np.testing.assert_array_equal(join(a, join(b, c)), join(join(a, b), c))
+    np.testing.assert_array_equal(join(a, b), join(b, a))
+    np.testing.assert_array_equal(join(join(a, b), b), join(a, b))
+    np.testing.assert_array_equal(join(a, first.empty(a.shape)), a)

@@ -182,6 +182,25 @@ def coupled_in_small_steps(cell, x):
     cell.o.value = braintrace.matmul(x, cell.w.value[:, :2])
 
 
+def in_small_steps(from_neighbours):
+    """A state that changes by itself and by its neighbours."""
+
+    def step(cell, x):
+        drive = cell.drive(x)
+
+        def small_step(v, _):
+            return 0.8 * v + 0.1 * jnp.tanh(drive) + 0.1 * from_neighbours(v), None
+
+        cell.h.value, _ = jax.lax.scan(small_step, cell.h.value, None, length=3)
+
+    return step
+
+
+ONE_ON = np.roll(np.arange(H), 1)
+looked_up = in_small_steps(lambda v: v[:, ONE_ON])
+written = in_small_steps(lambda v: jnp.zeros_like(v).at[:, ONE_ON].set(v))
+
+
 def coupled_all_to_all(cell, x):
     def small_step(v, _):
         return jnp.tanh(v @ cell.plain.value), None
@@ -193,7 +212,9 @@ def coupled_all_to_all(cell, x):
 @pytest.mark.parametrize(
     ("step", "limit", "primitives", "carried"),
     [
-        (coupled_in_small_steps, 3, {"add", "slice"}, True),
+        (coupled_in_small_steps, 3, {"add"}, True),
+        (looked_up, 3, {"add"}, True),
+        (written, 3, {"add"}, True),
         (coupled_in_small_steps, 2, {"scan"}, False),
         (coupled_all_to_all, 3, {"scan"}, False),
     ],

@@ -4,21 +4,28 @@ There is one `Analysis` of a step, and another of every rewriting of it.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
-from ..._graph.marked import MarkedRole, role
-from ..._jax import Atom, Equation, Var
+from ..._graph.marked import MarkedRole, is_marked, role
+from ..._jax import OWN_DERIVATIVE, Atom, Equation, Var
 from ..._jaxpr import Program, carries_derivative
-from ..._jaxpr.dataflow import CONSTANT, MIXED, Constants, flows_from
+from ..._jaxpr.dataflow import (
+    CONSTANT,
+    MIXED,
+    NONE,
+    Constants,
+    First,
+    Flow,
+    Question,
+    flows_from,
+    joined,
+)
+from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from .back_through import SOURCES, Ids, numbered
 from .derivative import Derivative
-from .origin_position import (
-    least_moved_positions,
-    origin_positions,
-)
 
 
 class Analysis:
@@ -114,28 +121,52 @@ class Analysis:
 
 
 class Origin:
-    """Where the elements of variables come from, counted from some old states.
+    """Which elements of some old states the elements of other variables are.
+
+    In ``v + 0.1 * jnp.roll(v, 1)`` they are those of ``v``, which are moved least.
 
     Parameters
     ----------
     analysis
         Of the program.
     starts
-        Those states, with the numbers of their elements.
+        The old states, with the numbers of their elements.
     last
         Index of the last equation that is looked at.
     """
 
     def __init__(self, analysis: Analysis, starts: Mapping[Var, Ids], last: int) -> None:
-        constants = analysis.constants
-        self._question = (analysis.program, starts, constants, last)
+        self._constants, self._starts, self._last = analysis.constants, starts, last
+        self._numbers: dict[int, Ids | None] = {}
+        self._first = First(1 + max((int(np.max(ids)) for ids in starts.values()), default=0))
+
+    def of(self, var: Var) -> Ids | None:
+        """Return the numbers of a variable's elements, `NONE` where they are not known."""
+        flow = self._flows.get(var)
+        if flow is None:
+            return None
+        if id(flow) not in self._numbers:  # elementwise equations have the flow of their operand
+            numbers = self._first.numbers(flow)
+            self._numbers[id(flow)] = None if numbers.max(initial=NONE) == NONE else numbers
+        return self._numbers[id(flow)]
 
     @functools.cached_property
-    def certain(self) -> Mapping[Var, Ids]:
-        """Where they come from one place each."""
-        return origin_positions(*self._question)
+    def _flows(self) -> Mapping[Var, Flow]:
+        starts = {var: self._first.numbered(ids) for var, ids in self._starts.items()}
+        question = Question(self._first, derivatives=True, special=self._special)
+        return flows_from(question, self._constants, starts, self._last)
 
-    @functools.cached_property
-    def likely(self) -> Mapping[Var, Ids]:
-        """See `least_moved_positions`."""
-        return least_moved_positions(*self._question)
+    def _special(self, equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
+        """Guess that a custom derivative is elementwise: old states check what is kept.
+
+        An element of a product is no element of its operands.
+        """
+        if equation.primitive.name in PRODUCTS or is_marked(equation):
+            return [None] * len(equation.outvars)
+        if equation.primitive.name not in OWN_DERIVATIVE:
+            return None
+        every = [
+            [f for f in operands if f is not None and f.shape == v.aval.shape]
+            for v in equation.outvars
+        ]
+        return [joined(self._first, alike) for alike in every]

@@ -62,7 +62,7 @@ def _through(
     analysis, (index, operand) = together.analysis, product
     equation = analysis.program.equations[index]
     x, (y,) = equation.invars[operand], equation.outvars
-    origin = together.origin.likely.get(x)
+    origin = together.origin.of(x)
     if origin is None:
         return
     origins, _ = roots_behind(analysis, y, walk)

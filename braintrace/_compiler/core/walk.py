@@ -185,27 +185,17 @@ class _WalkUnderWay:
     def _origin_of(self, var: Var) -> Ids | None:
         if var in self._elsewhere:
             return _ELSEWHERE
-        return None if self._origin is None else self._origin.certain.get(var)
+        return None if self._origin is None else self._origin.of(var)
 
     def _settle_conflict(self, var: Var, uses: list[_Use]) -> None:
-        """Of uses that reach different positions, keep those that move old states least.
+        """Take uses that reach different positions for a fan-out, or split the value.
 
-        Where all of them count, they are a fan-out, or the value is to be split; see
-        `split_shared_uses`.
+        See `split_shared_uses`.
         """
-        if not np.any(_conflict(self._ids[var], uses)):
-            return
-        likely = None if self._origin is None else self._origin.likely.get(var)
-        kept, moved = _in_place(uses, likely)
-        if kept and moved:
-            self._cuts.update(use for use, _ in moved)
-            self._ids[var] = _merged(kept)
-        else:
-            kept = uses
-        conflict = _conflict(self._ids[var], kept)
+        conflict = _conflict(self._ids[var], uses)
         if not np.any(conflict):
             return
-        readers = [self._analysis.program.equations[use.equation] for use, _ in kept]
+        readers = [self._analysis.program.equations[use.equation] for use, _ in uses]
         if all(reader.primitive.name in COPIES for reader in readers):
             self._ids[var] = np.where(conflict, MANY, self._ids[var])
             self._roots.extend(out for reader in readers for out in reader.outvars)

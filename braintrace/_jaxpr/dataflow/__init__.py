@@ -12,6 +12,7 @@ from .flow import flows_of_variables as flows_of_variables
 from .flow import flows_to as flows_to
 from .lattices import MIXED as MIXED
 from .lattices import NONE as NONE
+from .lattices import First as First
 from .lattices import Flow as Flow
 from .lattices import Labels as Labels
 from .lattices import Lattice as Lattice

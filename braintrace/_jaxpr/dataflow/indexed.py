@@ -24,9 +24,11 @@ def move(
     flows = [filled(lattice, operands[i], equation.invars[i].aval.shape) for i in carried]
     found = None if lattice.rank else moved(equation, flows)
     if found is not None:
-        return [*found]
+        return [*map(lattice.moved, found)]
     sources = constants.sources(equation)
-    return None if sources is None else [taken(lattice, flows, source) for source in sources]
+    if sources is None:
+        return None
+    return [lattice.moved(taken(lattice, flows, source)) for source in sources]
 
 
 def _with_places(
@@ -56,7 +58,7 @@ def gather(
             flow = spread(lattice, along(lattice, flow, looked_up), size)
             sources = source_map(equation, _first_places)
             assert sources is not None
-        flow = taken(lattice, [flow], sources[0])
+        flow = lattice.moved(taken(lattice, [flow], sources[0]))
     if places is not None:
         of_slices = lattice.over(places, [len(equation.invars[1].aval.shape) - 1])
         places = spread(lattice, np.expand_dims(of_slices, tuple(numbers.offset_dims)), shape)
@@ -72,6 +74,7 @@ def scatter(
         return None
     shape = equation.invars[0].aval.shape
     base = filled(lattice, base, shape)
+    updates = None if updates is None else lattice.moved(updates)
     is_plain = equation.primitive.name == "scatter"
     if is_plain and equation.params["update_jaxpr"] is not None:  # `.at[...].apply`
         return [base]

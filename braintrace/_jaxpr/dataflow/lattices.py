@@ -63,6 +63,10 @@ class Lattice(Protocol):
         """
         ...
 
+    def moved(self, flow: np.ndarray) -> np.ndarray:
+        """Return the flow of elements that have been moved."""
+        ...
+
 
 class PerVariable(abc.ABC):
     """A lattice with one entry for each variable, constants included.
@@ -118,6 +122,9 @@ class Labels:
         found[places[found[places] != values]] = MIXED
         return merge(base, found.reshape(base.shape))
 
+    def moved(self, flow: np.ndarray) -> np.ndarray:
+        return flow
+
 
 def _one_of(low: np.ndarray, top: np.ndarray) -> np.ndarray:
     """Return the label where the lowest is the highest one, without counting `NONE`."""
@@ -155,6 +162,70 @@ class Sets:
         rows = np.concatenate([base.reshape(-1, self.count), self.empty([1])])
         np.logical_or.at(rows, targets.ravel(), flow.reshape(-1, self.count))
         return rows[:-1].reshape(*shape, self.count)
+
+    def moved(self, flow: np.ndarray) -> np.ndarray:
+        return flow
+
+
+@dataclasses.dataclass(frozen=True)
+class First:
+    """Which of ``count`` elements an element is: of several that meet, the one moved least.
+
+    An entry holds how often the element was moved, above its number. The highest number stands for
+    several elements that were moved equally often. An element that is reduced from several
+    elements is none of them, so where elements are coupled this is a guess, not a bound.
+    """
+
+    count: int
+    rank = 0
+
+    @property
+    def _once(self) -> int:
+        """One move: numbers stand below, with a bit that is set for several elements alone."""
+        return 2 << self.count.bit_length()
+
+    @property
+    def _several(self) -> int:
+        return self._once - 1
+
+    def numbered(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the flow of elements that have numbers, or `NONE`."""
+        return np.where(numbers == NONE, _HIGHEST, numbers).astype(np.int32)
+
+    def numbers(self, flow: np.ndarray) -> np.ndarray:
+        """Return the numbers of elements, `NONE` where there is none or there are several."""
+        above = np.int32(32 - self._several.bit_length())
+        numbers: np.ndarray = np.left_shift(flow, above)
+        numbers >>= above  # all bits of what stands for several are set, which makes it -1
+        return numbers
+
+    def empty(self, shape: Sequence[int]) -> np.ndarray:
+        return np.full(shape, _HIGHEST, np.int32)
+
+    def join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        if first is second or not np.any(differ := first != second):
+            return first
+        several = ((first ^ second) < self._once) & differ
+        return np.where(several, first | np.int32(self._several), np.minimum(first, second))
+
+    def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+        low = np.min(flow, axis=tuple(axes), initial=_HIGHEST)
+        high = np.max(np.where(flow == _HIGHEST, 0, flow), axis=tuple(axes), initial=0)
+        return np.where(low == high, low, _HIGHEST).astype(np.int32)
+
+    def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
+        used = (targets >= 0) & (flow != _HIGHEST)
+        places, values = targets[used], flow[used]
+        found = self.empty([base.size])
+        found[places] = values
+        found[places[found[places] != values]] = _HIGHEST
+        return self.join(base, found.reshape(base.shape))
+
+    def moved(self, flow: np.ndarray) -> np.ndarray:
+        """Count one more move, as far as there is room for it."""
+        has_room = flow < _HIGHEST - 2 * self._once
+        result: np.ndarray = flow + has_room.view(np.int8) * np.int32(self._once)
+        return result
 
 
 # --- functions of any lattice
