@@ -149,14 +149,14 @@ def _downhill(gradients: PyTree, parameters: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(parameters), leaves)
 
 
-def where_counted(update: Update) -> Update:
-    """Return an update that is left out where the mask has no weight."""
+def where_counted(update: Update, otherwise: Callable[[], None] = lambda: None) -> Update:
+    """Return an update that is left out where the mask has no weight, or something done instead."""
 
     def counted(found: Found) -> None:
         if found.counts is None:
             update(found)
         else:
-            _only_if(found.counts, lambda: update(found))
+            _only_if(found.counts, lambda: update(found), otherwise)
 
     return counted
 
@@ -190,14 +190,8 @@ def _skipping(learner: LearnerParts, update: Update) -> Update:
         def start_anew() -> None:
             algorithm.reset_state(where=samples_with(algorithm, jnp.isnan, *left))
 
-        def go_on() -> None:
-            if found.counts is None:
-                update(found)
-            else:
-                _only_if(found.counts, lambda: update(found), start_anew)
-
-        is_bad = _verdict(learner, found) >= 0
-        brainstate.transform.cond(is_bad, leave_out, go_on)
+        counted, is_bad = where_counted(update, start_anew), _verdict(learner, found) >= 0
+        brainstate.transform.cond(is_bad, leave_out, lambda: _nothing(counted(found)))
 
     return guarded
 
@@ -215,9 +209,7 @@ def _verdict(learner: LearnerParts, found: Found) -> jax.Array:
     return first if found.counts is None else jnp.where(found.counts, first, -1)
 
 
-def _only_if(
-    flag: jax.Array, run: Callable[[], Any], otherwise: Callable[[], None] = lambda: None
-) -> None:
+def _only_if(flag: jax.Array, run: Callable[[], Any], otherwise: Callable[[], None]) -> None:
     brainstate.transform.cond(flag, lambda: _nothing(run()), otherwise)
 
 
