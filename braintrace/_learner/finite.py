@@ -56,13 +56,13 @@ def is_finite(
     states, values
         The States that it writes, and their new values.
     """
-    kept = [
-        value
-        for state, value in zip(states, values, strict=True)
-        if not isinstance(state, brainstate.ShortTermState)
-    ]
-    others = [value for value in values if has_mask and not any(value is one for one in kept)]
-    return bool(_all_finite(_inexact((results[0], kept)))) and not _has_nan(_inexact(others))
+    kept: list[PyTree] = []
+    passing: list[PyTree] = []
+    for state, value in zip(states, values, strict=True):
+        (passing if isinstance(state, brainstate.ShortTermState) else kept).append(value)
+    if not _all_finite(_inexact((results[0], kept))):
+        return False
+    return not (has_mask and _has_nan(_inexact(passing)))
 
 
 def _has_not_finite(leaf: jax.Array) -> jax.Array:
