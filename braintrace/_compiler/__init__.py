@@ -1,4 +1,7 @@
-"""From a model to an `ETraceGraph`. Pure analysis: it runs no model numbers."""
+"""Compiler: from a model to an `ETraceGraph`, by analysis alone.
+
+It traces the model and never evaluates it on data.
+"""
 
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model

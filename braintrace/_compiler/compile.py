@@ -1,17 +1,18 @@
-"""The compiler, pass by pass: from a model to an `ETraceGraph`.
+"""The list of compiler passes, in order: from a model to an `ETraceGraph`.
 
-One step of the model is a flat program whose inputs and outputs are States. Each element of a
-hidden state is a *position*. A trace follows what happens position by position: element ``u`` of
-the output of an ETP operation reaches position ``p(u)`` and no other, and each position of the
-next step its own. States that reach each other like this are a *group*; an ETP operation, with
-the groups that it reaches like this, is a *relation*, and its weight learns online.
+One step of the model is a flat program whose inputs and outputs are States. Hidden states that
+depend on each other elementwise form a *group*. Their elements correspond to the *units* of the
+group (``positions`` in the code), at most one element of each state for each unit. An ETP operation
+reaches a group elementwise if element ``u`` of its output reaches one unit ``p(u)``, or several by
+a broadcast. Such an operation, with the groups that it reaches, is a *relation*, and its weight
+learns online.
 
-So the heart of the compiler is a walk (`walk`). It starts at the new value of a state, with
-the numbers ``0 .. V-1`` of its positions, and carries them back through the equations, up to the
-ETP operations and to the states before the step. Where an operation couples elements, the way
-is cut there, and reported.
+The central pass is a walk backward through the step (`walk`). It starts at the new value of a
+hidden state, with the unit numbers ``0 .. V-1`` of its elements, and carries the numbers back
+through the equations to the ETP operations and to the states before the step. An equation that
+couples elements ends the walk on that path: the path is truncated, and reported.
 
-Below are all passes in their order, each from a file of its own. None changes what it is given.
+Each pass has its own file. A pass returns new data and never modifies its arguments.
 """
 
 import dataclasses
@@ -66,23 +67,23 @@ from .whole_state.reverse_mode import check_reverse_mode_of_step
 from .whole_state.whole_state import whole_state_of
 
 BY_POSITION: tuple[Boundary, ...] = ("cut", "diagonal")
-"""Rules that follow what happens position by position."""
+"""Rules that follow elementwise dependence only."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerOptions:
-    """How a model is compiled: the options of `compile_etrace_graph` and of every algorithm.
+    """Options of `compile_etrace_graph` and of every algorithm.
 
     Attributes
     ----------
     strict, unroll_limit, readout_filters, mark
         See `compile_etrace_graph`.
     every_state
-        Whether states that no later step reads position by position have traces as well.
+        Whether states that no later step reads elementwise have traces as well.
     rule
         Name of the learning rule, for messages.
     samples
-        How many samples the model itself is written for; ``None``: that is not known.
+        Number of samples that the model itself is written for; ``None``: unknown.
 
     Raises
     ------
@@ -113,28 +114,29 @@ def compile_model(
     options: CompilerOptions,
     method: TraceMethod,
 ) -> tuple[ETraceGraph, Mapping[Path, brainstate.State]]:
-    """Return the graph, and the States outside the model that a step touches (random keys).
+    """Compile a model for a learning rule.
 
-    The ``method`` is the rule by which the model is to learn.
+    Return the graph, and the States outside the model that a step reads or writes (random keys).
+    The ``method`` is the learning rule.
     """
     check_option("model", model, MODEL)
     check_parameters(model)
 
-    # `update` as a flat program: calls are inlined, branches and loops with marks spelled out.
-    # Before that, uses of parameters are marked, if `mark` asks for it or the model has no ETP
-    # operation on the way to a hidden state.
+    # `update` as a flat program: calls are inlined, branches and loops with ETP operations lowered.
+    # Before that, uses of parameters are marked, if `mark` asks for it or if no ETP operation of
+    # the model reaches a hidden state.
     boundary = method.boundary
     marking = None
-    if boundary != "closed":  # a rule without traces differentiates a step as it is
+    if boundary != "closed":  # a rule without traces needs no marks
         marking = marking_of(model, options.mark, options.unroll_limit, boundary in BY_POSITION)
     traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit, marking)
 
-    # What callbacks answer is asked for once, before everything that is computed from it.
+    # Callbacks run once, before every computation that reads their results.
     traced = with_answers(traced)
     check_hidden_states(traced)
     check_elements(traced)
 
-    # Groups of hidden states, in the form of the step that shows most of what positions do alone.
+    # Groups of hidden states, in the form of the step with the most elementwise dependence.
     every_state = options.every_state
     is_by_position = boundary in BY_POSITION
     grouped = _with_loops_split(traced, options, boundary) if is_by_position else None
@@ -144,7 +146,7 @@ def compile_model(
     # The batch axis of each state, found by its role.
     batch = batch_of(model, batch_size, options.samples, lambda: find_relations(step))
 
-    # What a linear readout remembers is a function of filters at the positions below it.
+    # The memory of a linear readout becomes a function of filters of the groups that feed it.
     not_readouts: list[Diagnostic] = []
     if options.readout_filters:
 
@@ -153,16 +155,16 @@ def compile_model(
 
         step, batch, not_readouts = filter_readouts(step, batch, regrouped)
 
-    # Relations: of what the walks have met, how each output lies on the positions of a group.
-    # Those that the rule does not carry are plain operations from here on.
+    # Relations: how the output of each ETP operation reaches the units of each group. Operations
+    # that the rule does not carry are ordinary operations from here on.
     found = find_relations(step)
     relations = [relation for relation in found if method.carries(relation)]
 
-    # A rule without traces leaves all derivatives to those of the step.
+    # A rule without traces needs reverse mode through the whole step.
     if boundary == "closed":
         check_reverse_mode_of_step(step, every_state, options.rule)
 
-    # For a rule that follows every way, all hidden state as one vector.
+    # For full-Jacobian rules, all hidden state as one vector.
     layers = layers_of(step) if boundary == "layered" else []
     samples = options.samples if batch_size is None else batch_size
     told = options.rule, batch, samples is not None
@@ -172,14 +174,14 @@ def compile_model(
             whole, structure=structure_of(step.traced, step.analysis, whole)
         )
 
-    # What no trace carries is told, as far as it is left out by this rule.
+    # Report the gradient paths that this rule leaves out.
     findings = diagnose(step, found, relations, method.boundary)
     more = (*about_layers(step, layers), *not_readouts)
     diagnostics = reported(itertools.chain(findings, more), method.boundary)
     check_learns(model, step, found, diagnostics, method.boundary)
     publish(diagnostics, options.strict)
 
-    # Last of all, what the rule carries from step to step.
+    # Last, the arrays that the rule carries from step to step.
     parts = (step.traced, tuple(step.groups), tuple(relations), diagnostics)
     graph = ETraceGraph(*parts, needs=method.needs, trace_specs={}, batch=batch, whole=whole)
     method.check(graph)
@@ -190,14 +192,19 @@ def compile_model(
 def divided_graph(
     graph: ETraceGraph, method: TraceMethod, every_state: bool, parts: int, mesh: Any
 ) -> ETraceGraph:
-    """Return a graph whose operations compute one gate each, so that units can be divided.
+    """Split fused gates into one operation each, so that units can be sharded.
 
     Parameters
     ----------
     graph, method, every_state
         The compiled model, its rule, and an option that it was compiled with.
     parts, mesh
-        Into how many parts its units are divided, and where; ``None``: nowhere yet.
+        The number of parts into which units are sharded, and the mesh; ``None``: no mesh yet.
+
+    Returns
+    -------
+    ETraceGraph
+        The same graph if nothing is to be split.
     """
     if parts == 1 or method.boundary not in (*BY_POSITION, "closed"):
         return graph
@@ -219,10 +226,10 @@ def divided_graph(
 
 
 def with_every_operation(graph: ETraceGraph, method: TraceMethod, every_state: bool) -> ETraceGraph:
-    """Return a graph that also has the operations that the rule carries no traces of.
+    """Add the ETP operations that the rule carries no traces for.
 
-    Their outputs lie on the positions of hidden groups all the same. Rules of the whole state
-    keep their graph: what they carry is in no order of positions.
+    Their outputs still reach units of hidden groups, so they have relations of the same form. The
+    graph of a full-Jacobian rule is returned unchanged: its traces have no layout by units.
 
     Parameters
     ----------
@@ -247,7 +254,7 @@ def with_every_operation(graph: ETraceGraph, method: TraceMethod, every_state: b
 
 
 def _of_gate(relation: HiddenParamOpRelation, gate: Gate, name: str) -> HiddenParamOpRelation:
-    """Return a relation under the name that its operation has in the model, with that of a gate."""
+    """Name the relation of one gate after the fused operation in the model."""
     if gate.count == 1:
         return dataclasses.replace(relation, key=name)
     key = f"{name}[{gate.index}]"
@@ -257,12 +264,12 @@ def _of_gate(relation: HiddenParamOpRelation, gate: Gate, name: str) -> HiddenPa
 def _with_loops_split(
     traced: TracedModel, options: CompilerOptions, boundary: Boundary
 ) -> GroupedStep:
-    """Return the step, its loops unrolled where that keeps what positions do on their own."""
+    """Unroll loops wherever that keeps more elementwise dependence."""
     step = _with_shared_uses_split(traced, options.every_state, boundary)
     while (unrolled := split_loops(step, options.unroll_limit)) is not None:
         again = _with_shared_uses_split(unrolled, options.every_state, boundary)
         if again.num_traced <= step.num_traced:
-            break  # everything in the loop mixes: it may as well stay a loop
+            break  # everything in the loop is coupled: unrolling gains nothing
         step = again
     return step
 
@@ -270,7 +277,7 @@ def _with_loops_split(
 def _with_shared_uses_split(
     traced: TracedModel, every_state: bool, boundary: Boundary
 ) -> GroupedStep:
-    """Return the step, with a copy of an ETP output for each use that reaches other elements."""
+    """Copy each ETP output whose uses reach different units, one copy per use."""
     step = _grouped(traced, every_state, boundary)
     while (copied := split_shared_uses(step)) is not None:
         step = _grouped(copied, every_state, boundary)
@@ -278,28 +285,28 @@ def _with_shared_uses_split(
 
 
 def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> GroupedStep:
-    """Return the step as it is, with its hidden states grouped."""
-    # What all passes ask of the program is found out once.
+    """Analyse the step as it is and group its hidden states."""
+    # Facts about the program that several passes need are computed once.
     analysis = Analysis(traced.program)
 
-    # Weights that may learn: ETP operations whose operands are computed from parameters.
+    # Weights that may learn: ETP operations whose operands are parameter-derived.
     operations = marked_operations(traced, analysis)
 
-    # No trace can follow a nonlinear backward rule: if no later step reads a state
-    # behind one, it is an output, and needs none.
-    # Neither does a readout, whose derivative goes through filters.
+    # No trace can follow a nonlinear `custom_vjp`. A state after one that no later step reads is
+    # therefore an output, which needs no trace. The same holds for a readout, whose derivative goes
+    # through filters.
     outputs = (*states_as_outputs(traced, analysis), *traced.filtered)
 
-    # The other hidden states, each at the variable that the model itself goes on with.
+    # The other hidden states, each at the variable that the model itself continues with.
     candidates = candidates_of(traced, analysis, outputs)
 
-    # The paths between these, parameters and ETP operations.
+    # The paths between these states, parameters and ETP operations.
     graph = step_graph(traced, analysis, candidates)
 
-    # Elements of two states that reach each other one to one are at the same position.
+    # Elements of two states that reach each other one to one belong to the same unit.
     placement = Placement(analysis, candidates)
 
-    # States that read each other at common positions are a group; the walks back from them say
-    # what reaches them, and what is cut (all of a product, or all but its diagonal).
+    # States that read each other in the same unit are a group. The walks back from them find the
+    # operations that reach them and the truncated paths (a whole product, or all but its diagonal).
     groups, walks = find_hidden_groups(traced, placement, graph, outputs, every_state, boundary)
     return GroupedStep(traced, analysis, graph, operations, outputs, groups, walks)

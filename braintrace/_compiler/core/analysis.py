@@ -1,4 +1,4 @@
-"""What the passes ask of one program, each fact found once.
+"""Cached facts about one program, shared by the passes of the compiler.
 
 There is one `Analysis` of a step, and another of every rewriting of it.
 """
@@ -29,7 +29,7 @@ from .derivative import Derivative
 
 
 class Analysis:
-    """What is known of one program.
+    """Cached facts about one program.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Analysis:
     Attributes
     ----------
     program
-        The program, with the equations that make and read each variable.
+        The program, with the equations that write and read each variable.
     constants
         Values that depend on no input.
     """
@@ -51,20 +51,20 @@ class Analysis:
         self._origins: dict[tuple[object, ...], Origin] = {}
         self._elements: dict[Var, tuple[int, Mapping[Var, Ids]]] = {}
 
-    # --- marked operations
+    # --- ETP operations
 
     @functools.cached_property
     def roles(self) -> Mapping[int, MarkedRole]:
-        """What the marked operations are to a walk, by the index of their equation."""
+        """The role of each ETP operation in a walk, by the index of its equation."""
         found = ((index, role(equation)) for index, equation in enumerate(self.program.equations))
         return MappingProxyType({index: what for index, what in found if what is not None})
 
     @functools.cached_property
     def opaque(self) -> frozenset[int]:
-        """Equations of the marked operations that end a walk."""
+        """Equations of the ETP operations that end a walk."""
         return frozenset(index for index, what in self.roles.items() if what == "opaque")
 
-    # --- what a value is computed from, and where a gradient goes
+    # --- ancestors and descendants, by value or by gradient
 
     @functools.cached_property
     def _places(self) -> Mapping[Var, int]:
@@ -86,31 +86,37 @@ class Analysis:
     def gradients_behind(
         self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
     ) -> set[Var]:
-        """Return what a gradient goes back to from some targets, not looking behind ``stops``."""
+        """Return the ancestors that a gradient of some targets reaches.
+
+        Variables in ``stops`` are included, their ancestors are not.
+        """
         return self.program.depends_on(targets, stops, CONSTANT, carries_derivative)
 
     def gradients_ahead(self, starts: Iterable[Var]) -> set[Var]:
-        """Return the variables that a gradient connects to ``starts``."""
+        """Return the descendants whose gradient reaches ``starts``."""
         return self.program.dependents_of(starts, None, CONSTANT, carries_derivative)
 
     def derivative(self, equation: Equation) -> Derivative:
         """Return the derivative of an equation."""
         return self._derivatives.setdefault(id(equation), Derivative(equation))
 
-    # --- where elements come from
+    # --- the source of each element
 
     def origin(self, starts: Mapping[Var, Ids], last: int) -> "Origin":
-        """Return where elements come from, counted from old states up to one equation."""
+        """Return the old element behind each element, for the equations up to ``last``.
+
+        ``starts`` are the old states, with the numbers of their elements.
+        """
         key = (last, *((var, id(ids)) for var, ids in starts.items()))
         if key not in self._origins:
             self._origins[key] = Origin(self, starts, last)
         return self._origins[key]
 
     def elements_of(self, start: Var, last: int) -> Mapping[Var, Ids]:
-        """Return the element of ``start`` that each element of other variables is made from.
+        """Return the one element of ``start`` that each element of a variable depends on.
 
-        A variable is left out if one of its elements is made from several. It is known of what the
-        equations up to ``last`` make, and may be known of more.
+        A variable is left out if one of its elements depends on several. The result covers the
+        variables that the equations up to ``last`` write, and may cover more.
         """
         known, found = self._elements.get(start, (-2, {}))
         if known < last:
@@ -121,18 +127,19 @@ class Analysis:
 
 
 class Origin:
-    """Which elements of some old states the elements of other variables are.
+    """The element of an old state that each element of a variable is.
 
-    In ``v + 0.1 * jnp.roll(v, 1)`` they are those of ``v``, which are moved least.
+    In ``v + 0.1 * jnp.roll(v, 1)`` it is the element of ``v`` at the same place: of several paths,
+    the one that moves elements least counts.
 
     Parameters
     ----------
     analysis
-        Of the program.
+        Analysis of the program.
     starts
         The old states, with the numbers of their elements.
     last
-        Index of the last equation that is looked at.
+        Index of the last equation to follow.
     """
 
     def __init__(self, analysis: Analysis, starts: Mapping[Var, Ids], last: int) -> None:
@@ -141,11 +148,14 @@ class Origin:
         self._first = First(1 + max((int(np.max(ids)) for ids in starts.values()), default=0))
 
     def of(self, var: Var) -> Ids | None:
-        """Return the numbers of a variable's elements, `NONE` where they are not known."""
+        """Return the numbers of a variable's elements, `NONE` where they are unknown.
+
+        The result is ``None`` if no number is known.
+        """
         flow = self._flows.get(var)
         if flow is None:
             return None
-        if id(flow) not in self._numbers:  # elementwise equations have the flow of their operand
+        if id(flow) not in self._numbers:  # elementwise equations return the flow of their operand
             numbers = self._first.numbers(flow)
             self._numbers[id(flow)] = None if numbers.max(initial=NONE) == NONE else numbers
         return self._numbers[id(flow)]
@@ -157,9 +167,10 @@ class Origin:
         return flows_from(question, self._constants, starts, self._last)
 
     def _special(self, equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
-        """Guess that a custom derivative is elementwise: old states check what is kept.
+        """Follow a custom derivative as if it were elementwise; products end the flow.
 
-        An element of a product is no element of its operands.
+        An element of a product is not an element of its operands. Results of a custom derivative
+        take the flow of the operands of their shape.
         """
         if equation.primitive.name in PRODUCTS or is_marked(equation):
             return [None] * len(equation.outvars)

@@ -1,12 +1,14 @@
-"""Position ids backward through an equation.
+"""Backward transfer of unit ids through one equation.
 
-Ids are integer arrays of a variable's shape: which hidden position an element reaches, or one of
-the codes `NONE`, `MIXED` (several, by different uses of a variable) and `MANY` (several, by a
-broadcast). They are labels that flow from the cotangents of the results to those of the operands
-(`flows_back`). Where an element of an operand reaches several positions through one equation, the
-other direction decides what that is. If each element of the results is made from one element of the
-operand, and from no other operand, it is a broadcast. Otherwise the operand is `CUT`: the equation
-couples elements, or does not copy them alone.
+Ids are integer arrays of a variable's shape. They contain the hidden unit that each element
+reaches, or a code: `NONE`, `MIXED` (several units, by different uses of a variable) or `MANY`
+(several units, by a broadcast). Ids flow as labels from the cotangents of the results to those of
+the operands (`flows_back`).
+
+If an element of an operand reaches several units through one equation, the forward direction
+decides between two cases. It is a broadcast if each element of the results depends on one element
+of this operand and on no other operand. Otherwise the operand is `CUT`: the equation couples
+elements, or combines them with another operand.
 """
 
 from collections.abc import Sequence
@@ -35,11 +37,11 @@ from ..._jaxpr.dataflow import (
     vjp_of,
 )
 
-MANY = -3  # several positions, by a broadcast
+MANY = -3  # several units, by a broadcast
 
 
 class _Cut:
-    """The mark of an operand that reaches the state through coupling."""
+    """The contribution of an operand that reaches the state through coupling."""
 
     def __repr__(self) -> str:
         return "CUT"
@@ -50,19 +52,19 @@ CUT: Final = _Cut()
 Contribution: TypeAlias = Ids | _Cut | None
 
 _LABEL_OF_MANY, _LABEL_OF_MIXED = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max - 2
-"""Codes are labels of their own while they flow."""
+"""The codes `MANY` and `MIXED` as labels, while they flow."""
 
 
 def back_through(
     constants: Constants, equation: Equation, out_ids: Sequence[Ids | None]
 ) -> list[Contribution]:
-    """Return what every operand of an equation receives, given the ids of its results.
+    """Return the ids of every operand of an equation, given those of its results.
 
-    ``None`` for operands that the equation passes no derivative to.
+    An operand that receives no derivative has ``None``.
     """
     labels = [*map(_as_labels, out_ids)]
     flows = flows_back(Labels(), constants, equation, labels)
-    if flows is None:  # nothing can be said about positions
+    if flows is None:  # the dependence of elements is unknown
         return [CUT] * len(equation.invars)
     if equation.primitive.name in ELEMENTWISE:
         same = zip(labels, out_ids, strict=True)
@@ -83,7 +85,7 @@ def _as_labels(ids: Ids | None) -> Flow:
 
 
 def _as_ids(labels: Flow) -> Ids | None:
-    """Return the ids of labels; where several meet and nothing is cut, it is by a broadcast."""
+    """Convert labels to ids; several labels that are not cut are a broadcast."""
     if labels is None or (_lowest(labels) != MIXED and _highest(labels) < _LABEL_OF_MIXED):
         return labels
     ids = np.where((labels == MIXED) | (labels == _LABEL_OF_MANY), MANY, labels)
@@ -110,7 +112,7 @@ def _highest(labels: np.ndarray) -> int:
 
 
 def _couples(constants: Constants, equation: Equation, operand: int) -> bool:
-    """Tell whether an element of the results is made from several elements of an operand."""
+    """Tell whether an element of the results depends on several of an operand."""
     operands: list[Flow] = [None] * len(equation.invars)
     operands[operand] = numbered(equation.invars[operand])
     flows = flows_of_results(SOURCES, constants, equation, operands)
@@ -123,7 +125,7 @@ def numbered(var: Var) -> Ids:
 
 
 def back_from_outputs(constants: Constants, equation: Equation) -> list[Contribution]:
-    """Return which element of an equation's outputs each element of its operands reaches."""
+    """Return the element of the outputs that each element of an operand reaches."""
     out_ids = [numbered(var) if carries_derivative(var) else None for var in equation.outvars]
     return back_through(constants, equation, out_ids)
 
@@ -131,11 +133,11 @@ def back_from_outputs(constants: Constants, equation: Equation) -> list[Contribu
 def through_derivative(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow]
 ) -> list[Flow]:
-    """Return the flows of results: from the elements that have a derivative there.
+    """Return the flows of results along the derivative of an equation.
 
-    A function with a derivative of its own need not have that of its body: a surrogate gradient may
-    carry one where the value carries none, and a custom rule may couple elements that the value
-    does not.
+    A function with a custom derivative need not depend on its operands as its body does. A
+    surrogate gradient may pass a derivative where the value passes none, and a custom rule may
+    couple elements that the value does not couple.
     """
     return [_of_output(lattice, equation, operands, k) for k in range(len(equation.outvars))]
 
@@ -159,7 +161,7 @@ def _of_output(lattice: Lattice, equation: Equation, operands: Sequence[Flow], o
 
 
 def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
-    """Follow a custom forward derivative; stop at backward passes and at ETP operations."""
+    """Follow custom forward derivatives; end at custom VJPs and at ETP operations."""
     if equation.primitive.name == "custom_jvp_call":
         return through_derivative(Labels(), equation, operands)
     if equation.primitive.name in OWN_BACKWARD or is_marked(equation):
@@ -168,4 +170,4 @@ def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
 
 
 SOURCES = Question(Labels(), derivatives=True, special=_special)
-"""Which element each element is made from, by the derivatives of ordinary operations."""
+"""The element that each element depends on, by the derivatives of ordinary operations."""

@@ -1,11 +1,12 @@
-"""Backward rules of the user's own that are nonlinear, on the way to a hidden state.
+"""Nonlinear ``custom_vjp`` rules on the way to a hidden state.
 
-A trace goes forward in time and does not know the gradient that will come back. It takes the
-answer of a backward pass to a gradient of one, and multiplies it by the learning signal later:
-right where the backward pass is proportional to the gradient that it is given, and only there.
+A trace is computed forward in time, before the learning signal is known. It contains the result of
+a backward rule for a cotangent of one, which is multiplied by the learning signal later. This is
+exact only if the backward rule is linear in the cotangent.
 
-A state that no later step reads needs no trace. If such a backward pass lies on the way to it,
-it counts as an output of the step: the weights before it get the ordinary gradient.
+A state that no later step reads needs no trace. If a nonlinear rule is on the way to such a state,
+the state counts as an output of the step, and the weights before the rule get the ordinary
+gradient.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,10 @@ from .analysis import Analysis
 def nonlinear_uses(
     analysis: Analysis, targets: Sequence[Atom], stops: frozenset[Var] = frozenset()
 ) -> Iterator[tuple[Equation, list[Atom]]]:
-    """Yield the equations behind some targets that have a nonlinear backward rule.
+    """Yield the ancestors of some targets that have a nonlinear backward rule.
 
-    With each come the operands whose cotangents are not proportional to what the rule is given.
-    Variables in ``stops`` are not looked behind.
+    Each equation comes with the operands whose cotangents are not proportional to the cotangents of
+    its results. The ancestors of ``stops`` are left out.
     """
     for index in analysis.program.making(analysis.gradients_behind(targets, stops) - stops):
         equation = analysis.program.equations[index]
@@ -31,9 +32,9 @@ def nonlinear_uses(
 
 
 def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLeaf, ...]:
-    """Return the hidden states that no later step reads, behind a nonlinear backward rule.
+    """Return the hidden states after a nonlinear rule that no later step reads.
 
-    States that are written as one, side by side, are treated alike.
+    The States of one `HiddenGroupState` are treated alike.
     """
     program = analysis.program
     rules = [equation for equation in program.equations if analysis.derivative(equation).nonlinear]

@@ -1,9 +1,9 @@
-"""Batch axes of the states, from ``init_state`` or from rows of ETP operations.
+"""Batch axes of States, from ``init_state`` or from the rows of ETP operations.
 
-An axis that follows the ``batch_size`` of ``init_state`` is the batch. It is found by one trace of
-``init_state`` with a size that no other axis has. If ``init_state`` follows no size (States made in
-a constructor, a fixed batch), the rows of the ETP operations are the samples: an axis of a state is
-the batch if each of its indices is reached by different rows.
+The batch axis of a State is the axis that follows the ``batch_size`` of ``init_state``. One trace
+of ``init_state`` with a size that no other axis has finds it. If ``init_state`` follows no size
+(States made in a constructor, a fixed batch), the rows of the ETP operations are the samples. An
+axis of a state is then the batch axis if different rows reach each of its indices.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ Shapes = Mapping[Path, Sequence[Shape]]
 """Shapes of the leaves of States, by path."""
 
 ALL = "all"
-"""In place of an axis: all rows reach each element of the state, so it has no batch axis."""
+"""Used instead of an axis: all rows reach each element of the state, so it has no batch axis."""
 
 Evidence = Mapping[Path, Mapping[int, int | str]]
 """The batch axis of leaves of a State according to rows of operations, or `ALL`."""
@@ -49,11 +49,11 @@ def batch_of(
     model
         The model, its States initialised.
     mapped
-        The size of the batch over which a model for one sample is mapped; ``None``: it is not.
+        Batch size if a model for one sample is vmapped; ``None``: it is not.
     given
-        The size that the user has given to ``init_state``, if that is known.
+        The size that the user has passed to ``init_state``; ``None``: unknown.
     relations
-        Returns the marked operations with the hidden groups that they reach, if they are needed.
+        Returns the relations of the step; called only if they are needed.
     """
     states = {tuple(p): s for p, s in model.states(brainstate.ShortTermState).items()}
     now = {path: _shapes(state.value) for path, state in states.items()}
@@ -65,7 +65,7 @@ def batch_of(
     if made is None or made[0].keys() != now.keys() or made[0] == now:
         return _by_evidence(_by_rows(relations()), given, now)
     declared = _declared(now, made[0], size)
-    if declared.samples in (None, 1):  # a State of the only sample belongs to all samples
+    if declared.samples in (None, 1):  # a State of a single sample is shared by all samples
         return declared
     static = [path for path in now if made[0][path] == now[path]]
     suspects = [p for p in static if any(declared.samples in shape for shape in now[p])]
@@ -82,7 +82,7 @@ def _shapes(value: object) -> list[Shape]:
 
 
 def _of_fixed_batch(model: brainstate.nn.Module, given: int | None, now: Shapes) -> Batch | None:
-    """Return the batch of a pure function whose state is arrays: it is their first axis."""
+    """Return the batch of a pure function with fixed state: first axes of its arrays."""
     if given is None or not (isinstance(model, FunctionModel) and model.has_fixed_state):
         return None
     axes = {p: tuple(0 if s[:1] == (given,) else None for s in own) for p, own in now.items()}
@@ -90,7 +90,7 @@ def _of_fixed_batch(model: brainstate.nn.Module, given: int | None, now: Shapes)
 
 
 def _declared(now: Shapes, made: Shapes, size: int) -> Batch:
-    """Return the axes that follow ``batch_size``, given shapes now and with another size."""
+    """Return the axes that follow ``batch_size``, given shapes for two sizes."""
     axes: dict[Path, Axes] = {}
     unclear: dict[Path, str] = {}
     for path, shapes in now.items():
@@ -114,22 +114,23 @@ def _sizes(now: Shapes, axes: Mapping[Path, Axes]) -> list[int]:
 def _agreed(
     sizes: Sequence[int], now: Shapes, axes: dict[Path, Axes], unclear: dict[Path, str]
 ) -> Batch:
-    """Return a batch whose sizes must all be equal."""
+    """Return a batch; States of different sizes make every batch axis unclear."""
     if len(set(sizes)) > 1:
         told = " and ".join(map(str, dict.fromkeys(sizes)))
         unclear = dict.fromkeys(now, f"the States have batches of {told}")
-    elif sizes and sizes[0] == 1:  # a State of the only sample belongs to all samples
+    elif sizes and sizes[0] == 1:  # a State of a single sample is shared by all samples
         unclear = {}
     samples = sizes[0] if sizes else None
     return Batch(samples, MappingProxyType(axes), MappingProxyType(unclear))
 
 
 def _without(declared: Batch, suspects: Shapes, kept: Iterable[Path], rows: Evidence) -> Batch:
-    """Return a batch in which each State that follows no size is resolved, shared or refused.
+    """Resolve each State that follows no size: batch axis, shared, or unclear.
 
-    A State that ``init_state`` makes without a batch belongs to all samples, unless rows of
-    operations reach one of its indices for each sample. A State that it does not make has a batch
-    axis if they do.
+    ``kept`` are the States that ``init_state`` does not recreate. One of these has a batch axis if
+    the rows of operations reach one of its indices for each sample. A State that ``init_state``
+    makes with the same shape for every size is shared by all samples; it is unclear if rows reach
+    it in that way.
     """
     axes, unclear = dict(declared.axes), dict(declared.unclear)
     for path, shapes in suspects.items():
@@ -151,7 +152,7 @@ def _without(declared: Batch, suspects: Shapes, kept: Iterable[Path], rows: Evid
 
 
 def _following(before: Shape, after: Shape, size: int) -> int | None:
-    """Return the one axis in which two shapes differ, if it has the new size in the second."""
+    """Return the one axis in which two shapes differ, if it has the new size."""
     if len(before) != len(after):
         return None
     axes = [axis for axis, pair in enumerate(zip(before, after, strict=True)) if len(set(pair)) > 1]
@@ -165,9 +166,9 @@ def _unlike_any(now: Shapes, given: int) -> int:
 
 
 def _made_with(model: brainstate.nn.Module, size: int) -> tuple[Shapes, list[Path]] | None:
-    """Return the shapes of States of another batch size, and the States that are not recreated.
+    """Make States for another batch size: their shapes, and those not recreated.
 
-    ``None`` if ``init_state`` does not work with it.
+    ``None`` if ``init_state`` raises an error with this size.
     """
     kept: list[Path] = []
 
@@ -191,7 +192,7 @@ def _made_with(model: brainstate.nn.Module, size: int) -> tuple[Shapes, list[Pat
 
 
 def _by_rows(relations: Iterable[HiddenParamOpRelation]) -> Evidence:
-    """Return the axes along which states are reached by one row of operations after the other."""
+    """Return the axes of states along which rows of operations follow each other."""
     found: dict[Path, dict[int, int | str]] = {}
     for relation in relations:
         spec = ETP_PRIMITIVE_SPECS.get(relation.primitive)
@@ -209,7 +210,7 @@ def _by_rows(relations: Iterable[HiddenParamOpRelation]) -> Evidence:
 def _of_group(
     positions: np.ndarray, group: HiddenGroup
 ) -> Iterable[tuple[StateLeaf, tuple[np.ndarray, np.ndarray]]]:
-    """Yield the states of a group, with the first and last row that reaches each element."""
+    """Yield the states of a group, with the first and last row that reach an element."""
     rows = np.arange(positions.shape[1]).reshape(1, -1, *[1] * (positions.ndim - 2))
     rows = np.broadcast_to(rows, positions.shape)[positions >= 0]
     reached = positions[positions >= 0]
@@ -223,7 +224,7 @@ def _of_group(
 
 
 def _axis_of_rows(rows: tuple[np.ndarray, np.ndarray], count: int) -> int | str:
-    """Return the axis of a state that follows rows, `ALL`, or an empty string if it is unclear."""
+    """Return the axis of a state that follows rows, `ALL`, or ``""`` if unclear."""
     first, last = rows
     reached = last >= 0
     for axis, size in enumerate(first.shape):
@@ -257,7 +258,7 @@ def _by_evidence(rows: Evidence, given: int | None, now: Shapes) -> Batch:
 
 
 def axes_of_filters(traced: TracedModel, analysis: Analysis, batch: Batch) -> dict[Path, int]:
-    """Return the batch axes of the filters of readouts, as far as they have one.
+    """Return the batch axes of the filters of readouts that have one.
 
     A filter has the samples of its readout. A flow of labels between the two finds its axis.
     """
@@ -279,13 +280,13 @@ def axes_of_filters(traced: TracedModel, analysis: Analysis, batch: Batch) -> di
 
 
 def with_axes(batch: Batch, axes: Mapping[Path, int]) -> Batch:
-    """Return a batch with the axes of States of one leaf added."""
+    """Add the batch axes of States of one leaf."""
     every = {**batch.axes, **{path: (axis,) for path, axis in axes.items()}}
     return dataclasses.replace(batch, axes=MappingProxyType(every))
 
 
 def follow(samples: Flow, expected: np.ndarray) -> bool:
-    """Tell whether elements are computed from the expected samples alone, or from none."""
+    """Tell whether elements depend on the expected samples alone, or on none."""
     return samples is None or not np.any((samples != NONE) & (samples != expected))
 
 

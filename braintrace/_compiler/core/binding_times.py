@@ -1,4 +1,4 @@
-"""Binding times of a step: which values are constant, parameter-derived, or data."""
+"""Binding times of a step: constant, parameter-derived, or data."""
 
 from ..._graph.traced_model import StateKind, StateLeaf, TracedModel
 from ..._jax import Var
@@ -7,7 +7,7 @@ from .analysis import Analysis
 
 
 def data_of(traced: TracedModel, analysis: Analysis) -> set[Var]:
-    """Return the variables that are computed from data."""
+    """Return the variables that depend on data."""
     leaves = {leaf.in_var: leaf for leaf in traced.leaves}
     inputs = [time_of_leaf(leaves.get(var)) for var in analysis.program.in_vars]
     times = flows_of_variables(question_of_taint(), analysis.constants, inputs)
@@ -15,7 +15,10 @@ def data_of(traced: TracedModel, analysis: Analysis) -> set[Var]:
 
 
 def time_of_leaf(leaf: StateLeaf | None) -> BindingTime:
-    """Return the binding time of an input; ``None``: an argument, or the answer of a callback."""
+    """Return the binding time of an input of the step.
+
+    ``None`` means an argument of the step, or the result of a callback.
+    """
     return BindingTime.DATA if leaf is None else time_of(leaf.kind, leaf.out_var is not None)
 
 
@@ -25,7 +28,7 @@ def time_of(kind: StateKind, changes: bool) -> BindingTime:
     Parameters
     ----------
     kind
-        What the State is to the compiler.
+        The kind of the State.
     changes
         Whether the step writes it, or it differs from sample to sample.
     """

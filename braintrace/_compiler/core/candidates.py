@@ -1,4 +1,7 @@
-"""Hidden states that a step writes, each at the variable that the model itself reads."""
+"""Candidates for hidden groups: the hidden states that a step writes.
+
+Each is taken at the variable that the model itself continues with.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,10 +19,11 @@ from .back_through import Ids, numbered
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-    """A hidden state that the step writes: where its new value is, and its positions there.
+    """A hidden state that the step writes, with the unit of each element.
 
-    ``ids`` are the positions of the new variable's elements, ``old_ids`` of the old value's;
-    ``shape`` is that of all positions, those of other states among them.
+    ``var`` is the variable of its new value. ``ids`` are the units of that variable's elements,
+    ``old_ids`` those of the old value's elements. ``shape`` is the shape of all units, which
+    include those of other states.
     """
 
     leaf: StateLeaf
@@ -30,7 +34,7 @@ class Candidate:
 
     @property
     def new_vars(self) -> tuple[Var, ...]:
-        """The variables that hold the state's new value."""
+        """The variables that contain the state's new value."""
         joined = self.leaf.joined_var
         return (self.var,) if joined is None else (self.var, joined)
 
@@ -38,7 +42,7 @@ class Candidate:
 def candidates_of(
     traced: TracedModel, analysis: Analysis, outputs: Sequence[StateLeaf]
 ) -> list[Candidate]:
-    """Return the hidden states that the step writes, in the order in which it computes them.
+    """Return the hidden states that the step writes, in the order of computation.
 
     Parameters
     ----------
@@ -54,7 +58,7 @@ def candidates_of(
             continue
         if leaf in outputs:
             continue
-        # The states of a `HiddenGroupState` are put together from variables of their own shape.
+        # The components of a `HiddenGroupState` are joined from variables of their own shape.
         shape = None if leaf.component is None else leaf.shape
         var, ids = _resolve(analysis, leaf.out_var, taken, shape)
         found.append(Candidate(leaf, var, ids, numbered(leaf.in_var), leaf.shape))
@@ -66,10 +70,11 @@ def candidates_of(
 def _resolve(
     analysis: Analysis, var: Var, taken: set[Var], shape: tuple[int, ...] | None
 ) -> tuple[Var, Ids]:
-    """Look behind reshapes and the like for the variable that the model itself reads.
+    """Find the variable of a new state that the model itself reads.
 
-    A model that writes ``h.reshape(...)`` to a State and goes on with ``h`` reads the new
-    state at ``h``. With a ``shape``, it is one of that shape, its elements in order.
+    A model that writes ``h.reshape(...)`` to a State and continues with ``h`` reads the new state
+    at ``h``. The search goes back through reshapes and other data movement. Given a ``shape``, the
+    variable must have it, with its elements in order.
     """
     program, size = analysis.program, var.aval.size
     current, ids = var, numbered(var)
@@ -93,7 +98,7 @@ def _resolve(
 def _unmove(
     equation: Equation, ids: Ids, size: int, constants: Constants
 ) -> tuple[Var, Ids] | None:
-    """Follow data movement to the one operand that holds all positions."""
+    """Follow data movement back to the one operand that contains all elements."""
     if not is_data_movement(equation) or len(equation.outvars) != 1:
         return None
     sources = constants.sources(equation)
@@ -110,12 +115,12 @@ def _unmove(
 
 
 def are_distinct(positions: np.ndarray, size: int) -> bool:
-    """Tell whether no position, of ``size`` that there are, is found twice."""
+    """Tell whether numbers below ``size`` are all different."""
     return int(np.count_nonzero(places_of(positions, size))) == positions.size
 
 
 def places_of(positions: np.ndarray, size: int) -> np.ndarray:
-    """Return for each of ``size`` positions whether it is among some."""
+    """Return for each number below ``size`` whether it is among ``positions``."""
     found = np.zeros(size, bool)
     found[positions] = True
     return found

@@ -1,8 +1,9 @@
-"""Positions that hidden states share.
+"""State alignment: the units that elements of several hidden states share.
 
-An element of one state is at the same position as the element of another that it reaches, or is
-reached by, one to one. A state may be at a part of the positions only: a vector of synapses of
-which one slice feeds one population and another slice the next has the positions of both.
+An element of one state belongs to the same unit as the element of another state that it reaches, or
+is reached by, one to one. A state may have elements in a part of the units only. For example, a
+vector of synapses of which one slice feeds one population and another slice the next has the units
+of both populations.
 """
 
 import dataclasses
@@ -17,16 +18,16 @@ from .back_through import Ids
 from .candidates import Candidate, are_distinct, places_of
 
 Reached = Callable[[int], Mapping[Var, Ids]]
-"""By index of a state: the variables that reach it, and the element that each of theirs does."""
+"""``Reached(index of a state)``: the variables that reach the state, with ids of its elements."""
 
 
 class CommonPositions:
-    """Numbers for the elements of all states: those that share a position have the same one.
+    """Union-find over the elements of all states: one number for each unit.
 
     Parameters
     ----------
     candidates
-        The states, the elements of each numbered on their own.
+        The states, each with the numbers of its own elements.
     reached
         See `Reached`.
     """
@@ -44,7 +45,7 @@ class CommonPositions:
             self._join(a, c, own, other)
 
     def of(self, members: Sequence[int]) -> list[Candidate]:
-        """Return some states with the positions that they have in common."""
+        """Return some states with the numbers of their common units."""
         numbers = [self._numbers[a] for a in members]
         raw = [self._candidates[a] for a in members]
         if all(_equal(own, numbers[0]) for own in numbers[1:]):
@@ -59,22 +60,22 @@ class CommonPositions:
         found = []
         for candidate, own in zip(raw, numbers, strict=True):
             places = place[own].reshape(candidate.leaf.shape)
-            ids = np.asarray(place[own][candidate.ids])  # of a state without axes as well
+            ids = np.asarray(place[own][candidate.ids])  # an array also for a state without axes
             found.append(dataclasses.replace(candidate, ids=ids, old_ids=places, shape=shape))
         return found
 
     def sets(self) -> list[tuple[int, ...]]:
-        """Return the states that have positions in common, those of one set after the other."""
+        """Return the sets of states that share units, as indices."""
         members: dict[int, list[int]] = {}
         for a, own in enumerate(self._set_of):
             members.setdefault(own, []).append(a)
         return [tuple(found) for found in members.values()]
 
     def _shared(self, reached: Reached) -> Iterator[tuple[int, int, Ids, Ids]]:
-        """Yield ``(a, c, elements of a, elements of c)`` that are to share positions.
+        """Yield ``(a, c, elements of a, elements of c)`` that share units.
 
-        States of one size that meet in any other way are taken to be side by side, so that of
-        several uses the one in place is kept.
+        States of the same size that meet in any other way are aligned in order. Of several uses of
+        a state, the walk then keeps the one that stays in place.
         """
         elements = {c.leaf.in_var: (i, c.old_ids) for i, c in enumerate(self._candidates)}
         elements |= {c.var: (i, c.ids) for i, c in enumerate(self._candidates)}
@@ -96,7 +97,7 @@ class CommonPositions:
             yield self._side_by_side(a, c)
 
     def _parts_of_one_state(self) -> Iterator[tuple[int, int, Ids, Ids]]:
-        """Yield the states of every `HiddenGroupState`: they are one group in any case."""
+        """Yield the components of every `HiddenGroupState`: they always share units."""
         first: dict[Path, int] = {}
         for c, candidate in enumerate(self._candidates):
             if candidate.leaf.component is not None:
@@ -107,7 +108,7 @@ class CommonPositions:
         return a, c, every, every
 
     def _join(self, a: int, c: int, own: Ids, other: Ids) -> None:
-        """Give elements of one state the numbers of another's."""
+        """Give elements of one state the unit numbers of another state."""
         if self._set_of[a] == self._set_of[c]:
             self._join_within(a, c, own, other)
             return
@@ -124,7 +125,7 @@ class CommonPositions:
         self._set_of = [self._set_of[a] if found == moved else found for found in self._set_of]
 
     def _join_within(self, a: int, c: int, own: Ids, other: Ids) -> None:
-        """Join states of one set further, unless two elements of one state came to one position.
+        """Join two states of one set, unless two elements of one state would coincide.
 
         Two vectors of synapses that feed the same populations meet in each of these.
         """
@@ -140,7 +141,7 @@ class CommonPositions:
                 self._numbers[k] = numbers
 
     def _renumber(self, a: int, c: int, own: Ids, other: Ids) -> None:
-        """Give the elements of all states that share positions with ``c`` their new numbers."""
+        """Give the elements of all states that share units with ``c`` their new numbers."""
         renumbering = np.arange(self._total)
         renumbering[self._numbers[c][other]] = self._numbers[a][own]
         for k, found in enumerate(self._set_of):

@@ -1,8 +1,8 @@
-"""Hidden states that only keep values for marked operations of later steps.
+"""Delay lines: hidden states that only store values for later ETP operations.
 
-A delay line takes in a value at every step and moves what it holds. Where nothing but marked
-operations reads what it held before the step, no gradient that a trace carries comes back to it:
-what goes on from it through a marked operation is what D-RTRL leaves out.
+A delay line stores a new value at every step and shifts its contents. If only ETP operations read
+its old contents, no gradient that a trace carries returns to it: D-RTRL leaves out the gradient
+through those operations anyway.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ def find_delay_lines(
     candidates: Sequence[Candidate],
     behind_output: set[Var],
 ) -> frozenset[int]:
-    """Return the states that are delay lines which only marked operations read.
+    """Return the indices of delay lines that only ETP operations read.
 
     Parameters
     ----------
     analysis, graph, candidates
         The step, its graph and its hidden states.
     behind_output
-        What a loss reads in the step, up to new hidden states.
+        The values that a loss reads within the step, up to new hidden states.
     """
     return frozenset(
         a
@@ -42,7 +42,7 @@ def find_delay_lines(
 
 
 def _is_moved_only(analysis: Analysis, candidates: Sequence[Candidate], a: int) -> bool:
-    """Tell whether a state keeps what it holds, moved, and takes in no marked output itself."""
+    """Tell whether a step only shifts a state's contents, and stores no ETP output."""
     own, program, marked = candidates[a], analysis.program, analysis.roles
     uses = {index for index, _ in program.readers.get(own.leaf.in_var, ())}
     if not all(_moves(program.equations[index]) for index in uses - marked.keys()):
@@ -64,7 +64,10 @@ def _moves(equation: Equation) -> bool:
 
 
 def _is_read_by_others(graph: StepGraph, candidates: Sequence[Candidate], a: int) -> bool:
-    """Tell whether another state reads one, new, or old other than by marked operations."""
+    """Tell whether another state reads it: its new value, or its old one unmarked.
+
+    An old value that is read through an ETP operation does not count.
+    """
     own = candidates[a]
     for other in (candidate for i, candidate in enumerate(candidates) if i != a):
         ends = frozenset(c.var for c in candidates if c is not other)

@@ -1,4 +1,4 @@
-"""Derivatives of equations: whether their backward pass is linear, and their transposes."""
+"""Derivatives of equations: linearity of the backward pass, and transposes."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ class Derivative:
     """The derivative of one equation."""
 
     def __init__(self, equation: Equation) -> None:
-        self._equation = equation  # kept, so that its id stays its own
+        self._equation = equation  # keeps the equation alive, so that its id stays unique
 
     @functools.cached_property
     def _vjp(self) -> Vjp:
@@ -24,10 +24,10 @@ class Derivative:
 
     @functools.cached_property
     def nonlinear(self) -> frozenset[int]:
-        """The operands whose cotangent is not proportional to those of the outputs.
+        """The operands whose cotangent is not linear in those of the outputs.
 
-        Of a derivative every one is. The backward rule of a ``custom_vjp`` need not be one: it
-        may clip what it is given, or add something to it.
+        A true derivative is always linear. The backward rule of a ``custom_vjp`` may be nonlinear:
+        it may clip the cotangent, or add something to it.
         """
         every = (self._equation, *equations_inside(self._equation))
         if not any(inner.primitive.name in OWN_BACKWARD for inner in every):
@@ -39,7 +39,7 @@ class Derivative:
         return frozenset(i for i, kind in found if kind not in (Kind.ZERO, Kind.LINEAR))
 
     def is_the_same_for_all(self, operands: Collection[int]) -> bool:
-        """Tell whether the cotangents of some operands do not depend on what these hold."""
+        """Tell whether the cotangents of some operands are independent of their values."""
         if self._vjp.jaxpr is None:
             return False
         program = program_of(self._vjp.jaxpr)
@@ -48,9 +48,11 @@ class Derivative:
         return behind.isdisjoint(program.in_vars[i] for i in operands)
 
     def along(self, operands: Sequence[int]) -> AnyJaxpr | None:
-        """Return the jaxpr of ``(operands, directions of some) -> changes of outputs``, if any.
+        """Return the forward derivative with respect to some operands, as a jaxpr.
 
-        It is the transpose of the backward pass, which there is none of where that is nonlinear.
+        The jaxpr maps ``(operands, tangents of some operands)`` to tangents of the outputs. It is
+        the transpose of the backward pass. ``None`` if that pass is nonlinear or cannot be
+        transposed.
         """
         pulled, outputs = self._vjp.jaxpr, self._vjp.outputs
         if pulled is None or self.nonlinear:

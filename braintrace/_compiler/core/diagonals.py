@@ -1,9 +1,9 @@
-"""What goes from each position of a group through one product to itself.
+"""Diagonals of products: the part of a product that connects a unit with itself.
 
-A walk back from a hidden state ends at marked operations and is cut at plain products: both mix
-positions. SnAp keeps of them what an old state gives, by way of one product, to its own position:
-for every element ``u`` of the output that reaches position ``v`` of the new state, the elements
-``j`` of the input that come from position ``v`` of the old ones.
+A walk back from a hidden state ends at ETP operations and is truncated at ordinary products, since
+both couple units. SnAp keeps the diagonal of each product. For every element ``u`` of the output
+that reaches unit ``v`` of the new state, the diagonal contains the elements ``j`` of the input that
+come from unit ``v`` of the old states.
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 def diagonals_of(together: Together, walk: Walk, stops: frozenset[Var]) -> tuple[Diagonal, ...]:
-    """Return what reaches a state from its own positions through one product each.
+    """Return the diagonals of all products between a state and the old states.
 
     Parameters
     ----------
     together
-        The states at the positions.
+        The aligned states.
     walk, stops
-        The walk back from one of them, and the variables behind which it did not look.
+        The walk back from one of them, and the variables at which it stopped.
     """
     found: list[Diagonal] = []
     for equation, operand in products_met(together.analysis, walk):
@@ -44,7 +44,7 @@ def diagonals_of(together: Together, walk: Walk, stops: frozenset[Var]) -> tuple
 
 
 def products_met(analysis: Analysis, walk: Walk) -> list[tuple[int, int]]:
-    """Return the products at which a walk has ended, and the operands that they are linear in."""
+    """Return the products at which a walk ended, with the operand each is linear in."""
     equations = analysis.program.equations
     met = [(cut.equation, cut.operand) for cut in walk.cuts]
     met = [(i, operand) for i, operand in met if equations[i].primitive.name in PRODUCTS]
@@ -58,7 +58,7 @@ def products_met(analysis: Analysis, walk: Walk) -> list[tuple[int, int]]:
 def _through(
     together: Together, walk: Walk, stops: frozenset[Var], product: tuple[int, int]
 ) -> Iterator[Diagonal]:
-    """Yield the diagonal of one product: for its output, and for each broadcast of that."""
+    """Yield the diagonal of one product, for its output and for each broadcast of it."""
     analysis, (index, operand) = together.analysis, product
     equation = analysis.program.equations[index]
     x, (y,) = equation.invars[operand], equation.outvars
@@ -79,7 +79,7 @@ def _through(
 
 
 def _pairs(equation: Equation, operand: int, origin: Ids, way: Way) -> Pairs:
-    """Return which elements of an operand are at the positions that those of a variable reach."""
+    """Return the operand elements in the unit that each element of ``way`` reaches."""
     flat = origin.ravel()
     order = np.argsort(flat, kind="stable")
     first = np.searchsorted(flat[order], way.positions, "left")
@@ -90,7 +90,7 @@ def _pairs(equation: Equation, operand: int, origin: Ids, way: Way) -> Pairs:
     outputs = np.broadcast_to(way.sources, inputs.shape)
     there = inputs != NO_ELEMENT
     there[there] = _are_joined(equation, operand, inputs[there], outputs[there])
-    # Those that are joined come first: the axis is as long as the longest list.
+    # Joined pairs come first: the axis is as long as the longest list.
     inputs = -np.sort(-np.where(there, inputs, NO_ELEMENT), axis=0)
     inputs = inputs[: int(np.max(there.sum(0), initial=0))]
     shape = way.var.aval.shape
@@ -104,7 +104,7 @@ def _pairs(equation: Equation, operand: int, origin: Ids, way: Way) -> Pairs:
 def _are_joined(
     equation: Equation, operand: int, inputs: np.ndarray, outputs: np.ndarray
 ) -> np.ndarray:
-    """Return which elements of a product may depend on which of an operand."""
+    """Return which elements of a product may depend on which elements of an operand."""
     spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
     if spec is None:
         return np.asarray(joining(equation, operand, inputs, outputs) != NOTHING)

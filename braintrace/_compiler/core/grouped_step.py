@@ -1,4 +1,4 @@
-"""A step whose hidden states are grouped: what all later passes start from."""
+"""A step with its hidden states grouped, the starting point of all later passes."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -17,16 +17,16 @@ from .walk import Walk
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GroupedStep:
-    """A step, and what is in it.
+    """A step, its hidden groups, and the facts that later passes need.
 
     Attributes
     ----------
     traced, analysis
-        The step, and what is known of its program.
+        The step, and the analysis of its program.
     graph
         Paths between its States, parameters and ETP operations.
     operations
-        Its marked operations.
+        Its ETP operations.
     outputs
         Hidden states that count as outputs.
     groups, walks
@@ -48,7 +48,7 @@ class GroupedStep:
 
     @property
     def remembered_states(self) -> Iterator[tuple[StateLeaf, Var]]:
-        """The same of the groups that a later step reads."""
+        """The states of groups that a later step reads, with their new variables."""
         remembered = filter(self.is_remembered, self.groups)
         return (found for group in remembered for found in new_states(group))
 
@@ -58,7 +58,7 @@ class GroupedStep:
 
     @property
     def num_traced(self) -> int:
-        """Number of elements of old states and marked outputs that reach states without mixing."""
+        """Number of old elements and ETP output elements that reach states elementwise."""
         ends = [operation.y_var for operation in self.operations]
         ends += [state.in_var for group in self.groups for state in group.states]
         walks = [walk for group_walks in self.walks for walk in group_walks]

@@ -1,4 +1,4 @@
-"""Hidden groups: the hidden states that are coupled position by position."""
+"""Hidden groups: connected components of hidden states with elementwise coupling."""
 
 import dataclasses
 from collections import Counter
@@ -39,9 +39,9 @@ def find_hidden_groups(
     outputs
         States that count as outputs of the step; they are in no group.
     every_state
-        Whether all states are to have traces, also those that no later step reads.
+        Whether all states have traces, including those that no later step reads.
     boundary
-        What a product is to the learning rule; see `TraceMethod`.
+        The learning rule's treatment of products; see `TraceMethod`.
 
     Returns
     -------
@@ -71,17 +71,17 @@ def find_hidden_groups(
 
 
 def _seen_by_losses(traced: TracedModel, outputs: Sequence[StateLeaf]) -> list[Atom]:
-    """Return what a loss can read besides hidden states: outputs, and States that are written."""
+    """Return the values that a loss can read: outputs, and other States written."""
     written = [leaf.out_var for leaf in traced.leaves if leaf.kind == "other" or leaf in outputs]
     return [*traced.output_atoms, *(atom for atom in written if atom is not None)]
 
 
 def _connected(placement: Placement, apart: frozenset[int]) -> list[tuple[int, ...]]:
-    """Return the connected components of the coupling, in order of their first member.
+    """Return the connected components of the coupling, ordered by first member.
 
-    A state is coupled to those at its positions that it reads, old or new, position by position.
-    The states of one `HiddenGroupState` are one group in any case. What those ``apart`` read
-    does not couple them.
+    A state is coupled to the states that it reads elementwise, old or new. States of one
+    `HiddenGroupState` are always coupled. A state in ``apart`` is not coupled to the states that it
+    reads.
     """
     leaves = [candidate.leaf for candidate in placement.candidates]
     names = [i if leaf.component is None else leaf.path for i, leaf in enumerate(leaves)]
@@ -94,7 +94,7 @@ def _connected(placement: Placement, apart: frozenset[int]) -> list[tuple[int, .
 
 
 def _coupled(placement: Placement) -> Iterator[tuple[int, int]]:
-    """Yield states ``(a, c)`` with positions in common of which ``a`` reads ``c`` there."""
+    """Yield pairs ``(a, c)``: state ``a`` reads state ``c`` in the same unit."""
     for members in placement.sets():
         if len(members) == 1:
             continue
@@ -116,7 +116,7 @@ def _no_diagonals(together: Together, walk: Walk, stops: frozenset[Var]) -> tupl
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Found:
-    """The walks back from a group's states, what products pass to them, and who is downstream."""
+    """The walks back from a group's states, their diagonals, and downstream states."""
 
     walks: list[Walk]
     diagonals: list[tuple[Diagonal, ...]]
@@ -159,11 +159,11 @@ def _downstream(
     is_read: Sequence[bool],
     every_new: frozenset[Var],
 ) -> tuple[int, ...]:
-    """Return the states that nothing reads any more but the rest of the step.
+    """Return the states computed from new values only, which no later step reads.
 
-    Another state of the step may read one: its own derivatives go through that to what the one is
-    computed from. The last are looked at first: a state may be computed from others that are
-    downstream themselves, but not from them alone.
+    If another state of the step reads such a state, the derivatives of that other state pass
+    through it to its inputs. States are considered from the last to the first: a state may depend
+    on other downstream states, but not on them alone.
     """
     states = together.states
     if any(state.leaf.joined_var is not None for state in states):
@@ -184,7 +184,7 @@ def _downstream(
 def _without_held_cuts(
     analysis: Analysis, graph: StepGraph, walk: Walk, held: frozenset[Var]
 ) -> Walk:
-    """Leave out cuts of values that do not change with the held ones: they cost nothing."""
+    """Leave out truncated paths that end at held values: they lose no gradient."""
     equations = analysis.program.equations
 
     def costs(cut: Cut) -> bool:

@@ -1,7 +1,7 @@
-"""How the output of one marked operation reaches the positions of one hidden group.
+"""Influence maps: how an ETP output reaches the units of one hidden group.
 
-Element ``u`` of ``y`` reaches position ``p(u)``, through a broadcast possibly several. The
-positions of all elements stand in slots ``(fan-out, *y.shape)``; see `InfluenceMap`.
+Element ``u`` of ``y`` reaches unit ``p(u)``, or several units by a broadcast. The units of all
+elements form an array of slots ``(fan-out, *y.shape)``; see `InfluenceMap`.
 """
 
 import dataclasses
@@ -23,16 +23,16 @@ from .walk import Walk
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Way:
-    """One way from ``y`` to one state.
+    """One path from ``y`` to one state.
 
     Attributes
     ----------
     state, var
         See `InjectionPoint`.
     elements
-        Elements of ``var`` that reach a position of the state.
+        Elements of ``var`` that reach a unit of the state.
     sources, positions
-        For each of them the element of ``y`` behind it, and that position.
+        The element of ``y`` that each of these comes from, and the unit that it reaches.
     """
 
     state: int
@@ -45,7 +45,7 @@ class Way:
 def find_influence(
     analysis: Analysis, y: Var, group: HiddenGroup, walks: Sequence[Walk]
 ) -> InfluenceMap | None:
-    """Return how ``y`` reaches ``group``, or ``None`` where no element of it does."""
+    """Return how ``y`` reaches ``group``; ``None`` if no element of it does."""
     entries: list[Way] = []
     mixed = False
     for state, walk in enumerate(walks):
@@ -84,7 +84,7 @@ def _injection_point(entry: Way, places: np.ndarray, size: int) -> InjectionPoin
 
 
 def roots_behind(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids], bool]:
-    """Return the roots made from ``y`` element by element, and whether others are made from it."""
+    """Return the elementwise broadcasts of ``y``, and whether it has others."""
     if not np.any(walk.ids[y] == MANY):
         return {}, False
     program = analysis.program
@@ -99,7 +99,7 @@ def roots_behind(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids]
 
 
 def ways_of(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[Way]:
-    """Return the way from ``y`` itself to a state, and those from each of its broadcasts."""
+    """Return the direct path from ``y`` to a state, and a path for each broadcast."""
     ids = walk.ids[y].ravel()
     entries: list[Way] = []
     direct = np.flatnonzero(ids >= 0)
@@ -120,14 +120,14 @@ def _covered(ids: Ids, entries: Sequence[Way]) -> bool:
 
 
 def _slots(entries: Sequence[Way], size: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Give every pair (element of y, position) a slot.
+    """Give every pair (element of y, unit) a slot.
 
     Returns
     -------
     places
-        Of every entry, those of its elements.
+        For each entry, the slots of its elements.
     positions
-        Position in each slot, of shape ``(fan-out, size)``.
+        The unit of each slot, of shape ``(fan-out, size)``.
     """
     sources = np.concatenate([entry.sources for entry in entries])
     targets = np.concatenate([entry.positions for entry in entries])
@@ -154,7 +154,7 @@ def _reached(now: set[int], group: HiddenGroup) -> tuple[int, ...]:
 def _recognise(
     positions: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[Literal["identity", "tiled", "gather"], tuple[tuple[int, ...], tuple[int, ...]] | None]:
-    """Find the cheapest way to bring a value per position into the shape of the slots."""
+    """Find the cheapest way to bring one value per unit into the shape of the slots."""
     size = int(np.prod(shape))
     if positions.size == size and np.array_equal(positions.ravel(), np.arange(size)):
         return "identity", None

@@ -1,4 +1,4 @@
-"""Marked operations whose weights are computed from parameters, and may learn online."""
+"""ETP operations with parameter-derived weights, which may learn online."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from .binding_times import time_of_leaf
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MarkedOperation:
-    """A marked operation with trainable operands, before it is known what it reaches.
+    """An ETP operation with trainable operands, before its hidden groups are known.
 
     Attributes
     ----------
@@ -23,13 +23,13 @@ class MarkedOperation:
     x_var, y_var
         Input and output.
     operands, positions
-        Trainable operands by name, and where they stand.
+        Trainable operands by name, and their index among the operands.
     parameters
-        The parameter leaves behind each operand.
+        The parameter leaves that each operand depends on.
     held
-        State leaves that the step does not write (masks, scales) behind the operands.
+        State leaves that operands depend on and the step does not write (masks, scales).
     non_parameters
-        Names of the other inputs that operands are computed from.
+        Names of the other inputs that operands depend on.
     """
 
     equation: int
@@ -43,7 +43,7 @@ class MarkedOperation:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """Paths of all parameters behind the operands, each once."""
+        """Paths of all parameters that the operands depend on, each once."""
         return tuple(dict.fromkeys(p.path for leaves in self.parameters.values() for p in leaves))
 
     @property
@@ -53,10 +53,10 @@ class MarkedOperation:
 
 
 def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOperation]:
-    """Return the marked operations whose operands depend on parameters, in program order."""
+    """Return the ETP operations with parameter-dependent operands, in program order."""
     program = analysis.program
     by_var = {leaf.in_var: leaf for leaf in traced.leaves}
-    # Transformations trace a function more than once and leave unused equations behind.
+    # Transformations trace a function more than once and leave unused equations.
     used = program.depends_on(program.out_atoms)
     found = []
     for index in analysis.roles:
@@ -92,7 +92,7 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOpe
 
 
 def _inputs_behind(analysis: Analysis, operands: Iterable[Atom]) -> list[Var]:
-    """Return the inputs that operands are computed from, one operand after the other."""
+    """Return the inputs that operands depend on, one operand after the other."""
     behind = (analysis.program.depends_on([operand]) for operand in operands)
     return list(dict.fromkeys(var for found in behind for var in analysis.inputs_among(found)))
 

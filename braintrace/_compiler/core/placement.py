@@ -1,4 +1,4 @@
-"""Hidden states at the positions that they have in common, and walks back from them."""
+"""Aligned hidden states, and the walks back from them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,18 @@ from .walk import Walk, walk_back
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Together:
-    """Some hidden states at their common positions.
+    """Some hidden states, aligned at their common units.
 
     Attributes
     ----------
     analysis
-        Of the step.
+        Analysis of the step.
     states
         The states.
     origin
-        Where elements come from, counted from their values before the step.
+        The old element behind each element of a variable, for these states.
     elsewhere
-        The values before the step of all other states.
+        The old values of all other states.
     """
 
     analysis: Analysis
@@ -39,14 +39,14 @@ class Together:
 
 
 class Placement:
-    """The hidden states of a step, and the positions that some of them share.
+    """The hidden states of a step, and the units that some of them share.
 
     Parameters
     ----------
     analysis
-        Of the step.
+        Analysis of the step.
     candidates
-        Its hidden states, the elements of each numbered on their own.
+        Its hidden states, each with the numbers of its own elements.
     """
 
     def __init__(self, analysis: Analysis, candidates: Sequence[Candidate]) -> None:
@@ -59,16 +59,16 @@ class Placement:
         return Together(self.analysis, [own], self._origin([own]), frozenset()).walk(own).ids
 
     def _origin(self, states: Sequence[Candidate]) -> Origin:
-        # A walk looks at nothing that is computed after its state.
+        # A walk visits no equation after the one that writes its state.
         last = max(self.analysis.program.producer[state.var] for state in states)
         return self.analysis.origin({state.leaf.in_var: state.old_ids for state in states}, last)
 
     def sets(self) -> list[tuple[int, ...]]:
-        """Return the states that share positions, those of one set after the other."""
+        """Return the sets of states that share units, as indices."""
         return self._common.sets()
 
     def together(self, members: tuple[int, ...]) -> Together:
-        """Return some states at their common positions."""
+        """Return some states, aligned at their common units."""
         if members not in self._found:
             inside = self._common.of(members)
             others = (c.leaf.in_var for i, c in enumerate(self.candidates) if i not in members)

@@ -1,4 +1,4 @@
-"""Relations: which marked operation reaches which hidden groups, and its parameters."""
+"""Relations: the hidden groups and the parameters of each ETP operation."""
 
 from collections.abc import Hashable, Sequence
 
@@ -33,7 +33,7 @@ def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:
 
 
 def _groups_reached(step: GroupedStep) -> dict[Var, list[int]]:
-    """Return the groups whose walks have met the output of each marked operation."""
+    """Return the groups whose walks reached the output of each ETP operation."""
     found: dict[Var, list[int]] = {operation.y_var: [] for operation in step.operations}
     for index, walks in enumerate(step.walks):
         for var in dict.fromkeys(var for walk in walks for var in walk.ids):
@@ -43,12 +43,12 @@ def _groups_reached(step: GroupedStep) -> dict[Var, list[int]]:
 
 
 def _signature(step: GroupedStep, operation: MarkedOperation) -> Hashable:
-    """Return what the rules of an operation are given: layers of one shape have the same."""
+    """Return the arguments of an operation's rules, equal for layers of one shape."""
     equation = step.analysis.program.equations[operation.equation]
     avals = [(v.aval.shape, v.aval.dtype) for v in (*equation.invars, *equation.outvars)]
     try:
         params: Hashable = frozenset(equation.params.items())
-    except TypeError:  # parameters of somebody's own operation, which cannot be compared
+    except TypeError:  # parameters of a foreign operation that cannot be compared
         params = operation.equation
     return equation.primitive, params, tuple(avals)
 

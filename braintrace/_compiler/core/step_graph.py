@@ -1,7 +1,7 @@
 """Step graph: the paths between named values of a step, by value and by gradient.
 
-The nodes are the inputs of the step (parameters and States, mostly), States after the step, and
-the outputs of ETP operations. A *use* is a node and the equation that reads it. One pass over the
+The nodes are the inputs of the step (mostly parameters and States), States after the step, and the
+outputs of ETP operations. A *use* is a node and an equation that reads it. One pass over the
 program finds, for every variable, the uses that it depends on without another node in between.
 Paths from node to node follow from these uses, so every question about a step is a search among a
 few dozen nodes.
@@ -35,11 +35,11 @@ class Paths:
     uses
         The uses of nodes.
     behind
-        For every variable, the uses that it depends on directly: a bit mask of indices of ``uses``.
+        For every variable, a bit mask over ``uses``: those that it depends on directly.
     nodes
         The nodes.
     after
-        The value after the step of each State that the step writes, by its value before.
+        The new value of each State that the step writes, by its old value.
     """
 
     def __init__(
@@ -78,9 +78,10 @@ class Paths:
             mask ^= lowest
 
     def behind(self, targets: Iterable[Atom], ends: Collection[Var] = ()) -> set[Var]:
-        """Return the nodes that some variables depend on in the step, nodes among them included.
+        """Return the nodes that some variables depend on within the step.
 
-        Nodes in ``ends`` are reported, but their ancestors are not followed.
+        Nodes among the variables are included. Nodes in ``ends`` are included, their ancestors are
+        not.
         """
 
         def before(var: Var) -> Iterable[Var]:
@@ -89,14 +90,14 @@ class Paths:
         return {var for var in reached(filter(is_var, targets), before) if var in self._nodes}
 
     def ahead(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
-        """Return the nodes that depend on some others in the step, these included.
+        """Return some nodes and their descendants within the step.
 
-        Nodes in ``ends`` are reported, but their descendants are not followed.
+        Nodes in ``ends`` are included, their descendants are not.
         """
         return self._forward(starts, ends, {})
 
     def ahead_over_time(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
-        """Return the nodes that depend on some others in the step or in a later one."""
+        """Return some nodes and their descendants, in this step or in a later one."""
         return self._forward(starts, ends, self._before)
 
     def _forward(
@@ -118,11 +119,11 @@ class StepGraph:
     Attributes
     ----------
     values
-        Paths by which values depend on values, other than through ``stop_gradient``.
+        Paths by which values depend on values, except through ``stop_gradient``.
     gradients
         Paths by which a gradient passes.
     operations, opaque
-        The nodes that are outputs of ETP operations, and of those that end a walk.
+        The outputs of ETP operations, and the outputs of those that end a walk.
     """
 
     values: Paths
@@ -134,14 +135,14 @@ class StepGraph:
 def step_graph(
     traced: TracedModel, analysis: Analysis, candidates: Sequence[Candidate]
 ) -> StepGraph:
-    """Return the step graph of a model.
+    """Build the step graph of a model.
 
     Parameters
     ----------
     traced, analysis
         The step.
     candidates
-        Its hidden states, each at the variable that the model itself reads.
+        Its hidden states, each at the variable that the model itself continues with.
     """
     program = analysis.program
     written = [leaf for leaf in traced.leaves if is_var(leaf.out_var)]

@@ -1,14 +1,13 @@
-"""Which elements reach which hidden position.
+"""Backward walk from a hidden state: the elements that reach each of its units.
 
-A walk starts at the new value of one hidden state, whose elements are its positions, and
-carries the position ids backward through the equations (see `back_through`) to the outputs of the
-marked operations and to the old hidden states. Where an operand reaches the state through
-mixing of positions, that one use of it is *cut*: in the transition ``D`` and in ``Df`` its
-value is held constant.
+A walk starts at the new value of one hidden state. It carries the unit ids of the elements backward
+through the equations (see `back_through`), to the outputs of ETP operations and to the old hidden
+states. If an operand reaches the state through coupled elements, this one use of the operand is a
+*cut*: in the transition ``D`` and in ``Df`` its value is held constant.
 
-An element that an old state's element has moved to another position is mixing as well. It
-is recognised by the *origin* of a variable's elements: the position of the old hidden state
-that they come from, carried forward.
+An element of an old state that moves to another unit is coupling as well. The *origin* of a
+variable's elements, which flows forward, detects it: the unit of the old hidden state that an
+element comes from.
 """
 
 import dataclasses
@@ -29,7 +28,7 @@ from .back_through import CUT, MANY, Contribution, Ids, back_through
 COPIES = frozenset({"copy", "copy_p"})
 
 _ELSEWHERE: Ids = np.full((), -9, np.int32)
-"""The origin of old states that are at none of the walk's positions."""
+"""The origin of old states that have no element in the walk's units."""
 
 _Use: TypeAlias = tuple[Cut, Ids]
 """A use of a variable, and the ids that the variable receives through it."""
@@ -37,22 +36,22 @@ _Use: TypeAlias = tuple[Cut, Ids]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Walk:
-    """What a walk found.
+    """The result of a walk.
 
     Attributes
     ----------
     ids
-        Position ids of every variable that reaches the state position by position.
+        Unit ids of every variable that reaches the state elementwise.
     cuts
         The uses of variables that are held constant.
     roots
         Variables at which a broadcast from fewer elements begins.
     shared
-        Variables of which two uses reach different positions.
+        Variables with two uses that reach different units.
     weights_met
         Equations of the opaque operations at which the walk ended.
     states_met
-        Variables behind which it did not look, and an equation that reads each.
+        Variables of ``stops`` that the walk reached, each with an equation that reads it.
     """
 
     ids: Mapping[Var, Ids]
@@ -70,20 +69,20 @@ def walk_back(
     origin: Origin | None = None,
     elsewhere: frozenset[Var] = frozenset(),
 ) -> Walk:
-    """Carry position ids from new hidden states to everything that they depend on.
+    """Carry unit ids from new hidden states to all their ancestors.
 
     Parameters
     ----------
     analysis
-        Of the program.
+        Analysis of the program.
     start
         Ids of the variables at which the walk starts.
     stops
-        Variables behind which it does not look: new values of other groups.
+        Variables at which the walk stops: new values of other groups.
     origin
-        Where elements come from, in the same positions; ``None``: there are no old states.
+        The old element behind each element, in the same units; ``None``: there are no old states.
     elsewhere
-        Old states that are at none of these positions.
+        Old states that have no element in these units.
     """
     walk = _WalkUnderWay(analysis, start, stops, origin, elsewhere)
     for index in _backward(analysis.program, start, walk.received):
@@ -94,7 +93,7 @@ def walk_back(
 def _backward(
     program: Program, start: Iterable[Var], received: Mapping[Var, Sequence[_Use]]
 ) -> Iterator[int]:
-    """Yield the equations that make what the walk has reached, the last of them first."""
+    """Yield the equations that write what the walk has reached, the last one first."""
     queued: set[int] = set()
     pending: list[int] = []
 
@@ -113,12 +112,12 @@ def _backward(
 
 
 class _WalkUnderWay:
-    """A walk, and what it has found so far; the parameters are those of `walk_back`.
+    """A walk in progress; the parameters are those of `walk_back`.
 
     Attributes
     ----------
     received
-        The uses through which a variable has received ids, until all of its readers are passed.
+        The uses through which a variable has received ids, until all its readers are visited.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class _WalkUnderWay:
                 self.received.setdefault(atom, []).append((Cut(index, operand), given))
 
     def _settle(self, var: Var) -> None:
-        """Find the ids of a variable when all of its uses are known."""
+        """Determine the ids of a variable when all its uses are known."""
         if var in self._ids or var not in self.received:
             return
         kept, moved = _in_place(self.received.pop(var), self._origin_of(var))
@@ -179,7 +178,7 @@ class _WalkUnderWay:
         self._ids[var] = _merged(kept)
         if var in self._stops:
             self._states_met.extend((use.equation, var) for use, _ in kept)
-        elif self._ids[var] is not kept[0][1]:  # else all uses reach the same positions
+        elif self._ids[var] is not kept[0][1]:  # otherwise all uses reach the same units
             self._settle_conflict(var, kept)
 
     def _origin_of(self, var: Var) -> Ids | None:
@@ -188,9 +187,10 @@ class _WalkUnderWay:
         return None if self._origin is None else self._origin.of(var)
 
     def _settle_conflict(self, var: Var, uses: list[_Use]) -> None:
-        """Take uses that reach different positions for a fan-out, or split the value.
+        """Treat uses that reach different units as a broadcast, or report a shared value.
 
-        See `split_shared_uses`.
+        Uses that are all copies are a broadcast. Any other shared value is copied later, see
+        `split_shared_uses`.
         """
         conflict = _conflict(self._ids[var], uses)
         if not np.any(conflict):
@@ -203,7 +203,7 @@ class _WalkUnderWay:
             self._shared.append(var)
 
     def at_its_end(self) -> Walk:
-        """Return what has been found when no equation is left."""
+        """Return the result when no equation is left."""
         for var in list(self.received):
             self._settle(var)
         return Walk(
@@ -223,7 +223,7 @@ def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids
 
 
 def _in_place(uses: Sequence[_Use], origin: Ids | None) -> tuple[list[_Use], list[_Use]]:
-    """Set apart the uses of a variable that move an old state to another position."""
+    """Separate the uses of a variable that move an old state to another unit."""
     kept: list[_Use] = []
     rejected: list[_Use] = []
     for use, given in uses:
@@ -239,6 +239,6 @@ def _merged(uses: Sequence[_Use]) -> Ids:
 
 
 def _conflict(merged: Ids, uses: Sequence[_Use]) -> np.ndarray:
-    """Return where uses of a variable reach different positions, each of them one."""
+    """Return where uses of a variable reach different units, each use a single one."""
     mixed = [given == MIXED for _, given in uses]
     return np.asarray((merged == MIXED) & ~np.any(mixed, axis=0))
