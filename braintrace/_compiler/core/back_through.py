@@ -2,8 +2,8 @@
 
 Ids are integer arrays of a variable's shape. They contain the hidden unit that each element
 reaches, or a code: `NONE`, `MIXED` (several units, by different uses of a variable) or `MANY`
-(several units, by a broadcast). Ids flow as labels from the cotangents of the results to those of
-the operands (`flows_back`).
+(several units, by a broadcast). Ids flow as labels from the cotangents of results to the operands'
+cotangents (`flows_back`).
 
 If an element of an operand reaches several units through one equation, the forward direction
 decides between two cases. It is a broadcast if each element of the results depends on one element

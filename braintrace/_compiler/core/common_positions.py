@@ -27,7 +27,7 @@ class CommonPositions:
     Parameters
     ----------
     candidates
-        The states, each with the numbers of its own elements.
+        The states; each numbers its elements from zero.
     reached
         See `Reached`.
     """
@@ -74,8 +74,8 @@ class CommonPositions:
     def _shared(self, reached: Reached) -> Iterator[tuple[int, int, Ids, Ids]]:
         """Yield ``(a, c, elements of a, elements of c)`` that share units.
 
-        States of the same size that meet in any other way are aligned in order. Of several uses of
-        a state, the walk then keeps the one that stays in place.
+        States of the same size that meet in any other way are aligned in order. Among several uses
+        of a state, the walk then keeps the one that stays in place.
         """
         elements = {c.leaf.in_var: (i, c.old_ids) for i, c in enumerate(self._candidates)}
         elements |= {c.var: (i, c.ids) for i, c in enumerate(self._candidates)}

@@ -22,7 +22,7 @@ class Together:
     states
         The states.
     origin
-        The old element behind each element of a variable, for these states.
+        The old element that each element of a variable comes from, for these states.
     elsewhere
         The old values of all other states.
     """
@@ -46,7 +46,7 @@ class Placement:
     analysis
         Analysis of the step.
     candidates
-        Its hidden states, each with the numbers of its own elements.
+        Its hidden states; each numbers its elements from zero.
     """
 
     def __init__(self, analysis: Analysis, candidates: Sequence[Candidate]) -> None:

@@ -80,7 +80,7 @@ def walk_back(
     stops
         Variables at which the walk stops: new values of other groups.
     origin
-        The old element behind each element, in the same units; ``None``: there are no old states.
+        The old element that each element comes from, in these units; ``None``: without old states.
     elsewhere
         Old states that have no element in these units.
     """
@@ -112,7 +112,7 @@ def _backward(
 
 
 class _WalkUnderWay:
-    """A walk in progress; the parameters are those of `walk_back`.
+    """A walk in progress, with the parameters of `walk_back`.
 
     Attributes
     ----------

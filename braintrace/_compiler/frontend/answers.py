@@ -1,9 +1,9 @@
-"""A step that calls back as one that is given the answers, and what asks for them.
+"""Hoisting of callbacks: a step takes callback results as inputs.
 
-A step is evaluated several times over: for its outputs, for the value of each state, for
-derivatives. A callback is to be called once, and everybody is to read the same answer. So answers
-are inputs of the step from here on, like those of its arguments; a program of its own asks for them
-before. To whoever follows positions, a callback stays what it is.
+A step is evaluated several times: for its outputs, for the value of each state, and for
+derivatives. Each callback must run once, and all evaluations must read the same result. After this
+pass, callback results are inputs of the step, like its arguments. A separate program runs the
+callbacks first. The dataflow analyses treat such an input as the result of a callback.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from .rewritten import with_program
 
 
 def with_answers(traced: TracedModel) -> TracedModel:
-    """Return a step whose callbacks are in `TracedModel.asking`, if it reads their answers.
+    """Hoist a step's callbacks to `TracedModel.asking` if it reads their results.
 
-    A step with effects that no value depends on, such as prints, stays as it is; so does one with
+    A step is returned unchanged if no value depends on its effects (such as prints), or if it has
     effects of other kinds.
     """
     old = traced.program

@@ -1,13 +1,13 @@
-"""Rewrite a step into the form that the analysis reads.
+"""Canonicalisation: rewrite a step into the form that the analyses read.
 
-Calls are inlined by `braintrace._jaxpr.evaluate_inlined`. The rules here
+`braintrace._jaxpr.evaluate_inlined` inlines calls. The rules here
 
-- make broadcasts explicit, so that an element-wise equation has operands of one shape only
-  and every fan-out has a variable of its own; a product of arrays that sums nothing up
-  (an outer product, ``einsum('bh,h->bh')``) is such an equation;
-- take out of a loop what is broadcast in it alike at every step;
-- turn a branch that holds an ETP operation into all branches and a selection;
-- unroll a scan of known length that holds one.
+- make broadcasts explicit, so that an elementwise equation has operands of one shape only, and
+  every fan-out has its own variable; a product without a sum (an outer product,
+  ``einsum('bh,h->bh')``) is such an equation;
+- hoist loop-invariant broadcasts out of loops;
+- lower a branch that contains an ETP operation to all its cases and a ``select``;
+- unroll a scan of known length that contains one.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def rewriting(unroll_limit: int) -> Rule:
 def spell_out_broadcasts(
     equation: Equation, operands: list[ArrayLike]
 ) -> Sequence[ArrayLike] | None:
-    """Return the outputs of an equation with full operands; ``None`` to keep it as it is."""
+    """Run an equation with explicit broadcasts; ``None`` to keep it as it is."""
     if equation.primitive.name == "dot_general":
         return _as_product(equation, operands)
     if equation.primitive.name in ("scan", "while"):
@@ -69,7 +69,7 @@ def spell_out_broadcasts(
 
 
 def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array] | None:
-    """Return ``dot_general`` as a product, element by element, where it sums nothing up."""
+    """Run a ``dot_general`` as an elementwise product; ``None`` if it contains a sum."""
     axes, out = dot_axes(equation), equation.outvars[0].aval
     if any(jnp.shape(operands[0])[axis] != 1 for axis in axes.summed[0]):
         return None
@@ -84,19 +84,19 @@ def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array
 
 
 def _fits(value: ArrayLike, shape: tuple[int, ...]) -> bool:
-    """Tell whether an operand may stay: it has the full shape, or is a literal scalar."""
+    """Tell whether an operand may stay: of the full shape, or a literal scalar."""
     return jnp.shape(value) == shape or (jnp.shape(value) == () and not is_tracer(value))
 
 
 def selected(
     equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
 ) -> list[jax.Array]:
-    """Return the outputs of a branch, all of its cases computed and one of them selected."""
+    """Lower a branch: compute all its cases and select one."""
     return selection(equation, operands, lambda body, values: evaluate_inlined(body, values, rule))
 
 
 def selection(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[jax.Array]:
-    """Return the same, each case computed by ``run``."""
+    """Lower a branch in the same way, with each case computed by ``run``."""
     index, *arguments = operands
     branches = equation.params["branches"]
     results = [run(branch, arguments) for branch in branches]
@@ -123,7 +123,7 @@ def _unroll(
 def unrolled(
     equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
 ) -> list[jax.Array]:
-    """Return the outputs of a scan of known length, its steps one after the other."""
+    """Unroll a scan of known length."""
     loop, length = loop_of(equation, operands), equation.params["length"]
     carried = loop.carried
     results: list[list[jax.Array]] = []

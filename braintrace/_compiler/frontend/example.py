@@ -1,4 +1,4 @@
-"""The example arguments of ``update``: what is asked of them before a model is traced."""
+"""Checks of the example arguments of ``update``, before a model is traced."""
 
 import brainstate
 import jax
@@ -21,16 +21,16 @@ from ..._typing import PyTree, path_name
 def check_example(
     model: brainstate.nn.Module, arguments: tuple[PyTree, ...], batch_size: int | None
 ) -> None:
-    """Refuse a model that is none, and arguments that no ``update`` could take.
+    """Refuse an invalid model, and arguments that its ``update`` could not take.
 
     Raises
     ------
     OptionError
-        If there is no model, or its ``update`` takes another number of arguments.
+        If the model is missing, or its ``update`` takes another number of arguments.
     DtypeError
-        If an argument is nothing that JAX computes with.
+        If an argument contains a value that JAX does not compute with.
     ShapeError
-        If the arguments of a mapped model do not all lead with the batch.
+        If an argument of a vmapped model does not start with the batch axis.
     """
     check_option("model", model, MODEL)
     check_option("batch_size", batch_size, BATCH_SIZE)
@@ -43,7 +43,7 @@ def check_example(
 
 
 def argument_names(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> list[str]:
-    """Return the names that ``update`` gives its arguments."""
+    """Return the parameter names of ``update`` for its arguments."""
     return parameter_names(model.update, len(arguments))
 
 
@@ -57,7 +57,7 @@ def _check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
 
 
 def call_of_update(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> str:
-    """Print what ``update`` is called with, and the States that it finds."""
+    """Print the arguments of a failing ``update`` and the model's hidden states."""
     given = named(argument_names(model, arguments), arguments)
     states = ", ".join(
         f"State '{path_name(path)}' = {shown(state.value)}"

@@ -1,7 +1,8 @@
-"""Take out of a loop what is broadcast in it alike at every step.
+"""Loop-invariant code motion for broadcasts.
 
-A parameter per unit that a loop over small steps uses for a whole batch is broadcast inside the
-loop. Outside of it, its fan-out is a variable of the program, where the walks find it.
+A loop over small time steps that uses one parameter per unit for a whole batch broadcasts the
+parameter inside the loop. Hoisting makes the broadcast a variable of the program, where the walks
+find its fan-out.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from ..._jaxpr import (
 def without_invariants(
     equation: Equation, operands: list[ArrayLike], rule: Rule
 ) -> Sequence[ArrayLike] | None:
-    """Return the outputs of a ``scan`` or ``while`` that is given its broadcasts from outside.
+    """Run a ``scan`` or ``while`` loop with its invariant equations hoisted.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ def without_invariants(
     Returns
     -------
     sequence or None
-        ``None`` where nothing is broadcast alike at every step.
+        ``None`` if no broadcast in the loop is invariant.
     """
     loop = loop_of(equation, operands)
     program = program_of(inlined(loop.body, rule))
@@ -55,7 +56,7 @@ def without_invariants(
 
 
 def _invariant(program: Program, constants: int) -> list[int]:
-    """Return the equations that read nothing that changes, if any of them is a broadcast."""
+    """Return the loop-invariant equations, if any of them is a broadcast."""
     varying = program.dependents_of(program.in_vars[constants:])
     fixed = program.dependents_of(program.in_vars[:constants])
     found = [

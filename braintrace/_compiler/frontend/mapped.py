@@ -1,4 +1,4 @@
-"""A step that is written for one sample, mapped over the samples of a batch."""
+"""Vmapping of a step for one sample over the samples of a batch."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from .state_arrays import StateArray
 
 
 def mapped_axes(arrays: list[StateArray], arguments: int) -> list[str]:
-    """Say of every input how it is mapped: over its batch axis, not at all, or as a key."""
+    """Return for every input ``'mapped'``, ``'shared'`` or ``'key'``."""
     mapped = [_axis(array) for array in arrays for _ in range(array.count or 1)]
     return ["mapped"] * arguments + mapped
 
@@ -32,7 +32,7 @@ def _axis(array: StateArray) -> str:
 
 
 def mapped_avals(avals: list[Aval], axes: list[str], batch_size: int) -> list[Aval]:
-    """Return the types of a mapped step's arguments, from those of one sample."""
+    """Return the types of a vmapped step's arguments, from those for one sample."""
     return [
         jax.ShapeDtypeStruct((batch_size, *aval.shape), aval.dtype) if axis == "mapped" else aval
         for aval, axis in zip(avals, axes, strict=True)
@@ -42,7 +42,7 @@ def mapped_avals(avals: list[Aval], axes: list[str], batch_size: int) -> list[Av
 def map_over_batch(
     step: Callable[..., list[jax.Array]], arrays: list[StateArray], axes: list[str], batch_size: int
 ) -> Callable[..., list[jax.Array]]:
-    """Return a step of one sample as one of a batch, in which every sample has a random key."""
+    """Vmap a step over the batch; every sample has its own random key."""
     key_outputs = _key_outputs(arrays)
     in_axes = [None if axis == "shared" else 0 for axis in axes]
 
@@ -60,7 +60,7 @@ def map_over_batch(
 
 
 def _key_outputs(arrays: list[StateArray]) -> list[int]:
-    """Return the positions, counted from the end, at which random keys come out."""
+    """Return the places of random keys among the outputs, counted from the end."""
     ends = [
         array
         for array in arrays

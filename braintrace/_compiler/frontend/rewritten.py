@@ -1,4 +1,4 @@
-"""The step again with some of its equations run in another way."""
+"""Rewriting of a step: rules run some of its equations in another way."""
 
 import dataclasses
 from typing import Any
@@ -9,12 +9,12 @@ from ..._jaxpr import Program, Rules, evaluate_all, program_of
 
 
 def rewritten(traced: TracedModel, rules: Rules) -> TracedModel:
-    """Return the model with its equations as rules run them."""
+    """Return the model with its equations run by rules."""
     return with_program(traced, by_rules(traced.program, rules))
 
 
 def by_rules(program: Program, rules: Rules) -> Program:
-    """Return a program with its equations as rules run them."""
+    """Return a program with its equations run by rules."""
     avals = [var.aval for var in program.in_vars]
     return program_of(
         trace_to_jaxpr(lambda *values: evaluate_all(program.jaxpr, values, rules), avals)
@@ -22,7 +22,10 @@ def by_rules(program: Program, rules: Rules) -> Program:
 
 
 def with_program(traced: TracedModel, new: Program) -> TracedModel:
-    """Return the model by another program, whose inputs and outputs begin with the same."""
+    """Replace the program of a model.
+
+    The first inputs and outputs of the new program correspond to the old ones, in order.
+    """
     old = traced.program
     renamed: dict[int, Any] = {id(None): None}
     for before, after in ((old.in_vars, new.in_vars), (old.out_atoms, new.out_atoms)):

@@ -1,11 +1,13 @@
-"""Rewrite writes at data-dependent indices into selections.
+"""Rewriting of writes at data-dependent indices into selections.
 
 ``K.at[i % n].set(k)`` is ``where(arange(n) == i % n, k, K)``: each element of the buffer is kept or
-replaced, so every element of the old buffer reaches itself only. As a ``scatter`` or a
-``dynamic_update_slice``, the index of the update is not known, and the analysis could not follow
-the write. Such a write is rewritten if it covers few slots, in branches and scans too, and so is
-``K.at[i % n].add(k)``, as in a buffer of delayed spikes. A write at constant indices is kept. So is
-a sum at several slots, which would be as many selections as it has terms.
+replaced, so every element of the old buffer reaches only itself. A ``scatter`` or
+``dynamic_update_slice`` hides this, because the index of the update is unknown to the analysis.
+
+This pass rewrites such a write if it covers few slots, also in branches and scans. It rewrites
+``K.at[i % n].add(k)`` as well, which buffers of delayed spikes use. Writes at constant indices stay
+as they are. A sum at several slots also stays, since it would need as many selections as it has
+terms.
 """
 
 import dataclasses
@@ -48,7 +50,7 @@ _FINITE = MOVES | TRANSPARENT_CALLS | {*_WRITES, "add", "convert_element_type", 
 
 
 def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int) -> Program:
-    """Return a program whose writes at data-dependent indices are selections.
+    """Rewrite the writes of a program at data-dependent indices into selections.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int)
 
 
 def _rules(constants: Constants, wanted: Sequence[Atom], longest: int) -> dict[int, Rule]:
-    """Return rules for the writes of a program, and for equations with writes inside."""
+    """Return rules for the writes of a program, and for equations that contain some."""
     behind = constants.program.depends_on(wanted)
     rules: dict[int, Rule] = {}
     for index, equation in enumerate(constants.program.equations):
@@ -96,9 +98,9 @@ def _bodies(constants: Constants, equation: Equation) -> list[tuple[AnyJaxpr, Co
 
 
 def _chooses_writes(equation: Equation) -> bool:
-    """Tell whether an equation is a branch of writes, without a derivative that may be infinite.
+    """Tell whether an equation is a branch of writes with finite derivatives.
 
-    All branches of a selection are differentiated, also those that are not taken.
+    All cases of a selection are differentiated, including those that are not selected.
     """
     return equation.primitive.name == "cond" and all(
         inner.primitive.name in _FINITE or not any(map(carries_derivative, inner.outvars))
@@ -109,9 +111,9 @@ def _chooses_writes(equation: Equation) -> bool:
 def _rule_inside(
     bodies: Mapping[int, Constants], rules: Mapping[int, Mapping[int, Rule]], chooses: bool
 ) -> Rule:
-    """Return the rule for an equation by the rules for its bodies.
+    """Return the rule for an equation, given the rules for its bodies.
 
-    A branch of writes becomes a selection, so that broadcasts in it are those of the program.
+    A branch of writes becomes a selection, so that its broadcasts are equations of the program.
     """
 
     def run(body: AnyJaxpr, values: list[ArrayLike]) -> list[ArrayLike]:
@@ -129,13 +131,13 @@ class _Axis:
     Attributes
     ----------
     source
-        The axis of the updates along it; ``None``: they have one slot there.
+        The axis of the updates along it; ``None``: the updates have one slot there.
     width
         The number of slots that an update covers.
     column
         The column of indices that contains the first slot.
     start
-        The first slot, if there is no such column.
+        The first slot, without such a column.
     """
 
     source: int | None
@@ -155,7 +157,8 @@ class _Write:
     slots
         Axes of the updates that count the updates, and their sizes.
     along
-        For every axis of the indices, the axis of the buffer that it is along, or of `slots`.
+        For every axis of the indices, the axis of the buffer, or of `slots`, that it corresponds
+        to.
     clips
         Whether updates outside of the buffer are moved to its border.
     adds

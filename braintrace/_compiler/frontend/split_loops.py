@@ -1,8 +1,8 @@
-"""Loops in which elements are coupled, step by step: only the mixing is cut, not what is beside it.
+"""Unrolling of loops whose steps couple elements.
 
-A loop is one equation, of which an operand is cut as a whole. Its steps as equations of the
-program (small time steps of a cable whose compartments are coupled) are cut like any others: the
-coupling is held constant, and the way of each position to itself is kept.
+A loop is a single equation, and a walk truncates an operand of it as a whole. After unrolling, its
+steps are equations of the program (for example, small time steps of a cable with coupled
+compartments). Only the coupling is then truncated, and the path of each unit to itself is kept.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ from .rewritten import rewritten
 
 
 def split_loops(step: GroupedStep, longest: int) -> TracedModel | None:
-    """Return the step with its mixing loops unrolled; ``None``: there is none.
+    """Unroll the loops that couple elements; ``None`` if there are none.
 
     Parameters
     ----------
     step
         The step, and the walks back from its hidden states.
     longest
-        Number of steps up to which a loop is unrolled.
+        Largest number of steps of a loop that is unrolled.
     """
     cuts = {cut.equation for walks in step.walks for walk in walks for cut in walk.cuts}
     loops = {i for i in cuts if _is_short(step.analysis.program.equations[i], longest)}

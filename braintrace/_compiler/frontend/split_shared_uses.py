@@ -1,7 +1,7 @@
-"""A variable of its own for every use of a value whose uses reach different positions.
+"""Copies of ETP outputs whose uses reach different units, one copy per use.
 
-In ``h = y + y[::-1]`` an element of ``y`` reaches two positions, each by another use. With
-a copy per use, each copy reaches one position, as after a broadcast.
+In ``h = y + y[::-1]`` an element of ``y`` reaches two units, each by another use. With a copy per
+use, each copy reaches one unit, as after a broadcast.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from .rewritten import rewritten
 
 
 def split_shared_uses(step: GroupedStep) -> TracedModel | None:
-    """Return the step with copies where ETP outputs are shared; ``None``: there is none."""
+    """Copy shared ETP outputs, one copy per use; ``None`` if there are none."""
     shared = {var for walks in step.walks for walk in walks for var in walk.shared}
     if not shared:
         return None

@@ -1,7 +1,7 @@
-"""States as the inputs and outputs of a traced step, leaf by leaf.
+"""States as inputs and outputs of a traced step, leaf by leaf.
 
-A State that holds ``n`` states in its last axis (`HiddenGroupState`) is one input of the function
-that brainstate traces, and ``n`` of the step.
+A State with ``n`` states along its last axis (`HiddenGroupState`) is one input of the function that
+brainstate traces, and ``n`` inputs of the step.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from ..._typing import Path
 
 
 def kind_of(state: brainstate.State) -> StateKind:
-    """Return what a State is to a step."""
+    """Return the kind of a State."""
     if isinstance(state, brainstate.HiddenState):
         return "hidden"
     if isinstance(state, brainstate.ParamState):
@@ -27,7 +27,7 @@ def kind_of(state: brainstate.State) -> StateKind:
 
 
 def component_count(state: brainstate.State) -> int | None:
-    """Return how many states share the last axis of a State's value; ``None``: no such axis."""
+    """Return the number of states along a value's last axis; ``None``: no such axis."""
     return state.num_state if isinstance(state, brainstate.HiddenGroupState) else None
 
 
@@ -43,7 +43,7 @@ def join_components(values: Sequence[jax.Array], count: int | None) -> jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class StateArray:
-    """A State leaf as it stands among the inputs and outputs of the traced function."""
+    """One leaf of a State, as an input and an output of the traced function."""
 
     path: Path
     leaf: int
@@ -56,7 +56,7 @@ class StateArray:
 def state_arrays_of(
     states: Sequence[brainstate.State], written: Sequence[bool], paths: dict[int, Path]
 ) -> tuple[list[StateArray], dict[Path, brainstate.State], dict[Path, brainstate.State]]:
-    """Return the leaves of the States, the States by path, and those outside the model."""
+    """Return the States' leaves, the States by path, and those outside the model."""
     arrays = []
     touched: dict[Path, brainstate.State] = {}
     outside: dict[Path, brainstate.State] = {}
@@ -76,7 +76,7 @@ def state_arrays_of(
 def split_states(
     closed: ClosedJaxpr, arrays: list[StateArray], arguments: int, rule: Rule
 ) -> Callable[..., list[jax.Array]]:
-    """Return the step as a function of leaves in which every component is one."""
+    """Return the step as a function of leaves, with every component as its own leaf."""
 
     def step(*values: jax.Array) -> list[jax.Array]:
         rest = iter(values[arguments:])
@@ -90,8 +90,8 @@ def split_states(
         taken = {id(value) for value in values}
         for array, value in zip(writes, results[len(outputs) :], strict=True):
             value = value if array.kind == "random" else strongly_typed(value)
-            # A hidden state that equals an input, a constant or another state gets a
-            # variable of its own: what is done to the one must not touch the other.
+            # A hidden state that equals an input, a constant or another state is copied: with its
+            # own variable, changes to one do not affect the other.
             if array.kind == "hidden" and (id(value) in taken or not is_tracer(value)):
                 value = jnp.copy(value)
             taken.add(id(value))
@@ -104,7 +104,7 @@ def split_states(
 
 
 def split_avals(closed: ClosedJaxpr, arrays: list[StateArray], arguments: int) -> list[Aval]:
-    """Return the types of the arguments of `split_states`' function."""
+    """Return the argument types of the function that `split_states` returns."""
     avals = [var.aval for var in open_jaxpr(closed)[0].invars]
     split = list(avals[:arguments])
     for array, aval in zip(arrays, avals[arguments:], strict=True):

@@ -1,9 +1,9 @@
-"""From a brainstate module to a flat program whose inputs and outputs are named.
+"""Tracing: from a brainstate module to a flat program with named variables.
 
-The program's inputs are, in order, the leaves of the arguments of ``update`` and the
-leaves of every State that it touches; the outputs are the leaves of its result and of every
-State that it writes. A State that holds ``n`` states in its last axis (`HiddenGroupState`)
-counts as ``n`` leaves, so that every hidden leaf is one state per position.
+The inputs of the program are the leaves of the arguments of ``update``, followed by the leaves of
+every State that it reads or writes. The outputs are the leaves of the result, followed by the
+leaves of every State that it writes. A State with ``n`` states along its last axis
+(`HiddenGroupState`) counts as ``n`` leaves, so that every hidden leaf is a single state.
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,7 @@ def trace_model(
 ) -> tuple[TracedModel, dict[Path, brainstate.State]]:
     """Trace one ``update``.
 
-    Returns the step, and the States that it touches outside the model, by the path under
-    which they stand in it.
+    Return the step, and the States that it uses outside the model, by their path in the step.
 
     Parameters
     ----------
@@ -54,18 +53,18 @@ def trace_model(
     arguments
         Example arguments of ``update``.
     batch_size
-        ``None``: the model is traced as it is. A number: the model is written for one
-        sample, and is mapped over a batch axis of that size that leads in ``arguments``.
+        ``None``: the model is traced as it is. A number: the model is written for one sample, and
+        is vmapped over a leading batch axis of that size in ``arguments``.
     unroll_limit
         Longest loop with an ETP operation that is unrolled.
     marking
-        Which parameters get marks here; ``None``: the model has its own.
+        The parameters to mark here; ``None``: the model has its own marks.
 
     Raises
     ------
     CompilationError
-        If ``update`` writes a State inside a raw JAX loop or branch, or gives a State another
-        shape, dtype or unit.
+        If ``update`` writes a State inside a raw JAX loop or branch, or changes the shape, dtype or
+        unit of a State.
     """
     check_example(model, arguments, batch_size)
     names = argument_names(model, arguments)
@@ -91,7 +90,7 @@ def trace_model(
     if marking is not None:
         closed, unmarked = with_marks(flat, arrays, count, batch_size is not None, marking)
     program = _program(closed, arrays, count, batch_size, rewriting(unroll_limit))
-    # Loops that are unrolled may have shown more of them.
+    # Unrolled loops may contain more of them.
     program = writes_as_selections(program, program.out_atoms[outputs:], unroll_limit)
     traced = TracedModel(
         program=program,
@@ -126,7 +125,7 @@ def _program(
     axes = mapped_axes(arrays, arguments)
     mapped = map_over_batch(step, arrays, axes, batch_size)
     flat = trace_to_jaxpr(mapped, mapped_avals(avals, axes, batch_size))
-    # Mapping over the batch has brought in broadcasts of its own.
+    # Vmapping adds broadcasts.
     return program_of(inlined(flat, spell_out_broadcasts))
 
 
@@ -143,9 +142,9 @@ def _traced_update(
 
 
 def _make_keys(model: brainstate.nn.Module) -> None:
-    """Let random States make their keys, which they do when they are first read.
+    """Make the keys of random States, which they otherwise make when first read.
 
-    Made during the trace of a step, a key would have another kind before the step than after it.
+    A key made during the trace of a step would have another type before the step than after it.
     """
     own = model.states(brainstate.random.RandomState).values()
     for state in (brainstate.random.DEFAULT, *own):
@@ -158,7 +157,7 @@ def _check_written(
     paths: dict[int, Path],
     arguments: str,
 ) -> None:
-    """Refuse a step that changes what a State is: the next step could not read it."""
+    """Refuse a step that changes a State's type: the next step could not read it."""
     for state, new in zip(states, shapes, strict=True):
         if new is None or kind_of(state) == "random":
             continue
@@ -179,7 +178,7 @@ def _changed(
 
 
 def described(value: PyTree) -> str:
-    """Print dtypes, shapes, units and structure of a value: all that a State keeps."""
+    """Print dtypes, shapes, units and structure of a value, which a State keeps."""
     leaves, tree = jax.tree.flatten(value, is_leaf=is_quantity)
     arrays = []
     for leaf in leaves:

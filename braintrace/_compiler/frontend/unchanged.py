@@ -1,7 +1,8 @@
-"""Find the States that a step returns unchanged: they are constants of the step.
+"""Detection of unchanged States, which are constants of the step.
 
-Batch-norm statistics in evaluation mode are an example, where the step of a pure function returns
-all of its state. Such a State is read, not written, so no gradient passes from step to step by it.
+A step returns such a State as it was. Batch-norm statistics in evaluation mode are an example, in a
+pure function that returns all its state. The State is read but not written, so no gradient
+passes through it from step to step.
 """
 
 import dataclasses
@@ -26,20 +27,20 @@ _PASSES = {
     "squeeze",
     "stop_gradient",
 }
-"""Equations whose results have the elements of an operand in their order."""
+"""Equations whose results have the elements of an operand, in order."""
 
 
 def without_unchanged(
     program: Program, arrays: Sequence[StateArray], arguments: int
 ) -> tuple[Program, list[StateArray]]:
-    """Return a step that does not write the States that it leaves unchanged, and its State leaves.
+    """Return a step that does not write its unchanged States, and the State leaves.
 
     Parameters
     ----------
     program
         The step without calls: ``(arguments, leaves) -> (results, leaves that it writes)``.
     arrays, arguments
-        The State leaves, and how many arguments there are.
+        The State leaves, and the number of arguments.
     """
     inputs = range(len(program.in_vars))
     same = flows_of_variables(Question(_Same()), Constants(program), inputs)
@@ -71,11 +72,11 @@ def _with_results(program: Program, atoms: Sequence[Atom]) -> Program:
 
 
 CHANGED, FALSE, TRUE = -1, -2, -3
-"""In the place of an input: other elements than those of one input, or a known truth value."""
+"""Codes instead of an input: not the elements of one input in order, or a known truth value."""
 
 
 class _Same(PerVariable):
-    """The number of the input whose elements a variable has in their order, or a code."""
+    """The number of the input whose elements a variable has, in order, or a code."""
 
     def of_value(self, value: ArrayLike) -> int:
         if is_tracer(value) or jnp.result_type(value) != np.dtype(bool):

@@ -1,6 +1,6 @@
-r"""Rows of a parametric table that data choose, as ETP operations.
+r"""Lookups: data-dependent gathers from a parameter table, as ETP operations.
 
-Entries along one axis of a table, or along several at once, are rows of a table of their own:
+A gather along one axis of a table, or along several, reads rows of a reshaped table:
 :math:`w_{ij\cdot} = w'_{(i N + j)\cdot}`.
 """
 
@@ -20,18 +20,18 @@ from ..._jax import Equation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookup:
-    """``gather`` or ``dynamic_slice`` of entries of a table.
+    """A ``gather`` or ``dynamic_slice`` from a table.
 
     Attributes
     ----------
     shape, sizes
-        Of the table, and of what is read at each index, axis by axis.
+        The shape of the table, and the size of the slice at each index, axis by axis.
     indexed
-        Axes of the table that an index is for, in the order of the indices.
+        Axes of the table that have an index, in the order of the indices.
     kept, places
-        Axes of the table that the result has, and where.
+        Axes of the table that the result has, and their places in the result.
     mode, fill
-        What indices that no entry has give.
+        The treatment of indices out of range: the mode of the gather, and its fill value.
     """
 
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Lookup:
 
     @property
     def _chosen(self) -> list[int]:
-        """Axes of which an index says what is read."""
+        """Axes along which the index chooses the entries."""
         return [k for k, size in enumerate(self.shape) if self.sizes[k] != size]
 
     @property
@@ -58,7 +58,7 @@ class Lookup:
         return [axis for axis in range(len(self.shape)) if axis not in self._chosen]
 
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
-        """Return the entries at the indices; there is no bias."""
+        """Return the entries at the indices; a bias is not supported."""
         starts = self._starts(operands)
         there, is_filled = self._are_there(starts), self.mode == GatherScatterMode.FILL_OR_DROP
         rows = self._rows(starts, there if is_filled else None)
@@ -68,12 +68,12 @@ class Lookup:
             return y
         others = [axis for axis in range(y.ndim) if axis not in self.places]
         there = jax.lax.broadcast_in_dim(there, y.shape, others)
-        # An index that was promised to have an entry reads the nearest one, without a derivative.
+        # An index promised to be in range reads the nearest entry, without a derivative.
         other = jnp.asarray(self.fill, y.dtype) if is_filled else jax.lax.stop_gradient(y)
         return jnp.where(there, y, other)
 
     def _starts(self, operands: Sequence[Any]) -> list[Any]:
-        """Return where reading begins, for each axis that an index is for."""
+        """Return the first index of each slice, for each indexed axis."""
         if self.mode is None:
             starts = list(map(jnp.asarray, operands[1:]))
         else:
@@ -82,7 +82,7 @@ class Lookup:
         return [s.astype(jnp.int32) if s.dtype.itemsize < 4 else s for s in starts]
 
     def _are_there(self, starts: Sequence[Any]) -> Any:
-        """Tell which indices have entries; ``None``: all of them, moved to a valid one."""
+        """Return which indices are in range; ``None``: all of them, after clipping."""
         if self.mode in (None, GatherScatterMode.CLIP):
             return None
         there = jnp.ones((), bool)
@@ -91,7 +91,7 @@ class Lookup:
         return there
 
     def _rows(self, starts: Sequence[Any], there: Any) -> Any:
-        """Return which rows are read, along the axes of the indices and of windows."""
+        """Return the rows to read, along the axes of the indices and of windows."""
         lead, windows = starts[0].shape, self._windows
         shape = (*lead, *[1] * len(windows))
         rows, count = jnp.zeros(shape, jnp.int32), 1
@@ -106,17 +106,17 @@ class Lookup:
         return rows if there is None else jnp.where(there.reshape(shape), rows, count)
 
     def _table(self, weight: Any) -> Any:
-        """Return the rows."""
+        """Return the table as a matrix of rows."""
         chosen, whole = self._chosen, self._whole
         rows = math.prod(weight.shape[axis] for axis in chosen)
         shape = rows, *(weight.shape[axis] for axis in whole)
         return jnp.transpose(weight, [*chosen, *whole]).reshape(shape)
 
     def _in_order(self, y: Any, lead: int) -> Any:
-        """Bring what is ``(*indices, *windows, *other axes)`` into the result's order."""
+        """Transpose ``(*indices, *windows, *other axes)`` to the axes of the result."""
         axes = [*self._windows, *self._whole]
         kept = [axis for axis in self.kept if axis in axes]
-        order = [*kept, *(axis for axis in axes if axis not in kept)]  # the last are of size one
+        order = [*kept, *(axis for axis in axes if axis not in kept)]  # the last ones have size one
         y = jnp.transpose(y, [*range(lead), *(lead + axes.index(axis) for axis in order)])
         y = y.reshape(*y.shape[:lead], *(self.sizes[axis] for axis in self.kept))
         of_index = iter(range(lead))
@@ -135,7 +135,7 @@ PAIRED = (
 def lookup_of(equation: Equation) -> Lookup | str | None:
     """Return the lookup of entries in the first operand.
 
-    ``None``: the equation is not a lookup. A text: the reason why it cannot be marked.
+    ``None``: the equation is not a lookup. A string: the reason why it cannot be marked.
     """
     name, params, shape = equation.primitive.name, equation.params, equation.invars[0].aval.shape
     if name not in ("gather", "dynamic_slice"):

@@ -1,12 +1,12 @@
-"""Which equations of a program become marked operations, and which cannot.
+"""Mark plan: the equations of a program that become ETP operations.
 
-- A product of data with a parametric weight, with a parametric vector that is added to it right
-  afterwards as its bias.
-- Any other parametric variable that meets data: the variable, by an element-wise mark. What
-  copies and reshapes it on the way to the data stands behind the mark, as for a bias that is
-  broadcast over the samples.
-- Not: what nothing is known of but its numbers (a callback, a call whose backward rule mixes
-  positions and is not linear), and what stands in a loop whose steps cannot be spelled out.
+- A product of data with a parameter-derived weight becomes the product's ETP operation, together
+  with a parameter-derived vector that is added right afterwards as its bias.
+- Any other parameter-derived variable that meets data gets an elementwise mark. Copies and reshapes
+  between the variable and the data stay after the mark, for example the broadcast of a bias over
+  the samples.
+- Some uses cannot be marked: an operation of unknown dependence (a callback, a call whose backward
+  rule couples elements and is nonlinear), and a product in a loop that cannot be unrolled.
 """
 
 import dataclasses
@@ -36,28 +36,28 @@ from .products import (
 from .sparse_sums import SparseSum, sparse_sum
 
 MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "tile"})
-"""What may stand between an element-wise mark and the data."""
+"""Equations that may separate an elementwise mark from the data."""
 
 REORDERS = frozenset({"rev", "transpose"})
-"""What may do so as well where several variables share a mark."""
+"""Equations that may do so as well if several variables share a mark."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bias:
-    """A parametric variable that is the bias of a product.
+    """A parameter-derived variable that is the bias of a product.
 
     Attributes
     ----------
     total
         Index of the equation that adds it.
     operand
-        Where the product stands there.
+        Index of the product among the operands of that equation.
     var, axes
-        The variable, and the axes of the sum along which its own stand.
+        The variable, and the axes of the sum that its own axes correspond to.
     outputs
-        The axes of the sum that are the weight's own.
+        The axes of the sum that come from the weight.
     moves
-        Equations that transpose the product before, or multiply it by one.
+        Equations before the sum that transpose the product, or multiply it by one.
     """
 
     total: int
@@ -70,7 +70,7 @@ class Bias:
 
 @dataclasses.dataclass(frozen=True)
 class Unmarked:
-    """Operands that stay as they are, and why."""
+    """Operands that stay without a mark, and the reason."""
 
     equation: Equation
     operands: tuple[int, ...]
@@ -79,22 +79,22 @@ class Unmarked:
 
 @dataclasses.dataclass(frozen=True)
 class MarkPlan:
-    """What becomes of the equations of a program, by index.
+    """The marks of a program, by index of the equation.
 
     Attributes
     ----------
     products, biases
         Products, and the biases of some of them.
     inner
-        Products that are parts of those: the first of two in a row.
+        Products that are a part of another one: the first of two in a row.
     terms
-        Multiplications that are parts of products in several equations.
+        Multiplications that are a part of a product in several equations.
     elementwise
-        Operands that are marked element-wise.
+        Operands with an elementwise mark.
     sources
-        For each variable that they are, the one at which its mark is.
+        For each variable of such an operand, the variable at which its mark is placed.
     unmarked
-        What cannot be marked.
+        Operands that cannot be marked.
     """
 
     products: dict[int, Product] = dataclasses.field(default_factory=dict)
@@ -107,9 +107,9 @@ class MarkPlan:
 
 
 def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
-    """Plan the marks of a program whose loops have been spelled out as far as that is possible.
+    """Plan the marks of a program whose loops are unrolled as far as possible.
 
-    Results that count and are computed from parameters alone are marked, too.
+    Wanted results that are parameter-derived are marked, too.
     """
     program, plan = uses.program, MarkPlan()
     totals, spread = set[int](), _Spread(uses)
@@ -163,10 +163,10 @@ NOISY = (
 
 
 class _Spread:
-    """The variables whose elements reach several places of a state by a broadcast.
+    """The variables whose elements reach several elements of a state by a broadcast.
 
-    What such a variable is a sum of cannot be told apart behind it, so that it may as well be the
-    output of a product.
+    A walk cannot tell the summands of such a variable apart. The sum may therefore be the output of
+    a product.
     """
 
     def __init__(self, uses: ParametricUses) -> None:
@@ -183,7 +183,7 @@ class _Spread:
 
 
 def _planned(uses: ParametricUses, plan: MarkPlan, index: int, product: Product) -> set[int]:
-    """Plan the mark of a product, and return the equations that it takes besides."""
+    """Plan the mark of a product, and return the other equations that it covers."""
     if isinstance(product, SparseSum):
         plan.terms[index] = product
         index = product.total
@@ -204,10 +204,11 @@ def _planned(uses: ParametricUses, plan: MarkPlan, index: int, product: Product)
 
 
 def sources_of(uses: ParametricUses, used: Iterable[Var]) -> dict[Var, Var]:
-    """Return, for variables that are to be marked element-wise, at which variable each of them is.
+    """Return the variable at which the elementwise mark of each variable is placed.
 
-    Those that are computed from one another or from the same one, element by element, have one
-    mark: a decay and one minus it. What copies the marked one is left behind the mark.
+    Variables that are computed elementwise from one another, or from the same variable, share one
+    mark: a decay and one minus the decay, for example. Copies of a marked variable stay after the
+    mark.
     """
     chains = {var: _chain(uses, var) for var in used}
     ends = Counter(chain[-1] for chain in chains.values())
@@ -220,7 +221,7 @@ def sources_of(uses: ParametricUses, used: Iterable[Var]) -> dict[Var, Var]:
 
 
 def _chain(uses: ParametricUses, var: Var) -> list[Var]:
-    """Return a variable, and what it is computed from element by element, one after the other."""
+    """Return a variable and its elementwise ancestors, the nearest first."""
     chain = [var]
     while (before := _before(uses, chain[-1])) is not None:
         chain.append(before)
@@ -228,7 +229,7 @@ def _chain(uses: ParametricUses, var: Var) -> list[Var]:
 
 
 def _before(uses: ParametricUses, var: Var) -> Var | None:
-    """Return the one parametric variable that another is made from, element by element."""
+    """Return the only parameter-derived operand of an elementwise function or copy."""
     equation = uses.maker(var)
     if equation is None:
         return None
@@ -242,7 +243,7 @@ def _before(uses: ParametricUses, var: Var) -> Var | None:
 
 
 def _behind_moves(uses: ParametricUses, var: Var) -> Var:
-    """Return the smallest variable that another is copied from, and of those the flattest one."""
+    """Return the smallest variable that another is copied from, with the fewest axes."""
     best = var
     while True:
         equation = uses.maker(var)
@@ -256,22 +257,22 @@ def _behind_moves(uses: ParametricUses, var: Var) -> Var:
 
 
 def _only_moves(equation: Equation) -> bool:
-    if equation.primitive.name == "convert_element_type":  # of a weak type, that of a number
+    if equation.primitive.name == "convert_element_type":  # the weak type of a Python number
         return bool(equation.invars[0].aval.dtype == equation.outvars[0].aval.dtype)
     return equation.primitive.name in MOVES and len(equation.invars) == 1
 
 
 def _below(uses: ParametricUses, plan: MarkPlan, x: Atom) -> int | None:
-    """Return the product without a bias that makes an input which nothing else reads."""
+    """Return the product without a bias whose result only this input reads."""
     index = uses.program.producer.get(x) if is_var(x) else None
     is_alone = is_var(x) and uses.only_reader(x) is not None
     return index if is_alone and index in plan.products and index not in plan.biases else None
 
 
 def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:
-    """Return what is added to a product right after it, along its weight's own axes.
+    """Return the bias added right after a product, along its weight's own axes.
 
-    In between it may be transposed, as ``jax.vmap`` does it, or be multiplied by one, as units are.
+    The product may be transposed before, as ``jax.vmap`` does, or multiplied by one, as units are.
     """
     program, outputs = uses.program, product.outputs
     moves: list[int] = []
@@ -320,7 +321,7 @@ def _is_noisy_weight(uses: ParametricUses, equation: Equation) -> bool:
 
 
 def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
-    """Tell whether positions can be followed from the results of an equation to an operand."""
+    """Tell whether elements can be followed from an equation's results to an operand."""
     name = equation.primitive.name
     if name in ELEMENTWISE or name in LOOPS:
         return True
@@ -330,9 +331,10 @@ def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
 
 
 def is_spelled_out(uses: ParametricUses, index: int, operands: Sequence[int]) -> bool:
-    """Tell whether a loop or branch has to be spelled out, so that what is in it learns.
+    """Tell whether weights in a loop or branch only learn if it is unrolled or lowered.
 
-    There is a product by a weight in it, or its steps broadcast parameters of their own.
+    This holds if it contains a product with a weight, or if its steps or cases broadcast parameters
+    that     differ between them.
     """
     equation = uses.program.equations[index]
     if equation.primitive.name not in LOOPS:
@@ -343,7 +345,7 @@ def is_spelled_out(uses: ParametricUses, index: int, operands: Sequence[int]) ->
 
 
 def _changing(equation: Equation, operands: Sequence[int]) -> list[int]:
-    """Return those operands that a step of a scan, or a branch, may read as its own."""
+    """Return the operands that the steps of a scan, or cases, may use differently."""
     if equation.primitive.name == "scan":
         held = len(loop_of(equation, equation.invars).fixed)
         return [operand for operand in operands if operand >= held]
@@ -351,7 +353,7 @@ def _changing(equation: Equation, operands: Sequence[int]) -> list[int]:
 
 
 def _keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
-    """Tell whether each element of some operands reaches one place of the results at most."""
+    """Tell whether each element of some operands reaches at most one result element."""
     received = back_from_outputs(analysis.constants, equation)
     found = [received[operand] for operand in operands]
     return all(
@@ -361,7 +363,7 @@ def _keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[
 
 
 def _why_closed(equation: Equation, unroll_limit: int) -> str:
-    """Say why the steps of a loop cannot be spelled out."""
+    """Return the reason why a loop cannot be unrolled."""
     if equation.primitive.name == "scan":
         return (
             f"the loop of {equation.params['length']} steps, each of which mixes positions with "

@@ -1,15 +1,15 @@
-"""Marks made by the compiler: a model without an ETP operation in it learns online.
+"""Automatic marking: bind ETP operations in a model that has none.
 
-That is the default for a model whose own ETP operations reach no hidden state (`own_marks`).
+This is the default for a model whose own ETP operations reach no hidden state (`own_marks`).
 
-In the program of a step, as the model has written it, products and other uses of parameters on
-the way to a hidden state become ETP operations. All later passes see what marking by hand gives.
+Products and other uses of parameters that reach a hidden state become ETP operations in the program
+of the step. All later passes see the same program as after marking by hand.
 
-The weights of a product in a loop or branch differ from step to step, or from case to case, in what
-they are multiplied with. Such a loop is unrolled and such a branch becomes a selection, as for a
-ETP operation; so is one whose steps broadcast parameters of their own. Others stay as they are,
-and what enters them is marked before them. A call with a derivative of its own that couples
-elements is run as what it does to small changes (see `own_derivatives`).
+A weight of a product inside a loop or branch meets different data in each step or case. Such a loop
+is unrolled, and such a branch is lowered to a selection, as for an ETP operation. The same holds if
+the steps broadcast parameters that differ from step to step. Other loops and branches stay, and
+their inputs are marked before them. A call with a custom derivative that couples elements is run as
+its linearisation (see `own_derivatives`).
 """
 
 import dataclasses
@@ -41,18 +41,18 @@ from .sparse_sums import SparseSum
 
 @dataclasses.dataclass(frozen=True)
 class Marking:
-    """Which parameters are marked, and how.
+    """The parameters to mark, and how.
 
     Attributes
     ----------
     wants
-        Tells of the path of a parameter whether it is.
+        Tells from the path of a parameter whether it is marked.
     unroll_limit
         Longest scan that is unrolled.
     spells_out
-        Whether loops and branches are spelled out for it.
+        Whether loops are unrolled and branches lowered for a mark.
     is_default
-        Whether a model that already has marks on the way to a hidden state gets no other marks.
+        Whether a model with its own marks on the way to a hidden state gets no other marks.
     """
 
     wants: Callable[[Path], bool]
@@ -64,7 +64,7 @@ class Marking:
 def marking_of(
     model: brainstate.nn.Module, mark: Any, unroll_limit: int, needs_marks: bool
 ) -> Marking | None:
-    """Return which parameters are to be marked, by the option; ``None``: the model has its marks.
+    """Return the parameters to mark, by the option; ``None``: mark nothing.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def marking_of(
     Raises
     ------
     OptionError
-        If that is none of its parameters.
+        If ``mark`` fits no parameter of the model.
     """
     if mark == "explicit" or (mark is None and not needs_marks):
         return None
@@ -105,18 +105,18 @@ def with_marks(
     is_mapped: bool,
     marking: Marking,
 ) -> tuple[ClosedJaxpr, tuple[Diagnostic, ...]]:
-    """Return a step with marks, and the uses of parameters that stay without.
+    """Mark a step, and return diagnostics for the uses that stay unmarked.
 
     Parameters
     ----------
     program
         The step without calls: ``(arguments, leaves) -> (results, leaves that it writes)``.
     arrays, arguments
-        The State leaves, and how many arguments there are.
+        The State leaves, and the number of arguments.
     is_mapped
-        Whether the step is one of a sample and will be mapped over a batch.
+        Whether the step is written for one sample and will be vmapped over a batch.
     marking
-        Which parameters are marked.
+        The parameters to mark.
     """
     inputs = [BindingTime.DATA] * arguments
     inputs += [_time_of(array, is_mapped, marking) for array in arrays]
@@ -140,7 +140,7 @@ def _time_of(array: StateArray, is_mapped: bool, marking: Marking) -> BindingTim
 def _spelled_out(
     program: Program, inputs: Sequence[BindingTime], wanted: Sequence[bool], marking: Marking
 ) -> Program:
-    """Return a program that shows what its calls, loops and branches do with parameters."""
+    """Inline calls, unroll loops and lower branches that use parameters."""
     while True:
         uses = ParametricUses(program, inputs, wanted)
         found = {index: _rule_for(uses, index, operands, marking) for index, operands in uses}
@@ -156,7 +156,7 @@ def _rule_for(
     operands: Sequence[int],
     marking: Marking,
 ) -> Rule | None:
-    """Return how an equation is spelled out; ``None``: it stays as it is."""
+    """Return the rule that expands an equation; ``None``: it stays as it is."""
     equation = uses.program.equations[index]
     if equation.primitive.name in LOOPS:
         is_open = not marking.spells_out or not is_spelled_out(uses, index, operands)
@@ -181,7 +181,7 @@ def _marked(uses: ParametricUses, plan: MarkPlan, wanted: Sequence[bool]) -> Clo
         results = zip(
             evaluate_all(program.jaxpr, values, marks.rules), program.out_atoms, wanted, strict=True
         )
-        # A state may be computed from parameters alone.
+        # A state may be parameter-derived.
         return [
             marks.of(atom) if counts and uses.is_parametric(atom) else value
             for value, atom, counts in results
@@ -196,7 +196,7 @@ class _Marks:
     Parameters
     ----------
     uses, plan
-        The program, and what becomes of its equations.
+        The uses of parameters in the program, and the plan of its marks.
     inputs
         Values of its inputs.
     """
@@ -209,7 +209,7 @@ class _Marks:
 
     @property
     def rules(self) -> dict[int, Rule]:
-        """How the equations are run, by index."""
+        """The rules that run the equations, by index."""
         program, plan, found = self._uses.program, self._plan, self._uses.found
         rules: dict[int, Rule] = {
             index: self._keep
@@ -230,7 +230,7 @@ class _Marks:
         return rules
 
     def of(self, var: Var) -> jax.Array:
-        """Return what a parametric variable is behind its element-wise mark."""
+        """Return the value of a parameter-derived variable after its elementwise mark."""
         return self._behind(var, self._plan.sources[var])
 
     def _behind(self, var: Var, source: Var) -> jax.Array:
@@ -302,7 +302,7 @@ def _product(product: Product) -> Rule:
 
 @dataclasses.dataclass(frozen=True)
 class _Operands:
-    """What a product is made of, in the place of its value: it is computed later, with more."""
+    """The operands of a product, used instead of its value until more of it is known."""
 
     operands: list[Any]
 

@@ -1,12 +1,12 @@
-r"""Calls with a derivative of their own, next to parameters, as what they do to small changes.
+r"""Linearisation of calls with a custom derivative and parameters as operands.
 
-What the value of such a call :math:`y = f(w, x)` is made of says nothing of its gradient. But its
-backward pass is linear in what it is given, and its transpose is a program that is linear in the
-operands, with the same gradient:
+The body of such a call :math:`y = f(w, x)` need not agree with its gradient. Its backward pass is
+linear in the cotangent, and the transpose of the backward pass is a program that is linear in the
+operands and has the same gradient:
 
 .. math:: (\bar w, \bar x) = B \, \bar y, \qquad dy = B^T (dw, dx).
 
-There weights are found as anywhere else. The value stays that of the call.
+Marking finds the weights in that program as in any other. The value of the call does not change.
 """
 
 import functools
@@ -23,7 +23,7 @@ from ..core.back_through import CUT, back_from_outputs
 
 
 def hides_weights(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
-    """Tell whether an equation is such a call, and brings elements of operands to many places."""
+    """Tell whether a custom derivative couples the elements of some operands."""
     if equation.primitive.name not in OWN_DERIVATIVE:
         return False
     received = back_from_outputs(analysis.constants, equation)
@@ -33,14 +33,16 @@ def hides_weights(analysis: Analysis, equation: Equation, operands: Sequence[int
 def by_its_derivative(
     analysis: Analysis, equation: Equation, operands: Sequence[int]
 ) -> Rule | None:
-    """Return the rule that runs an equation like this; ``None``: its backward pass is not linear.
+    """Return the rule that runs a call as its linearisation.
+
+    ``None`` if its backward pass is nonlinear.
 
     Parameters
     ----------
     analysis, equation
-        Of the program, and the equation.
+        Analysis of the program, and the equation.
     operands
-        Those whose changes are kept apart from the changes of all others.
+        Operands whose tangents are separate from the tangents of all others.
     """
     moving = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
     others = [i for i in moving if i not in operands]

@@ -1,4 +1,4 @@
-"""Detect ETP operations of the model itself on the way to a hidden state."""
+"""Detection of a model's own ETP operations on the way to a hidden state."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from ..frontend.state_arrays import StateArray
 def has_own_marks(program: Program, arrays: Sequence[StateArray]) -> bool:
     """Tell whether an ETP operation with a parameter reaches a hidden state.
 
-    An operation in a branch, a loop or a function with its own derivative counts as well. So does
-    an operation that lost its mark to a map over its weights, which another message reports.
+    An operation in a branch, a loop or a function with a custom derivative counts as well. So does
+    an operation that lost its mark to a map over its weights; another diagnostic reports that.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""Where what is computed from parameters meets data, on the way to certain results of a program."""
+"""Parameter uses: the equations where parameter-derived values meet data.
+
+Only equations on the way to certain results of a program count.
+"""
 
 import operator
 from collections.abc import Iterator, Sequence
@@ -27,20 +30,20 @@ LOOPS = frozenset({"cond", "scan", "while"})
 _QUESTION = question_of_taint(is_marked)
 
 Use: TypeAlias = tuple[int, tuple[int, ...]]
-"""An equation, by its index, and those of its operands that are computed from parameters."""
+"""The index of an equation, and the indices of its parameter-derived operands."""
 
 
 class ParametricUses:
-    """The uses of parametric variables next to data in one program.
+    """The uses of parameter-derived variables together with data in one program.
 
     Parameters
     ----------
     program
         The program.
     inputs
-        What its inputs are computed from.
+        Binding times of its inputs.
     wanted
-        Which of its results count.
+        Whether each of its results counts.
     """
 
     def __init__(
@@ -65,44 +68,44 @@ class ParametricUses:
 
     @property
     def wanted(self) -> list[Var]:
-        """The results that count, and are no constants."""
+        """The results that count and are not literals."""
         pairs = zip(self.program.out_atoms, self._wanted, strict=True)
         return [atom for atom, counts in pairs if counts and is_var(atom)]
 
     @property
     def results(self) -> list[Var]:
-        """Those of them that are computed from parameters alone."""
+        """The wanted results that are parameter-derived."""
         return [var for var in self.wanted if self.is_parametric(var)]
 
     def operands(self, equation: Equation) -> list[BindingTime]:
-        """Return what the operands of an equation are computed from."""
+        """Return the binding times of the operands of an equation."""
         return times_of_operands(equation, self.found)
 
     def is_parametric(self, atom: Atom) -> bool:
-        """Tell whether an operand is computed from parameters alone, and can learn."""
+        """Tell whether an operand is parameter-derived and has a derivative."""
         return is_var(atom) and self._is_parametric(
             atom, self.found.get(atom, BindingTime.CONSTANT)
         )
 
     def is_wanted(self, var: Var) -> bool:
-        """Tell whether a variable is data from which a derivative leads to a result that counts."""
+        """Tell whether a variable is data and passes a derivative to a wanted result."""
         return var in self._behind and self.found[var] is BindingTime.DATA
 
     def maker(self, var: Var) -> Equation | None:
-        """Return the equation that makes a variable; ``None`` for an input."""
+        """Return the equation that writes a variable; ``None`` for an input."""
         index = self.program.producer.get(var)
         return None if index is None else self.program.equations[index]
 
     def only_reader(self, var: Var) -> tuple[int, int] | None:
-        """Return the one use of a variable, an equation and an operand; ``None`` of several."""
+        """Return the only use of a variable (equation, operand); ``None`` of several."""
         readers = self.program.readers.get(var, ())
         is_result = any(atom is var for atom in self.program.out_atoms)
         return readers[0] if len(readers) == 1 and not is_result else None
 
     def along(self, atom: Atom, kept: Sequence[int]) -> tuple[Var, tuple[int, ...]] | None:
-        """Return the variable behind broadcasts that is constant along all but some axes.
+        """Return the variable before broadcasts that varies only along some axes.
 
-        And the axes of the operand along which its own stand.
+        It comes with the axes of the operand that its own axes correspond to.
         """
         axes = tuple(range(len(atom.aval.shape)))
         while self.is_parametric(atom):
@@ -117,7 +120,7 @@ class ParametricUses:
         return None
 
     def holds_product(self, index: int) -> bool:
-        """Tell whether a loop or branch has in it a product by weights, or an ETP operation."""
+        """Tell whether a loop or branch contains a weight product or an ETP operation."""
         equation = self.program.equations[index]
         if equation.primitive.name not in LOOPS:
             return False
@@ -131,7 +134,7 @@ class ParametricUses:
 
 
 def _behind(program: Program, wanted: Sequence[bool]) -> set[Var]:
-    """Return the variables from which a derivative leads to results that count."""
+    """Return the variables that pass a derivative to results that count."""
     targets = [atom for atom, counts in zip(program.out_atoms, wanted, strict=True) if counts]
     return program.depends_on(targets, frozenset(), CONSTANT, carries_derivative)
 
@@ -151,7 +154,7 @@ def _has_product(
 
 
 def _wanted_inside(equation: Equation, program: Program, wanted: Sequence[bool]) -> list[bool]:
-    """Return which results of a body count, at whichever step of a loop."""
+    """Return which results of a body count, at any step of a loop."""
     if equation.primitive.name == "cond":
         return [*wanted]
     loop = loop_of(equation, equation.invars)

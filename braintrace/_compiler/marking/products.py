@@ -1,7 +1,7 @@
-r"""Ordinary products of data with a weight, as ETP operations.
+r"""Marking of ordinary products of data with a weight.
 
 A ``dot_general`` is an einsum, whose axes have letters
-(`braintrace._etrace_op.operations.einsum.Axes`): it is marked as that einsum is.
+(`braintrace._etrace_op.operations.einsum.Axes`). It is marked in the same way as that einsum.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ class Product(Protocol):
     Attributes
     ----------
     weight
-        Which operand is the weight; of two, the other one is the input.
+        Index of the weight among the operands; of two, the other one is the input.
     outputs
-        The axes of the result that are the weight's own, along which a bias may stand; ``None``:
+        The axes of the result that come from the weight, along which a bias may be added; ``None``:
         it takes no bias.
     """
 
@@ -38,7 +38,7 @@ class Product(Protocol):
     def outputs(self) -> tuple[int, ...] | None: ...
 
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
-        """Return the marked product of the equation's operands, plus a bias if there is one."""
+        """Return the marked product of the equation's operands, plus a bias if given."""
         ...
 
 
@@ -52,14 +52,15 @@ def product_of(
     equation
         The equation.
     positions
-        The operands that are computed from parameters.
+        Indices of the parameter-derived operands.
     found
-        What variables are computed from.
+        Binding times of variables.
 
     Returns
     -------
     Product, str or None
-        ``None``: it is no product with a weight. A text: why a product cannot be marked.
+        ``None``: it is not a product with a weight. A string: the reason why a product cannot be
+        marked.
     """
     name, params = equation.primitive.name, equation.params
     if len(positions) != 1 or BindingTime.DATA not in times_of_operands(equation, found):
@@ -87,24 +88,24 @@ STORED = (
 
 
 def is_product(equation: Equation, positions: Sequence[int], found: dict[Var, BindingTime]) -> bool:
-    """Tell whether an equation is a product with a weight, be it one that can be marked or not."""
+    """Tell whether an equation is a product with a weight, markable or not."""
     return product_of(equation, positions, found) is not None
 
 
 def with_one_output(equation: Equation, positions: Sequence[int]) -> Product | str:
-    """Return a product by a weight without an axis of its own as one with one output."""
+    """Return a product with a weight that adds no axis, as one with one output."""
     return _not_by_default(equation) or _dense(equation, positions[0])
 
 
 def is_outer(equation: Equation) -> bool:
-    """Tell whether an equation multiplies and sums nothing up."""
+    """Tell whether an equation is a ``dot_general`` without a sum."""
     return equation.primitive.name == "dot_general" and not dot_axes(equation).summed[0]
 
 
 def is_sum_with_weights(equation: Equation, positions: Sequence[int]) -> bool:
-    """Tell whether an equation multiplies by a weight without an axis of its own, and sums up.
+    """Tell whether a ``dot_general`` with a sum has a weight that adds no axis.
 
-    Every element of the data goes to one place, as in ``einsum("bgh,g->bh")``.
+    Every element of the data then contributes to one element, as in ``einsum("bgh,g->bh")``.
     """
     if equation.primitive.name != "dot_general" or len(positions) != 1:
         return False
@@ -118,9 +119,9 @@ def row(bias: Any, axes: Sequence[int], outputs: Sequence[int], shape: Sequence[
     Parameters
     ----------
     bias, axes
-        The bias, and the axes of the result along which its own stand.
+        The bias, and the axes of the result that its own axes correspond to.
     outputs, shape
-        The axes of the result that are the weight's own, and the shape of the result.
+        The axes of the result that come from the weight, and the shape of the result.
     """
     sizes, order = dict(zip(axes, bias.shape, strict=True)), sorted(outputs)
     aligned = bias.reshape([sizes.get(axis, 1) for axis in order])
@@ -129,14 +130,14 @@ def row(bias: Any, axes: Sequence[int], outputs: Sequence[int], shape: Sequence[
 
 
 def sum_with_weights(equation: Equation, operands: Sequence[Any], position: int) -> Any:
-    """Return the same as an element-wise product and a sum."""
+    """Run the same product as an elementwise product and a sum."""
     product = _dense(equation, position)
     return product_and_sum(product.axes, *product.factors(operands))
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """``dot_general``: a matrix product, or several side by side.
+    """``dot_general`` as one matrix product, or as a batch of them.
 
     Attributes
     ----------
@@ -166,7 +167,7 @@ class Dense:
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-    """A product by two weights, one after the other: a matrix of low rank.
+    """A low-rank product: two products with weights, one after the other.
 
     Attributes
     ----------
@@ -179,12 +180,12 @@ class LowRank:
 
     @property
     def weight(self) -> int:
-        """The weight of the second; its input are the operands of the first."""
+        """The weight of the second product; the operands of the first are its input."""
         return self.second.weight
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """The axes that the second weight brings."""
+        """The axes that the second weight adds."""
         return self.second.outputs
 
     def __call__(self, operands: Sequence[Any], bias: Any) -> Any:
@@ -192,7 +193,8 @@ class LowRank:
         inner, upper = operands[1 - self.weight].operands, operands[self.weight]
         x, lower = inner[1 - self.first.weight], inner[self.first.weight]
         (first, second), dtype = (self.first.axes, self.second.axes), self.second.dtype
-        # The axes of rank, as the result of the first has them and the second sums over them.
+        # The axes of the rank, as axes of the first result and as summed axes of the second
+        # product.
         rank = [(a, b) for a, b in _renamed(first, second) if a in first.free]
         given, taken = zip(*rank, strict=True)
         x = arranged(x, first.x, [*((a,) for a in first.data), first.contracted])
@@ -206,12 +208,12 @@ class LowRank:
 
 
 def _renamed(first: Axes, second: Axes) -> Iterator[tuple[str, str]]:
-    """Yield the letters of what the second product reads, as the first one calls them."""
+    """Yield pairs of letters: of the first result, and of the second product's input."""
     return zip(first.output, second.x, strict=True)
 
 
 def low_rank(first: Product, second: Product) -> LowRank | None:
-    """Return two products, of which the second reads what the first gives, as one."""
+    """Return two consecutive products as one of low rank; ``None`` if they are not."""
     if not (isinstance(first, Dense) and isinstance(second, Dense)):
         return None
     if first.axes.shared or second.axes.shared:
@@ -222,7 +224,7 @@ def low_rank(first: Product, second: Product) -> LowRank | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Convolution:
-    """``conv_general_dilated`` with a kernel."""
+    """``conv_general_dilated`` with a kernel as its weight."""
 
     params: Mapping[str, Any]
     dtype: Any
@@ -244,7 +246,7 @@ class Convolution:
 
 
 def _dense(equation: Equation, position: int) -> Dense:
-    """Return a ``dot_general`` by the letters of its axes, one of whose operands is the weight."""
+    """Return a ``dot_general`` with letters for its axes; ``position``: the weight."""
     sorted_axes = dot_axes(equation)
     first = [f"a{axis}" for axis in range(equation.invars[0].aval.ndim)]
     second = [f"b{axis}" for axis in range(equation.invars[1].aval.ndim)]
@@ -258,7 +260,7 @@ def _dense(equation: Equation, position: int) -> Dense:
 
 
 def _not_by_default(equation: Equation) -> str | None:
-    """Say what a product asks for that an ETP operation does not do."""
+    """Return the reason if a product asks for a precision that ETP operations lack."""
     asked = equation.params["precision"]
     asked = asked if isinstance(asked, tuple) else (asked,)
     plain = (None, jax.lax.Precision.DEFAULT)

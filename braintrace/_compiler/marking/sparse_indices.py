@@ -1,4 +1,4 @@
-"""Where the constant indices of a gather and a scatter-add put the entries of a sparse matrix."""
+"""Sparsity patterns from the constant indices of a gather and a scatter-add."""
 
 import dataclasses
 
@@ -12,14 +12,14 @@ from ..._jaxpr.dataflow import Constants
 
 @dataclasses.dataclass(frozen=True)
 class Gathered:
-    """Where a ``gather`` of one constant row per entry has its axes.
+    """The axes of a ``gather`` that reads one constant row per entry.
 
     Attributes
     ----------
     rows, axis
-        The rows, and along which axis of the data they are.
+        The rows, and the axis of the data that they index.
     entries
-        The axis of the result along which the entries stand.
+        The axis of the result that runs over the entries.
     """
 
     rows: np.ndarray
@@ -28,7 +28,7 @@ class Gathered:
 
 
 def gathered_of(equation: Equation, constants: Constants) -> Gathered | None:
-    """Return what a ``gather`` reads; ``None``: it does something else."""
+    """Return the rows that a ``gather`` reads; ``None``: it has another form."""
     data, indices = equation.invars
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     if numbers.operand_batching_dims or len(numbers.start_index_map) != 1:
@@ -46,14 +46,14 @@ def gathered_of(equation: Equation, constants: Constants) -> Gathered | None:
 
 @dataclasses.dataclass(frozen=True)
 class Scattered:
-    """Where a ``scatter-add`` of one entry per constant column has its axes.
+    """The axes of a ``scatter-add`` that adds one entry per constant column.
 
     Attributes
     ----------
     columns, axis
-        The columns, and along which axis of the result they are.
+        The columns, and the axis of the result that they index.
     entries
-        The axis of what is added along which the entries stand.
+        The axis of the summands that runs over the entries.
     drops
         Whether columns outside of the result are left out.
     """
@@ -65,7 +65,7 @@ class Scattered:
 
 
 def scattered_of(equation: Equation, constants: Constants) -> Scattered | None:
-    """Return what a ``scatter-add`` to anything does; ``None``: it does something else."""
+    """Return the columns of a ``scatter-add``; ``None``: it has another form."""
     operand, indices, updates = equation.invars
     numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
     if numbers.operand_batching_dims or len(numbers.inserted_window_dims) != 1:
@@ -93,9 +93,9 @@ def _one_index_per_entry(indices: Atom, constants: Constants) -> np.ndarray | No
 def pattern_of(
     gathered: Gathered, scattered: Scattered, shape: tuple[int, int]
 ) -> SparsePattern | None:
-    """Return where the entries of a matrix stand; ``None``: some read or add to what is not there.
+    """Return the pattern of the matrix; ``None``: some entries are out of range.
 
-    What is left out is padding.
+    Entries that the ``scatter-add`` drops are padding.
     """
     rows, columns = gathered.rows, scattered.columns
     padding = scattered.drops & ((columns < 0) | (columns >= shape[1]))

@@ -1,9 +1,9 @@
-r"""Products of data with a sparse matrix in several equations, as the ETP operation.
+r"""Sparse products in several equations, recognised as the ETP operation.
 
 .. math:: y_{b\,c(e)} \mathrel{+}= x_{b\,r(e)} w_e
 
-Data are gathered at the row of each entry, multiplied by the parametric entries, and added to zeros
-at their columns. Rows and columns are constants.
+Data are gathered at the row of each entry, multiplied by the parameter-derived entries, and added
+to zeros at their columns. Rows and columns are constants.
 """
 
 import dataclasses
@@ -27,19 +27,19 @@ class SparseSum:
     Attributes
     ----------
     pattern
-        Where its entries stand.
+        Rows and columns of the entries.
     axis
         The axis of the data that is summed over.
     order
         The axes of the result among those of a marked product.
     weight
-        Which operand of the multiplication the entries are.
+        Index of the entries among the operands of the multiplication.
     gather, moves, total
         Indices of the equations that gather the data, transpose the terms, and add them up.
     var, axes
-        The entries, and the axes of the terms along which their own stand.
+        The entries, and the axes of the terms that their own axes correspond to.
     place
-        The axis of the terms along which the entries do.
+        The axis of the terms that runs over the entries.
     """
 
     pattern: SparsePattern
@@ -67,14 +67,14 @@ class SparseSum:
 
 
 def sparse_sum(uses: ParametricUses, index: int, operands: Sequence[int]) -> SparseSum | None:
-    """Return the product that a multiplication belongs to; ``None``: to none.
+    """Return the product that a multiplication is a part of; ``None``: there is none.
 
     Parameters
     ----------
     uses
         The program.
     index, operands
-        The multiplication, and which of its operands are parametric.
+        The multiplication, and its parameter-derived operands.
     """
     program, constants = uses.program, uses.analysis.constants
     equation = program.equations[index]
@@ -120,7 +120,7 @@ def sparse_sum(uses: ParametricUses, index: int, operands: Sequence[int]) -> Spa
 
 
 def _added_up(uses: ParametricUses, index: int) -> tuple[tuple[int, ...], int] | None:
-    """Return what transposes the result of an equation, and the ``scatter-add`` of it."""
+    """Return the transposes of an equation's result, and its ``scatter-add``."""
     moves: list[int] = []
     while True:
         reader = uses.only_reader(uses.program.equations[index].outvars[0])
@@ -136,9 +136,11 @@ def _added_up(uses: ParametricUses, index: int) -> tuple[tuple[int, ...], int] |
 def _order(
     uses: ParametricUses, entries: int, ndim: int, moves: Sequence[int], scattered: Scattered
 ) -> tuple[int, ...] | None:
-    """Return the axes of a result among those of a marked product, whose last one are the columns.
+    """Return the axes of a result among the axes of a marked product.
 
-    ``None``: the axis of the entries is not the one that is added up.
+    The last axis of a marked product are its columns.
+
+    ``None``: the sum is not over the axis of the entries.
     """
     last = ndim - 1
     others = [k for k in range(ndim) if k != entries]

@@ -1,17 +1,16 @@
-r"""Gates that one operation computes side by side, as operations of their own.
+r"""Splitting of fused gates into one operation per gate, for sharding.
 
-The product of a gated cell has the outputs :math:`[y_1, \ldots, y_G]`, gate after gate, each of
-all units. Cut into equal parts, a device would have one gate of many units and not the others,
-and what a unit does with its gates would send all of them to and fro. Divided are units, with
-all their gates: the program is rewritten to :math:`y_g = x W_g`, where the weight, seen as
-``(in, gate, unit)``, stays whole and is read by unit. Each output is then one unit, and so is each
-trace.
+The product of a gated cell has the outputs :math:`[y_1, \ldots, y_G]`, gate after gate, each with
+all units. Sharded into equal parts, a device would have one gate of many units without their other
+gates, and each step would communicate all gates. Instead, each device should have all gates of its
+units. The program is rewritten to :math:`y_g = x W_g`. The weight, seen as ``(in, gate, unit)``, is
+one array, sharded by unit. The last axis of each output, and of each trace, is then the units.
 
-An array is such a row of gates where everything that reads it takes single gates out of it, or is
-computed element by element and read so in turn.
+An array is a row of gates if everything that reads it takes single gates, or is elementwise with a
+result that is read in the same way.
 
-Inputs that are joined of several arrays, ``[x, h]``, are joined where all units of each are: XLA
-would otherwise divide the joined row anew, and send parts of both.
+Inputs that are concatenated from several arrays, ``[x, h]``, are concatenated as replicated arrays.
+Otherwise XLA would reshard the concatenated row and send parts of both.
 """
 
 import dataclasses
@@ -30,14 +29,14 @@ from ..frontend.rewritten import rewritten
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """One of the gates that an operation of a model computes side by side.
+    """One of the gates that an operation of a model computes together.
 
     Attributes
     ----------
     equation
         Index of the operation in the program of the model.
     index, count
-        Which gate it is, and of how many; 0 and 1 for an operation that stays as it is.
+        Index of the gate, and the number of gates; 0 and 1 for an operation that is not split.
     """
 
     equation: int
@@ -48,22 +47,22 @@ class Gate:
 def with_gates_apart(
     traced: TracedModel, parts: int, mesh: Any
 ) -> tuple[TracedModel, dict[int, Gate]] | None:
-    """Return a step whose ETP operations compute one gate each.
+    """Split the ETP operations of a step into one operation per gate.
 
     Parameters
     ----------
     traced
         The step.
     parts
-        Into how many parts units are divided; gates of other sizes stay as they are.
+        The number of parts that units are sharded into; gates of other sizes are not split.
     mesh
-        Where they are divided; ``None``: nowhere yet.
+        The mesh; ``None``: not sharded yet.
 
     Returns
     -------
     step, gates
-        The new step, and the gates by the equation in its program that computes them. ``None``:
-        it would be the same.
+        The new step, and its gates by the equation of the new program that computes them; ``None``:
+        nothing is split.
     """
     program = traced.program
     counts = _gates_to_take_apart(program, parts)
@@ -89,7 +88,7 @@ def with_gates_apart(
 
 
 def _gates_to_take_apart(program: Program, parts: int) -> dict[Var, int]:
-    """Return how many gates there are in the outputs of operations, and in what is made of them."""
+    """Return the number of gates of each operation's output and of its descendants."""
     counts = _counts(program)
     found: dict[Var, int] = {}
     for equation in program.equations:
@@ -99,7 +98,7 @@ def _gates_to_take_apart(program: Program, parts: int) -> dict[Var, int]:
         if equation.primitive in ETP_PRIMITIVE_SPECS:
             units = equation.outvars[0].aval.shape[-1] // count
             is_apart = units % parts == 0 and _computes_gates(equation, count)
-        else:  # a gate that is taken out may itself be read in parts: it is no row of them
+        else:  # a gate that is taken out may be read in parts, but is not a row of gates
             is_of_row = any(is_var(atom) and atom in found for atom in equation.invars)
             is_apart = is_of_row and equation.primitive.name in _BY_ELEMENT
         if is_apart:
@@ -108,7 +107,7 @@ def _gates_to_take_apart(program: Program, parts: int) -> dict[Var, int]:
 
 
 def _counts(program: Program) -> dict[Var, int]:
-    """Return how many gates there are in each array that is read gate by gate."""
+    """Return the number of gates of each array that is read gate by gate."""
     results = {atom for atom in program.out_atoms if is_var(atom)}
     counts: dict[Var, int] = {}
     for equation in reversed(program.equations):
@@ -116,14 +115,15 @@ def _counts(program: Program) -> dict[Var, int]:
             uses = [(program.equations[i], counts) for i, _ in program.readers.get(var, ())]
             found = {_count_read(var, *use) for use in uses}
             count = found.pop() if len(found) == 1 and var not in results else None
-            # More of them than what each has are units, each with its gates: divided as they are.
+            # More pieces than entries in each: the pieces are units with their gates, sharded as
+            # they are.
             if count is not None and 1 < count <= var.aval.shape[-1] // count:
                 counts[var] = count
     return counts
 
 
 def _count_read(var: Var, reader: Equation, counts: Mapping[Var, int]) -> int | None:
-    """Return of how many gates a reader takes an array to be; ``None``: of none."""
+    """Return the number of gates that a reader splits an array into; ``None``: none."""
     shape, (out, *more) = var.aval.shape, reader.outvars
     name, size = reader.primitive.name, shape[-1] if shape else 0
     if name in _BY_ELEMENT and not more and out.aval.shape == shape:
@@ -143,7 +143,7 @@ _BY_ELEMENT = ELEMENTWISE - {"optimization_barrier", "sharding_constraint", "bra
 
 
 def _gate_of_slice(equation: Equation) -> int | None:
-    """Return which gate a slice takes, ``None`` for one that takes anything else."""
+    """Return the gate that a slice takes; ``None`` if it takes anything else."""
     shape, params = equation.invars[0].aval.shape, equation.params
     first, last, strides = (params[k] for k in ("start_indices", "limit_indices", "strides"))
     is_last_axis = (*first[:-1],) == (0,) * (len(shape) - 1) and last[:-1] == shape[:-1]
@@ -156,17 +156,17 @@ def _gate_of_slice(equation: Equation) -> int | None:
 
 
 def _computes_gates(equation: Equation, count: int) -> bool:
-    """Tell whether an operation can compute one gate alone."""
+    """Tell whether an operation can compute a single gate."""
     avals = [struct_of(atom.aval) for atom in equation.invars]
     gates = jax.eval_shape(lambda *values: _of_gates(equation, list(values), count), *avals)
     return gates is not None
 
 
-# --- how the program is run
+# --- rules for the equations
 
 
 class _Gates(tuple[Any, ...]):
-    """The gates of a row, in the place of the array."""
+    """The gates of a row, used instead of the array."""
 
 
 def _rules_of_gates(program: Program, counts: Mapping[Var, int]) -> dict[int, Rule]:
@@ -186,14 +186,17 @@ def _rules_of_gates(program: Program, counts: Mapping[Var, int]) -> dict[int, Ru
 def _operation(count: int) -> Rule:
     def run(equation: Equation, operands: list[Any]) -> list[Any]:
         gates = _of_gates(equation, operands, count)
-        assert gates is not None  # it has been asked before
+        assert gates is not None  # checked by `_computes_gates`
         return [_Gates(gates)]
 
     return run
 
 
 def _of_gates(equation: Equation, operands: list[Any], count: int) -> list[Any] | None:
-    """Return the gates, each computed from its own columns of the weights; ``None``: it cannot."""
+    """Return the gates, each computed from its own columns of the weights.
+
+    ``None`` if the operation cannot select columns.
+    """
     spec = ETP_PRIMITIVE_SPECS[equation.primitive]
     positions = spec.resolve_trainable_invars(equation.params)
     weights = {name: operands[position] for name, position in positions.items()}
@@ -211,14 +214,14 @@ def _of_gates(equation: Equation, operands: list[Any], count: int) -> list[Any] 
 
 
 class _Columns:
-    """Takes gates out of arrays; what it has seen as ``(..., gate, unit)`` once stays so."""
+    """Take gates out of arrays; each array is reshaped to ``(..., gate, unit)`` once."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._seen: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, gate: int) -> Callable[[Any], Any]:
-        """Return what takes one gate."""
+        """Return the function that takes one gate."""
 
         def pick(value: Any) -> Any:
             if id(value) not in self._seen:
@@ -239,7 +242,7 @@ def _element_by_element(count: int) -> Rule:
         def gates_of(atom: Atom, value: Any) -> Any:
             if isinstance(value, _Gates):
                 return value
-            if atom.aval.shape != shape:  # a number
+            if atom.aval.shape != shape:  # a scalar
                 return [value] * count
             rows = _by_gate(value, count)
             return [rows[..., gate, :] for gate in range(count)]
@@ -252,7 +255,7 @@ def _element_by_element(count: int) -> Rule:
 
 def _of_slice(equation: Equation, operands: list[Any]) -> list[Any]:
     gate = _gate_of_slice(equation)
-    assert gate is not None  # it has been counted
+    assert gate is not None  # checked by `_count_read`
     return [operands[0][gate]]
 
 
@@ -269,7 +272,7 @@ _READERS: dict[str, Rule] = {"slice": _of_slice, "split": _of_split, "reshape": 
 
 
 def _rules_of_joined(program: Program, mesh: Any) -> dict[int, Rule]:
-    """Return the rules for what joins the inputs of operations."""
+    """Return the rules for equations that concatenate the inputs of operations."""
     if mesh is None:
         return {}
     inputs = (

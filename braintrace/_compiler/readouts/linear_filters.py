@@ -1,10 +1,9 @@
-r"""Hidden states that are linear filters, ``o' = kappa o + A(v)``, and what they filter.
+r"""Linear filters: hidden states of the form ``o' = kappa o + A(v)``.
 
-``kappa`` is the same number at every position; the coefficients of ``A`` are computed from
-parameters, constants and States that the step does not write. A walk goes back from the new value
-through everything that is linear like that. Where it ends are the *sources*: values ``v`` of other
-states or of data, and what is added and depends on parameters only, such as a bias, which is
-``A(1)``.
+``kappa`` is the same scalar for every unit. The coefficients of ``A`` depend on parameters,
+constants and States that the step does not write, and on nothing else. A walk goes back from the
+new value through all equations that are linear in this sense. It ends at the *sources*: values
+``v`` of other states or of data, and parameter-derived summands such as a bias, which is ``A(1)``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ NO_DECAY = "its value before the step does not come back times one number for al
 NOT_LINEAR = "it is not linear in its value before the step"
 
 Added: TypeAlias = tuple[int, int]
-"""A use of what is added and is the same for all data: an equation and its operand."""
+"""A use of a summand that is the same for all data: an equation and its operand."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,20 +40,19 @@ class LinearFilter:
     leaf, var
         The state, and the variable of its new value.
     decay
-        The number ``kappa``.
+        The scalar ``kappa``.
     decay_weights
         The parameter-derived factors of ``kappa``.
     values
-        The filtered variables, of data or of other states, as far as a gradient needs them.
+        The filtered variables, of data or of other states, that a gradient needs.
     added
         Summands that depend on parameters.
     path
-        Variables on the way from all of these, the new value included.
+        Variables between all of these and the new value, which is included.
     equations
-        Those that make them.
+        The equations that write them.
     held, parameters
-        Paths of the States behind the coefficients and what is added: those that are no
-        parameters, and those that are.
+        Paths of the States that coefficients and summands depend on: other States, and parameters.
     """
 
     leaf: StateLeaf
@@ -70,7 +68,7 @@ class LinearFilter:
 
 
 class FilterFinder:
-    """Looks at hidden states of one step.
+    """Search for linear filters among the hidden states of one step.
 
     Parameters
     ----------
@@ -86,7 +84,7 @@ class FilterFinder:
         self._analysis, self._program = analysis, analysis.program
         self._new_vars = frozenset(new_vars.values())
         leaves, self._parameters = traced.leaves, traced.parameters
-        # A step may write a parameter: then a decay would be another one at every step.
+        # A step may write a parameter; a decay would then differ from step to step.
         written = (leaf.in_var for leaf in self._parameters if leaf.out_var is not None)
         self._varying = data_of(traced, analysis) | self._program.dependents_of(written)
         weights = [leaf.in_var for leaf in self._parameters]
@@ -98,7 +96,7 @@ class FilterFinder:
         self._with_gradient = analysis.gradients_ahead([*weights, *states])
 
     def find(self, leaf: StateLeaf, var: Var) -> LinearFilter | str:
-        """Return the filter that a state is, or why it is none.
+        """Return a state as a linear filter, or the reason why it is not one.
 
         Parameters
         ----------
@@ -164,7 +162,7 @@ class FilterFinder:
     def _behind_factors(
         self, equations: Sequence[int], leaves: Sequence[StateLeaf]
     ) -> tuple[Path, ...]:
-        """Return the paths of the leaves that are behind what equations do with data."""
+        """Return the paths of leaves that the coefficients of equations depend on."""
         found = [self._program.equations[index] for index in equations]
         factors = [
             e.invars[i] for e in found for i in range(len(e.invars)) if i not in self._data(e)
@@ -173,7 +171,7 @@ class FilterFinder:
         return tuple(dict.fromkeys(leaf.path for leaf in leaves if leaf.in_var in behind))
 
     def _backward(self, passed: Mapping[Var, bool], stops: frozenset[Var]) -> Iterator[int]:
-        """Yield the equations behind what has been passed, the last of them first."""
+        """Yield the equations that write what has been passed, the last one first."""
         done: set[int] = set()
         while pending := set(self._program.making(passed.keys() - stops)) - done:
             done.add(max(pending))
@@ -190,7 +188,7 @@ class FilterFinder:
         return is_var(atom) and atom in self._learning
 
     def _is_linear(self, equation: Equation, data: Sequence[int]) -> list[int] | None:
-        """Return the operands that are added to what is linear in data; ``None``: it is not."""
+        """Return the summands of an equation that is linear in data; ``None``: it is not."""
         operands = equation.invars
         if not data or not all(carries_derivative(operands[i]) for i in data):
             return None
@@ -211,7 +209,7 @@ class FilterFinder:
         return None
 
     def _has_linear_derivative(self, equation: Equation, data: Sequence[int]) -> bool:
-        """Tell whether the derivative of what is linear is so as well; a user may write both."""
+        """Tell whether a linear value has a linear derivative; a custom one may not be."""
         if equation.primitive.name not in OWN_DERIVATIVE:
             return True
         derivative = self._analysis.derivative(equation)
@@ -222,8 +220,7 @@ class FilterFinder:
     ) -> tuple[Number, tuple[Var, ...]] | None:
         """Return the scalar that multiplies the old value, and its factors that learn.
 
-        It is what the new value is where the old one is filled with ones, and all that is added to
-        it with zeros.
+        The scalar is the new value for an old value of ones and summands of zeros.
         """
         zero, numbers = constant(0.0), {own: constant(1.0)}
         weights: list[Var] = []
@@ -246,7 +243,7 @@ class FilterFinder:
 
 
 def _summands(equation: Equation) -> Sequence[int]:
-    """Return the operands of which an equation's result is the sum, or is put together."""
+    """Return the operands that an equation's result is the sum, or concatenation, of."""
     name = equation.primitive.name
     if name in ("add", "add_any", "sub"):
         return (0, 1)

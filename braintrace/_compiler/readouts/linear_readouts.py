@@ -1,9 +1,9 @@
-"""Which hidden states are linear readouts, whose derivative goes through filters from here on.
+"""Linear readouts: hidden states whose derivative goes through filters.
 
-A readout lies behind other states that do not read it, by an operation that couples elements:
-without filters, what it remembers of them is left out of every gradient. It is a linear filter of
-what is at their positions (see `linear_filters`). No other state reads it, and its value before the
-step nothing but itself.
+A readout depends on other states, which do not depend on it, through an operation that couples
+elements. Without filters, every gradient leaves out its memory of those states. A readout is a
+linear filter of values in their units (see `linear_filters`). No other state reads it, and nothing
+but its own new value reads its old value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .linear_filters import NO_DECAY, NOT_LINEAR, FilterFinder, LinearFilter
 from .readout_filters import with_filters, without_marks
 
 Regroup = Callable[[TracedModel], GroupedStep]
-"""Groups the hidden states of a step."""
+"""Group the hidden states of a step."""
 
 JOINED = "it is a part of a `HiddenGroupState`"
 MIXED = (
@@ -44,7 +44,7 @@ OTHER_AXES = "its input has no axis with the samples of its batch"
 def filter_readouts(
     step: GroupedStep, batch: Batch, regroup: Regroup
 ) -> tuple[GroupedStep, Batch, list[Diagnostic]]:
-    """Add filters to the linear readouts of a step, and report why other states have none.
+    """Add filters to the linear readouts of a step, and report refused candidates.
 
     The batch gets the axes of the filters as well.
     """
@@ -80,7 +80,7 @@ def _operations(step: GroupedStep, readout: LinearFilter) -> tuple[str, ...]:
 
 
 def _told(states: _States, refused: Mapping[str, str]) -> list[Diagnostic]:
-    """Say why states are no readouts, layers apart that others read and that are not linear."""
+    """Report why states are not readouts, except nonlinear layers that others read."""
     path = {state.leaf.name: state.leaf.path for state in states.every}
     layers = {name for own, read in states.read.items() for name in read if path[name] != path[own]}
     return [
@@ -117,7 +117,7 @@ class _State:
 
 
 class _States:
-    """The hidden states of a step, and which of them reads which."""
+    """The hidden states of a step, and the states that each of them reads."""
 
     def __init__(self, step: GroupedStep) -> None:
         self.step = step
@@ -131,31 +131,31 @@ class _States:
 
     @functools.cached_property
     def new_vars(self) -> dict[str, Var]:
-        """The variables of the new values by the names of the states."""
+        """The variables of the new values, by the names of the states."""
         return {state.leaf.name: state.var for state in self.every}
 
     def behind(self, variables: Iterable[Var], own: Var | None = None) -> set[Var]:
-        """Return what a gradient reaches in the step before it comes to other states."""
+        """Return the variables that a gradient reaches in the step, up to other states."""
         stops = frozenset(self.new_vars.values()) - {own}
         return self.step.analysis.gradients_behind(variables, stops)
 
     @functools.cached_property
     def read(self) -> dict[str, set[str]]:
-        """Names of the states that each one reads in a step, before it or after it."""
+        """Names of the states that each state reads in a step, old or new."""
         return {
             state.leaf.name: self._named(self.behind([state.var], state.var)) - {state.leaf.name}
             for state in self.every
         }
 
     def remembers(self, state: _State) -> bool:
-        """Tell whether a state reads what it was before the step."""
+        """Tell whether a state reads its own old value."""
         return state.leaf.in_var in self.behind([state.var], state.var)
 
     def _named(self, variables: set[Var]) -> set[str]:
         return {s.leaf.name for s in self.every if not variables.isdisjoint((s.var, s.leaf.in_var))}
 
     def mixed_into(self, state: _State) -> set[str]:
-        """Return the names of the states that reach one other than position by position."""
+        """Return the names of the states that reach a state, but not elementwise."""
         program, walk = self.step.analysis.program, state.walk
         operands = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
         operands += [a for index in walk.weights_met for a in program.equations[index].invars]
@@ -164,7 +164,7 @@ class _States:
 
 
 def _behind_others(states: _States) -> Iterator[_State]:
-    """Yield the states that others reach by mixing, and that do not come back to those."""
+    """Yield the states that depend on others by coupling, without feedback to those."""
     for state in states.every:
         name = state.leaf.name
         others = (other for other in states.mixed_into(state) if other != name)
@@ -178,7 +178,7 @@ def _all_read(states: _States, name: str) -> set[str]:
 
 
 def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list[LinearFilter]:
-    """Return the linear readouts among some states; note why others are none."""
+    """Return the linear readouts among some states; record why others are refused."""
     step = states.step
     finder = FilterFinder(step.traced, step.analysis, states.new_vars)
     late, found = _read_late(states), []
@@ -212,14 +212,14 @@ def _why_not(states: _States, state: _State, readout: LinearFilter) -> str | Non
 
 
 def _mixing(state: _State) -> set[int]:
-    """Return the equations that couple elements on the way to a state, or before which they are."""
+    """Return the equations before a state at which elementwise dependence ends."""
     walk = state.walk
     cuts = (cut.equation for cut in walk.cuts)
     return {*cuts, *walk.weights_met, *(index for index, _ in walk.states_met)}
 
 
 def _is_in_place(state: _State) -> bool:
-    """Tell whether each element of a state is computed from its own old value."""
+    """Tell whether each element of a state depends on the same element of its old value."""
     leaf = state.leaf
     own = numbered(leaf.in_var) if state.layout is None else state.layout
     comes_from = state.walk.ids.get(leaf.in_var)
@@ -228,7 +228,7 @@ def _is_in_place(state: _State) -> bool:
 
 
 def _read_late(states: _States) -> set[str]:
-    """Return the names of the states whose value before the step the outputs read."""
+    """Return the names of the states whose old value the outputs read."""
     traced = states.step.traced
     written = [*(s for s in traced.leaves if s.kind == "other"), *states.step.outputs]
     atoms = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
@@ -237,7 +237,7 @@ def _read_late(states: _States) -> set[str]:
 
 
 def _not_at_positions(step: GroupedStep) -> list[str]:
-    """Return the readouts whose filters follow something that is not at positions of states."""
+    """Return the readouts with a filter of a value that is not elementwise in states."""
     states = _States(step)
     others = {state.leaf.name for state in states.every if state.leaf.path[0] != FILTERS}
     wrong = set()

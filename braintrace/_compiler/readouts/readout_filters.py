@@ -1,14 +1,14 @@
-r"""The step again, with linear readouts that have their derivative through filters.
+r"""Rewriting of linear readouts, whose derivative then goes through filters.
 
-For ``o' = kappa o + A(v)``, everything after ``v`` is linear and the same at all positions, so that
-filter and ``A`` commute:
+For ``o' = kappa o + A(v)``, everything after ``v`` is linear and the same for all units, so that
+the filter and ``A`` commute:
 
 .. math:: f' = \kappa f + v, \qquad o' = A(f') + \kappa^t o^0
 
-The value of ``o'`` stays what the model computes; its derivative is that of ``A(f')``, where
-``kappa`` in ``f'`` counts as constant. If ``kappa`` depends on parameters, the rest of the
-derivative is that of ``c' = kappa c``, a state at the units of the readout that holds the value of
-``o``: that covers the start value as well, and its trace has the size of ``o``, not of ``v``.
+The value of ``o'`` stays what the model computes. Its derivative is the derivative of ``A(f')``,
+where ``kappa`` in ``f'`` counts as a constant. If ``kappa`` depends on parameters, the rest of the
+derivative comes from ``c' = kappa c``, a state in the units of the readout with the value of ``o``.
+It covers the start value as well, and its trace has the size of ``o``, not of ``v``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ..frontend.rewritten import rewritten, with_program
 from .linear_filters import LinearFilter
 
 Source: TypeAlias = tuple[Hashable, ...]
-"""Name of a value that a readout filters."""
+"""Key of a value that a readout filters."""
 
 Values: TypeAlias = Mapping[Source, Any]
 
@@ -53,16 +53,16 @@ def with_filters(
     readouts: Sequence[LinearFilter],
     operations: Mapping[str, tuple[str, ...]],
 ) -> TracedModel:
-    """Return a step in which some states have their derivative through filters.
+    """Return a step in which readouts have their derivative through filters.
 
     Parameters
     ----------
     traced
         The step.
     readouts
-        The states.
+        The readouts.
     operations
-        Names of the ETP operations that have been on the way to each.
+        Names of the former ETP operations on the way to each readout.
     """
     parts = [_Filtering(traced.program, readout) for readout in readouts]
     old = traced.program
@@ -83,7 +83,7 @@ def with_filters(
 
 
 def without_marks(traced: TracedModel, equations: Sequence[int]) -> TracedModel:
-    """Return a step in which some ETP operations are plain ones."""
+    """Return a step in which some ETP operations are ordinary operations."""
 
     def plain(equation: Equation, values: list[Any]) -> Sequence[Any]:
         function = functools.partial(equation.primitive.implementation, **equation.params)
@@ -95,7 +95,7 @@ def without_marks(traced: TracedModel, equations: Sequence[int]) -> TracedModel:
 
 
 def _run(program: Program, parts: Sequence[_Filtering]) -> Callable[..., list[Any]]:
-    """Return a program's function of its inputs and old filters; the new ones come last."""
+    """Return a program as a function of inputs and old filters, new filters last."""
     by_var = {part.readout.var: part for part in parts}
 
     def run(*values: Any) -> list[Any]:
@@ -123,7 +123,7 @@ DECAY: Source = ("decay",)
 
 
 class _Filtering:
-    """A readout, and filters of what it reads.
+    """A readout, and filters of the values that it reads.
 
     Attributes
     ----------
@@ -172,12 +172,12 @@ class _Filtering:
         return known[what[0]] if kind == "value" else jnp.ones(*what)
 
     def _is_marked(self) -> bool:
-        """Tell whether the decay is computed by an ETP operation."""
+        """Tell whether an ETP operation computes the decay."""
         behind = self._program.making(self._program.depends_on(self.readout.decay_weights))
         return any(is_marked(self._program.equations[index]) for index in behind)
 
     def _linear(self, known: Mapping[Var, Any], given: Values) -> Any:
-        """Return a value with the derivative of ``A`` at the values given for the sources."""
+        """Return a value with the derivative of ``A``, evaluated at ``given`` sources."""
         readout, own = self.readout, self.readout.leaf.in_var
         overrides = {var: given["value", var] for var in readout.values}
         overrides[own] = jnp.zeros(own.aval.shape, own.aval.dtype)
@@ -186,7 +186,7 @@ class _Filtering:
         return evaluate(self._program, [readout.var], inputs, overrides, rules)[0]
 
     def _with_filtered_ones(self, index: int, given: Values) -> Rule:
-        """Return the rule that multiplies what an equation adds by filters of ones."""
+        """Return the rule that multiplies the summands of an equation by filters of ones."""
 
         def rule(equation: Equation, values: list[Any]) -> list[Any]:
             for operand in (operand for i, operand in self.readout.added if i == index):
@@ -198,7 +198,7 @@ class _Filtering:
 
 
 def _times(number: Any, array: Any) -> Any:
-    """Multiply an array by a number of its own dtype."""
+    """Multiply an array by a number, in the dtype of the array."""
     return jnp.asarray(number, array.dtype) * array
 
 

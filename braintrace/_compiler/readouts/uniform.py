@@ -1,4 +1,4 @@
-"""Arrays that hold one and the same number at every place, and that number."""
+"""Uniform arrays: all entries are the same scalar."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ def uniform(analysis: Analysis, atom: Atom) -> Number | None:
 
 
 def through(equation: Equation, numbers: Sequence[Number | None]) -> Number | None:
-    """Return the scalar that fills the result of an equation, given those of its operands."""
+    """Return the scalar that fills an equation's result, given those of its operands."""
     found = [number for number in numbers if number is not None]
     if len(found) < len(numbers) or len(equation.outvars) != 1:
         return None
@@ -45,7 +45,7 @@ def through(equation: Equation, numbers: Sequence[Number | None]) -> Number | No
 
 
 def constant(value: Any) -> Number:
-    """Return a number that is known."""
+    """Return a known number as a function."""
     return lambda known: value
 
 

@@ -1,4 +1,4 @@
-"""What a model must be to learn online."""
+"""Checks that a model can learn online."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,9 +41,9 @@ def check_parameters(model: brainstate.nn.Module) -> None:
 
 
 def _is_finite(leaf: jax.Array) -> jax.Array | np.bool:
-    """Tell whether all values are finite, without waiting for the answer where it is elsewhere.
+    """Tell whether all values are finite, without waiting for a remote device.
 
-    NumPy reads an array on one CPU in place; JAX would compile a program for every shape.
+    NumPy reads an array on a CPU in place; JAX would compile a program for every shape.
     """
     is_here = [device.platform for device in leaf.devices()] == ["cpu"]
     return (np.isfinite(np.asarray(leaf)) if is_here else jax.numpy.isfinite(leaf)).all()
@@ -61,7 +61,7 @@ def check_hidden_states(traced: TracedModel) -> None:
 
 
 BYTES_OF_ELEMENT = 16
-"""The least that the compiler's tables take for each element of a hidden state."""
+"""The fewest bytes that the compiler's tables take for each element of a hidden state."""
 
 
 def check_elements(traced: TracedModel) -> None:
@@ -75,7 +75,7 @@ def check_elements(traced: TracedModel) -> None:
 
 @contextlib.contextmanager
 def memory_told() -> Iterator[None]:
-    """Say that it is the compiler where a table of elements does not fit into memory."""
+    """Name the compiler in the error if a table of elements does not fit into memory."""
     try:
         yield
     except MemoryError as error:
@@ -86,7 +86,7 @@ def memory_told() -> Iterator[None]:
 
 
 def check_has_states(model: brainstate.nn.Module, step: GroupedStep) -> None:
-    """Refuse a step that remembers nothing."""
+    """Refuse a step without hidden states."""
     if not step.groups and not step.outputs:
         raise CompilationError(
             f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "
@@ -102,10 +102,10 @@ def check_learns(
     diagnostics: Iterable[Diagnostic],
     boundary: Boundary,
 ) -> None:
-    """Refuse a model of which no weight would learn online.
+    """Refuse a model none of whose weights would learn online.
 
-    A rule of the whole state follows every parameter, marked or not, and one that looks at single
-    steps only follows none.
+    A full-Jacobian rule follows every parameter, marked or not. A rule of single steps follows
+    none.
     """
     if relations or step.outputs or boundary == "closed" or boundary in FOLLOWS_ALL:
         return
@@ -118,7 +118,7 @@ def check_learns(
 
 
 def _way_out(diagnostics: Sequence[Diagnostic], is_marked: bool) -> str:
-    """Return what somebody can do of whose model no weight learns online."""
+    """Return advice for a model none of whose weights learns online."""
     reasons = "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
     if any(diagnostic.kind == "mixed-positions" for diagnostic in diagnostics):
         return (

@@ -1,4 +1,4 @@
-"""Turn what the passes found into diagnostics."""
+"""Diagnostics: report the approximations that the passes found."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -23,7 +23,7 @@ from .untraced import also_untagged, carried_without_a_trace, plain_in_readouts
 from .upstream import Upstream
 
 LOSES_MEMORY = ("nested-weights", "mixed-positions")
-"""Warnings that a weight has no trace on its way to a hidden state."""
+"""Kinds of warnings for a weight without a trace on its way to a hidden state."""
 
 
 def diagnose(
@@ -32,16 +32,18 @@ def diagnose(
     relations: Sequence[HiddenParamOpRelation],
     boundary: Boundary,
 ) -> Iterator[Diagnostic]:
-    """Yield every diagnostic of a model, in a fixed order, those of no concern to a rule included.
+    """Yield every diagnostic of a model, in a fixed order.
+
+    This includes diagnostics that do not concern the rule; `reported` removes them.
 
     Parameters
     ----------
     step, found
-        The step, and what can learn online in it.
+        The step, and the relations that can learn online in it.
     relations
-        What does so by the rule.
+        The relations that learn by the rule.
     boundary
-        Where the rule lets a way back end; see `TraceMethod`.
+        The learning rule's treatment of products; see `TraceMethod`.
     """
     follows_all = boundary in FOLLOWS_ALL
     upstream = Upstream(step, boundary)
@@ -71,7 +73,7 @@ def diagnose(
 def _nonlinear_weights(
     step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
-    """Yield the custom backward rules between parameters and the weights of ETP operations."""
+    """Yield the nonlinear backward rules between parameters and ETP weights."""
     analysis = step.analysis
     parameters = {leaf.in_var for leaf in step.traced.parameters}
     for relation in relations:
@@ -95,7 +97,7 @@ def _without_relation(
     told: Collection[str],
     boundary: Boundary,
 ) -> Iterator[Diagnostic]:
-    """Yield why operations have no trace, except for weights that another warning names."""
+    """Yield why operations have no trace, unless another warning names their weights."""
     related = {relation.equation for relation in relations}
     for operation in step.operations:
         if operation.equation not in related:
@@ -109,7 +111,7 @@ def _without_relation(
 
 
 def _states_reached(step: GroupedStep, operation: MarkedOperation) -> list[str]:
-    """Return the remembered hidden states that a gradient connects to an operation."""
+    """Return the remembered hidden states that depend on an operation by gradient."""
     ahead = step.graph.gradients.ahead([operation.y_var])
     return [state.name for state, var in step.remembered_states if var in ahead]
 
@@ -210,7 +212,7 @@ def _unused(step: GroupedStep) -> Iterator[Diagnostic]:
 
 
 def _about_outputs(states: Sequence[StateLeaf]) -> Iterator[Diagnostic]:
-    """Yield what a user should know of `states_as_outputs`."""
+    """Yield a diagnostic for each state of `states_as_outputs`."""
     for state in states:
         yield Diagnostic(
             "info",

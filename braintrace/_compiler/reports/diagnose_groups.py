@@ -1,4 +1,4 @@
-"""What is left out, or not linear, on the way into a hidden group."""
+"""Diagnostics for truncated or nonlinear paths into a hidden group."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -25,7 +25,7 @@ CHANGE_AFTERWARDS = "Change gradients after `etrace_grad` has returned them inst
 def about_group(
     upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
 ) -> Iterator[Diagnostic]:
-    """Yield what the walks back from the states of a group have left out."""
+    """Yield the paths that the walks back from the states of a group have left out."""
     every_cut = [cut for walk in walks for cut in walk.cuts if not group.delay_line]
     for equation in dict.fromkeys(cut.equation for cut in every_cut):
         cuts = [cut for cut in every_cut if cut.equation == equation]
@@ -80,7 +80,7 @@ def _about_cuts(
 
 
 def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Iterator[Diagnostic]:
-    """Yield what lies behind an ETP operation at which a walk has ended."""
+    """Yield the ancestors of an ETP operation at which a walk ended."""
     equation = upstream.step.analysis.program.equations[index]
     behind, name = upstream.behind(equation.invars, group), equation.primitive.name
     rule = _RULES[upstream.boundary]
@@ -94,7 +94,7 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
             (*behind.old_states, *_names(group)),
             source_line(equation),
         )
-    if upstream.boundary != "diagonal":  # that case has another finding
+    if upstream.boundary != "diagonal":  # that rule has another diagnostic
         yield from _about_two_operations(upstream, group, equation)
     if behind.new_states:
         yield Diagnostic(
@@ -122,7 +122,7 @@ def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Ite
 def _about_two_operations(
     upstream: Upstream, group: HiddenGroup, last: Equation
 ) -> Iterator[Diagnostic]:
-    """Yield the operations between an old hidden state and another operation on the way back."""
+    """Yield the ETP operations between an old hidden state and another ETP operation."""
     step, rule = upstream.step, _RULES[upstream.boundary]
     place = f" ({line})" if (line := source_line(last)) else ""
     for first, old_states in upstream.before(last.invars, group):
@@ -177,7 +177,7 @@ _RULES: Mapping[Boundary, str] = {
 def _about_two_products(
     upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
 ) -> Iterator[Diagnostic]:
-    """Yield the products of which one comes after another, between two values of a state."""
+    """Yield pairs of consecutive products between two values of a state."""
     analysis = upstream.step.analysis
     equations, marked = analysis.program.equations, analysis.opaque
     for last, operand in sorted({met for walk in walks for met in products_met(analysis, walk)}):
@@ -204,7 +204,7 @@ def _about_two_products(
 def _about_states_met(
     upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
 ) -> Iterator[Diagnostic]:
-    """Yield the states of other groups that reach a group without mixing or a marked weight."""
+    """Yield the states of other groups that reach a group without coupling or a mark."""
     for index in sorted({index for walk in walks for index, _ in walk.states_met}):
         variables = [var for walk in walks for i, var in walk.states_met if i == index]
         states = upstream.of_others(variables, group)
@@ -223,7 +223,7 @@ def _about_states_met(
 
 
 def _about_nonlinear_uses(upstream: Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
-    """Yield the custom backward rules on the way into a group that are nonlinear."""
+    """Yield the nonlinear custom backward rules on the way into a group."""
     analysis, ends = upstream.step.analysis, upstream.ends(group)
     kept = {(d.equation, d.operand) for found in group.diagonals for d in found}
     passed = [analysis.program.equations[index].invars[operand] for index, operand in sorted(kept)]

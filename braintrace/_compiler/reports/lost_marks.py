@@ -1,4 +1,4 @@
-"""Operations that have lost their marks to a map over their weights."""
+"""Diagnostics for operations that lost their marks to a map over their weights."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ WITHOUT_MARKS = "which leaves an ordinary operation"
 
 
 def lost_marks(step: GroupedStep) -> Iterator[Diagnostic]:
-    """Yield the operations on the way to a hidden state whose marks a map has taken away."""
+    """Yield the operations on the way to a hidden state that lost their marks."""
     analysis = step.analysis
     found: dict[tuple[str, str, str], list[Var]] = {}
     for equation in analysis.program.equations:
@@ -42,7 +42,7 @@ def lost_marks(step: GroupedStep) -> Iterator[Diagnostic]:
 
 
 def _lost_in(equation: Equation) -> Iterator[tuple[str, str, str]]:
-    """Yield name, mapped operand and line of the operations that an equation is of."""
+    """Yield name, mapped operand and source line of an equation's lost operations."""
     for inner in (equation, *equations_inside(equation)):
         lost = lost_mark(inner)
         if lost is not None:

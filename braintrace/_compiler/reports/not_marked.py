@@ -1,4 +1,4 @@
-"""Report parameters that reach hidden states through ordinary operations only."""
+"""Diagnostics for parameters that reach hidden states unmarked."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,11 +14,11 @@ from ..core.grouped_step import GroupedStep
 from ..marking.parametric_uses import LOOPS
 
 _MEETS = PRODUCTS | LOOPS | {"mul", "div"}
-"""Equations in which a weight may be a factor of something else."""
+"""Equations in which a weight may be a factor."""
 
 
 def not_marked(step: GroupedStep, told: Sequence[str]) -> Iterator[Diagnostic]:
-    """Yield the unmarked parameters on the way to a hidden state that is remembered.
+    """Yield the unmarked parameters on the way to a remembered hidden state.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def not_marked(step: GroupedStep, told: Sequence[str]) -> Iterator[Diagnostic]:
     graph = step.graph
     operands = [atom for found in step.operations for atom in found.operands.values()]
     marked = graph.gradients.behind(operands)
-    # `plain-in-readout` is about those that reach the filter of a readout alone.
+    # `plain-in-readout` covers parameters that reach the filter of a readout alone.
     new = {var: state.name for state, var in step.remembered_states if state.path[0] != FILTERS}
     leaves = [
         leaf
@@ -83,7 +83,7 @@ _OPERATIONS = {"dot_general": "matmul", "conv_general_dilated": "conv"}
 def _recurrent_uses(step: GroupedStep) -> dict[Var, Equation]:
     """Return the parameters that multiply values computed from an old hidden state.
 
-    Each parameter has one equation in which it is a factor.
+    Each comes with one equation in which it is a factor.
     """
     analysis = step.analysis
     program = analysis.program

@@ -1,4 +1,4 @@
-"""Which findings concern a rule, and how a user learns of them."""
+"""Reporting: select the diagnostics that concern a rule, and warn or raise."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -31,22 +31,20 @@ REPORTED: Mapping[DiagnosticKind, frozenset[Boundary]] = {
     "no-trace": _EVERY - FOLLOWS_ALL,
     "unused-parameter": _EVERY,
 }
-"""The boundaries (see `TraceMethod`) under which a finding is one.
+"""The boundaries (see `TraceMethod`) for which a kind of diagnostic is reported.
 
-A rule of the whole state goes through weights and mixing, and follows every parameter, marked
-or not: nothing that is about either of these is left out of its gradient; of one that keeps
-neighbours alone, the bytes of a report tell how many these are. One that is closed to the past
-leaves all of it out, wherever it comes from.
-"""
+A full-Jacobian rule follows every parameter, marked or not, also through coupling, so diagnostics
+about marks or coupling do not apply to it. For a sparse rule, the bytes in the report show how many
+entries it keeps. A rule without traces (``'closed'``) leaves out every path from earlier steps."""
 
 
 def reported(findings: Iterable[Diagnostic], boundary: Boundary) -> tuple[Diagnostic, ...]:
-    """Return the findings that concern a rule, each once: steps of a loop say the same."""
+    """Return the diagnostics that concern a rule, each once (loop steps repeat them)."""
     return tuple(dict.fromkeys(f for f in findings if boundary in REPORTED[f.kind]))
 
 
 def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:
-    """Warn of what costs accuracy, or refuse it."""
+    """Warn of diagnostics that cost accuracy, or raise an error if ``strict``."""
     costly = [diagnostic for diagnostic in diagnostics if diagnostic.level == "warning"]
     if strict and costly:
         listed = "".join(f"\n- {diagnostic}" for diagnostic in costly)

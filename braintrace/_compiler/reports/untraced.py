@@ -1,4 +1,4 @@
-"""Paths of a gradient that no trace follows: through other States, and by ordinary operations."""
+"""Diagnostics for gradient paths without a trace."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,9 +9,9 @@ from ..core.grouped_step import GroupedStep
 
 
 def carried_without_a_trace(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnostic]:
-    """Yield the states that carry a gradient from step to step and are no hidden states.
+    """Yield the other States that carry a gradient from step to step.
 
-    The variables in ``ends`` are the outputs of the operations that no trace passes.
+    The variables in ``ends`` are the outputs of the operations at which traces end.
     """
     gradients = step.graph.gradients
     behind_outputs = gradients.behind(step.traced.output_atoms, ends)
@@ -42,7 +42,7 @@ def carried_without_a_trace(step: GroupedStep, ends: frozenset[Var]) -> Iterator
 
 
 def _carriers(step: GroupedStep) -> list[StateLeaf]:
-    """Return the untraced states whose new value depends on hidden states or weights."""
+    """Return the untraced States whose new value depends on hidden states or weights."""
     written = [leaf for leaf in step.traced.leaves if leaf.out_var is not None]
     others = [leaf for leaf in written if leaf.kind == "other" and is_var(leaf.out_var)]
     starts = [state.in_var for state, _ in step.new_states]
@@ -54,7 +54,7 @@ def _carriers(step: GroupedStep) -> list[StateLeaf]:
 def also_untagged(
     step: GroupedStep, relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
-    """Yield the weights with a trace that reach a state by ordinary operations as well."""
+    """Yield the traced weights that also reach a state by ordinary operations."""
     operands = [atom for relation in relations for atom in relation.trainable_vars.values()]
     behind = step.graph.gradients.behind(operands)
     new = {var: state.name for state, var in step.remembered_states}
@@ -85,7 +85,7 @@ def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iter
 
 
 def plain_in_readouts(step: GroupedStep) -> Iterator[Diagnostic]:
-    """Yield the parameters that enter what a readout filters by ordinary operations."""
+    """Yield the parameters that reach the input of a readout by ordinary operations."""
     equations = step.traced.program.equations
     readout_of = {path: found.state for found in step.traced.readouts for path in found.filters}
     for state, var in step.new_states:

@@ -1,4 +1,4 @@
-"""What a gradient finds on the way back from the hidden states of a group."""
+"""Ancestors of a hidden group, by gradient: old states, new states and weights."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from ..core.marked_operations import MarkedOperation
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What lies behind some operands, by printed name."""
+    """The ancestors of some operands, by printed name."""
 
     old_states: list[str]
     new_states: list[str]
@@ -25,15 +25,15 @@ class Found:
 
 
 class Upstream:
-    """Looks behind operands, up to ETP operations and new hidden states.
+    """Search for ancestors of operands, up to ETP operations and new hidden states.
 
     Parameters
     ----------
     step
         The step.
     boundary
-        Where a rule lets a way back end (see `TraceMethod`): where it follows every way, that goes
-        on behind ETP operations and the states of other groups.
+        The learning rule's treatment of products (see `TraceMethod`). For a full-Jacobian rule, the
+        search continues through ETP operations and the states of other groups.
     """
 
     def __init__(self, step: GroupedStep, boundary: Boundary) -> None:
@@ -44,7 +44,7 @@ class Upstream:
         self._new = {var: state.name for state, var in step.new_states}
 
     def is_remembered(self, group: HiddenGroup) -> bool:
-        """Tell whether a later step reads a group, not by ETP operations alone."""
+        """Tell whether a later step reads a group, other than by ETP operations alone."""
         return self.step.is_remembered(group) and not group.delay_line
 
     def of_others(self, behind: Iterable[Var], group: HiddenGroup) -> list[str]:
@@ -55,13 +55,13 @@ class Upstream:
         return [name for var, name in self._new.items() if var in found]
 
     def ends(self, group: HiddenGroup) -> frozenset[Var]:
-        """Return where a look behind a group's states ends."""
+        """Return the variables at which a search from a group's states ends."""
         if self._follows_all:
             return frozenset()
         return frozenset(self._weights) | (frozenset(self._new) - frozenset(group.new_vars))
 
     def behind(self, operands: Iterable[Atom], group: HiddenGroup) -> Found:
-        """Return what a gradient reaches through some operands, operand by operand."""
+        """Return the ancestors of some operands, operand by operand."""
         old: dict[str, None] = {}
         new: dict[str, None] = {}
         weights: dict[str, None] = {}
@@ -77,7 +77,7 @@ class Upstream:
     def before(
         self, operands: Iterable[Atom], group: HiddenGroup
     ) -> Iterator[tuple[MarkedOperation, list[str]]]:
-        """Yield the operations right before some operands, with the old states that each reads.
+        """Yield the nearest ETP ancestors of operands, with the old states they read.
 
         An operation may read old states through other operations.
         """

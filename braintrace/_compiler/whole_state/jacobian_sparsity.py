@@ -1,8 +1,8 @@
-"""Jacobian sparsity: which elements of a sample's new state depend on which others.
+"""Jacobian sparsity: the dependence of a sample's new state, element by element.
 
-Sets of numbers flow forward through the program of a step (`_jaxpr.dataflow`): numbers of elements
-of the first sample's old state, of outputs of products, or of entries of parameters. The sets of
-the new state are the rows of a Jacobian: an entry outside of them is zero.
+Sets of numbers flow forward through the program of a step (`_jaxpr.dataflow`). They number elements
+of the first sample's old state, outputs of products, or entries of parameters. The sets of the new
+state are the rows of a Jacobian: every entry outside of them is zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ from ..core.back_through import through_derivative
 from .parameter_uses import new_vars
 
 Rows: TypeAlias = np.ndarray
-"""Of every element, flat, whether it depends on each of some numbers: ``(size, numbers)``."""
+"""Dependence of every element, flattened, on each of some numbers: ``(size, numbers)``."""
 
 MOST_NUMBERS = 2**26
-"""Entries of a parameter, times the elements of the largest value, that are followed one by one."""
+"""Largest product of a parameter's entries and the largest value's elements for exact sets."""
 
 
 def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> Structure:
-    """Return what the numbers of a sample's new state are computed from.
+    """Return the sparsity pattern of a sample's new state.
 
-    A parameter that enters in another way than a product, and is too large to be followed entry by
-    entry, counts as if each entry reached all states that any of them reaches.
+    A parameter that enters other than by a product may be too large to follow entry by entry. Each
+    of its entries then counts as if it reached all states that any of them reaches.
     """
     check_fits(
         "The sparsity pattern of the recurrent Jacobian",
@@ -78,7 +78,7 @@ def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> 
 
 
 def _of_first_sample(shape: Sequence[int], axis: int | None) -> np.ndarray:
-    """Return the elements of the first sample, flat, in the order in which samples have theirs."""
+    """Return the elements of the first sample, flattened, in the order of a sample."""
     elements = np.arange(int(np.prod(shape))).reshape(shape)
     return (elements if axis is None else elements.take(0, axis)).ravel()
 
@@ -93,7 +93,7 @@ def _rows(size: int, elements: np.ndarray, start: int = 0, numbers: int | None =
 def _entering_otherwise(
     traced: TracedModel, analysis: Analysis, whole: WholeState
 ) -> list[StateLeaf]:
-    """Return the parameters that reach a state, and not by products alone."""
+    """Return the parameters that reach a state other than by products alone."""
     program = analysis.program
     operands: list[Atom] = []
     for use in whole.uses:
@@ -110,16 +110,16 @@ def _entering_otherwise(
 def dependences(
     analysis: Analysis, targets: Sequence[Var], starts: Mapping[Var, Rows]
 ) -> list[Rows]:
-    """Return what the elements of some variables depend on.
+    """Return the dependence of the elements of some variables.
 
     Parameters
     ----------
     analysis
-        Of the step.
+        Analysis of the step.
     targets
         The variables.
     starts
-        Those whose rows are known.
+        Variables whose rows are known.
     """
     count = next(iter(starts.values())).shape[1]
     flows = {var: rows.reshape(*var.aval.shape, count) for var, rows in starts.items()}
@@ -140,7 +140,10 @@ def dependences(
 def _through_operation(
     lattice: Sets, equation: Equation, operands: Sequence[Flow]
 ) -> list[Flow] | None:
-    """Follow the input of an ETP operation; ``None`` where another operand is followed as well."""
+    """Follow the input of an ETP operation.
+
+    ``None`` if another of its operands is followed as well.
+    """
     spec, y = ETP_PRIMITIVE_SPECS[equation.primitive], equation.outvars[0].aval
     if spec.gradient_enabled and len(operands) == 1:
         (flow,) = operands

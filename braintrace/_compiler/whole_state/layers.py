@@ -1,4 +1,4 @@
-"""Layers: hidden groups that depend on each other over time, by any way, are one of them."""
+"""Layers: hidden groups that depend on each other over time, by any path."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
@@ -25,7 +25,7 @@ def layers_of(step: GroupedStep) -> list[HiddenStates]:
 
 
 def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[Diagnostic]:
-    """Yield what layers remember of others."""
+    """Yield a diagnostic for each layer with memory of another layer."""
     for number, lower in enumerate(layers):
         for index in sorted(_following(step, layers, lower) - {number}):
             upper = layers[index]

@@ -1,4 +1,4 @@
-"""Where parameters enter the hidden states of a step, and which of these they reach."""
+"""Parameter uses for full-Jacobian rules, and the states that parameters reach."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ def new_vars(leaves: Sequence[StateLeaf]) -> list[Var]:
 def uses_of_parameters(
     traced: TracedModel, analysis: Analysis, leaves: Sequence[StateLeaf]
 ) -> Iterator[ParameterUse]:
-    """Yield the equations where what is computed from parameters alone meets data."""
+    """Yield the equations where parameter-derived values meet data."""
     program, data = analysis.program, data_of(traced, analysis)
     ahead = analysis.gradients_ahead(leaf.in_var for leaf in traced.parameters)
     behind = analysis.gradients_behind(new_vars(leaves))
@@ -61,7 +61,7 @@ def _held_behind(
 
 
 def _input_of_product(equation: Equation, operands: tuple[int, ...], data: set[Var]) -> int | None:
-    """Return the operand that a product with parameters takes samples from."""
+    """Return the operand of a product with parameters that contains the samples."""
     others = [i for i, atom in enumerate(equation.invars) if is_var(atom) and atom in data]
     if len(others) != 1 or others[0] in operands:
         return None
@@ -78,7 +78,7 @@ def reached_by_parameters(
 ) -> dict[str, tuple[int, ...]]:
     """Return the states that each parameter reaches, in this step or a later one.
 
-    Not through the states of another layer.
+    Paths through the states of another layer do not count.
     """
     gradients, every = step.graph.gradients, set(leaves)
     insides = [{leaf for leaf, _ in layer} for layer in layers] or [every]

@@ -1,4 +1,4 @@
-"""Ways through a step that a derivative cannot take backward."""
+"""Reverse-mode check: refuse ``while`` loops that would be differentiated."""
 
 from collections.abc import Iterable
 
@@ -32,14 +32,14 @@ def check_reverse_mode(
 
 
 def check_reverse_mode_of_step(step: GroupedStep, goes_on: bool, rule: str) -> None:
-    """Refuse a ``while`` loop behind which a plain parameter would learn.
+    """Refuse a ``while`` loop between a parameter and a result of the step.
 
     Parameters
     ----------
     step, rule
         The step, and the name of the learning rule.
     goes_on
-        Whether the derivative goes on to the states before a step.
+        Whether the derivative continues to the states before a step.
     """
     traced = step.traced
     written = [leaf for leaf in traced.leaves if leaf.out_var is not None]

@@ -1,9 +1,9 @@
-"""Along which axes of states, and of what parameters meet, a batch has its samples.
+"""Batch independence: a proof that samples are independent, and their axes.
 
 Samples are independent if each element of a new state depends on the old state of one sample. The
-proof is a flow of labels (`_jaxpr.dataflow`) through the program of the step's derivative, from the
-cotangents of new states, each labelled with its sample. All other inputs count as constant: a
-product with one of them acts on each sample by itself.
+proof is a flow of labels (`_jaxpr.dataflow`) through the program of the step's derivative. It
+starts at the cotangents of new states, each labelled with its sample. All other inputs count as
+constants: a product with one of them acts on each sample separately.
 """
 
 import dataclasses
@@ -30,16 +30,17 @@ from .parameter_uses import new_vars
 
 
 class SampleAxes:
-    """Whether samples are independent, and where they are among what meets parameters.
+    """Whether samples are independent, and the sample axes of parameter uses.
 
     Attributes
     ----------
     count, axes
-        How many there are, and along which axis of each state.
+        The number of samples, and their axis in each state.
     mixed
-        A state that depends on several, or has no axis of them; ``None``: they are independent.
+        A state that depends on several samples, or has no axis for them; ``None``: samples are
+        independent.
     classified
-        The uses of parameters, with what is known of their samples.
+        The uses of parameters, with the samples of their elements.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class SampleAxes:
 
 
 def _axis_of_input(equation: Equation, x: int, y_axis: int) -> int | None:
-    """Return the axis of a product's input that one of its result's axes comes from."""
+    """Return the axis of a product's input that an axis of its result comes from."""
     params, name = equation.params, equation.primitive.name
     if name == "dot_general":
         axes = dot_axes(equation)
@@ -147,7 +148,10 @@ def _pulled_back(
     leaves: Sequence[StateLeaf],
     uses: Sequence[ParameterUse],
 ) -> tuple[Any, list[Place]]:
-    """Return ``(inputs, cotangents of new states) -> those of old states, and at places``."""
+    """Return the vjp of the step as a jaxpr, and its places.
+
+    It maps inputs and cotangents of new states to cotangents of old states and at ``places``.
+    """
     program, new = analysis.program, new_vars(leaves)
     data = data_of(traced, analysis)
     places = list(_places(analysis, uses))
@@ -191,7 +195,7 @@ def _aval_at(analysis: Analysis, place: Place) -> Any:
 
 
 def _samples_apart(analysis: Analysis, data: set[Var]) -> dict[int, Rule]:
-    """Return rules by which ETP operations make every sample of their output from all of it."""
+    """Return rules by which each sample of an ETP output depends on all of its input."""
 
     def rule(equation: Equation, values: list[Any]) -> list[Any]:
         place = ETP_PRIMITIVE_SPECS[equation.primitive].x_invar_index
@@ -212,7 +216,7 @@ def _samples_apart(analysis: Analysis, data: set[Var]) -> dict[int, Rule]:
 
 
 def _rows_agree(equation: Equation, x: int, data: set[Var]) -> bool:
-    """Tell whether all data is in an operation's input, with as many samples as its output."""
+    """Tell whether an operation's input has all data, and the samples of its output."""
     given: Atom = equation.invars[x]
     others = [atom for i, atom in enumerate(equation.invars) if i != x and is_var(atom)]
     return data.isdisjoint(others) and bool(
@@ -221,9 +225,9 @@ def _rows_agree(equation: Equation, x: int, data: set[Var]) -> bool:
 
 
 def axis_of_samples(samples: np.ndarray, count: int) -> int | None:
-    """Return the axis along which an array has one sample after the other, or ``None``.
+    """Return the axis of an array that runs over the samples, or ``None``.
 
-    Elements that depend on none go with any.
+    Elements that depend on no sample fit any axis.
     """
     axes = (axis for axis, size in enumerate(samples.shape) if size == count)
     return next((a for a in axes if follow(samples, laid_out(samples.shape, a, count))), None)

@@ -1,7 +1,7 @@
-"""The hidden states of a step as one vector for every sample, and where parameters enter it.
+"""Whole state: the hidden states of each sample as one vector.
 
-Of rules that follow every way through a step. A model whose samples depend on each other, or that
-has no derivative, is refused.
+Full-Jacobian rules need it. It includes the equations where parameters enter. A model whose samples
+depend on each other, or that has no derivative, is refused.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from .reverse_mode import check_reverse_mode
 from .sample_axes import SampleAxes
 
 MOST_CHOICES = 16
-"""Number of choices of batch axes that are tried. The first one is nearly always right."""
+"""Number of choices of batch axes to try. The first one is nearly always right."""
 
 
 def whole_state_of(
@@ -42,9 +42,9 @@ def whole_state_of(
     rule
         Name of the learning rule.
     batch, is_given
-        The samples, and whether the user has said how many there are: they are independent then.
+        The samples, and whether the user has given their number: they are independent then.
     layers
-        Those that the rule keeps apart; empty: none.
+        The layers that the rule separates; empty: none.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def whole_state_of(
     _check_derivatives(step, leaves, rule)
     uses = list(uses_of_parameters(traced, analysis, leaves))
     axes = tuple(batch.axis(leaf) for leaf in leaves)
-    # One sample is always correct: it contains all states, if some belong to all samples.
+    # One sample is always correct: it contains all states, including states shared by all samples.
     is_one = batch.samples is None or (None in axes and not is_given)
     count = 1 if is_one else batch.samples or 1
     found = _verified(step, leaves, uses, count, _choices(batch, leaves, count))
@@ -82,8 +82,8 @@ def _choices(
 ) -> Iterator[tuple[int | None, ...]]:
     """Yield the batch axes that the states may have.
 
-    The rows of no operation tell the axis of some states. The derivative of the step does: an axis
-    of the size of the batch is the batch axis if the samples along it are independent.
+    The rows of operations may not determine the axis of a state. The derivative of the step does:
+    an axis with the size of the batch is the batch axis if the samples along it are independent.
     """
     choices: list[list[int | None]] = []
     for leaf in leaves:
@@ -101,7 +101,7 @@ def _verified(
     count: int,
     choices: Iterator[tuple[int | None, ...]],
 ) -> SampleAxes:
-    """Return the first choice of batch axes along which samples are independent, or the last."""
+    """Return the first batch axes with independent samples, or the last ones tried."""
     for axes in choices:
         found = SampleAxes(step.traced, step.analysis, leaves, uses, count, axes)
         if found.mixed is None:
@@ -130,7 +130,7 @@ def _leaves(traced: TracedModel) -> tuple[StateLeaf, ...]:
 
 
 def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str) -> None:
-    """Refuse ways to a state, or to an output, whose derivative cannot be had or is not one."""
+    """Refuse paths to a state or output with no derivative, or a nonlinear one."""
     traced, analysis = step.traced, step.analysis
     for diagnostic in carried_without_a_trace(step, frozenset()):
         if diagnostic.level == "warning":
