@@ -11,7 +11,7 @@ from . import machine, markdown, plots, results
 from .case import Case
 from .processes import OWN, Interpreter, other, run_case, run_module
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 LEARNING = "learning"
 """What is trained, and not timed: see `python -m benchmarks learning --help`."""
 
@@ -36,9 +36,9 @@ def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the results")
     parser.add_argument(
-        "--readme",
+        "--headline",
         action="store_true",
-        help="write the README's table from the last full results",
+        help="write the table of docs/benchmarks.md from the last full results",
     )
     return parser.parse_args(arguments)
 
@@ -122,13 +122,13 @@ def write(stem: Path, found: results.Result, platform: str) -> None:
     print(f"written: {json_file} and the .md and plots next to it")
 
 
-def update_readme(stem: Path) -> int:
-    """Write the README's table from results."""
+def update_page(stem: Path) -> int:
+    """Write the first table of docs/benchmarks.md from results."""
     path = stem.with_name(stem.name + ".json")
     if not path.exists():
         print(f"There are no results of this machine ({path}): run `python -m benchmarks` first.")
         return 1
-    markdown.put_into(README, markdown.headline(results.load(path)))
+    markdown.put_into(PAGE, markdown.headline(results.load(path)))
     return 0
 
 
@@ -142,8 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = options_of(given)
     this = run_module(OWN, "machine")
     stem = options.out / machine.file_name(this["name"])
-    if options.readme:
-        return update_readme(stem)
+    if options.headline:
+        return update_page(stem)
     cases = chosen(this["platform"], options.quick, options.only)
     if options.list:
         print(*(case.name for case in cases), sep="\n")

@@ -1,4 +1,4 @@
-"""Results as Markdown tables, and the headline block of the README."""
+"""Results as Markdown tables, and the headline block of the benchmark page."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ HEADLINE = dict.fromkeys(
     "sparse_nets/LIF,N=10000,B=1,T=64": _SPARSE,
     "sparse_nets/LIF,N=10000,B=16,T=64": _SPARSE,
 }
-"""Cases in the README, and what their rows are called there, by the parameters of the case."""
+"""Cases of the headline, and the labels of their rows, by the parameters of the case."""
 
 HEADLINE_TIMES = (
     "BPTT",
@@ -206,7 +206,7 @@ def page(results: Result, sections: list[tuple[str, str, list[Result]]], plots: 
 
 
 def headline(results: Result) -> str:
-    """Return the block of the README: the whole-sequence gradient next to BPTT."""
+    """Return the headline: the time of a whole-sequence gradient relative to BPTT."""
     rows, machines = [], []
     for name, row in HEADLINE.items():
         case = results["cases"].get(name)
@@ -222,9 +222,10 @@ def headline(results: Result) -> str:
             ]
         )
     intro = (
-        "Gradient of a whole sequence with a loss at every step, float32, and in brackets its time "
-        "over that of backpropagation through time. Every sequence begins with a reset, but where "
-        "traces are carried on from the one before. On "
+        "Time of the gradient of a whole sequence with a loss at every step, in float32. Brackets "
+        "contain the ratio to backpropagation through time (BPTT). Every sequence starts after a "
+        "reset, except in the column *carrying on*, where traces continue from the previous "
+        "sequence. Machine: "
     )
     lines = [intro + " ".join(dict.fromkeys(machines)), ""]
     return "\n".join([*lines, *table(["", *HEADLINE_TIMES], rows)]).rstrip()
@@ -236,16 +237,16 @@ def _with_ratio(time: float | None, reference: float | None) -> str:
     return seconds(time) if time == reference else f"{seconds(time)} ({time / reference:.2f})"
 
 
-def put_into(readme: Path, block: str) -> None:
-    """Replace what stands between the markers of a page.
+def put_into(page: Path, block: str) -> None:
+    """Replace the text between the markers of a page.
 
     Raises
     ------
     ValueError
         If the page has no markers.
     """
-    text = readme.read_text()
+    text = page.read_text()
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", flags=re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"{readme.name} has no markers {BEGIN} and {END}.")
-    readme.write_text(pattern.sub(lambda _: f"{BEGIN}\n{block}\n{END}", text))
+        raise ValueError(f"{page.name} has no markers {BEGIN} and {END}.")
+    page.write_text(pattern.sub(lambda _: f"{BEGIN}\n{block}\n{END}", text))

@@ -269,7 +269,7 @@ def test_line_through_times():
     assert (a, b) == (pytest.approx(0.5), pytest.approx(0.25))
 
 
-def test_page_plots_and_readme_block(tmp_path):
+def test_page_plots_and_headline(tmp_path):
     found = child.run(made_up(0.0), rounds=2, budget=0.0)
     machine = {"name": "A processor, 2 cores", "python": "3.11", "versions": {"jax": "0.10"}}
     name = next(iter(markdown.HEADLINE))
@@ -279,10 +279,10 @@ def test_page_plots_and_readme_block(tmp_path):
     page = markdown.page(everything, [("question", "", [found])], drawn)
     assert "A processor, 2 cores" in page
 
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
-    markdown.put_into(readme, markdown.headline(everything))
-    text = readme.read_text()
+    front = tmp_path / "benchmarks.md"
+    front.write_text(f"before\n{markdown.BEGIN}\nold\n{markdown.END}\nafter\n")
+    markdown.put_into(front, markdown.headline(everything))
+    text = front.read_text()
     assert "old" not in text
     assert "64 steps, 256 units, batch 32" in text
     assert text.startswith("before\n")

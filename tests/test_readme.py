@@ -1,9 +1,10 @@
-"""The README's code runs as it stands there."""
+"""The code of the README runs and prints the stored output."""
 
 import pathlib
 import re
 
 import brainstate
+import pytest
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 
@@ -19,7 +20,14 @@ def test_python_blocks_run(capsys, tmp_path, monkeypatch):
         exec(block, names)
         weights = names["learner"].algorithm.model.states(brainstate.ParamState)
         assert set(names["gradients"]) == set(names.get("params", weights))
-    assert "w_rec" in capsys.readouterr().out
+    losses, report = capsys.readouterr().out.split("\n", 1)
+    stored = [float(loss) for loss in blocks("text")[0].split()]
+    assert [float(loss) for loss in losses.split()] == pytest.approx(stored, abs=0.005)
+    assert "w_rec" in report
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) <= 110
 
 
 def test_links_lead_somewhere():
