@@ -1,4 +1,4 @@
-"""Tools on jaxprs that know nothing of eligibility traces or of models."""
+"""Tools for any jaxpr, independent of models and eligibility traces."""
 
 from .bodies import RunBody as RunBody
 from .bodies import loop_of as loop_of

@@ -1,7 +1,7 @@
-"""Equations that hold jaxprs: what their bodies are given, and the same with other bodies.
+"""Equations with bodies: loops, branches and calls, rebuilt around other bodies.
 
-Loops, branches, calls and functions with a derivative of their own are rebuilt through JAX's
-public functions, around bodies that somebody else runs.
+JAX's public functions rebuild loops, branches, calls and functions with a custom derivative. The
+caller provides the function that runs each body.
 """
 
 import dataclasses
@@ -22,21 +22,21 @@ RunBody: TypeAlias = Callable[[AnyJaxpr, list[ArrayLike]], Sequence[ArrayLike]]
 
 @dataclasses.dataclass(frozen=True)
 class Loop(Generic[Value]):
-    """A ``scan`` or ``while``, and what stands for each of its operands.
+    """A ``scan`` or ``while`` loop, with one value for each of its operands.
 
     Attributes
     ----------
     body
-        Maps ``(*fixed, *carried, *a slice of each sequence)`` to
-        ``(*carried, *a slice of each result)``.
+        Maps ``(*fixed, *carried, *a slice of each sequence)`` to ``(*carried, *a slice of each
+        result)``.
     condition
-        Maps ``(*tested, *carried)`` to whether the loop goes on; ``None``: a ``scan``.
+        Maps ``(*tested, *carried)`` to whether the loop continues; ``None``: a ``scan``.
     tested, fixed
-        What the condition and the body read alike at every step.
+        Loop-invariant operands of the condition and of the body.
     carried
-        What goes from step to step, as it is at the first.
+        The carry before the first step.
     sequences
-        What is read slice by slice.
+        Operands that are read slice by slice.
     """
 
     body: AnyJaxpr
@@ -48,7 +48,7 @@ class Loop(Generic[Value]):
 
 
 def loop_of(equation: Equation, operands: Sequence[Value]) -> Loop[Value]:
-    """Return a ``scan`` or ``while``, with its operands sorted by what becomes of them."""
+    """Return a ``scan`` or ``while`` loop, its operands sorted by their role."""
     params, given = equation.params, list(operands)
     if equation.primitive.name == "while":
         first = params["cond_nconsts"]
@@ -61,7 +61,7 @@ def loop_of(equation: Equation, operands: Sequence[Value]) -> Loop[Value]:
 
 
 def rebuilt(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike] | None:
-    """Return the outputs of an equation whose bodies are run by a function.
+    """Rebuild an equation around bodies that a function runs; return its outputs.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def _function(body: AnyJaxpr, run: RunBody) -> Callable[..., list[ArrayLike]]:
 
 
 def _again(function: Callable[..., PyTree], run: RunBody) -> Callable[..., PyTree]:
-    """Return a function whose equations are run as those of a body."""
+    """Return a function whose equations are run like the equations of a body."""
 
     def again(*arguments: PyTree) -> PyTree:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)

@@ -1,4 +1,4 @@
-"""Searches in directed graphs: reachable nodes, and strongly connected components."""
+"""Graph searches: reachable nodes, and strongly connected components."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -26,14 +26,14 @@ def reached(starts: Iterable[Node], successors: Callable[[Node], Iterable[Node]]
 
 
 def components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the strongly connected components, each after all that can be reached from it.
+    """Return the strongly connected components, each after all reachable from it.
 
-    Tarjan's algorithm, in time linear in the number of edges.
+    This is Tarjan's algorithm, in time linear in the number of edges.
 
     Parameters
     ----------
     successors
-        For each node the nodes that its edges go to.
+        For each node, the ends of its outgoing edges.
 
     Examples
     --------

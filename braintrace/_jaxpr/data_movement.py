@@ -1,8 +1,8 @@
-"""Equations that only move elements: where each output element comes from.
+"""Data movement: the source of each output element of a reshape, slice or gather.
 
-`source_map` returns, for every output of such an equation, an integer array of the output's
-shape. An entry is the index of the element among all elements of all operands, counted in
-order, or ``NOWHERE`` for an element that is not an operand's.
+For every output of such an equation, `source_map` returns an integer array of the output's shape.
+An entry is the index of an element among all elements of all operands, counted in order. It is
+``NOWHERE`` for an element that comes from no operand.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ _Sources = list[np.ndarray]
 
 
 def moved(equation: Equation, operands: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-    """Return the outputs of a move on arrays that stand in for its operands.
+    """Run a move on other arrays instead of its operands.
 
-    ``None`` for a move whose operands say where elements go.
+    ``None`` for a move with index operands.
     """
     move = _MOVES.get(equation.primitive.name)
     return None if move is None else move(equation, *operands)
@@ -31,7 +31,7 @@ def _reshape(equation: Equation, x: np.ndarray) -> _Sources:
 
 
 def _reshape_in_order(equation: Equation, x: np.ndarray) -> _Sources:
-    order = equation.params["dimensions"]  # `order="F"` of `jax.numpy` is one
+    order = equation.params["dimensions"]  # for example, `order="F"` of `jax.numpy.reshape`
     return _reshape(equation, x if order is None else x.transpose(order))
 
 
@@ -113,7 +113,7 @@ _MOVES: dict[str, Callable[..., _Sources]] = {
 }
 
 
-# Operands that carry elements; the others say where the elements go.
+# Operands that contain elements; the other operands are indices.
 _INDEXED_MOVES = {
     "gather": (0,),
     "scatter": (0, 2),
@@ -123,7 +123,7 @@ _INDEXED_MOVES = {
 
 
 MOVES = frozenset(_MOVES)
-"""Names of the moves that no operand directs."""
+"""Names of the moves without index operands."""
 
 
 def is_data_movement(equation: Equation) -> bool:
@@ -134,7 +134,7 @@ def is_data_movement(equation: Equation) -> bool:
 
 
 def moved_operands(equation: Equation) -> tuple[int, ...]:
-    """Return the operands whose elements a move carries to its outputs."""
+    """Return the operands whose elements a move copies to its outputs."""
     carried = _INDEXED_MOVES.get(equation.primitive.name)
     return tuple(range(len(equation.invars))) if carried is None else carried
 
@@ -142,20 +142,19 @@ def moved_operands(equation: Equation) -> tuple[int, ...]:
 def source_map(
     equation: Equation, constant: Callable[[Atom], np.ndarray | None]
 ) -> list[np.ndarray] | None:
-    """Return where each output element of a move comes from.
+    """Return the source of each output element of a move.
 
     Parameters
     ----------
     equation
         An equation for which `is_data_movement` holds.
     constant
-        Returns the value of an operand that depends on no input of the program, else
-        ``None``.
+        Returns the value of an operand that depends on no input of the program, else ``None``.
 
     Returns
     -------
     list of integer arrays or None
-        ``None`` where the move depends on data.
+        ``None`` if the move depends on data.
     """
     carried = moved_operands(equation)
     shapes = [equation.invars[operand].aval.shape for operand in carried]
@@ -179,7 +178,7 @@ def _run_on_indices(
     indices: Sequence[np.ndarray],
     constant: Callable[[Atom], np.ndarray | None],
 ) -> list[np.ndarray] | None:
-    """Let the primitive itself move the element numbers."""
+    """Run the primitive itself on the numbers of elements."""
     operands: list[np.ndarray] = []
     for operand, atom in enumerate(equation.invars):
         value = indices[carried.index(operand)] if operand in carried else constant(atom)
@@ -202,15 +201,14 @@ _OF_SCATTER = (
     "scatter_dims_to_operand_dims",
     "scatter_indices_batching_dims",
 )
-"""Dimension numbers of a scatter, and those of a gather that reads where it writes.
+"""Dimension numbers of a scatter, and of a gather that reads where the scatter writes.
 
-They are the axes of the slices that run within one; the axes of the array that slices do not have;
-the axes of the array along which an index counts; and the batch axes of the indices.
-"""
+In order: the axes of the slices within one slice; the axes of the array that slices do not have;
+the axes of the array that an index counts along; and the batch axes of the indices."""
 
 
 def elements_of_slices(equation: Equation, places: np.ndarray) -> np.ndarray:
-    """Return which elements of its first operand a gather reads, or a scatter writes to.
+    """Return the elements of the first operand that a gather reads or a scatter writes.
 
     Parameters
     ----------
@@ -222,8 +220,8 @@ def elements_of_slices(equation: Equation, places: np.ndarray) -> np.ndarray:
     Returns
     -------
     numpy.ndarray
-        A number for each element of a gather's result, or of a scatter's updates; `NOWHERE` for
-        slices that reach out of the array, unless these are moved inside (``CLIP``).
+        A number for each element of a gather's result, or of a scatter's updates. It is `NOWHERE`
+        for slices that extend out of the array, unless these are clipped (``CLIP``).
     """
     is_gather = equation.primitive.name == "gather"
     array, slices = equation.invars[0], equation.outvars[0] if is_gather else equation.invars[2]

@@ -1,10 +1,10 @@
-"""Programs that call back, run apart from what is computed from the answers.
+"""Record and replay of callbacks: each runs once, its results are replayed.
 
-What calls Python while it runs (a callback, a print) must do so once, though a step is evaluated
-several times: for its outputs, for each state, for derivatives. `recorded` runs a program and keeps
-what was answered, inside of loops and branches too; `replayed` runs it on answers, without effects.
-Of a ``while`` nobody knows how many answers there are: what it returns is one answer, and has no
-derivative.
+A callback or print must run once, although a step is evaluated several times: for its outputs, for
+each state, and for derivatives. `recorded` runs a program and keeps the callback results, also
+inside of loops and branches. `replayed` runs the program on these results, without effects. The
+number of callbacks in a ``while`` loop is unknown, so the results of the whole loop are kept
+instead, without a derivative.
 """
 
 import functools
@@ -30,11 +30,11 @@ from .bodies import loop_of, rebuilt
 from .evaluate import interpret
 
 Answers = list[PyTree]
-"""What each equation with an effect has answered, in the order in which they are run."""
+"""The results of each equation with an effect, in order of execution."""
 
 
 def can_be_replayed(jaxpr: AnyJaxpr) -> bool:
-    """Tell whether all effects of a program are those of calls whose answers can be kept."""
+    """Tell whether all effects of a program are callbacks whose results can be kept."""
     acting = (equation for equation in open_jaxpr(jaxpr)[0].eqns if equation.effects)
     return all(map(_can_be_kept, acting))
 
@@ -57,7 +57,7 @@ def _has_answers(equation: Equation) -> bool:
 
 
 def recorded(jaxpr: AnyJaxpr, values: Sequence[Any]) -> tuple[list[Any], Answers]:
-    """Run a program, and return its results and what it has been answered."""
+    """Run a program; return its results and its callback results."""
     answers: Answers = []
 
     def run(_: int, equation: Equation, operands: list[Any]) -> Sequence[Any]:
@@ -71,7 +71,7 @@ def recorded(jaxpr: AnyJaxpr, values: Sequence[Any]) -> tuple[list[Any], Answers
 
 
 def replayed(jaxpr: AnyJaxpr, values: Sequence[Any], answers: Answers) -> list[Any]:
-    """Run a program on answers; nobody is called."""
+    """Run a program on recorded callback results; no callback runs."""
     left = iter(answers)
 
     def run(_: int, equation: Equation, operands: list[Any]) -> Sequence[Any]:
@@ -117,15 +117,15 @@ def _replayed(equation: Equation, operands: list[Any], answers: PyTree) -> list[
 
 
 def _is_silent(equation: Equation) -> bool:
-    """Tell whether an equation is a loop of unknown length in which nobody answers."""
+    """Tell whether an equation is a ``while`` loop whose callbacks return no results."""
     return equation.primitive.name == "while" and not _has_answers(equation)
 
 
 @functools.cache
 def _answering(name: str) -> Any:
-    """Return an operation that gives its first operand, and has the name of what answered it.
+    """Return an operation that returns its first operand, named after the callback.
 
-    Whoever reads a program finds what was asked; a derivative of the answer is refused.
+    A jaxpr with it still shows the callback; differentiating its result raises an error.
     """
 
     def refuse(primals: Any, tangents: Any) -> Any:
@@ -142,7 +142,7 @@ def _answering(name: str) -> Any:
 
 
 def _silent(body: AnyJaxpr, values: list[Any]) -> list[Any]:
-    """Run a body that gets no answers without its calls."""
+    """Run a body without its callbacks, which return no results."""
 
     def run(_: int, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         if not equation.effects:
@@ -159,7 +159,7 @@ def _silent(body: AnyJaxpr, values: list[Any]) -> list[Any]:
 def _scanned(
     equation: Equation, operands: list[Any], answers: PyTree | None
 ) -> tuple[list[Any], PyTree]:
-    """Run a loop, on answers or to get them: theirs are the first axes of arrays."""
+    """Run a ``scan``; record callback results along a leading axis, or replay them."""
     loop, params = loop_of(equation, operands), equation.params
 
     def body(carried: list[Any], now: tuple[list[Any], PyTree]) -> Any:
@@ -178,7 +178,7 @@ def _scanned(
 
 
 def _recorded_branch(equation: Equation, operands: list[Any]) -> tuple[list[Any], PyTree]:
-    """Run a branch; what the others would have been answered is zero."""
+    """Run a branch; the callback results of the other branches are zeros."""
     bodies = equation.params["branches"]
     shapes = [jax.eval_shape(lambda *v, b=b: recorded(b, v)[1], *operands[1:]) for b in bodies]
     zeros = [jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape) for shape in shapes]

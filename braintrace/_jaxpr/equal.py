@@ -1,8 +1,8 @@
-"""Which variables of a program have the same value.
+"""Common subexpressions: variables of a program that have the same value.
 
-A step is evaluated more than once (for its outputs, for its Jacobians), and each evaluation
-writes its equations anew. XLA merges what is equal within one loop body; what is moved out of
-it has to be recognised before.
+A step is evaluated more than once (for its outputs, for its Jacobians), and each evaluation repeats
+its equations. XLA merges equal values within one loop body. Values that are hoisted out of the loop
+have to be recognised before.
 """
 
 import dataclasses
@@ -15,30 +15,30 @@ from .._jax import AnyJaxpr, Atom, Equation, Var, call_body, is_var, open_jaxpr,
 from .program import Program, readers_of
 
 SAME_VALUE = frozenset({"stop_gradient", "with_derivative_of"})
-"""Operations that matter to derivatives alone."""
+"""Operations that only affect derivatives."""
 
 DRAWS = frozenset({"rng_uniform"})
-"""Operations that give something else every time."""
+"""Operations with a different result at every run."""
 
 
 KEEPS_ZERO = frozenset(
     {"broadcast_in_dim", "convert_element_type", "reshape", "stop_gradient", "transpose"}
 )
-"""Operations whose result is zero where their operand is."""
+"""Operations whose result is zero if their operand is."""
 
 
 def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var]:
     """Return, for every variable, the first one that is computed in the same way.
 
-    Values are equal, derivatives need not be: a function with a rule of its own is the same as
-    another with the same body, and behind a ``stop_gradient`` there is none.
+    Values are equal, derivatives need not be. A function with a custom derivative equals another
+    function with the same body, and a ``stop_gradient`` equals its operand.
 
     Parameters
     ----------
     program
         The program.
     zeros
-        Inputs that are zero: what they are added to stays as it is.
+        Inputs that are zero: adding one changes nothing.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var
 
 
 def _unchanged(equation: Equation, zeros: set[Var]) -> Var | None:
-    """Return the operand whose value an equation has; note results that are zero."""
+    """Return the operand that a result equals; add zero results to ``zeros``."""
     name, operands = equation.primitive.name, equation.invars
     is_zero = [atom in zeros if is_var(atom) else not np.any(atom.val) for atom in operands]
     if (name in KEEPS_ZERO and all(is_zero)) or (name == "select_n" and all(is_zero[1:])):
@@ -86,9 +86,9 @@ def _unchanged(equation: Equation, zeros: set[Var]) -> Var | None:
 
 
 def equal_with_derivatives(program: Program) -> dict[Var, Var]:
-    """Return the same of variables whose derivatives are equal as well.
+    """Return, for every variable, the first one with equal value and derivatives.
 
-    Equations with bodies are left alone: a derivative may be whatever the user has written.
+    Equations with bodies are never merged: they may have any custom derivative.
     """
     first: dict[Var, Var] = {}
     seen: dict[Hashable, list[Var]] = {}
@@ -103,14 +103,14 @@ def equal_with_derivatives(program: Program) -> dict[Var, Var]:
 
 
 def merged(program: Program, equal: Mapping[Var, Var]) -> Program:
-    """Return a program that computes once what is equal.
+    """Return a program that computes equal values once.
 
     Parameters
     ----------
     program
         The program.
     equal
-        For variables the first one with the same value; see `equal_values`.
+        For each variable the first one with the same value; see `equal_values`.
     """
 
     def first(atom: Atom) -> Atom:
@@ -130,9 +130,9 @@ def _literal(atom: Atom) -> Hashable:
 
 
 def _meaning(equation: Equation) -> Hashable:
-    """Return what an equation computes from its operands, as something to compare."""
+    """Return a hashable key of the function that an equation computes."""
     body = call_body(equation)
-    if body is not None:  # its derivative rule is a new function in every evaluation
+    if body is not None:  # each evaluation makes a new function for its derivative rule
         return equation.primitive, _body(body)
     return equation.primitive, _comparable(tuple(sorted(equation.params.items())))
 

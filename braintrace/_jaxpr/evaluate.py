@@ -1,11 +1,11 @@
-"""The interpreter of jaxprs: every equation as it is, or as a rule runs it.
+"""Interpreter of jaxprs: a rule runs an equation, or the equation runs as it is.
 
-A rule is asked about an equation and the values of its operands, and returns the values of its
-outputs, or ``None`` where the equation is to be run as it is. Rules are given for single
-equations, by index, or one for all of them.
+A rule gets an equation and the values of its operands. It returns the values of the outputs, or
+``None`` to run the equation as it is. There may be a rule for single equations, by index, or one
+rule for all of them.
 
-Evaluated under ``jax.make_jaxpr``, the result is a new jaxpr: JAX writes the new equations, and
-no variable ever has to be substituted by hand. That is how a jaxpr is rewritten.
+Evaluation under ``jax.make_jaxpr`` produces a new jaxpr: JAX writes the new equations, and
+variables never have to be substituted by hand. Every rewriting of a jaxpr uses this.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ def evaluate(
     rules: Rules | None = None,
     effects: bool = False,
 ) -> list[ArrayLike]:
-    """Return the values of ``targets``, running no equations but those that they need.
+    """Return the values of ``targets``, running only the equations that they need.
 
     Parameters
     ----------
@@ -58,11 +58,11 @@ def evaluate(
     targets
         Variables or literals of it.
     inputs
-        Values of the program's inputs; those that the targets do not need may be missing.
+        Values of the program's inputs; inputs that the targets do not need may be missing.
     overrides
-        Values that stand in for variables, inputs included; nothing behind them is looked at.
+        Values that replace variables, inputs included; ancestors of these variables are not needed.
     rules
-        How equations are run.
+        Rules that run equations.
     effects
         Also run the equations that have an effect (a print, a check).
 
@@ -94,7 +94,7 @@ def evaluate_all(jaxpr: AnyJaxpr, values: Sequence[ArrayLike], rules: Rules) -> 
     values
         One value per input.
     rules
-        How equations are run.
+        Rules that run equations.
     """
     return interpret(jaxpr, values, _by_rules(rules))
 
@@ -105,16 +105,16 @@ def evaluate_inlined(
     rule: Rule | None = None,
     caller: Equation | None = None,
 ) -> list[ArrayLike]:
-    """Return the same so that calls leave no trace of themselves: their bodies are run.
+    """Return the values of a jaxpr's outputs, with calls inlined.
 
     Parameters
     ----------
     jaxpr, values
         The jaxpr, and its inputs.
     rule
-        How equations are run that are no plain calls, inside of calls as well.
+        The rule for equations that are not calls, also inside of calls.
     caller
-        The equation whose source line all of these get; ``None``: each keeps its own.
+        The equation whose source line all equations get; ``None``: each keeps its own.
     """
 
     def run(_: int, equation: Equation, operands: list[ArrayLike]) -> Iterable[ArrayLike]:
@@ -122,7 +122,7 @@ def evaluate_inlined(
             equation = with_source_of(equation, caller)
         if equation.primitive.name not in TRANSPARENT_CALLS:
             return _by_rule(rule, equation, operands)
-        # JAX traces a function of its own once, wherever it is called first.
+        # JAX traces one of its own functions once, at its first call.
         is_library = caller is not None or runs_library_code(equation)
         inside = equation if is_library else None
         return evaluate_inlined(call_body(equation), operands, rule, inside)
@@ -131,7 +131,7 @@ def evaluate_inlined(
 
 
 def inlined(jaxpr: AnyJaxpr, rule: Rule | None = None) -> ClosedJaxpr:
-    """Return a jaxpr without calls, its equations run by a rule; see `evaluate_inlined`.
+    """Return a jaxpr with its calls inlined; a rule may run its other equations.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def inlined(jaxpr: AnyJaxpr, rule: Rule | None = None) -> ClosedJaxpr:
 
 
 def interpret(jaxpr: AnyJaxpr, values: Sequence[ArrayLike], run: RunEquation) -> list[ArrayLike]:
-    """Return the values of a jaxpr's outputs, its equations run in order by a function.
+    """Return the values of a jaxpr's outputs; a function runs its equations in order.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def interpret(jaxpr: AnyJaxpr, values: Sequence[ArrayLike], run: RunEquation) ->
 def _run_each(
     equations: Iterable[tuple[int, Equation]], known: dict[Var, ArrayLike], run: RunEquation
 ) -> None:
-    """Add the outputs of equations to what is known; what is known stays as it is."""
+    """Add the outputs of equations to ``known``, without replacing known values."""
     for index, equation in equations:
         results = run(index, equation, _values_of(equation.invars, known))
         for var, value in zip(equation.outvars, results, strict=True):

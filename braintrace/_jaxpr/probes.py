@@ -1,4 +1,4 @@
-"""Zeros that are added to values inside a program, so that it has derivatives there."""
+"""Taps: zeros added to values inside a program, for derivatives at these values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -8,7 +8,7 @@ from .evaluate import Rule, evaluate
 from .program import Program
 
 Place: TypeAlias = tuple[int, str, int]
-"""``(index of an equation, 'in' or 'out', which of its operands or results)``."""
+"""``(index of an equation, 'in' or 'out', index of its operand or result)``."""
 
 
 def evaluate_probed(
@@ -19,16 +19,16 @@ def evaluate_probed(
     rules: Mapping[int, Rule] | None = None,
     overrides: Mapping[Var, Any] | None = None,
 ) -> list[Any]:
-    """Return the values of targets, with something added at some places.
+    """Return the values of targets, with a value added at some places.
 
     Parameters
     ----------
     program, targets, inputs, overrides
         See `evaluate`.
     probes
-        What is added, by place.
+        The added values, by place.
     rules
-        How some equations are run otherwise.
+        Rules that run some equations in another way.
     """
     own = rules or {}
     at: dict[int, dict[tuple[str, int], Any]] = {}

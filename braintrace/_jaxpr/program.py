@@ -1,4 +1,4 @@
-"""A flat jaxpr with the look-up tables that analyses need."""
+"""Program: a flat jaxpr with lookup tables for analyses."""
 
 import dataclasses
 import functools
@@ -15,20 +15,20 @@ from .components import reached
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """Equations in execution order, and which of them makes and reads each variable.
+    """Equations in execution order, with the producer and readers of each variable.
 
     Attributes
     ----------
     jaxpr
         The jaxpr itself.
     in_vars, out_atoms
-        What goes in and comes out, in order. An output may be a literal or an input.
+        Inputs and outputs, in order. An output may be a literal or an input.
     equations
-        Equations in an order in which every variable is made before it is read.
+        Equations in execution order: each variable is written before it is read.
     constants
-        Values of the variables that no equation makes and that are not inputs.
+        Values of variables that are neither inputs nor results of equations.
     producer
-        Index of the equation that makes a variable.
+        Index of the equation that writes a variable.
     readers
         ``(equation index, operand index)`` of every use of a variable.
     """
@@ -42,7 +42,7 @@ class Program:
     readers: Mapping[Var, tuple[tuple[int, int], ...]]
 
     def making(self, variables: Iterable[Var]) -> list[int]:
-        """Return the indices of the equations that make some variables, in execution order."""
+        """Return the indices of the equations that write some variables, in order."""
         return sorted({self.producer[var] for var in variables if var in self.producer})
 
     def made_by(self, equations: Iterable[int]) -> frozenset[Var]:
@@ -56,10 +56,10 @@ class Program:
         blocked: frozenset[str] = frozenset(),
         through: Callable[[Atom], bool] = is_var,
     ) -> set[Var]:
-        """Return every variable that the targets are computed from, the targets included.
+        """Return the ancestors of some targets, the targets included.
 
-        Variables in ``stops``, and those made by a primitive named in ``blocked``, are reported
-        but not looked behind. Operands for which ``through`` does not hold are left out.
+        Variables in ``stops``, and results of a primitive named in ``blocked``, are included, their
+        ancestors are not. Operands for which ``through`` does not hold are left out.
         """
 
         def operands(var: Var) -> Iterable[Var]:
@@ -78,10 +78,10 @@ class Program:
         blocked: frozenset[str] = frozenset(),
         through: Callable[[Atom], bool] = is_var,
     ) -> set[Var]:
-        """Return every variable that is computed from one of ``starts``, these included.
+        """Return the descendants of ``starts``, these included.
 
-        Equations after the one with index ``last`` are ignored. Results of a primitive named
-        in ``blocked``, and variables for which ``through`` does not hold, are left out.
+        Equations after the one with index ``last`` are ignored. Results of a primitive named in
+        ``blocked``, and variables for which ``through`` does not hold, are left out.
         """
         found = set(filter(through, starts))
         for index in self.forward(found.copy(), found, last):
@@ -92,16 +92,16 @@ class Program:
     def forward(
         self, starts: Iterable[Var], reached: Container[Var], last: int | None = None
     ) -> Iterator[int]:
-        """Yield the equations that read what has been reached, in execution order.
+        """Yield the equations that read a reached variable, in execution order.
 
         Parameters
         ----------
         starts
             Variables to begin with.
         reached
-            Looked at after every equation: whether its outputs have been reached as well.
+            Container of reached variables; the caller may add outputs of each yielded equation.
         last
-            Index of the last equation to yield; ``None``: there is no limit.
+            Index of the last equation to yield; ``None``: no limit.
         """
         queued: set[int] = set()
         pending: list[int] = []
@@ -124,7 +124,7 @@ def program_of(jaxpr: AnyJaxpr) -> Program:
     """Index a jaxpr; an open one must have no constants."""
     opened, constants = open_jaxpr(jaxpr)
     producer = {v: index for index, equation in enumerate(opened.eqns) for v in equation.outvars}
-    # From jax 0.11.2 on, constants may be listed among the inputs as well.
+    # Since jax 0.11.2, constants may be listed among the inputs as well.
     constant_vars = tuple(opened.constvars)
     return Program(
         jaxpr=jaxpr,
@@ -154,5 +154,5 @@ def carries_derivative(atom: Atom) -> bool:
 
 @functools.cache
 def _has_derivatives(dtype: Any) -> bool:
-    """Tell whether numbers of a dtype are inexact: also those that NumPy does not know of."""
+    """Tell whether a dtype is inexact, including dtypes unknown to NumPy."""
     return bool(jax.numpy.issubdtype(dtype, jax.numpy.inexact))

@@ -103,7 +103,7 @@ class Analysis:
     # --- the source of each element
 
     def origin(self, starts: Mapping[Var, Ids], last: int) -> "Origin":
-        """Return the old element that each element comes from, for the equations up to ``last``.
+        """Return the old element that each element is, for equations up to ``last``.
 
         ``starts`` are the old states, with the numbers of their elements.
         """

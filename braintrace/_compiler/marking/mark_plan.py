@@ -331,7 +331,7 @@ def _passes(analysis: Analysis, equation: Equation, operand: int) -> bool:
 
 
 def is_spelled_out(uses: ParametricUses, index: int, operands: Sequence[int]) -> bool:
-    """Tell whether weights in a loop or branch only learn if it is unrolled or lowered.
+    """Tell whether a loop or branch must be unrolled or lowered for weights to learn.
 
     This holds if it contains a product with a weight, or if its steps or cases broadcast parameters
     that     differ between them.

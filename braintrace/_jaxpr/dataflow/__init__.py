@@ -1,4 +1,4 @@
-"""Dataflow: what each element of a program is computed from, in any lattice."""
+"""Dataflow analysis of jaxprs: the sources of each element, in any lattice."""
 
 from .constants import Constants as Constants
 from .flow import LONGEST_WALK as LONGEST_WALK

@@ -1,7 +1,7 @@
-"""Which element of one factor joins an element of the other to an element of their product.
+"""Bilinear products: the two factors of each term of a product or convolution.
 
-A product is linear in either of its factors: the derivative of element ``u`` of the result with
-respect to element ``j`` of one factor is an element of the other, or zero.
+A product is linear in either of its factors. The derivative of element ``u`` of the result with
+respect to element ``j`` of one factor is an element of the other factor, or zero.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 from ..._jax import Equation
 
 NOTHING = -1
-"""In the place of an element: there is none, and the derivative is zero."""
+"""Used instead of an element if the derivative is zero."""
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
@@ -25,13 +25,13 @@ class DotAxes:
     Attributes
     ----------
     batch
-        Axes that both operands and the result have; they are the first of the result.
+        Axes of both operands and of the result, where they come first.
     summed
-        Axes that are contracted.
+        Contracted axes.
     free
         Axes of one operand alone.
     in_result
-        The axes of the result that those in ``free`` become.
+        The axes of the result that correspond to ``free``.
     """
 
     batch: tuple[tuple[int, ...], tuple[int, ...]]
@@ -41,7 +41,7 @@ class DotAxes:
 
 
 def dot_axes(equation: Equation) -> DotAxes:
-    """Return the axes of a ``dot_general``, sorted by what becomes of them."""
+    """Return the axes of a ``dot_general``, sorted by their role."""
     summed, batch = equation.params["dimension_numbers"]
 
     def free_axes(i: int) -> tuple[int, ...]:
@@ -61,14 +61,14 @@ def _pair(axes: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ..
 def joining(
     equation: Equation, operand: int, inputs: np.ndarray, outputs: np.ndarray
 ) -> np.ndarray:
-    """Return which element of the other factor joins elements of one to elements of the product.
+    """Return the other factor's element in the product of an input and an output.
 
     Parameters
     ----------
     equation
         One of `PRODUCTS`.
     operand
-        Which of its two operands ``inputs`` are elements of.
+        Index of the operand that ``inputs`` are elements of.
     inputs, outputs
         Flat numbers of elements, of one shape.
 
@@ -81,7 +81,7 @@ def joining(
     result = tuple(equation.outvars[0].aval.shape)
     if equation.primitive.name == "dot_general":
         return _joining_of_dot(shapes, result, dot_axes(equation), operand, inputs, outputs)
-    if operand != 0:  # of a kernel that is computed from data, every element joins many
+    if operand != 0:  # a kernel element that depends on data contributes to many elements
         return np.full(inputs.shape, NOTHING)
     return joining_of_conv((shapes[0], shapes[1], result), inputs, outputs, **equation.params)
 
@@ -126,16 +126,16 @@ def joining_of_conv(
     strides: Any = None,
     **_: Any,
 ) -> np.ndarray:
-    """Return which element of the kernel joins elements of input and output of a convolution.
+    """Return the kernel element that connects inputs and outputs of a convolution.
 
     Parameters
     ----------
     shapes
-        Of input, kernel and output.
+        The shapes of input, kernel and output.
     inputs, outputs
         Flat numbers of elements, of one shape.
     strides
-        Another name of ``window_strides``; the rest is as ``jax.lax.conv_general_dilated`` has it.
+        Another name of ``window_strides``; the rest is as in ``jax.lax.conv_general_dilated``.
     """
     of_input, of_output = np.unravel_index(inputs, shapes[0]), np.unravel_index(outputs, shapes[2])
     lhs, rhs, out = (
@@ -144,7 +144,7 @@ def joining_of_conv(
         dimension_numbers.out_spec,
     )
     window_strides = strides if window_strides is None else window_strides
-    # Batch groups are computed by a convolution of another batch: nothing is said of those.
+    # Batch groups are computed as a convolution over another batch axis, and are not covered.
     joined = (of_input[lhs[0]] == of_output[out[0]]) & (batch_group_count == 1)
     per_group = shapes[1][rhs[1]], shapes[1][rhs[0]] // feature_group_count
     joined &= of_input[lhs[1]] // per_group[0] == of_output[out[1]] // per_group[1]

@@ -1,4 +1,4 @@
-"""Values that a program computes from none of its inputs, folded when they are needed."""
+"""Constant folding: values that depend on no input of a program, computed lazily."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ from ..program import Program, program_of
 
 
 class Constants:
-    """Values that depend on no input of a program, each found once.
+    """Values that depend on no input of a program, each computed once.
 
     Parameters
     ----------
     program
         The program.
     outer, inputs
-        For the body of an equation: the constants of the program around it, and the atoms there
-        that are inputs of the body.
+        For the body of an equation: the constants of the surrounding program, and its atoms that
+        are inputs of the body.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Constants:
         return not is_var(atom) or atom not in self._varying
 
     def value(self, atom: Atom) -> np.ndarray | None:
-        """Return the value of ``atom``, or ``None`` where it depends on an input."""
+        """Return the value of ``atom``, or ``None`` if it depends on an input."""
         if not is_var(atom):
             return np.asarray(atom.val)
         if not self.has(atom):
@@ -65,7 +65,7 @@ class Constants:
         return {v: self._outer.value(a) for v, a in self._inputs.items() if v in needed}
 
     def sources(self, equation: Equation) -> list[np.ndarray] | None:
-        """Return where an equation of the program moves elements from; see `source_map`."""
+        """Return the source of each element that an equation moves; see `source_map`."""
         if id(equation) not in self._sources:
             self._sources[id(equation)] = source_map(equation, self.value)
         return self._sources[id(equation)]
@@ -78,7 +78,7 @@ class Constants:
         jaxpr
             The body.
         inputs
-            Its first inputs, as atoms of the program; the others change from one run to the next.
+            Its first inputs, as atoms of the program; the others vary from run to run.
         """
         key = (id(jaxpr), *map(id, inputs))
         if key not in self._bodies:

@@ -1,7 +1,8 @@
-"""Forward dataflow through a jaxpr: the sources of each element, or of each variable.
+"""Forward dataflow through a jaxpr: the sources of each element or variable.
 
-Equations are passed in order. Calls are followed into their bodies, branches are joined, and a loop
-is followed until nothing changes (see `fixpoint`), or step by step where its slices differ.
+The analysis visits equations in order. It follows calls into their bodies and joins the results of
+branches. It iterates a loop to a fixpoint (see `fixpoint`), or follows it step by step if its
+slices differ.
 """
 
 import dataclasses
@@ -26,17 +27,17 @@ LONGEST_WALK = 256
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is followed through a program.
+    """The lattice of an analysis, and the dependence that it follows.
 
     Attributes
     ----------
     lattice
-        What is known about an element, or about a variable.
+        The facts about an element, or about a variable.
     derivatives
-        Whether only derivatives are followed, not values. A function with a derivative of its own
-        then couples everything, unless ``special`` answers: its body is not its derivative.
+        Whether only derivatives are followed, not values. A function with a custom derivative then
+        couples everything, unless ``special`` answers: its body is not its derivative.
     special
-        Asked first about every equation, also in bodies.
+        A rule that is tried first for every equation, also in bodies.
     """
 
     lattice: Lattice | PerVariable
@@ -50,14 +51,14 @@ def flows_to(
     starts: Mapping[Var, Flow],
     targets: Sequence[Atom],
 ) -> list[Flow]:
-    """Return the flows of some variables of a program, given those of others.
+    """Return the flows of some variables of a program, given the flows of others.
 
     Parameters
     ----------
     question
-        What is followed.
+        The analysis.
     constants
-        The program, with what is constant in it.
+        The program, with its constants.
     starts
         Variables, inputs or not, and their flows.
     targets
@@ -74,9 +75,9 @@ def flows_to(
 def flows_from(
     question: Question, constants: Constants, starts: Mapping[Var, Flow], last: int | None = None
 ) -> dict[Var, Flow]:
-    """Return the flows of all variables that are computed from some others.
+    """Return the flows of all variables that depend on some others.
 
-    Equations after the one with index ``last`` are not looked at.
+    Equations after the one with index ``last`` are ignored.
     """
     known, program = dict(starts), constants.program
     equations = (program.equations[index] for index in program.forward(starts, known, last))
@@ -85,7 +86,7 @@ def flows_from(
 
 
 def flows_of_outputs(question: Question, constants: Constants, inputs: Sequence[Any]) -> list[Any]:
-    """Return the flows of a program's outputs, given those of its inputs."""
+    """Return the flows of a program's outputs, given the flows of its inputs."""
     known = flows_of_variables(question, constants, inputs)
     return [_flow_of(question.lattice, atom, known) for atom in constants.program.out_atoms]
 
@@ -114,7 +115,7 @@ def _pass(
     equations: Iterable[Equation],
     known: dict[Var, Flow],
 ) -> None:
-    """Add the flows of what equations make; what is known stays as it is."""
+    """Add the flows of the results of equations; known flows do not change."""
     lattice = question.lattice
     is_sparse = not isinstance(lattice, PerVariable)
     for equation in equations:
@@ -178,7 +179,7 @@ def flows_into_bodies(
 def _cond(
     question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
 ) -> list[Flow]:
-    """Join what the branches give, and what chooses between them."""
+    """Join the results of the branches, and the flow of the index that selects one."""
     lattice, (choice, *given), branches = question.lattice, operands, equation.params["branches"]
     taken = lattice.branch(choice) if isinstance(lattice, PerVariable) else None
     branches = branches if taken is None else branches[taken : taken + 1]
@@ -189,7 +190,7 @@ def _cond(
 
 
 def _everywhere(lattice: Lattice | PerVariable, choice: Flow, atoms: Sequence[Atom]) -> list[Flow]:
-    """Return flows of variables whose every element depends on all elements of a choice."""
+    """Return flows of variables that depend, in every element, on all of a choice."""
     if isinstance(lattice, PerVariable):
         return [lattice.decided(choice)] * len(atoms)
     one = everything(lattice, [choice])
@@ -199,7 +200,7 @@ def _everywhere(lattice: Lattice | PerVariable, choice: Flow, atoms: Sequence[At
 def _while(
     question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
 ) -> list[Flow]:
-    """Follow a loop whose number of steps is not known."""
+    """Follow a loop of unknown length."""
     loop, atoms = loop_of(equation, operands), loop_of(equation, equation.invars)
     assert loop.condition is not None
     body = constants.body(loop.body, atoms.fixed)
@@ -219,7 +220,7 @@ def fixpoint(
     step: Callable[[Sequence[Any]], Sequence[Any]],
     carried: Sequence[Any],
 ) -> list[Any]:
-    r"""Return the least values with :math:`c = c_0 \vee f(c)`, by iteration from below.
+    r"""Return the least :math:`c` with :math:`c = c_0 \vee f(c)`, by iteration.
 
     Parameters
     ----------
@@ -244,7 +245,7 @@ def _join(lattice: Lattice | PerVariable) -> Callable[[Flow, Flow], Flow]:
 def _scan(
     question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
 ) -> list[Flow]:
-    """Follow a scan step by step, or all steps as one where there are too many."""
+    """Follow a scan step by step, or all steps as one if there are too many."""
     lattice, length = question.lattice, equation.params["length"]
     loop, atoms = loop_of(equation, operands), loop_of(equation, equation.invars)
     join, count = _join(lattice), len(loop.carried)
@@ -274,7 +275,7 @@ def _walk(
     sequences: Sequence[Flow],
     order: Sequence[int],
 ) -> tuple[list[Flow], dict[int, list[Flow]]]:
-    """Return what a scan carries at its end, and the other results of each step."""
+    """Return the final carry of a scan, and the other results of each step."""
     carried, count = list(start), len(start)
     by_step: dict[int, list[Flow]] = {}
     is_steady = all(s is None or (s == s[:1]).all() for s in sequences)
@@ -301,7 +302,8 @@ def _linear_solve(
 ) -> list[Flow] | None:
     """Follow the solver of a linear equation whose matrix is not followed.
 
-    The solution is linear in the right side, so its derivative runs the same program on values.
+    The solution is linear in the right-hand side, so its derivative runs the same program on
+    values.
     """
     lengths = equation.params["const_lengths"]
     count = sum(lengths)

@@ -1,7 +1,7 @@
-"""Moves of elements, those included whose operands are indices.
+"""Rules for data movement, with or without index operands.
 
-Where the indices are constants, each element is followed to its place. Where data choose the
-place, an element may be at any place along the indexed axes.
+With constant indices, each element is followed to its place. With data-dependent indices, an
+element may be at any place along the indexed axes.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from .lattices import Flow, Lattice, along, everything, filled, joined, spread, 
 def move(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow] | None:
-    """Follow a move; ``None`` where its places depend on what is followed, or on data."""
+    """Follow a move; ``None`` if its places depend on a followed value or on data."""
     carried = moved_operands(equation)
     if any(flow is not None for i, flow in enumerate(operands) if i not in carried):
         return None
@@ -34,7 +34,7 @@ def move(
 def _with_places(
     lattice: Lattice, equation: Equation, flow: Flow, places: Sequence[Flow]
 ) -> list[Flow]:
-    """Return the flow of a result whose every element depends on some indices as well."""
+    """Return the flow of a result whose elements all depend on some indices as well."""
     shape = equation.outvars[0].aval.shape
     one = everything(lattice, places)
     return [joined(lattice, [flow, None if one is None else spread(lattice, one, shape)])]
@@ -47,7 +47,7 @@ def _first_places(atom: Atom) -> np.ndarray:
 def gather(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow]:
-    """Follow a gather; each slice depends on its own index."""
+    """Follow a gather; each slice depends on one index."""
     flow, places = operands
     numbers, shape = equation.params["dimension_numbers"], equation.outvars[0].aval.shape
     if flow is not None:
@@ -68,7 +68,7 @@ def gather(
 def scatter(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow] | None:
-    """Follow updates to where they are put; a plain ``scatter`` writes over what was there."""
+    """Follow updates to their places; a plain ``scatter`` overwrites old elements."""
     base, places, updates = operands
     if places is not None:
         return None
@@ -92,7 +92,7 @@ def scatter(
 
 
 def _cleared(lattice: Lattice, base: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return a flow without some elements, which are written over."""
+    """Return a flow without some elements, which are overwritten."""
     shape = base.shape[: base.ndim - lattice.rank]
     kept = np.arange(int(np.prod(shape)))
     kept[targets[targets != NOWHERE]] = NOWHERE
@@ -102,7 +102,7 @@ def _cleared(lattice: Lattice, base: np.ndarray, targets: np.ndarray) -> np.ndar
 def dynamic_slice(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow]:
-    """Follow a slice; data choose where it begins along the axes that it cuts."""
+    """Follow a slice with a data-dependent start along the axes that it shortens."""
     flow, *places = operands
     if flow is not None:
         whole, cut = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
@@ -115,7 +115,7 @@ def dynamic_slice(
 def dynamic_update_slice(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow]:
-    """Follow what is written to a slice; data choose where it begins."""
+    """Follow a write to a slice with a data-dependent start."""
     base, update, *places = operands
     found = None
     if base is not None or update is not None:

@@ -1,10 +1,10 @@
-r"""Lattices: what is known about the source of each element of an array.
+r"""Lattices: the facts that an analysis knows about the sources of each element.
 
 A *flow* is a NumPy array with the shape of a variable, followed by the axes of the lattice. Its
-entries are ordered by a partial order with a least upper bound :math:`a \vee b` (`join`) and a
-least entry (`empty`), for which :math:`a \vee a = a`. ``None`` stands for an array of least
-entries. An element that is computed from several others has the least upper bound of theirs, so
-a flow that is too large is safe, and one that is too small is wrong.
+entries have a partial order with a least upper bound :math:`a \vee b` (`join`) and a least entry
+(`empty`), for which :math:`a \vee a = a`. ``None`` means an array of least entries. An element that
+depends on several others has the least upper bound of their entries. A flow that is too large is
+therefore safe, and one that is too small is wrong.
 
 If a lattice is `PerVariable`, a flow is a single entry for a variable of any shape.
 """
@@ -21,24 +21,24 @@ from jax.typing import ArrayLike
 from ..._jax import Equation
 
 Flow: TypeAlias = np.ndarray | None
-"""What the elements of an array come from; ``None``: from nothing that is followed."""
+"""The sources of the elements of an array; ``None``: no source is followed."""
 
 NONE = -1
-"""The label of an element that comes from nothing that is labelled."""
+"""The label of an element without a labelled source."""
 
 MIXED = -2
-"""The label of an element that comes from several labels."""
+"""The label of an element with sources of several labels."""
 
 _HIGHEST = np.iinfo(np.int32).max
 
 
 class Lattice(Protocol):
-    """The operations that every lattice has.
+    """The operations of a lattice.
 
     Attributes
     ----------
     rank
-        Number of axes that a flow has after those of the variable.
+        Number of axes that a flow has after the axes of the variable.
     """
 
     @property
@@ -49,7 +49,7 @@ class Lattice(Protocol):
         ...
 
     def join(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Return the least upper bound of two flows, element by element."""
+        """Return the least upper bound of two flows, elementwise."""
         ...
 
     def over(self, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:
@@ -57,9 +57,9 @@ class Lattice(Protocol):
         ...
 
     def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
-        """Join each element of a flow into the element of ``base`` with the number in ``targets``.
+        """Join each element of a flow into the element of ``base`` at ``targets``.
 
-        Elements are counted in order; -1 stands for no element.
+        Elements are counted in order; -1 means no element.
         """
         ...
 
@@ -71,8 +71,8 @@ class Lattice(Protocol):
 class PerVariable(abc.ABC):
     """A lattice with one entry for each variable, constants included.
 
-    Its entries are immutable values. No table of primitives knows them: `through` is the rule of
-    all equations without bodies.
+    Its entries are immutable values. It does not use the table of primitives: `through` is the rule
+    of all equations without bodies.
     """
 
     @abc.abstractmethod
@@ -89,7 +89,7 @@ class PerVariable(abc.ABC):
 
     @abc.abstractmethod
     def decided(self, choice: Any) -> Any:
-        """Return what a choice adds to all results of a branch or loop; ``None``: nothing."""
+        """Return the entry that a choice adds to all results of a branch or loop, if any."""
 
     def branch(self, choice: Any) -> int | None:
         """Return the index of the taken branch, if the entry of the index determines it."""
@@ -98,7 +98,7 @@ class PerVariable(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """One label for each element: a number, `NONE`, or `MIXED` if it comes from several."""
+    """One label for each element: a number, `NONE`, or `MIXED` for several labels."""
 
     rank = 0
 
@@ -127,7 +127,7 @@ class Labels:
 
 
 def _one_of(low: np.ndarray, top: np.ndarray) -> np.ndarray:
-    """Return the label where the lowest is the highest one, without counting `NONE`."""
+    """Return the label if the lowest is the highest one, without counting `NONE`."""
     found = np.where(low == top, top, MIXED)
     return np.where(low == _HIGHEST, NONE, found).astype(np.int32)
 
@@ -143,7 +143,7 @@ def merge(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Sets:
-    """For each element a subset of ``count`` numbers, as booleans along one more axis."""
+    """A subset of ``count`` numbers for each element, as booleans along a last axis."""
 
     count: int
     rank = 1
@@ -169,11 +169,11 @@ class Sets:
 
 @dataclasses.dataclass(frozen=True)
 class First:
-    """Which of ``count`` elements an element is: of several that meet, the one moved least.
+    """The old element that each element is; of several, the one moved least.
 
-    An entry holds how often the element was moved, above its number. The highest number stands for
-    several elements that were moved equally often. An element that is reduced from several
-    elements is none of them, so where elements are coupled this is a guess, not a bound.
+    An entry contains the number of moves of the element, in the bits above its number. The highest
+    number means several elements with equally many moves. An element that is reduced from several
+    elements is none of them, so for coupled elements this is a guess, not a bound.
     """
 
     count: int
@@ -181,7 +181,7 @@ class First:
 
     @property
     def _once(self) -> int:
-        """One move: numbers stand below, with a bit that is set for several elements alone."""
+        """The value of one move; numbers are in the lower bits, with one bit for several."""
         return 2 << self.count.bit_length()
 
     @property
@@ -193,10 +193,10 @@ class First:
         return np.where(numbers == NONE, _HIGHEST, numbers).astype(np.int32)
 
     def numbers(self, flow: np.ndarray) -> np.ndarray:
-        """Return the numbers of elements, `NONE` where there is none or there are several."""
+        """Return the numbers of elements; `NONE` for no element, or for several."""
         above = np.int32(32 - self._several.bit_length())
         numbers: np.ndarray = np.left_shift(flow, above)
-        numbers >>= above  # all bits of what stands for several are set, which makes it -1
+        numbers >>= above  # the number for several has all bits set, which makes it -1
         return numbers
 
     def empty(self, shape: Sequence[int]) -> np.ndarray:
@@ -222,7 +222,7 @@ class First:
         return self.join(base, found.reshape(base.shape))
 
     def moved(self, flow: np.ndarray) -> np.ndarray:
-        """Count one more move, as far as there is room for it."""
+        """Count one more move, up to the largest count."""
         has_room = flow < _HIGHEST - 2 * self._once
         result: np.ndarray = flow + has_room.view(np.int8) * np.int32(self._once)
         return result
@@ -237,7 +237,7 @@ def cells(lattice: Lattice, flow: np.ndarray) -> tuple[int, ...]:
 
 
 def filled(lattice: Lattice, flow: Flow, shape: Sequence[int]) -> np.ndarray:
-    """Return the flow of a variable of some shape, least entries included."""
+    """Return the flow of a variable as an array, also if it is ``None``."""
     return lattice.empty(shape) if flow is None else flow
 
 
@@ -266,7 +266,7 @@ def everything(lattice: Lattice, flows: Sequence[Flow]) -> Flow:
 
 
 def taken(lattice: Lattice, flows: Sequence[np.ndarray], sources: np.ndarray) -> np.ndarray:
-    """Return the entries of elements that are counted through all flows; -1 stands for none."""
+    """Return the entries of elements, counted through all flows; -1: no element."""
     rows = [f.reshape(-1, *cells(lattice, f)) for f in flows]
     return np.asarray(np.concatenate([*rows, lattice.empty([1])])[sources])
 

@@ -1,10 +1,11 @@
-"""Linearity: whether the results of a jaxpr are proportional to some of its inputs.
+"""Linearity analysis: which results of a jaxpr are linear in some of its inputs.
 
-Every variable is of one `Kind`, which the engine carries through calls, loops and branches. No
-result of an equation is proportional unless a rule here says so or JAX can transpose the equation:
-adding a value that does not depend on the inputs is not linear, adding zero is.
+Every variable has one `Kind`, which the dataflow engine carries through calls, loops and branches.
+The result of an equation is linear only if a rule here proves it, or if JAX can transpose the
+equation. Adding a value that does not depend on the inputs is not linear, adding zero is.
 
-Finite inputs are enough: a function that replaces NaN or infinity by zero counts as proportional.
+The analysis assumes finite inputs: a function that replaces NaN or infinity by zero counts as
+linear.
 """
 
 import enum
@@ -25,7 +26,7 @@ from .lattices import PerVariable
 
 
 class Kind(enum.Enum):
-    """How a variable depends on the inputs in question."""
+    """The dependence of a variable on the inputs in question."""
 
     ZERO = "zero, or False, whatever the inputs"
     TRUE = "True, or the number 1 made from it"
@@ -42,7 +43,7 @@ _FINITE = frozenset({LINEAR, SIZE})
 
 
 class Kinds(PerVariable):
-    """How variables depend on the inputs: `ZERO` below the others, `OTHER` above them."""
+    """Dependence on the inputs as a lattice: `ZERO` below all others, `OTHER` above."""
 
     def of_value(self, value: ArrayLike) -> Kind:
         return _of_value(value)
@@ -65,7 +66,7 @@ class Kinds(PerVariable):
 _QUESTION = Question(Kinds())
 
 _SUMS = {"add": (0, 1), "add_any": (0, 1), "sub": (0, 1), "complex": (0, 1), "scatter-add": (0, 2)}
-"""Sums, and the operands that are added; the others say where."""
+"""Sums, and the operands that are added; the others are indices."""
 
 _LINEAR = frozenset({"neg", "reduce_sum", "cumsum", "real", "imag", "conj", "reduce_precision"})
 _UNCHANGED = frozenset(
@@ -94,7 +95,7 @@ def kinds_of(function: Callable[..., PyTree], argument: PyTree, *others: PyTree)
 
 
 def kinds_of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
-    """Return the kinds of a jaxpr's outputs: ``ZERO``, ``FREE``, ``LINEAR`` or ``OTHER``.
+    """Return the kinds of a jaxpr's outputs: `ZERO`, `FREE`, `LINEAR` or `OTHER`.
 
     Parameters
     ----------
@@ -108,16 +109,16 @@ def kinds_of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
 
 
 def kinds_of_results(equation: Equation, kinds: Sequence[Kind], constants: Constants) -> list[Kind]:
-    """Return the kinds of an equation's outputs, given those of its operands.
+    """Return the kinds of an equation's outputs, given the kinds of its operands.
 
     Parameters
     ----------
     equation
         The equation.
     kinds
-        Of the operands. A literal is what it is, unless it is given as zero.
+        The kinds of the operands. A literal has the kind of its value, unless it is given as zero.
     constants
-        Of the program that the equation is in.
+        Constants of the program of the equation.
     """
     given = zip(equation.invars, kinds, strict=True)
     known = [k if is_var(a) or k is ZERO else _of_value(a.val) for a, k in given]
@@ -147,7 +148,7 @@ def _of_result(equation: Equation, kinds: list[Kind]) -> Kind:
 
 
 def _of_numbers(equation: Equation, kinds: list[Kind]) -> Kind:
-    """Return the kind of what a single operation computes from numbers."""
+    """Return the kind of the result of a single numeric operation."""
     name = equation.primitive.name
     if is_data_movement(equation) or name in _SUMS:
         parts = moved_operands(equation) if is_data_movement(equation) else _SUMS[name]
@@ -177,7 +178,7 @@ def _unknown(kinds: Iterable[Kind]) -> Kind:
 
 
 def _mixed(kinds: Iterable[Kind]) -> Kind:
-    """Return the kind of a sum, or of what is put together from several parts."""
+    """Return the kind of a sum, or of a concatenation of several parts."""
     found = set(kinds)
     if len(found) == 1:
         return found.pop()
@@ -191,14 +192,14 @@ def _product(kinds: list[Kind]) -> Kind:
     return LINEAR if depends == [LINEAR] else _unknown(kinds)
 
 
-# --- asking JAX
+# --- linearity by JAX's transposition
 
 
 def _asked(equation: Equation, kinds: list[Kind]) -> Kind:
-    """Return the kind of the outputs of an operation that no rule is about.
+    """Return the kind of the outputs of an operation without a rule.
 
-    JAX transposes what is linear in some operands with the others fixed. Where it can transpose
-    one of those others as well, that one is added.
+    JAX can transpose an operation that is linear in some operands with the others fixed. If it can
+    transpose with one of those others as well, that one is a summand, and the result is not linear.
     """
     kind = LINEAR if LINEAR in kinds else ZERO
     operands = [i for i, found in enumerate(kinds) if found is kind]
@@ -238,7 +239,7 @@ def _transposes(equation: Equation, operands: list[int]) -> bool:
     return True
 
 
-# --- truth values, and what they choose
+# --- truth values, and selections by them
 
 
 def _is_finite(equation: Equation, kinds: list[Kind]) -> Kind:
@@ -246,7 +247,7 @@ def _is_finite(equation: Equation, kinds: list[Kind]) -> Kind:
 
 
 def _compared(equation: Equation, kinds: list[Kind]) -> Kind:
-    """Return the kind of ``a == b``: a finite number is equal to itself and to no infinite one."""
+    """Return the kind of ``a == b``: a finite number equals itself and no infinity."""
     first, second = equation.invars
     is_equal = equation.primitive.name == "eq"
     if is_var(first) and first is second and kinds[0] not in _INDEPENDENT:
@@ -257,7 +258,7 @@ def _compared(equation: Equation, kinds: list[Kind]) -> Kind:
 
 
 def _combined(equation: Equation, kinds: list[Kind]) -> Kind:
-    """Return the kind of a truth value made from others; of bits of numbers nothing is known."""
+    """Return the kind of a truth value made from others; bitwise results are unknown."""
     if equation.outvars[0].aval.dtype != bool:
         return _unknown(kinds)
     name = equation.primitive.name

@@ -1,8 +1,8 @@
-"""Table of primitives: which elements of its operands an element of a result is computed from.
+"""Table of primitives: the operand elements that each result element depends on.
 
-Only primitives in the table are followed element by element. For any other one, and where a rule
-returns ``None``, every element of every result is computed from all elements of all operands.
-Rules are about values: a result may depend on an element and have no derivative with respect to it.
+Only primitives in the table are followed element by element. For any other primitive, or if a rule
+returns ``None``, every element of every result depends on all elements of all operands. Rules are
+about values: a result may depend on an element and have no derivative with respect to it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ def through_primitive(
 
 
 def coupled(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
-    """Return the flows of results whose every element is computed from all elements."""
+    """Return the flows of results whose every element depends on all elements."""
     one = everything(lattice, operands)
     return [None if one is None else spread(lattice, one, v.aval.shape) for v in equation.outvars]
 
@@ -94,7 +94,7 @@ def _top_k(
 def _dot(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], _: Constants
 ) -> list[Flow]:
-    """Join along contracted axes; the axes of the partner are broadcast."""
+    """Join along contracted axes, and broadcast along the axes of the other factor."""
     axes, flows = dot_axes(equation), []
     for own, flow in enumerate(operands):
         if flow is None:
@@ -109,7 +109,7 @@ def _dot(
 
 
 def _of_last_axes(count: int | None = None) -> Rule:
-    """Return the rule of an operation on the last axes of every operand: matrices or vectors."""
+    """Return the rule of an operation on matrices or vectors along the last axes."""
 
     def rule(
         lattice: Lattice, equation: Equation, operands: Sequence[Flow], _: Constants
@@ -133,7 +133,7 @@ def _of_last_axes(count: int | None = None) -> Rule:
 def _triangular_solve(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> Sequence[Flow] | None:
-    """Follow a substitution: each unknown depends on the rows that are solved before it."""
+    """Follow a substitution: each unknown depends on the rows solved before it."""
     matrix, flow = operands
     if matrix is not None or flow is None:
         return _of_last_axes(2)(lattice, equation, operands, constants)
@@ -159,7 +159,7 @@ ELEMENTWISE = _names(
     sharding_constraint sign sin sinh sqrt square sub tan tanh with_derivative_of xor zeta
     """
 )
-"""An element of the result is computed from the elements at its place, scalars aside."""
+"""A result element depends on the operand elements at the same place, scalars aside."""
 
 INTEGERS = _names(
     """
@@ -170,7 +170,7 @@ INTEGERS = _names(
 
 REDUCTIONS = _names("reduce_sum reduce_max reduce_min reduce_prod")
 CHOICES = _names("argmax argmin reduce reduce_and reduce_or reduce_xor")
-"""Other reductions: mostly those that have no derivative."""
+"""Other reductions, most of them without a derivative."""
 
 CUMULATIVE = _names("cumlogsumexp cummax cummin cumprod cumsum")
 

@@ -1,4 +1,4 @@
-"""Binding time: which variables are constant, parameter-derived, or data.
+"""Binding-time analysis: variables are constant, parameter-derived, or data.
 
 A value is *parameter-derived* if it depends only on parameters, constants and read-only States: a
 mask times a weight, its transpose, the exponential of a time constant. It is the same for all
@@ -30,7 +30,8 @@ class BindingTime(enum.IntEnum):
 class Taint(PerVariable):
     """Binding times of variables, as far as parameters learn through them.
 
-    A value without a derivative to a parameter (a held number, an index) counts as constant.
+    A value without a derivative to a parameter (an index, the result of ``stop_gradient``) counts
+    as constant.
     """
 
     def of_value(self, value: ArrayLike) -> BindingTime:
@@ -58,7 +59,8 @@ def question_of_taint(becomes_data: Callable[[Equation], bool] = lambda _: False
     Parameters
     ----------
     becomes_data
-        Tells whether parameters are not followed through an equation: its results are data.
+        Tells whether the results of an equation count as data, even if they depend on parameters
+        alone.
     """
 
     def special(equation: Equation, operands: Sequence[BindingTime]) -> Sequence[Any] | None:
@@ -73,7 +75,7 @@ def question_of_taint(becomes_data: Callable[[Equation], bool] = lambda _: False
 
 
 def bound(var: Var, time: BindingTime) -> BindingTime:
-    """Return the binding time of a variable: an index that a parameter decides is constant."""
+    """Return the binding time of a variable; an index from parameters is constant."""
     return time if carries_derivative(var) else _held(time)
 
 

@@ -1,7 +1,7 @@
-"""Dataflow backward through an equation: forward through its vector-Jacobian product.
+"""Backward dataflow through an equation: forward through its vjp.
 
-The cotangents of operands are computed from those of results by a program, the VJP of the
-equation, which JAX derives. So no second table says what flows backward through a primitive. The
+JAX derives the vector-Jacobian product of the equation as a program that computes the cotangents of
+operands from the cotangents of results. No second table for the backward direction is needed. The
 most frequent equations need no program: the cotangent of an elementwise equation is elementwise.
 """
 
@@ -34,7 +34,7 @@ class Vjp:
     ----------
     jaxpr
         Maps ``(*operands, *cotangents of some results)`` to cotangents of some operands; ``None``
-        where there is no derivative rule.
+        without a derivative rule.
     operands
         Number of operands.
     inputs, outputs
@@ -53,23 +53,23 @@ class Vjp:
         atoms: Sequence[Atom],
         cotangents: Sequence[Flow],
     ) -> list[Flow] | None:
-        """Return the flows of the operands' cotangents, given those of the results'.
+        """Return the flows of the operands' cotangents, given the results' cotangents.
 
         Parameters
         ----------
         lattice
             The lattice.
         constants
-            Of the program that has the equation; ``None``: nothing is known to be constant.
+            Constants of the program that contains the equation; ``None``: unknown.
         atoms
-            The operands, as atoms of that program. Those that are left out at the end vary.
+            The operands, as atoms of that program. Missing atoms at the end vary.
         cotangents
             One flow for each result.
 
         Returns
         -------
         list or None
-            One flow for each operand; ``None`` where there is no derivative rule.
+            One flow for each operand; ``None`` without a derivative rule.
         """
         flows: list[Flow] = [None] * self.operands
         given = [*flows, *(cotangents[k] for k in self.outputs)]
@@ -88,21 +88,21 @@ class Vjp:
 
 
 def vjp_of(equation: Equation) -> Vjp:
-    """Return the VJP of an equation; equations that are alike share one."""
+    """Return the vjp of an equation; equal equations share one."""
     params = tuple(equation.params.items())
     operands = tuple((atom.aval, carries_derivative(atom)) for atom in equation.invars)
     results = tuple(var.aval for var in equation.outvars)
     key = _Alike(equation.primitive, params, operands, results, equation)
     try:
         hash(key)
-    except TypeError:  # parameters of somebody's own operation, which cannot be compared
+    except TypeError:  # parameters of a foreign operation that cannot be compared
         return _vjp_of_alike.__wrapped__(key)
     return _vjp_of_alike(key)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Alike:
-    """Equations that have the same VJP are equal here."""
+    """Cache key of a vjp: equal for equations with the same vjp."""
 
     primitive: Any
     params: tuple[tuple[str, Any], ...]
@@ -143,7 +143,7 @@ def _vjp(run: Run, operands: Sequence[Atom], results: Sequence[Atom]) -> Vjp:
     jaxpr = None
     if not inputs or not outputs:
         return Vjp(None, count, inputs, outputs)
-    # Without a derivative rule the path is reported instead of guessed at.
+    # Without a derivative rule, the path is reported, not guessed.
     with contextlib.suppress(NotImplementedError, TypeError, ValueError):
         jaxpr = trace_to_jaxpr(pulled, avals)
     return Vjp(jaxpr, count, inputs, outputs)
@@ -159,7 +159,7 @@ def flows_back(
     lattice
         The lattice.
     constants
-        Of the program that has the equation.
+        Constants of the program that contains the equation.
     equation
         The equation.
     cotangents
@@ -168,7 +168,7 @@ def flows_back(
     Returns
     -------
     list or None
-        One flow for each operand; ``None`` where there is no derivative rule.
+        One flow for each operand; ``None`` without a derivative rule.
     """
     name = equation.primitive.name
     if name in CONSTANT:
@@ -192,7 +192,7 @@ def _elementwise(lattice: Lattice, equation: Equation, cotangents: Sequence[Flow
 
 
 def _narrowed(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return what an operand receives that the equation itself broadcasts."""
+    """Return the cotangent flow of an operand that the equation itself broadcasts."""
     whole = flow.shape[: flow.ndim - lattice.rank]
     if whole == tuple(shape):
         return flow
@@ -204,7 +204,7 @@ def _narrowed(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.nd
 def _while(
     lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
 ) -> list[Flow] | None:
-    """Follow cotangents around a loop of unknown length, which has no VJP but that of its body."""
+    """Follow cotangents around a ``while`` loop, which has no vjp, by its body's vjp."""
     loop = loop_of(equation, equation.invars)
     vjp, fixed = _vjp_of_body(loop.body), len(loop.fixed)
     if vjp.jaxpr is None:

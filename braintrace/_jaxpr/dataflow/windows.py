@@ -1,11 +1,11 @@
-r"""Windows and convolutions: each axis is followed by itself.
+r"""Rules for windows and convolutions, axis by axis.
 
 A window at output :math:`o` and tap :math:`t` of an axis reads the place
 
 .. math:: (o \cdot \mathrm{stride} + t \cdot \mathrm{rate} - \mathrm{low}) / \mathrm{dilation}
 
-if it is a whole number inside of the axis. Whether a window reads an element is the product of
-these conditions over the axes, so joins along one axis after the other are exact.
+if it is a whole number inside of the axis. A window reads an element if this condition holds along
+every axis, so joins along one axis after the other are exact.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from .lattices import Flow, Lattice, joined, spread
 def conv(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow]:
-    """Follow a convolution: batch, features and each spatial axis by themselves."""
+    """Follow a convolution: batch, features and each spatial axis separately."""
     params, (x, kernel) = equation.params, operands
     numbers, out = params["dimension_numbers"], equation.outvars[0].aval.shape
     batch, features, *spatial = (out[axis] for axis in numbers.out_spec)
@@ -49,7 +49,7 @@ def _by_spec(lattice: Lattice, flow: np.ndarray, spec: Sequence[int]) -> np.ndar
 def _of_features(
     lattice: Lattice, flow: np.ndarray, features: int, params: dict[str, int]
 ) -> np.ndarray:
-    """Return what output features come from: the input features, or samples, of their group."""
+    """Return the flow of output features: inputs, or samples, of their group joined."""
     of_features, of_batch = params["feature_group_count"], params["batch_group_count"]
     samples, inputs, *rest = flow.shape
     if of_batch > 1:
@@ -82,21 +82,21 @@ def _conv_places(equation: Equation) -> list[np.ndarray]:
 def window_places(
     size: int, outputs: int, window: int, stride: int, low: int, dilation: int, rate: int
 ) -> np.ndarray:
-    """Return ``(outputs, window)``: which element of an axis is read; ``size`` stands for none."""
+    """Return ``(outputs, window)``: the element of an axis that is read, or ``size``."""
     at = np.arange(outputs)[:, None] * stride + np.arange(window) * rate - low
     place, rest = np.divmod(at, dilation)
     return np.where((rest == 0) & (place >= 0) & (place < size), place, size)
 
 
 def _read(lattice: Lattice, flow: np.ndarray, axis: int, places: np.ndarray) -> np.ndarray:
-    """Join what each output reads along an axis."""
+    """Join the elements that each output reads along an axis."""
     end = (*flow.shape[:axis], 1, *flow.shape[axis + 1 : flow.ndim - lattice.rank])
     padded = np.concatenate([flow, lattice.empty(end)], axis)
     return lattice.over(np.take(padded, places, axis), [axis + 1])
 
 
 def _readers(places: np.ndarray, size: int) -> np.ndarray:
-    """Return ``(size, most)``: which outputs read an element; their number stands for none."""
+    """Return ``(size, most)``: the outputs that read an element, padded."""
     found = [np.flatnonzero((places == place).any(1)) for place in range(size)]
     most = max(map(len, found), default=0)
     filled = np.full((size, most), len(places))
@@ -108,7 +108,7 @@ def _readers(places: np.ndarray, size: int) -> np.ndarray:
 def _places_of_windows(
     equation: Equation, read: Sequence[int], made: Sequence[int]
 ) -> list[np.ndarray]:
-    """Return for each axis which elements the windows of an equation read."""
+    """Return for each axis the elements that the windows of an equation read."""
     params, count = equation.params, len(read)
     ones = (1,) * count
     return [
@@ -145,7 +145,7 @@ def reduce_window(
 def select_and_scatter_add(
     lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
 ) -> list[Flow]:
-    """Follow windows back: from what each one selects to all of its elements."""
+    """Follow windows backward, from a window's selected element to all its elements."""
     source, operand = operands
     made, read = (atom.aval.shape for atom in equation.invars)
     every = _places_of_windows(equation, read, made)
@@ -162,7 +162,7 @@ def select_and_scatter_add(
 def prefix(lattice: Lattice, flow: np.ndarray, axis: int, backward: bool) -> np.ndarray:
     """Join each element with all before it along an axis (after it, if ``backward``).
 
-    After ``k`` rounds each element has been joined with the ``2**k - 1`` before it.
+    After ``k`` rounds each element has been joined with the ``2**k - 1`` elements before it.
     """
     size, step = flow.shape[axis], 1
     while step < size:
