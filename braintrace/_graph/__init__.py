@@ -1,4 +1,4 @@
-"""What the compiler finds, as frozen data that every later room reads."""
+"""The compiled model as frozen data, read by executor, algorithms and learner."""
 
 from .batch import Batch as Batch
 from .diagnostics import ApproximationWarning as ApproximationWarning

@@ -1,4 +1,4 @@
-"""Batch axis of each state, and number of samples."""
+"""Batch axes of States, and the number of samples."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Axes = tuple[int | None, ...]
 class Batch:
     """The batch axis of each State that is reset with a sequence.
 
-    It is known by role, and never by size: from ``vmap=True``, from the ``batch_size`` of
+    It is known by role, never by size: from ``vmap=True``, from the ``batch_size`` of
     ``init_state``, or from the rows of ETP operations (see `batch_of` of the compiler).
 
     Attributes
@@ -23,10 +23,10 @@ class Batch:
     samples
         Number of samples; ``None``: the model has no batch axis.
     axes
-        The axes of the samples, by path of the State. A leaf without one belongs to all samples
-        together: it is reset when all of them are.
+        The batch axes, by path of the State. A leaf without one is shared by all samples; it is
+        reset when all of them are.
     unclear
-        States whose batch axis cannot be known, by path, with the reason as the end of a sentence.
+        States with an unknown batch axis, by path, with the reason as the end of a sentence.
     """
 
     samples: int | None
@@ -42,7 +42,7 @@ class Batch:
         return self.axes[path][index] if path in self.axes else None
 
     def check(self, given: str, count: int, shapes: Mapping[Path, list[tuple[int, ...]]]) -> None:
-        """Refuse flags of single samples that do not fit the samples of the model.
+        """Refuse flags per sample that do not fit the samples of the model.
 
         Parameters
         ----------
@@ -51,7 +51,7 @@ class Batch:
         count
             Number of flags.
         shapes
-            Shapes of the leaves of the States that are reset with a sequence, as they are now.
+            Current shapes of the leaves of the States that are reset with a sequence.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What the compiler found out that a user should know."""
+"""Diagnostics of the compiler: approximations, and unusual parts of a model."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,25 +28,25 @@ DiagnosticKind = Literal[
     "between-layers",
     "unused-parameter",
 ]
-"""What a finding is about. ``docs/diagnostics.md`` says of each what it means and what to do."""
+"""Kinds of diagnostics. ``docs/diagnostics.md`` has the meaning and the remedy of each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnostic:
-    """One finding.
+    """One diagnostic of the compiler.
 
     Attributes
     ----------
     level
-        ``'warning'`` for what costs the user accuracy, ``'info'`` for the rest.
+        ``'warning'`` for a loss of accuracy, ``'info'`` for anything else.
     kind
-        What it is about, such as ``'plain-mixing'``; the page *What the compiler reports* has all.
+        The kind, such as ``'plain-mixing'``; the page *What the compiler reports* lists all kinds.
     message
-        What, where, why and what to do, in full sentences.
+        The approximation, its place, its cause and its remedy, in full sentences.
     paths
         Printed paths of the parameters and states concerned.
     source
-        ``file:line (function)`` of the operation, where there is one.
+        ``file:line (function)`` of the operation, if there is one.
     """
 
     level: Level
@@ -61,7 +61,7 @@ class Diagnostic:
 
 
 class ApproximationWarning(UserWarning):
-    """A part of the model's gradient is approximated more coarsely than the user may expect."""
+    """Warn that a part of the gradient is approximated more coarsely than expected."""
 
 
 def quoted(names: Sequence[str]) -> str:

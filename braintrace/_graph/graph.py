@@ -1,4 +1,4 @@
-"""The compiled model: a frozen description of what learns online, and how."""
+"""Compiled model: a frozen description of the weights that learn online, and how."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from .whole_state import operand_key, operands_of
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ETraceGraph(GraphData):
-    """What the compiler found in one step of a model.
+    """A compiled model: the analysis of one step for one learning rule.
 
     `GraphData` documents the attributes.
 
@@ -53,26 +53,29 @@ class ETraceGraph(GraphData):
         return tuple(group for group in self.hidden_groups if group.index in reached)
 
     def batch_axis(self, group: HiddenGroup) -> int | None:
-        """Return the batch axis of a group's positions; ``None``: they have none."""
+        """Return the batch axis of a group's units; ``None``: they have none."""
         at_all = zip(group.states, group.old_layouts, strict=True)
         whole = next((state for state, layout in at_all if layout is None), None)
         return None if whole is None else self.batch.axis(whole)
 
     @property
     def traced_states(self) -> tuple[StateLeaf, ...]:
-        """The hidden states that traces follow: those of these groups, or the whole state."""
+        """The hidden states that traces follow: of traced groups, or of the whole state."""
         if self.whole is not None:
             return self.whole.leaves
         return tuple(state for group in self.traced_groups for state in group.states)
 
     @property
     def passes_weights(self) -> bool:
-        """Whether gradients go back through the steps of a chunk, and then to the traces."""
+        """Whether gradients pass through the steps of a chunk to the traces before it."""
         return self.whole is not None and self.whole.structure is None
 
     @functools.cached_property
     def read_by_output(self) -> tuple[StateLeaf, ...]:
-        """The traced states whose values before a step something reads but their new values."""
+        """Traced states whose old value enters an output, or another State, directly.
+
+        A path through the new value of a traced state does not count.
+        """
         if self.whole is None:
             groups = self.traced_groups
             return tuple(group.states[a] for group in groups for a in group.read_by_output)
@@ -99,13 +102,13 @@ class ETraceGraph(GraphData):
 
     @property
     def recorded_inputs(self) -> list[Var]:
-        """The inputs of the program that are no parameters."""
+        """The inputs of the program, without its parameters."""
         parameters = {leaf.in_var for leaf in self.traced.parameters}
         return [var for var in self.traced.program.in_vars if var not in parameters]
 
     @property
     def operand_atoms(self) -> Mapping[str, Mapping[str, Atom]]:
-        """What gradients go to: the operands of each relation, or every parameter by itself."""
+        """Targets of gradients: the operands of each relation, or each parameter."""
         if self.whole is None:
             return {r.key: r.trainable_vars for r in self.hidden_param_op_relations}
         parameters = self.traced.parameters
@@ -117,22 +120,22 @@ class ETraceGraph(GraphData):
 
     @property
     def held_paths(self) -> Mapping[str, tuple[Path, ...]]:
-        """Paths of the States, by what they are behind, that weights are computed from."""
+        """Paths of the States that the weights of each relation or use depend on, by key."""
         uses = self.hidden_param_op_relations if self.whole is None else self.whole.uses
         return {use.key: use.held_paths for use in uses}
 
     @property
     def opaque_equations(self) -> tuple[int, ...]:
-        """Equations of the ETP operations behind which no gradient is traced."""
+        """Equations of the ETP operations at which traced gradients end."""
         equations = self.traced.program.equations
         return tuple(i for i, equation in enumerate(equations) if role(equation) == "opaque")
 
     @functools.cached_property
     def bytes_per_chunk(self) -> int:
-        """Size of what a chunk reads and writes once, however long it is.
+        """Bytes that a chunk reads and writes once, whatever its length.
 
-        These are the traces, of every state that could have one, or the gradient of the operands
-        where that is larger.
+        This is the size of the traces of all states that could have one, or of the gradient of the
+        operands if that is larger.
         """
         traces = sum(spec.full_nbytes for spec in specs_of(self.trace_specs))
         operands = (atom.aval for own in self.operand_atoms.values() for atom in own.values())
@@ -140,7 +143,7 @@ class ETraceGraph(GraphData):
 
     @functools.cached_property
     def record_bytes(self) -> int:
-        """Size of what one step records: what the learning rule needs, and the signals."""
+        """Bytes of one step's residuals, as the learning rule needs them, and signals."""
         if "step" in self.needs:
             inputs = sum(var.aval.size * var.aval.dtype.itemsize for var in self.recorded_inputs)
             return int(inputs)

@@ -13,25 +13,25 @@ from .whole_state import WholeState
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GraphData:
-    """What the compiler found in one step of a model, without views and printing.
+    """The fields of `ETraceGraph`, without views and printing.
 
     Attributes
     ----------
     traced
         The step as a flat program with named inputs and outputs.
     hidden_groups
-        Hidden states that are coupled position by position.
+        Hidden states with elementwise coupling.
     hidden_param_op_relations
         ETP operations that reach hidden groups, and their parameters.
     diagnostics
-        What a user should know about the approximations made.
+        Approximations that a user should know.
     needs, trace_specs
-        What the learning rule that the model was compiled for reads of every step, and what it
-        carries from step to step; see `TraceMethod`.
+        The residuals that the learning rule needs of every step, and the arrays that it carries
+        from step to step; see `TraceMethod`.
     batch
         The number of samples, and the batch axis of each state.
     whole
-        The hidden states as one vector, for rules that follow every way from state to state.
+        The hidden states as one vector, for full-Jacobian rules.
     """
 
     traced: TracedModel

@@ -1,4 +1,8 @@
-"""Hidden states that are coupled position by position."""
+"""Hidden groups: hidden states with elementwise coupling.
+
+The *units* of a group connect the elements of its states: each state has at most one element in
+each unit. In field names, units are called positions.
+"""
 
 import dataclasses
 from typing import TypeAlias
@@ -10,12 +14,12 @@ from .._typing import Path
 from .traced_model import FILTERS, StateLeaf
 
 Ids: TypeAlias = np.ndarray
-"""Which hidden position each element of an array reaches, of the array's shape."""
+"""The hidden unit that each element of an array reaches, of the array's shape."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Cut:
-    """One use of a variable that couples elements: an equation and its operand."""
+    """A stop-gradient edge: an operand of an equation that couples elements."""
 
     equation: int
     operand: int
@@ -23,19 +27,19 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Diagonal:
-    """What goes through one product from the positions of old states to the same positions.
+    """The part of one product that connects units of old states with themselves.
 
     Attributes
     ----------
     equation, operand
-        The product, and the operand of it that the old states reach position by position.
+        The product, and the operand of it that the old states reach elementwise.
     var
-        Its output, or a variable that this is broadcast to.
+        Its output, or a variable that the output is broadcast to.
     outputs
-        For every element of ``var`` the element of the output behind it.
+        For every element of ``var``, the element of the output that it is.
     inputs
-        For every element of ``var`` an element of the operand, or `NO_ELEMENT`; in front an axis
-        over the elements of the operand that are at one position.
+        For every element of ``var``, an element of the operand, or `NO_ELEMENT`. A leading axis
+        runs over the elements of the operand in one unit.
     cuts
         The uses of variables on the way to the operand that are held constant.
     reads
@@ -56,37 +60,37 @@ NO_ELEMENT = -1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HiddenGroup:
-    """Hidden states that share positions and influence each other position by position.
+    """Hidden states that share units and influence each other elementwise.
 
     Attributes
     ----------
     index
-        Place of the group in the graph.
+        Index of the group in the graph.
     states
         The states ``a = 0 .. n-1``.
     new_vars
-        Variable of each state's new value; everything downstream reads it there.
+        Variable of each state's new value, as the rest of the step reads it.
     layouts, old_layouts
-        Position of every element of a state's new variable, and of its old value; ``None``
-        where they are all positions in order. A state may be at a part of them only.
+        Unit of every element of a state's new variable, and of its old value; ``None``: all units
+        in order. A state may have elements in a part of the units only.
     shape
-        Shape of the positions: that of the first state that is at all of them, or their number.
+        Shape of the units: the shape of the first state that is in all of them, or their number.
     transition
         Pairs ``(a, c)`` for which ``D[a, c]`` is not structurally zero.
     cuts
-        For each state the uses of variables that couple elements and are held constant.
+        For each state the stop-gradient edges: uses of variables that couple elements.
     diagonals
-        For each state what reaches it, all the same, through one product from its own position:
-        nothing, unless the learning rule keeps that. It is a part of ``D``.
+        For each state the diagonals of products that the learning rule keeps, as a part of ``D``;
+        empty for most rules.
     read_by_output
-        States whose value before the step the outputs of the step read.
+        States whose old value the outputs of the step read.
     downstream
-        States that no later step reads position by position, computed from the new values of the
-        others (the ``h`` of an LSTM). Like an output, they see those values perturbed, so that
-        the learning signal of the others has their part in it; their own ``D`` is zero.
+        States that no later step reads elementwise, computed from the new values of the others (the
+        ``h`` of an LSTM). Like an output, they see the perturbed new values, so that the learning
+        signal of the others includes the path through them; their own ``D`` is zero.
     delay_line
-        Whether it is a delay line that only ETP operations of later steps read: what is cut in
-        it costs nothing.
+        Whether it is a delay line that only ETP operations of later steps read. Truncated paths in
+        it cost no accuracy.
     """
 
     index: int
@@ -109,7 +113,7 @@ class HiddenGroup:
 
     @property
     def model_states(self) -> tuple[StateLeaf, ...]:
-        """Those that are the model's own, without the filters that the compiler has added."""
+        """The states of the model itself, without filters that the compiler has added."""
         return tuple(state for state in self.states if state.path[0] != FILTERS)
 
     @property
@@ -124,7 +128,7 @@ class HiddenGroup:
 
     @property
     def hidden_states(self) -> tuple[StateLeaf, ...]:
-        """The same as `states`: what is known of them; a graph holds no State."""
+        """The same as `states`: descriptions, not brainstate States."""
         return self.states
 
     @property
@@ -134,10 +138,10 @@ class HiddenGroup:
 
     @property
     def num_positions(self) -> int:
-        """Number of positions, batch included."""
+        """Number of units, batch included."""
         return int(np.prod(self.shape))
 
     @property
     def read_states(self) -> tuple[int, ...]:
-        """States that some state of the group reads, position by position, in the next step."""
+        """States that some state of the group reads elementwise in the next step."""
         return tuple(sorted({c for _, c in self.transition}))

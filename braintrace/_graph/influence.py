@@ -1,8 +1,8 @@
-"""How the output of one ETP operation influences the positions of one hidden group.
+"""Output-to-state index maps: the units that an ETP operation's outputs reach.
 
-Element ``u`` of ``y`` reaches position ``p(u)``, through a broadcast possibly several. The
-positions of all elements form an array of slots of shape ``(fan-out, *y.shape)``. ``Df`` and
-everything else that has "the shape of y" in the executor has the shape of these slots.
+Element ``u`` of ``y`` reaches unit ``p(u)`` of a hidden group, or several units by a broadcast. The
+units of all elements form an array of slots of shape ``(fan-out, *y.shape)``. In the executor,
+``Df`` and every other array with "the shape of y" has the shape of these slots.
 """
 
 import dataclasses
@@ -17,17 +17,17 @@ NO_SLOT = -1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InjectionPoint:
-    """One variable at which ``Df`` of one state is taken.
+    """A tap: a variable at which ``Df`` of one state is taken.
 
     Attributes
     ----------
     state
         Index ``a`` of the state in its group.
     var
-        ``y`` itself, or the variable that it has been broadcast to.
+        ``y`` itself, or a variable that it is broadcast to.
     slots
-        For every element of ``var`` the number of its slot, or `NO_SLOT`;
-        ``None`` where they are in order.
+        For every element of ``var``, the number of its slot, or `NO_SLOT`; ``None``: slots in
+        order.
     """
 
     state: int
@@ -37,27 +37,27 @@ class InjectionPoint:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InfluenceMap:
-    """How one ``y`` reaches one hidden group.
+    """The units of one hidden group that each element of ``y`` reaches.
 
     Attributes
     ----------
     group
         Index of the group in the graph.
     injection_points
-        Where ``Df`` is taken.
+        The taps at which ``Df`` is taken.
     positions
-        Position of every slot, or ``-1`` for one that is empty.
+        Unit of every slot, or ``-1`` for an empty one.
     kind
         ``'identity'``, ``'tiled'`` or ``'gather'``.
     tile
-        For a tiled map: the shape, with ones, to which positions are reshaped before they
-        are broadcast to the slots.
+        For a tiled map: the shape, with axes of size one, that units are reshaped to, and the shape
+        that they are then broadcast to.
     reached
         States that ``y`` reaches, in this step or a later one.
     stored
-        Those of them whose trace some later step, or its output, reads.
+        States of ``reached`` whose trace some later step, or its output, reads.
     mixed
-        Whether some elements of ``y`` reach the group only by mixing of positions.
+        Whether some elements of ``y`` reach the group by coupling only.
     """
 
     group: int
@@ -71,12 +71,12 @@ class InfluenceMap:
 
     @property
     def fan_out(self) -> int:
-        """Number of positions that one element of ``y`` reaches at most."""
+        """Largest number of units that one element of ``y`` reaches."""
         return int(self.positions.shape[0])
 
     @property
     def slot_shape(self) -> tuple[int, ...]:
-        """Shape of an array in the layout of ``y``; the fan-out leads where there is one."""
+        """Shape of the slots; without the leading axis if the fan-out is one."""
         return self.positions.shape if self.fan_out > 1 else self.positions.shape[1:]
 
     @property

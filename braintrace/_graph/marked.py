@@ -1,4 +1,4 @@
-"""What an ETP operation is to the compiler, read from its registration."""
+"""The role of an ETP operation in a backward walk, from its registration."""
 
 from typing import Literal
 
@@ -6,8 +6,8 @@ from .._etrace_op import ETP_PRIMITIVES
 from .._jax import Equation, equations_inside
 
 MarkedRole = Literal["opaque", "transparent"]
-"""What an ETP operation is to a walk back from a hidden state, which ends at an opaque one and
-passes a transparent one on its first operand."""
+"""The role of an ETP operation in a walk back from a hidden state: the walk ends at an opaque one,
+and continues through the first operand of a transparent one."""
 
 
 def is_marked(equation: Equation) -> bool:
@@ -16,14 +16,14 @@ def is_marked(equation: Equation) -> bool:
 
 
 def holds_marked(equation: Equation) -> bool:
-    """Tell whether a body of an equation (a branch, a loop, a call) has an ETP operation."""
+    """Tell whether a body of an equation (branch, loop, call) has an ETP operation."""
     return any(map(is_marked, equations_inside(equation)))
 
 
 def role(equation: Equation) -> MarkedRole | None:
-    """Return what an ETP operation is to a walk, and ``None`` for any other equation.
+    """Return the role of an ETP operation in a walk; ``None`` for any other equation.
 
-    Most are opaque: the rules of an operation cannot express a weight behind another weight.
+    Most ETP operations are opaque: the rules of an operation cannot express nested weights.
     """
     if not is_marked(equation):
         return None

@@ -1,14 +1,14 @@
-r"""The seam between the executor and an online learning rule.
+r"""Interface between the executor and an online learning rule.
 
-Everything in which two rules differ is one `TraceMethod`. The executor runs steps, records of
-them what the rule needs, and asks the rule for gradients and for the traces afterwards:
+A `TraceMethod` contains every difference between two rules. The executor runs steps and records the
+residuals that the rule needs. Then the rule computes gradients and the next traces:
 
 .. math::
 
     \epsilon^K = \mathrm{update}(\text{records}, \epsilon^0), \qquad
     \nabla w = \mathrm{gradient}(\text{records}, l, \epsilon^0).
 
-Whatever makes, reports, resets, saves or checks traces reads their `TraceSpec`.
+All code that makes, reports, resets, saves or checks traces reads their `TraceSpec`.
 """
 
 import dataclasses
@@ -26,47 +26,47 @@ Weights: TypeAlias = dict[str, dict[str, jax.Array]]
 """Values of the trainable operands, by relation and name."""
 
 Signal: TypeAlias = dict[str, Any]
-"""Derivatives of the loss by the name of a state (see `probed_step`), time first: arrays, or what a
-rule makes of them."""
+"""Derivatives of the loss by the name of a state (see `probed_step`), time first: arrays, or values
+that a rule computes from them."""
 
 Traces: TypeAlias = Mapping[str, Any]
 """Arrays in dicts with stable string keys, nested or not."""
 
 Boundary = Literal["closed", "cut", "diagonal", "neighbours", "layered", "passed"]
-"""What a marked weight is on the way back from a state to the states before the step."""
+"""The treatment of ETP operations on the path from old states to a state; see `TraceMethod`."""
 
 FOLLOWS_ALL: frozenset[Boundary] = frozenset({"neighbours", "layered", "passed"})
-"""Rules of the whole state, which follow every parameter, marked or not; see `WholeState`."""
+"""Full-Jacobian rules, which follow every parameter, marked or not; see `WholeState`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """What steps have left for the traces: time first, where it is an array, except for `never`.
+    """Residuals of the steps of a chunk, with a leading time axis except for `never`.
 
     A transition that is the same in every step may have a time axis of length 1.
 
     Attributes
     ----------
     x
-        Inputs of the operations, by the first relation that has this input; some of them
-        `SideBySide` for a method that needs ``"x in parts"``.
+        Inputs of the operations, by the first relation that has this input. Some are `SideBySide`
+        for a method that needs ``"x in parts"``.
     D
-        Blocks of the transition of each group, by position; see `transition_key`.
+        Blocks of the transition of each group, elementwise; see `transition_key`.
     Df
         Derivatives of a state's new value with respect to an operation's output, in its layout, by
         relation and state.
     inputs
-        What each step was run on: the inputs of its program that are no parameters, in order.
+        The inputs of each step's program without parameters, in order.
     restart
-        Which samples have started anew before each step; ``None``: none.
+        Flags of the samples that are reset before each step; ``None``: none.
     silent
         Names of the states whose learning signal is known to be zero.
     has_mask
-        Whether there are steps whose loss does not count, so that their signal is zero.
+        Whether some steps are masked, so that their learning signal is zero.
     never
-        A flag that is not set and not known before everything else that reads the traces before
-        the chunk has been computed; ``None``: nothing else does. Traces that are not read, nor
-        overwritten, before it is known are overwritten in place.
+        An ordering token: a flag that is always false. XLA cannot know it before all other readers
+        of the traces before the chunk are computed; ``None``: no other readers. Traces that are
+        neither read nor written before the token is known are updated in place.
     """
 
     x: dict[str, jax.Array | SideBySide]
@@ -80,13 +80,13 @@ class Records:
 
     @property
     def num_steps(self) -> int:
-        """Length of the recorded chunk; 1 where no operation has a trace."""
+        """Length of the recorded chunk; 1 if no operation has a trace."""
         recorded = jax.tree.leaves((self.Df, self.inputs))
         return int(recorded[0].shape[0]) if recorded else 1
 
     @property
     def zeros_select(self) -> bool:
-        """Whether a factor of zero is to leave nothing of what it meets in a trace, NaN or not."""
+        """Whether a zero factor must remove NaN or infinity from a trace as well."""
         return self.has_mask or self.restart is not None
 
 
@@ -98,7 +98,7 @@ jax.tree_util.register_dataclass(
 
 
 def inputs_for(needs: Set[Record], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs of operations as a rule with these needs takes them."""
+    """Return inputs of operations in the form that a rule with these needs takes."""
     if "x in parts" in needs:
         return dict(inputs)
     return {key: as_one(x) for key, x in inputs.items()}
@@ -109,53 +109,54 @@ class TraceMethod(Protocol):
 
     @property
     def needs(self) -> frozenset[Record]:
-        """What is to be recorded of every step."""
+        """The residuals to record of every step."""
 
     @property
     def boundary(self) -> Boundary:
-        """What a marked weight is on the way back from a state.
+        """The treatment of ETP operations on the path from old states to a state.
 
-        ``'cut'``: the end. ``'diagonal'``: ``D`` has what one product, marked or plain, passes from
-        each position to itself. ``'neighbours'``: a plain weight, as far as there are traces; the
-        graph has a `WholeState` with its `Structure`, operands are the parameters themselves, and
-        learning signals are those of states as if none of them were computed from another.
-        ``'passed'``: a plain weight, and such a graph; the gradient of a chunk is reverse mode
-        through the chunk and `entry_gradient` of what arrives before it. ``'layered'``: the
-        same, but the end on the way from a layer to what another one was before the step.
-        ``'closed'``: a plain weight within the step, but no way leads to the states before it.
+        ``'cut'``: the path is truncated at each of them. ``'diagonal'``: ``D`` includes the
+        diagonal of each product, marked or ordinary, from each unit to itself. ``'neighbours'``:
+        paths pass through, within the sparsity pattern of the traces. The graph has a `WholeState`
+        with its `Structure`, operands are the parameters themselves, and learning signals are
+        partial derivatives, as if no state depended on another. ``'passed'``: paths pass through,
+        with such a graph. The gradient of a chunk is reverse mode through the chunk, plus
+        `entry_gradient` of the cotangent that reaches the states before it. ``'layered'``: the
+        same, but paths from the old states of one layer to another layer are truncated.
+        ``'closed'``: paths pass through within the step, and none leads to the states before it.
         """
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell whether an ETP operation has traces: else its weights are plain ones.
+        """Tell whether an ETP operation has traces; otherwise its weights are untraced.
 
-        The gradient of those is that of each step, with the states before it held constant. A rule
-        that passes weights carries none: it has traces of parameters.
+        Untraced weights get the gradient of each step, with the states before it held constant. A
+        full-Jacobian rule carries no operations: it has traces of parameters.
         """
 
     def check(self, graph: ETraceGraph) -> None:
-        """Raise a `PrimitiveError` where these traces cannot carry a model's operations."""
+        """Raise a `PrimitiveError` if the traces cannot carry an operation of the model."""
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return what is carried from step to step.
+        """Return the arrays that the rule carries from step to step.
 
         Parameters
         ----------
         graph
             The compiled model.
         every_state
-            Also for the states that no later step reads position by position: a gradient that
-            goes back through mixing reads those too.
+            Include the states that no later step reads elementwise: a gradient that passes back
+            through coupling reads those too.
         """
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return what the rule makes of the learning signals of a recorded chunk."""
+        """Transform the learning signals of a recorded chunk."""
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
         """Return the traces after a recorded chunk of one step or more.
 
-        Traces before it that are known to be zero may be given by their shapes (see
+        Traces before it that are known to be zero may be passed as shapes (see
         `braintrace._executor.zero`), here and in `gradient`.
         """
 
@@ -175,18 +176,19 @@ class TraceMethod(Protocol):
         graph, weights
             The compiled model, and the operands of its relations.
         records, signal
-            Of the chunk; the signals as `signal` has returned them.
+            Residuals of the chunk, and its signals as returned by `signal`.
         before
             Traces before the chunk.
         after
-            Those after it, if they are known already, as they are for a single step.
+            Traces after it if they are already known, as for a single step.
 
         Returns
         -------
         gradients
-            Of the operands.
+            Gradients of the operands.
         after
-            The traces after the chunk where they come along, equal to those of `update`, else None.
+            The traces after the chunk if they are a by-product, equal to the result of `update`;
+            else None.
         """
 
     def entry_gradient(
@@ -197,7 +199,7 @@ class TraceMethod(Protocol):
         traces: Traces,
         zeros_select: bool = False,
     ) -> Weights:
-        """Return the gradient that reaches the operands through the states before a window.
+        """Return the gradient of the operands through the states before a window.
 
         Parameters
         ----------
@@ -205,10 +207,10 @@ class TraceMethod(Protocol):
             The compiled model, and the operands of its relations.
         mu
             Derivative of the loss with respect to those states, by name and without a time axis;
-            zero for the ones that are missing.
+            missing ones are zero.
         traces
             Traces before the window, of every state in ``mu``.
         zeros_select
-            Whether a ``mu`` of zero is to leave nothing of a trace, NaN or not: where samples may
-            start anew in the window, or losses not count.
+            Whether a zero in ``mu`` must remove NaN or infinity from a trace as well: if samples
+            may be reset in the window, or steps masked.
         """

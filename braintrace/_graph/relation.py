@@ -1,4 +1,4 @@
-"""An ETP operation that reaches hidden states, and its parameters."""
+"""Relation: an ETP operation, the hidden groups that it reaches, its parameters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from .influence import InfluenceMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HiddenParamOpRelation:
-    """One ETP operation that reaches hidden states, and how.
+    """One ETP operation with the hidden groups that it reaches.
 
     Attributes
     ----------
     key
-        Name of the relation: parameter paths, operation and its number in the step. The same
+        Name of the relation: parameter paths, operation and its number in the step. It is the same
         in every process.
     primitive, params
         The operation.
@@ -27,27 +27,27 @@ class HiddenParamOpRelation:
     x_var, y_var
         Its input (``None`` for an operation without one) and its output.
     trainable_vars
-        Operands that learn, by the name that the operation's rules give them.
+        Operands that learn, by their name in the operation's rules.
     trainable_positions
-        Where those operands stand among the operation's operands.
+        Index of each of them among the operation's operands.
     trainable_paths
-        Path of the (first) ParamState behind every such operand.
+        Path of the first ParamState that each of them depends on.
     trainable_leaves
-        Which leaf of that State's value it is.
+        Index of the leaf in that State's value.
     parameter_paths
-        Paths of all ParamStates behind the operands.
+        Paths of all ParamStates that the operands depend on.
     held_paths
-        Paths of the other States behind the operands (masks, scales). The step does not write
-        them.
+        Paths of the other States that the operands depend on (masks, scales). The step does not
+        write them.
     influences
-        How ``y`` reaches each hidden group.
+        The map from ``y`` to each hidden group.
     hidden_groups
         Those groups.
     source
         ``file:line (function)`` of the user's call.
     gate
-        Name of the operation that this one is a gate of, which gate it is, and of how many;
-        ``None``: it is the user's operation itself.
+        For one gate of a fused operation: name of the operation, index of the gate, and number of
+        gates; ``None``: it is the user's operation itself.
     """
 
     key: str

@@ -1,23 +1,23 @@
-"""Names that fit into the columns of a table.
+"""Short forms of names for the columns of a table.
 
-Some packages build a State's path from all that a module is made with, which fills pages.
+Some packages put all constructor arguments of a module into a State's path, which fills pages.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
 LONGEST = 40
-"""Characters of a name that stands in a table as it is."""
+"""Longest name that a table shows in full."""
 _WORTH = 8
-"""Characters in brackets that are left out."""
+"""Longest text in brackets that is kept."""
 
 _BETWEEN_PARTS = re.compile(r"(?<![ /])/(?![ /])")
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Return short forms of those names that are too long, each another one.
+    """Return short forms of the names that are too long, all different.
 
-    A form has the first part of the name and as many of the last as tell it from the others.
+    A form has the first part of the name, and as many of its last parts as make it unique.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names that are too long without what a module is made with, for a sentence.
+    """Return forms of long names without constructor arguments, for a sentence.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def _is_long(name: str) -> bool:
 
 
 def _forms(name: str) -> Iterator[str]:
-    """Yield forms of a name, the shortest first, with two of its last parts."""
+    """Yield forms of a name, shortest first, with at least two of its last parts."""
     parts = _BETWEEN_PARTS.split(_without_brackets(name))
     for first in range(len(parts) - 2, 1, -1):
         yield "/".join([parts[0], "…", *parts[first:]])
@@ -69,7 +69,7 @@ def _forms(name: str) -> Iterator[str]:
 
 
 def _without_brackets(name: str) -> str:
-    """Leave out what stands in brackets, unless it is short."""
+    """Leave out the text in brackets, unless it is short."""
     kept, inside, depth = "", "", 0
     for character in name:
         depth -= character in ")]}" and depth > 0

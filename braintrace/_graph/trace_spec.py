@@ -1,4 +1,4 @@
-"""Traces of a learning rule, array by array: shapes, dtypes and what each axis runs over."""
+"""Trace specifications: shape, dtype and axes of each array that a rule carries."""
 
 import dataclasses
 import math
@@ -12,19 +12,18 @@ TraceSpecs: TypeAlias = Mapping[str, Any]
 """The structure of traces, with a `TraceSpec` in the place of each array."""
 
 Record = Literal["x", "x in parts", "D", "Df", "step", "traces", "operands"]
-"""What can be recorded of a step; see `Records`.
+"""Residuals that can be recorded of a step; see `Records`.
 
 A rule that needs ``'x in parts'`` as well as ``'x'`` takes inputs that are `SideBySide`.
-``'step'`` are the inputs of its program. ``'traces'`` are those before it: a chunk has one step for
-a rule that needs these, whatever length is asked for, and its gradient is that of a single step.
-``'operands'`` are those of products with parameters: where weights are passed, gradients can go to
-them, as well as to the parameters themselves.
-"""
+``'step'``: the inputs of its program. ``'traces'``: the traces before the step; chunks then have
+one step, whatever length is requested, and the gradient is the gradient of a single step.
+``'operands'``: the operands of products with parameters. Under a full-Jacobian rule, gradients
+can then be taken with respect to these operands, as well as to the parameters themselves."""
 
 Role = Literal["batch", "fan_out", "spatial", "group", "input", "output", "entry", "state"]
-"""What an axis of a trace runs over: samples, the positions that one output reaches, places of a
-convolution, its groups, inputs, outputs, entries of which nothing else is known, or the numbers of
-a sample's whole state."""
+"""The meaning of an axis of a trace: samples, units that one output reaches, places of a
+convolution, its groups, inputs, outputs, other entries, or the elements of a sample's whole
+state."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,9 +33,9 @@ class TraceSpec:
     Attributes
     ----------
     shape, dtype
-        Of the array, in the dtype of the model.
+        Shape and dtype of the array, in the dtype of the model.
     axes
-        What each axis runs over.
+        The meaning of each axis.
     relation
         Key of the relation that it belongs to; ``None``: none.
     state, operand
@@ -44,21 +43,21 @@ class TraceSpec:
     initial
         Value at the start of a sequence: a number, or an array of this shape.
     is_stored
-        Whether it is carried. What is not is listed for the size that it would have.
+        Whether it is carried. An array that is not carried is listed with the size it would have.
     takes_trace_dtype
-        Whether it is kept in the dtype that a user gives as ``trace_dtype``.
+        Whether it has the dtype that a user gives as ``trace_dtype``.
     outlives_reset
-        Whether it goes on where a sequence starts anew, for some samples or all, like a random
-        stream. It then has a key of its own among the traces, in no dict inside.
+        Whether it continues when a sequence is reset, for some samples or all, like a random
+        stream. It then has a key at the top level of the traces.
     full_shape
         The shape if structural zeros were stored as well; ``None``: there are none.
     samples
-        ``flags -> array``: tells of every entry whether the flag of its sample is set, given one
-        flag for all samples or one for each. An entry that belongs to all samples is set if all
-        flags are. ``None``: its axis ``'batch'`` has the samples.
+        ``flags -> array``: for every entry, whether the flag of its sample is set, given one flag
+        for all samples or one for each. An entry that all samples share is set if all flags are.
+        ``None``: its axis ``'batch'`` has the samples.
     packed_with
-        Key of another trace that this one may be kept together with, as real and imaginary part of
-        one complex array; see `complex_packing`.
+        Key of another trace that may be stored together with it, as real and imaginary part of one
+        complex array; see `complex_packing`.
     rule
         Name of the rule that carries it, in a model with several.
     """
@@ -91,7 +90,7 @@ class TraceSpec:
 
 
 def specs_of(specs: TraceSpecs) -> list[TraceSpec]:
-    """Return the specifications of all arrays, in their order."""
+    """Return the specifications of all arrays, in order."""
     found = []
     for entry in specs.values():
         found += [entry] if isinstance(entry, TraceSpec) else specs_of(entry)

@@ -1,4 +1,4 @@
-"""One step of a model as plain data: a flat program whose inputs and outputs are named."""
+"""Traced model: one step as a flat program with named inputs and outputs."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from .._typing import Path, PyTree, path_name
 from .diagnostics import Diagnostic
 
 StateKind = Literal["hidden", "parameter", "random", "other"]
-"""What a State is to a step."""
+"""The kind of a State in a step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,17 +23,17 @@ class StateLeaf:
     Attributes
     ----------
     path
-        Path of the State in the model; States outside it are under ``'<outside>'``.
+        Path of the State in the model; States outside the model are under ``'<outside>'``.
     leaf
         Index of the leaf within the State's value.
     component
         Index along the last axis for a `HiddenGroupState`, else ``None``.
     kind
-        What the State is to the compiler.
+        The kind of the State.
     shape, dtype
-        Of the leaf, batch axis included.
+        Shape and dtype of the leaf, batch axis included.
     in_var, out_var
-        Value before the step, and after it (``None`` where the step does not write).
+        Value before the step, and after it (``None`` if the step does not write it).
     joined_var
         For a component, the whole value of its State after the step.
     """
@@ -55,7 +55,7 @@ class StateLeaf:
 
     @property
     def name(self) -> str:
-        """Printed form: the path, and the leaf or component where there are several."""
+        """Printed form: the path, and the leaf or component if there are several."""
         suffix = "" if self.component is None else f"[{self.component}]"
         return path_name(self.path) + (f"#{self.leaf}" if self.leaf else "") + suffix
 
@@ -66,7 +66,7 @@ FILTERS = "<filters>"
 
 @dataclasses.dataclass(frozen=True)
 class FilteredReadout:
-    """A linear readout whose derivative goes through filters of what it reads.
+    """A linear readout whose derivative goes through filters of its input.
 
     Attributes
     ----------
@@ -75,12 +75,12 @@ class FilteredReadout:
     filters
         Paths of the filters, each a State with one leaf.
     held_paths
-        Paths of the States, parameters apart, behind its coefficients (masks, scales). The step
-        does not write them.
+        Paths of the States other than parameters that its coefficients depend on (masks, scales).
+        The step does not write them.
     parameter_paths
-        Paths of the parameters behind its coefficients, and of its biases.
+        Paths of the parameters that its coefficients depend on, and of its biases.
     operations
-        Names of the ETP operations that its coefficients were in; they are plain now.
+        Names of the ETP operations of its coefficients, which are now ordinary operations.
     """
 
     state: str
@@ -94,11 +94,11 @@ class FilteredReadout:
 class TracedModel:
     """One step of a model as plain data.
 
-    ``has_found_marks`` is true if the compiler has marked parameters itself; ``unmarked`` has the
-    uses that it could not mark. What
-    callbacks answer is ``answers``, inputs after those of the model; ``asking`` is the program that
-    asks for them, given the others. Where readouts are filtered, the leaves and inputs of the
-    filters come after all these, and the model itself is ``unfiltered``.
+    ``has_found_marks`` is true if the compiler has marked parameters itself; ``unmarked`` has
+    diagnostics for the uses that it could not mark. ``answers`` are the results of callbacks,
+    inputs that follow the inputs of the model. ``asking`` is the program of the hoisted callbacks,
+    which maps the other inputs to these results. With filtered readouts, the leaves and inputs of
+    the filters come last, and ``unfiltered`` is the model without them.
     """
 
     program: Program

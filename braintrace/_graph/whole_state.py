@@ -1,8 +1,9 @@
-"""All hidden state of a sample as one vector, and where parameters enter it.
+"""Whole state: all hidden state of a sample as one vector.
 
-Of rules that follow every way from state to state, through mixing as well. Let ``S`` be the hidden
-states that a step reads and writes, of one sample, as a vector of ``n`` numbers, one state after
-the other. Samples do not mix, so that ``J = dS'/dS`` is a matrix ``(n, n)`` for each of them.
+Full-Jacobian rules need it: they follow every path from state to state, also through coupling. Let
+``S`` be the hidden states that a step reads and writes, of one sample, concatenated to a vector of
+``n`` elements. Samples are independent, so that ``J = dS'/dS`` is an ``(n, n)`` matrix for each
+sample.
 """
 
 import dataclasses
@@ -18,32 +19,31 @@ from .._typing import Path
 from .traced_model import StateLeaf
 
 UseKind = Literal["product", "elementwise", "any"]
-"""How parameters meet data in an equation: every sample apart along an axis of the input and one of
-the output; element by element, each of them with one sample; or otherwise."""
+"""How parameters meet data in an equation. Product: samples are separate along an axis of the input
+and of the output. Elementwise: each element belongs to one sample. Any: neither of these."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ParameterUse:
-    """An equation where what is computed from parameters alone meets data.
+    """An equation in which parameter-derived values meet data.
 
     Attributes
     ----------
     key
         Name of the use, the same in every process.
     equation
-        Its index in the program; ``None``: what the parameters give is a new state itself.
+        Its index in the program; ``None``: the parameter-derived value is a new state itself.
     operands
-        Places of the operands that are computed from parameters; without an equation, the index of
-        the state.
+        Indices of the parameter-derived operands; without an equation, the index of the state.
     kind
         How they meet.
     x, x_axis, y_axis
-        For a product: the place of its other operand, and the axes of samples; ``None``: there is
-        one sample.
+        For a product: index of its other operand, and the axes of samples; ``None``: a single
+        sample.
     samples
-        The sample of each element: of the operands (element by element), or of the outputs (any).
+        The sample of each element, of the operands (elementwise) or of the outputs (any).
     held_paths
-        Paths of the States, which the step does not write, behind the operands.
+        Paths of the States that the operands depend on and the step does not write.
     output_bytes
         Size of its output.
     """
@@ -61,12 +61,12 @@ class ParameterUse:
 
 
 def operand_key(use: ParameterUse) -> str:
-    """Name the operands of a use among the weights, apart from parameters."""
+    """Return the key of a use's operands among the weights, unlike any parameter's."""
     return f"operands of {use.key}"
 
 
 def operands_of(program: Program, use: ParameterUse) -> dict[str, Atom]:
-    """Return the operands of a product but its input, by their places; of other uses none."""
+    """Return the operands of a product except its input, by index; {} for other uses."""
     if use.equation is None or use.kind != "product":
         return {}
     return {
@@ -78,14 +78,14 @@ def operands_of(program: Program, use: ParameterUse) -> dict[str, Atom]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """Hidden states that depend on each other over time, step after step.
+    """Hidden states that depend on each other over time.
 
     Attributes
     ----------
     leaves, new_vars
-        The states that a step writes, and where the model goes on with their new values.
+        The states that a step writes, and the variables of their new values.
     states
-        Indices of those among them that are a part of the whole state.
+        Indices of the ones that are a part of the whole state.
     """
 
     leaves: tuple[StateLeaf, ...]
@@ -95,16 +95,17 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Structure:
-    """Which of the ``n`` numbers of a sample's new state depend on what, by the program of a step.
+    """Sparsity pattern of the new state of a sample: three boolean matrices.
 
     Attributes
     ----------
     transition
-        On the numbers before the step: ``(n, n)``, new ones by old ones.
+        Dependence on the old elements: ``(n, n)``, new by old.
     of_outputs
-        On the outputs that a product gives a sample, by the key of the use: ``(outputs, n)``.
+        Dependence on a product's outputs for one sample, by key of the use: ``(outputs, n)``.
     of_parameters
-        On the entries of a parameter that enters in another way, by its name: ``(entries, n)``.
+        Dependence on the entries of a parameter that enters in another way, by its name:
+        ``(entries, n)``.
     """
 
     transition: np.ndarray
@@ -121,19 +122,19 @@ class WholeState:
     leaves
         The states, in the order of the vector.
     samples
-        How many samples there are.
+        Number of samples.
     axes
-        The axis of samples of each state; ``None``: there is one sample.
+        The sample axis of each state; ``None``: a single sample.
     uses
-        Where parameters enter.
+        Equations where parameters enter.
     reached
         Indices of the states that each parameter reaches, in this step or a later one, by name.
     layers
-        For a rule that leaves out what layers remember of each other: those, each after the ones
-        that it reads. Empty: nothing is left out.
+        For a layered rule, which leaves out the memory of other layers: the layers, each after the
+        ones that it reads. Empty: nothing is left out.
     structure
-        For a rule that keeps neighbours: what depends on what. ``None``: weights
-        are passed.
+        The sparsity pattern, for a sparse rule (SnAp-n); ``None``: gradients pass through the steps
+        of a chunk.
     """
 
     leaves: tuple[StateLeaf, ...]
@@ -146,7 +147,7 @@ class WholeState:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many numbers of one sample each state has."""
+        """Number of elements that each state has for one sample."""
         return tuple(int(np.prod(leaf.shape)) // self.samples for leaf in self.leaves)
 
     @property
@@ -156,12 +157,12 @@ class WholeState:
 
     @property
     def update_bytes(self) -> int:
-        """What the cotangents of products take that an update keeps of every step."""
+        """Bytes of the product cotangents that an update keeps for every step."""
         products = (use for use in self.uses if use.kind == "product")
         return self.size * sum(use.output_bytes for use in products)
 
     def rows(self, states: tuple[int, ...]) -> np.ndarray:
-        """Return the places of some states in the vector."""
+        """Return the indices of some states' elements in the vector."""
         ends = np.cumsum([0, *self.sizes])
         parts = [np.arange(ends[index], ends[index + 1]) for index in states]
         return np.concatenate(parts) if parts else np.zeros(0, int)

@@ -1,1 +1,1 @@
-"""The report of a compiled model: its rows, and how they are printed."""
+"""Report of a compiled model: its rows, and their printed form."""

@@ -1,4 +1,4 @@
-"""The rows of a report as cells of tables."""
+"""Cells of tables for the rows of a report."""
 
 from .rows import GroupRow, ReadoutRow, RelationRow, SequenceRow
 

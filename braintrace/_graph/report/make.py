@@ -1,4 +1,4 @@
-"""From a compiled model to its report."""
+"""Construction of a report from a compiled model."""
 
 from collections.abc import Iterator, Sequence
 

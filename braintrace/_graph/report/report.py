@@ -1,4 +1,4 @@
-"""The compiled model as tables: printed, as plain data, and for notebooks."""
+"""Report of a compiled model as tables: printed, as plain data, and as HTML."""
 
 import dataclasses
 import itertools
@@ -30,29 +30,30 @@ _TITLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What learns online in a compiled model, how, and at what memory.
+    """The weights of a compiled model that learn online, and their memory.
 
-    ``print`` it for a table; a notebook shows it as HTML. There, but not in the attributes, names
-    that are too long for a column are shortened.
+    ``print`` shows it as a table, and a notebook as HTML. The tables, but not the attributes,
+    shorten names that are too long for a column.
 
     Attributes
     ----------
     relations, groups, readouts, without_trace, diagnostics
         The rows of the table.
     stored_bytes, possible_bytes
-        Size of the traces at the compiled batch size, and the size they would have if structural
-        zeros were stored.
+        Size of the traces at the compiled batch size, and their size if structural zeros were
+        stored.
     filter_bytes
         Size of the filters of linear readouts.
     carried_bytes
-        Size of what a learner's own algorithm carries, in its dtype; ``None`` for a graph.
+        Size of the arrays that a learner's own algorithm carries, in its dtype; ``None`` for a
+        graph.
     sequences
-        How a learner has cut sequences, for every method and length that it was called with.
+        How a learner has split sequences into chunks, for every method and length so far.
     skipped_updates
-        How many updates a learner has left out because something was not finite.
+        Number of updates that a learner has left out because a value was not finite.
     mesh, whole
-        The devices that a learner is divided over, and names of the hidden states and parameters
-        whose outputs are not divided although the mesh has an axis for that.
+        The mesh of a sharded learner, and names of the hidden states and parameters whose outputs
+        are replicated although the mesh has an axis for them.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a report says of each relation, group, readout, parameter, diagnostic and sequence."""
+"""Rows of a report, one class for each of its tables."""
 
 import dataclasses
 
@@ -12,22 +12,22 @@ class RelationRow:
     Attributes
     ----------
     key
-        Name of the relation, and of its traces; of the parameter, for a rule that carries those.
+        Name of the relation and of its traces; for a full-Jacobian rule, name of the parameter.
     operation, source
-        The primitive, and the user's line that called it; ``'any'`` and empty for a parameter.
+        The primitive, and the line of the user's call; ``'any'`` and empty for a parameter.
     parameters
-        Printed paths of the parameters behind its weights.
+        Printed paths of the parameters that its weights depend on.
     x_shape, y_shape
-        Of the operation's input (``None`` where it has none) and output (``None``: no single one).
+        Shape of the operation's input (``None``: no input) and output (``None``: no single output).
     states
         The states of every hidden group that it reaches.
     maps
-        How the output's elements are laid over the positions of each group.
+        How the elements of the output map to the units of each group.
     traces
-        ``(state, array, shape)`` of the traces that are stored; the state is empty for a trace that
-        follows no single one.
+        ``(state, array, shape)`` of the stored traces; the state is empty for a trace that follows
+        no single state.
     stored_bytes, possible_bytes
-        Size of those traces, and of all that the states would have.
+        Size of those traces, and of the traces that all states would have.
     rule
         The algorithm that carries it, in a model with several.
     """
@@ -53,9 +53,9 @@ class GroupRow:
     Attributes
     ----------
     index, states, shape
-        Number of the group, its states, and the shape of its positions.
+        Number of the group, its states, and the shape of its units.
     transition
-        ``(from, to)``: which states read which, position by position, in the next step.
+        ``(from, to)``: the old states that each state reads elementwise in the next step.
     downstream
         States that no later step reads, computed from the new values of the others.
     """
@@ -69,7 +69,7 @@ class GroupRow:
 
 @dataclasses.dataclass(frozen=True)
 class ReadoutRow:
-    """One linear readout, whose derivative goes through filters; several may share one.
+    """One linear readout with its filters, some of which several readouts may share.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class ReadoutRow:
 
 @dataclasses.dataclass(frozen=True)
 class PlainRow:
-    """One parameter without a trace, and why it has none."""
+    """One parameter without a trace, and the reason."""
 
     parameter: str
     reason: str
@@ -110,7 +110,7 @@ class DiagnosticRow:
 
 @dataclasses.dataclass(frozen=True)
 class SequenceRow:
-    """How one of a learner's methods cuts sequences of one length into chunks.
+    """Chunks that one of a learner's methods uses for sequences of one length.
 
     Attributes
     ----------
@@ -121,11 +121,11 @@ class SequenceRow:
     from_zero
         Whether the traces before it are known to be zero.
     chunk_size, chunks
-        Number of steps of a chunk, and how many chunks there are.
+        Number of steps of a chunk, and number of chunks.
     record_bytes
-        What the steps of one chunk record.
+        Size of the residuals of one chunk.
     budget
-        How many bytes that may be; ``None`` where ``chunk_size`` is given, or a window's.
+        Largest size allowed for them; ``None`` with a given ``chunk_size``, or for a window.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""What a report says of rules whose traces are those of the whole state."""
+"""Rows of a report for full-Jacobian rules."""
 
 from collections.abc import Iterator, Sequence
 
