@@ -14,13 +14,17 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from ops_catalogue import OPERATIONS, TRANSFORMATIONS  # noqa: E402
 
-HEAD = """# Which operation works under which transformation
+HEAD = """# Operations under transformations
 
-Written by `python docs/make_coverage.py`; do not edit. A cell names the primitive that stands
-in the jaxpr afterwards. `plain` means that the operation becomes its plain implementation: the
-numbers are right, and a compiler sees no ETP operation there. `yes` means that the result is
-a compiled or exported program, or a second derivative, which holds no primitive to look for.
-`shard_map` over eight devices is tested for every operation, with its gradient.
+Written by `python docs/make_coverage.py`; do not edit. Each cell is a test.
+
+| Cell | Meaning |
+|---|---|
+| a name | the primitive in the jaxpr after the transformation |
+| `plain` | the ordinary operation: the numbers are correct, and a compiler finds no ETP operation |
+| `yes` | a compiled or exported program or a second derivative, which contains no primitive |
+
+Tests also run every operation and its gradient under `shard_map` over eight devices.
 """
 
 
