@@ -73,7 +73,7 @@ def test_every_case_that_is_left_out_is_counted_with_its_reason(records):
     cases = judged(unlearned + refused)
     assert statements.verdict(cases) == "not tested"
     reasons = tables.left_out(cases)
-    assert "`RTRL` has not learned (1: copy, leaky tanh)" in reasons
+    assert "`RTRL` does not learn (1: copy, leaky tanh)" in reasons
     assert "`Immediate` is refused (1: another, leaky tanh)" in reasons
     held = [scored(of_cell(found, "gru"), found.settings.way, 0.9) for found in unlearned]
     cases = judged(unlearned + refused + held)
@@ -134,7 +134,7 @@ def test_noise_of_angles_is_judged_along_the_training(records):
     ("start", "cell", "holds"),
     [
         ("Trace units", "rtu", ("HOLDS", "FAILS", "FAILS", "LEFT_OUT")),
-        ("Networks whose units", "lru", ("HOLDS", "FAILS", "HOLDS", "LEFT_OUT")),
+        ("Networks with uncoupled units", "lru", ("HOLDS", "FAILS", "HOLDS", "LEFT_OUT")),
     ],
 )
 def test_long_memory_is_judged_by_what_backpropagation_gains(records, start, cell, holds):

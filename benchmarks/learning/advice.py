@@ -1,4 +1,4 @@
-"""What follows from the records for somebody who has to choose, as sentences."""
+"""Advice for a choice of rule, as sentences computed from the records."""
 
 import dataclasses
 import statistics
@@ -7,10 +7,10 @@ from . import words
 from .findings import TWINS, Findings, beyond
 
 CHEAP = 2.0
-"""A rule is cheap that takes at most so many times the time and the memory of backpropagation."""
+"""Largest time and memory of a cheap rule, relative to backpropagation."""
 
 CLOSE = 0.02
-"""Parts that differ by less are called equal, however sure the difference is."""
+"""Relative gains that differ by less count as equal."""
 
 PAST, NO_PAST = "d_rtrl", "immediate"
 WINDOWS = ("tbptt-short", "tbptt-long")
@@ -18,7 +18,7 @@ WINDOWS = ("tbptt-short", "tbptt-long")
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A way that goes forward in time only, in the median over pairs of task and cell."""
+    """Medians of a forward method over pairs of task and cell."""
 
     way: str
     median: float
@@ -28,7 +28,7 @@ class Rule:
 
     @property
     def is_cheap(self) -> bool:
-        """Whether it takes about as much as backpropagation."""
+        """Whether its cost is similar to backpropagation."""
         return max(self.time, self.memory) <= CHEAP
 
 
@@ -36,17 +36,16 @@ def lines(findings: Findings) -> list[str]:
     """Return the advice, as items of a list."""
     ways = (way for way in findings.ways if way not in TWINS)
     rules = [rule for way in ways if (rule := _rule(findings, way)) is not None]
-    told = (
+    texts = (
         _best(
-            f"Of the rules that take at most {CHEAP:g} times the time and the working memory of "
-            "BPTT",
+            f"At a cost of at most {CHEAP:g} times the time and temporary memory of BPTT",
             [rule for rule in rules if rule.is_cheap],
         ),
-        _best("Of those that take more", [rule for rule in rules if not rule.is_cheap]),
+        _best("At a higher cost", [rule for rule in rules if not rule.is_cheap]),
         _worth_of_traces(findings),
         *(_against_windows(findings, window) for window in WINDOWS),
     )
-    return [f"- {line}" for line in told if line is not None]
+    return [f"- {line}" for line in texts if line is not None]
 
 
 def _rule(findings: Findings, way: str) -> Rule | None:
@@ -59,8 +58,8 @@ def _rule(findings: Findings, way: str) -> Rule | None:
     return Rule(way, found.median, found.parts[0][0], *prices)
 
 
-def _best(whose: str, rules: list[Rule]) -> str | None:
-    """Return who keeps most, in the median and at worst, and what that takes."""
+def _best(cost: str, rules: list[Rule]) -> str | None:
+    """Return the rules with the largest gain, in the median and at worst, and their cost."""
     if not rules:
         return None
     median, worst = max(rule.median for rule in rules), max(rule.worst for rule in rules)
@@ -68,11 +67,11 @@ def _best(whose: str, rules: list[Rule]) -> str | None:
     second = [rule for rule in rules if rule.worst >= worst - CLOSE]
     times = words.between([rule.time for rule in first])
     memory = words.between([rule.memory for rule in first])
-    keep = "keeps" if len(first) == 1 else "keep"
+    have = "has" if len(first) == 1 else "have"
     return (
-        f"{whose}, {_named(first)} {keep} most in the median ({words.digits(median)}; {times} "
-        f"times the time, {memory} times the memory); the best in their worst pair are "
-        f"{_named(second)} ({words.digits(worst)})."
+        f"{cost}, {_named(first)} {have} the largest median relative gain ({words.digits(median)}; "
+        f"{times} times the time, {memory} times the memory), and {_named(second)} the best worst "
+        f"case ({words.digits(worst)})."
     )
 
 
@@ -86,25 +85,25 @@ def _parts(findings: Findings, way: str) -> dict[tuple[str, str], float]:
 
 
 def _worth_of_traces(findings: Findings) -> str | None:
-    """Return where a past is worth most, and where least."""
+    """Return the largest and the smallest value of traces."""
     own, without = _parts(findings, PAST), _parts(findings, NO_PAST)
     gains = sorted((own[pair] - without[pair], *pair) for pair in own if pair in without)
     if not gains:
         return None
-    told = []
+    texts = []
     for _, task, cell in (gains[-1], gains[0]):
-        pair = f"{words.digits(own[task, cell])} against {words.digits(without[task, cell])}"
-        told.append(f"{task}, {words.cell(cell)} ({pair})")
+        pair = f"{words.digits(own[task, cell])} and {words.digits(without[task, cell])}"
+        texts.append(f"{task}, {words.cell(cell)} ({pair})")
     clear = sum(_is_more(findings, pair, PAST, NO_PAST) for pair in own if pair in without)
     return (
-        f"{words.way(PAST)} keeps clearly more than {words.way(NO_PAST)}, which has no traces, in "
-        f"{clear} of {words.counted(len(gains), 'pair')}; the difference is largest on {told[0]}, "
-        f"smallest on {told[1]}."
+        f"{words.way(PAST)} is clearly better than {words.way(NO_PAST)}, which has no traces, in "
+        f"{clear} of {words.counted(len(gains), 'pair')}. The difference is largest on {texts[0]}, "
+        f"and smallest on {texts[1]}."
     )
 
 
 def _against_windows(findings: Findings, window: str) -> str | None:
-    """Return where a rule keeps more than truncated backpropagation."""
+    """Return the number of pairs in which a rule is better than truncated backpropagation."""
     parts = _parts(findings, PAST), _parts(findings, window)
     pairs = [pair for pair in parts[0] if pair in parts[1]]
     if not pairs:
@@ -112,13 +111,13 @@ def _against_windows(findings: Findings, window: str) -> str | None:
     more = sum(_is_more(findings, pair, PAST, window) for pair in pairs)
     less = sum(_is_more(findings, pair, window, PAST) for pair in pairs)
     return (
-        f"{words.way(PAST)} keeps clearly more than {words.way(window)} in {more} of "
-        f"{words.counted(len(pairs), 'pair')}, and clearly less in {less}."
+        f"{words.way(PAST)} is clearly better than {words.way(window)} in {more} of "
+        f"{words.counted(len(pairs), 'pair')}, and clearly worse in {less}."
     )
 
 
 def _is_more(findings: Findings, pair: tuple[str, str], way: str, other: str) -> bool:
-    """Return whether a way keeps more than another, by more than `CLOSE` and than its error."""
+    """Return whether a method is better by more than `CLOSE` and the standard error."""
     run, reference = (findings.find(*pair, name) for name in (way, other))
     own, theirs = (findings.part(*pair, name) for name in (way, other))
     if run is None or reference is None or own is None or theirs is None:

@@ -1,4 +1,4 @@
-"""The page with every score, angle and price of the tasks that all ways are tried on."""
+"""The page with every score, cosine and cost of the core tasks."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from .findings import Findings, Run, price_of
 TIME, LONE = "seconds_per_step", "seconds_per_lone_step"
 MEMORY, LONE_MEMORY = "peak_bytes", "lone_peak_bytes"
 
-HEAD = """# Evidence: scores, gradients and prices
+HEAD = """# Evidence: scores, gradients and costs
 
-A part of [the evidence](evidence.md), written with it from the same records; do not edit. The signs
-are explained [there](evidence.md#how-to-read-the-tables).
+This page belongs to [the evidence](evidence.md) and is generated with it; do not edit. Symbols are
+explained in [How to read the tables](evidence.md#how-to-read-the-tables).
 
 ## Tasks
 """
@@ -24,8 +24,8 @@ def render(findings: Findings) -> list[str]:
     if core.runs:
         lines += _learned(core) + _prices(findings)
     if other.runs:
-        text = "The scores of some ways, with RMSprop in place of Adam."
-        lines += ["## By RMSprop", "", text, "", *_by_cell(other, words.score)]
+        text = "Scores of some methods with RMSprop instead of Adam."
+        lines += ["## RMSprop", "", text, "", *_by_cell(other, words.score)]
     return lines + _failures(findings)
 
 
@@ -37,76 +37,80 @@ def _learned(core: Findings) -> list[str]:
     return [
         "## Scores",
         "",
-        "The score on the test set at the end.",
+        "Final score on the test set.",
         "",
         *_by_cell(core, words.score),
-        *words.picture("learning", "Scores on the validation set while learning"),
-        "The mean score on the validation set while learning, at the best rate.",
+        *words.picture("learning", "Scores on the validation set during training"),
+        "Mean score on the validation set during training, at the best learning rate.",
         "",
         "## Updates until the threshold",
         "",
-        "The mean over the seeds that reach it on the validation set at the best rate; how many do "
-        "stands behind it where not all do.",
+        "Mean over the seeds that reach the threshold on the validation set at the best learning "
+        "rate. Brackets contain their number if some seeds do not reach it.",
         "",
         *_by_cell(core, words.to_threshold),
-        "## The gradient while learning",
+        "## Gradients during training",
         "",
-        "The cosine between the gradient of a way and that of BPTT on one batch that stays the "
-        "same, at the parameters that the way's own training has come to: at the start → at the "
-        "end. Of the parameters of the cell alone, since every way has the exact gradient of the "
-        "readout; of one seed, and of one draw where a rule draws random numbers.",
+        "Cosine between the gradient of a method and of BPTT on one fixed batch, at the parameters "
+        "of the method: at the start → at the end of training. Only parameters of the cell count, "
+        "because the gradient of the readout is exact in every method. The cosine is of one seed, "
+        "and of one draw for random rules.",
         "",
         *_by_cell(core, tables.cosine),
-        *words.picture("cosine", "Cosine to the gradient of BPTT while learning"),
+        *words.picture("cosine", "Cosine to the gradient of BPTT during training"),
     ]
 
 
 def _prices(findings: Findings) -> list[str]:
-    """Return the section on what a gradient takes."""
+    """Return the section on the cost of a gradient."""
     core = findings.of("core")
     return [
-        "## Price",
+        "## Cost",
         "",
-        "One gradient of one network, compiled alone: its time over the steps of a sequence, for "
-        "the whole batch; in brackets over that of BPTT. " + front.errors_of_prices(findings),
+        "Time per step of one gradient for the whole batch, compiled alone; brackets contain the "
+        "ratio to BPTT. " + front.errors_of_prices(findings),
         "",
         *_by_cell(core, tables.price(core, TIME, words.duration)),
         *_lone_steps(core),
         *words.picture("price", "Score against the time of a step, by task and cell"),
-        "Working memory of the compiled gradient, and in brackets over that of BPTT, which grows "
-        "with the length of a sequence:",
+        "Temporary memory of the compiled gradient; brackets contain the ratio to BPTT, whose "
+        "memory grows with the length of a sequence:",
         "",
         *_by_cell(core, tables.price(core, MEMORY, words.size)),
         *_lone_memory(core),
-        "Traces, which are kept between steps besides parameters and hidden states:",
+        "Traces, which are stored between steps besides parameters and hidden states:",
         "",
         *_by_cell(core, tables.price(core, "trace_bytes", words.traces)),
     ]
 
 
 def _lone_steps(core: Findings) -> list[str]:
-    """Return the prices of rules a step at a time, where somebody has taken them."""
+    """Return the times of rules step by step, if they were measured."""
     if not any(price_of(run, LONE) for run in core.runs):
         return []
     text = (
-        "The same, one step after the other, as where there is an update at every step (rules do "
-        "many steps at once otherwise); in brackets over BPTT, which has to wait for the end:"
+        "Time of single steps, as in online updates (by default, rules process many steps at "
+        "once); brackets contain the ratio to BPTT, which has to wait for the end:"
     )
     return [text, "", *_by_cell(core, tables.price(core, LONE, words.duration, base=TIME))]
 
 
 def _lone_memory(core: Findings) -> list[str]:
-    """Return the working memory of rules a step at a time, where somebody has taken it."""
+    """Return the temporary memory of rules step by step, if it was measured."""
     if not any(price_of(run, LONE_MEMORY) for run in core.runs):
         return []
-    text = "The same, one step after the other, in brackets over that of BPTT:"
+    text = "Temporary memory of single steps; brackets contain the ratio to BPTT:"
     return [text, "", *_by_cell(core, tables.price(core, LONE_MEMORY, words.size, base=MEMORY))]
 
 
 def _failures(findings: Findings) -> list[str]:
     lost, refused = tables.failures(findings.runs), tables.refusals(findings.runs)
-    lines = ["## What failed", ""]
-    lines += lost or ["No network ended in numbers that are not finite.", ""]
+    lines = ["## Failures", ""]
+    lines += lost or ["No network diverged.", ""]
     if refused:
-        lines += ["The library refuses these, which is not counted as a failure:", "", *refused]
+        lines += [
+            "These combinations are not supported, and do not count as failures:",
+            "",
+            *refused,
+        ]
     return lines

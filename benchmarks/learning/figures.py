@@ -105,14 +105,14 @@ def over_training(
 
 PRICES = {
     "seconds_per_step": "time, BPTT is 1",
-    "peak_bytes": "working memory, BPTT is 1",
+    "peak_bytes": "temporary memory, BPTT is 1",
 }
 
 
 def pareto(findings: Findings, path: Path) -> None:
-    """Draw what is kept of the exact gradient's gain against the price, in the median over tasks.
+    """Draw the relative gain over the cost, in the median over tasks.
 
-    A line goes from the worst to the best task; what no other way beats in both is joined.
+    A line connects the worst and the best task; a step line joins Pareto-optimal methods.
     """
     cells = findings.cells
     figure = _figure(2.7 * len(PRICES) + 2.0)
@@ -137,7 +137,7 @@ def pareto(findings: Findings, path: Path) -> None:
             _ticks(panel)
             _dress(panel, words.cell(cell))
             panel.set_xlabel(label, fontsize=SIZE)
-        row[0].set_ylabel("part of the gain that is kept", fontsize=SIZE)
+        row[0].set_ylabel("relative gain", fontsize=SIZE)
     _finish(figure, panels.flat, path)
 
 
@@ -155,7 +155,7 @@ def _kept_and_price(
 
 
 def _front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other one beats in both, by rising price."""
+    """Return the Pareto-optimal points, by rising cost."""
     front: list[tuple[float, float]] = []
     for price, part in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or part > front[-1][1]:

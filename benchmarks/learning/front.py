@@ -1,4 +1,4 @@
-"""The first page of the evidence: what is kept at what price, and what that rests on."""
+"""The first page of the evidence: relative gain, cost and method."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,66 +7,69 @@ from ..markdown import machine_lines
 from . import advice, literature, networks, study, tables, ways, wide, words
 from .findings import ERRORS, EXACT, Findings, Run, twin_ratios
 
-HEAD = """# Evidence: which rule learns what, at what price
+HEAD = """# Evidence: what each rule learns, and its cost
 
 Written by `python -m benchmarks learning --page` from the records in `benchmarks/results/learning`,
 numbers in sentences included; do not edit.
 """
-LINKS = """The numbers behind this page:
+LINKS = """Details:
 
-- [scores, gradients and prices](evidence_details.md) of every rule on {core}, and what failed
-- [other tasks and cells](evidence_wide.md), under fewer rules
-- [what the literature says](evidence_literature.md), case by case
+- [scores, gradients and costs](evidence_details.md) of every rule on {core}, with all failures
+- [other tasks and cells](evidence_wide.md), with fewer rules
+- [statements of the literature](evidence_literature.md), case by case
 - [gradients while the parameters change](online_updates.md)
 """
-WHAT = """## What was run
+WHAT = """## Experiments
 
-Every run trains one network (a cell with {units} hidden units and a linear readout) on one task, by
-one way of finding the gradient. All ways start from the same parameters, see the same samples in
-the same order, and go down their gradients by the same optimizer (Adam, gradients clipped to norm
-1), with one update for a batch of whole sequences. Each is tried at the learning rates {rates},
-with {seeds} seeds each; the rate with the best mean on the validation set at the end is chosen for
-each way by itself, and reported on the test set. A score is the accuracy, for values the part of
-the variance that is explained, for rewards their mean; higher is better, 1 is best. Truncated BPTT
-goes back within windows of the [length in the table](evidence_details.md#tasks), the states go on
-from one to the next, and the gradients of all windows are added for the one update. `SnAp(n=2)` was
-not run: in a dense network it keeps all that `RTRL` keeps.
+Every run trains one network (a cell with {units} hidden units and a linear readout) on one task,
+with one method for the gradient. All methods use the same initial parameters, samples, order and
+optimizer (Adam, gradients clipped to norm 1), with one update per batch of whole sequences.
 
-What an approximation leaves out depends on how a cell begins. Leaky units have time constants of
-{fastest:g} to {slowest:g} steps, which are not learned; LRU and RTU begin with {shortest:.0f} to
-{longest:.0f} steps, the others as their classes draw them. The filter of `ES_D_RTRL` and `OTTT` has
-the decay {decay:g} everywhere, which nobody has tuned.
+| Setting | Value |
+|---|---|
+| learning rates | {rates}; each method uses the rate with the best final mean in validation |
+| seeds | {seeds} per learning rate |
+| score | accuracy, explained variance or mean reward on the test set; 1 is best |
+| truncated BPTT | windows of the [length in the table](evidence_details.md#tasks); states are \
+carried over, and an update uses the sum of the gradients of all windows |
+| `SnAp(n=2)` | not run: in a dense network it equals `RTRL` |
+| initial time constants | {fastest:g} to {slowest:g} steps for leaky units (fixed), \
+{shortest:.0f} to {longest:.0f} steps for LRU and RTU, class defaults for other cells |
+| decay of `ES_D_RTRL` and `OTTT` | {decay:g}, not tuned |
 
 ## How to read the tables
 
-- `a ± b` is the mean over seeds and their standard deviation.
-- A difference counts, as *clear* or *yes* or *no*, if it is larger than {errors:g} times its
-  standard error, pooled over the seeds of both sides; else it is *undecided*. To be *clear*, it
-  has to be {close:g} of the gain as well. With {seeds} seeds this is no strict test, and where many
-  cases are compared, some will count by luck.
-- ▾ and ▴ mark scores whose rate is the lowest or the highest of those that were tried: they might
-  be better with another rate.
-- *reaches the threshold*: the mean score is at least that of the
-  [task](evidence_details.md#tasks).
-- ✗n: n of the {lanes} lanes (rates times seeds) of the run ended in numbers that are not finite.
-- *refused*: the library does not take such networks for the rule. A dash: not run.
-- Working memory is what the compiler sets aside for the gradient, and traces are what is kept
-  between steps besides parameters and hidden states.
-"""
-LIMITS = """## What these runs can show, and what not
+| Entry | Meaning |
+|---|---|
+| `a ± b` | mean and standard deviation over seeds |
+| *clear*, *yes*, *no* | the difference exceeds {errors:g} times its standard error, pooled over \
+the seeds of both sides; *clear* also requires {close:g} of the gain |
+| *undecided* | any smaller difference |
+| ▾, ▴ | the learning rate is the lowest or highest of the grid, so another rate might be better |
+| *reaches the threshold* | the mean score is at least the threshold of the \
+[task](evidence_details.md#tasks) |
+| ✗n | n of {lanes} networks (learning rates times seeds) diverged to NaN or infinity |
+| *refused* | the rule does not support such networks |
+| dash | not run |
+| temporary memory | the peak temporary memory of the compiled gradient |
+| traces | arrays that are stored between steps, besides parameters and hidden states |
 
-- Small networks, sequences of {shortest} to {longest} steps, {updates} updates at most. Nothing is
-  said of large networks, of long training, of schedules or of other optimizers.
-- {edges}
-- An estimate that is right in the mean (`UORO`, `KF_RTRL`) is so no more when it has been clipped
-  and gone through Adam.
-- There is one update for a batch of whole sequences, and its gradient by BPTT is exact. That rules
-  can update *while* a sequence runs is not used in these scores.
-- Times are of one thread and of networks of this size, where much of a step is not arithmetic.
-  [The benchmarks](benchmarks.md) have larger ones.
-- The working memory of BPTT grows with the length of a sequence, and so does that of rules here,
-  which take many steps at once (`chunk_size="auto"`); [in chunks of a fixed
-  length](notebooks/10_performance.ipynb) it does not. Their ratios are of the lengths here.
+With {seeds} seeds, these are weak tests: if many cases are compared, some differences are chance.
+"""
+LIMITS = """## Limits of these experiments
+
+- **Scale.** Networks are small, sequences have {shortest} to {longest} steps, and runs have at most
+  {updates} updates. The results do not cover large networks, long training, learning rate schedules
+  or other optimizers.
+- **Learning rates.** {edges}
+- **Random rules.** Clipping and Adam make the updates of unbiased rules (`UORO`, `KF_RTRL`) biased.
+- **Update schedule.** One update per batch of whole sequences favours BPTT, whose gradient is
+  exact. These scores do not use updates *during* a sequence.
+- **Times.** They are from one thread and small networks, with much overhead. [The
+  benchmarks](benchmarks.md) have larger ones.
+- **Memory.** Ratios depend on the length of the sequence: the temporary memory of BPTT grows with
+  it, and so does the memory of rules with `chunk_size="auto"`, but not [with chunks of a fixed
+  length](notebooks/10_performance.ipynb).
 {apart}"""
 
 
@@ -75,7 +78,7 @@ def render(findings: Findings, studies: Sequence[study.Study]) -> list[str]:
     core = findings.of("core")
     lines = [HEAD, *_machines(findings), ""]
     if core.runs:
-        lines += ["## In short", "", *short(findings), *_pareto(core)]
+        lines += ["## Summary", "", *short(findings), *_pareto(core)]
     lines += wide.summary(findings)
     if studies:
         lines += study.summary(list(studies))
@@ -90,51 +93,51 @@ def _machines(findings: Findings) -> list[str]:
     hours = sum(run.record.seconds.get("all", 0.0) for run in ran) / 3600
     lanes = sum(len(run.record.settings.rates) * len(run.record.settings.seeds) for run in ran)
     lost = sum(len(run.record.failed) for run in ran)
-    listed = "; [they are listed](evidence_details.md#what-failed)" if lost else ""
+    listed = " ([list](evidence_details.md#failures))" if lost else ""
     return [
-        f"{len(ran):,} runs of {lanes:,} networks (several rates and seeds each), {hours:.1f} "
-        f"hours of one processor, on {' and on '.join(machines)} Of the networks, "
-        f"{lost or 'none'} ended in numbers that are not finite{listed}."
+        f"{len(ran):,} runs trained {lanes:,} networks (several learning rates and seeds each) in "
+        f"{hours:.1f} processor hours; {lost or 'none'} diverged to NaN or infinity{listed}. "
+        f"Machine: {' and '.join(machines)}"
     ]
 
 
 def short(findings: Findings) -> list[str]:
-    """Return the summary: what is kept of the exact gradient's gain, and at what price."""
+    """Return the summary: the gain relative to the exact gradient, and the cost."""
     core = findings.of("core")
     whole = core.complete()
     pairs, open_pairs = (len(list(runs.pairs())) for runs in (whole, core))
     if not pairs:
-        return ["No pair of task and cell has been tried by every way so far.", ""]
+        return ["No pair of task and cell has been run with every method yet.", ""]
     missing = open_pairs - pairs
-    left = f" ({missing} that not every way has been tried on are left out)" if missing else ""
+    left = f" ({missing} without runs of every method are left out)" if missing else ""
     return [
-        f"What a way *keeps* is its gain over chance as a part, 1 at most, of the mean gain of "
-        f"{words.listed([words.way(way) for way in EXACT])}, whose gradients are the same but for "
-        f"rounding. *Clear* are differences of more than {ERRORS:g} standard errors, *undecided* "
-        "those of less ([more](evidence.md#how-to-read-the-tables)).",
+        "The *relative gain* of a method is its gain over chance divided by the mean gain of "
+        f"{words.listed([words.way(way) for way in EXACT])}, at most 1. These methods have equal "
+        f"gradients up to rounding. Differences of more than {ERRORS:g} standard errors are "
+        "*clear*, smaller ones *undecided* ([more](evidence.md#how-to-read-the-tables)).",
         "",
         *advice.lines(whole),
         "",
-        f"Over {words.counted(pairs, 'pair')} of task and cell{left}, of which the exact gradient "
-        f"learns {len(whole.kept('bptt').parts)}, each way keeps so much (in the median, and at "
-        "worst), and takes so many times the time and the working memory of BPTT (in the median). "
-        "`EProp`, and `RFLO` next to `D_RTRL` with random feedback, compute here what `D_RTRL` "
-        f"computes: equal rows are no second witness. {errors_of_prices(findings)}",
+        f"The table covers {words.counted(pairs, 'pair')} of task and cell{left}; the exact "
+        f"gradient learns {len(whole.kept('bptt').parts)} of them. Time and temporary memory are "
+        "medians relative to BPTT. `EProp` computes here what `D_RTRL` computes, and `RFLO` what "
+        "`D_RTRL` with random feedback computes, so equal rows are not independent evidence. "
+        f"{errors_of_prices(findings)}",
         "",
         *tables.summary(whole),
     ]
 
 
 def errors_of_prices(findings: Findings) -> str:
-    """Return how far two prices of one program are apart."""
+    """Return the difference between two timings of one program."""
     ratios = twin_ratios(findings)
     if not ratios:
         return ""
     apart = statistics.median(max(ratio, 1 / ratio) for ratio in ratios)
     return (
-        "Times are the shortest of several calls on one processor: a program that was timed twice "
-        f"took {words.between(ratios)} times as long the other time, half of "
-        f"{words.counted(len(ratios), 'pair')} within a factor of {words.times(apart)}."
+        "Times are the shortest of several calls on one processor: repeated timings of a program "
+        f"have ratios of {words.between(ratios)}, and half of "
+        f"{words.counted(len(ratios), 'pair')} agree within a factor of {words.times(apart)}."
     )
 
 
@@ -142,12 +145,12 @@ def _pareto(core: Findings) -> list[str]:
     if not core.complete().runs:
         return []
     text = (
-        "A point is the median over tasks, its line goes from the worst to the best task; the grey "
-        "steps join what nothing else beats in both, be it by less than the error of prices. "
-        "[By task](evidence_details.md#price)."
+        "Points are medians over tasks, with lines from the worst to the best task. Grey steps "
+        "join the Pareto-optimal methods, without regard to timing errors. "
+        "[Costs by task](evidence_details.md#cost)."
     )
     return [
-        *words.picture("pareto", "Part of the gain that is kept, against the price"),
+        *words.picture("pareto", "Relative gain over cost"),
         text,
         "",
     ]
@@ -195,15 +198,15 @@ def _edges(ran: Sequence[Run]) -> str:
     lowest, highest = (sum(run.at_edge == edge for run in ran) for edge in (-1, 1))
     clear = sum(run.leads_at_edge for run in ran)
     return (
-        f"The grid of rates is coarse. In {lowest} of {words.counted(len(ran), 'run')} the best "
-        f"rate is the lowest of it, in {highest} the highest{_often_at_edges(ran)}. In {clear} of "
-        f"these {lowest + highest} it is clearly better than the rate next to it, so that another "
-        "outside of the grid may be better still."
+        f"The grid is coarse. In {lowest} of {words.counted(len(ran), 'run')} the best learning "
+        f"rate is the lowest, in {highest} the highest{_often_at_edges(ran)}. In {clear} of these "
+        f"{lowest + highest} it is clearly better than the adjacent rate, so a rate outside the "
+        "grid may be better still."
     )
 
 
 def _often_at_edges(ran: Sequence[Run]) -> str:
-    """Return whose best rate is at an edge of the grid in most runs."""
+    """Return the methods with a best rate at an edge of the grid in most runs."""
     counts: dict[str, list[bool]] = {}
     for run in ran:
         counts.setdefault(run.key[2], []).append(run.at_edge != 0)
@@ -216,7 +219,7 @@ def _often_at_edges(ran: Sequence[Run]) -> str:
 
 
 def _apart(core: Findings) -> str:
-    """Return how far runs with the same gradient end from each other."""
+    """Return the largest difference between runs with equal gradients."""
     found = []
     for task, cell in core.pairs():
         runs = [core.find(task, cell, way) for way in EXACT]
@@ -228,7 +231,7 @@ def _apart(core: Findings) -> str:
     most, task, cell = max(found)
     names = words.listed([words.way(way) for way in EXACT])
     return (
-        f"- {names} have the same gradient but for rounding, and still end up to "
-        f"{words.digits(most)} apart in score ({words.pair(task, cell)}): smaller differences "
-        "between others say nothing there, nor do parts that are kept above 1.\n"
+        f"- **Rounding.** {names} have equal gradients up to rounding, but their scores differ by "
+        f"up to {words.digits(most)} ({words.pair(task, cell)}). Smaller differences between other "
+        "methods, and relative gains above 1, are not meaningful there.\n"
     )

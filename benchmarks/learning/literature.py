@@ -1,23 +1,24 @@
-"""The page on what the literature says, and what the first page says of it."""
+"""The page on statements of the literature, and its summary on the first page."""
 
 from . import statements, tables
 from .findings import ERRORS, Findings
 from .statements import Case, Statement
 
-HEAD = """# Evidence: what the literature says
+HEAD = """# Evidence: statements of the literature
 
-A part of [the evidence](evidence.md), written with it from the same records; do not edit. The signs
-are explained [there](evidence.md#how-to-read-the-tables).
+This page belongs to [the evidence](evidence.md) and is generated with it; do not edit. Symbols are
+explained in [How to read the tables](evidence.md#how-to-read-the-tables).
 
-Statements of the literature that these runs can test, judged by the records whatever comes out.
-Networks, tasks and budgets are not those of the papers: what does not hold here may hold there. The
-limits of the criteria were fixed before the runs. That a case is undecided which is no further from
-the limit than {errors:g} times its standard error was added when the first of them had been seen,
-and so was that prices are judged over all tasks of a cell, not task by task. Standard errors are
-over seeds, but for prices (over tasks) and cosines (over points of training).
+The records test these statements of the literature. Networks, tasks and budgets differ from the
+papers, so a statement that fails here may hold there.
 
-Cases are left out where there is nothing to compare with: the other way has not come half the way
-from chance to the threshold of the task. A statement is then judged on the easier tasks alone.
+- The limits of the criteria were fixed before the runs. Two rules were added after the first cases:
+  a case is undecided if it is within {errors:g} standard errors of the limit, and costs are judged
+  over all tasks of a cell.
+- Standard errors are over seeds, except for costs (over tasks) and cosines (over points of
+  training).
+- A case is left out if the reference reaches less than half of the way from chance to the threshold
+  of the task. A statement is then judged on the easier tasks alone.
 """
 
 
@@ -28,12 +29,12 @@ def _judged(findings: Findings) -> list[tuple[Statement, list[Case]]]:
 def summary(findings: Findings) -> list[str]:
     """Return the section of the first page."""
     text = (
-        "Statements of the literature on networks, tasks and budgets of these runs, which are not "
-        "those of the papers. Numbers are of cases, most of them a task and a cell; a case is "
-        "undecided where the spread leaves it open, and left out where there is nothing to compare "
-        "with. [Sources, criteria and all cases](evidence_literature.md)."
+        "These runs test statements of the literature, with other networks, tasks and budgets than "
+        "the papers. The table counts cases, most of them a task and a cell; a case is undecided "
+        "within the spread, and left out without a reference. "
+        "[Sources, criteria and all cases](evidence_literature.md)."
     )
-    return ["## What the literature says", "", text, "", *tables.verdicts(_judged(findings))]
+    return ["## Statements of the literature", "", text, "", *tables.verdicts(_judged(findings))]
 
 
 def render(findings: Findings) -> list[str]:
@@ -42,7 +43,7 @@ def render(findings: Findings) -> list[str]:
     return [
         HEAD.format(errors=ERRORS),
         *tables.verdicts(judged),
-        "## How they are judged",
+        "## Criteria",
         "",
         *tables.criteria(judged),
         "## Cases",

@@ -1,9 +1,8 @@
-"""What the literature says and these runs can test, each with a criterion fixed beforehand.
+"""Statements of the literature, each with a criterion that was fixed before the runs.
 
-A statement is judged case by case, a case being a task and a cell. It holds or fails there if the
-numbers are further from the limit of the criterion than `findings.ERRORS` times their standard
-error, and is undecided otherwise. Cases in which what others are measured by has not learned, or
-is refused, are left out, and listed with the reason.
+A case is a task and a cell. A statement holds or fails in a case if the numbers are further from
+the limit of the criterion than `findings.ERRORS` times their standard error, and is undecided
+otherwise. Cases without a reference that learns, and refused cases, are left out with the reason.
 """
 
 import dataclasses
@@ -24,14 +23,14 @@ MEMORY = (
     "delayed match-to-sample",
     "memory chain",
 )
-"""Tasks that ask for memory and for nothing else."""
+"""Tasks that require memory and nothing else."""
 
 DEARER = 1.1
-"""Who takes at most so many times the time is no more expensive."""
+"""Largest ratio of times at which a method is not more expensive."""
 
 
 class Outcome(enum.Enum):
-    """What one case says, as the page writes it."""
+    """Outcome of a case, as on the page."""
 
     HOLDS = "yes"
     UNDECIDED = "undecided"
@@ -41,7 +40,7 @@ class Outcome(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What one task and cell say; ``why`` they are left out, if they are."""
+    """Outcome of a task and cell, with the reason ``why`` they are left out."""
 
     name: str
     numbers: str
@@ -54,16 +53,16 @@ Cases = Callable[[Findings], Iterator[Case]]
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """A statement, where it comes from, and how it is judged.
+    """A statement, its source and its criterion.
 
     Attributes
     ----------
     claim, source
-        What is said, and by whom.
+        The statement and its source.
     criterion
-        What is compared, and when a case holds.
+        The comparison, and the condition under which a case holds.
     cases
-        The cases that there are.
+        All cases.
     """
 
     claim: str
@@ -73,12 +72,12 @@ class Statement:
 
 
 def tally(cases: list[Case]) -> Counter[Outcome]:
-    """Return how many cases say what."""
+    """Count the outcomes of cases."""
     return Counter(case.outcome for case in cases)
 
 
 def verdict(cases: list[Case]) -> str:
-    """Return what the cases say together."""
+    """Return the joint verdict of the cases."""
     found = tally(cases)
     holds, fails = found[Outcome.HOLDS], found[Outcome.FAILS]
     if not holds and not fails:
@@ -90,28 +89,28 @@ def verdict(cases: list[Case]) -> str:
 
 
 def outcome(*answers: bool | None) -> Outcome:
-    """Return what follows if all answers have to be yes; ``None`` is one that is not known."""
+    """Return the conjunction of answers; ``None`` is unknown."""
     if False in answers:
         return Outcome.FAILS
     return Outcome.UNDECIDED if None in answers else Outcome.HOLDS
 
 
 Judge = Callable[[bool | None], bool | None]
-"""From whether a way keeps `PART` of a gain to whether that is what the statement says."""
+"""Map from "the relative gain is at least `PART`" to the answer of the statement."""
 
 
 def matches(keeps: bool | None) -> bool | None:
-    """Return that a way keeps as good as all."""
+    """Accept a relative gain of at least `PART`."""
     return keeps
 
 
 def falls_behind(keeps: bool | None) -> bool | None:
-    """Return that a way keeps less than that."""
+    """Accept a relative gain below `PART`."""
     return None if keeps is None else not keeps
 
 
 def compare(way: str, other: str, judge: Judge, cells: tuple[str, ...] = ()) -> Cases:
-    """Return cases about the part of another way's gain that a way keeps; no cells are all."""
+    """Return cases about the gain of a method relative to another; no cells means all."""
 
     def cases(findings: Findings) -> Iterator[Case]:
         for task, cell in findings.pairs():
@@ -123,22 +122,22 @@ def compare(way: str, other: str, judge: Judge, cells: tuple[str, ...] = ()) -> 
 
 
 def _case(name: str, run: Run, reference: Run, judge: Judge) -> Case:
-    """Return a case about the part of another run's gain that a run keeps."""
-    text = f"{words.score(run)} against {words.score(reference)}"
+    """Return a case about the gain of a run relative to another."""
+    text = f"{words.score(run)}, reference {words.score(reference)}"
     why = _why_left_out(run, reference)
     if why:
         return Case(name, text, Outcome.LEFT_OUT, why)
     answer = beyond(run, reference, part=PART)
-    numbers = f"{text}: keeps {words.digits(kept(run, reference))}"
+    numbers = f"{text}: relative gain {words.digits(kept(run, reference))}"
     return Case(name, numbers, outcome(judge(answer)))
 
 
 def _why_left_out(run: Run, reference: Run) -> str:
-    """Return why nothing can be said; nothing where something can."""
+    """Return the reason to leave a case out, or an empty string."""
     for one in (run, reference):
         if not one.ran:
             return f"{words.way(one.key[2])} is refused"
-    return "" if reference.learned else f"{words.way(reference.key[2])} has not learned"
+    return "" if reference.learned else f"{words.way(reference.key[2])} does not learn"
 
 
 def _long_memory(findings: Findings) -> Iterator[Case]:
@@ -186,7 +185,7 @@ def _less_noise(findings: Findings) -> Iterator[Case]:
         theirs = dict(other.cosine)
         differences = [value - theirs[at] for at, value in run.cosine if at in theirs]
         found, least = (statistics.fmean(dict(one.cosine).values()) for one in (run, other))
-        numbers = f"cosine {words.digits(found)} against {words.digits(least)}"
+        numbers = f"cosine {words.digits(found)} and {words.digits(least)}"
         answer = counts(statistics.fmean(differences), standard_error(differences))
         yield Case(words.pair(task, cell), numbers, outcome(answer))
 
@@ -209,82 +208,81 @@ BELLEC = (
     "Bellec et al., A solution to the learning dilemma for recurrent networks of spiking neurons, "
     "Nature Communications 2020"
 )
-_KEEPS = f"keeps at least {PART} of"
-_LESS = f"keeps less than {PART} of"
+_KEEPS = f"at least {PART} of"
+_LESS = f"less than {PART} of"
 
 ALL = (
     Statement(
-        "With RMSprop, gradients of the step at hand alone learn what exact ones (RTRL) learn",
-        "said in the field; no paper is named, since none is known here for certain",
-        f"both by RMSprop: `Immediate` {_KEEPS} the gain of `RTRL` over chance",
+        "With RMSprop, gradients of the current step alone learn as well as exact ones (RTRL)",
+        "said in the field; no certain source is known",
+        f"both with RMSprop: the gain of `Immediate` over chance is {_KEEPS} the gain of `RTRL`",
         compare("immediate-rmsprop", "rtrl-rmsprop", matches),
     ),
     Statement(
         "The same with Adam, which all other runs use",
-        "the control of the one above",
-        f"`Immediate` {_KEEPS} the gain of `RTRL`",
+        "control of statement 1",
+        f"the gain of `Immediate` is {_KEEPS} the gain of `RTRL`",
         compare("immediate", "rtrl", matches),
     ),
     Statement(
-        "Trace units (RTUs) keep long memories where gated units under D-RTRL do not",
+        "Trace units (RTUs) learn long memories where gated units under D-RTRL do not",
         "Elelimy, White, Bowling & White, Real-time recurrent learning using trace units in "
         "reinforcement learning, NeurIPS 2024",
-        f"on tasks that ask for memory: RTUs under `D_RTRL` keep at least {PART} of the gain of a "
-        f"GRU under BPTT, and a GRU under `D_RTRL` {_LESS} it",
+        f"memory tasks: the gain of RTUs under `D_RTRL` is {_KEEPS} the gain of a GRU under BPTT, "
+        f"and the gain of a GRU under `D_RTRL` is {_LESS} it",
         _long_memory,
     ),
     Statement(
-        "Networks whose units read their own past only learn long dependencies online",
+        "Networks with uncoupled units learn long dependencies online",
         "Zucchet, Meier, Schug, Mujika & Sacramento, Online learning of long-range dependencies, "
         "NeurIPS 2023",
-        f"on tasks that ask for memory: an LRU under `D_RTRL` {_KEEPS} the largest gain that any "
-        "cell has under BPTT (that of an LRU would prove nothing: the two gradients are the same)",
+        f"memory tasks: the gain of an LRU under `D_RTRL` is {_KEEPS} the largest gain of any cell "
+        "under BPTT (an LRU under BPTT has the same gradient, so it would prove nothing)",
         _linear_memory,
     ),
     Statement(
-        "Eligibility propagation comes near backpropagation in recurrent networks of spiking "
-        "neurons that adapt",
+        "Eligibility propagation approaches backpropagation in recurrent networks of adaptive "
+        "spiking neurons",
         BELLEC,
-        f"recurrent ALIF: `D_RTRL`, which is `EProp` here, {_KEEPS} the gain of BPTT",
+        f"recurrent ALIF: the gain of `D_RTRL`, which equals `EProp` here, is {_KEEPS} the gain of "
+        "BPTT",
         compare("d_rtrl", "bptt", matches, ("alif",)),
     ),
     Statement(
-        "Errors that come back by a random matrix cost little: without the past of recurrent "
-        "weights",
+        "Random feedback costs little, without paths through recurrent weights",
         "Murray, Local online learning in recurrent networks with random feedback, eLife 2019; "
         f"{BELLEC}",
-        f"`D_RTRL` with random feedback {_KEEPS} the gain of `D_RTRL`",
+        f"the gain of `D_RTRL` with random feedback is {_KEEPS} the gain of `D_RTRL`",
         compare("d_rtrl-feedback", "d_rtrl", matches),
     ),
     Statement(
-        "Errors that come back by a random matrix cost little: in backpropagation",
+        "Random feedback costs little in backpropagation",
         "Lillicrap, Cownden, Tweed & Akerman, Random synaptic feedback weights support error "
-        "backpropagation for deep learning, Nature Communications 2016 (of networks without a "
-        "past)",
-        f"BPTT with random feedback {_KEEPS} the gain of BPTT",
+        "backpropagation for deep learning, Nature Communications 2016 (feedforward networks)",
+        f"the gain of BPTT with random feedback is {_KEEPS} the gain of BPTT",
         compare("bptt-feedback", "bptt", matches),
     ),
     Statement(
-        "An approximation with a bias and no noise (SnAp) learns more than an unbiased one with "
-        "noise (UORO)",
+        "A biased approximation without noise (SnAp) learns more than an unbiased one with noise "
+        "(UORO)",
         "Menick et al., Practical real time recurrent learning with a sparse approximation, "
         "ICLR 2021",
-        f"`UORO` {_LESS} the gain of `SnAp`",
+        f"the gain of `UORO` is {_LESS} the gain of `SnAp`",
         compare("uoro", "snap-1", falls_behind),
     ),
     Statement(
-        "SnAp(1) is no more expensive than backpropagation",
-        "the same",
-        f"time of a step at most {DEARER} times that of BPTT, in the geometric mean over tasks; "
-        "the error is over tasks",
+        "SnAp(1) is at most as expensive as backpropagation",
+        "source of statement 8",
+        f"time of a step at most {DEARER} times the time of BPTT, in the geometric mean over "
+        "tasks; the error is over tasks",
         _as_cheap,
     ),
     Statement(
         "Kronecker factors (KF-RTRL) have less noise than a product of two vectors (UORO)",
         "Mujika, Meier & Steger, Approximating real-time recurrent learning with random Kronecker "
         "factors, NeurIPS 2018",
-        "the cosine to BPTT, in the mean over training, is larger; of one seed and one draw: the "
-        "error is over points of training",
+        "the mean cosine to BPTT over training is larger, for one seed and one draw; the error is "
+        "over points of training",
         _less_noise,
     ),
 )

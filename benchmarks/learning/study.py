@@ -14,25 +14,32 @@ from .tasks import ALL as TASKS
 
 EXACT, APPROXIMATE = "rtrl", "d_rtrl"
 OWN, OLD = "cosine_to_rtrl", "cosine_to_bptt"
-"""What the approximation costs, and what it and the updates cost together."""
+"""Effect of the approximation, and of approximation and updates together."""
 
 Place = tuple[str, str]
 """A rule and a measure."""
 
 TEXT = """# Evidence: gradients while the parameters change
 
-A part of [the evidence](evidence.md), written with it from the same records; do not edit.
+This page belongs to [the evidence](evidence.md) and is generated with it; do not edit.
 
-Whoever updates the parameters during a sequence leaves terms of old parameters in the traces: then
-even RTRL, which is exact otherwise, has not the gradient of the loss at the parameters of now. Here
-a network of {units} units goes on in a stream of {steps} steps, with an update by RTRL and Adam
-every {every} steps, and all rules look on. Their gradients of the cell's parameters for the loss of
-a step are compared with that of BPTT through the whole stream, recomputed from its beginning with
-the parameters of that step (the approximation and the updates together), and in brackets with that
-of RTRL, whose trace is as old as theirs (the approximation alone). All are cosines, in the mean
-over steps and {seeds} seeds, by the learning rate; at 0 nothing is old. *Best* is the rate with
-the lowest loss in the second half of the stream, in the mean over seeds.
-*undefined* is an angle of which one gradient is zero or not finite, at one step of one seed.
+Online updates make traces stale: they contain derivatives with respect to earlier parameters, so
+even RTRL deviates from the exact gradient at the current parameters. This page measures the size of
+the effect.
+
+A network of {units} units trains on a stream of {steps} steps, with an update by RTRL and Adam
+every {every} steps. All rules compute a gradient of the cell's parameters for the loss of a step.
+Each entry is a mean cosine over steps and {seeds} seeds, by learning rate:
+
+| Entry | Cosine to | Measures |
+|---|---|---|
+| before brackets | BPTT through the whole stream, recomputed with the current parameters | \
+approximation and stale traces together |
+| in brackets | RTRL, whose trace is equally stale | approximation alone |
+| at learning rate 0 | both | no stale traces |
+| *undefined* | | a gradient is zero or not finite, at one step of one seed |
+
+*Best* is the learning rate with the lowest mean loss in the second half of the stream.
 """
 DRAWN = "Cosine to the recomputed gradient (lines) and to RTRL (dotted), by learning rate"
 
@@ -45,7 +52,7 @@ class Study:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What was asked for."""
+        """Settings of the study."""
         settings: dict[str, Any] = self.found["settings"]
         return settings
 
@@ -114,20 +121,21 @@ def page(studies: list[Study]) -> list[str]:
 
 
 def summary(studies: list[Study]) -> list[str]:
-    """Return what the evidence says of it, with a link."""
+    """Return the section of the first page, with a link."""
     settings = studies[0].settings
     text = (
-        "Who updates the parameters during a sequence leaves old ones in the traces. In streams of "
-        f"{settings['steps']} steps with an update every {' or '.join(map(str, settings['every']))}"
-        f" steps ({words.counted(len(studies), 'network')}), gradients are compared with exact ones"
-        " for the parameters of now: [all numbers](online_updates.md). They are of angles, not of "
-        "what is learned."
+        "Online updates make traces stale: they contain derivatives with respect to earlier "
+        f"parameters. In streams of {settings['steps']} steps with an update every "
+        f"{' or '.join(map(str, settings['every']))} steps "
+        f"({words.counted(len(studies), 'network')}), gradients are compared with exact ones at "
+        "the current parameters ([all numbers](online_updates.md)). The comparison covers cosines, "
+        "not final scores."
     )
-    return ["## Updates while the sequence runs", "", text, "", *_compared(studies)]
+    return ["## Updates during a sequence", "", text, "", *_compared(studies)]
 
 
 def _at_best(studies: list[Study]) -> list[str]:
-    """Return what RTRL and each rule have at the best rate."""
+    """Return the cosines of RTRL and each rule at the best learning rate."""
     rows = []
     for study in studies:
         for every in study.settings["every"]:
@@ -136,12 +144,12 @@ def _at_best(studies: list[Study]) -> list[str]:
                 entries = (_entry(study, rule, every, best) for rule in study.settings["rules"])
                 rows.append([study.name, str(every), f"{best:g}", *entries])
     rules = map(words.way, studies[0].settings["rules"])
-    head = ["", "update every", "best", *rules]
-    return ["## At the best rate", "", *table(head, rows), *_compared(studies)]
+    head = ["", "steps per update", "best", *rules]
+    return ["## Best learning rate", "", *table(head, rows), *_compared(studies)]
 
 
 def _compared(studies: list[Study]) -> list[str]:
-    """Return whether age or approximation costs more, at the best rate where anything ages."""
+    """Compare stale traces and approximation, at best learning rates above 0."""
     ages: list[float] = []
     answers: list[bool | None] = []
     for study in studies:
@@ -156,12 +164,11 @@ def _compared(studies: list[Study]) -> list[str]:
     if not ages:
         return []
     return [
-        "At the rate with the lowest loss, where that is not 0, the cosine of `RTRL` to the "
-        f"recomputed gradient is {words.digits(min(ages))} to {words.digits(max(ages))}: the age "
-        f"of its trace turns the gradient by less than the approximation of "
-        f"{words.way(APPROXIMATE)} in {answers.count(True)} of "
-        f"{words.counted(len(ages), 'case')}, by more in {answers.count(False)}; in "
-        f"{answers.count(None)} the seeds leave it open.",
+        "At the best learning rate, if it is above 0, the cosine of `RTRL` to the recomputed "
+        f"gradient is {words.digits(min(ages))} to {words.digits(max(ages))}. Stale traces turn "
+        f"the gradient by less than the approximation of {words.way(APPROXIMATE)} in "
+        f"{answers.count(True)} of {words.counted(len(ages), 'case')}, and by more in "
+        f"{answers.count(False)}; {answers.count(None)} are undecided.",
         "",
     ]
 

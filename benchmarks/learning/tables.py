@@ -35,7 +35,7 @@ def tasks(findings: Findings) -> list[str]:
 
 
 def summary(findings: Findings) -> list[str]:
-    """Return what each way keeps and at what price, over all pairs."""
+    """Return the relative gain and the cost of each method, over all pairs."""
     rows = []
     for way in findings.ways:
         kept = findings.kept(way)
@@ -57,13 +57,13 @@ def summary(findings: Findings) -> list[str]:
             ]
         )
     head = [
-        "way",
-        "keeps",
-        "at worst",
-        f"keeps {PART}: yes/undecided/no",
+        "method",
+        "relative gain",
+        "worst case",
+        f"at least {PART}: yes/undecided/no",
         "reaches the threshold",
     ]
-    return table([*head, "time of a step", "working memory", "traces"], rows)
+    return table([*head, "time of a step", "temporary memory", "traces"], rows)
 
 
 PRICES = ("seconds_per_step", "peak_bytes")
@@ -79,7 +79,7 @@ def _median(values: list[float]) -> float | None:
 
 
 def by_task(findings: Findings, cell: str, entry: Callable[[Run | None], str]) -> list[str]:
-    """Return one table of a cell: a row a way of which there is something, a column a task."""
+    """Return one table of a cell: a row per method with entries, a column per task."""
     tasks = [
         task for task in findings.tasks if any(run.key[:2] == (task, cell) for run in findings.runs)
     ]
@@ -89,8 +89,8 @@ def by_task(findings: Findings, cell: str, entry: Callable[[Run | None], str]) -
     rows = [
         [words.way(way), *(entry(findings.find(task, cell, way)) for task in tasks)] for way in ways
     ]
-    told = [row for row in rows if set(row[1:]) != {words.MISSING}]
-    return table([words.cell(cell), *tasks], told)
+    filled = [row for row in rows if set(row[1:]) != {words.MISSING}]
+    return table([words.cell(cell), *tasks], filled)
 
 
 def cosine(run: Run | None) -> str:
@@ -174,47 +174,49 @@ def failures(runs: Iterable[Run]) -> list[str]:
             seeds = len(run.record.settings.seeds)
             where = ", ".join(f"{count} of {seeds} at {rate:g}" for rate, count in lost.items())
             rows.append([words.way(way), task, words.cell(cell), where])
-    return table(["way", "task", "cell", "seeds that diverged, by rate"], rows) if rows else []
+    return (
+        table(["method", "task", "cell", "diverged seeds, by learning rate"], rows) if rows else []
+    )
 
 
 def refusals(runs: Iterable[Run]) -> list[str]:
-    """Return what the library refuses, and why, once for each way and cell."""
+    """Return each unsupported method and cell with the reason."""
     reasons = {run.key[1:]: run.record.refused for run in runs if run.record.refused}
     rows = [[words.way(way), words.cell(cell), why] for (cell, way), why in reasons.items()]
-    return table(["way", "cell", "why it is refused"], rows) if rows else []
+    return table(["method", "cell", "reason"], rows) if rows else []
 
 
 def verdicts(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
-    """Return what was found about each statement, in short."""
+    """Return the verdict on each statement."""
     rows = []
     for count, (statement, cases) in enumerate(judged, start=1):
         found = tally(cases)
         numbers = (str(found[outcome]) for outcome in Outcome)
         rows.append([str(count), statement.claim, f"**{verdict(cases)}**", *numbers])
-    return table(["", "statement", "here", "yes", "undecided", "no", "left out"], rows)
+    return table(["", "statement", "verdict", "yes", "undecided", "no", "left out"], rows)
 
 
 def criteria(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
-    """Return who says it, how it is judged, and what was left out."""
+    """Return source, criterion and omitted cases of each statement."""
     rows = (
         [str(count), statement.source, statement.criterion, left_out(cases)]
         for count, (statement, cases) in enumerate(judged, start=1)
     )
-    return table(["", "source", "holds in a case, if", "left out"], rows)
+    return table(["", "source", "criterion of a case", "left out"], rows)
 
 
 def left_out(cases: list[Case]) -> str:
-    """Return how many cases say nothing, and why."""
+    """Return the number of omitted cases, by reason."""
     reasons: dict[str, list[str]] = {}
     for case in cases:
         if case.outcome is Outcome.LEFT_OUT:
             reasons.setdefault(case.why, []).append(case.name)
-    told = [f"{why} ({len(names)}: {'; '.join(names)})" for why, names in reasons.items()]
-    return ". ".join(told) or "none"
+    texts = [f"{why} ({len(names)}: {'; '.join(names)})" for why, names in reasons.items()]
+    return ". ".join(texts) or "none"
 
 
 def cases(judged: Iterable[tuple[Statement, list[Case]]]) -> list[str]:
-    """Return what each verdict rests on."""
+    """Return all cases of each statement."""
     rows = (
         [str(count), case.name, case.numbers, case.outcome.value]
         for count, (_, found) in enumerate(judged, start=1)

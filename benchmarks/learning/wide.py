@@ -1,28 +1,27 @@
-"""The page of all tasks and cells, and what the first page says of it."""
+"""The page of all tasks and cells, and its summary on the first page."""
 
 from . import tables, words
 from .findings import PART, REFERENCE, Findings
 
 SAME = 0.999
-"""Gradients whose cosine is larger all along are the same but for rounding."""
+"""Gradients with a larger cosine throughout training are equal up to rounding."""
 
 EXACT_ONLINE = "d_rtrl"
 
 HEAD = """# Evidence: other tasks and cells
 
-A part of [the evidence](evidence.md), written with it from the same records; do not edit. The signs
-are explained [there](evidence.md#how-to-read-the-tables).
+This page belongs to [the evidence](evidence.md) and is generated with it; do not edit. Symbols are
+explained in [How to read the tables](evidence.md#how-to-read-the-tables).
 """
-KEPT = """Each entry is of the tasks that BPTT learns: the part of its gain over chance that a way
-keeps, in the median and (in brackets) at worst; then in how many of them this is at least {part}:
-yes/undecided/no.
+KEPT = """Entries cover the tasks that BPTT learns: the median gain relative to BPTT, in brackets
+the worst case, and the number of tasks with at least {part}: yes/undecided/no.
 """
-PRICES = """Time of a step and working memory, over those of BPTT, in the median over tasks:
+PRICES = """Time of a step and temporary memory relative to BPTT, in the median over tasks:
 """
 
 
 def runs_of(findings: Findings) -> Findings:
-    """Return the runs of the wide table, and those of the core by the same ways."""
+    """Return the runs of the wide table, and the core runs of the same methods."""
     ways = findings.of("wide").ways
     return findings.where(lambda run: run.key[2] in ways)
 
@@ -33,9 +32,8 @@ def summary(findings: Findings) -> list[str]:
         return []
     whole = runs_of(findings)
     text = (
-        f"The same over {words.counted(len(whole.tasks), 'task')} and "
-        f"{words.counted(len(whole.cells), 'cell')}, where not all ways were tried "
-        "([all scores](evidence_wide.md))."
+        f"Some methods were run on {words.counted(len(whole.tasks), 'task')} and "
+        f"{words.counted(len(whole.cells), 'cell')} ([all scores](evidence_wide.md))."
     )
     return [
         "## Other tasks and cells",
@@ -50,7 +48,7 @@ def summary(findings: Findings) -> list[str]:
 def render(findings: Findings) -> list[str]:
     """Return the page."""
     if not findings.of("wide").runs:
-        return [HEAD, "No run of it has been made so far."]
+        return [HEAD, "This table has no runs yet."]
     whole = runs_of(findings)
     lines = [HEAD, KEPT.format(part=PART), *_kept(whole), *_same(whole)]
     lines += [PRICES, *tables.of_cells(whole, tables.price_of_cell)]
@@ -61,8 +59,8 @@ def render(findings: Findings) -> list[str]:
 
 
 def _kept(whole: Findings) -> list[str]:
-    described = "The part of the gain of BPTT that each way keeps, by task and cell"
-    below = f"{described}; grey: BPTT has not learned; empty: not run."
+    described = "Gain of each method relative to BPTT, by task and cell"
+    below = f"{described}. Grey: BPTT does not learn the task. Empty: not run."
     return [
         *tables.of_cells(whole, tables.part_of_cell),
         *words.picture("tasks", described),
@@ -72,7 +70,7 @@ def _kept(whole: Findings) -> list[str]:
 
 
 def _same(whole: Findings) -> list[str]:
-    """Return how far two ways end apart whose gradients are the same in a network."""
+    """Return the largest difference between two methods with equal gradients."""
     apart, cells = [], []
     for task, cell in whole.pairs():
         own, other = (whole.find(task, cell, way) for way in (EXACT_ONLINE, REFERENCE))
@@ -86,8 +84,8 @@ def _same(whole: Findings) -> list[str]:
     most, where = max(apart)
     return [
         f"In {words.counted(len(apart), 'pair')} of task and cell "
-        f"({words.listed(list(dict.fromkeys(cells)))}) the gradient of {words.way(EXACT_ONLINE)} "
-        f"is that of BPTT all along (cosine above {SAME}): there, equal scores are no finding, and "
-        f"what lies between them is the luck of rounding: {words.digits(most)} at most ({where}).",
+        f"({words.listed(list(dict.fromkeys(cells)))}) the gradients of {words.way(EXACT_ONLINE)} "
+        f"and BPTT are equal throughout training (cosine above {SAME}). Equal scores are expected "
+        f"there, and differences are due to rounding: {words.digits(most)} at most ({where}).",
         "",
     ]

@@ -1,4 +1,4 @@
-"""How the page writes what was found: names, scores, ratios and sizes."""
+"""The format of names, scores, ratios and sizes on the pages."""
 
 from ..markdown import DASH, seconds
 from .findings import Run
@@ -33,7 +33,7 @@ CELLS = {
 }
 REFUSED, MISSING, NEVER = "refused", DASH, "never"
 EDGES = {-1: " ▾", 0: "", 1: " ▴"}
-"""Behind a score: its rate is the lowest, or the highest, that was tried."""
+"""Mark of a score whose learning rate is the lowest or the highest of the grid."""
 
 PICTURES = "_static/evidence"
 
@@ -122,7 +122,7 @@ def size(value: float | None) -> str:
 
 
 def traces(value: float | None) -> str:
-    """Return a number of bytes; those who keep nothing have no traces."""
+    """Return a number of bytes; rules that store nothing have no traces."""
     return size(value or None)
 
 
