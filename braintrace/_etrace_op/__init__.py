@@ -1,4 +1,4 @@
-"""The ETP operations: what a model calls, and what the compiler may know about it."""
+"""ETP operations: user functions, primitives, and the rules of their traces."""
 
 from .checks.check import PrimitiveReport as PrimitiveReport
 from .checks.check import check_primitive as check_primitive

@@ -1,4 +1,4 @@
-"""LRU cache of facts about operations that depend on declarations and shapes only.
+"""LRU cache of facts about operations that depend on shapes only.
 
 Tracing a derived rule takes a millisecond, and the compiler often needs the same shapes.
 """

@@ -1,11 +1,13 @@
-r"""Derive the rules of an operation from its forward function and the axes of its traces.
+r"""Derivation of an operation's rules from its forward function and trace axes.
 
-``xy_to_dw`` is the VJP of the implementation, and the instantaneous term of a trace is the VJP of
-each sample on its own. ``yw_to_w`` multiplies a trace by a factor shaped like the output: the axes
-of a trace that the output has too are aligned, and the factor is the same along the others. Traces
-have the shape of their terms. An operation whose operands cannot hold a trace names the arrays that
-can, as a function of its operands (``effective_weights``); a signal times a trace is summed over
-samples and positions, and pulled back through that function.
+``xy_to_dw`` is the VJP of the implementation. The instantaneous term of a trace is the VJP of each
+sample separately. ``yw_to_w`` multiplies a trace by a factor shaped like the output: the two are
+aligned along the axes that both have, and the factor is the same along the other axes. Traces have
+the shape of their terms.
+
+An operation whose operands cannot have a trace names arrays that can, as a function of its operands
+(``effective_weights``). A signal times a trace is summed over samples and spatial axes, and pulled
+back through that function.
 """
 
 import dataclasses
@@ -32,7 +34,7 @@ OF_OUTPUT = frozenset({"output", "group"})
 
 @dataclass(frozen=True)
 class DerivedRule:
-    """A rule that follows from the declaration of an operation."""
+    """A rule that is derived from the declaration of an operation."""
 
     function: Callable[..., Any]
     spec: ETPPrimitiveSpec
@@ -43,7 +45,7 @@ class DerivedRule:
 
 
 def completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
-    """Add the rules that a declaration leaves out and that follow from it.
+    """Add the rules that a declaration leaves out and that can be derived.
 
     Rules that were derived from another declaration are derived again.
     """
@@ -175,7 +177,7 @@ def init_pp(
 def accumulate(
     spec: ETPPrimitiveSpec, params: Params, x: Any, hidden_dim: Any, weights: Arrays
 ) -> Arrays:
-    """Return the instantaneous terms of ``K`` steps, by an operation's own rule or derived."""
+    """Return the instantaneous terms of ``K`` steps, by hand-written or derived rule."""
     if spec.accumulate is not None:
         return as_dict(spec, "accumulate", spec.accumulate(x, hidden_dim, weights, **params))
     return derived_terms(spec, params, x, hidden_dim, weights)
@@ -184,7 +186,7 @@ def accumulate(
 def derived_terms(
     spec: ETPPrimitiveSpec, params: Params, x: Any, hidden_dim: Any, weights: Arrays
 ) -> Arrays:
-    """Return the terms by pulling each sample back on its own, complex where a factor is."""
+    """Derive the terms by the VJP of each sample; they are complex if a factor is."""
     dtype = hidden_dim.dtype
     weights = {name: w.astype(jnp.promote_types(w.dtype, dtype)) for name, w in weights.items()}
     if x is None:
@@ -208,7 +210,7 @@ def sum_over_steps(
     weights: Arrays,
 ) -> Arrays:
     """Return the gradients of an operation on one sample, summed over a leading time axis."""
-    if spec.batched_form is not None:  # time takes the place of the batch
+    if spec.batched_form is not None:  # time is used as the batch
         form = ETP_PRIMITIVE_SPECS[spec.batched_form]
         return gradients_of(form, params, x, hidden_dim, weights)
 
@@ -222,10 +224,10 @@ def sum_over_steps(
 def contract(
     spec: ETPPrimitiveSpec, signal: Any, trace: Arrays, weights: Arrays, **params: Any
 ) -> Arrays:
-    """Sum a signal times a trace over samples and positions, and pull it back to the operands."""
+    """Sum a signal times a trace over samples and space, and pull it back."""
     assert spec.effective_weights is not None
     rule = functools.partial(spec.effective_weights, **params)
-    dtype = jnp.finfo(signal.dtype).dtype  # of the real and imaginary parts
+    dtype = jnp.finfo(signal.dtype).dtype  # the dtype of the real and imaginary parts
     wide = {name: w.astype(jnp.promote_types(w.dtype, dtype)) for name, w in weights.items()}
     effective, pull_back = jax.vjp(rule, wide)
     axes = max(trace[name].ndim - array.ndim for name, array in effective.items())
@@ -242,7 +244,7 @@ def select_outputs(
 
 
 def like_operand(gradient: Any, operand: Any) -> Any:
-    """Give a gradient its operand's dtype; that of a real operand is real."""
+    """Give a gradient the dtype of its operand; a real operand has a real gradient."""
     if jnp.iscomplexobj(gradient) and not jnp.iscomplexobj(operand):
         gradient = gradient.real
     return gradient.astype(operand.dtype)

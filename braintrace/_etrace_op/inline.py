@@ -1,8 +1,7 @@
-"""Replace ETP operations by their plain implementation.
+"""Inlining of ETP operations: replace them by their implementation in plain JAX.
 
-The jaxpr of a function is evaluated again with every ETP primitive replaced. Equations
-that hold jaxprs (loops, branches, custom derivatives) are rebuilt, and only where there is a
-marker inside.
+The jaxpr of a function is evaluated again with every ETP primitive replaced. Equations with bodies
+(loops, branches, custom derivatives) are rebuilt only if a body contains an ETP primitive.
 """
 
 import functools
@@ -22,8 +21,8 @@ from .registry import ETP_PRIMITIVES
 def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same function with every ETP operation replaced by plain JAX.
 
-    For tools that know only JAX's own primitives. Inlines what ``fn`` itself computes, its
-    loops and branches included; to inline a gradient, give the gradient function.
+    Use it with tools that only support JAX's own primitives. It inlines the operations of ``fn``
+    itself, including loops and branches. To inline a gradient, pass the gradient function.
 
     Parameters
     ----------
@@ -33,15 +32,15 @@ def inline(fn: Callable[..., Any]) -> Callable[..., Any]:
     Returns
     -------
     callable
-        Same arguments, results and derivatives; nested ``jit`` calls that hold a marked
-        operation are flattened.
+        Same arguments, results and derivatives; nested ``jit`` calls that contain an ETP operation
+        are flattened.
 
     Raises
     ------
     OptionError
-        If ``fn`` is no function.
+        If ``fn`` is not a function.
     PrimitiveError
-        When called, if an ETP operation stands inside a construct that cannot be rebuilt.
+        When called, if an ETP operation is inside a construct that cannot be rebuilt.
 
     Examples
     --------
@@ -69,7 +68,7 @@ def _evaluate(jaxpr: AnyJaxpr, values: list[ArrayLike]) -> list[ArrayLike]:
 
 
 def _plain(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
-    """Run an ETP operation as its implementation, also where a body holds it."""
+    """Run an ETP operation as its implementation, also inside of a body."""
     primitive = equation.primitive
     if primitive in ETP_PRIMITIVES:
         return [primitive.implementation(*operands, **equation.params)]

@@ -1,8 +1,8 @@
-"""The derivative of an operation's output with respect to its input, element by element.
+"""Derivatives of an operation's output elements with respect to input elements.
 
-SnAp follows what goes from hidden states through a product. Which pairs of elements count is known
-when a model is compiled; an operation's own rules say which of them are joined at all, and what the
-derivative is. Samples are independent, so that all is said of one sample.
+SnAp follows the paths from hidden states through a product. The compiler determines which pairs of
+elements count. The rules of the operation determine which of them depend on each other, and the
+derivatives. Samples are independent, so that these rules are about a single sample.
 """
 
 import math
@@ -20,7 +20,7 @@ from .registry import Arrays, Shapes
 
 
 def is_joined(equation: Equation, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Return which elements of a sample's output may depend on which of its input.
+    """Return which output elements of a sample may depend on which input elements.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def is_joined(equation: Equation, inputs: np.ndarray, outputs: np.ndarray) -> np
     """
     spec = get_primitive_spec(equation.primitive)
     assert spec.x_invar_index is not None
-    if spec.joins_input is None:  # an index has no derivative
+    if spec.joins_input is None:  # an integer input has no derivative
         return np.full(inputs.shape, carries_derivative(equation.invars[spec.x_invar_index]))
     arguments = _weights(equation, [atom.aval for atom in equation.invars]), _shapes(equation)
     return np.asarray(spec.joins_input(*arguments, inputs, outputs, **equation.params))
@@ -40,14 +40,14 @@ def is_joined(equation: Equation, inputs: np.ndarray, outputs: np.ndarray) -> np
 def input_derivative(
     equation: Equation, operands: Sequence[Any], inputs: np.ndarray, outputs: np.ndarray
 ) -> jax.Array:
-    """Return the derivative of elements of a sample's output to elements of its input.
+    """Return derivatives of a sample's output elements to its input elements.
 
     Parameters
     ----------
     equation
         The operation.
     operands
-        Values of its operands; that of the input is not looked at.
+        Values of its operands; the value of the input is ignored.
     inputs, outputs
         See `is_joined`.
     """
@@ -64,7 +64,7 @@ def input_derivative(
 def derivative_by_unit_vectors(
     equation: Equation, operands: Sequence[Any], inputs: np.ndarray, outputs: np.ndarray
 ) -> jax.Array:
-    """Return the same result by the derivative along each requested input."""
+    """Return the same derivatives by a forward derivative along each input element."""
     spec = get_primitive_spec(equation.primitive)
     assert spec.x_invar_index is not None
     x = equation.invars[spec.x_invar_index].aval

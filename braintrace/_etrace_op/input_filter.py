@@ -1,4 +1,4 @@
-"""What ES_D_RTRL filters of an operation's input where the operation is not linear in it."""
+"""Input filters of ES_D_RTRL, for operations that are nonlinear in their input."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from .._errors import PrimitiveError
 
 @dataclass(frozen=True)
 class InputFilter:
-    r"""Functions that carry a low-pass of some function of an operation's input.
+    r"""Functions for a low-pass filter of some function of an operation's input.
 
-    ES_D_RTRL keeps :math:`\epsilon_x \leftarrow \alpha\, \epsilon_x + \phi(x)` and pulls
-    factors back to the weights with :math:`\epsilon_x` in the place of the input. With
-    :math:`\phi(x) = x`, that is right where ``xy_to_dw`` is linear in ``x``. For any other
-    operation choose :math:`\phi` so that the derivative of the operation is linear in it:
-    ``sin(x)`` for ``sin(x) @ w``, and for an embedding ``w[x]`` how often each row was looked up.
+    ES_D_RTRL carries :math:`\epsilon_x \leftarrow \alpha\, \epsilon_x + \phi(x)`, and pulls factors
+    back to the weights with :math:`\epsilon_x` instead of the input. With :math:`\phi(x) = x`, this
+    is correct if ``xy_to_dw`` is linear in ``x``. For any other operation choose :math:`\phi` so
+    that the derivative of the operation is linear in it: ``sin(x)`` for ``sin(x) @ w``, and for an
+    embedding ``w[x]`` the number of times that each row was looked up.
 
     Parameters
     ----------
@@ -28,16 +28,15 @@ class InputFilter:
         ``add(trace, x, **static_params) -> trace``: :math:`\epsilon_x + \phi(x)`, in the shape and
         dtype of ``trace``. It need not build :math:`\phi(x)`: an embedding adds one to some rows.
     pull_back : callable
-        ``pull_back(trace, hidden_dim, weights, **static_params) -> gradients``: as ``xy_to_dw``,
-        with :math:`\phi(x)` in the place of ``x``. A gradient is linear in ``trace``, or does not
-        depend on it (a bias).
+        ``pull_back(trace, hidden_dim, weights, **static_params) -> gradients``: like ``xy_to_dw``,
+        with :math:`\phi(x)` instead of ``x``. A gradient is linear in ``trace``, or does not depend
+        on it (a bias).
     add_steps : callable, optional
-        ``add_steps(trace, x, factors, **static_params) -> trace``:
-        :math:`\epsilon_x + \sum_s f^s \phi(x^s)`, for the inputs of several steps, time first,
-        and a factor for each of them (and for each sample of a batched primitive). For a filter
-        that is much larger than what it takes in: a chunk of steps then changes it once, and the
-        factors of the outputs are filtered instead. That needs gradients that are all linear in
-        ``trace``; with others it is not used.
+        ``add_steps(trace, x, factors, **static_params) -> trace``: :math:`\epsilon_x + \sum_s f^s
+        \phi(x^s)`, for the inputs of several steps, time first, and a factor for each of them (and
+        for each sample of a batched primitive). It pays for a filter that is much larger than its
+        inputs: a chunk of steps then updates it once, and the factors of the outputs are filtered
+        instead. It is used only if all gradients are linear in ``trace``.
 
     Raises
     ------

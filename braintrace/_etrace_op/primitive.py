@@ -1,9 +1,9 @@
 """ETP primitives: definition and registration.
 
-An ETP primitive computes what its implementation computes; its only purpose is to be found in a
+An ETP primitive computes the same as its implementation; its only purpose is to be visible in a
 jaxpr. All JAX rules are derived from the implementation, so that it can be jitted, differentiated
-and mapped. The rules of online learning are derived from its declaration (`derive`) where they are
-not written by hand.
+and vmapped. The rules of online learning are derived from its declaration (`derive`), unless they
+are written by hand.
 """
 
 import functools
@@ -34,17 +34,17 @@ from .spec import (
 class ETPPrimitive(Primitive):
     """A JAX primitive that marks an operation with trainable operands.
 
-    Made by `register_primitive` or `register_primitive_spec`. ``bind(*operands,
-    **static_params)`` runs it; it prints as its name.
+    `register_primitive` and `register_primitive_spec` create it.
+    ``bind(*operands, **static_params)`` runs it; it prints as its name.
 
     Attributes
     ----------
     batched : bool
-        Whether input and output carry a batch axis in front.
+        Whether input and output have a leading batch axis.
     gradient_enabled : bool
         Whether the compiler passes through it between an output and a hidden state.
     implementation : callable
-        What it computes, in plain JAX.
+        The function that it computes, in plain JAX.
     """
 
     batched: bool
@@ -62,7 +62,7 @@ class ETPPrimitive(Primitive):
         return _register_rule(self, "yw_to_w", rule)
 
     def register_dt_to_t(self, rule: Rule) -> Rule:
-        """Register the rule ``yw_to_w`` by its other name."""
+        """Register the rule ``yw_to_w`` under its other name."""
         return self.register_yw_to_w(rule)
 
     def register_xy_to_dw(self, rule: Rule) -> Rule:
@@ -90,7 +90,7 @@ class ETPPrimitive(Primitive):
         x_invar_index: int | None = 0,
         input_filter: InputFilter | None = None,
     ) -> None:
-        """Register all four rules, and with them the primitive's layout of operands.
+        """Register all four rules, and the primitive's layout of operands.
 
         Parameters
         ----------
@@ -100,20 +100,20 @@ class ETPPrimitive(Primitive):
         trace_axes : mapping, optional
             See `ETPPrimitiveSpec`.
         dt_to_t : callable
-            ``yw_to_w`` by another name.
+            Another name of ``yw_to_w``.
         trainable_invars_fn : callable, optional
-            ``static_params -> {trainable name: operand index}``; by default the operands
-            are ``(x, weight)``, and ``(x, weight, bias)`` where ``has_bias=True``. With
-            ``trace_axes``, they are the operands described in `ETPPrimitiveSpec`.
+            ``static_params -> {trainable name: operand index}``; by default the operands are
+            ``(x, weight)``, and ``(x, weight, bias)`` with ``has_bias=True``. With ``trace_axes``,
+            they are the operands described in `ETPPrimitiveSpec`.
         x_invar_index : int or None
             Operand that is the input.
         input_filter : InputFilter, optional
-            What ES_D_RTRL filters of the input; see `ETPPrimitiveSpec`.
+            The filter of the input for ES_D_RTRL; see `ETPPrimitiveSpec`.
 
         Raises
         ------
         PrimitiveError
-            If a rule is not callable, given by two names, or registered already.
+            If a rule is not callable, passed under two names, or registered already.
         """
         layout = None if trace_axes else conventional_trainable_invars
         changes: dict[str, Any] = {
@@ -153,7 +153,7 @@ def register_primitive(
     Returns
     -------
     ETPPrimitive
-        Runs under every JAX transformation. The compiler uses it once its four rules are
+        It runs under every JAX transformation. The compiler uses it once its four rules are
         registered (`ETPPrimitive.register_etp_rules`).
 
     Raises
@@ -187,7 +187,7 @@ def register_primitive(
 
 
 def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
-    """Make an ETP primitive from its complete description.
+    """Make an ETP primitive from its complete declaration.
 
     Parameters
     ----------
@@ -197,13 +197,13 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
     Returns
     -------
     ETPPrimitive
-        Ready for the compiler; ``get_primitive_spec`` gives ``spec`` back.
+        Ready for the compiler; ``get_primitive_spec`` returns its ``spec``.
 
     Raises
     ------
     PrimitiveError
-        If the name is taken, a rule is missing or not callable, or the layout is invalid.
-        Nothing is registered then.
+        If the name is taken, a rule is missing or not callable, or the layout is invalid. Nothing
+        is registered in this case.
     """
     if not isinstance(spec, ETPPrimitiveSpec):
         raise PrimitiveError(f"`spec` is {shown(spec)}; expected an `ETPPrimitiveSpec`.")
@@ -222,7 +222,7 @@ def register_primitive_spec(spec: ETPPrimitiveSpec) -> ETPPrimitive:
 
 
 def _register_rules(primitive: ETPPrimitive, spec: ETPPrimitiveSpec) -> None:
-    """Register the rules of a declaration, and those that follow from it."""
+    """Register the rules of a declaration, and the rules derived from it."""
     spec = completed(spec)
     check_spec(spec)
     for kind, rules in registry.RULES.items():
@@ -233,12 +233,12 @@ def _register_rules(primitive: ETPPrimitive, spec: ETPPrimitiveSpec) -> None:
 
 
 def get_primitive_spec(primitive: Any) -> ETPPrimitiveSpec:
-    """Return the complete description of an ETP primitive.
+    """Return the complete declaration of an ETP primitive.
 
     Raises
     ------
     PrimitiveError
-        If ``primitive`` is no ETP primitive or lacks rules.
+        If ``primitive`` is not an ETP primitive or lacks rules.
     """
     if not isinstance(primitive, Primitive):
         name = primitive if isinstance(primitive, str) else shown(primitive)
@@ -303,7 +303,7 @@ def _spec_from_rules(primitive: ETPPrimitive) -> ETPPrimitiveSpec:
 def _batch(
     primitive: ETPPrimitive, operands: Sequence[Any], dims: Sequence[Any], params: dict[str, Any]
 ) -> tuple[Any, int]:
-    """Keep the primitive (or its batched form) where only the input is mapped."""
+    """Keep the primitive (or its batched form) if only the input is vmapped."""
     spec = registry.ETP_PRIMITIVE_SPECS.get(primitive)
     if spec is not None and spec.batching is not None:
         result, axis = spec.batching(primitive, operands, dims, params)
@@ -327,13 +327,13 @@ _LOST = "lost_mark"
 
 
 def lost_mark(equation: Equation) -> tuple[str, str] | None:
-    """Return the operation of whose plain implementation an equation is a part.
+    """Return the ETP operation of whose implementation an equation is a part.
 
     Returns
     -------
     tuple or None
-        Its name, and whether it has been mapped over its ``'weight'`` or its ``'input'``;
-        ``None`` for any other equation.
+        Its name, and ``'weight'`` or ``'input'`` for the operand that it was vmapped over; ``None``
+        for any other equation.
     """
     found = re.search(rf"{_LOST}:(\w+):(\w+)", scopes_of(equation))
     return None if found is None else (found[1], found[2])

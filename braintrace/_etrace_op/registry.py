@@ -1,10 +1,10 @@
 """Registries of the ETP operations and their rules.
 
-The four rule dictionaries map a primitive to its rule, derived from its declaration (``derive``)
-or written by hand; everything else about a primitive (abstract evaluation, lowering, derivatives,
+The four rule dictionaries map a primitive to its rule, derived from its declaration (``derive``) or
+written by hand. Everything else about a primitive (abstract evaluation, lowering, derivatives,
 batching) follows from its implementation. A derived ``init_drtrl`` takes the static parameters as
-well. In all rules ``static_params`` are the keyword arguments of the equation,
-and dictionaries are keyed by the names that ``trainable_invars_fn`` gives the operands.
+well. In all rules ``static_params`` are the keyword arguments of the equation, and the keys of
+dictionaries are the names from ``trainable_invars_fn``.
 """
 
 from collections.abc import Callable
@@ -19,32 +19,30 @@ Arrays: TypeAlias = dict[str, jax.Array]
 """Weights, their gradients or their traces, by the name of a trainable operand."""
 
 Shapes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of the input and the output of one sample."""
+"""Shapes of the input and the output of one sample."""
 
 Pick: TypeAlias = Callable[[jax.Array], jax.Array]
-"""Keeps some entries of the last axis of an array."""
+"""Selects some entries of the last axis of an array."""
 
 ETP_PRIMITIVES: set[Primitive] = set()
 """Every ETP primitive."""
 
 BATCHED_PRIMITIVES: set[Primitive] = set()
-"""The primitives whose input and output carry a batch axis in front."""
+"""The primitives whose input and output have a leading batch axis."""
 
 ETP_RULES_YW_TO_W: dict[Primitive, Callable[..., dict[str, Any]]] = {}
 """``yw_to_w(hidden_dim, trace, **static_params) -> trace``.
 
-Multiplies a trace elementwise by a factor ``hidden_dim`` shaped like the output.
-The trace has no state axis here. Nothing else goes in: a constant of the forward
-equation belongs to ``xy_to_dw`` alone, or it would be applied again at every step.
-"""
+It multiplies a trace elementwise by a factor ``hidden_dim`` shaped like the output. The trace
+has no state axis here. It must include no other factor: a constant of the forward equation
+belongs to ``xy_to_dw`` alone, otherwise it would be applied again at every step."""
 
 ETP_RULES_XY_TO_DW: dict[Primitive, Callable[..., dict[str, Any]]] = {}
 """``xy_to_dw(x, hidden_dim, weights, **static_params) -> gradients``.
 
-Pulls ``hidden_dim`` (shaped like the output) back to every trainable operand, as a VJP
-does: the batch axis of a batched primitive is summed, and each gradient has the shape and
-dtype of its operand. Linear in ``hidden_dim``.
-"""
+It pulls ``hidden_dim`` (shaped like the output) back to every trainable operand, as a VJP does:
+the batch axis of a batched primitive is summed, and each gradient has the shape and dtype of its
+operand. It is linear in ``hidden_dim``."""
 
 ETP_RULES_INIT_DRTRL: dict[Primitive, Callable[..., dict[str, Any]]] = {}
 """``init_drtrl(x_var, y_var, weight_vars, num_hidden_state) -> traces``.
@@ -68,4 +66,4 @@ RULES: dict[str, dict[Primitive, Any]] = {
 """The four rules that a primitive needs, by name."""
 
 ETP_PRIMITIVE_SPECS: dict[Primitive, ETPPrimitiveSpec] = {}
-"""The complete description of each primitive that the compiler may use."""
+"""The complete declaration of each primitive that the compiler may use."""

@@ -1,8 +1,8 @@
-"""How the executor uses the rules of a primitive.
+"""Interface between the executor and the rules of a primitive.
 
-Functions, linear in ``hidden_dim`` or ``signal``, on plain arrays without units. They
-never ask which primitive they have: a primitive differs only in what its spec declares.
-``K`` is a leading time axis; ``x`` is None for a primitive without an input.
+The functions are linear in ``hidden_dim`` or ``signal``, on plain arrays without units. They never
+depend on the identity of a primitive: primitives differ only in their declarations. ``K`` is a
+leading time axis; ``x`` is None for a primitive without an input.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,9 +66,10 @@ def pull_back(
 
 
 def zero_filter(primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any) -> Any:
-    """Return the filter of inputs at the start of a sequence: that of the input itself by default.
+    """Return the filter of inputs at the start of a sequence.
 
-    Arguments as in `init_trace`, ``x_var`` not None.
+    Without an `InputFilter`, it has the shape of the input. For the arguments see `init_trace`;
+    ``x_var`` must not be None.
     """
     spec = get_primitive_spec(primitive)
     if spec.input_filter is not None:
@@ -78,7 +79,7 @@ def zero_filter(primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any)
 
 
 def add_to_filter(primitive: ETPPrimitive, params: Params, kept: Any, x: Any) -> Any:
-    """Return a filter of inputs that has taken in one more of them."""
+    """Add one input to a filter of inputs."""
     spec = get_primitive_spec(primitive)
     return kept + x if spec.input_filter is None else spec.input_filter.add(kept, x, **params)
 
@@ -92,9 +93,9 @@ def takes_in_steps(primitive: ETPPrimitive) -> bool:
 def add_steps_to_filter(
     primitive: ETPPrimitive, params: Params, kept: Any, x: Any, factors: Any
 ) -> Any:
-    """Return a filter that has taken in the inputs of ``K`` steps, times ``(K, [batch])`` factors.
+    """Add the inputs of ``K`` steps to a filter, times ``(K, [batch])`` factors.
 
-    Only of operations that `takes_in_steps`.
+    Only for operations for which `takes_in_steps` is true.
     """
     own = get_primitive_spec(primitive).input_filter
     assert own is not None
@@ -105,9 +106,9 @@ def add_steps_to_filter(
 def pull_back_filtered(
     primitive: ETPPrimitive, params: Params, filtered: Any, hidden_dim: Any, weights: Arrays
 ) -> Arrays:
-    """Pull an output cotangent of ``K`` steps back, with the filters ``(K, ...)`` as inputs.
+    """Pull an output cotangent of ``K`` steps back, with filters as inputs.
 
-    The other arguments and the result are those of `pull_back`.
+    See `pull_back` for the other arguments and the result.
     """
     spec = get_primitive_spec(primitive)
     if filtered is None or spec.input_filter is None:
@@ -120,8 +121,8 @@ def init_trace(
 ) -> Arrays:
     """Return the zero trace of one hidden state.
 
-    ``x_var`` (None without an input), ``y_var`` and the ``weight_vars`` have an ``aval``
-    with ``shape`` and ``dtype``.
+    ``x_var`` (None without an input), ``y_var`` and the ``weight_vars`` have an ``aval`` with
+    ``shape`` and ``dtype``.
     """
     spec = get_primitive_spec(primitive)
     known = params if isinstance(spec.init_drtrl, DerivedRule) else {}
@@ -139,7 +140,7 @@ def init_trace(
 def select_outputs(
     primitive: ETPPrimitive, params: Params, weights: Arrays, pick: Callable[[Any], Any]
 ) -> Arrays | None:
-    """Return the operands of the same operation with fewer outputs, or None where none fit.
+    """Return the operands of the same operation with fewer outputs, or None.
 
     ``pick`` takes the entries of an array's last axis that belong to these outputs.
     """
@@ -148,7 +149,7 @@ def select_outputs(
 
 
 def propagate(primitive: ETPPrimitive, params: Params, factor: Any, trace: Arrays) -> Arrays:
-    """Multiply a trace, position by position, by a factor shaped like the output."""
+    """Multiply a trace elementwise by a factor shaped like the output."""
     spec = get_primitive_spec(primitive)
     result = as_dict(spec, "yw_to_w", spec.yw_to_w(factor, trace, **params))
     return expect_keys(spec, "yw_to_w", result, trace)
@@ -159,7 +160,7 @@ def accumulate(
 ) -> Arrays:
     """Return the instantaneous terms of ``K`` steps in trace space, summed over time.
 
-    Arguments as in `pull_back`; each sample keeps its own term.
+    Arguments as in `pull_back`; each sample has its own term.
     """
     return derive.accumulate(get_primitive_spec(primitive), params, x, hidden_dim, weights)
 
@@ -167,9 +168,9 @@ def accumulate(
 def squared_norms(
     primitive: ETPPrimitive, params: Params, x: Any, hidden_dim: Any, weights: Arrays
 ) -> Arrays | None:
-    """Return the sums of squares of what `accumulate` returns for one step, by sample.
+    """Return the squared norms of one step's terms (see `accumulate`), by sample.
 
-    None where the operation has no shorter way to them.
+    None if the operation has no faster rule for them.
     """
     spec = get_primitive_spec(primitive)
     if spec.squared_norms is None:
@@ -180,7 +181,7 @@ def squared_norms(
 def contract(
     primitive: ETPPrimitive, params: Params, signal: Any, trace: Arrays, weights: Arrays
 ) -> Arrays:
-    """Return the gradients that an output-shaped signal and a trace give, batch summed."""
+    """Return the gradients from an output-shaped signal and a trace, batch summed."""
     spec = get_primitive_spec(primitive)
 
     def products(operands: Any) -> Arrays:
@@ -195,7 +196,7 @@ def contract(
 def product_with_trace(
     primitive: ETPPrimitive, params: Params, signal: Any, trace: Arrays, weights: Arrays
 ) -> Arrays:
-    """Return what the rule gives that `contract` uses: not summed yet if that is ``yw_to_w``."""
+    """Apply the rule ``contract``, or ``yw_to_w`` without the sum over the batch."""
     spec = get_primitive_spec(primitive)
     if spec.contract is None:
         return expect_keys(spec, "yw_to_w", propagate(primitive, params, signal, trace), weights)
@@ -225,10 +226,10 @@ def _sum_over_steps(
 def _sum_over_samples_and_steps(
     gradients_of: Callable[[Any, Any], Arrays], x: Any, hidden_dim: Any
 ) -> Arrays:
-    """Give steps and samples to a rule as one batch.
+    """Fold steps and samples into one batch for a rule.
 
-    Samples on different devices stay where they are only if the steps are folded into their axis,
-    and not the other way round; on one device that would move every number.
+    Samples on different devices stay in place only if steps are folded into the sample axis, not
+    the reverse. On a single device, that would move every element.
     """
 
     def steps_first(x: Any, hidden_dim: Any) -> Arrays:

@@ -1,7 +1,8 @@
-r"""Inputs that are joined of parts: ``[x, h]`` need not be written where each part will do.
+r"""Concatenated inputs ``[x, h]`` that are kept as separate parts.
 
-With the rows of a weight divided like its input, :math:`x = [x_1, x_2]`, a gradient is joined of
-those of the parts, :math:`dW = [x_1^\top f;\, x_2^\top f]`.
+The rows of a weight are split like its input, :math:`x = [x_1, x_2]`. A gradient is then the
+concatenation of the gradients of the parts, :math:`dW = [x_1^\top f;\, x_2^\top f]`, and the input
+need not be materialised.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from .spec import ETPPrimitiveSpec
 
 @dataclasses.dataclass(frozen=True)
 class SideBySide:
-    """An array that is joined of others along their last axis."""
+    """An array that is the concatenation of others along their last axis."""
 
     parts: tuple[Any, ...]
 
@@ -33,7 +34,7 @@ jax.tree_util.register_dataclass(SideBySide, ["parts"], [])
 
 
 def as_one(array: Any) -> Any:
-    """Return an array that may be given in parts as one."""
+    """Return an array that may be given in parts as one array."""
     return array.joined() if isinstance(array, SideBySide) else array
 
 
@@ -43,10 +44,11 @@ def part_by_part(
     x: SideBySide,
     weights: Arrays,
 ) -> Arrays:
-    """Return the gradients ``(x, weights) -> gradients`` of an operation, of each part on its own.
+    """Return the gradients of an operation, one part of its input at a time.
 
-    All parts are joined for an operation of which it is not known that one operand is a matrix of
-    inputs by outputs, and all others have outputs alone.
+    ``gradients_of`` maps ``(x, weights)`` to gradients. The parts are concatenated first unless the
+    declaration shows that one operand is a matrix of inputs by outputs, and that the others have
+    outputs only.
     """
     axes = spec.trace_axes or {}
     rows = [name for name in weights if "input" in axes.get(name, ("input",))]
@@ -64,10 +66,11 @@ def part_by_part(
 
 
 def _joined_apart(parts: list[jax.Array]) -> jax.Array:
-    """Join arrays along their first axis, in an operation of its own.
+    """Concatenate arrays along their first axis, in a separate operation.
 
-    A CPU would join them number by number within whatever is added to them. Nothing is fused with
-    what depends on a condition; this one, a number equal to and different from itself, never holds.
+    XLA on a CPU would otherwise concatenate them element by element inside of a later sum. It does
+    not fuse an operation that depends on a condition. This condition, a number both equal to and
+    different from itself, is always false.
     """
 
     def apart(parts: list[jax.Array]) -> jax.Array:

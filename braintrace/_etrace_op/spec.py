@@ -12,18 +12,18 @@ from .input_filter import InputFilter
 Rule = Callable[..., Any]
 
 TraceAxis = Literal["input", "output", "entry", "group"]
-"""What an axis of an operation's trace can run over."""
+"""The meaning of an axis of an operation's trace."""
 TRACE_AXES = get_args(TraceAxis)
 
 RULES = ("yw_to_w", "xy_to_dw", "init_drtrl", "init_pp")
-"""The rules of every operation, each with a registry of its own."""
+"""The rules of every operation, each with its own registry."""
 
 DERIVED: Any = None
 """Placeholder of a rule that is derived when the operation is registered."""
 
 
 def conventional_trainable_invars(params: Mapping[str, Any]) -> dict[str, int]:
-    """Return the layout ``(x, weight[, bias])``, the bias present if ``has_bias`` is set."""
+    """Return the layout ``(x, weight[, bias])``, with a bias if ``has_bias`` is set."""
     return {"weight": 1, "bias": 2} if params.get("has_bias", False) else {"weight": 1}
 
 
@@ -43,70 +43,71 @@ class ETPPrimitiveSpec:
         ``impl(*operands, **static_params) -> array``, plain JAX.
     trace_axes : mapping, optional
         The meaning of the last axes of each trace, without the axis of the states:
-        ``{'weight': ('input', 'output'), 'bias': ('output',)}``, one of `TRACE_AXES` each. A trace
-        has the shape and the name of its operand, unless there are ``effective_weights``. An
-        operation whose entries reach one output each has such axes: ``'output'`` and ``'group'``
-        are the axes of the output, in order. A factor of the output is the same along other axes.
-        The axes between the batch and these are spatial. Without ``trace_axes``, ``yw_to_w`` is
+        ``{'weight': ('input', 'output'), 'bias': ('output',)}``. Each is one of `TRACE_AXES`. A
+        trace has the shape and the name of its operand, or of one of the ``effective_weights``.
+        Such axes exist if each entry reaches one output: ``'output'`` and ``'group'`` are the axes
+        of the output, in order. A factor shaped like the output is the same along other axes. The
+        axes between the batch and these are spatial. Without ``trace_axes``, ``yw_to_w`` is
         required.
     yw_to_w, xy_to_dw, init_drtrl, init_pp : callable, optional
-        The four rules; signatures, shapes and meaning in ``_etrace_op/registry.py``. They follow
-        from ``trace_axes``, from the VJP of ``impl``, and from the shapes of ``accumulate`` and of
-        the output.
+        The four rules; signatures, shapes and meaning in ``_etrace_op/registry.py``. By default
+        they are derived from ``trace_axes``, from the VJP of ``impl``, and from the shapes of
+        ``accumulate`` and of the output.
     dt_to_t : callable, optional
-        ``yw_to_w`` by another name.
+        Another name of ``yw_to_w``.
     trainable_invars_fn : callable, optional
         ``static_params -> {trainable name: operand index}``. By default all operands but the input
         are trainable, under their names in ``impl``; an operand such as ``*bias`` is present if
         ``has_bias`` is set.
     x_invar_index : int or None
-        Operand that is the (not trainable) input; None for identity-like operations.
+        Index of the input, which is not trainable; None for identity-like operations.
     y_outvar_index : int
         Result that is the output; ETP primitives have one result, so always 0.
     batched : bool
-        Whether input and output carry a batch axis in front, samples independent.
+        Whether input and output have a leading batch axis; samples must be independent.
     gradient_enabled : bool
-        Whether the compiler passes through this primitive on its way from an output to
-        a hidden state. Only for identity-like operations.
+        Whether the compiler passes through this primitive between an output and a hidden state.
+        Only for identity-like operations.
     linear_in_input : bool
         Declares that ``xy_to_dw`` is linear in ``x`` for every operand, or does not depend on it.
-        Without it, ES_D_RTRL asks JAX whether it is (a kernel without transpose is not).
+        Without it, ES_D_RTRL tests this by JAX's transposition (a kernel without a transpose
+        fails).
     input_filter : InputFilter, optional
-        What ES_D_RTRL filters of an input that ``xy_to_dw`` is not linear in. Without it, that
+        The filter of ES_D_RTRL for an input that ``xy_to_dw`` is not linear in. Without it, that
         algorithm refuses such an operation.
     effective_weights : callable, optional
         ``effective_weights(weights, **static_params) -> arrays``: the arrays that have traces, as a
-        function of the operands, where the operands themselves cannot hold them. Goes with
-        ``accumulate``, and has the names of ``trace_axes``.
+        function of operands that cannot have traces themselves. It requires ``accumulate``, and its
+        names are the names in ``trace_axes``.
     accumulate : callable, optional
         ``accumulate(x, hidden_dim, weights, **static_params) -> trace``: the instantaneous
         terms in trace space, summed over a leading time axis, not over the batch. By default the
-        VJP of each sample on its own.
+        VJP of each sample separately.
     squared_norms : callable, optional
         ``squared_norms(x, hidden_dim, weights, **static_params) -> dict``: the sum of squares of
-        each array of ``accumulate`` for one step, one per sample of a batch, where there is a
-        shorter way than to make it: that of an outer product is the product of two norms.
+        each array of ``accumulate`` for one step, one per sample of a batch. Declare it if it is
+        cheaper than ``accumulate``: for an outer product it is the product of two norms.
     contract : callable, optional
         ``contract(signal, trace, weights, **static_params) -> gradients``: the output-shaped
-        signal times a trace, summed over the batch. By default the VJP of ``effective_weights``,
-        or what ``yw_to_w`` gives.
+        signal times a trace, summed over the batch. By default the VJP of ``effective_weights``, or
+        the sum of the result of ``yw_to_w``.
     select_outputs : callable, optional
         ``select_outputs(weights, pick, **static_params) -> weights``: the operands of the same
-        operation with fewer outputs, where ``pick`` takes these entries of an array's last
-        axis; None where the parameters do not allow that. By default these entries of all
-        operands, if ``trace_axes`` say that their last axis is one of outputs.
+        operation with fewer outputs, where ``pick`` takes these entries of an array's last axis;
+        None if the parameters do not allow that. By default these entries of all operands, if their
+        last axis in ``trace_axes`` is ``'output'``.
     entries_follow_outputs : callable, optional
-        ``entries_follow_outputs(parts, **static_params) -> bool``: whether, of operands and traces
-        with an axis ``'entry'``, each of so many equal parts belongs to the same part of the
-        outputs, so that a mesh may divide both. Without it, none does.
+        ``entries_follow_outputs(parts, **static_params) -> bool``: whether operands and traces with
+        an axis ``'entry'`` can be split into ``parts`` equal parts that belong to the corresponding
+        parts of the outputs. A mesh may then shard both. By default they are not sharded.
     joins_input : callable, optional
         ``joins_input(weights, shapes, inputs, outputs, **static_params) -> flags``: whether
         elements of a sample's output depend on elements of its input at all. Both are flat numbers
-        in NumPy arrays of one shape, ``shapes`` those of a sample's input and output, and of the
-        weights only shapes are known. Without it, all may.
+        in NumPy arrays of one shape, ``shapes`` are the shapes of a sample's input and output, and
+        the weights are abstract. By default all elements may depend on each other.
     input_derivative : callable, optional
         ``input_derivative(weights, shapes, inputs, outputs, **static_params) -> array``: the
-        derivatives of these elements, for an operation that is linear in ``x``. Without it, `SnAp`
+        derivatives of these elements, for an operation that is linear in ``x``. By default `SnAp`
         multiplies by unit vectors.
     batched_form : ETPPrimitive, optional
         The primitive that computes the same for a batch, with the same static parameters.
@@ -169,8 +170,8 @@ class ETPPrimitiveSpec:
         Raises
         ------
         PrimitiveError
-            If ``trainable_invars_fn`` returns anything but distinct operand indices other
-            than the input's.
+            If ``trainable_invars_fn`` returns anything but distinct operand indices other than the
+            input's.
         """
         layout = dict(self.trainable_invars_fn(params))
         indices = list(layout.values())
@@ -185,12 +186,12 @@ class ETPPrimitiveSpec:
 
 
 def one_rule(name: str, yw_to_w: Rule | None, dt_to_t: Rule | None) -> Any:
-    """Return the rule that is given by one of its two names; ``None``: by neither.
+    """Return a rule that was passed under one of two names, or ``None``.
 
     Raises
     ------
     PrimitiveError
-        If it is given by both.
+        If it was passed under both.
     """
     if yw_to_w is not None and dt_to_t is not None:
         raise PrimitiveError(
@@ -201,7 +202,7 @@ def one_rule(name: str, yw_to_w: Rule | None, dt_to_t: Rule | None) -> Any:
 
 
 def check_spec(spec: ETPPrimitiveSpec) -> None:
-    """Refuse a description with a part that is not what it has to be.
+    """Refuse a declaration with an invalid part.
 
     Raises
     ------
@@ -247,7 +248,7 @@ def check_spec(spec: ETPPrimitiveSpec) -> None:
 
 
 def check_input_filter(name: str, value: Any) -> None:
-    """Refuse what is neither an `InputFilter` nor None."""
+    """Refuse a value that is neither an `InputFilter` nor None."""
     if value is not None and not isinstance(value, InputFilter):
         raise PrimitiveError(
             f"`input_filter` of `{name}` must be an `InputFilter` or None, got {shown(value)}."

@@ -1,14 +1,14 @@
-"""Sums of products over samples, in the form that reads a trace at the speed of memory.
+"""Sums of products over samples, in the fastest form for each device.
 
-XLA reduces over a leading axis column by column on a CPU, 10 to 70 times slower than it reads.
-Written as one addition per sample, the same sum is a loop over contiguous numbers.
+On a CPU, XLA reduces over a leading axis column by column, 10 to 70 times slower than memory. The
+same sum as one addition per sample is a loop over contiguous numbers.
 
-On a GPU it is the other way round: XLA puts a reduction over 32 numbers or more into the very
-kernel that updates a trace, which then is read once; a chain of additions, and a shorter reduction,
-is a kernel of its own, which reads it again. On a TPU a reduction of any length goes there.
+On a GPU, XLA fuses a reduction over 32 or more elements into the kernel that updates a trace, which
+is then read once. A chain of additions, or a shorter reduction, is a separate kernel that reads the
+trace again. On a TPU, XLA fuses a reduction of any length.
 
-Where the program runs on several devices, samples may lie on different ones: the sum is one
-reduction, for each addition of two samples would be a message.
+In a program on several devices, samples may be on different ones. The sum is then one reduction,
+since each addition of two samples would be a collective.
 """
 
 import functools
@@ -32,8 +32,8 @@ def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 
     Parameters
     ----------
     products
-        Work that keeps samples apart: any part of the first axes may be given to it, and also
-        all of them as one.
+        A function that treats samples independently. It is called on any part of the first axes,
+        and on all of them folded into one.
     operands
         A pytree of arrays that share their first axes.
     axes
@@ -54,10 +54,10 @@ def sum_over_samples(products: Callable[[Any], Any], operands: Any, axes: int = 
 
 
 def reduced(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
-    """Return the sum as reductions: of all axes but the last, and of the last.
+    """Return the sum as two reductions: of all axes but the last, and of the last.
 
-    A reduction over all of several axes changes the shape of what it reads so much that XLA
-    cannot join it to the update of a trace; two of them in a row, it makes one again.
+    A reduction over several axes reshapes its operand, so that XLA cannot fuse it with the update
+    of a trace. Without a barrier, XLA merges two consecutive reductions into one.
     """
 
     def reduce(product: jax.Array) -> jax.Array:
@@ -69,7 +69,7 @@ def reduced(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
 
 
 def reduced_to_samples(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
-    """Return the same sum, over samples last: what is sent is then as small as it can be."""
+    """Return the same sum, over samples last, for the least communication volume."""
 
     def reduce(product: jax.Array) -> jax.Array:
         inner = product.sum(range(1, axes)) if axes > 1 else product
@@ -79,7 +79,7 @@ def reduced_to_samples(products: Callable[[Any], Any], operands: Any, axes: int)
 
 
 def added_up(products: Callable[[Any], Any], operands: Any, axes: int) -> Any:
-    """Return the sum as one addition per sample, in blocks where there are many."""
+    """Return the sum as one addition per sample, in blocks if there are many."""
     samples = math.prod(jax.tree.leaves(operands)[0].shape[:axes])
     operands = jax.tree.map(lambda leaf: leaf.reshape(samples, *leaf.shape[axes:]), operands)
     add = _one_by_one if samples <= UNROLLED else _in_blocks
@@ -99,7 +99,7 @@ def _in_blocks(products: Callable[[Any], Any], operands: Any) -> Any:
     full = samples - samples % BLOCK
 
     def add(total: Any, start: jax.Array) -> tuple[Any, None]:
-        # Each sample is read where it is: a block cut out as a whole would be copied first.
+        # Each sample is read in place: a block that is sliced as a whole would be copied first.
         def of_sample(index: int) -> Any:
             def cut(leaf: jax.Array) -> jax.Array:
                 return jax.lax.dynamic_slice_in_dim(leaf, start + index, 1)

@@ -27,8 +27,8 @@ class Loop(Generic[Value]):
     Attributes
     ----------
     body
-        Maps ``(*fixed, *carried, *a slice of each sequence)`` to ``(*carried, *a slice of each
-        result)``.
+        Maps ``(*fixed, *carried, *a slice of each sequence)`` to
+        ``(*carried, *a slice of each result)``.
     condition
         Maps ``(*tested, *carried)`` to whether the loop continues; ``None``: a ``scan``.
     tested, fixed

@@ -1,1 +1,1 @@
-"""Checks of the rules of an operation: shapes, numbers, and rules written by hand."""
+"""Checks of the rules of an operation: shapes, values, and hand-written rules."""

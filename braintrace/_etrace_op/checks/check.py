@@ -1,4 +1,4 @@
-"""Compare the rules of an operation with automatic differentiation, and with derived rules."""
+"""Checks of an operation's rules against automatic differentiation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,9 +29,9 @@ class RuleCheck:
     deviation : float
         Largest difference from automatic differentiation, relative to its largest value.
     agrees : bool
-        Whether that is round-off.
+        Whether the deviation is only round-off.
     note : str
-        What went wrong where there are no numbers to compare.
+        The error, if a rule returns nothing to compare.
     """
 
     rule: str
@@ -43,7 +43,7 @@ class RuleCheck:
 
 @dataclass(frozen=True)
 class PrimitiveReport:
-    """What `check_primitive` found; ``print`` shows it as a table."""
+    """Result of `check_primitive`; ``print`` shows it as a table."""
 
     primitive: str
     checks: tuple[RuleCheck, ...]
@@ -83,7 +83,7 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     Parameters
     ----------
     primitive : ETPPrimitive
-        With its rules registered, by hand or derived.
+        The primitive, its rules registered by hand or derived.
     *example_args : array
         Operands as for ``primitive.bind``; give axes different sizes, so that a transposed
         result cannot pass.
@@ -93,12 +93,11 @@ def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) 
     Returns
     -------
     PrimitiveReport
-        Prints as a table; ``.ok`` tells whether every rule agrees. Rules and keys as they
-        are registered: ``xy_to_dw`` alone, then the trace (``yw_to_w`` with what `accumulate`
-        and `contract` make of it) after one and after two steps. ``filter of x`` is what
-        ES_D_RTRL needs of operations with an input: ``xy_to_dw`` linear in ``x``, or an
-        `InputFilter`. A rule that is written by hand where one could be derived has a line of
-        its own, such as ``accumulate, as derived``.
+        Prints as a table; ``.ok`` is true if every rule agrees. The rows are ``xy_to_dw`` alone,
+        then the trace (``yw_to_w``, `accumulate` and `contract` together) after one and after two
+        steps. ``filter of x`` checks the requirement of ES_D_RTRL for operations with an input:
+        ``xy_to_dw`` linear in ``x``, or an `InputFilter`. A hand-written rule that could be derived
+        has a separate row, such as ``accumulate, as derived``.
 
     Raises
     ------
@@ -134,7 +133,7 @@ def _told(operands: Sequence[jax.Array]) -> str:
 
 
 _Check = tuple[str, Callable[[Example], Arrays], Callable[[Example], Arrays]]
-"""Name of a check, what the rules give, what automatic differentiation gives."""
+"""Name of a check, result of the rules, result of automatic differentiation."""
 
 _CHECKS: tuple[_Check, ...] = (
     ("shapes", Example.validate, Example.zero_gradients),
@@ -157,7 +156,7 @@ def _run_rules(example: Example) -> list[Any]:
     try:
         found: list[Any] = example.run(lambda p: [side(p) for _, side, _ in _checks(p)])
         return found
-    except Exception:  # which rule it was shows when each runs alone
+    except Exception:  # separate runs show which rule failed
         return [_run_or_error(example, side) for _, side, _ in _checks(example)]
 
 

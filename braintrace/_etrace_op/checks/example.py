@@ -1,7 +1,7 @@
-r"""Random examples of an operation, and what automatic differentiation gives for them.
+r"""Random examples of an operation, with their automatic derivatives.
 
-Two steps of a position-wise recurrence are enough to tell a right rule from a wrong one:
-with random factors :math:`f^1, f^2, d` and signal :math:`l`, all shaped like the output,
+Two steps of an elementwise recurrence distinguish a correct rule from a wrong one. With random
+factors :math:`f^1, f^2, d` and signal :math:`l`, all shaped like the output,
 
 .. math::
     \epsilon^1 = f^1 \otimes x^1, \quad \epsilon^2 = d\,\epsilon^1 + f^2 \otimes x^2, \quad
@@ -10,9 +10,9 @@ with random factors :math:`f^1, f^2, d` and signal :math:`l`, all shaped like th
 must be the VJP of the implementation, :math:`l d f^1` at :math:`x^1` plus :math:`l f^2` at
 :math:`x^2`.
 
-A filter of inputs that has taken in :math:`x^1`, has grown by a factor :math:`c` and has taken in
-:math:`x^2` must pull :math:`f^1` back to :math:`c` times what :math:`x^1` alone gives, plus what
-:math:`x^2` gives. The factor is large: a rule that saturates shows then.
+A filter of inputs adds :math:`x^1`, grows by a factor :math:`c` and adds :math:`x^2`. It must pull
+:math:`f^1` back to :math:`c` times the gradient at :math:`x^1` alone, plus the gradient at
+:math:`x^2`. The factor is large, to reveal a rule that saturates.
 """
 
 import functools
@@ -31,14 +31,14 @@ from ..spec import ETPPrimitiveSpec
 from .validate import Variable, validate_rules
 
 GROWTH = 100
-"""How much a filter grows between two inputs."""
+"""Growth of a filter between two inputs."""
 
 
 @dataclass(frozen=True)
 class Example:
     """An operation with random numbers, and both sides of each check of its rules.
 
-    ``draws`` holds the arrays: the operands, the inputs ``x1, x2`` of two steps, ``x3`` that
+    ``draws`` contains the arrays: the operands, the inputs ``x1, x2`` of two steps, ``x3`` that
     differs from ``x1`` in every element, the factors ``f1, f2``, the decay ``d`` and the
     ``signal``.
     """
@@ -140,7 +140,8 @@ class Example:
         first, second, third = (self.autodiff(x, self.draws["f1"]) for x in ("x1", "x2", "x3"))
 
         def expected(name: str) -> Any:
-            # What does not depend on the input, such as a bias, is not filtered either.
+            # A gradient that does not depend on the input, such as a bias gradient, is not
+            # filtered.
             is_free = jnp.all(first[name] == third[name])
             return jnp.where(is_free, first[name], GROWTH * first[name] + second[name])
 
@@ -150,7 +151,7 @@ class Example:
 def make_example(
     primitive: ETPPrimitive, operands: tuple[Any, ...], params: Mapping[str, Any]
 ) -> Example:
-    """Return an operation with random numbers, and its own operands."""
+    """Return an operation with its operands and random numbers."""
     y = jax.eval_shape(lambda *values: primitive.implementation(*values, **params), *operands)
     x_index = get_primitive_spec(primitive).x_invar_index
     x = None if x_index is None else operands[x_index]

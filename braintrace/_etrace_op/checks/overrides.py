@@ -33,7 +33,7 @@ def overrides_of(spec: ETPPrimitiveSpec, has_derivative: bool) -> dict[str, tupl
         underivable |= {"joins_input", "input_derivative"}
     if not isinstance(_derived(spec).yw_to_w, DerivedRule):
         underivable.add("yw_to_w")
-    if spec.effective_weights is not None:  # its traces are not shaped like the operands
+    if spec.effective_weights is not None:  # its traces have other shapes than the operands
         underivable |= {"accumulate", "yw_to_w", "squared_norms"}
     rules = {field: getattr(spec, field) for field in _SIDES if field not in underivable}
     return {
@@ -49,7 +49,7 @@ def _derived(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
 
 
 def _one_step(example: Example) -> tuple[Any, Any, Arrays]:
-    """Return what the rules of terms take."""
+    """Return the arguments of rules for instantaneous terms."""
     x = example.draws["x1"]
     return None if x is None else x[None], example.draws["f1"][None], example.weights
 
@@ -62,7 +62,7 @@ def _operands(example: Example) -> list[Any]:
 
 
 def _call(example: Example) -> tuple[Any, ...]:
-    """Return the operation in a jaxpr, its operands, and all pairs of a sample's elements."""
+    """Return the operation in a jaxpr, its operands, and all pairs of elements."""
     operands = _operands(example)
     jaxpr = jax.make_jaxpr(lambda *values: example.primitive.bind(*values, **example.params))
     lead = 1 if example.spec.batched else 0

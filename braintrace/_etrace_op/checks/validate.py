@@ -1,4 +1,4 @@
-"""Hold the rules of a primitive against the shapes and dtypes that they must return."""
+"""Validation of rules: the shapes and dtypes that they return."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from ..spec import ETPPrimitiveSpec
 def validate_rules(
     primitive: ETPPrimitive, params: Mapping[str, Any], x_var: Any, y_var: Any, weight_vars: Any
 ) -> None:
-    """Raise unless every rule fits one equation; shapes only, nothing is computed.
+    """Raise unless every rule fits one equation, by abstract evaluation.
 
     Parameters
     ----------
@@ -74,13 +74,13 @@ def _validate(
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """An array or its type, in the place of a variable of a jaxpr."""
+    """An array or its type, used instead of a variable of a jaxpr."""
 
     aval: Any
 
 
 class _Caller:
-    """Runs rules of one equation abstractly and words what is wrong with their results."""
+    """Run rules of one equation abstractly, and describe errors in their results."""
 
     def __init__(self, primitive: ETPPrimitive, params: Mapping[str, Any]):
         self.primitive = primitive

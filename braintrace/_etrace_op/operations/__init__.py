@@ -1,1 +1,1 @@
-"""The ETP operations, one file each: forward function, declaration, user function."""
+"""The ETP operations, one file each: function, declaration, user function."""

@@ -2,21 +2,19 @@ r"""Convolution: ``etp_conv``.
 
 .. math:: y_{bpgo} = \sum_q \mathrm{patch}(x)_{bpgq} k_{gqo} + c_{go}
 
-``b`` sample, ``p`` output position, ``g`` feature group, ``q`` element of the patch that the
-kernel covers (kernel position and input feature of the group), ``o`` output feature of the
-group. The kernel is shared by all positions, so its own shape cannot hold the exact trace:
-each position has its hidden state, hence its factor. The trace is
-:math:`\epsilon_{bpgqo}`, and :math:`\epsilon_{bpgo}` for the bias; sums over ``p`` come last,
-with the learning signal.
+The indices are: ``b`` sample, ``p`` output place, ``g`` feature group, ``q`` element of the patch
+that the kernel covers (kernel place and input feature of the group), ``o`` output feature of the
+group. All places share the kernel, so the exact trace cannot have the kernel's shape: each place
+has its own hidden state, hence its own factor. The trace is :math:`\epsilon_{bpgqo}`, and
+:math:`\epsilon_{bpgo}` for the bias. Sums over ``p`` come last, with the learning signal.
 
-``xy_to_dw`` is written by hand: in a loop on a CPU, the VJP takes 18 times as long (16 x 16
-pixels, 8 to 16 features). ``accumulate`` and ``select_outputs`` cannot be derived, because no trace
-is shaped like the kernel. ``joins_input`` makes the sparsity pattern of `SnAp` exact, and
+``xy_to_dw`` is written by hand: in a loop on a CPU, the VJP takes 18 times as long (16 x 16 pixels,
+8 to 16 features). ``accumulate`` and ``select_outputs`` cannot be derived, because no trace is
+shaped like the kernel. ``joins_input`` makes the sparsity pattern of `SnAp` exact, and
 ``input_derivative`` takes 1/12 of the time of the derived rule (8 x 8 pixels, 4 to 8 features).
 
-The user function brings every layout into batch, space, features (``NHWC``, ``HWIO``,
-``NHWC`` in two dimensions) around the primitive: the only one that XLA's CPU backend computes
-fast everywhere.
+The user function transposes every layout to batch, space, features (``NHWC``, ``HWIO``, ``NHWC`` in
+two dimensions) around the primitive. XLA's CPU backend is fast in every case only with this layout.
 """
 
 import functools
@@ -81,12 +79,11 @@ def _xy_to_dw(
 
 
 def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict[str, Any]) -> Any:
-    """Return the sum over samples and positions of patch times cotangent.
+    """Return the sum over samples and places of patch times cotangent.
 
-    It is the convolution of ``x`` by ``hidden_dim`` with samples in the place of features, and
-    with stride and dilation of the kernel exchanged. JAX's own transpose leaves the arrays as
-    they are and renames their axes; on a CPU, XLA brings these into order only outside loops,
-    and is 30 times slower inside.
+    It is the convolution of ``x`` by ``hidden_dim`` with samples used as features, and with stride
+    and dilation of the kernel exchanged. JAX's own transpose keeps the arrays and renames their
+    axes. XLA on a CPU reorders these axes only outside of loops, and is 30 times slower inside.
     """
     dtype = jnp.result_type(x, kernel, hidden_dim)
     if hidden_dim.size == 0:  # XLA has no convolution by an empty window
@@ -112,9 +109,9 @@ def _kernel_gradient(x: Any, hidden_dim: Any, kernel: Any, convolution: dict[str
 
 
 def _patches(x: Any, y_shape: tuple[int, ...], kernel: Any, convolution: dict[str, Any]) -> Any:
-    """Return the patches ``(batch, *positions, groups, patch, steps)`` of several steps.
+    """Return the patches ``(batch, *places, groups, patch, steps)`` of several steps.
 
-    They are picked by their indices: exact on every device, and several times faster on a CPU
+    They are gathered by their indices: exact on every device, and several times faster on a CPU
     than a convolution with an identity.
     """
     x = jnp.moveaxis(x, 0, -1)
@@ -175,7 +172,7 @@ def _effective_weights(weights: Arrays, *, has_bias: bool = False, **convolution
 def _select_outputs(
     weights: Arrays, pick: Pick, *, has_bias: bool = False, **convolution: Any
 ) -> Arrays | None:
-    if convolution["feature_group_count"] != 1:  # a group computes neighbouring outputs
+    if convolution["feature_group_count"] != 1:  # a group computes adjacent outputs
         return None
     return {name: pick(operand) for name, operand in weights.items()}
 
@@ -187,7 +184,7 @@ def _taps(
     outputs: np.ndarray,
     convolution: Mapping[str, Any],
 ) -> np.ndarray:
-    """Return which element of the kernel joins elements of a sample's input and output."""
+    """Return the kernel element that connects an input and an output of a sample."""
     x_shape, y_shape = shapes
     whole = (1, *x_shape), tuple(weights["weight"].shape), (1, *y_shape)
     return joining_of_conv(whole, inputs, outputs, **convolution)
@@ -256,12 +253,12 @@ def conv(
     Parameters
     ----------
     x : array or Quantity
-        Batch of inputs with 1, 2 or 3 space axes; the batch axis is always there.
+        Batch of inputs with 1, 2 or 3 space axes; the batch axis is required.
     kernel : array or Quantity
         Trainable.
     bias : array or Quantity ``(out,)``, optional
-        Trainable; rescaled into the unit of ``x`` times ``kernel``. Also with all axes of the
-        result, each of size 1 but that of the features: ``(1, 1, 1, out)``.
+        Trainable; rescaled into the unit of ``x`` times ``kernel``. It may also have all axes of
+        the result, each of size 1 except the features: ``(1, 1, 1, out)``.
     strides, lhs_dilation, rhs_dilation : int or sequence of int
         One number for all space axes, or one each.
     padding : str or sequence of pairs
@@ -270,22 +267,22 @@ def conv(
         Number of groups; ``feature_group_count`` equal to the input features is a depthwise
         convolution.
     dimension_numbers : tuple of str, ConvDimensionNumbers or None
-        Layouts of ``x``, ``kernel`` and result; None is ``('NCHW', 'OIHW', 'NCHW')`` and its
-        like in other dimensions.
+        Layouts of ``x``, ``kernel`` and result; None is ``('NCHW', 'OIHW', 'NCHW')``, and the same
+        order in other dimensions.
     weight_fn, bias_fn : callable, optional
         Differentiable functions of kernel and bias, applied first; see `matmul`.
 
     Returns
     -------
     array or Quantity
-        With the unit of ``x`` times that of ``kernel``.
+        Its unit is the product of the units of ``x`` and ``kernel``.
 
     Raises
     ------
     ShapeError
         If the shapes do not fit.
     DtypeError
-        If an operand is nothing that JAX computes with.
+        If an operand is not a numeric array or quantity.
     OptionError
         If an option has a value that is not accepted.
     UnitError

@@ -1,4 +1,4 @@
-"""Bring every convolution into one layout: batch, space, features."""
+"""Canonical layout of convolutions: batch, space, features."""
 
 import functools
 import math
@@ -27,9 +27,9 @@ class CanonicalConv:
     params
         Hashable static parameters.
     restore
-        Brings the result ``(batch, *positions, outputs)`` into the layout that was asked for.
+        Transposes the result ``(batch, *places, outputs)`` to the requested layout.
     bias_shape
-        Shape of a bias with all axes of the result, in that layout.
+        Shape of a bias with all axes of the result, in the requested layout.
     """
 
     x: Any
@@ -49,7 +49,7 @@ def canonical_dimension_numbers(ndim: int) -> jax.lax.ConvDimensionNumbers:
 
 
 MOST = 2**31
-"""Of strides, dilations and padding: XLA ends the process where a size overflows."""
+"""Limit of strides, dilations and padding: XLA ends the process if a size overflows."""
 PADDING = Kind("an integer", lambda v: is_integer(v) and -MOST < v < MOST)
 STEP = Kind("a positive integer", lambda v: POSITIVE.accepts(v) and v < MOST)
 
@@ -66,7 +66,7 @@ def to_canonical_call(
     batch_group_count: int,
     dimension_numbers: Any,
 ) -> CanonicalConv:
-    """Transpose the operands, make padding explicit and turn batch groups into feature groups.
+    """Transpose operands, make padding explicit, turn batch groups into features.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def _dimension_numbers(x: Any, kernel: Any, dimension_numbers: Any) -> Any:
         )
     try:
         return jax.lax.conv_dimension_numbers(x.shape, kernel.shape, dimension_numbers)
-    except Exception as error:  # JAX has no words for some of them, such as unknown letters
+    except Exception as error:  # JAX has no message for some errors, such as unknown letters
         raise OptionError(
             f"`conv`: dimension_numbers={shown(dimension_numbers)} do not fit `x` {x.shape} and "
             f"kernel {kernel.shape}: {error}"
@@ -141,7 +141,7 @@ def _explicit_padding(
     if not isinstance(padding, str):
         try:
             pairs = tuple((low, high) for low, high in padding)
-        except (TypeError, ValueError, RuntimeError):  # a deleted array raises the last
+        except (TypeError, ValueError, RuntimeError):  # a deleted array raises a RuntimeError
             pairs = ()
         if len(pairs) != space or not all(map(PADDING.accepts, sum(pairs, ()))):
             raise OptionError(
@@ -163,7 +163,7 @@ def _explicit_padding(
 
 
 def dilated(sizes: tuple[int, ...], dilations: tuple[int, ...]) -> list[int]:
-    """Return the sizes of axes with ``dilation - 1`` holes between neighbours."""
+    """Return the sizes of axes with ``dilation - 1`` holes between elements."""
     return [(n - 1) * d + 1 if n else 0 for n, d in zip(sizes, dilations, strict=True)]
 
 
@@ -189,10 +189,10 @@ def _check_groups(x: Any, kernel: Any, feature_groups: int, batch_groups: int) -
 
 
 def _batch_groups_as_features(x: Any, count: int) -> Any:
-    """Put each batch group into its own feature group of one smaller batch.
+    """Turn each batch group into a feature group of a smaller batch.
 
-    Output group ``g`` reads batch group ``g`` only, so this is the same convolution, and
-    its batch axis is the output's.
+    Output group ``g`` reads only batch group ``g``, so this is the same convolution, and its batch
+    axis is the batch axis of the output.
     """
     batch = x.shape[0] // count
     x = jnp.moveaxis(x.reshape(count, batch, *x.shape[1:]), 0, -2)

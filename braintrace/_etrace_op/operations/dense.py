@@ -2,15 +2,15 @@ r"""Dense matrix product: ``etp_mm`` (a batch) and ``etp_mv`` (one sample).
 
 .. math:: y_{bo} = \sum_i x_{bi} w_{io} + c_o
 
-Shapes: x ``(batch, in)`` or ``(in,)``, weight ``(in, out)``, bias ``(out,)``, y
-``(batch, out)`` or ``(out,)``. Since :math:`\partial y_{bo} / \partial w_{io} = x_{bi}` for
-the same ``o`` only, the exact trace has the weight's shape, one per sample:
-:math:`\epsilon_{bio}` and, for the bias, :math:`\epsilon_{bo}`.
+Shapes: x ``(batch, in)`` or ``(in,)``, weight ``(in, out)``, bias ``(out,)``, y ``(batch, out)`` or
+``(out,)``. Since :math:`\partial y_{bo} / \partial w_{io} = x_{bi}` for the same ``o`` only, the
+exact trace has the weight's shape, one per sample: :math:`\epsilon_{bio}` and, for the bias,
+:math:`\epsilon_{bo}`.
 
 Three rules are written by hand, measured with 256 inputs and outputs on a CPU. ``squared_norms``
 takes 1/2 of the time of the derived rule for one sample and 1/14 for 32, ``input_derivative`` 1/8
-for all elements and 1/50 for a diagonal. Without ``accumulate`` a stream of one layer counts a
-third more floating-point operations, since XLA writes the outer product of a step out first.
+for all elements and 1/50 for a diagonal. Without ``accumulate``, a stream of one layer needs a
+third more floating-point operations, since XLA materialises the outer product of a step.
 """
 
 import functools
@@ -38,8 +38,8 @@ def _accumulate(
 ) -> Arrays:
     x = x.astype(hidden_dim.dtype)
     if x.shape[0] == 1:
-        # A product that XLA fuses into the update of the trace, where a dot of inner
-        # size one would be written out first.
+        # A product that XLA fuses into the update of the trace; a dot of inner size one would be
+        # materialised first.
         result = {"weight": x[0][..., :, None] * hidden_dim[0][..., None, :]}
     else:
         result = {"weight": jnp.einsum("k...i,k...o->...io", x, hidden_dim)}
@@ -51,7 +51,7 @@ def _accumulate(
 def squared_norms_of_rows(
     x: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, has_bias: bool = False
 ) -> Arrays:
-    """Return the sums of squares of the outer products of one step, of every row of inputs."""
+    """Return the squared norms of the outer products of one step, row by row."""
     # sum_io |x_i f_o|^2 = |x|^2 |f|^2
     of_input, of_output = (jnp.sum((a * a.conj()).real, axis=-1) for a in (x[0], hidden_dim[0]))
     result = {"weight": of_input.astype(of_output.dtype) * of_output}
@@ -72,7 +72,7 @@ def _input_derivative(
 
 
 def terms_of_product(primitive: ETPPrimitive, effective_weights: Rule) -> Rule:
-    """Return the rule ``accumulate`` of an operation that multiplies by an effective weight.
+    """Return the rule ``accumulate`` for a product with an effective weight.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ etp_mv_p = register_primitive_spec(_spec(name="etp_mv", batched_form=etp_mm_p))
 
 
 def bind_dense(x: Any, weight: Any, *bias: Any) -> Any:
-    """Bind the form for ``x`` with any number of axes before that of inputs."""
+    """Bind the form for ``x`` with any number of axes before the axis of inputs."""
     vector, batch = (
         functools.partial(primitive.bind, has_bias=bool(bias)) for primitive in (etp_mv_p, etp_mm_p)
     )
@@ -133,21 +133,21 @@ def matmul(
         Trainable; rescaled into the unit of ``x @ weight``.
     weight_fn, bias_fn : callable, optional
         Differentiable functions of weight and bias, applied first: a mask, a sign, a square.
-        ``weight`` may then be whatever pytree ``weight_fn`` makes a matrix of.
+        ``weight`` may then be any pytree that ``weight_fn`` maps to a matrix.
 
     Returns
     -------
     array or Quantity ``(..., out)``
-        With the unit of ``x`` times that of ``weight``.
+        Its unit is the product of the units of ``x`` and ``weight``.
 
     Raises
     ------
     ShapeError
         If the shapes do not fit.
     DtypeError
-        If an operand is nothing that JAX computes with.
+        If an operand is not a numeric array or quantity.
     OptionError
-        If ``weight_fn`` or ``bias_fn`` is no function, or ``bias_fn`` has no bias.
+        If ``weight_fn`` or ``bias_fn`` is not a function, or ``bias_fn`` has no bias.
     UnitError
         If the unit of the bias has another dimension than the product.
 

@@ -1,18 +1,20 @@
-r"""Products over any axes, one operand of which learns: what marks them is found by their letters.
+r"""Einsum of an input with a trainable weight, mapped to other ETP operations.
 
 .. math:: y_{d\,g\,n} = \sum_k x_{d\,g\,k}\, w_{g\,k\,n}
 
-A letter of input, weight and output is shared (``g``), one of input and weight contracted (``k``),
-one of weight and output free (``n``), one of input and output of the data (``d``); each kind may
-have any number of letters, in any order. An output element reads one entry of the weight for every
-``k``, so that the trace is that of a product of matrices side by side (see `grouped`), and without
-shared letters that of one (see `dense`): the axes of each kind are made one, and every other number
-is where it was. Before all that, a letter that an operand has twice takes its diagonal, and axes of
-one operand alone are summed over.
+Each letter has one of four kinds. A *shared* letter (``g``) is in input, weight and output. A
+*contracted* letter (``k``) is in input and weight, a *free* letter (``n``) in weight and output, a
+*data* letter (``d``) in input and output. Each kind may have any number of letters, in any order.
 
-Without a free letter, or without a contracted one, nothing is mixed: every element of the input
-goes to one output, or every output comes from one. The weight is then spelled out as element-wise,
-beside a product and a sum, and states behind the input keep their traces.
+An output element reads one entry of the weight for every ``k``. Its trace is therefore the trace of
+a batch of matrix products (see `grouped`) or, without shared letters, of one matrix product (see
+`dense`). The axes of each kind are flattened into one axis. Before that, a letter that an operand
+has twice selects its diagonal, and axes of one operand alone are summed over.
+
+Without a free letter, or without a contracted one, no elements are coupled: every input element
+contributes to one output, or every output depends on one input element. The weight is then an
+elementwise operation, followed by a product and a sum, and states before the input keep their
+traces.
 """
 
 import dataclasses
@@ -39,7 +41,7 @@ EXPECTED = "letters of `x` and of the weight, and those of the result, as in 'bg
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """The letters of an equation."""
+    """The letters of an einsum equation, by operand."""
 
     x: Letters
     weight: Letters
@@ -80,13 +82,13 @@ def _among(letters: Letters, known: set[str]) -> Letters:
 
 
 def _summed(array: Any, letters: Letters, of_other: Letters, axes: Axes) -> Any:
-    """Return the sum over the axes that nothing else has."""
+    """Return the sum over the axes of this operand alone."""
     alone = [i for i, a in enumerate(letters) if a not in of_other and a not in axes.output]
     return jnp.sum(array, axis=tuple(alone)) if alone else array
 
 
 def in_matrices(axes: Axes, x: Any, weight: Any, bias: Any = None) -> Any:
-    """Multiply by a weight with free and contracted letters, as by one matrix for each group.
+    """Multiply by a weight with free and contracted letters, as one matrix per group.
 
     A bias has one entry for each of the weight's shared and free letters, flattened in that order.
     """
@@ -132,42 +134,42 @@ def einsum(
     Parameters
     ----------
     equation : str
-        Letters of the axes of ``x``, of ``weight`` and of the result, as in ``'bgk,gkn->bgn'``:
-        the result always named. A letter that stands twice in ``x`` or ``weight`` takes the
-        diagonal. An ellipsis in ``x`` and the result stands for any number of axes. The first axis
-        of ``x`` that the weight does not have is taken for that of samples.
+        Letters of the axes of ``x``, of ``weight`` and of the result, as in ``'bgk,gkn->bgn'``. The
+        result is required. A letter that appears twice in ``x`` or ``weight`` selects the diagonal.
+        An ellipsis in ``x`` and the result matches any number of axes. The first axis of ``x`` that
+        the weight does not have is the sample axis.
     x : array or Quantity
         Input.
     weight : array or Quantity
-        Trainable. A trace has its shape, for each element of the result's axes that it does not
-        have.
+        Trainable. There is a trace of its shape for each element of the result's axes that the
+        weight does not have.
     weight_fn : callable, optional
         Differentiable function of the weight, applied first.
 
     Returns
     -------
     array or Quantity
-        With the unit of ``x`` times that of ``weight``.
+        Its unit is the product of the units of ``x`` and ``weight``.
 
     Raises
     ------
     OptionError
-        If ``equation`` is none of this form, or ``weight_fn`` no function.
+        If ``equation`` has another form, or ``weight_fn`` is not a function.
     ShapeError
         If the shapes do not fit it.
     DtypeError
-        If an operand is nothing that JAX computes with.
+        If an operand is not a numeric array or quantity.
 
     Notes
     -----
-    With letters that are summed over, and letters that weight and result have alone, it is a
-    product of matrices: `matmul`, or `grouped_matmul` where all three share letters, the axes in
-    another order. Without the one or the other (``'bgh,g->bh'``, ``'b,n->bn'``) it mixes nothing:
-    an `element_wise` weight, a product and a sum, by which no relation of another weight is cut.
+    With letters that are summed over, and letters of weight and result alone, it is a matrix
+    product with transposed axes: `matmul`, or `grouped_matmul` if all three share letters. Without
+    one of the two kinds (``'bgh,g->bh'``, ``'b,n->bn'``) it couples no elements: it is an
+    `element_wise` weight, a product and a sum, which keeps the traces of other weights.
 
     Examples
     --------
-    Heads of an attention, with a matrix each:
+    Attention heads, each with its own matrix:
 
     >>> import jax.numpy as jnp
     >>> import braintrace
@@ -187,7 +189,7 @@ def einsum(
 
 
 def _diagonal(array: Any, letters: Letters) -> tuple[Any, Letters]:
-    """Return an operand at equal indices along axes of one letter, and each letter once."""
+    """Take the diagonal along axes of the same letter; return each letter once."""
     alone = tuple(dict.fromkeys(letters))
     if alone == letters:
         return array, letters
@@ -223,7 +225,7 @@ def _axes(equation: Any, x: Any, weight: Any) -> Axes:
 
 
 def _parts(equation: Any) -> tuple[tuple[Letters, Letters], Letters]:
-    """Return the letters of both operands and of the result, an ellipsis as one of them."""
+    """Return the letters of operands and result; an ellipsis counts as a letter."""
     form = r"([^,>-]*),([^,>-]*)->([^,>-]*)"
     parts = re.fullmatch(form, equation.replace(" ", "")) if isinstance(equation, str) else None
     if parts is None:
@@ -246,5 +248,5 @@ def _parts(equation: Any) -> tuple[tuple[Letters, Letters], Letters]:
 
 
 def _filled(letters: Letters, more: Letters) -> Letters:
-    """Return letters with others in the place of an ellipsis."""
+    """Replace the ellipsis among some letters."""
     return tuple(b for a in letters for b in (more if a == ELLIPSIS else (a,)))

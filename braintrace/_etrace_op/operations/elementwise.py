@@ -1,10 +1,10 @@
-r"""Element-wise parameter: ``etp_elemwise``.
+r"""Elementwise parameter: ``etp_elemwise``.
 
 .. math:: y = w
 
-The identity on an array of any shape: it marks a parameter that enters a model elementwise,
-after any function of the parameter alone. The operation has neither an input nor a batch
-axis; the trace is the factor itself, shaped like ``w``.
+The operation is the identity on an array of any shape. It marks a parameter that enters a model
+elementwise, after any function of the parameter alone. It has neither an input nor a batch axis;
+the trace is the factor itself, shaped like ``w``.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,17 +54,17 @@ def element_wise(
     *,
     weight_fn: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Mark a parameter that acts position by position, so that it learns online.
+    """Mark a parameter that enters the model elementwise, so that it learns online.
 
     Parameters
     ----------
     weight : array or Quantity of any shape
-        Trainable. Where the model broadcasts the result against a batched state, each
-        reached position keeps its own trace.
+        Trainable. If the model broadcasts the result against a batched state, each unit that it
+        reaches has its own trace.
     fn : callable
         Differentiable function of the weight, applied first; may return a quantity.
     weight_fn : callable, optional
-        The same, by the name that the other operations have for it.
+        Another name of ``fn``, as in the other operations.
 
     Returns
     -------
@@ -74,10 +74,10 @@ def element_wise(
     Raises
     ------
     OptionError
-        If ``fn`` is no function, or is given by both names.
+        If ``fn`` is not a function, or is passed under both names.
     DtypeError
-        If ``weight`` or ``fn(weight)`` is nothing that JAX computes with, or ``weight`` has no
-        derivative: integers and booleans are no parameters.
+        If ``weight`` or ``fn(weight)`` is not a numeric array or quantity, or ``weight`` has no
+        derivative: integers and booleans cannot be parameters.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def element_wise(
 
 
 def _check_learns(weight: Any) -> None:
-    """Refuse a weight that no gradient step could change."""
+    """Refuse a weight that a gradient step could not change."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(weight, is_leaf=is_quantity):
         if not jnp.issubdtype(jnp.result_type(saiunit.get_mantissa(leaf)), jnp.inexact):
             name = f"weight{jax.tree_util.keystr(path)}"

@@ -1,13 +1,13 @@
-r"""Rows of a table: ``etp_embed`` (a batch of indices) and ``etp_row`` (one index).
+r"""Embedding lookup: ``etp_embed`` (a batch) and ``etp_row`` (one index).
 
 .. math:: y_{bo} = w_{i_b o}
 
 Shapes: indices ``(batch,)`` or ``()``, weight ``(rows, out)``, y ``(batch, out)`` or ``(out,)``. It
 is a product with a one-hot input that is never built: :math:`\partial y_{bo} / \partial w_{io}` is
-one where ``i`` is the index, and the exact trace has the weight's shape, one per sample. The
-gradient of a chunk that starts from zero traces is a sum over looked-up rows alone. A low-pass of
-the input counts how often, and how long ago, each row was looked up; along a chunk the factors of
-outputs are filtered instead, and added to the rows.
+one if ``i`` is the index. The exact trace has the weight's shape, one per sample. The gradient of a
+chunk that starts from zero traces is a sum over the rows that were looked up. A low-pass filter of
+the input contains discounted counts of each row's lookups; within a chunk the factors of outputs
+are filtered instead, and added to the rows.
 
 ``accumulate`` is written by hand for one step: compiled for a GPU (H200), an update of a trace
 moves 2.5 times as many bytes with the derived rule. ``squared_norms`` takes 1/11 of the time of the
@@ -42,8 +42,8 @@ def _accumulate(indices: jax.Array, hidden_dim: jax.Array, weights: Arrays, *, r
         vector, batch = embedding_primitives()
         spec = get_primitive_spec(batch if indices.ndim == 2 else vector)
         return derived_terms(spec, {"rows": rows}, indices, hidden_dim, weights)
-    # A selection that XLA fuses into the update of the trace, where added rows would be a trace
-    # of their own first.
+    # A selection that XLA fuses into the update of the trace; added rows would be a separate trace
+    # first.
     places = jnp.arange(rows, dtype=indices.dtype)
     now = jnp.where(indices[0] < 0, indices[0] + rows, indices[0])
     hit = now[..., None] == places
@@ -58,7 +58,7 @@ def _squared_norms(
     return {"weight": jnp.where(has_row, of_output, 0)}
 
 
-# --- the low-pass of the input
+# --- low-pass filter of the input
 
 
 def _init_counts(x_var: Any, y_var: Any, *, rows: int) -> jax.Array:
@@ -101,7 +101,7 @@ _spec = functools.partial(
 embedding_primitives = on_demand(
     vector=_spec(name="etp_row"), batch=_spec(name="etp_embed", batched=True)
 )
-"""Returns the primitives, of one index and of a batch."""
+"""Return the primitives, for one index and for a batch."""
 
 
 def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | None = None) -> Any:
@@ -110,8 +110,8 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
     Parameters
     ----------
     indices : array of integers, of any shape
-        Negative ones count from the last row. One that no row has gives NaN, as in `jnp.take`, and
-        changes no gradient of the table.
+        Negative indices count from the last row. An index out of range gives NaN, as in `jnp.take`,
+        and does not change the gradient of the table.
     weight : array or Quantity ``(rows, ...)``
         Trainable: one row for each index.
     weight_fn : callable, optional
@@ -120,24 +120,24 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
     Returns
     -------
     array or Quantity
-        Of the shape of ``indices`` and that of a row, with the unit of ``weight``.
+        Its shape is the shape of ``indices`` followed by the shape of a row; it has the unit of
+        ``weight``.
 
     Raises
     ------
     ShapeError
         If ``weight`` has no axis.
     DtypeError
-        If ``indices`` are no integers, or ``weight`` is nothing that JAX computes with.
+        If ``indices`` are not integers, or ``weight`` is not a numeric array or quantity.
     OptionError
-        If ``weight_fn`` is no function.
+        If ``weight_fn`` is not a function.
 
     Notes
     -----
     `D_RTRL` carries a trace of the size of the table for every index of a step, unless no later
     step reads it; the gradient of a chunk that starts from zero traces needs none. `ES_D_RTRL`
-    carries one number for each row and index. Where the rows go through another ETP operation
-    before they reach a hidden state, the table is a weight behind a weight and learns by the
-    gradient of each step.
+    carries one number for each row and index. If the rows pass through another ETP operation before
+    they reach a hidden state, the table is a nested weight and learns by the gradient of each step.
 
     Examples
     --------
@@ -161,7 +161,7 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
             "`embedding`: expected `weight` of shape (rows, ...), with a row or more, got shape "
             f"{weight.shape}."
         )
-    if indices.dtype.itemsize < 4:  # which cannot count all rows
+    if indices.dtype.itemsize < 4:  # small integers cannot count all rows
         indices = indices.astype(jnp.int32)
     rows, *shape = weight.shape
     weight = weight.reshape(rows, math.prod(shape))

@@ -1,14 +1,14 @@
-r"""Matrix product with a way back of its own: ``etp_fb_mm`` (a batch), ``etp_fb_mv`` (one sample).
+r"""Product with a feedback matrix: ``etp_fb_mm`` (batch), ``etp_fb_mv`` (sample).
 
 .. math:: y_{bo} = \sum_i x_{bi} w_{io} + c_o, \qquad
           \bar x_{bi} = \sum_o \bar y_{bo} B_{io}, \qquad
           \bar w_{io} = \bar B_{io} = \sum_b x_{bi} \bar y_{bo}
 
-It declares the product of `dense`, whose weight :math:`w` has the tangent of ``B`` as well
-(``effective_weights``), so that it has the trace rules of `matmul`. What arrives at ``y``
-goes back to ``x`` by another matrix ``B`` of the weight's shape; a tangent of ``x`` goes forward by
-it, so that both modes of differentiation agree. Where ``B`` is a parameter, it learns by the
-gradient of ``w``: with the same decay, the two become alike whatever they started from.
+It declares the product of `dense` with a weight :math:`w` that includes the tangent of ``B``
+(``effective_weights``), and therefore has the trace rules of `matmul`. Cotangents of ``y`` pass
+back to ``x`` by another matrix ``B`` of the weight's shape. Tangents of ``x`` pass forward by the
+same matrix, so that both modes of differentiation agree. If ``B`` is a parameter, it learns by the
+gradient of ``w``: with the same decay, the two matrices converge to each other from any start.
 ``input_derivative`` is written by hand for the same reason as in `dense`.
 """
 
@@ -57,7 +57,7 @@ def _impl(x: Any, weight: Any, feedback: Any, *bias: Any, has_bias: bool = False
 
 
 def _effective_weights(weights: Arrays, *, has_bias: bool = False) -> Arrays:
-    """Return the operands of `matmul`: the weight, whose gradient the feedback has as well."""
+    """Return operands of `matmul`; the feedback has the gradient of the weight."""
     feedback = weights["feedback"]
     result = {"weight": weights["weight"] + (feedback - jax.lax.stop_gradient(feedback))}
     return {**result, "bias": weights["bias"]} if has_bias else result
@@ -93,15 +93,16 @@ def _spec(name: str, product: ETPPrimitive) -> ETPPrimitiveSpec:
 feedback_primitives = on_demand(
     vector=_spec("etp_fb_mv", etp_mv_p), batch=_spec("etp_fb_mm", etp_mm_p)
 )
-"""Returns the primitives, of one sample and of a batch."""
+"""Return the primitives, for one sample and for a batch."""
 
 
 def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any:
-    """Multiply by a matrix that learns online, and go back by another one.
+    """Multiply by a matrix that learns online, with another matrix for feedback.
 
-    The value is ``x @ weight (+ bias)``. What arrives at the result goes back to ``x`` by
-    ``feedback`` in the place of ``weight``, under every learning rule and in backpropagation
-    through time: random feedback, also called feedback alignment.
+    The value is ``x @ weight (+ bias)``. Gradients pass from the result back to ``x`` by
+    ``feedback`` instead of ``weight``, under every learning rule and in backpropagation through
+    time. This is random feedback, also called feedback alignment [1]_. A trainable feedback matrix
+    learns as in [2]_.
 
     Parameters
     ----------
@@ -110,26 +111,27 @@ def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any
     weight : array or Quantity ``(in, out)``
         Trainable.
     feedback : array or Quantity ``(in, out)``
-        The way back, in a unit of the dimension of the weight's. Held in a State that is no
-        parameter, it stays as it is. Held in a ``ParamState``, it has the gradient of ``weight``;
-        a decay of both, which is the optimizer's business, makes them alike.
+        The feedback matrix, in a unit with the dimension of the weight's unit. In a State other
+        than a ``ParamState`` it stays constant. In a ``ParamState`` it has the gradient of
+        ``weight``; if the optimizer decays both, they converge to each other.
     bias : array or Quantity ``(out,)``, optional
         Trainable; rescaled into the unit of ``x @ weight``.
 
     Returns
     -------
     array or Quantity ``(..., out)``
-        With the unit of ``x`` times that of ``weight``.
+        Its unit is the product of the units of ``x`` and ``weight``.
 
     Raises
     ------
     ShapeError
         If the shapes do not fit.
     DtypeError
-        If an operand is nothing that JAX computes with, or ``feedback`` complex for a real weight.
+        If an operand is not a numeric array or quantity, or ``feedback`` is complex for a real
+        weight.
     UnitError
-        If the unit of the bias has another dimension than the product, or that of ``feedback``
-        another one than ``weight``.
+        If the unit of the bias has another dimension than the product, or the unit of ``feedback``
+        another dimension than the unit of ``weight``.
 
     References
     ----------

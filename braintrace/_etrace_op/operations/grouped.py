@@ -1,17 +1,17 @@
-r"""Matrix products side by side: ``etp_gmm`` (a batch) and ``etp_gmv`` (one sample).
+r"""Grouped matrix products: ``etp_gmm`` (a batch) and ``etp_gmv`` (one sample).
 
 .. math:: y_{bgo} = \sum_i x_{bgi} w_{gio} + c_{go}
 
 Shapes: x ``(batch, groups, in)`` or ``(groups, in)``, weight ``(groups, in, out)``, bias
-``(groups, out)``, y ``(batch, groups, out)`` or ``(groups, out)``. Every group has a matrix of its
-own: :math:`\partial y_{bgo} / \partial w_{gio} = x_{bgi}` for the same ``g`` and ``o`` only, so
-that the exact trace has the weight's shape, one per sample. It is declared like one matrix
-product (see `dense`), with ``g`` as an additional shared axis.
+``(groups, out)``, y ``(batch, groups, out)`` or ``(groups, out)``. Every group has a separate
+matrix: :math:`\partial y_{bgo} / \partial w_{gio} = x_{bgi}` for the same ``g`` and ``o`` only. The
+exact trace therefore has the weight's shape, one per sample. The operation is declared like one
+matrix product (see `dense`), with ``g`` as an additional shared axis.
 
-``xy_to_dw`` is written by hand: the VJP gives each matrix transposed, and takes 2.5 times as long
-on a CPU (64 steps, 32 samples, 8 groups of 64 x 64). ``squared_norms`` takes 1/3 of the time of
-the derived rule, and ``input_derivative`` 1/5 for all elements and 1/50 for a diagonal.
-``joins_input`` says that groups are independent, so that the sparsity pattern of `SnAp` is exact.
+``xy_to_dw`` is written by hand: the VJP returns each matrix transposed, and takes 2.5 times as long
+on a CPU (64 steps, 32 samples, 8 groups of 64 x 64). ``squared_norms`` takes 1/3 of the time of the
+derived rule, and ``input_derivative`` 1/5 for all elements and 1/50 for a diagonal. ``joins_input``
+declares that groups are independent, so that the sparsity pattern of `SnAp` is exact.
 """
 
 import dataclasses
@@ -94,11 +94,11 @@ _spec = functools.partial(
 grouped_primitives = on_demand(
     vector=_spec(_DENSE_VECTOR, name="etp_gmv"), batch=_spec(_DENSE, name="etp_gmm")
 )
-"""Returns the primitives, of one sample and of a batch."""
+"""Return the primitives, for one sample and for a batch."""
 
 
 def bind_grouped(x: Any, weight: Any, *bias: Any) -> Any:
-    """Bind the form for ``x`` with any number of axes before those of groups and inputs."""
+    """Bind the form for ``x`` with any number of axes before groups and inputs."""
     vector, batch = (
         functools.partial(primitive.bind, has_bias=bool(bias)) for primitive in grouped_primitives()
     )
@@ -113,10 +113,10 @@ def grouped_matmul(
     weight_fn: Callable[[Any], Any] | None = None,
     bias_fn: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Multiply every group of features by a matrix of its own that learns online.
+    """Multiply every group of features by a separate matrix that learns online.
 
-    The value is ``jnp.einsum('...gi,gio->...go', x, weight) (+ bias)``: heads, ensembles, blocks on
-    the diagonal of a matrix.
+    The value is ``jnp.einsum('...gi,gio->...go', x, weight) (+ bias)``. Uses are attention heads,
+    ensembles, and block-diagonal matrices.
 
     Parameters
     ----------
@@ -132,16 +132,16 @@ def grouped_matmul(
     Returns
     -------
     array or Quantity ``(..., groups, out)``
-        With the unit of ``x`` times that of ``weight``.
+        Its unit is the product of the units of ``x`` and ``weight``.
 
     Raises
     ------
     ShapeError
         If the shapes do not fit.
     DtypeError
-        If an operand is nothing that JAX computes with.
+        If an operand is not a numeric array or quantity.
     OptionError
-        If ``weight_fn`` or ``bias_fn`` is no function, or ``bias_fn`` has no bias.
+        If ``weight_fn`` or ``bias_fn`` is not a function, or ``bias_fn`` has no bias.
     UnitError
         If the unit of the bias has another dimension than the product.
 

@@ -1,11 +1,11 @@
-r"""Low-rank matrix product: ``etp_lora_mm`` (a batch) and ``etp_lora_mv`` (one sample).
+r"""Low-rank product: ``etp_lora_mm`` (a batch) and ``etp_lora_mv`` (one sample).
 
 .. math:: y_{bo} = \alpha \sum_{ir} x_{bi} B_{ir} A_{ro} + c_o
 
-Shapes: x ``(batch, in)`` or ``(in,)``, B ``(in, rank)``, A ``(rank, out)``, bias ``(out,)``.
-With :math:`M = \alpha B A` the operation is the matrix product :math:`x M`, and its trace is that
-of ``M`` (see `dense`): :math:`\epsilon_{bio}`, of instantaneous term :math:`x_{bi} f_{bo}`. At the
-end it is pulled back to the factors: :math:`\partial B = \alpha\, \partial M A^T`,
+Shapes: x ``(batch, in)`` or ``(in,)``, B ``(in, rank)``, A ``(rank, out)``, bias ``(out,)``. With
+:math:`M = \alpha B A` the operation is the matrix product :math:`x M`, and has the trace of ``M``
+(see `dense`): :math:`\epsilon_{bio}`, with the instantaneous term :math:`x_{bi} f_{bo}`. At the end
+the trace is pulled back to the factors: :math:`\partial B = \alpha\, \partial M A^T`,
 :math:`\partial A = \alpha\, B^T \partial M`.
 
 ``select_outputs`` is written by hand: the factors have other axes than the trace.
@@ -79,7 +79,7 @@ def lora_matmul(
     bias: Any = None,
     bias_fn: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Multiply by a low-rank matrix that learns online: ``alpha * x @ B @ A (+ bias)``.
+    """Multiply by a low-rank matrix that learns online: ``alpha * x @ B @ A``.
 
     Parameters
     ----------
@@ -90,29 +90,29 @@ def lora_matmul(
     A : array or Quantity ``(rank, out)``
         Trainable.
     alpha : float
-        The whole scale of the product: 1 by default, and nothing is divided by the rank. For the
-        ``alpha / rank`` of the paper, give that. A Python number, not a traced array.
+        The scale of the product, 1 by default. It is not divided by the rank: for the
+        ``alpha / rank`` of the paper [1]_, pass that value. A Python number, not a traced array.
     bias : array or Quantity ``(out,)``, optional
         Trainable; rescaled into the unit of ``x @ B @ A``.
     bias_fn : callable, optional
-        Differentiable function of the bias, applied first. One of a factor is applied to it where
-        it is given: ``lora_matmul(x, f(B), A)``.
+        Differentiable function of the bias, applied first. Apply a function of a factor in the
+        call: ``lora_matmul(x, f(B), A)``.
 
     Returns
     -------
     array or Quantity ``(..., out)``
-        With the product of the units of ``x``, ``B`` and ``A``. A frozen base weight is a
-        plain operation beside it: ``x @ W + lora_matmul(x, B, A)``.
+        Its unit is the product of the units of ``x``, ``B`` and ``A``. A frozen base weight is an
+        ordinary operation: ``x @ W + lora_matmul(x, B, A)``.
 
     Raises
     ------
     ShapeError
         If the shapes do not fit.
     DtypeError
-        If an operand is nothing that JAX computes with.
+        If an operand is not a numeric array or quantity.
     OptionError
         If ``alpha`` is not a finite number that is known when the model is traced, or ``bias_fn``
-        no function or without a bias.
+        is not a function or has no bias.
     UnitError
         If the unit of the bias has another dimension than the product.
 

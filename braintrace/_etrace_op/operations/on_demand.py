@@ -1,6 +1,6 @@
-"""Operations whose primitives are registered where they are first used.
+"""Lazy registration of primitives, at the first use of their operation.
 
-The registries begin with the operations that they are documented with.
+The registries initially contain the operations that their documentation lists.
 """
 
 import dataclasses
@@ -13,19 +13,20 @@ from ..primitive import ETPPrimitive, register_primitive_spec
 from ..spec import ETPPrimitiveSpec
 
 Primitives: TypeAlias = Callable[[], tuple[ETPPrimitive, ETPPrimitive]]
-"""Returns the primitives of an operation, of one sample and of a batch; registers them first."""
+"""Return the primitives of an operation, for one sample and for a batch; register them first."""
 
 _later: list[Primitives] = []
 _lock = threading.Lock()
 
 
 def on_demand(*, vector: ETPPrimitiveSpec, batch: ETPPrimitiveSpec) -> Primitives:
-    """Return what registers two primitives when it is first called.
+    """Return a function that registers two primitives when it is first called.
 
     Parameters
     ----------
     vector, batch
-        Of one sample, whose ``batched_form`` becomes the other, and of a batch.
+        Declarations for one sample and for a batch; the ``batched_form`` of the first becomes the
+        other.
     """
 
     @functools.cache
@@ -43,6 +44,6 @@ def on_demand(*, vector: ETPPrimitiveSpec, batch: ETPPrimitiveSpec) -> Primitive
 
 
 def register_every_operation() -> None:
-    """Register all that would be registered when it is first used."""
+    """Register all operations that are otherwise registered at their first use."""
     for primitives in _later:
         primitives()

@@ -1,4 +1,4 @@
-"""What the user functions share: taking quantities apart, checking operands, folding axes."""
+"""Helpers of the user functions: units, checks of operands, folding of axes."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def split(operation: str, name: str, value: Any) -> tuple[Any, Any]:
     Raises
     ------
     DtypeError
-        If it is nothing that JAX computes with.
+        If it is not a numeric array or quantity.
     """
     mantissa, unit = value, saiunit.UNITLESS
     if is_quantity(value):
@@ -36,7 +36,7 @@ def split(operation: str, name: str, value: Any) -> tuple[Any, Any]:
 
 
 def attach(mantissa: Any, unit: Any) -> Any:
-    """Put a unit back; a dimensionless result is a plain array."""
+    """Attach a unit to an array; a dimensionless result is a plain array."""
     if unit == saiunit.UNITLESS:
         return mantissa
     return saiunit.maybe_decimal(saiunit.Quantity(mantissa, unit=unit))
@@ -45,12 +45,13 @@ def attach(mantissa: Any, unit: Any) -> Any:
 def split_result(
     operation: str, name: str, value: Any, option: str, function: Callable[[Any], Any] | None
 ) -> tuple[Any, Any]:
-    """Return the array and the unit of an operand, behind the user's function of it, if any.
+    """Return the array and unit of an operand, after the user's function if given.
 
     Raises
     ------
     DtypeError, OptionError
-        If the operand or the result is nothing that JAX computes with, or there is no function.
+        If the operand or the result is not a numeric array or quantity, or ``function`` is not
+        callable.
     """
     check_option(option, function, FUNCTION_OR_NONE, f"`{operation}`: ")
     if function is None:
@@ -71,13 +72,13 @@ def bias_operands(
 ) -> tuple[Any, ...]:
     """Return the bias, rescaled into the product's unit, as zero or one operands.
 
-    Behind a function of it, if there is one. It may have a shape with the other axes of the result
-    as well, where that is given.
+    The user's ``function`` of the bias is applied first. The bias may have ``full_shape``, if
+    given, with the other axes of the result.
 
     Raises
     ------
     OptionError
-        If there is a function and no bias.
+        If there is a function without a bias.
     UnitError, ShapeError
         If the bias does not fit the product.
     """
@@ -145,7 +146,7 @@ def bind_folded(
     *operands: Any,
     axes_of_sample: int = 1,
 ) -> Any:
-    """Bind the vector form for one sample, else the batched form with the other axes folded."""
+    """Bind the vector form for one sample, else the batched form with folded axes."""
     leads = x.ndim - axes_of_sample
     if leads == 0:
         return bind_vector(x, *operands)

@@ -1,1 +1,1 @@
-"""Products with sparse matrices: pattern, forms of the product, and the ETP operation."""
+"""Products with sparse matrices: pattern, forms, and the ETP operation."""

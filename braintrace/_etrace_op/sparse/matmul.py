@@ -2,15 +2,14 @@ r"""Sparse matrix product: ``etp_sp_mm`` (a batch) and ``etp_sp_mv`` (one sample
 
 .. math:: y_{bo} = \sum_{e:\, c(e) = o} x_{b\,r(e)} w_e + c_o
 
-Entry ``e`` of the matrix stands at row ``r(e)`` (an input) and column ``c(e)`` (an output).
-Shapes: x ``(batch, in)`` or ``(in,)``, weight ``(nnz,)``, bias ``(out,)``. An entry reaches
-one output, so the exact trace has one number per entry and sample:
-:math:`\epsilon_{be}`, of instantaneous term :math:`x_{b\,r(e)} f_{b\,c(e)}`. Nothing of size
-in x out is ever built (see `product_forms`).
+Entry ``e`` of the matrix is at row ``r(e)`` (an input) and column ``c(e)`` (an output). Shapes: x
+``(batch, in)`` or ``(in,)``, weight ``(nnz,)``, bias ``(out,)``. An entry reaches one output, so
+the exact trace has one number per entry and sample: :math:`\epsilon_{be}`, with the instantaneous
+term :math:`x_{b\,r(e)} f_{b\,c(e)}`. No array of size in x out is ever built (see `product_forms`).
 
-``yw_to_w`` cannot be derived: no axis says which output an entry reaches. Two rules are written by
-hand for speed, measured on a CPU with 10^4 inputs and outputs, 2 10^5 entries, 16 steps and 16
-samples: ``xy_to_dw`` takes 1/27 of the time of the derived rule and a tenth of its memory,
+``yw_to_w`` cannot be derived, because no axis tells which output an entry reaches. Two rules are
+written by hand for speed, measured on a CPU with 10^4 inputs and outputs, 2 10^5 entries, 16 steps
+and 16 samples: ``xy_to_dw`` takes 1/27 of the time of the derived rule and a tenth of its memory,
 ``accumulate`` 1/2.8 and half of the memory. ``joins_input`` makes the sparsity pattern of `SnAp`
 exact, and ``input_derivative`` takes 1/470 of the time of the derived rule.
 """
@@ -117,7 +116,7 @@ def _input_derivative(
 ) -> jax.Array:
     first, last = sparse_mat.entries_at(inputs, outputs)
     order, total = sparse_mat.by_place[1], jnp.zeros(inputs.shape, weights["weight"].dtype)
-    for rank in range(int(np.max(last - first, initial=0))):  # several at one place add up
+    for rank in range(int(np.max(last - first, initial=0))):  # several entries at one place add up
         entry = order[np.minimum(first + rank, len(order) - 1)]
         total = total + jnp.where(first + rank < last, weights["weight"][entry], 0)
     return total
@@ -149,18 +148,18 @@ def sparse_matmul(
     weight_fn: Callable[[Any], Any] | None = None,
     bias_fn: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Multiply by a sparse matrix whose entries learn online: ``x @ sparse(weight_data)``.
+    """Multiply by a sparse matrix whose entries learn online: ``x @ sparse(data)``.
 
     Parameters
     ----------
     x : array or Quantity ``(..., in)``
         One sample (1-D), a batch (2-D), or more leading axes.
     weight_data : array or Quantity ``(nnz,)``
-        Trainable entries, in the order of ``sparse_mat.data``. One number (shape ``()`` or
-        ``(1,)``) stands for all entries.
+        Trainable entries, in the order of ``sparse_mat.data``. A single number (shape ``()`` or
+        ``(1,)``) is used for all entries.
     sparse_mat : sparse matrix ``(in, out)``
-        Where the entries stand: CSR, CSC or COO of ``saiunit.sparse`` or ``brainevent``, or
-        JAX's BCOO or BCSR. Its own data are not used.
+        The rows and columns of the entries: CSR, CSC or COO of ``saiunit.sparse`` or
+        ``brainevent``, or JAX's BCOO or BCSR. Its own data are not used.
     bias : array or Quantity ``(out,)``, optional
         Trainable; rescaled into the unit of ``x`` times ``weight_data``.
     weight_fn, bias_fn : callable, optional
@@ -169,21 +168,21 @@ def sparse_matmul(
     Returns
     -------
     array or Quantity ``(..., out)``
-        With the unit of ``x`` times that of ``weight_data``.
+        Its unit is the product of the units of ``x`` and ``weight_data``.
 
     Notes
     -----
-    An input that is not finite may reach outputs that it is not connected with.
+    An input that is NaN or infinite may affect outputs that it is not connected with.
 
     Raises
     ------
     ShapeError
         If the shapes do not fit.
     DtypeError
-        If an operand is nothing that JAX computes with, ``sparse_mat`` is none of these matrices,
-        or its structure is traced.
+        If an operand is not a numeric array or quantity, ``sparse_mat`` is of another type, or its
+        structure is traced.
     OptionError
-        If ``weight_fn`` or ``bias_fn`` is no function, or ``bias_fn`` has no bias.
+        If ``weight_fn`` or ``bias_fn`` is not a function, or ``bias_fn`` has no bias.
     UnitError
         If the unit of the bias has another dimension than the product.
 

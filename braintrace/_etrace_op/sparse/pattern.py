@@ -1,4 +1,4 @@
-"""Where the entries of a sparse matrix stand, as a hashable constant of an equation."""
+"""Sparsity pattern: rows and columns of a sparse matrix, as a hashable constant."""
 
 import functools
 import hashlib
@@ -15,9 +15,10 @@ from ..._errors import DtypeError, ShapeError
 from ..._jax import is_tracer
 
 FEWEST_NEAR, NEAR_PER_LINE = 2**16, 2.5
-"""Entries near each other, at least and for each column (or row) that they scatter: what they read
-of one factor fits a cache, and they pass by the other one in its order. With 10^4 columns 2^16
-were best of powers of two, with 10^5 columns 2^18."""
+"""Size of a block of entries: at least this number, and a multiple of the number of columns (or
+rows) that they scatter to. The elements that a block reads from one factor then fit a cache, and
+it reads the other factor in order. With 10^4 columns 2^16 was the best power of two, with 10^5
+2^18."""
 
 
 MOST_TRIED = 2**10
@@ -36,7 +37,7 @@ class SparsePattern:
     columns_are_sorted : bool
         Whether ``columns`` never decreases.
     digest : str
-        Of the content, so that the arrays need not be compared.
+        Hash of the content, so that the arrays need not be compared.
     """
 
     rows: np.ndarray
@@ -52,9 +53,9 @@ class SparsePattern:
 
     @functools.cached_property
     def parts(self) -> int:
-        """Into how many equal parts entries can be cut, each of which reaches its part of outputs.
+        """Largest number of equal parts of entries that each reach their part of outputs.
 
-        The largest number, 1 where there is none. Entries stay in order, and so do the outputs.
+        It is at least 1. Entries stay in order, and so do the outputs.
         """
         count = math.gcd(self.nnz, self.shape[1])
         smallest_last = (count // size for size in range(1, count + 1) if count % size == 0)
@@ -67,12 +68,12 @@ class SparsePattern:
                 (self.columns[::stride] == self.shape[1])
                 | (self.columns[::stride] // outputs == np.arange(0, self.nnz, stride) // entries)
             )
-            for stride in (max(1, self.nnz // MOST_TRIED), 1)  # most are refused by a few
+            for stride in (max(1, self.nnz // MOST_TRIED), 1)  # a few entries refuse most numbers
         )
 
     @functools.cached_property
     def by_column(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Entries sorted by their column, where each column begins, and their rows; no padding."""
+        """Entries sorted by column, the start of each column, and their rows; no padding."""
         order = np.argsort(self.columns, kind="stable").astype(np.int32)
         pointers = np.searchsorted(self.columns[order], np.arange(self.shape[1] + 1))
         order = order[: pointers[-1]]
@@ -80,7 +81,7 @@ class SparsePattern:
 
     @functools.cached_property
     def by_block(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows and columns of the entries, sorted within blocks, and where each entry has gone.
+        """Rows and columns of entries sorted within blocks, and each entry's new place.
 
         They are sorted by the index that the order of the entries scatters.
         """
@@ -102,7 +103,7 @@ class SparsePattern:
         return places[order], order
 
     def entries_at(self, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where in `by_place` the entries at some places begin and end."""
+        """Return the range in `by_place` of the entries at some places."""
         wanted = rows.astype(np.int64) * self.shape[1] + columns
         places, _ = self.by_place
         return np.searchsorted(places, wanted, "left"), np.searchsorted(places, wanted, "right")
@@ -125,12 +126,12 @@ class SparsePattern:
 
 
 def sparse_pattern(matrix: Any) -> SparsePattern:
-    """Return the pattern of a CSR, CSC, COO, BCOO or BCSR matrix, whichever library made it.
+    """Return the pattern of a CSR, CSC, COO, BCOO or BCSR matrix of any library.
 
     Raises
     ------
     DtypeError
-        If it is none of these, or its indices are traced.
+        If it is of another type, or its indices are traced.
     ShapeError
         If it has batch or dense axes, or more than two axes.
     """
@@ -162,7 +163,7 @@ def sparse_pattern(matrix: Any) -> SparsePattern:
 
 
 _known: dict[tuple[Any, ...], SparsePattern] = {}
-"""What arrays of indices that are still alive have been read as: every trace of a model asks."""
+"""Patterns by the identity of index arrays that are alive: every trace of a model needs them."""
 
 
 def make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> SparsePattern:
@@ -178,7 +179,7 @@ def make_pattern(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) 
 
 
 def _kind(matrix_type: type) -> str | None:
-    # By class name: brainevent is no dependency, and its classes only need to look alike.
+    # By class name: brainevent is not a dependency, and its classes only need to look alike.
     names = (base.__name__ for base in matrix_type.__mro__)
     return next((name for name in names if name in _READERS), None)
 

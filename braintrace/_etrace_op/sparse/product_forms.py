@@ -1,10 +1,10 @@
-"""Forms of the product with a sparse matrix, and of the gradients of its entries.
+"""Forms of the sparse product and of its gradients, chosen by size.
 
-Products over many rows go through dense blocks of some columns each, where these are not much
-larger than their entries: scattered numbers are added up a hundred times slower. Of larger
-matrices, gradients and traces are sums over gathered rows (`sddmm`), and several samples are
-multiplied by a kernel (`csr_kernel`). The form follows from sizes alone, but for programs on
-several devices: entries that can be sharded with their outputs are (`sorted_by_column`).
+Products over many rows go through dense blocks of some columns each, if the blocks are not much
+larger than their entries: segment sums are a hundred times slower. For larger matrices, gradients
+and traces are sums over gathered rows (`sddmm`), and a kernel multiplies several samples
+(`csr_kernel`). The form depends on sizes alone, except for programs on several devices: entries
+that can be sharded with their outputs are sharded (`sorted_by_column`).
 """
 
 import functools
@@ -27,15 +27,16 @@ BLOCK_CELLS = 2**22
 """Largest dense block, in cells."""
 
 CELLS_PER_ENTRY_FORWARD, CELLS_PER_ENTRY_BACKWARD, CELLS_PER_SAMPLED_ENTRY = 32, 128, 16
-"""The density down to which dense blocks pay, measured with 32 to 2048 rows on two cores;
-backward, where an entry's gradient is a sum over all rows, they pay longer, and less long where
-there are so many entries that sums are taken block by block."""
+"""Cells per entry up to which dense blocks pay, measured with 32 to 2048 rows on two cores.
+Backward, an entry's gradient is a sum over all rows, and blocks pay for sparser matrices. They
+pay for fewer matrices if there are enough entries to take sums block by block (`sddmm`)."""
 
 FEWEST_ROWS = 16
 
 MOST_ROWS, ROWS_AT_ONCE, MOST_TERMS = 32, 8, 2**24
-"""Beyond how many rows the sparse form takes them in blocks: of a few on a processor, where what
-they add up then stays in its cache, and elsewhere of as many as keep the terms within memory."""
+"""Largest number of rows that the sparse form takes at once. A CPU takes blocks of a few rows, so
+that their terms stay in its cache. Other devices take blocks of rows whose terms fit into
+memory."""
 
 
 def product(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
@@ -45,7 +46,7 @@ def product(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
 
 
 def product_on_one_cpu(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
-    """Return the same, by a kernel where that is faster."""
+    """Return the same product on a CPU, by a kernel if that is faster."""
     if _is_dense_enough(x, sparse_mat) or not csr_kernel.suits(x, weight, sparse_mat):
         return product(x, weight, sparse_mat)
     return csr_kernel.product(x, weight, sparse_mat)
@@ -76,7 +77,7 @@ def of_entries(of_outputs: Any, sparse_mat: SparsePattern) -> Any:
     return _sharded(sorted_by_column.of_entries, picked, of_outputs, sparse_mat)
 
 
-# --- which form
+# --- choice of the form
 
 
 def _pays(sparse_mat: SparsePattern, x: Any, cells_per_entry: int) -> bool:
@@ -86,7 +87,7 @@ def _pays(sparse_mat: SparsePattern, x: Any, cells_per_entry: int) -> bool:
 
 
 def _sharded(by_column: Callable[..., Any], whole: Callable[..., Any], *operands: Any) -> Any:
-    """Run one of two functions of operands and of a matrix whose entries may be sharded."""
+    """Run one of two forms, depending on whether the matrix entries may be sharded."""
     *arrays, sparse_mat = operands
     whole = functools.partial(whole, sparse_mat=sparse_mat)
     if sparse_mat.parts == 1:
@@ -210,8 +211,8 @@ def _blocks(
 
 def _at(array: Any, indices: Any, sparse_mat: SparsePattern) -> Any:
     """Gather along the last axis; padding entries (beyond the end) give zero."""
-    array = jnp.asarray(array)  # a constant of a user's may be one of NumPy's still
+    array = jnp.asarray(array)  # a user's constant may still be a NumPy array
     if sparse_mat.has_padding:
         return array.at[..., indices].get(mode="fill", fill_value=0)
-    # Told that no index lies outside, XLA compiles half as long for 10^7 entries.
+    # Without bounds checks, XLA compiles in half the time for 10^7 entries.
     return array.at[..., indices].get(mode="promise_in_bounds", wrap_negative_indices=False)

@@ -1,13 +1,15 @@
-r"""The sums :math:`\sum_k x_{k\,r(e)} f_{k\,c(e)}` for every entry ``e`` of a sparse matrix.
+r"""SDDMM: the sums :math:`\sum_k x_{k\,r(e)} f_{k\,c(e)}` for every entry ``e``.
 
-They are some elements of the dense product :math:`x^\top f`: the gradient of the entries over
-steps and samples, and what a chunk of steps adds to their traces. With ``k`` as their last axis,
-the two factors of an entry are two rows of contiguous numbers. Rows are gathered for a block of
-entries and for a part of the ``k`` at a time, so that both stay in the caches and nothing of the
-size of all entries times all ``k`` is ever held. A processor adds up pieces of a row in one
-register before it adds up the numbers of that register: the latter takes as long as some 60
-products. Where rows do not fit the caches, or so many are multiplied that it pays, entries near
-each other are taken by the row that their order scatters, and put back.
+They are the elements of the dense product :math:`x^\top f` at the entries of a sparse matrix: the
+gradient of the entries over steps and samples, and the terms that a chunk of steps adds to their
+traces. With ``k`` as their last axis, the two factors of an entry are two rows of contiguous
+numbers. Rows are gathered for a block of entries and for a part of the ``k`` at a time. Both then
+stay in the caches, and no array with the size of all entries times all ``k`` is built.
+
+A CPU adds up pieces of a row in one register before it adds up the numbers of that register; the
+second sum takes as long as some 60 products. If rows do not fit the caches, or there are enough
+``k`` for it to pay, the entries of a block are sorted by the index that their order scatters, and
+put back afterwards.
 """
 
 import functools
@@ -22,21 +24,21 @@ from ..._jax import divided_dependent
 from .pattern import SparsePattern
 
 FEWEST_ROWS, FEWEST_ENTRIES = 8, 2**12
-"""Below, to gather the factors at once is faster: a row costs as much as some 10 numbers."""
+"""Below these sizes, gathering the factors at once is faster: a row costs as much as 10 numbers."""
 
 ROWS_AT_ONCE, PIECE, TERMS_AT_ONCE = 64, 16, 2**18
-"""On a processor: a part of the ``k``, a piece of it, and the products of a block of entries."""
+"""On a CPU: size of a part of the ``k``, of a piece of it, and products of a block of entries."""
 
 WIDE, MANY_ROWS = 2**15, 2**8
-"""From how many rows or columns of a matrix on, or for how many ``k``, entries are put in order.
-With 10^4 columns and 1024 rows that takes 1.6 ms instead of 2.0 for 16 rows."""
+"""Entries are sorted for a matrix with this many rows or columns, or for this many ``k``. With 10^4
+columns and 1024 rows this takes 1.6 ms instead of 2.0 for 16 rows."""
 
 MOST_TERMS = 2**26
-"""Elsewhere, and where several devices share the work: the products of a block of entries."""
+"""On other devices, and with several devices: the products of a block of entries."""
 
 
 def is_large(sparse_mat: SparsePattern, rows: int) -> bool:
-    """Tell whether sums over some rows are to be taken block by block."""
+    """Tell whether sums over this number of rows are to be taken block by block."""
     return rows >= FEWEST_ROWS and sparse_mat.nnz >= FEWEST_ENTRIES
 
 
@@ -46,14 +48,14 @@ def sddmm(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
     Parameters
     ----------
     x, factor : array ``(k, in)`` and ``(k, out)``, or ``(k, batch, in)`` and ``(k, batch, out)``
-        Of one dtype.
+        Factors of one dtype.
     sparse_mat : SparsePattern
-        Where the entries stand.
+        Rows and columns of the entries.
 
     Returns
     -------
     array ``(nnz,)`` or ``(batch, nnz)``
-        Of at least single precision.
+        Sums in at least single precision.
     """
     if sparse_mat.has_padding:
         x, factor = (jnp.pad(a, [*[(0, 0)] * (a.ndim - 1), (0, 1)]) for a in (x, factor))
@@ -76,7 +78,7 @@ def _at_once(x: Any, factor: Any, rows: Any, columns: Any, *_: Any) -> Any:
 
 
 def _on_processor(x: Any, factor: Any, rows: Any, columns: Any, *ordered: Any) -> Any:
-    """Take samples one by one and steps part by part: what is gathered from stays in a cache."""
+    """Take samples one by one and steps part by part, so that they stay in a cache."""
 
     def of_sample(pair: tuple[Any, Any]) -> Any:
         if not ordered:
@@ -97,7 +99,7 @@ def _of_parts(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
     cut = tuple(jnp.pad(array, missing).reshape(parts, pieces, piece, -1) for array in (x, factor))
 
     def of_part(part: tuple[Any, Any]) -> Any:
-        # Each piece is an array of its own: XLA would look for every number of a slice.
+        # Each piece is a separate array: XLA would compute the place of every element of a slice.
         pairs = [(of_x.T, of_factor.T) for of_x, of_factor in zip(*part, strict=True)]
 
         def of_block(at_rows: Any, at_columns: Any) -> Any:
@@ -107,16 +109,16 @@ def _of_parts(x: Any, factor: Any, rows: Any, columns: Any) -> Any:
         return over_blocks(of_block, rows, columns, TERMS_AT_ONCE // piece)
 
     sums = of_part((cut[0][0], cut[1][0]))
-    if parts > 1:  # blocks are joined once: XLA would join and add them up number by number
+    if parts > 1:  # blocks are concatenated once: XLA would do so element by element in the sum
         rest = cut[0][1:], cut[1][1:]
         sums, _ = jax.lax.scan(lambda sums, part: (sums + of_part(part), None), sums, rest)
     return joined(sums, len(rows))
 
 
 def over_blocks(of_block: Callable[[Any, Any], Any], rows: Any, columns: Any, size: int) -> Any:
-    """Return the sums of blocks of entries ``(blocks, ..., entries)``, the last one shifted.
+    """Return the sums of blocks of entries: ``(blocks, ..., entries)``.
 
-    It begins so early that it ends with the last entry.
+    The last block starts early enough to end with the last entry.
     """
     size = min(len(rows), max(1, size))
 
@@ -135,7 +137,7 @@ def joined(blocks: Any, entries: int) -> Any:
 
 
 def picked(array: Any, indices: Any) -> Any:
-    """Return elements of the first axis; no index lies outside."""
+    """Return elements of the first axis; all indices are in range."""
     return array.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
@@ -145,5 +147,5 @@ def sum_dtype(products: Any) -> Any:
 
 
 def _multiplied_by_ones(products: Any) -> Any:
-    """Return sums over the last axis, which XLA on a processor adds up one by one otherwise."""
+    """Return sums over the last axis; XLA on a CPU would add the elements one by one."""
     return jnp.dot(products, jnp.ones(products.shape[-1], products.dtype))

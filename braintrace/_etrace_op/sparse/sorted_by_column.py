@@ -1,16 +1,16 @@
-r"""Products with a sparse matrix whose entries lie with the outputs that they reach.
+r"""Sparse products sharded by output: entries are on the device of their column.
 
-Where equal parts of the outputs have equally many entries, in this order, several devices can have
-a part each: of the outputs, of the entries, of their traces. Every form here has
+If equal parts of the outputs have equal numbers of entries, in this order, each of several devices
+can store one part of the outputs, of the entries, and of their traces. Every form here has
 
 .. math:: (\text{part},\; \text{entry of the part})
 
-as axes of their own. XLA then gives each device its parts of all arrays but one, the inputs: these
-are gathered, and backwards summed. In the order of the entries alone, where the sums of an output
-may be anywhere, every device would add up all outputs, and get all those of the others.
+as separate axes. XLA then gives each device its parts of all arrays except the inputs, which are
+gathered forward and summed backward. In the order of the entries alone, the sums of an output may
+be anywhere: every device would add up all outputs, and receive the outputs of all other devices.
 
-If every output has equally many entries, there are as many parts as outputs, and nothing is
-scattered. Parts have to be equal: entries beyond both ends of the matrix (padding) fill them up.
+If every output has the same number of entries, there are as many parts as outputs, and no scatter
+is needed. Parts must be equal: entries beyond both ends of the matrix (padding) fill them up.
 """
 
 import functools
@@ -25,7 +25,7 @@ from .pattern import SparsePattern
 from .sddmm import joined, over_blocks, sum_dtype
 
 MOST_TERMS = 2**20
-"""Products that all devices together have at a time: each is written out before it is added up."""
+"""Products of all devices at a time: each is materialised before the sum."""
 
 
 def product(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
@@ -47,7 +47,7 @@ def product(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
 
 
 def of_entries(values: Any, sparse_mat: SparsePattern) -> Any:
-    """Return for every entry the value of its output, of values ``(..., out)``."""
+    """Return for every entry the value of its output, from values ``(..., out)``."""
     lead, nnz = values.shape[:-1], sparse_mat.nnz
     if _is_one_each(sparse_mat):
         shape = (*values.shape, nnz // sparse_mat.parts)
@@ -71,7 +71,7 @@ def sddmm(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:
 
 
 def _apart(sparse_mat: SparsePattern) -> tuple[Any, Any]:
-    """Return the rows of the entries, and their columns within the part, ``(part, entry)``."""
+    """Return rows of entries, and columns within their part: ``(part, entry)``."""
     width = sparse_mat.shape[1] // sparse_mat.parts
     rows = sparse_mat.rows.reshape(sparse_mat.parts, -1)
     columns = sparse_mat.columns.reshape(rows.shape)
@@ -80,7 +80,7 @@ def _apart(sparse_mat: SparsePattern) -> tuple[Any, Any]:
 
 
 def _of_parts(of_outputs: Any, columns: Any, sparse_mat: SparsePattern) -> Any:
-    """Return ``(entry, part, ...)`` of values ``(out, ...)``, for columns ``(entry, part)``."""
+    """Return the values of the entries' outputs: ``(entry, part, ...)``."""
     apart = of_outputs.reshape(sparse_mat.parts, -1, *of_outputs.shape[1:])
     if _is_one_each(sparse_mat):
         return jnp.broadcast_to(apart[:, 0][None], (*columns.shape, *of_outputs.shape[1:]))
