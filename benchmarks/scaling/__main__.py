@@ -1,4 +1,4 @@
-"""Count, and write the page: ``python -m benchmarks.scaling --help``."""
+"""Command line of the scaling model: ``python -m benchmarks.scaling --help``."""
 
 import argparse
 from pathlib import Path
@@ -17,16 +17,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling",
         description="Count operations, bytes and messages, write results/scaling.json, and from "
-        "that docs/scaling.md with its plots.",
+        "that docs/scaling.md.",
     )
-    parser.add_argument("--page", action="store_true", help="only write what is counted already")
+    parser.add_argument("--page", action="store_true", help="write the page from stored counts")
     parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page")
     options = parser.parse_args(arguments)
     if not options.page:
         results.save(COUNTED, run_module(OWN, "scaling.counted"))
     counted = results.load(COUNTED)
     (options.docs / PAGE.name).write_text(page.page(counted))
-    page.draw(counted, options.docs / "_static")
     return 0
 
 
