@@ -29,10 +29,11 @@ class _Identity:
 
 
 def cached_by_shape(function: Callable[..., Fact]) -> Callable[..., Fact]:
-    """Cache a function of ``(owners, params, x, y, weights)`` that reads shapes and dtypes only.
+    """Cache a function that reads only the shapes and dtypes of its arguments.
 
-    The ``owners`` are compared by identity. ``x`` (or ``None``), ``y`` and each of the ``weights``
-    are abstract values. Errors are not cached, nor are results for unhashable parameters.
+    Its arguments are ``(owners, params, x, y, weights)``. The ``owners`` are compared by identity.
+    ``x`` (or ``None``), ``y`` and each of the ``weights`` are abstract values. Errors are not
+    cached, nor are results for unhashable parameters.
     """
 
     @functools.lru_cache(MOST_KEPT)

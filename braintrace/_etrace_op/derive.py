@@ -96,7 +96,7 @@ def trainable_operands(spec: ETPPrimitiveSpec, params: Params) -> dict[str, int]
 def xy_to_dw(
     spec: ETPPrimitiveSpec, x: Any, hidden_dim: Any, weights: Arrays, **params: Any
 ) -> Arrays:
-    """Pull an output cotangent back to the operands, by the VJP of the implementation."""
+    """Pull an output cotangent back to operands, by the VJP of the implementation."""
     layout = spec.resolve_trainable_invars(params)
     dtype = hidden_dim.dtype
 
@@ -209,7 +209,7 @@ def sum_over_steps(
     hidden_dim: Any,
     weights: Arrays,
 ) -> Arrays:
-    """Return the gradients of an operation on one sample, summed over a leading time axis."""
+    """Return the gradients of an operation on one sample, summed over time."""
     if spec.batched_form is not None:  # time is used as the batch
         form = ETP_PRIMITIVE_SPECS[spec.batched_form]
         return gradients_of(form, params, x, hidden_dim, weights)

@@ -66,7 +66,7 @@ class ETPPrimitive(Primitive):
         return self.register_yw_to_w(rule)
 
     def register_xy_to_dw(self, rule: Rule) -> Rule:
-        """Register the rule that pulls an output cotangent back to the trainable operands."""
+        """Register the rule that pulls an output cotangent back to trainable operands."""
         return _register_rule(self, "xy_to_dw", rule)
 
     def register_init_drtrl(self, rule: Rule) -> Rule:

@@ -1,4 +1,4 @@
-"""Models that are pure functions of parameters and state."""
+"""Models from pure functions of parameters and state."""
 
 from .model import FunctionModel as FunctionModel
 from .model import from_function as from_function

@@ -1,7 +1,7 @@
-"""A pure function of parameters and state as a module: Flax, Equinox, plain JAX.
+"""Pure functions as modules: models written in Flax, Equinox or plain JAX.
 
-Every array among the leaves of the two pytrees is a State under its key path, so that compiler,
-reports and errors name it like any other. Who uses the model sees the pytrees.
+Every array among the leaves of the two pytrees becomes a State under its key path, which the
+compiler, reports and errors use as its name. Users of the model see the pytrees.
 """
 
 import dataclasses
@@ -26,47 +26,48 @@ STEP = Kind("a function `step(params, state, *inputs)`", callable)
 def from_function(
     step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, state: PyTree
 ) -> "FunctionModel":
-    """Return a model whose step is a pure function, for everything that takes a brainstate module.
+    """Make a model from a pure step function, usable as a brainstate module.
 
     Parameters
     ----------
     step
-        ``step(params, state, *inputs) -> (state, output)``, one time step. The new state has the
-        structure, shapes, dtypes and units of the old one.
+        ``step(params, state, *inputs) -> (state, output)``, one time step. The new state must have
+        the structure, shapes, dtypes and units of the old one.
     params
-        Pytree. Its floating-point arrays learn. Other arrays are held constant, and what is no
-        array (a Python number or function in an Equinox module) stays as it is.
+        Pytree. Its floating-point arrays learn. Other arrays are held constant. Leaves that are not
+        arrays (a Python number or function in an Equinox module) do not change.
     state
-        Pytree at the start of a sequence. Its floating-point arrays and numbers are hidden states;
-        other ones (counters, flags, typed random keys) are carried along and start anew with them.
-        Or a function ``state(batch_size)`` that returns it, for batches of any size.
+        Pytree at the start of a sequence, or a function ``state(batch_size)`` that returns it, for
+        batches of any size. Its floating-point arrays and numbers are hidden states. Other leaves
+        (counters, flags, typed random keys) are carried and reset with them.
 
     Returns
     -------
     FunctionModel
-        The States are the leaves, under paths such as ``params/cell/kernel`` and ``state/h``.
+        Its States are the leaves, under paths such as ``params/cell/kernel`` and ``state/h``.
 
     Raises
     ------
     OptionError
-        If ``step`` is no function, or there is no floating-point array in ``params`` or ``state``.
+        If ``step`` is not a function, or ``params`` or ``state`` has no floating-point array.
     DtypeError
         For a State among the leaves.
 
     Notes
     -----
-    For a batch, either ``step`` is written for it and the arrays of ``state`` have it as their
-    first axis (compile with ``batch_size=B``); or ``step`` is written for one sample (compile with
-    ``vmap=True``): then each sample starts from ``state``, with random keys of its own.
+    There are two ways to use a batch. If ``step`` is written for a batch, the batch is the first
+    axis of the arrays of ``state``: compile with ``batch_size=B``. If ``step`` is written for one
+    sample, compile with ``vmap=True``: each sample then starts from ``state``, with separate random
+    keys.
 
-    Gradients come back as a pytree like ``params``, with ``None`` where a leaf does not learn: from
-    `Learner.etrace_grad`, to the ``update_fn`` of `Learner.etrace_online`, and in the pure
-    functions of both. Where you differentiate yourself, `FunctionModel.as_params` makes that pytree
-    of what brainstate, or a `LearnerState`, has by path. Within a larger module, gradients have the
-    paths of that module.
+    Gradients are a pytree like ``params``, with ``None`` for a leaf that does not learn. This holds
+    for `Learner.etrace_grad`, for the ``update_fn`` of `Learner.etrace_online`, and for the pure
+    functions of both. If you differentiate yourself, `FunctionModel.as_params` converts values by
+    path, from brainstate or a `LearnerState`, to this pytree. Within a larger module, gradients
+    have the paths of that module.
 
-    The model can be pickled if its parts can; with ``cloudpickle``, also if ``step`` is a lambda or
-    jitted.
+    The model can be pickled if its parts can. With ``cloudpickle``, ``step`` may be a lambda or a
+    jitted function.
 
     Examples
     --------
@@ -90,7 +91,7 @@ def from_function(
 
 
 class FunctionModel(brainstate.nn.Module):
-    """A model that `from_function` has made.
+    """A model made by `from_function`.
 
     Parameters
     ----------
@@ -122,26 +123,26 @@ class FunctionModel(brainstate.nn.Module):
 
     @property
     def has_fixed_state(self) -> bool:
-        """Whether the state was given as arrays, and not as a function of the batch size."""
+        """Whether the state was passed as arrays, not as a function of the batch size."""
         return not self._given.is_function
 
     def init_state(self, batch_size: int | None = None) -> None:
-        """Start from the state that was given.
+        """Create the States, with the initial state.
 
         Parameters
         ----------
         batch_size
-            Given to ``state`` if that is a function; otherwise the batch that it must have.
+            Argument of ``state`` if that is a function; otherwise the batch size it must have.
 
         Raises
         ------
         ShapeError
-            If ``state`` is no function and of another batch.
+            If ``state`` is not a function and has another batch size.
         """
         self._hold(*self._start(batch_size))
 
     def reset_state(self, batch_size: int | None = None) -> None:
-        """Start anew, in the States that there are; see `init_state`."""
+        """Reset the existing States to the initial state; see `init_state`."""
         for path, value in self._start(batch_size)[1].items():
             self._at(path).value = value
 
@@ -151,7 +152,7 @@ class FunctionModel(brainstate.nn.Module):
         Raises
         ------
         OptionError
-            If ``step`` returns no pair.
+            If ``step`` does not return a pair.
         ShapeError
             If ``step`` returns a state of another structure.
         """
@@ -165,7 +166,7 @@ class FunctionModel(brainstate.nn.Module):
         return output
 
     def get_params(self) -> PyTree:
-        """Return the parameters as they are now, like the pytree that was given."""
+        """Return the current parameters, as a pytree like the initial one."""
         return self._tree_of_params.of(self._values(self._tree_of_params))
 
     def set_params(self, params: PyTree) -> None:
@@ -174,8 +175,8 @@ class FunctionModel(brainstate.nn.Module):
         Parameters
         ----------
         params
-            A pytree like that which was given. Where it has ``None`` for a leaf, as gradients have
-            for those that do not learn, the leaf stays what it is.
+            A pytree like the initial one. A leaf with ``None``, as in gradients for leaves that do
+            not learn, does not change.
 
         Raises
         ------
@@ -186,22 +187,23 @@ class FunctionModel(brainstate.nn.Module):
             self._at(path).value = as_value(value)
 
     def get_state(self) -> PyTree:
-        """Return the state as it is now, like the pytree that was given."""
+        """Return the current state, as a pytree like the initial one."""
         return self._tree_of_state.of(self._values(self._tree_of_state))
 
     def as_params(self, by_path: Mapping[Path, Any]) -> PyTree:
-        """Return what is keyed by path as a pytree like the parameters.
+        """Convert values by path to a pytree like the parameters.
 
         Parameters
         ----------
         by_path
             Gradients, the ``parameters`` of a `LearnerState`, or the States themselves, which
-            ``brainstate.transform.grad`` takes like this. Leaves without an entry are ``None``.
+            ``brainstate.transform.grad`` accepts in this form. Leaves without an entry are
+            ``None``.
 
         Raises
         ------
         OptionError
-            For a path that is none of a parameter.
+            For a path that is not the path of a parameter.
 
         Examples
         --------
@@ -223,7 +225,7 @@ class FunctionModel(brainstate.nn.Module):
         return self._tree_of_params.of(by_path, fixed=False)
 
     def by_path(self, params: PyTree) -> dict[Path, Any]:
-        """Undo `as_params`: return the leaves that are no ``None`` by path.
+        """Undo `as_params`: return the leaves by path, without ``None``.
 
         Raises
         ------
@@ -233,12 +235,12 @@ class FunctionModel(brainstate.nn.Module):
         return self._tree_of_params.leaves(params, "`params` has", gaps=True)
 
     def __reduce__(self) -> tuple[Callable[..., "FunctionModel"], tuple[Any, ...]]:
-        """Return what pickle makes the same model of: States themselves have no pickle."""
+        """Return a pickle of the model's parts, since States cannot be pickled."""
         state = (self.get_state(),) if hasattr(self, "state") else ()
         return _as_it_was, (self._given.step, self.get_params(), self._given.state, *state)
 
     def _hold(self, tree: Tree, values: Mapping[Path, Any]) -> None:
-        """Make the States of a state."""
+        """Create the States of a pytree."""
         self._tree_of_state = tree
         self.state = _nested(
             {
@@ -282,7 +284,7 @@ class FunctionModel(brainstate.nn.Module):
 def _as_it_was(
     step: Callable[..., tuple[PyTree, PyTree]], params: PyTree, start: PyTree, *state: PyTree
 ) -> FunctionModel:
-    """Return a model that has been pickled, in the state in which it was, if it had one."""
+    """Restore a pickled model, with its current state if it had one."""
     model = FunctionModel(step, params, start)
     for now in state:
         model._hold(*tree_of("state", now, _is_carried))
@@ -290,7 +292,7 @@ def _as_it_was(
 
 
 def gradients_for(model: brainstate.nn.Module, by_path: dict[Path, Any]) -> PyTree:
-    """Return gradients as the user of a model gets them, given those by path."""
+    """Convert gradients by path to the form for the user of a model."""
     return model.as_params(by_path) if isinstance(model, FunctionModel) else by_path
 
 
@@ -304,25 +306,25 @@ def gradients_by_path(model: brainstate.nn.Module, gradients: PyTree) -> dict[Pa
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Given:
-    """What a model was made of; brainstate does not look into this object."""
+    """The arguments of a model; brainstate does not traverse this object."""
 
     step: Callable[..., tuple[PyTree, PyTree]]
     state: PyTree
 
     @property
     def is_function(self) -> bool:
-        """Whether the state is a function; a callable pytree (an Equinox module) is none."""
+        """Whether the state is a function, not a callable pytree (an Equinox module)."""
         return callable(self.state) and jax.tree_util.all_leaves([self.state])
 
     def state_for(self, batch_size: int | None) -> PyTree:
-        """Return the state at the start."""
+        """Return the initial state."""
         if not self.is_function:
             return self.state
         return self.state() if batch_size is None else self.state(batch_size)
 
 
 def _kept(state: PyTree) -> PyTree:
-    """Return a state whose arrays nobody else can change or give away."""
+    """Return a copy of a state, whose arrays cannot be changed or donated elsewhere."""
     check_leaves("state", state, _is_carried)
     return jax.tree.map(
         lambda leaf: as_value(leaf) if _is_carried(leaf) else leaf, state, is_leaf=is_quantity
@@ -330,7 +332,7 @@ def _kept(state: PyTree) -> PyTree:
 
 
 def _nested(by_path: Mapping[Path, Any]) -> Any:
-    """Return States as dicts in each other, without the first part of their paths."""
+    """Return States as nested dicts, without the first part of their paths."""
     tree: dict[str, Any] = {}
     for path, state in by_path.items():
         inner = tree

@@ -1,4 +1,4 @@
-"""Pytrees whose leaves have paths, and become values of States."""
+"""Pytree structures with a path for every leaf that becomes a State."""
 
 import collections
 import dataclasses
@@ -16,16 +16,16 @@ from .._typing import Path, PyTree, path_name
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
-    """The structure of a pytree, with a path for every leaf; brainstate does not look into it.
+    """The structure of a pytree, with paths; brainstate does not traverse it.
 
     Attributes
     ----------
     numbers
-        The pytree, with the number of each leaf in its place.
+        The pytree, with the number of each leaf as the leaf.
     paths
-        By number; ``None`` for a leaf that is kept as it is.
+        Paths by number; ``None`` for a leaf that does not change.
     fixed
-        Those leaves, by number.
+        The leaves that do not change, by number.
     """
 
     numbers: PyTree
@@ -33,14 +33,14 @@ class Tree:
     fixed: Mapping[int, Any]
 
     def of(self, by_path: Mapping[Path, Any], fixed: bool = True) -> PyTree:
-        """Return the pytree with other leaves; ``None`` where there is none.
+        """Return the pytree with other leaves; a missing leaf is ``None``.
 
         Parameters
         ----------
         by_path
             Leaves by path.
         fixed
-            Whether those that are kept as they are stand in it.
+            Whether the result includes the leaves that do not change.
         """
 
         def leaf(number: int) -> Any:
@@ -57,14 +57,14 @@ class Tree:
         tree
             The pytree.
         what
-            Beginning of an error.
+            Beginning of an error message.
         gaps
-            Whether there may be ``None`` in the place of a leaf.
+            Whether a leaf may be ``None``.
 
         Raises
         ------
         ShapeError
-            If it has another structure, or something else for a leaf that is kept as it is.
+            If it has another structure, or another value for a leaf that does not change.
         """
 
         def is_leaf(value: Any) -> bool:
@@ -86,7 +86,7 @@ class Tree:
         return by_path
 
     def _unlike(self, tree: PyTree) -> str:
-        """Say how a pytree differs from this one."""
+        """Describe how a pytree differs from this one."""
         root = next(path[0] for path in self.paths if path)
         expected = set(map(path_name, _paths(root, self.numbers)))
         leaves = jax.tree.leaves(tree, is_leaf=is_quantity)
@@ -101,12 +101,12 @@ class Tree:
 
 
 def check_leaves(root: str, tree: PyTree, is_kept: Callable[[Any], bool]) -> None:
-    """Refuse a pytree with a State among its leaves, or with values that no State can hold.
+    """Refuse a pytree that has a State, or an invalid value of a State, as a leaf.
 
     Raises
     ------
     DtypeError
-        If there is one.
+        If there is such a leaf.
     """
     check_tree(root, tree)
     leaves = jax.tree.leaves(tree, is_leaf=is_quantity)
@@ -129,7 +129,7 @@ def tree_of(
     tree
         The pytree.
     is_kept
-        Tells which leaves have a value that may change.
+        Tells whether the value of a leaf may change.
 
     Raises
     ------
@@ -152,8 +152,8 @@ def tree_of(
 def _paths(root: str, tree: PyTree) -> list[Path]:
     """Return the path of every leaf of a pytree.
 
-    What a box around a single array calls its content (``value`` in Flax) is left out. Leaves that
-    a class gives one name to are numbered.
+    The name ``value``, which Flax uses in a box around a single array, is left out. Leaves with the
+    same path are numbered.
     """
     keys = [keys for keys, _ in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_quantity)]
     paths = [(root, *(jax.tree_util.keystr((key,), simple=True) for key in path)) for path in keys]
@@ -164,7 +164,7 @@ def _paths(root: str, tree: PyTree) -> list[Path]:
 
 
 def as_value(leaf: Any) -> Any:
-    """Return a leaf as what a State holds: an array that nobody else has."""
+    """Return a leaf as the value of a State: a copy, without a weak type."""
     return strongly_typed(jax.tree.map(lambda array: jnp.array(array, copy=True), leaf))
 
 

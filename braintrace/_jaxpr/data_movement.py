@@ -208,7 +208,7 @@ the axes of the array that an index counts along; and the batch axes of the indi
 
 
 def elements_of_slices(equation: Equation, places: np.ndarray) -> np.ndarray:
-    """Return the elements of the first operand that a gather reads or a scatter writes.
+    """Return the elements of operand 0 that a gather reads or a scatter writes.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Ready layers, cells, neurons and synapses, written with the ETP operations.
+"""Layers, cells, neurons and synapses, written with the ETP operations.
 
-A layer that `brainstate.nn` also has takes the same arguments and keeps the same parameters under
-the same names; only its products are marked, so that its weights learn online wherever it feeds a
-hidden state. ``braintrace.nn.X`` in the place of ``brainstate.nn.X`` is the whole migration.
+A layer that `brainstate.nn` also has takes the same arguments and has the same parameters under the
+same names. Its products are marked, so that its weights learn online if it feeds a hidden state. To
+migrate a model, replace ``brainstate.nn.X`` by ``braintrace.nn.X``.
 """
 
 from . import surrogate as surrogate

@@ -1,4 +1,4 @@
-"""What the layers with a weight matrix share."""
+"""Helpers of layers with a weight matrix."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ def affine(x: Any, weight: Any, params: dict[str, Any]) -> Any:
 
 
 def row(bias: Any, size: int) -> Any:
-    """Return a bias as a vector; a single number counts for every output."""
+    """Return a bias as a vector; a single number is used for every output."""
     return None if bias is None else saiunit.math.broadcast_to(bias, (size,))
 
 
 def joined(*parts: Any) -> Any:
-    """Return arrays side by side along the last axis."""
+    """Concatenate arrays along the last axis."""
     return jnp.concatenate(parts, axis=-1)

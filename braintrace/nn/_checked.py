@@ -1,7 +1,7 @@
-"""What all layers check of their arguments, by the arguments' names.
+"""Argument checks of all layers, by the names of the arguments.
 
-Most of the layers are brainstate's with other products, so that their constructors are brainstate's
-too. An argument of one name means the same in all of them, and is checked alike.
+Most layers are brainstate's with other products, and have brainstate's constructors. An argument of
+one name means the same in all layers, so one check serves all of them.
 """
 
 import functools
@@ -44,7 +44,7 @@ def _is_initializer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether a value can be computed with, as one of a user's own class may be."""
+    """Tell whether a value supports arithmetic, also if its class is the user's."""
     unusable = (str, bytes, list, tuple, type, brainstate.State)
     return hasattr(type(value), "__mul__") and not isinstance(value, unusable)
 
@@ -93,7 +93,7 @@ KINDS: dict[str, Kind] = {
     "batch_size": BATCH_SIZE,
     "name": Kind("a string or None", lambda v: v is None or isinstance(v, str)),
 }
-"""What the arguments of constructors and of ``init_state`` may be."""
+"""Accepted values of the arguments of constructors and of ``init_state``."""
 
 ONE_AXIS = Kind(
     "a positive integer or a tuple of one",
@@ -105,18 +105,18 @@ OTHER_NAMES = {
     "d_model": ("num_in", "num_out"),
     "d_hidden": ("num_hidden",),
 }
-"""Other names of a cell's sizes, with what they give."""
+"""Other names of a cell's sizes, with the arguments that they set."""
 
 
 def kind_of(name: str) -> Kind | None:
-    """Return what an argument of some name may be; ``None``: anything."""
+    """Return the accepted values of an argument, by its name; ``None``: anything."""
     return INITIALIZER if name.endswith("_initializer") else KINDS.get(name)
 
 
 def checked(layer: Layer) -> Layer:
-    """Let a layer check its arguments, and tell in words what brainstate and JAX raise.
+    """Check a layer's arguments, and explain errors of brainstate and JAX.
 
-    A class decorator: `OptionError` for the constructor, `ShapeError` for a call.
+    This is a class decorator: the constructor raises `OptionError`, a call raises `ShapeError`.
     """
     kinds = {"__init__": OptionError, "init_state": OptionError, "update": ShapeError}
     for name, kind in kinds.items():
@@ -165,18 +165,18 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
 
 
 def _sizes(given: Any) -> list[int]:
-    """Return the whole numbers among arguments: sizes, most of them."""
+    """Return the integers among arguments, most of which are sizes."""
     leaves = jax.tree.leaves(given, is_leaf=lambda v: not isinstance(v, (dict, tuple, list)))
     return [int(leaf) for leaf in leaves if POSITIVE.accepts(leaf)]
 
 
 def _own_sizes(layer: Any) -> list[int]:
-    """Return the numbers of inputs and outputs that a layer has, before its states begin."""
+    """Return the numbers of inputs and outputs of a layer without states yet."""
     return _sizes([getattr(layer, name, None) for name in ("in_size", "out_size")])
 
 
 def _other_names(signature: inspect.Signature) -> tuple[str, ...]:
-    """Return the other names of sizes that a constructor takes: those of a cell."""
+    """Return the other names of sizes that a cell's constructor takes."""
     taken = signature.parameters
     sizes = ("in_size", "out_size") if "num_in" in taken else ()
     return (*sizes, "d_model", "d_hidden") if sizes and "num_hidden" in taken else sizes
@@ -185,12 +185,12 @@ def _other_names(signature: inspect.Signature) -> tuple[str, ...]:
 def _by_first_names(
     own: str, others: tuple[str, ...], first: list[str], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return keyword arguments with the sizes under the names that the constructor has for them.
+    """Return keyword arguments with sizes under the constructor's own names.
 
     Raises
     ------
     OptionError
-        If one is given twice, or is none of a single axis.
+        If a size is passed twice, or does not have a single axis.
     """
     found = {name: value for name, value in options.items() if name not in others}
     by = dict.fromkeys([*first, *found])
@@ -210,7 +210,7 @@ def _by_first_names(
 
 
 def _with_keywords(signature: inspect.Signature, names: tuple[str, ...]) -> inspect.Signature:
-    """Return a signature with some keywords more."""
+    """Return a signature with additional keywords."""
     kind = inspect.Parameter.KEYWORD_ONLY
     more = [inspect.Parameter(name, kind, default=None) for name in names]
     return signature.replace(parameters=[*signature.parameters.values(), *more])
@@ -227,7 +227,7 @@ def _check_input(layer: Any, name: str, value: Any, where: str) -> None:
 
 
 def _told(given: dict[str, Any], layer: Any) -> str:
-    """Print arguments, and the States that a layer has of its own."""
+    """Print arguments, and the layer's own States."""
     own = (value for value in vars(layer).items() if isinstance(value[1], brainstate.HiddenState))
     states = [f"State '{name}' = {shown(state.value)}" for name, state in own]
     return " and ".join([named(list(given), list(given.values())), *states])

@@ -1,4 +1,4 @@
-"""Layers whose weights have a structure: sparse, all to all, one to one, low rank."""
+"""Layers with structured weights: sparse, all-to-all, one-to-one, low-rank."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from ._signs import signed, signs_of
 class SparseLinear(brainstate.nn.SparseLinear):
     """Layer with a sparse weight matrix whose entries learn online.
 
-    Only what is connected has a weight and a trace. With signs, a weight is the magnitude of the
+    Only existing connections have weights and traces. With signs, a weight is the magnitude of the
     entry times its sign.
 
     Parameters
@@ -37,8 +37,8 @@ class SparseLinear(brainstate.nn.SparseLinear):
     param_type : type, optional
         Kind of state of the parameters. Default ``brainstate.ParamState``.
     w_sign : array or None, optional
-        1 or -1 for each input ``(in,)``, as Dale's law asks, or for each place ``(in, out)``: the
-        weights keep these signs, whatever an update does. Default None: they have any sign.
+        1 or -1 for each input ``(in,)``, as in Dale's law, or for each place ``(in, out)``. Updates
+        never change these signs. Default None: weights of any sign.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class SparseLinear(brainstate.nn.SparseLinear):
 
 @checked
 class AllToAll(brainstate.nn.AllToAll):
-    """Connections from every unit to every unit, with or without those to itself.
+    """Connections from every unit to every unit, optionally without self-connections.
 
     Parameters
     ----------
@@ -104,8 +104,8 @@ class AllToAll(brainstate.nn.AllToAll):
 
     Notes
     -----
-    With one number for all connections the output still has ``out`` entries, where
-    `brainstate.nn.AllToAll` leaves a single one to be broadcast.
+    With one number for all connections the output still has ``out`` entries;
+    `brainstate.nn.AllToAll` returns a single entry to broadcast.
 
     Examples
     --------
@@ -163,15 +163,15 @@ class OneToOne(brainstate.nn.OneToOne):
 class LoRA(brainstate.nn.LoRA):
     """Low-rank adaptation: ``y = x @ lora_a @ lora_b``, plus a base module's output.
 
-    The product has no scale: neither a factor ``alpha`` nor a division by the rank. `lora_matmul`
-    has one, ``alpha``.
+    The product [1]_ has no scale, neither a factor ``alpha`` nor a division by the rank. For a
+    scale, use `lora_matmul`.
 
     Parameters
     ----------
     in_features, lora_rank, out_features : int
         Sizes of ``lora_a`` ``(in, rank)`` and ``lora_b`` ``(rank, out)``.
     base_module : callable, optional
-        The module that is adapted. Its own weights learn as it says.
+        The module that is adapted. Its weights learn as the module defines.
     kernel_init : callable, optional
         Initial value of both factors. Default ``LecunNormal()``.
     param_type : type, optional
@@ -179,8 +179,8 @@ class LoRA(brainstate.nn.LoRA):
     in_size : int or tuple of int, optional
         Shape of one input, if it has more than one axis.
     lora_b_init : callable or array, optional
-        Initial value of ``lora_b``. Default None: as ``kernel_init`` says. With ``ZeroInit()`` the
-        layer begins as its base module.
+        Initial value of ``lora_b``. Default None: use ``kernel_init``. With ``ZeroInit()`` the
+        layer initially equals its base module.
 
     References
     ----------
@@ -193,7 +193,7 @@ class LoRA(brainstate.nn.LoRA):
     >>> braintrace.nn.LoRA(3, 1, 2)(jnp.ones((5, 3))).shape
     (5, 2)
 
-    A layer that is trained, frozen (only a ``ParamState`` learns) and adapted:
+    Freeze a trained layer (only a ``ParamState`` learns) and adapt it:
 
     >>> import brainstate
     >>> base = braintrace.nn.Linear(3, 2, w_init=jnp.ones((3, 2)))
@@ -243,7 +243,7 @@ class LoRA(brainstate.nn.LoRA):
 
 
 def _check_inputs(layer: brainstate.nn.Module, in_size: Any, inputs: int) -> None:
-    """Refuse a shape of inputs that the weight does not have."""
+    """Refuse a shape of inputs that does not fit the weight."""
     if in_size is not None and layer.in_size[-1] != inputs:
         raise OptionError(
             f"`{type(layer).__name__}`: `in_size` is {shown(in_size)}, and the weight has {inputs} "

@@ -1,8 +1,7 @@
-"""Convolutions.
+"""Convolution layers, plain and with standardised kernels.
 
-The kernel is ``(*space, in / groups, out)`` in every layout of the input. With
-``channel_first`` an input is ``(batch, in, *space)``, else ``(batch, *space, in)``; the batch axis
-may be missing.
+The kernel is ``(*space, in / groups, out)`` in every layout of the input. With ``channel_first`` an
+input is ``(batch, in, *space)``, else ``(batch, *space, in)``; the batch axis may be missing.
 """
 
 from typing import Any
@@ -38,7 +37,7 @@ def _convolved(layer: Any, x: Any, kernel: Any) -> Any:
 
 
 def _plain_output(layer: Any, x: Any, params: dict[str, Any]) -> Any:
-    """Return the output without its unit: brainstate's layers ask for its shape when made."""
+    """Return the output without its unit, for constructors of brainstate's layers."""
     return saiunit.get_mantissa(layer.update(x))
 
 
@@ -145,15 +144,15 @@ class Conv3d(brainstate.nn.Conv3d):
 class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
     """Convolution over one space axis with a standardised kernel.
 
-    The kernel of each output feature has its mean removed and is scaled to the length of its
-    gain, as in `ScaledWSLinear`. Parameters as for `Conv1d`, and:
+    The kernel of each output feature has zero mean and the norm of its gain, as in
+    `ScaledWSLinear`. All parameters of `Conv1d`, and:
 
     Parameters
     ----------
     ws_gain : bool, optional
         Whether the gain ``(1, ..., 1, out)`` is a parameter (initially one). Default True.
     eps : float, optional
-        Lower bound of the kernel's squared length. Default ``1e-4``.
+        Lower bound of the kernel's squared norm. Default ``1e-4``.
 
     References
     ----------
@@ -177,7 +176,7 @@ class ScaledWSConv1d(brainstate.nn.ScaledWSConv1d):
 
 @checked
 class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
-    """Convolution over two space axes with a standardised kernel; see `ScaledWSConv1d`.
+    """Convolution over two space axes, standardised kernel; see `ScaledWSConv1d`.
 
     Examples
     --------
@@ -196,7 +195,7 @@ class ScaledWSConv2d(brainstate.nn.ScaledWSConv2d):
 
 @checked
 class ScaledWSConv3d(brainstate.nn.ScaledWSConv3d):
-    """Convolution over three space axes with a standardised kernel; see `ScaledWSConv1d`.
+    """Convolution over three space axes, standardised kernel; see `ScaledWSConv1d`.
 
     Examples
     --------

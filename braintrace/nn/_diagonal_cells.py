@@ -1,14 +1,13 @@
-r"""Cells whose recurrence is a complex number for each unit, written with two real states.
+r"""Cells with a complex diagonal recurrence, as two real states per unit.
 
-A unit turns and shrinks its state :math:`h = a + i b` by
-:math:`\lambda = \rho e^{i\theta}` at every step,
+A unit multiplies its state :math:`h = a + i b` by :math:`\lambda = \rho e^{i\theta}` at every step,
 
 .. math:: \begin{pmatrix} a_t \\ b_t \end{pmatrix} =
     \rho \begin{pmatrix} \cos\theta & -\sin\theta \\ \sin\theta & \cos\theta \end{pmatrix}
     \begin{pmatrix} a_{t-1} \\ b_{t-1} \end{pmatrix} + \dots, \qquad
     \rho = e^{-e^\nu},
 
-so that a and b of one unit form a hidden group of two states and D_RTRL gives the gradient of
+The states a and b of one unit form a hidden group, so that `D_RTRL` computes the same gradient as
 BPTT.
 """
 
@@ -28,7 +27,7 @@ from ._states import Initializers, Stateful, activation_function
 
 
 def _rotation(nu: Any, theta: Any) -> tuple[Any, Any]:
-    """Mark and return the real and the imaginary part of lambda."""
+    """Return the marked real and imaginary part of lambda."""
     real = _etrace_op.element_wise((nu, theta), lambda p: _radius(p[0]) * jnp.cos(jnp.exp(p[1])))
     imaginary = _etrace_op.element_wise(
         (nu, theta), lambda p: _radius(p[0]) * jnp.sin(jnp.exp(p[1]))
@@ -41,10 +40,10 @@ def _radius(nu: Any) -> Any:
 
 
 def _ring(units: int, r_min: float, r_max: float, max_phase: float) -> tuple[Any, Any]:
-    """Draw nu and the logarithm of theta: lambda is uniform on a ring or a sector of it."""
+    """Draw nu and log(theta), with lambda uniform on a ring or a sector of it."""
     if not 0 <= r_min < r_max <= 1:
         raise OptionError(f"Expected 0 <= r_min < r_max <= 1, got {r_min} and {r_max}.")
-    # Open intervals: neither a radius of one nor one of zero has a finite nu.
+    # Open intervals: radii of one and zero have no finite nu.
     u1 = brainstate.random.uniform(1e-4, 1 - 1e-4, (units,))
     u2 = brainstate.random.uniform(1e-4, 1.0, (units,))
     nu = jnp.log(-0.5 * jnp.log(u1 * (r_max**2 - r_min**2) + r_min**2))
@@ -59,17 +58,17 @@ class LRUCell(Stateful):
         y_t = \operatorname{Re}(h_t C) + x_t D
 
     with :math:`\lambda = \exp(-e^\nu + i e^{\theta})`, :math:`\gamma = e^{\gamma'}` and complex
-    B and C. D_RTRL gives the gradient of BPTT.
+    B and C [1]_. `D_RTRL` computes the same gradient as BPTT [2]_.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and outputs, also by the names ``in_size`` and ``out_size``; both, if they
-        are equal, as ``d_model``.
+        Numbers of inputs and outputs, also named ``in_size`` and ``out_size``; if they are equal,
+        ``d_model`` sets both.
     num_hidden : int, optional
-        Number of complex units n, also by the name ``d_hidden``. Default ``num_out``.
+        Number of complex units n, also named ``d_hidden``. Default ``num_out``.
     r_min, r_max : float, optional
-        Radii between which :math:`|\lambda|` starts. Default 0 and 1.
+        Bounds of the initial :math:`|\lambda|`. Default 0 and 1.
     max_phase : float, optional
         Largest initial angle of :math:`\lambda`. Default :math:`2\pi`.
     state_init : callable or array, optional
@@ -120,7 +119,7 @@ class LRUCell(Stateful):
         self.in_size, self.out_size = (num_in,), (num_out,)
         self.state_init = state_init
         nu, theta = _ring(self.num_hidden, r_min, r_max, max_phase)
-        # gamma = sqrt(1 - |lambda|^2) keeps the size of h whatever the radius.
+        # gamma = sqrt(1 - |lambda|^2) makes the size of h independent of the radius.
         gamma = 0.5 * jnp.log1p(-jnp.exp(-2 * jnp.exp(nu)))
         parts = 2 * self.num_hidden
         self.recurrence = brainstate.ParamState({"nu": nu, "theta": theta, "gamma": gamma})
@@ -155,25 +154,25 @@ class RTUCell(Stateful):
             + \gamma \odot (x_t W_b))
 
     with :math:`\rho = e^{-e^\nu}`, :math:`\theta = e^{\theta'}` and
-    :math:`\gamma = \sqrt{1 - \rho^2}`. The output is a and b side by side. D_RTRL gives the
-    gradient of BPTT.
+    :math:`\gamma = \sqrt{1 - \rho^2}`. The output is the concatenation of a and b [1]_. `D_RTRL`
+    computes the same gradient as BPTT.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and outputs, also by the names ``in_size`` and ``out_size``; a and b are
-        half of the outputs each.
+        Numbers of inputs and outputs, also named ``in_size`` and ``out_size``; a and b are one half
+        of the outputs each.
     r_min, r_max : float, optional
         Bounds of the initial :math:`\rho`. Default 0 and 1.
     max_phase : float, optional
         Largest initial :math:`\theta`. Default :math:`2\pi`.
     w_init : callable or array, optional
-        Weight ``(in, out)``, :math:`W_a` beside :math:`W_b`. Default ``XavierNormal()``.
+        Weight ``(in, out)``, :math:`W_a` followed by :math:`W_b`. Default ``XavierNormal()``.
     state_init : callable or array, optional
         Initial value of a and b. Default ``ZeroInit()``.
     activation : str or callable, optional
-        :math:`\phi`, inside the recurrence: the paper's nonlinear form. ``lambda h: h`` gives
-        its linear one, whose nonlinearity follows the cell. Default ``'tanh'``.
+        :math:`\phi`, inside the recurrence: the nonlinear form of the paper. With ``lambda h: h``
+        it is the linear form, whose nonlinearity follows the cell. Default ``'tanh'``.
     name : str, optional
         Name of the module.
 

@@ -1,4 +1,4 @@
-"""Tables of rows that are looked up by integers."""
+"""Embedding layer: rows of a table, looked up by integers."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ from .._errors import OptionError
 from ._checked import checked
 
 SMALLEST = 1e-8
-"""Added to a norm that something is divided by."""
+"""Added to a norm before a division by it."""
 
 
 @checked
@@ -33,16 +33,16 @@ class Embedding(brainstate.nn.Embedding):
         The table ``(num_embeddings, *embedding_size)``. Default ``LecunUniform()``. May carry a
         unit.
     padding_idx : int, optional
-        A row that stays as it is; it starts as zeros.
+        A row that does not learn; it is initialised with zeros.
     max_norm : float, optional
-        Norm that no looked-up row exceeds, in the unit of the table: longer ones are scaled down,
-        by a factor that is taken for a constant. The table itself stays as it is.
+        Largest norm of a looked-up row, in the unit of the table. Longer rows are scaled down by a
+        factor that counts as a constant. The table itself does not change.
     norm_type : float, optional
-        Order of that norm. Default 2.
+        Order of this norm. Default 2.
     scale_grad_by_freq : bool, optional
-        Not accepted: how often an index occurs in a batch is no fact of one sample.
+        Not accepted: the frequency of an index in a batch is unknown to a single sample.
     freeze : bool, optional
-        Whether no row learns. Default False.
+        Whether to keep the whole table constant. Default False.
     name : str, optional
         Name of the module.
     param_type : type, optional
@@ -50,8 +50,8 @@ class Embedding(brainstate.nn.Embedding):
 
     Notes
     -----
-    An index that no row has gives NaN, where `brainstate.nn.Embedding` gives the nearest row. See
-    `braintrace.embedding` for what the traces of a table need.
+    An index out of range gives NaN; `brainstate.nn.Embedding` gives the nearest row. For the size
+    of the traces of a table see `braintrace.embedding`.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class Embedding(brainstate.nn.Embedding):
         return saiunit.math.where(is_padding, jax.lax.stop_gradient(rows), found)
 
     def _shortened(self, rows: Any) -> Any:
-        """Return rows none of which is longer than ``max_norm``."""
+        """Scale rows down to a norm of at most ``max_norm``."""
         values = saiunit.get_mantissa(rows)
         lead = values.shape[: values.ndim - len(self.embedding_size)]
         flat = values.reshape(*lead, math.prod(self.embedding_size))

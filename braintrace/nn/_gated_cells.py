@@ -1,7 +1,7 @@
-r"""Gated cells.
+r"""Gated recurrent cells: GRU, MGU, LSTM, UR-LSTM.
 
 x ``(..., in)`` is the input, h ``(..., out)`` the hidden state, which is also the output,
-:math:`[x, h]` both side by side and :math:`\sigma` the logistic function. The gates of a cell
+:math:`[x, h]` their concatenation and :math:`\sigma` the logistic function. The gates of a cell
 share one matrix product.
 
 The candidate of a GRU or an MGU can be written in two ways, with the gate r before or after the
@@ -10,9 +10,10 @@ recurrent product:
 .. math:: \phi([x, r \odot h] W + b) \qquad \text{or} \qquad
     \phi(x W_x + b + r \odot (h W_h)), \quad W = [W_x; W_h]
 
-In the first, the weight of r lies behind W, where a trace cannot carry it. In the second, that
-of cuDNN, it acts on h position by position, so that every weight has a trace: it is the default.
-``reset_after=False`` gives the first, that of `brainstate.nn`. The parameters are the same.
+In the first form, which `brainstate.nn` has, the weight of r is nested: it reaches h only through
+W, and a trace cannot carry it. In the second form, from cuDNN, r acts on the recurrent product
+elementwise, so that every weight has a trace. The second is the default; ``reset_after=False``
+selects the first. Both have the same parameters.
 """
 
 from collections.abc import Callable
@@ -39,21 +40,21 @@ def _gate_after_product(x: Any, h: Any, gate: Any, params: dict[str, Any]) -> An
 
 @checked
 class GRUCell(brainstate.nn.GRUCell):
-    r"""Gated recurrent unit, its reset gate after the recurrent product.
+    r"""Gated recurrent unit with the reset gate after the recurrent product.
 
     .. math::
         [r_t, z_t] &= \sigma([x_t, h_{t-1}] W_{rz} + b_{rz}) \\
         \tilde h_t &= \phi(x_t W_x + b_h + r_t \odot (h_{t-1} W_h)) \\
         h_t &= (1 - z_t) \odot h_{t-1} + z_t \odot \tilde h_t
 
-    ``Wh`` holds :math:`W_x` above :math:`W_h`. With ``reset_after=False`` the candidate is
+    ``Wh`` contains :math:`W_x` above :math:`W_h`. With ``reset_after=False`` the candidate is
     :math:`\phi([x_t, r_t \odot h_{t-1}] [W_x; W_h] + b_h)`, as in `brainstate.nn.GRUCell`, and
     the weight of the reset gate has no trace.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     w_init, b_init : callable or array, optional
         Weights ``Wrz`` ``(in + out, 2 out)`` and ``Wh`` ``(in + out, out)``, and their biases.
         Default ``Orthogonal()``, ``ZeroInit()``.
@@ -69,8 +70,8 @@ class GRUCell(brainstate.nn.GRUCell):
     References
     ----------
     .. [1] K. Cho et al., "Learning phrase representations using RNN encoder-decoder for
-       statistical machine translation", EMNLP 2014. The default form is that of version 1
-       of the preprint, arXiv:1406.1078v1.
+       statistical machine translation", EMNLP 2014. The default form is the one in version 1 of the
+       preprint, arXiv:1406.1078v1.
 
     Examples
     --------
@@ -108,21 +109,21 @@ class GRUCell(brainstate.nn.GRUCell):
 
 @checked
 class MGUCell(brainstate.nn.MGUCell):
-    r"""Minimal gated unit, its gate after the recurrent product.
+    r"""Minimal gated unit with the gate after the recurrent product.
 
     .. math::
         f_t &= \sigma([x_t, h_{t-1}] W_f + b_f) \\
         \tilde h_t &= \phi(x_t W_x + b_h + f_t \odot (h_{t-1} W_h)) \\
         h_t &= (1 - f_t) \odot h_{t-1} + f_t \odot \tilde h_t
 
-    ``Wh`` holds :math:`W_x` above :math:`W_h`. With ``reset_after=False`` the candidate is
+    ``Wh`` contains :math:`W_x` above :math:`W_h`. With ``reset_after=False`` the candidate is
     :math:`\phi([x_t, f_t \odot h_{t-1}] [W_x; W_h] + b_h)`, as in `brainstate.nn.MGUCell`, and
-    the trace of :math:`W_f` leaves out its way through the candidate.
+    the trace of :math:`W_f` leaves out its path through the candidate.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     w_init, b_init : callable or array, optional
         Weights ``Wf`` and ``Wh`` ``(in + out, out)``, and their biases. Default
         ``Orthogonal()``, ``ZeroInit()``.
@@ -175,19 +176,20 @@ class MGUCell(brainstate.nn.MGUCell):
 
 @checked
 class LSTMCell(brainstate.nn.LSTMCell):
-    r"""Long short-term memory, its four gates in one product.
+    r"""Long short-term memory with its four gates in one product.
 
     .. math::
         [i_t, g_t, f_t, o_t] &= [x_t, h_{t-1}] W + b \\
         c_t &= \sigma(f_t + 1) \odot c_{t-1} + \sigma(i_t) \odot \phi(g_t) \\
         h_t &= \sigma(o_t) \odot \phi(c_t)
 
-    Only c stays at its position from step to step, so that traces are stored for c alone.
+    Only c is carried elementwise from step to step, so that traces are stored for c alone. The
+    forget gate has an additional bias of one [2]_.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     w_init, b_init : callable or array, optional
         Weight ``W`` ``(in + out, 4 out)`` and its bias. Default ``XavierNormal()``,
         ``ZeroInit()``.
@@ -239,7 +241,7 @@ class URLSTMCell(brainstate.nn.URLSTMCell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     w_init : callable or array, optional
         Weight ``W`` ``(in + out, 4 out)``. Default ``XavierNormal()``. The bias b ``(out,)`` is
         drawn such that :math:`\sigma(b)` is uniform.

@@ -1,4 +1,4 @@
-"""Dense layers."""
+"""Dense layers: plain, grouped, signed, standardised, with feedback matrix."""
 
 from typing import Any
 
@@ -16,9 +16,10 @@ from ._signs import signed, signs_of
 
 @checked
 class Linear(brainstate.nn.Linear):
-    """Dense layer whose weight and bias learn online: ``y = x @ (weight * w_mask) + bias``.
+    """Dense layer whose weight and bias learn online: ``y = x @ weight + bias``.
 
-    With signs it is ``y = x @ (abs(weight) * w_sign * w_mask) + bias``.
+    With a mask the product is ``x @ (weight * w_mask)``, with signs
+    ``x @ (abs(weight) * w_sign)``, and with both ``x @ (abs(weight) * w_sign * w_mask)``.
 
     Parameters
     ----------
@@ -35,8 +36,8 @@ class Linear(brainstate.nn.Linear):
     param_type : type, optional
         Kind of state of the parameters. Default ``brainstate.ParamState``.
     w_sign : array or None, optional
-        1 or -1 for each input ``(in,)``, as Dale's law asks, or for each weight ``(in, out)``: the
-        weights keep these signs, whatever an update does. Default None: they have any sign.
+        1 or -1 for each input ``(in,)``, as in Dale's law, or for each weight ``(in, out)``.
+        Updates never change these signs. Default None: weights of any sign.
 
     Examples
     --------
@@ -46,7 +47,7 @@ class Linear(brainstate.nn.Linear):
     >>> layer(jnp.ones(3))
     Array([3., 3.], dtype=float32)
 
-    Two excitatory inputs and an inhibitory one, of which one connection is missing:
+    Two excitatory inputs and an inhibitory one, with one missing connection:
 
     >>> mask = jnp.array([[1.0, 1.0], [0.0, 1.0], [1.0, 1.0]])
     >>> options = {"w_init": -jnp.ones((3, 2)), "w_mask": mask, "w_sign": [1, 1, -1]}
@@ -78,12 +79,12 @@ class Linear(brainstate.nn.Linear):
 
 @checked
 class FeedbackLinear(Linear):
-    r"""Dense layer with a way back of its own: ``y = x @ weight + bias``.
+    r"""Dense layer with a feedback matrix for gradients: ``y = x @ weight + bias``.
 
     .. math:: \bar x = \bar y B^T, \qquad \bar W = x^T \bar y
 
-    What arrives at the output goes back to the input by a matrix B in the place of the weight
-    (`feedback_matmul`), under every learning rule and in backpropagation through time.
+    Gradients pass from the output back to the input by a matrix B instead of the weight
+    (`feedback_matmul`), under every learning rule and in backpropagation through time [1]_.
 
     Parameters
     ----------
@@ -94,16 +95,16 @@ class FeedbackLinear(Linear):
     b_init : callable, array or None, optional
         Bias ``(out,)``. Default ``ZeroInit()``; None for no bias.
     feedback_init : callable or array, optional
-        The matrix B ``(in, out)``. Default ``KaimingNormal()``. Without a unit, it is in that of
+        The matrix B ``(in, out)``. Default ``KaimingNormal()``. Without a unit, it has the unit of
         the weight.
     adaptive : bool, optional
-        Whether B learns by the gradient of the weight. With a decay of both, which is the
-        optimizer's business, they become alike. Default False: B stays as it is.
+        Whether B learns by the gradient of the weight [2]_. If the optimizer decays both, they
+        converge to each other. Default False: B is constant.
     name : str, optional
         Name of the module.
     param_type : type, optional
-        Kind of state of the parameters. Default ``brainstate.ParamState``. B is one of them where
-        it is adaptive, and otherwise in a ``brainstate.LongTermState``.
+        Kind of state of the parameters. Default ``brainstate.ParamState``. B has this kind if it is
+        adaptive; otherwise it is a ``brainstate.LongTermState``.
 
     References
     ----------
@@ -154,13 +155,13 @@ class FeedbackLinear(Linear):
 
 @checked
 class GroupedLinear(brainstate.nn.Module):
-    """Groups of features with a dense layer each: ``y[..., g, :] = x[..., g, :] @ weight[g]``.
+    """One dense layer per group: ``y[..., g, :] = x[..., g, :] @ weight[g]``.
 
     Parameters
     ----------
     in_size, out_size : tuple of int
         Shapes ``(..., groups, in)`` and ``(..., groups, out)`` of one input and one output; all
-        axes but the last are equal, and those before the groups share the weight.
+        axes but the last are equal, and axes before the groups share the weight.
     w_init : callable or array, optional
         Weight ``(groups, in, out)``; a function draws the matrix ``(in, out)`` of each group.
         Default ``KaimingNormal()``. May carry a unit.
@@ -209,7 +210,7 @@ class GroupedLinear(brainstate.nn.Module):
         self.weight = param_type(params)
 
     def update(self, x: Any) -> Any:
-        """Return the layer's output ``(..., groups, out)`` for an input ``(..., groups, in)``."""
+        """Return the layer's output ``(..., groups, out)`` for ``(..., groups, in)``."""
         params = self.weight.value
         weight, bias = params["weight"], params.get("bias")
         if bias is not None:
@@ -228,8 +229,8 @@ class SignedWLinear(brainstate.nn.SignedWLinear):
     w_init : callable or array, optional
         Weight ``(in, out)``. Default ``KaimingNormal()``.
     w_sign : array or None, optional
-        Signs, broadcast against the weight (``(in, 1)`` gives each input a sign, as Dale's law
-        asks). None makes all weights positive.
+        Signs, broadcast against the weight; ``(in, 1)`` gives each input a sign, as in Dale's law.
+        With None all weights are positive.
     name : str, optional
         Name of the module.
     param_type : type, optional
@@ -258,7 +259,7 @@ class ScaledWSLinear(brainstate.nn.ScaledWSLinear):
     .. math:: y = x \hat W + b, \qquad
         \hat W_{io} = g_o \frac{W_{io} - \mu_o}{\sqrt{\max(N \sigma_o^2, \epsilon)}}
 
-    with the mean and the variance over the N inputs of output o.
+    with the mean and the variance over the N inputs of output o [1]_.
 
     Parameters
     ----------
@@ -301,7 +302,7 @@ class ScaledWSLinear(brainstate.nn.ScaledWSLinear):
 def standardized(params: dict[str, Any], eps: float) -> Any:
     """Return the weight with zero mean and the norm of its gain, for each output.
 
-    It is standardized in its own unit, which it keeps.
+    The result has the unit of the weight.
     """
     weight, unit = saiunit.split_mantissa_unit(params["weight"])
     found = brainstate.nn.weight_standardization(weight, eps, params.get("gain"))

@@ -1,9 +1,9 @@
-r"""Gated cells of few parts.
+r"""Minimal gated cells: minGRU, minLSTM, CFN.
 
 x ``(..., in)`` is the input, h ``(..., out)`` the hidden state, which is also the output,
-:math:`[x, h]` both side by side and :math:`\sigma` the logistic function. The gates of
-`MiniGRU` and `MiniLSTM` see the input alone, so that every unit remembers by itself and D_RTRL
-gives the gradient of BPTT.
+:math:`[x, h]` their concatenation and :math:`\sigma` the logistic function. The gates of `MiniGRU`
+and `MiniLSTM` depend on the input alone. Their recurrence is therefore elementwise, and `D_RTRL`
+computes the same gradient as BPTT.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class _OfInput(Cell):
     Attributes
     ----------
     parts
-        How many they are.
+        Number of gates and candidates.
     """
 
     parts: ClassVar[int]
@@ -50,20 +50,20 @@ class _OfInput(Cell):
 
 @checked
 class MiniGRU(_OfInput):
-    r"""Gated recurrent unit whose gate and candidate see the input alone (minGRU).
+    r"""Gated recurrent unit with gate and candidate from the input alone (minGRU).
 
     .. math::
         [z_t, \hat h_t] &= x_t W + b \\
         h_t &= (1 - \sigma(z_t)) \odot h_{t-1} + \sigma(z_t) \odot \phi(\hat h_t)
 
-    D_RTRL gives the gradient of BPTT.
+    `D_RTRL` computes the same gradient as BPTT.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     w_init, b_init : callable or array, optional
-        Weight ``W`` ``(in, 2 out)``, that of the gate first, and its bias. Default
+        Weight ``W`` ``(in, 2 out)``, the gate's columns first, and its bias. Default
         ``XavierNormal()``, ``ZeroInit()``.
     state_init : callable or array, optional
         Initial hidden state. Default ``ZeroInit()``.
@@ -98,19 +98,19 @@ class MiniGRU(_OfInput):
 
 @checked
 class MiniLSTM(_OfInput):
-    r"""Long short-term memory whose gates and candidate see the input alone (minLSTM).
+    r"""Long short-term memory with gates and candidate from the input alone (minLSTM).
 
     .. math::
         [f_t, i_t, \hat h_t] &= x_t W + b \\
         h_t &= \frac{\sigma(f_t) \odot h_{t-1} + \sigma(i_t) \odot \phi(\hat h_t)}
             {\sigma(f_t) + \sigma(i_t)}
 
-    D_RTRL gives the gradient of BPTT.
+    `D_RTRL` computes the same gradient as BPTT.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     w_init, b_init : callable or array, optional
         Weight ``W`` ``(in, 3 out)``, in the order of the equation, and its bias. Default
         ``XavierNormal()``, ``ZeroInit()``.
@@ -140,7 +140,7 @@ class MiniLSTM(_OfInput):
     def update(self, x: Any) -> Any:
         """Advance by one step and return the hidden state ``(..., out)``."""
         f, i, candidate = jnp.split(self.W(x), self.parts, axis=-1)
-        # f / (f + i) of two gates that may both be too small for their quotient
+        # f / (f + i), also if both gates are too small for this quotient
         kept = sigmoid(jax.nn.log_sigmoid(f) - jax.nn.log_sigmoid(i))
         self.h.value = kept * self.h.value + (1 - kept) * self.activation(candidate)
         return self.h.value
@@ -148,7 +148,7 @@ class MiniLSTM(_OfInput):
 
 @checked
 class CFNCell(Cell):
-    r"""Chaos-free network: without input, every unit goes to zero by itself.
+    r"""Chaos-free network: without input, the state of every unit decays to zero.
 
     .. math::
         [\theta_t, \eta_t] &= \sigma([x_t, h_{t-1}] W_g + b) \\
@@ -157,7 +157,7 @@ class CFNCell(Cell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     w_init, b_init : callable or array, optional
         Weights ``Wg`` ``(in + out, 2 out)`` and ``W`` ``(in, out)``, and the bias of the first.
         Default ``XavierNormal()``, ``ZeroInit()``.

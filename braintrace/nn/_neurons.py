@@ -1,13 +1,13 @@
-r"""Spiking neurons, integrated exactly over a time step dt of constant input.
+r"""Spiking neurons, integrated exactly over time steps of constant input.
 
-Between spikes :math:`\tau \dot V = -(V - V_{rest}) + R I`, that is
+Between spikes :math:`\tau \dot V = -(V - V_{rest}) + R I`. Over a step dt this is
 
 .. math:: V_t = V_\infty + e^{-dt/\tau} (V' - V_\infty), \qquad V_\infty = V_{rest} + R I_t,
 
-where V' is the old potential after the reset by the old spike. The time step is that of
-brainstate's environment (``brainstate.environ.set(dt=...)``). All states stay at their position,
-so that D_RTRL gives the gradient of BPTT for weights that feed such a neuron from outside; what
-recurrent weights add is approximated.
+where V' is the old potential after the reset by the old spike. Set the time step in brainstate's
+environment (``brainstate.environ.set(dt=...)``). The states of a neuron depend on each other
+elementwise, so that `D_RTRL` computes the same gradient as BPTT for feedforward weights. Through
+recurrent weights the gradient is approximate.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ _RESETS = {"soft": _soft_reset, "hard": _hard_reset}
 
 
 class Spiking(Stateful):
-    """A population of neurons with a way to spike and a way to be reset."""
+    """A population of neurons with a spike function and a kind of reset."""
 
     def __init__(
         self, in_size: Any, spk_fun: Callable[[Any], Any], spk_reset: str, name: str | None
@@ -54,7 +54,7 @@ class LIF(Spiking):
         z &= \Theta\left(\frac{V - V_{th}}{V_{th} - V_{reset}}\right)
 
     After a spike, V is lowered by :math:`V_{th} - V_{reset}` (soft), or set to :math:`V_{reset}`
-    (hard; the derivative takes the distance that it falls as a constant).
+    (hard; the derivative treats the height of the drop as a constant).
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class LIF(Spiking):
         return {"V": (self.V_initializer, self.in_size)}
 
     def get_spike(self) -> Any:
-        """Return the spikes of the present state: those of the last step, before an update."""
+        """Return the spikes of the current state (before an update: of the last step)."""
         return self.spk_fun((self.V.value - self.V_th) / (self.V_th - self.V_reset))
 
     def update(self, x: Any) -> Any:
@@ -147,7 +147,7 @@ class ALIF(Spiking):
     tau_a : float, array or Quantity, optional
         Time constant of the adaptation. Default 100 ms.
     beta : float, array or Quantity, optional
-        Rise of the threshold by each spike. Default 0.1 mV.
+        Rise of the threshold after each spike. Default 0.1 mV.
     a_initializer : callable or array, optional
         Initial adaptation. Default 0.
 
@@ -197,7 +197,7 @@ class ALIF(Spiking):
         }
 
     def get_spike(self) -> Any:
-        """Return the spikes of the present state: those of the last step, before an update."""
+        """Return the spikes of the current state (before an update: of the last step)."""
         above = self.V.value - self.V_th - self.beta * self.a.value
         return self.spk_fun(above / (self.V_th - self.V_reset))
 
@@ -212,7 +212,7 @@ class ALIF(Spiking):
 
 @checked
 class GIF(Spiking):
-    r"""Generalised integrate-and-fire neuron: two internal currents and a moving threshold.
+    r"""Generalised integrate-and-fire neuron: two currents and a moving threshold.
 
     .. math::
         \dot I_j &= -k_j I_j, \quad j = 1, 2 \\
@@ -220,8 +220,8 @@ class GIF(Spiking):
         \dot V_{th} &= a (V - V_{rest}) - b (V_{th} - V_{th\infty})
 
     and after a spike :math:`I_j \leftarrow R_j I_j + A_j`,
-    :math:`V_{th} \leftarrow \max(V_{th}, V_{th,reset})`; V is reset as for `LIF`, softly by
-    :math:`V_{th} - V_{reset}` with the threshold that it crossed.
+    :math:`V_{th} \leftarrow \max(V_{th}, V_{th,reset})`; V is reset as for `LIF`. The soft reset
+    subtracts :math:`V_{th} - V_{reset}` with the threshold that V crossed.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ class GIF(Spiking):
         }
 
     def get_spike(self) -> Any:
-        """Return the spikes of the present state: those of the last step, before an update."""
+        """Return the spikes of the current state (before an update: of the last step)."""
         V, V_th = self.V.value, self.V_th.value
         return self.spk_fun((V - V_th) / (V_th - self.V_reset))
 
@@ -328,5 +328,5 @@ class GIF(Spiking):
 
 
 def _relaxed(value: Any, end: Any, tau: Any) -> Any:
-    """Let a value relax exponentially towards another for one time step."""
+    """Relax a value exponentially towards another for one time step."""
     return end + (value - end) * decay(tau)

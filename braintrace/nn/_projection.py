@@ -1,4 +1,4 @@
-"""Several populations on one synapse."""
+"""Projection: several populations on one synapse."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,27 +12,27 @@ from ._checked import checked
 
 @checked
 class Projection(brainstate.nn.Module):
-    r"""Several populations on one synapse: what they send adds up.
+    r"""Projection of several populations to one synapse, which adds their inputs.
 
     .. math:: g \leftarrow f(g, \sum_p W_p(x_p))
 
-    with a weight layer :math:`W_p` for each population and the step f of the synapse. The weights
-    have traces of their own, the state of the synapse is there once.
+    with a weight layer :math:`W_p` for each population and the step f of the synapse. Each weight
+    has its own traces; the populations share the state of the synapse.
 
     Parameters
     ----------
     weights : dict of str to module
         The weight layer of each population by its name: `Linear`, `SparseLinear`, `SignedWLinear`,
-        … All give outputs of one shape.
+        … Their outputs must have one shape.
     synapse : module
-        What takes their sum: `Expon`, `Alpha`, `DualExpon`, …
+        The synapse that receives the sum: `Expon`, `Alpha`, `DualExpon`, …
     name : str, optional
         Name of the module.
 
     Raises
     ------
     OptionError
-        If there is no population.
+        If ``weights`` has no population.
 
     Examples
     --------
@@ -63,17 +63,17 @@ class Projection(brainstate.nn.Module):
         self.synapse = synapse
 
     def update(self, inputs: Any) -> Any:
-        """Advance the synapse by one step and return what it gives.
+        """Advance the synapse by one step and return its output.
 
         Parameters
         ----------
         inputs
-            A dict: what each population sends, ``(..., its size)``.
+            A dict with the input from each population, ``(..., its size)``.
 
         Raises
         ------
         ShapeError
-            If a population is missing, or is none of these, or the weights of two of them give
+            If a population is missing or unknown, or the outputs of two weight layers have
             different shapes.
         """
         names = list(self.weights)

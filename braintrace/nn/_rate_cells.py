@@ -1,7 +1,7 @@
-r"""Rate cells with one hidden state.
+r"""Rate cells with one hidden state: vanilla, leaky, IndRNN, MinimalRNN.
 
 x ``(..., in)`` is the input, h ``(..., out)`` the hidden state, which is also the output, and
-:math:`[x, h]` both side by side.
+:math:`[x, h]` their concatenation.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,14 @@ class ValinaRNNCell(brainstate.nn.ValinaRNNCell):
 
     .. math:: h_t = \phi([x_t, h_{t-1}] W + b)
 
-    Nothing of the old state stays at its position, so that D_RTRL carries no trace and the
-    gradient is that of the current step; `LeakyRNN` remembers.
+    The new state depends on the old one by a matrix product only. `D_RTRL` therefore carries no
+    trace, and its gradient is the gradient of the current step. `LeakyRNN` has an elementwise path,
+    hence traces.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     state_init : callable or array, optional
         Initial hidden state. Default ``ZeroInit()``.
     w_init, b_init : callable or array, optional
@@ -70,7 +71,7 @@ class LeakyRNN(Cell):
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     alpha : float or array, optional
         Time step over time constant, in (0, 1]. Default 0.2.
     state_init : callable or array, optional
@@ -122,16 +123,16 @@ class LeakyRNN(Cell):
 
 @checked
 class IndRNN(Cell):
-    r"""Independently recurrent cell: every unit feeds itself only.
+    r"""Independently recurrent cell (IndRNN): every unit feeds only itself.
 
     .. math:: h_t = \phi(x_t W + u \odot h_{t-1} + b)
 
-    D_RTRL gives the gradient of BPTT.
+    `D_RTRL` computes the same gradient as BPTT.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     state_init : callable or array, optional
         Initial hidden state. Default ``ZeroInit()``.
     w_init, b_init : callable or array, optional
@@ -189,13 +190,13 @@ class MinimalRNNCell(Cell):
         u_t &= \sigma([h_{t-1}, z_t] W_u + b_u) \\
         h_t &= u_t \odot h_{t-1} + (1 - u_t) \odot z_t
 
-    :math:`W_x` acts on h directly and, through z, on the gate. A trace carries the direct way;
-    along the other the compiler says that a weight lies behind a weight.
+    :math:`W_x` acts on h directly and, through z, on the gate. A trace carries the direct path. For
+    the other path the compiler reports nested weights.
 
     Parameters
     ----------
     num_in, num_out : int
-        Numbers of inputs and hidden units, also by the names ``in_size`` and ``out_size``.
+        Numbers of inputs and hidden units, also named ``in_size`` and ``out_size``.
     state_init : callable or array, optional
         Initial hidden state. Default ``ZeroInit()``.
     w_init, b_init : callable or array, optional

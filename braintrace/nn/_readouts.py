@@ -1,9 +1,9 @@
-"""Readouts with a memory of their own.
+"""Leaky readouts, which have a hidden state.
 
-A leaky readout is linear: `D_RTRL` and `ES_D_RTRL` carry what it remembers by filters of what it
-reads, and leave nothing out. One that spikes is no linear filter of what is below it: how an
-earlier spike still acts through its memory is left out there, as between any two layers with
-states.
+A leaky rate readout is linear: `D_RTRL` and `ES_D_RTRL` carry its memory by filters of its input,
+and their gradient through it is exact. A spiking readout is not a linear filter: the path of
+earlier spikes of the layer below through its memory is left out, as between any two layers with
+hidden states.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from ._states import Initializers, Stateful, decay
 
 @checked
 class LeakyRateReadout(Stateful):
-    r"""Leaky integrators that are read out as they are.
+    r"""Leaky integrators whose state is the output.
 
     .. math:: r_t = e^{-dt/\tau} r_{t-1} + x_t W + b
 
@@ -85,14 +85,14 @@ class LeakyRateReadout(Stateful):
 
 @checked
 class LeakySpikeReadout(Spiking):
-    r"""Leaky integrators that answer with spikes.
+    r"""Leaky integrators that spike.
 
     .. math::
         V_t &= e^{-dt/\tau} V'_{t-1} + x_t W + b \\
         z_t &= \Theta\left(\frac{V_t - V_{th}}{V_{th} - V_{reset}}\right)
 
     where :math:`V'` is the potential after the reset by the old spike, as for `LIF`. Potentials
-    have the unit of x W: none by default.
+    have the unit of x W, by default no unit.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class LeakySpikeReadout(Spiking):
         return {"V": (self.V_initializer, self.out_size)}
 
     def get_spike(self) -> Any:
-        """Return the spikes of the present state: those of the last step, before an update."""
+        """Return the spikes of the current state (before an update: of the last step)."""
         return self.spk_fun((self.V.value - self.V_th) / (self.V_th - self.V_reset))
 
     def update(self, x: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Weights that keep their signs, as Dale's law asks: a neuron excites or inhibits, never both.
+"""Weights with fixed signs (Dale's law: a neuron either excites or inhibits).
 
-What learns is a number of any sign, and the weight is its magnitude times the sign that is given.
-No update changes that sign. The derivative of the magnitude is the sign of the number, so that a
-number that is exactly zero stays.
+The parameter has any sign, and the weight is its magnitude times the given sign. Updates never
+change this sign. The derivative of the magnitude is the sign of the parameter, so that a parameter
+that is exactly zero does not change.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def signs_of(w_sign: Any, shape: tuple[int, int], layer: str) -> np.ndarray:
     Raises
     ------
     OptionError
-        For other numbers, or of another shape.
+        For other numbers, or another shape.
     """
     signs = np.asarray(w_sign)
     if signs.shape == shape[:1]:
@@ -46,7 +46,7 @@ def signs_of(w_sign: Any, shape: tuple[int, int], layer: str) -> np.ndarray:
 
 
 def signed(weight: Any, signs: np.ndarray | None) -> Any:
-    """Return the weight itself, or its magnitude with signs where there are some."""
+    """Return the weight itself, or its magnitude times the signs if there are some."""
     if signs is None:
         return weight
     magnitude = saiunit.math.abs(weight)

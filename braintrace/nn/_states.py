@@ -1,4 +1,4 @@
-"""What the modules with hidden states share."""
+"""Base classes and helpers of modules with hidden states."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -12,13 +12,13 @@ from .._errors import OptionError, UnitError
 from .._jax import strongly_typed
 
 Initializers: TypeAlias = dict[str, tuple[Any, tuple[int, ...]]]
-"""For every hidden state, by name: its initialiser, and the shape of one sample."""
+"""For every hidden state, by name: its initialiser, and its shape for one sample."""
 
 
 class Stateful(brainstate.nn.Module):
-    """A module whose hidden states all start from an initialiser each.
+    """A module whose hidden states each have an initialiser.
 
-    A subclass says which in `_initializers`.
+    A subclass declares them in `_initializers`.
     """
 
     def _initializers(self) -> Initializers:
@@ -26,13 +26,13 @@ class Stateful(brainstate.nn.Module):
         raise NotImplementedError
 
     def init_state(self, batch_size: int | None = None, **_: Any) -> None:
-        """Create the hidden states, with a batch axis in front if there is a batch size."""
+        """Create the hidden states, with a leading batch axis if there is a batch size."""
         for name, (initializer, shape) in self._initializers().items():
             value = initial(initializer, shape, batch_size)
             setattr(self, name, brainstate.HiddenState(value))
 
     def reset_state(self, batch_size: int | None = None, **_: Any) -> None:
-        """Give the hidden states their initial values again."""
+        """Reset the hidden states to their initial values."""
         for name, (initializer, shape) in self._initializers().items():
             getattr(self, name).value = initial(initializer, shape, batch_size)
 
@@ -59,9 +59,9 @@ class Cell(Stateful):
 
 
 def initial(initializer: Any, shape: tuple[int, ...], batch_size: int | None) -> Any:
-    """Return the initial value of a state; a single number counts for every unit.
+    """Return the initial value of a state; a single number is used for every unit.
 
-    Whole numbers begin as floating-point ones, which is what a step leaves.
+    Integers become floating-point numbers, the dtype after a step.
     """
     value = brainstate.nn.init.param(initializer, shape, batch_size)
     batch = () if batch_size is None else (batch_size,)
@@ -70,7 +70,7 @@ def initial(initializer: Any, shape: tuple[int, ...], batch_size: int | None) ->
 
 
 def activation_function(activation: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function, looked up in `brainstate.nn` if it is given by name."""
+    """Return a function; a name is looked up in `brainstate.nn`."""
     if callable(activation):
         return activation
     found: Callable[[Any], Any] | None = getattr(brainstate.nn, activation, None)
@@ -83,7 +83,7 @@ def activation_function(activation: str | Callable[[Any], Any]) -> Callable[[Any
 
 
 def decay(tau: Any) -> Any:
-    """Return ``exp(-dt / tau)``, what one time step leaves of an exponential decay."""
+    """Return ``exp(-dt / tau)``, the factor of an exponential decay over one step."""
     ratio = time_step() / tau
     if not saiunit.get_unit(ratio).is_unitless:
         raise UnitError(

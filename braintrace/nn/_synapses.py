@@ -1,9 +1,8 @@
-r"""Synapses, integrated exactly over a time step, and the currents that they cause.
+r"""Synapses, integrated exactly over time steps, and the currents that they cause.
 
-The input x of a synapse is what the spikes of a step add to it, usually the output of a weight
-layer. It has the unit of the synapse's state: a conductance by default; with
-``g_initializer=0.0 * saiunit.mA`` the state is a current. The time step is that of
-brainstate's environment.
+The input x of a synapse is the increment of its state by the spikes of a step, usually the output
+of a weight layer. It has the unit of the state: a conductance by default, a current with
+``g_initializer=0.0 * saiunit.mA``. Set the time step in brainstate's environment.
 """
 
 from typing import Any
@@ -39,7 +38,7 @@ class Expon(Synapse):
     tau : float, array or Quantity, optional
         Time constant. Default 8 ms.
     g_initializer : callable, array or Quantity, optional
-        Initial value, whose unit is that of the input. Default 0 mS.
+        Initial value, with the unit of the input. Default 0 mS.
     name : str, optional
         Name of the module.
 
@@ -82,7 +81,7 @@ class Expon(Synapse):
 
 @checked
 class Alpha(Synapse):
-    r"""Alpha synapse: an input at time 0 gives :math:`x\, (t / \tau)\, e^{-t/\tau}`.
+    r"""Alpha synapse, with the impulse response :math:`x\, (t / \tau)\, e^{-t/\tau}`.
 
     .. math:: \dot h = -h / \tau, \quad \dot g = (h - g) / \tau, \qquad h \leftarrow h + x
 
@@ -91,9 +90,9 @@ class Alpha(Synapse):
     in_size : int or tuple of int
         Shape of the population.
     tau : float, array or Quantity, optional
-        Time constant, at which the response has its peak of x / e. Default 8 ms.
+        Time constant, also the time of the peak x / e of the response. Default 8 ms.
     g_initializer : callable, array or Quantity, optional
-        Initial value of g and h, whose unit is that of the input. Default 0 mS.
+        Initial value of g and h, with the unit of the input. Default 0 mS.
     name : str, optional
         Name of the module.
 
@@ -138,7 +137,7 @@ class Alpha(Synapse):
 
 @checked
 class DualExpon(Synapse):
-    r"""Synapse with a rise and a decay: an input gives the difference of two exponentials.
+    r"""Synapse with a rise and a decay: the response is a difference of exponentials.
 
     .. math:: g = A (g_d - g_r), \qquad \dot g_d = -g_d / \tau_d, \quad \dot g_r = -g_r / \tau_r,
         \qquad g_d \leftarrow g_d + x, \quad g_r \leftarrow g_r + x
@@ -152,7 +151,7 @@ class DualExpon(Synapse):
     tau_decay, tau_rise : float, array or Quantity, optional
         Time constants, different from each other. Default 10 and 1 ms.
     g_initializer : callable, array or Quantity, optional
-        Initial value of both states, whose unit is that of the input. Default 0 mS.
+        Initial value of both states, with the unit of the input. Default 0 mS.
     name : str, optional
         Name of the module.
 
@@ -239,12 +238,12 @@ class COBA(brainstate.nn.Module):
 class CUBA(brainstate.nn.Module):
     r"""Current-based approximation of a conductance: :math:`I = g (E - V_{rest})`.
 
-    A synapse whose state is a current already needs no such module.
+    A synapse whose state is a current does not need this module.
 
     Parameters
     ----------
     E, V_rest : float, array or Quantity
-        Reversal potential, and the fixed potential that stands for the membrane's.
+        Reversal potential, and a fixed potential used instead of the membrane's.
     name : str, optional
         Name of the module.
 

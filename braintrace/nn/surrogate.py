@@ -1,11 +1,11 @@
-r"""Spikes with a surrogate gradient.
+r"""Surrogate gradients: spike functions with a custom derivative.
 
-Every function here returns ``1`` where ``x >= 0`` and else ``0``, and differs from the others only
-in the derivative that JAX takes for it (`jax.custom_jvp`). ``x`` is the distance of the membrane
-potential from the threshold, without a unit. To change an option of a neuron's function, bind it:
-``LIF(10, spk_fun=functools.partial(surrogate.sigmoid, alpha=2.0))``. A potential that is no array
-is a `DtypeError`, one with a unit a `UnitError`, and an option that is no positive number an
-`OptionError`.
+Every function returns ``1`` if ``x >= 0``, else ``0``. The functions differ only in their
+derivative (`jax.custom_jvp`). ``x`` is the distance of the membrane potential from the threshold,
+without a unit. To change an option of a neuron's function, bind it:
+``LIF(10, spk_fun=functools.partial(surrogate.sigmoid, alpha=2.0))``. A potential that is not an
+array raises a `DtypeError`, one with a unit a `UnitError`, and an option that is not a positive
+number an `OptionError`.
 
 References
 ----------
@@ -44,7 +44,7 @@ _spike.defjvp(_spike_jvp)
 
 
 def _potential(x: Any, **shape: Any) -> Any:
-    """Return the potential as an array; its derivative has the shape that some numbers say."""
+    """Return the potential as an array, and check the options of the derivative."""
     for name, value in shape.items():
         check_option(name, value, _NOT_NEGATIVE if name in ("gamma", "h") else _POSITIVE)
     if is_quantity(x) and not saiunit.get_unit(x).is_unitless:
@@ -237,7 +237,7 @@ def gaussian(x: Any, sigma: float = 0.5) -> Any:
 
 
 def multi_gaussian(x: Any, h: float = 0.15, s: float = 6.0, sigma: float = 0.5) -> Any:
-    r"""Spike with a Gaussian derivative and a negative one on either side.
+    r"""Spike with a Gaussian derivative between two negative Gaussians.
 
     .. math:: (1 + h)\, \mathcal N(x \mid 0, \sigma^2) - h\, \mathcal N(x \mid \sigma, (s\sigma)^2)
         - h\, \mathcal N(x \mid -\sigma, (s\sigma)^2)
@@ -249,7 +249,7 @@ def multi_gaussian(x: Any, h: float = 0.15, s: float = 6.0, sigma: float = 0.5) 
     h, s : float, optional
         Weight and relative width of the negative parts.
     sigma : float, optional
-        Standard deviation of the middle one.
+        Standard deviation of the middle Gaussian.
 
     Returns
     -------

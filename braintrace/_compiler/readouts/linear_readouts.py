@@ -219,7 +219,7 @@ def _mixing(state: _State) -> set[int]:
 
 
 def _is_in_place(state: _State) -> bool:
-    """Tell whether each element of a state depends on the same element of the old one."""
+    """Tell whether each element of a state depends on its old value."""
     leaf = state.leaf
     own = numbered(leaf.in_var) if state.layout is None else state.layout
     comes_from = state.walk.ids.get(leaf.in_var)

@@ -78,7 +78,9 @@ class PrimitiveReport:
 
 
 def check_primitive(primitive: ETPPrimitive, *example_args: Any, **params: Any) -> PrimitiveReport:
-    """Compare the rules of a primitive with automatic differentiation of its implementation.
+    """Compare the rules of a primitive with automatic differentiation.
+
+    The reference is the derivative of the primitive's implementation.
 
     Parameters
     ----------

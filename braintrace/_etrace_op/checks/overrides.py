@@ -19,7 +19,7 @@ Side = Callable[[Example], Arrays]
 
 
 def overrides_of(spec: ETPPrimitiveSpec, has_derivative: bool) -> dict[str, tuple[Side, Side]]:
-    """Return the hand-written and the derived side of each rule that could be derived.
+    """Return hand-written and derived sides of each rule that could be derived.
 
     Parameters
     ----------
