@@ -68,10 +68,10 @@ def find(name: str, platform: str) -> Case:
 
 
 def heading(question: str) -> str:
-    """Return the question that a file answers: the first line of its docstring."""
-    return (QUESTIONS[question].__doc__ or question).splitlines()[0]
+    """Return the heading of a file: the first line of its docstring."""
+    return (QUESTIONS[question].__doc__ or question).splitlines()[0].removesuffix(".")
 
 
 def explanation(question: str) -> str:
-    """Return what the file says about how it is measured."""
+    """Return the method of a file: the rest of its docstring."""
     return "\n".join((QUESTIONS[question].__doc__ or "").strip().splitlines()[2:])

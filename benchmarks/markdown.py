@@ -10,7 +10,7 @@ from .results import Result, failed
 BEGIN, END = "<!-- benchmark -->", "<!-- /benchmark -->"
 DASH = "–"
 EARLIER = " †"
-"""Stands behind a case that did not run with the others."""
+"""Mark of a case that did not run with the others."""
 HOLDS = {True: "yes", False: "**no**", None: ""}
 _STACK = "{network}, {steps} steps, {hidden} units, batch {batch}"
 _SPARSE = "sparse {network}, {neurons:,} neurons, {synapses:,} synapses, batch {batch}, per step"
@@ -190,13 +190,13 @@ def page(results: Result, sections: list[tuple[str, str, list[Result]]], plots: 
         lines += machine_lines(results["other"]["machine"])
     earlier = [case["machine"] for case in results["cases"].values() if "machine" in case]
     if earlier:
-        lines += ["", f"{EARLIER.strip()} stands behind cases that ran earlier, on:"]
+        lines += ["", f"{EARLIER.strip()} marks cases of earlier runs, on:"]
         lines += dict.fromkeys(line for machine in earlier for line in machine_lines(machine))
     lines += [
         "",
-        "Medians over rounds in which everything that is compared is called in turn; ratios are",
-        "medians of the ratios within a round. The processes keep the memory that they free, so",
-        "that nobody pays for pages that a neighbour gave back. Written by `python -m benchmarks`.",
+        "Times are medians over rounds, which call all compared functions in turn; ratios are",
+        "medians of the ratios within a round. The processes keep freed memory, so no function",
+        "pays for page faults of another. Written by `python -m benchmarks`.",
         "",
     ]
     for title, explanation, cases in sections:

@@ -304,9 +304,7 @@ def test_cases_that_ran_on_an_earlier_version_say_so():
         found["cases"][first] = case | {"name": first}
     sections = [("question", "", list(found["cases"].values()))]
     page = markdown.page(found, sections, [])
-    assert page.startswith(
-        "# Benchmarks\n\nA processor. Python 3.11, braintrace 0.3.0.\n\n† stands"
-    )
+    assert page.startswith("# Benchmarks\n\nA processor. Python 3.11, braintrace 0.3.0.\n\n† marks")
     assert f"| {second.partition('/')[2]} † |" in page and "braintrace 0.1.0" in page
     assert f"| {first.partition('/')[2]} † |" not in page and "braintrace 0.2.0" not in page
     block = markdown.headline(found)

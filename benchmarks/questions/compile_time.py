@@ -1,7 +1,7 @@
-"""How long does the analysis of a model take, and does it grow with the number of equations?
+"""Analysis time over the number of equations.
 
-Stacked leaky layers with element-wise operations between the weight and the state; one layer
-has 50 equations or so. And one LSTM, whose equations stay the same while its arrays grow.
+Stacked leaky layers with elementwise operations between the weight and the state; one layer has
+about 50 equations. An LSTM has constant equations and growing arrays.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""How long does the first call take, which traces and compiles?
+"""Time of the first call: tracing and compilation.
 
-BPTT and the library compile the same network at hidden sizes that nobody compiled before, in
-turn; the medians count. ``braintrace.compile``, the analysis of one step, is given separately.
+BPTT and the library compile the same network in turn, at new hidden sizes; the table has medians.
+The time of ``braintrace.compile``, the analysis of one step, is separate.
 """
 
 import statistics

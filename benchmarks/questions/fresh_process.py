@@ -1,9 +1,8 @@
-"""How long does the first call take in a process that has compiled nothing yet?
+"""First gradient in a fresh process.
 
-From the model to its first gradient: states, ``braintrace.compile``, tracing, compilation and the
-call itself, for the stacks of ``stacks``. Each number is the median over processes of their own,
-of both sides in turn, without a compilation cache. "and once more" adds a second call, which
-carries on from the traces of the first.
+The time covers states, ``braintrace.compile``, tracing, compilation and the call, for the stacks of
+``stacks``, without a compilation cache. Each number is a median over fresh processes, of both sides
+in turn. "and once more" adds a second call, which continues from the traces of the first.
 """
 
 import dataclasses

@@ -1,10 +1,9 @@
-"""What would a GPU do? Programs compiled for one that is not here.
+"""GPU programs: bytes and kernels, without a GPU.
 
-XLA compiles for an NVIDIA H200 from its description (`benchmarks/gpu_programs.py`). Of a step of
-online learning, the table counts what all its kernels read and write, over what one pass over the
-trace does; of a sequence gradient, the kernels that it starts, over those of BPTT. Nothing is
-timed: these are the numbers that a time there follows from. Needs ``pip install "jax[cuda12]"``
-and no GPU.
+XLA compiles for an NVIDIA H200 from its description (`benchmarks/gpu_programs.py`). For a step of
+online learning, the table counts the bytes that all kernels read and write, relative to one pass
+over the trace. For a sequence gradient, it counts kernels relative to BPTT. Nothing is timed. The
+count needs ``pip install "jax[cuda12]"`` and no GPU.
 """
 
 from collections.abc import Callable

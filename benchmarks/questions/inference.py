@@ -1,7 +1,7 @@
-"""What does a sequence cost without learning, and with a loss at few steps only?
+"""Prediction, and losses at few steps.
 
-``predict`` is compared with the bare model in a jitted ``jax.lax.scan``. For the mask, the
-network has as many outputs as units, so that the readout is a part of the work that shows.
+``predict`` is compared with the bare model in a jitted ``jax.lax.scan``. For the mask, the network
+has one output per unit, so that the readout is a visible part of the work.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""Do time and memory grow as they should with the length of a sequence, at a fixed chunk?
+"""Time and memory over the length of a sequence.
 
-Time should be ``a + b T``: the largest deviation from that line, fitted to the relative errors,
-is what counts. Peak memory should not grow at all; the inputs are all there before the first
-gradient, and the sequences run from the shortest to the longest.
+At a fixed chunk size, time should be ``a + b T``; the table has the largest deviation from this
+line, fitted to relative errors. Peak memory should be constant. All inputs exist before the first
+gradient, and sequences run from the shortest to the longest.
 """
 
 from functools import partial

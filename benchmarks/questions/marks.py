@@ -1,7 +1,7 @@
-"""Does a model that the compiler marks learn as fast as one that is marked by hand?
+"""Automatic and manual marks.
 
-The same networks twice: with the library's operations, and in plain JAX with `mark='auto'`. Both
-are held against the same oracle, and the steps of both should compile to the same program.
+The same networks twice: with ETP operations, and in plain JAX with `mark='auto'`. Both are compared
+with the same oracle, and their steps should compile to the same program.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
-"""At what share of the device's matrix rate do the gradients run?
+"""Share of the device's matrix rate.
 
-The operations that a gradient cannot do without (a product is 2 m n k), divided by its time, over
-those of one large product in the same run. D_RTRL needs no product with the transposed recurrent
-weights; BPTT does.
+The necessary operations of a gradient (a product is 2 m n k) per time, relative to one large
+product in the same run. D_RTRL needs no product with the transposed recurrent weights; BPTT does.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""How much memory does a sequence gradient take while it runs, against T, H and batch?
+"""Temporary memory of a sequence gradient.
 
-The size of the temporary buffers of the compiled program, as ``compiled.memory_analysis()``
-gives it; the arguments and results are not in it. Programs of long sequences are compiled, not
-run: their gradients are compared with the oracle at the shortest length.
+The size of the temporary buffers in ``compiled.memory_analysis()``, without arguments and results,
+over length, units and batch. Programs of long sequences are compiled, not run: their gradients are
+compared with the oracle at the shortest length.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""What does the gradient of a whole sequence cost for the other operations, and for two states?
+"""Gradient of a sequence: other operations.
 
 Leaky tanh RNNs with convolutions, low-rank and sparse weights, an IndRNN (``element_wise``), an
-LSTM with one matrix for its gates, and recurrent ALIF neurons, which have to spike. Hand-written
-programs begin with zeros: they are compared with the gradient without ``reset_state``.
+LSTM with one matrix for its gates, and recurrent ALIF neurons with spikes. Hand-written programs
+start from zeros: they are compared with the gradient without ``reset_state``.
 """
 
 import functools

@@ -1,10 +1,10 @@
-"""What do filters for a leaky readout cost, next to the traces of the layer below?
+"""Filters of a leaky readout.
 
-One layer without recurrence and a leaky readout of 10 units; 64 inputs, float32. With filters the
-gradient is that of backpropagation through time; without them (``readout_filters=False``) what the
-readout remembers is left out of it. Steps are timed in a compiled loop, each with its gradient. A
-filter has one trace more for every weight below, next to one or two (``alif``): at most 2 means
-that it costs no more than the layer's own trace does.
+One layer without recurrence and a leaky readout of 10 units; 64 inputs, float32. With filters, the
+gradient equals backpropagation through time; without them (``readout_filters=False``), it lacks the
+memory of the readout. Steps run in a compiled loop, each with its gradient. A filter adds one trace
+for every weight below, to one or two (``alif``): a ratio of at most 2 means that a filter costs at
+most as much as the layer's trace.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
-"""What does a streaming step of another rule cost, next to one of D_RTRL?
+"""Streaming step of other rules.
 
-Both are compiled loops over many steps, each with its gradient, on networks of which they carry
-traces of the same size. Each rule is held against its own oracle, but for UORO, of which only the
-mean over many draws has one.
+Compiled loops over many steps, each with its gradient, relative to D_RTRL, on networks with traces
+of equal size. Each rule is compared with a separate oracle; UORO only in the mean over many draws.
 """
 
 import functools

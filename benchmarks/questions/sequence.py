@@ -1,9 +1,9 @@
-"""What does the gradient of a whole sequence cost, next to backpropagation through time?
+"""Gradient of a sequence: one leaky layer.
 
-A leaky tanh RNN with a plain readout and a loss at every step. BPTT is the jitted
-``jax.value_and_grad`` of the scanned plain model. The library is called as users write it,
-``reset_state`` and then ``etrace_grad``; "without reset" leaves the reset out of the time, as
-the hand-written programs do, which begin with zeros.
+A leaky tanh RNN with an ordinary readout and a loss at every step. BPTT is the jitted
+``jax.value_and_grad`` of the scanned plain model. The library runs ``reset_state`` and then
+``etrace_grad``; "without reset" omits the reset, like the hand-written programs, which start from
+zeros.
 """
 
 import itertools

@@ -1,7 +1,7 @@
-"""What does a sequence cost without a past, or with filters of the inputs alone, next to BPTT?
+"""Gradient of a sequence: rules without weight traces.
 
-`Immediate` keeps nothing from step to step, OTTT a low-pass of every input. Both start from fresh
-states, as BPTT does, and each is held against its own oracle.
+`Immediate` stores nothing between steps, OTTT a low-pass filter of every input. Both start from
+fresh states, like BPTT, and each is compared with a separate oracle.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""What do large nets of spiking neurons with sparse connections cost, per step?
+"""Large sparse spiking networks.
 
-Every neuron feeds 100 others; a plain readout of all spikes and a loss at every step, float32.
-"forward" is the loss of the same model in a jitted ``for_loop``, without gradients. A sequence
-begins with a reset; "carrying on" leaves it out. The temporary memory of a sequence gradient is
-given over what one number for each entry, sample and step would take.
+Every neuron projects to 100 others; an ordinary readout of all spikes and a loss at every step, in
+float32, per step. "forward" is the loss of the same model in a jitted ``for_loop``, without
+gradients. A sequence starts with a reset; "carrying on" omits it. The temporary memory of a
+sequence gradient is relative to one scalar per entry, sample and step.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
-"""What does each of eight devices hold of a large sparse net, and what do they send?
+"""Large sparse network on eight devices.
 
-Every neuron is fed by 100 others; synapses and their traces lie with the neuron that they feed.
-Eight devices are simulated on one processor, in a process of its own and in double precision, where
-a spike that round-off moves moves no other: a stream and a sequence gradient give what one device
-gives. "As planned" is what ``braintrace.plan`` says of the same program. What is sent is counted in
-the compiled programs; with two states, spikes are sent for the neurons and once more for the
-traces. Nothing is timed: the devices share the cores.
+Every neuron has 100 inputs; synapses and their traces are sharded with their target neurons. One
+processor simulates eight devices in a separate process, in float64, where rounding moves no spike:
+a stream and a sequence gradient equal the results of one device. "As planned" is the result of
+``braintrace.plan`` for the same program. Communication is counted in the compiled programs; with
+two states, spikes are sent once for the neurons and once for the traces. Nothing is timed, because
+the devices share the cores.
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""What do networks cost that people build: stacks of ``braintrace.nn`` layers?
+"""Gradient of a sequence: stacks of ``braintrace.nn`` layers.
 
-A plain readout and a loss at every step; 64 inputs, 10 outputs, float32. BPTT is that of the
-same model, as brainstate's users write it: ``jit`` of ``grad`` of ``for_loop``. The library is
-called as users write it, ``reset_state`` and then ``etrace_grad``; "carrying on" leaves the reset
-out, so that every sequence begins with the states and traces of the one before.
+An ordinary readout and a loss at every step; 64 inputs, 10 outputs, float32. BPTT is ``jit`` of
+``grad`` of ``for_loop`` over the same model. The library runs ``reset_state`` and then
+``etrace_grad``; "carrying on" omits the reset, so states and traces continue from the previous
+sequence.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""What does one step of online learning cost, next to one pass over its trace?
+"""Streaming step relative to one pass over the trace.
 
-The network is given one step at a time, and its gradient is taken after every step. A pass reads
-and writes arrays of the shapes of the traces, ``e * a + b``, in place. Both are timed as single
-calls and in a compiled loop over many steps, where no time goes into calling. The same step written
-by hand shows what XLA makes of it.
+The network runs one step at a time, with a gradient after every step. A pass reads and writes
+arrays of the shapes of the traces, ``e * a + b``, in place. Both are timed as single calls and in a
+compiled loop over many steps, without call overhead. The same step written by hand shows the result
+of XLA.
 """
 
 import dataclasses

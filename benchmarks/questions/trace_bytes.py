@@ -1,9 +1,9 @@
-r"""Do the stored traces take what their definition needs, and no more?
+r"""Bytes of the stored traces.
 
-D_RTRL needs one number per weight, sample and hidden state that a later step reads position by
-position (per patch entry and output position for a convolution, of the effective matrix for
-low-rank weights). ES_D_RTRL needs the filtered inputs, each once, and a filtered factor per
-output and state of every operation.
+D_RTRL needs one scalar per weight, sample and hidden state that a later step reads elementwise (per
+patch entry and output pixel for a convolution, of the effective matrix for low-rank weights).
+ES_D_RTRL needs each filtered input once, and a filtered factor per output and state of every
+operation.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""What do traces in bfloat16 save, and how far is their gradient from that of float32 traces?
+"""Traces in bfloat16.
 
-The deviation is reported, not judged: it is the price of half the memory. A gradient that has
-nothing to do with the oracle fails.
+The deviation from float32 traces is reported without a limit, next to the saved memory. A gradient
+that is unrelated to the oracle fails.
 """
 
 import functools

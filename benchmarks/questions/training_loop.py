@@ -1,10 +1,10 @@
-"""What does the loop around learning cost: an optimizer, checks, progress, single steps?
+"""Training loop: optimizer, checks, progress, single steps.
 
-Descent with momentum learns at every step of a stream. An optimizer that is given is compared with
-the same update written out in an ``update_fn``; checks of what is not finite, and a call that is
-watched, with the call without them. That call is also compared with itself, by another learner:
-what differs there is chance. Steps that are called one by one are compared with a jitted loop of
-one's own. The oracle is a hand-written step with the same optimizer.
+Descent with momentum updates the parameters at every step of a stream. An optimizer is compared
+with the same update written in an ``update_fn``. Checks of NaN and infinity, and a logged call, are
+compared with the call without them. That call is also compared with itself, by another learner, to
+show the noise. Single steps are compared with a jitted loop by hand. The oracle is a hand-written
+step with the same optimizer.
 """
 
 import contextlib

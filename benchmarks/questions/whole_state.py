@@ -1,9 +1,9 @@
-"""What does exact RTRL cost, next to its recursion by hand and to backpropagation through time?
+"""Exact RTRL.
 
-One layer of ``braintrace.nn`` with a plain readout and a loss at every step; 64 inputs, 10 outputs,
-float32. "By hand" is RTRL step by step as one writes it in plain JAX, with ``jax.jacrev`` of one
-sample, mapped over the batch. "Carrying on", every sequence begins with the states and traces of
-the one before; from zero traces, a sequence that fits into one chunk needs none.
+One layer of ``braintrace.nn`` with an ordinary readout and a loss at every step; 64 inputs, 10
+outputs, float32. "By hand" is RTRL step by step in plain JAX, with ``jax.jacrev`` of one sample,
+mapped over the batch. In "carrying on", states and traces continue from the previous sequence;
+after a reset, a sequence that fits into one chunk needs no trace.
 """
 
 from collections.abc import Callable
