@@ -68,7 +68,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 
 def include_benchmarks(app, docname, source):
-    """Put every stored result behind the introduction of the benchmark page."""
+    """Append every stored result to the introduction of the benchmark page."""
     if docname != "benchmarks":
         return
     stored = sorted((pathlib.Path(app.srcdir).parent / "benchmarks" / "results").glob("*.md"))
@@ -102,7 +102,7 @@ def write_notebooks(app, exception):
 
 
 def keep_short_cells(app, doctree):
-    """Let a number and its unit stand in one line, where a table has many columns."""
+    """Keep a number and its unit on one line in wide tables."""
     for body in doctree.findall(nodes.tbody):
         for cell in body.findall(nodes.entry):
             if len(cell.astext()) <= 14:
@@ -110,7 +110,7 @@ def keep_short_cells(app, doctree):
 
 
 def public_bases(app, name, obj, options, bases):
-    """Name bases as a user imports them, and leave out those that are private."""
+    """Name public bases as a user imports them, and omit private ones."""
     rooms = {
         "braintrace": braintrace,
         "braintrace.nn": braintrace.nn,
@@ -127,7 +127,7 @@ def public_bases(app, name, obj, options, bases):
 
 
 def constructor_signature(app, what, name, obj, options, signature, returns):
-    """Show what a module takes; brainstate's metaclass hides it behind ``*args, **kwargs``."""
+    """Show constructor arguments in place of the ``*args, **kwargs`` of brainstate's metaclass."""
     if not (inspect.isclass(obj) and issubclass(obj, brainstate.nn.Module)):
         return None
     _, *parameters = inspect.signature(obj.__init__).parameters.values()
@@ -136,7 +136,7 @@ def constructor_signature(app, what, name, obj, options, signature, returns):
 
 
 class Shown(str):
-    """A default value as one would write it."""
+    """A default value as in source code."""
 
     __repr__ = str.__str__
 

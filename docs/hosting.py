@@ -1,7 +1,7 @@
-"""What depends on where the project is hosted, for the package's metadata and the site.
+"""Links that depend on the host of the project, for the package's metadata and the site.
 
-The workflows know where they run, and nobody writes it down: without them (or the same variables of
-the environment) there are no such links. Needs nothing but Python, since a build imports it.
+The host comes from environment variables of the workflows; without them, these links are omitted.
+The file needs only the standard library, because a build imports it.
 """
 
 import copy
@@ -13,13 +13,13 @@ GITHUB = "https://github.com/"
 
 
 def repository(environment=os.environ):
-    """Return the address of the repository, or ``None`` where nobody knows."""
+    """Return the address of the repository, or ``None`` if unknown."""
     server, name = (environment.get(f"GITHUB_{x}") for x in ("SERVER_URL", "REPOSITORY"))
     return f"{server}/{name}" if server and name else None
 
 
 def project_urls(where):
-    """Return what a registry shows beside a package."""
+    """Return the project URLs of a package on a registry."""
     if where is None:
         return {}
     urls = {"Source": where, "Issues": f"{where}/issues"}
@@ -44,14 +44,14 @@ def absolute_links(markdown, where):
 
 
 def colab_link(name, where):
-    """Return where Colab opens a notebook, or ``None``: it opens those on GitHub."""
+    """Return the Colab address of a notebook, or ``None`` outside GitHub."""
     if where is None or not where.startswith(GITHUB):
         return None
     return f"{COLAB}/{where.removeprefix(GITHUB)}/blob/gh-pages/colab/{name}.ipynb"
 
 
 def for_colab(notebook, where, revision="HEAD"):
-    """Return a notebook that first installs what it needs; its outputs stay."""
+    """Return a notebook with a first cell that installs its packages; outputs are kept."""
     notebook = copy.deepcopy(notebook)
     if where is not None:
         wanted = f"braintrace[examples,frameworks] @ git+{where}@{revision}"

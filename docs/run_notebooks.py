@@ -42,7 +42,7 @@ def execute(path):
 
 
 def clean(notebook):
-    """Remove what differs between two runs or tells of one machine."""
+    """Remove properties of a single run or machine."""
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

@@ -1,14 +1,13 @@
-"""An actor-critic that learns at every step, where what it sees now is not enough.
+"""Train an actor-critic online in partially observed environments.
 
-Two worlds of gymnax hide what the agent needs. In the memory chain a sign is shown first and asked
-for twenty steps later; of a cart with a pole only positions are seen, inexactly, and no velocities.
-Actor and critic are one network with recurrent units, updated at every step from that step alone:
-no replay, no rollout, nothing goes back in time. Two kinds of traces cover the past. D-RTRL
-traces carry gradients through the memory of the network; a `TDTrace` credits earlier predictions
-and actions with later rewards.
+Two environments of gymnax hide a part of the state. The memory chain shows a sign and asks for it
+twenty steps later; the pole on a cart shows noisy positions without velocities. Actor and critic
+are one network with recurrent units, updated at every step, without replay, rollouts or
+backpropagation through time. D-RTRL traces carry gradients through the memory of the network; a
+`TDTrace` credits earlier predictions and actions with later rewards.
 
-Its opponents are the same network by truncated BPTT(1), whose gradients see one step of the
-recurrence, and the same network made to forget everything at every step.
+The baselines are the same network with truncated BPTT(1), whose gradients see one step of the
+recurrence, and the same network with a reset at every step.
 
     pip install -e ".[rl]"
     python docs/examples/actor_critic.py               three seeds, within two minutes on two cores
@@ -37,17 +36,17 @@ LEARNING_RATE, DECAY = 3e-3, 0.9
 POINTS = 10
 
 
-# --- worlds ------------------------------------------------------------------------------
+# --- environments ------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """An environment, what is seen of it, and how to live in it.
+    """An environment with its observations and settings.
 
     discount: of rewards, per step.
-    reward_scale: rewards are multiplied by it, so that values are about as large as 1.
-    see: what an observation becomes, with a key for noise.
-    longest_memory: radius within which the recurrent units begin.
+    reward_scale: factor of rewards, so that values are about 1.
+    see: function of an observation and a key for noise.
+    longest_memory: largest initial radius of the recurrent units.
     """
 
     title: str
@@ -62,7 +61,7 @@ class World:
 
 
 def memory_chain(length=20, steps=8000):
-    """Show a sign and ask for it later: the return is 1 for the same one, and -1 for the other."""
+    """Show a sign and ask for it later: the return is 1 if correct, and -1 otherwise."""
     environment, parameters = gymnax.make("MemoryChain-bsuite")
     parameters = dataclasses.replace(parameters, memory_length=length)
     return World(
@@ -79,7 +78,7 @@ def memory_chain(length=20, steps=8000):
 
 
 def masked_cartpole(noise=0.15, steps=6000):
-    """Balance a pole for 500 steps by inexact positions alone: return 1 for each step."""
+    """Balance a pole for 500 steps by noisy positions: the reward is 1 per step."""
     environment, parameters = gymnax.make("CartPole-v1")
     limits = jnp.array([parameters.x_threshold, parameters.theta_threshold_radians])
 
@@ -135,10 +134,10 @@ AGENTS = {
 
 
 class Past(NamedTuple):
-    """What the error of the last step still needs, of every environment.
+    """Values of the last step that its error needs, per environment.
 
     discount: 0 where an episode has ended.
-    is_cut: whether that was the time limit, after which nobody knows what would have come.
+    is_cut: whether the time limit ended it, so that later rewards are unknown.
     """
 
     trace: Any
@@ -149,7 +148,7 @@ class Past(NamedTuple):
 
 
 class Life(NamedTuple):
-    """All that goes on from step to step."""
+    """State that is carried from step to step."""
 
     parameters: Any
     optimizer: Any
@@ -162,7 +161,7 @@ class Life(NamedTuple):
 
 
 def make_act(pure, world, forgets):
-    """Return what one environment's agent does at one step, and the gradient of it."""
+    """Return the action of one environment's agent at one step, and its gradient."""
 
     def act(parameters, memory, observation, is_new, key):
         state = dataclasses.replace(memory, parameters=parameters)
@@ -177,7 +176,7 @@ def make_act(pure, world, forgets):
 
 
 def make_live(pure, world, agent):
-    """Return a life as a function of initial parameters and a key: episodes that end, by step."""
+    """Return training as a function of initial parameters and a key."""
     credit = braintrace.TDTrace(DECAY)
     optimizer = optax.adam(optax.linear_schedule(LEARNING_RATE, 0.0, world.steps))
     act = jax.vmap(make_act(pure, world, agent.forgets), in_axes=(None, 0, 0, 0, 0))
@@ -222,7 +221,7 @@ def make_live(pure, world, agent):
 
 
 def train(world, agent, seeds):
-    """Return the mean return of episodes by part of their lives, ``(seeds, POINTS)``."""
+    """Return the mean return of episodes by part of training, ``(seeds, POINTS)``."""
     actions = world.environment.num_actions
 
     def build(seed):
@@ -243,7 +242,7 @@ def train(world, agent, seeds):
 
 
 def score(curves):
-    """The mean return in the second half of their lives, of every seed."""
+    """Return the mean return in the second half of training, per seed."""
     return curves[:, POINTS // 2 :].mean(axis=1)
 
 
@@ -260,7 +259,7 @@ def table(world, curves_of):
 
 
 def draw(results, path):
-    """Write the learning curves of all agents in all worlds as a picture."""
+    """Plot the learning curves of all agents in all environments."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, (world, curves_of) in zip(figure.subplots(1, 2), results, strict=True):
         steps = (np.arange(POINTS) + 0.5) * world.steps / POINTS
@@ -275,7 +274,7 @@ def draw(results, path):
 
 
 def main(arguments=None):
-    """Run the example, and return the curves of each agent in each world."""
+    """Run the example; return the curves of each agent in each environment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="lives of every agent")
     parser.add_argument("--noise", type=float, default=0.15, help="error of the pole's positions")

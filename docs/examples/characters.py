@@ -1,16 +1,16 @@
-"""Learn a text without end in one pass: the sources of Python's standard library.
+"""Predict the characters of a text stream in one pass: the sources of Python's standard library.
 
-Four places of the text are read at once, a character of each at every step: a recurrent network
-says how likely every next character is, sees it, and learns from it by eligibility traces, with an
-update at every eighth step. It corrects counts of 5-grams, and is compared with counts alone that
-have as many bytes as it has for its parameters, traces, optimizer and counts together, and with
-truncated backpropagation through time of the same model in windows of 16 steps.
+A recurrent network reads four places of the text at once, one character each per step. It predicts
+the next characters, observes them, and trains by eligibility traces with an update at every eighth
+step. It corrects counts of 5-grams. The baselines are counts alone, with the memory of all its
+parameters, traces, optimizer and counts, and truncated backpropagation through time of the same
+model in windows of 16 steps.
 
     python docs/examples/characters.py --folder /tmp/characters
     python docs/examples/characters.py --folder /tmp/characters --full
 
-In the middle the learner is saved, built anew and restored. However a run is ended, the same
-command goes on from what was saved last.
+Half way through, the learner is saved, rebuilt and restored. After an interrupt, the same command
+continues from the last checkpoint.
 
 The short form, 30,000 steps with three seeds, takes two and a half minutes on two cores; the full
 one, a million steps, eleven minutes.
@@ -33,7 +33,7 @@ import braintrace
 SYMBOLS = 97  # printable ASCII, the end of a line, and everything else
 EMBEDDED, HIDDEN, STREAMS = 24, 64, 4
 EVERY, WINDOW = 8, 16  # steps per update
-RATE = 8e-3  # better than half of it for either way to learn
+RATE = 8e-3  # better than half of it for both methods
 ZERO = brainstate.nn.init.ZeroInit()
 SHORT, FULL = 30_000, 1_000_000
 PARTS = 10
@@ -67,11 +67,11 @@ def load_text(steps, streams=STREAMS):
 
 
 class Counts(brainstate.nn.Module):
-    """How often each symbol has followed its last ``order`` ones, in a table of so many bytes.
+    """Counts of the symbols after the last ``order`` symbols, in a table of fixed size.
 
-    The table holds counts (16 bits) and a byte that tells n-grams apart which fall on the same
-    place. An n-gram that finds its place taken takes one off the count there, and the place when
-    nothing is left. Each order is interpolated with the one below by absolute discounting,
+    The table contains counts (16 bits) and a byte that distinguishes n-grams with the same hash. An
+    n-gram on an occupied entry decrements its count, and takes the entry at zero. Each order is
+    interpolated with the next lower one by absolute discounting,
 
     .. math:: p_k(c) = (\\max(n_k(c) - d, 0) + d\\, |\\{n_k > 0\\}|\\, p_{k-1}(c)) / \\sum n_k.
     """
@@ -87,13 +87,13 @@ class Counts(brainstate.nn.Module):
         self.checks = brainstate.ShortTermState(jnp.zeros(self.places, jnp.uint8))
 
     def update(self, symbols):
-        """Count the symbols ``(streams,)`` and say how likely the next are.
+        """Count the symbols ``(streams,)`` and predict the next ones.
 
         Returns
         -------
         probabilities, seen
-            By each order ``(streams, order + 1, symbols)``, and how often what it goes by has
-            been seen ``(streams, order + 1)``.
+            Predictions of each order ``(streams, order + 1, symbols)``, and the counts of its
+            context ``(streams, order + 1)``.
         """
         self.count(symbols)
         _, _, counts = self.found(jnp.arange(SYMBOLS, dtype=jnp.uint32)[:, None])
@@ -118,7 +118,7 @@ class Counts(brainstate.nn.Module):
         self.history.value = jnp.concatenate([seen, self.history.value[:-1]])
 
     def found(self, symbols):
-        """Return places, checks and counts ``(order + 1, symbols, streams)`` after the history."""
+        """Return entries, checks and counts ``(order + 1, symbols, streams)`` after the history."""
         context, number = jnp.zeros(self.history.value.shape[1:], jnp.uint32), []
         for order in range(self.order + 1):
             if order:
@@ -136,7 +136,7 @@ class Counts(brainstate.nn.Module):
 
 @functools.partial(jax.jit, static_argnames=("memory", "order"))
 def ngram_bits(text, memory, order):
-    """Bits per character ``(T,)`` of counts alone."""
+    """Return bits per character ``(T,)`` of counts alone."""
     counts = Counts(memory, order)
     counts.init_state(text.shape[1])
     return brainstate.transform.for_loop(
@@ -150,7 +150,7 @@ def ngram_bits(text, memory, order):
 
 
 class Network(brainstate.nn.Module):
-    """A gated recurrent network that says how likely the next characters are."""
+    """A gated recurrent network that predicts the next characters."""
 
     def __init__(self):
         super().__init__()
@@ -163,7 +163,7 @@ class Network(brainstate.nn.Module):
 
 
 class Corrector(brainstate.nn.Module):
-    """A network that corrects counts: it knows how far each order is to be trusted by now."""
+    """A network that corrects counts by weights of each order."""
 
     def __init__(self):
         super().__init__()
@@ -182,13 +182,13 @@ class Corrector(brainstate.nn.Module):
 
 
 def bits_of(logits, symbols):
-    """Bits per character, the mean over streams."""
+    """Return bits per character, the mean over streams."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, symbols)
     return losses.mean() / np.log(2)
 
 
 def make_optimizer(every):
-    """Adam with a rate that falls with the root of the steps seen: nobody knows how many come."""
+    """Return Adam with a learning rate that falls with the root of the steps so far."""
     schedule = lambda updates: RATE / jnp.sqrt(1 + every * updates / 10_000)  # noqa: E731
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule))
 
@@ -200,13 +200,13 @@ def build(make, seed):
 
 
 def online_bits(make, text, folder, seed, stop=None):
-    """Go on with what is saved in a folder to the end of the text, or to a step; save ten times.
+    """Resume from a folder, train to the end of the text or to a step, and save ten times.
 
     Returns
     -------
     bits, memory
-        Bits per character of every step, said before it is learned from, and the bytes of all
-        that the learner carries.
+        Bits per character of every step, predicted before the update, and the bytes of the
+        learner.
     """
     steps = len(text) - 1
     learner, optimizer = build(make, seed), make_optimizer(EVERY)
@@ -231,18 +231,18 @@ def online_bits(make, text, folder, seed, stop=None):
 
 
 def online_bits_in_two_runs(make, text, folder, seed):
-    """End a run half way, and go on with a learner that is built anew."""
+    """Stop half way through, and continue with a rebuilt learner."""
     online_bits(make, text, folder, seed, stop=len(text) // 2)
     return online_bits(make, text, folder, seed)
 
 
 def memory_of(learner):
-    """Bytes of all that a learner carries: parameters, states, traces, optimizer."""
+    """Return the bytes of a learner: parameters, states, traces, optimizer."""
     return sum(array.nbytes for array in jax.tree.leaves(learner.functional().state()))
 
 
 def bptt_bits(make, text, seed):
-    """Bits per character by backpropagation through windows, with an update after each."""
+    """Return bits per character by backpropagation through windows, with an update after each."""
     brainstate.random.seed(seed)
     model = make()
     brainstate.nn.init_all_states(model, STREAMS)
@@ -305,7 +305,7 @@ def tell(found):
 
 
 def draw(found, path):
-    """Write a picture of bits per character along the text."""
+    """Plot bits per character along the text."""
     figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
     for index, (name, rows) in enumerate(found.items()):

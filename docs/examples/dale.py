@@ -1,15 +1,14 @@
-"""Excitatory and inhibitory neurons learn to compare what they see with what they saw.
+"""Train excitatory and inhibitory spiking neurons to compare two cues over a delay.
 
-Delayed match-to-sample: one of two groups of inputs fires for 20 ms, all of them are silent for
-60 ms, then one of the groups fires again, and the network says whether it was the same one. Eighty
-excitatory and twenty inhibitory neurons with adaptive thresholds are connected at random, one
-pair in ten. Half of the excitatory ones see the inputs, the other half are read: what is to
-be compared has to come through the recurrent weights, whose signs never change (Dale's law).
+Delayed match-to-sample: one of two groups of inputs fires for 20 ms, all are silent for 60 ms, one
+of the groups fires again, and the network says whether it is the same group. Eighty excitatory and
+twenty inhibitory neurons with adaptive thresholds have random connections, one pair in ten. Half of
+the excitatory neurons receive the inputs, the other half is read, so the cue must pass through the
+recurrent weights, whose signs never change (Dale's law).
 
-D_RTRL follows every connection's eligibility through synapse, potential and threshold. The same
-network learns without a past (Immediate), and with the recurrent weights as they were, for
-comparison, with three seeds each. D_RTRL answers 93 in 100 new trials right, the network with fixed
-recurrent weights 84, and Immediate 64.
+D_RTRL follows the eligibility of every connection through synapse, potential and threshold. The
+baselines are `Immediate`, without traces, and fixed recurrent weights, with three seeds each.
+D_RTRL answers 93 % of new trials correctly, fixed recurrent weights 84 %, and Immediate 64 %.
 
     python docs/examples/dale.py           300 updates, in two to three minutes on two cores
     python docs/examples/dale.py --full    500 updates, in four
@@ -29,13 +28,13 @@ from matplotlib.figure import Figure
 import braintrace
 from braintrace import nn
 
-CUE, DELAY, ANSWER = 20, 60, 15  # in ms, which is in steps; the answer counts in the last ones
+CUE, DELAY, ANSWER = 20, 60, 15  # ms, one step each; the loss covers the last ones
 STEPS = CUE + DELAY + CUE
 INPUTS, EXCITATORY, INHIBITORY, BATCH = 20, 80, 20, 16
 NEURONS = EXCITATORY + INHIBITORY
 SEEING = EXCITATORY // 2
 PART = 25  # updates of one call
-TRIALS = 60  # batches of them to be tried out
+TRIALS = 60  # batches of test trials
 SIGNS = np.repeat([1.0, -1.0], [EXCITATORY, INHIBITORY])
 
 
@@ -55,13 +54,13 @@ def make_trials(rng, count):
 
 
 def when(count):
-    """Return where a trial begins in a stream of them, and where its answer counts."""
+    """Return the first steps of trials in a stream, and the weights of their losses."""
     time_in_trial = np.tile(np.arange(STEPS), count)
     return time_in_trial == 0, (time_in_trial >= STEPS - ANSWER).astype(np.float32)
 
 
 def hits(logits, answers):
-    """Return which trials of a stream are answered right."""
+    """Return which trials of a stream are answered correctly."""
     late = logits.reshape(-1, STEPS, BATCH, 2)[:, -ANSWER:].mean(axis=1)
     return np.asarray(late.argmax(-1) == answers)
 
@@ -99,7 +98,7 @@ class Network(brainstate.nn.Module):
         return self.readout(spikes[..., SEEING:EXCITATORY]), spikes
 
     def recurrent_matrix(self):
-        """Return what each neuron sends to each other one, in mA: seen from outside."""
+        """Return the signed weights between neurons, in mA."""
         one_spike_each = jnp.eye(NEURONS)
         return u.get_mantissa(self.current.weights["recurrent"](one_spike_each))
 
@@ -123,10 +122,10 @@ METHODS = {
 
 
 class Run(NamedTuple):
-    """What a network did, and its recurrent weights before and after learning."""
+    """Results of a network, and its recurrent weights before and after training."""
 
-    learned: np.ndarray  # share of right answers of every update
-    accuracy: float  # in new trials, afterwards
+    learned: np.ndarray  # share of correct answers per update
+    accuracy: float  # in new trials, after training
     shown: np.ndarray  # answers of the first batch of these
     before: tuple  # logits and spikes in them
     after: tuple
@@ -142,7 +141,7 @@ def answer(learner, trials):
 
 
 def learn(learner, rng, updates, rate):
-    """Learn from new trials, one update for a batch of them; return the share of hits of each."""
+    """Train on new trials, one update per batch; return the share of hits of each."""
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(rate, updates))
     )
@@ -175,7 +174,7 @@ def first_batch(found):
 
 
 def run(method, seed, updates):
-    """Make a network, let it learn, and try it out before and after."""
+    """Build a network, train it, and test it before and after."""
     rng = np.random.default_rng(seed)
     network = Network(rng, method.recurrent_weights)
     trials = make_trials(rng, TRIALS)
@@ -193,7 +192,7 @@ def run(method, seed, updates):
 
 
 def draw_trial(column, run, trial, title):
-    """Draw spikes before and after learning, and the readout, of one trial of the first batch."""
+    """Plot spikes before and after training, and the readout, of one trial of the first batch."""
     for axes, name, (_, spikes) in (
         (column[0], "before", run.before),
         (column[1], "after", run.after),
@@ -215,7 +214,7 @@ def draw_trial(column, run, trial, title):
 
 
 def draw(runs, path):
-    """Write a picture of a match and a non-match of the first seed, and all learning curves."""
+    """Plot a match and a non-match of the first seed, and all learning curves."""
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     grid = figure.add_gridspec(3, 3, height_ratios=(2, 2, 1), width_ratios=(1, 1, 1.1))
     first = runs["D_RTRL"][0]

@@ -1,15 +1,14 @@
-"""Forecast real series in one pass: every value is predicted, then seen, then learned from.
+"""Forecast real time series in one pass: predict a value, observe it, train on it.
 
-Sunspots of every year since 1700, the carbon dioxide above Mauna Loa of every week (59 of them
-were not measured), and the temperature of the Pacific off Peru of every month come with
-statsmodels. The best of the usual forecasts that are fitted while the series goes by, least squares
-on the last two values and on the season, is made first; a recurrent network sees its errors and
-learns online what is left of them. Nothing but the past is ever used, for scaling neither.
+statsmodels contains the yearly sunspots since 1700, the weekly carbon dioxide above Mauna Loa (59
+weeks are missing) and the monthly temperature of the Pacific off Peru. Recursive least squares on
+the last two values and on the season give a first forecast; a recurrent network sees its errors and
+learns to correct it online. All values depend on the past only, including scales.
 
     python docs/examples/forecasting.py
 
-All three series with three seeds take half a minute on two cores, most of it for compiling. In
-the table, errors are relative to the best of the last value, the season ago and AR(2).
+Three seeds of all series take half a minute on two cores, most of it for compilation. Errors in the
+table are relative to the best of the last value, the season ago and AR(2).
 """
 
 import argparse
@@ -26,7 +25,7 @@ import braintrace
 
 HIDDEN = 32
 LAGS = 2
-WARM_UP = 4  # errors that are known before the first one is scaled
+WARM_UP = 4  # known errors before the first one is scaled
 PRIOR = 10.0
 HARMONICS = 3
 NETWORK, LINEAR = "AR(2) + season + network", "AR(2) + season"
@@ -37,7 +36,7 @@ COLORS = {"AR(2)": "C0", LINEAR: "C1", "AR(9) + season": "C2", NETWORK: "C3"}
 
 
 class Series(NamedTuple):
-    """Values ``(T,)``, NaN where none was measured, and what is known of them."""
+    """Values ``(T,)``, NaN if missing, and properties of the series."""
 
     unit: str
     years: np.ndarray
@@ -64,7 +63,7 @@ def load_series():
 
 
 def filled_by_the_last(values):
-    """Put the last value that was measured where none was."""
+    """Fill missing values with the last measured one."""
     measured = np.where(np.isnan(values), 0, np.arange(len(values)))
     return values[np.maximum.accumulate(measured)]
 
@@ -73,7 +72,7 @@ def filled_by_the_last(values):
 
 
 def naive_forecasts(series):
-    """The last value, and the change of a season ago on top of it (without a trend: its value)."""
+    """Return the last value, plus the change of a season ago (without a trend: its value)."""
     known, season = filled_by_the_last(series.values), series.season
     last, seasonal = np.full((2, len(known)), np.nan)
     last[1:] = known[:-1]
@@ -85,10 +84,10 @@ def naive_forecasts(series):
 
 
 def least_squares_forecasts(series, lags, harmonics):
-    """Autoregression with sines and cosines of the season, fitted to the past at every step.
+    """Return autoregressive forecasts with sines and cosines of the season, fitted to the past.
 
-    Recursive least squares. Where nothing was measured, the forecast takes the place of the value,
-    and nothing is learned with it. A series with a trend is predicted by its differences.
+    The fit is recursive least squares. A forecast replaces a missing value, without an update. A
+    series with a trend is predicted by its differences.
     """
     terms = seasonal_terms(series, harmonics)
     values = series.values.copy()
@@ -121,7 +120,7 @@ def seasonal_terms(series, harmonics):
 
 
 def baselines(series):
-    """Forecasts ``(T,)`` by name, each made of the past alone."""
+    """Return forecasts ``(T,)`` by name, each from the past only."""
     last, seasonal = naive_forecasts(series)
     return {
         "last value": last,
@@ -148,14 +147,14 @@ class Corrector(brainstate.nn.Module):
 
 
 def scaled(values):
-    """Subtract from every value the mean of those up to it, and divide by their deviation."""
+    """Subtract the running mean from every value, and divide by the running deviation."""
     counts = np.arange(1, len(values) + 1)
     mean, square = np.cumsum(values) / counts, np.cumsum(values**2) / counts
     return (values - mean) / np.sqrt(np.maximum(square - mean**2, 1e-6 * square + 1e-12))
 
 
 def recent_size(errors):
-    """Root mean square of the errors up to each, the older ones counting less."""
+    """Return the root mean square of previous errors, with decaying weights."""
     square, sizes = np.nan, []
     for error in errors:
         if not np.isnan(error):
@@ -165,14 +164,14 @@ def recent_size(errors):
 
 
 def network_stream(series, linear):
-    """What the network sees, and what it is to say.
+    """Return the inputs and targets of the network.
 
     Returns
     -------
     start, inputs, targets, scale
-        ``inputs[i]`` holds what is known before step ``start + i``: the last error of the linear
-        forecast, change and value, scaled. ``targets[i]`` is the error of the linear forecast at
-        that step, in units of ``scale[i]``, the size of its errors before that.
+        ``inputs[i]`` contains the known values before step ``start + i``: the last error of the
+        linear forecast, change and value, scaled. ``targets[i]`` is the error of the linear
+        forecast at that step, in units of ``scale[i]``, the size of its previous errors.
     """
     values = np.where(np.isnan(series.values), linear, series.values)
     errors = series.values - linear
@@ -186,7 +185,7 @@ def network_stream(series, linear):
 
 
 def network_forecasts(series, linear, seed=0):
-    """Correct linear forecasts by a network that learns while the series goes by."""
+    """Correct linear forecasts by a network that trains online."""
     start, inputs, targets, scale = network_stream(series, linear)
     xs = jnp.asarray(inputs[:, None], jnp.float32)
     ys = jnp.asarray(np.nan_to_num(targets)[:, None, None], jnp.float32)
@@ -201,7 +200,7 @@ def network_forecasts(series, linear, seed=0):
 
     rate = lambda step: 0.01 / jnp.sqrt(1 + step / 300)  # noqa: E731
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
-    # Each correction is made with the weights before its own update: a forecast.
+    # Each correction uses the weights before the update of its step: a forecast.
     _, corrections = learner.etrace_online(
         xs, ys, step_fn=step_fn, optimizer=optimizer, mask=measured, has_aux=True
     )
@@ -212,12 +211,12 @@ def network_forecasts(series, linear, seed=0):
 
 
 def squared_errors(series, forecasts):
-    """Squared errors after the first tenth of a series, NaN where nothing was measured."""
+    """Return squared errors after the first tenth of a series, NaN if missing."""
     return ((forecasts - series.values) ** 2)[len(series.values) // 10 :]
 
 
 def error(series, forecasts):
-    """Root mean square error of forecasts."""
+    """Return the root mean square error of forecasts."""
     return np.sqrt(np.nanmean(squared_errors(series, forecasts)))
 
 
@@ -239,7 +238,7 @@ def tell(name, series, found):
 
 
 def draw(found_of, all_series, path):
-    """Write a picture: the end of each series with its forecasts, and errors so far."""
+    """Plot the end of each series with its forecasts, and errors so far."""
     figure = Figure(figsize=(9, 2.3 * len(found_of)), layout="constrained", facecolor="white")
     rows = figure.subplots(len(found_of), 2, squeeze=False)
     for (name, found), (left, right) in zip(found_of.items(), rows, strict=True):
@@ -266,7 +265,7 @@ def draw_errors(axes, series, found):
     for key, color in COLORS.items():
         for row in np.atleast_2d(found[key]):
             ratio = np.sqrt(np.nancumsum(squared_errors(series, row)) / reference)
-            shown = len(ratio) * 9 // 10  # the first ratios are those of few errors
+            shown = len(ratio) * 9 // 10  # the first ratios are noisy
             axes.plot(series.years[-shown:], ratio[-shown:], color=color, lw=1)
         axes.plot([], [], color=color, label=key)
     axes.set(ylabel="RMS error so far\nin relation to AR(2)")

@@ -1,14 +1,13 @@
-"""A trained network adapts while it runs: two factors learn online beside each frozen weight.
+"""Adapt a trained network online: two factors learn next to each frozen weight (LoRA).
 
-A recurrent network has learned to read the digits of scikit-learn, row by row. Then the zero of
-each column of the sensor drifts away. From here on there is one stream of rows, and beside the
-frozen weights products ``A B`` of low rank learn (LoRA), one update for every row that has a
-label; eligibility traces stand in for going back through the image. Taken off again, they leave
-the network as it was. For comparison: the network as it is, one of which the readout alone learns,
-and one of which everything learns.
+A recurrent network is trained to read the digits of scikit-learn, row by row. Then the offset of
+each column of the sensor drifts. A stream of rows follows: low-rank products ``A B``, added to the
+frozen weights, get one update for every row with a label. Eligibility traces replace
+backpropagation through the image. Without the factors, the network has its original weights. The baselines are the
+unchanged network, a trained readout, and training of all weights.
 
     python docs/examples/lora_adaptation.py           in a minute on two cores, with three seeds
-    python docs/examples/lora_adaptation.py --full    three times as many images, in two minutes
+    python docs/examples/lora_adaptation.py --full    three times the images, in two minutes
 """
 
 import argparse
@@ -27,11 +26,11 @@ import braintrace
 from braintrace import nn
 
 ROWS, PIXELS, CLASSES, HIDDEN, RANK, BATCH = 8, 8, 10, 64, 4, 32
-PRETRAINING, TESTING = 900, 360  # images; the others are the stream
+PRETRAINING, TESTING = 900, 360  # images; the rest is the stream
 EPOCHS = 50
 DRIFT = np.array([0.0, 0.4, -0.4, -1.3, -0.7, -1.5, 0.1, 2.0], np.float32)  # pixels: -1 to 1
-WIDTH = 100  # of the mean in the picture
-BLIND = 4  # rows that nobody has to answer after
+WIDTH = 100  # of the running mean in the plot
+BLIND = 4  # rows without a loss
 
 
 class Images(NamedTuple):
@@ -42,7 +41,7 @@ class Images(NamedTuple):
 
 
 def load(seed):
-    """Return images to train with before, to adapt to, and to test with, in random order."""
+    """Return images for pretraining, adaptation and test, in random order."""
     pixels, labels = load_digits(return_X_y=True)
     rows = (pixels / 8 - 1).astype(np.float32).reshape(-1, ROWS, PIXELS)
     order = np.random.default_rng(seed).permutation(len(labels))
@@ -51,7 +50,7 @@ def load(seed):
 
 
 def drifted(images):
-    """Return images as the sensor sees them when the zero of each of its columns has moved."""
+    """Return images with drifted offsets of each column."""
     return Images(images.rows + DRIFT, images.labels)
 
 
@@ -59,7 +58,7 @@ def drifted(images):
 
 
 class Reader(brainstate.nn.Module):
-    """Leaky neurons, from fast ones to those as slow as an image is long, and a readout."""
+    """Leaky neurons with time constants up to the length of an image, and a readout."""
 
     def __init__(self):
         super().__init__()
@@ -72,20 +71,20 @@ class Reader(brainstate.nn.Module):
 
 
 def frozen(layer):
-    """Return a layer whose weights are what they are: only a ParamState learns."""
+    """Freeze a layer: only a ParamState learns."""
     layer.weight = brainstate.LongTermState(layer.weight.value)
     return layer
 
 
 def with_factors(layer):
-    """Freeze a layer, and put two factors beside its weight, which are nothing at first."""
+    """Freeze a layer, and add two factors whose product starts at zero."""
     inputs, outputs = layer.in_size[-1], layer.out_size[-1]
     zero = brainstate.nn.init.ZeroInit()
     return nn.LoRA(inputs, RANK, outputs, base_module=frozen(layer), lora_b_init=zero)
 
 
 class Method(NamedTuple):
-    """A learning rule with its options, a learning rate, and what learns of the reader."""
+    """A learning rule with its options, a learning rate, and the trained parameters."""
 
     rule: str
     options: dict
@@ -102,7 +101,7 @@ METHODS = {
 
 
 def optimizer_of(method):
-    """Return an optimizer that averages over many single images."""
+    """Return an optimizer that averages over many images."""
     adam = optax.adam(method.rate, b1=0.99)
     if method.learns != "readout":
         return adam
@@ -124,9 +123,9 @@ def stream(images, batch):
 
 
 def learn(learner, images, optimizer, batch=1, every=1):
-    """Learn from a stream of images; return which were known before their label was.
+    """Train on a stream of images; return which were correct before their label.
 
-    That is after the first row that has a label, which the network has not yet learned from.
+    The answer counts after the first row with a label, before its update.
     """
     rows, labels, first, counts = stream(images, batch)
 
@@ -168,14 +167,14 @@ def with_weights(weights):
 
 
 def reads(reader, images, row=ROWS - 1):
-    """Return which images a reader has read right after a row, without learning."""
+    """Return which images a reader names correctly after a row, without training."""
     brainstate.nn.init_all_states(reader, len(images.labels))
     logits = brainstate.transform.for_loop(reader.update, images.rows.swapaxes(0, 1))
     return np.asarray(logits[row].argmax(-1) == images.labels)
 
 
 class Result(NamedTuple):
-    """Hits along the stream, shares of hits afterwards, and what learning takes."""
+    """Hits along the stream, shares of hits afterwards, and the cost of training."""
 
     hits: np.ndarray
     drifted: float
@@ -185,7 +184,7 @@ class Result(NamedTuple):
 
 
 def adapted(weights, method, seen, test):
-    """Let a trained reader learn from a stream of images that have drifted."""
+    """Train a reader on a stream of drifted images."""
     reader = with_weights(weights)
     if method.learns == "factors":
         reader.cell.W, reader.readout = map(with_factors, (reader.cell.W, reader.readout))
@@ -197,7 +196,7 @@ def adapted(weights, method, seen, test):
     trace_bytes = sum(row.stored_bytes for row in learner.report().relations)
     hits = learn(learner, drifted(seen), optimizer_of(method))[:, 0]
     after = reads(reader, drifted(test)).mean()
-    if method.learns == "factors":  # the sensor is repaired: the factors are taken off
+    if method.learns == "factors":  # the sensor is repaired: remove the factors
         reader.cell.W, reader.readout = reader.cell.W.base_module, reader.readout.base_module
     return Result(hits, after, reads(reader, test).mean(), parameters, trace_bytes)
 
@@ -209,7 +208,7 @@ def as_it_is(weights, seen, test):
 
 
 def run(seed, epochs, passes):
-    """Train a reader, and adapt it in every way."""
+    """Train a reader, and adapt it by every method."""
     brainstate.random.seed(seed)
     before, seen, test = load(seed)
     shuffle = np.random.default_rng(seed).permutation
@@ -230,7 +229,7 @@ def smooth(hits):
 
 
 def draw(runs, path):
-    """Write the share of images read right along the stream, of all seeds by name."""
+    """Plot the share of correct images along the stream, of all seeds by name."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     for number, name in enumerate(runs[0]):
@@ -244,7 +243,7 @@ def draw(runs, path):
 
 
 def tell(runs):
-    """Print what is read right of images that nobody has learned from, by name."""
+    """Print the shares of correct test images by name."""
     seeds = "".join(f"  seed {seed}" for seed in range(len(runs)))
     print(f"{'test images':16}{seeds}    mean  repaired  parameters  trace bytes")
     for name in runs[0]:

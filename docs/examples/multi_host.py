@@ -1,8 +1,8 @@
 """Train on the devices of several processes, on one machine or on many.
 
-Every process runs this program, reads its own samples of each batch, and learns with all of them:
-handwritten digits, row by row, or the stream of `resume.py`. What is learned is saved after each
-part, so that whatever ends the program, the same command goes on, with any number of processes.
+Every process runs this program, reads its samples of each batch, and trains on all samples: the
+handwritten digits, row by row, or the stream of `resume.py`. The learner is saved after each part,
+so the same command resumes after an interrupt, with any number of processes.
 
     python docs/examples/processes.py 2 docs/examples/multi_host.py digits --devices 2
     srun --kill-on-bad-exit=1 python docs/examples/multi_host.py digits --cluster
@@ -27,27 +27,27 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import braintrace
 
 SECONDS_WITHOUT_A_SIGN = 20
-"""After which a process is taken for lost, and JAX ends all others."""
+"""Seconds without a heartbeat after which JAX ends all processes."""
 
 
-# --- what is learned, from the samples of this process ------------------------------------------
+# --- tasks, with the samples of this process ----------------------------------------------------
 
 
 def own(batch):
-    """Return the samples of this process among those of a batch."""
+    """Return the samples of this process in a batch."""
     return np.array_split(batch, jax.process_count())[jax.process_index()]
 
 
 class Digits:
-    """A part is an epoch: every eight steps a batch begins, and ends with an answer and an update.
+    """Digits: a part is an epoch, with an answer and an update for each batch of eight steps.
 
-    It is the network and the loss of `sequential_digits.py`.
+    Network and loss are from `sequential_digits.py`.
     """
 
     PARTS, BATCH, HIDDEN = 30, 32, 128
 
     def __init__(self):
-        import sequential_digits  # and with it what a stream does not need
+        import sequential_digits  # imports packages that a stream does not need
 
         self.network, self.loss = sequential_digits.LeakyRNN, sequential_digits.cross_entropy
         self.data = sequential_digits.load_sequences()
@@ -60,7 +60,7 @@ class Digits:
         return braintrace.compile(model, "d_rtrl", example, batch_size=self.BATCH)
 
     def part(self, number):
-        """Return what this process reads in a part, and the options of learning from it."""
+        """Return the inputs of this process in a part, and the options of training."""
         images, labels = self.data.train_images, self.data.train_labels
         order = np.random.default_rng(number).permutation(len(labels))
         batches = order[: len(order) // self.BATCH * self.BATCH].reshape(-1, self.BATCH)
@@ -72,7 +72,7 @@ class Digits:
 
 
 class Stream:
-    """A part is a thousand steps of the stream of `resume.py`, each of which ends in an update."""
+    """Stream of `resume.py`: a part has a thousand steps, with an update at each."""
 
     PARTS = 20
 
@@ -83,7 +83,7 @@ class Stream:
         return jnp.mean((output - target) ** 2)
 
     def part(self, number):
-        """Return what this process reads in a part, and the options of learning from it."""
+        """Return the inputs of this process in a part, and the options of training."""
         sequences = map(np.asarray, resume.stream(number * resume.PART))
         return [np.stack([own(batch) for batch in over_time]) for over_time in sequences], {}
 
@@ -95,19 +95,19 @@ TASKS = {"digits": Digits, "stream": Stream}
 
 
 def together(mesh, samples):
-    """Return one array of the samples of all processes, time first, given those of this one."""
+    """Return a global array, time first, from the samples of this process."""
     sharding = NamedSharding(mesh, PartitionSpec(None, "data"))
     return jax.make_array_from_process_local_data(sharding, samples)
 
 
 def tell(words):
-    """Print something once for all processes."""
+    """Print in process 0 only."""
     if jax.process_index() == 0:
         print(words, flush=True)
 
 
 def train(task, folder, parts):
-    """Learn what is missing of some parts; return the learner, and the losses of all parts."""
+    """Train on the remaining parts; return the learner, and the losses of all parts."""
     mesh = Mesh(np.asarray(jax.devices()), ("data",))
     learner, optimizer = task.build(), optax.adam(3e-3)
     braintrace.shard(learner, mesh)
@@ -134,12 +134,12 @@ def train(task, folder, parts):
 
 
 def connect(options):
-    """Find the other processes, before anything else is asked of JAX."""
+    """Connect to the other processes, before any other use of JAX."""
     if options.devices is not None:
         jax.config.update("jax_num_cpu_devices", options.devices)
     patience = {
         "heartbeat_timeout_seconds": SECONDS_WITHOUT_A_SIGN,
-        "initialization_timeout": 2 * options.wait,  # JAX names nothing when it gives up
+        "initialization_timeout": 2 * options.wait,  # the timeout of JAX names no cause
     }
     if options.cluster:
         try:
@@ -165,7 +165,7 @@ def host_and_port(options):
 
 
 def check_port(options):
-    """Refuse a port that another program has, before JAX fails at it."""
+    """Raise an error for an occupied port, before JAX fails."""
     _, port = host_and_port(options)
     try:
         socket.create_server(("", port)).close()
@@ -178,7 +178,7 @@ def check_port(options):
 
 @contextlib.contextmanager
 def limited(options):
-    """End this process when the others have not been found in time."""
+    """End this process if the others are not found in time."""
 
     def give_up():
         print(missing(options), file=sys.stderr, flush=True)
@@ -194,7 +194,7 @@ def limited(options):
 
 
 def missing(options):
-    """Return which processes have not been found, and what to do."""
+    """Return the missing processes and the fix."""
     if options.cluster:
         return (
             f"--cluster: the processes have not found each other within {options.wait} seconds. "
@@ -219,7 +219,7 @@ def missing(options):
 
 
 def at_least(least):
-    """Return what makes a whole number of an option, and says what is wrong with another one."""
+    """Return a parser of integers with an error message."""
 
     def whole_number(text):
         if not text.isdecimal() or int(text) < least:
@@ -250,7 +250,7 @@ def parse_options(arguments=None):
 
 
 def wrong_connection(options):
-    """Return what is wrong with the options about other processes, or ``None``."""
+    """Return the error of the options about other processes, or ``None``."""
     of_one = options.coordinator, options.processes, options.process
     if all(option is None for option in of_one):
         return None

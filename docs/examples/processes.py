@@ -1,8 +1,8 @@
-"""Run a program in several processes of this machine, as a scheduler does on many.
+"""Run a program in several processes of this machine, like a scheduler on many.
 
-Each process gets the options ``--coordinator ADDRESS --processes N --process I`` after its own, as
-``jax.distributed.initialize`` wants to know them. When one fails, the others are ended: without it
-they could only wait.
+Each process gets the options ``--coordinator ADDRESS --processes N --process I`` after its
+arguments, for ``jax.distributed.initialize``. If a process fails, the others are ended, because they would
+wait forever.
 
     python docs/examples/processes.py 2 docs/examples/multi_host.py stream --devices 2
 """
@@ -18,14 +18,14 @@ USAGE = "usage: processes.py NUMBER PROGRAM [OPTION ...]\nNUMBER is how many pro
 
 
 def free_port():
-    """Return a port of this machine that nobody listens to."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def end_with_parent():
-    """Let a new process be ended when this one is, by whatever means; Linux alone can do that."""
+    """End a new process together with this one (Linux only)."""
     end_with_parent = 1  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(end_with_parent, signal.SIGKILL)
 
@@ -44,7 +44,7 @@ def start(count, program):
 
 
 def wait(processes):
-    """Wait until all have ended well; return what is to be said of the first that has not."""
+    """Wait until all have ended; return the error of the first that failed."""
     while any(process.poll() is None for process in processes):
         time.sleep(0.05)
         for number, process in enumerate(processes):

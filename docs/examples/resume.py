@@ -1,8 +1,8 @@
-"""Learn from a stream in one pass, in as many runs as it takes.
+"""Train on a stream in one pass, over several runs.
 
-The network sees random signs and says what it saw ten steps ago. It learns at every step and is
-saved every thousand, and where Ctrl-C stops it. However a run is ended, the same command goes on
-from what was saved last, and ends with the same weights to the last bit.
+The network sees random signs and recalls the sign of ten steps ago. It updates at every step, and
+saves every thousand steps and after Ctrl-C. After an interrupt, the same command continues from the
+last checkpoint, with bit-identical weights.
 
     python docs/examples/resume.py --folder /tmp/echo
 """
@@ -21,7 +21,7 @@ LOG_EVERY = 250
 
 
 def stream(start):
-    """Return inputs ``(steps, BATCH, 1)`` and targets from a step on, to the end of its part."""
+    """Return inputs ``(steps, BATCH, 1)`` and targets from a step to the end of its part."""
     part, skipped = divmod(start, PART)
     before, now = (
         np.random.default_rng(number).choice([-1.0, 1.0], (PART, BATCH, 1))
@@ -32,7 +32,7 @@ def stream(start):
 
 
 def build():
-    """Return a learner with weights that are the same in every run."""
+    """Return a learner with equal weights in every run."""
     brainstate.random.seed(0)
     model = braintrace.nn.LRUCell(1, 1, 64)
     return braintrace.compile(model, "d_rtrl", jnp.zeros((BATCH, 1)), batch_size=BATCH)
@@ -43,7 +43,7 @@ def tell(step, metrics):
 
 
 def train(folder, steps):
-    """Learn what is missing of some steps of the stream; return the losses of all that are done."""
+    """Train on the remaining steps of the stream; return the losses of all steps."""
     learner, optimizer = build(), optax.adam(3e-3)
 
     def step_fn(x, target):

@@ -1,15 +1,14 @@
 """Train a recurrent network online to read handwritten digits.
 
-Each image of scikit-learn's ``load_digits`` (8 x 8 pixels) is a sequence: one row of pixels
-per time step, or one pixel with ``--pixels``. The network answers at the last step.
-Eligibility traces are carried forward in time next to the hidden states, so the gradient is
-ready as soon as the answer is, and nobody goes back through the sequence. ``--algorithm bptt``
-trains the same network with backpropagation through time, for comparison.
+Each image of scikit-learn's ``load_digits`` (8 x 8 pixels) is a sequence with one row of pixels per
+time step, or one pixel with ``--pixels``. The network answers at the last step. Eligibility traces
+are carried forward with the hidden states, so the gradient is ready with the answer. ``--algorithm
+bptt`` trains the same network with backpropagation through time.
 
     python docs/examples/sequential_digits.py
     python docs/examples/sequential_digits.py --model gru --compare
 
-A second start compiles nothing if JAX may keep what the first has compiled, short programs too:
+A second start compiles nothing if JAX caches all compiled programs:
 
     export JAX_COMPILATION_CACHE_DIR=~/.cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 """
@@ -62,15 +61,15 @@ def load_sequences(one_pixel_per_step=False):
 
 
 def fan_in(*shape):
-    """Return random weights; those of brainstate call Python back, which JAX cannot keep."""
+    """Return random weights without callbacks, so that JAX can cache the program."""
     return jax.nn.initializers.lecun_normal()(brainstate.random.split_key(), shape)
 
 
 class Layer(brainstate.nn.Module):
-    """What the models share: a recurrent layer's weights, its state, and a readout.
+    """Base of the models: the weights and state of a recurrent layer, and a readout.
 
     The weights inside ``braintrace.matmul`` learn through eligibility traces. The readout is
-    an ordinary matrix product: it has no memory, and the gradient of its own step is enough.
+    an ordinary matrix product without memory: the gradient of the current step is exact.
     """
 
     gates = 1
@@ -79,7 +78,7 @@ class Layer(brainstate.nn.Module):
     def __init__(self, inputs, hidden, steps):
         super().__init__()
         self.hidden = hidden
-        # Neurons from fast to as slow as the sequence is long, like the cells of a brain area.
+        # Time constants up to the length of the sequence, as in a brain area.
         self.leak = jnp.geomspace(1 / steps, 0.5, hidden)
         orthogonal = brainstate.nn.init.Orthogonal(scale=self.recurrent_scale)
         recurrent = [orthogonal((hidden, hidden)) for _ in range(self.gates)]
@@ -133,7 +132,7 @@ class GRU(Layer):
 
 @jax.custom_jvp
 def spike(v):
-    """One where the membrane reaches its threshold of zero, with a surrogate derivative."""
+    """Return one at or above the threshold of zero, with a surrogate derivative."""
     return (v >= 0).astype(v.dtype)
 
 
@@ -146,7 +145,7 @@ def spike_jvp(primals, tangents):
 class LIF(Layer):
     """Leaky integrate-and-fire neurons; the readout sees their low-pass filtered spikes."""
 
-    # Spikes are all or nothing: at full scale their feedback drowns the input.
+    # Spikes are binary: at full scale, their feedback dominates the input.
     recurrent_scale = 0.3
 
     def init_state(self, batch_size):
@@ -173,7 +172,7 @@ def cross_entropy(logits, labels):
 
 
 def online_gradients(model, algorithm, batch_size, steps, pixels):
-    """Gradients by eligibility traces: a function of a batch of sequences and its labels."""
+    """Return gradients by eligibility traces, as a function of sequences and labels."""
     example = jnp.zeros((batch_size, pixels))
     learner = braintrace.compile(
         model, algorithm, example, batch_size=batch_size, **OPTIONS[algorithm]
@@ -196,7 +195,7 @@ def online_gradients(model, algorithm, batch_size, steps, pixels):
 
 
 def bptt_gradients(model, batch_size):
-    """The same by backpropagation through time."""
+    """Return gradients by backpropagation through time."""
     brainstate.nn.init_all_states(model, batch_size)
 
     def sequence_loss(xs, labels):
@@ -288,7 +287,7 @@ def train(algorithm, digits, options):
 
 
 def draw(curves_of, path):
-    """Write the learning curves of one or more algorithms as a picture."""
+    """Plot the learning curves of one or more algorithms."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for algorithm, curves in curves_of.items():
