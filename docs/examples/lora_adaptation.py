@@ -3,8 +3,8 @@
 A recurrent network is trained to read the digits of scikit-learn, row by row. Then the offset of
 each column of the sensor drifts. A stream of rows follows: low-rank products ``A B``, added to the
 frozen weights, get one update for every row with a label. Eligibility traces replace
-backpropagation through the image. Without the factors, the network has its original weights. The baselines are the
-unchanged network, a trained readout, and training of all weights.
+backpropagation through the image. Without the factors, the network has its original weights. The
+baselines are the unchanged network, a trained readout, and training of all weights.
 
     python docs/examples/lora_adaptation.py           in a minute on two cores, with three seeds
     python docs/examples/lora_adaptation.py --full    three times the images, in two minutes

@@ -1,8 +1,8 @@
 """Run a program in several processes of this machine, like a scheduler on many.
 
 Each process gets the options ``--coordinator ADDRESS --processes N --process I`` after its
-arguments, for ``jax.distributed.initialize``. If a process fails, the others are ended, because they would
-wait forever.
+arguments, for ``jax.distributed.initialize``. If a process fails, the others are ended, because
+they would wait forever.
 
     python docs/examples/processes.py 2 docs/examples/multi_host.py stream --devices 2
 """
