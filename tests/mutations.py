@@ -100,7 +100,7 @@ MUTATIONS = [
     Mutation(
         "a filter forgets",
         "_compiler/readouts/readout_filters.py",
-        "(_times(held, old[source]) + self._current(source, known)).astype(aval.dtype)",
+        "(_times(fixed, old[source]) + self._current(source, known)).astype(aval.dtype)",
         "self._current(source, known).astype(aval.dtype)",
         (f"{READOUTS}[rates-plain]",),
         "what the readout remembers is left out",
@@ -108,8 +108,8 @@ MUTATIONS = [
     Mutation(
         "a decay that learns by the filters as well",
         "_compiler/readouts/readout_filters.py",
-        "held = jax.lax.stop_gradient(kappa)",
-        "held = kappa",
+        "fixed = jax.lax.stop_gradient(kappa)",
+        "fixed = kappa",
         ("tests/test_linear_readouts.py::test_split_calls[alif-with_everything]",),
         "the decay of one step is counted twice",
     ),
@@ -124,7 +124,7 @@ MUTATIONS = [
     Mutation(
         "a bias without its filter of ones",
         "_compiler/readouts/readout_filters.py",
-        'values[operand] = values[operand] * given["ones", aval.shape, aval.dtype]',
+        'values[operand] = values[operand] * sources["ones", aval.shape, aval.dtype]',
         "values[operand] = 1 * values[operand]",
         ("tests/test_linear_readouts.py::test_steps_that_do_not_count[lif-in_small_steps]",),
         "a bias gets the gradient of the current step alone",
@@ -156,7 +156,7 @@ MUTATIONS = [
     Mutation(
         "readouts that others read",
         "_compiler/readouts/linear_readouts.py",
-        "if other is not state and not states.behind([other.var], other.var).isdisjoint(own):",
+        "if other is not state and not states.behind([other.var], other.var).isdisjoint(both):",
         "if False:",
         (f"{NO_READOUT}[rates-read_by_another]",),
         "what another state takes from a readout is lost",
@@ -230,7 +230,7 @@ MUTATIONS = [
     Mutation(
         "states that are read through products alone count as downstream",
         "_compiler/core/hidden_groups.py",
-        "is_read = [found or a in carried for a, found in enumerate(is_read)]",
+        "is_read = [is_seen or a in carried for a, is_seen in enumerate(is_read)]",
         "is_read = list(is_read)",
         ("tests/test_snap.py::test_a_state_that_only_a_product_reads_has_a_trace",),
         "a state that only a recurrent weight reads keeps no trace",
@@ -1182,7 +1182,7 @@ MUTATIONS = [
     Mutation(
         "a low rank whose factors have their axes in another order",
         "_compiler/marking/products.py",
-        "upper = arranged(upper, second.weight, [taken, second.free])",
+        "upper = arranged(upper, second.weight, [of_second, second.free])",
         "upper = arranged(upper, second.weight, [second.contracted[::-1], second.free])",
         (f"{MARKS}_learns_as_its_marked_twin[a low rank]",),
         "the two axes of a rank are exchanged in one of its factors",
@@ -1375,7 +1375,7 @@ MUTATIONS = [
     Mutation(
         "states that are made without a batch, and reached like one",
         "_compiler/core/batch.py",
-        "        elif any(axis is not None for axis in own):\n",
+        "        elif any(axis is not None for axis in batch_axes):\n",
         "        elif False:\n",
         (f"{BATCH_ROLES}::test_a_state_of_one_shape_among_others_is_refused",),
         "samples are never reset in a state whose batch is fixed",
@@ -1686,8 +1686,8 @@ MUTATIONS = [
     Mutation(
         "a custom derivative that couples elements is not followed forward",
         "_compiler/core/back_through.py",
-        "if own is None or np.any(own == MIXED):",
-        "if own is None:",
+        "if targets is None or np.any(targets == MIXED):",
+        "if targets is None:",
         (f"{JACOBIANS}::test_what_a_custom_derivative_couples_is_reported[running]",),
         "the Jacobian of SnAp lacks entries",
     ),

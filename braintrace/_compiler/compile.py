@@ -157,8 +157,8 @@ def compile_model(
 
     # Relations: how the output of each ETP operation reaches the units of each group. Operations
     # that the rule does not carry are ordinary operations from here on.
-    found = find_relations(step)
-    relations = [relation for relation in found if method.carries(relation)]
+    every_relation = find_relations(step)
+    relations = [relation for relation in every_relation if method.carries(relation)]
 
     # A rule without traces needs reverse mode through the whole step.
     if boundary == "closed":
@@ -167,18 +167,18 @@ def compile_model(
     # For full-Jacobian rules, all hidden state as one vector.
     layers = layers_of(step) if boundary == "layered" else []
     samples = options.samples if batch_size is None else batch_size
-    told = options.rule, batch, samples is not None
-    whole = whole_state_of(step, *told, layers) if boundary in FOLLOWS_ALL else None
+    context = options.rule, batch, samples is not None
+    whole = whole_state_of(step, *context, layers) if boundary in FOLLOWS_ALL else None
     if whole is not None and boundary == "neighbours":
         whole = dataclasses.replace(
             whole, structure=structure_of(step.traced, step.analysis, whole)
         )
 
     # Report the gradient paths that this rule leaves out.
-    findings = diagnose(step, found, relations, method.boundary)
+    findings = diagnose(step, every_relation, relations, method.boundary)
     more = (*about_layers(step, layers), *not_readouts)
     diagnostics = reported(itertools.chain(findings, more), method.boundary)
-    check_learns(model, step, found, diagnostics, method.boundary)
+    check_learns(model, step, every_relation, diagnostics, method.boundary)
     publish(diagnostics, options.strict)
 
     # Last, the arrays that the rule carries from step to step.
@@ -221,8 +221,8 @@ def divided_graph(
         if gate.equation in names
     ]
     parts_of_graph = (traced, tuple(step.groups), tuple(relations), graph.diagnostics)
-    found = ETraceGraph(*parts_of_graph, needs=method.needs, trace_specs={}, batch=graph.batch)
-    return dataclasses.replace(found, trace_specs=method.trace_specs(found, every_state))
+    divided = ETraceGraph(*parts_of_graph, needs=method.needs, trace_specs={}, batch=graph.batch)
+    return dataclasses.replace(divided, trace_specs=method.trace_specs(divided, every_state))
 
 
 def with_every_operation(graph: ETraceGraph, method: TraceMethod, every_state: bool) -> ETraceGraph:

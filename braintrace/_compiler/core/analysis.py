@@ -56,8 +56,8 @@ class Analysis:
     @functools.cached_property
     def roles(self) -> Mapping[int, MarkedRole]:
         """The role of each ETP operation in a walk, by the index of its equation."""
-        found = ((index, role(equation)) for index, equation in enumerate(self.program.equations))
-        return MappingProxyType({index: what for index, what in found if what is not None})
+        pairs = ((index, role(equation)) for index, equation in enumerate(self.program.equations))
+        return MappingProxyType({index: what for index, what in pairs if what is not None})
 
     @functools.cached_property
     def opaque(self) -> frozenset[int]:
@@ -118,12 +118,12 @@ class Analysis:
         A variable is left out if one of its elements depends on several. The result covers the
         variables that the equations up to ``last`` write, and may cover more.
         """
-        known, found = self._elements.get(start, (-2, {}))
+        known, elements = self._elements.get(start, (-2, {}))
         if known < last:
             flows = flows_from(SOURCES, self.constants, {start: numbered(start)}, last).items()
-            found = {v: f for v, f in flows if f is not None and not np.any(f == MIXED)}
-            self._elements[start] = last, found
-        return found
+            elements = {v: f for v, f in flows if f is not None and not np.any(f == MIXED)}
+            self._elements[start] = last, elements
+        return elements
 
 
 class Origin:

@@ -147,17 +147,17 @@ def _of_output(lattice: Lattice, equation: Equation, operands: Sequence[Flow], o
     cotangents: list[Flow] = [None] * len(equation.outvars)
     cotangents[output] = numbered(var)
     reached = vjp_of(equation).flows(Labels(), None, equation.invars, cotangents)
-    found: list[Flow] = []
+    results: list[Flow] = []
     for operand, flow in enumerate(operands):
-        own = None if reached is None else reached[operand]
-        if flow is None or (own is None and reached is not None):
+        targets = None if reached is None else reached[operand]
+        if flow is None or (targets is None and reached is not None):
             continue
-        if own is None or np.any(own == MIXED):
+        if targets is None or np.any(targets == MIXED):
             one = everything(lattice, [flow])
-            found.append(one if one is None else spread(lattice, one, var.aval.shape))
+            results.append(one if one is None else spread(lattice, one, var.aval.shape))
         else:
-            found.append(lattice.put(lattice.empty(var.aval.shape), own, flow))
-    return joined(lattice, found)
+            results.append(lattice.put(lattice.empty(var.aval.shape), targets, flow))
+    return joined(lattice, results)
 
 
 def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:

@@ -39,7 +39,7 @@ Evidence = Mapping[Path, Mapping[int, int | str]]
 def batch_of(
     model: brainstate.nn.Module,
     mapped: int | None,
-    given: int | None,
+    batch_size: int | None,
     relations: Callable[[], Iterable[HiddenParamOpRelation]],
 ) -> Batch:
     """Return the number of samples of a model, and the batch axes of its States.
@@ -50,7 +50,7 @@ def batch_of(
         The model, its States initialised.
     mapped
         Batch size if a model for one sample is vmapped; ``None``: it is not.
-    given
+    batch_size
         The size that the user has passed to ``init_state``; ``None``: unknown.
     relations
         Returns the relations of the step; called only if they are needed.
@@ -59,11 +59,11 @@ def batch_of(
     now = {path: _shapes(state.value) for path, state in states.items()}
     if mapped is not None:
         return Batch(mapped, MappingProxyType({p: (0,) * len(s) for p, s in now.items()}))
-    if (fixed := _of_fixed_batch(model, given, now)) is not None:
+    if (fixed := _of_fixed_batch(model, batch_size, now)) is not None:
         return fixed
-    made = _made_with(model, size := _unlike_any(now, given or 1))
+    made = _made_with(model, size := _unlike_any(now, batch_size or 1))
     if made is None or made[0].keys() != now.keys() or made[0] == now:
-        return _by_evidence(_by_rows(relations()), given, now)
+        return _by_evidence(_by_rows(relations()), batch_size, now)
     declared = _declared(now, made[0], size)
     if declared.samples in (None, 1):  # a State of a single sample is shared by all samples
         return declared
@@ -81,12 +81,16 @@ def _shapes(value: object) -> list[Shape]:
 # --- what `init_state` declares
 
 
-def _of_fixed_batch(model: brainstate.nn.Module, given: int | None, now: Shapes) -> Batch | None:
+def _of_fixed_batch(
+    model: brainstate.nn.Module, batch_size: int | None, now: Shapes
+) -> Batch | None:
     """Return the batch of a pure function with fixed state: first axes of its arrays."""
-    if given is None or not (isinstance(model, FunctionModel) and model.has_fixed_state):
+    if batch_size is None or not (isinstance(model, FunctionModel) and model.has_fixed_state):
         return None
-    axes = {p: tuple(0 if s[:1] == (given,) else None for s in own) for p, own in now.items()}
-    return Batch(given, MappingProxyType(axes))
+    axes = {
+        p: tuple(0 if s[:1] == (batch_size,) else None for s in leaves) for p, leaves in now.items()
+    }
+    return Batch(batch_size, MappingProxyType(axes))
 
 
 def _declared(now: Shapes, made: Shapes, size: int) -> Batch:
@@ -107,7 +111,9 @@ def _declared(now: Shapes, made: Shapes, size: int) -> Batch:
 
 def _sizes(now: Shapes, axes: Mapping[Path, Axes]) -> list[int]:
     """Return the sizes of the batch axes."""
-    pairs = ((now[path][i], axis) for path, own in axes.items() for i, axis in enumerate(own))
+    pairs = (
+        (now[path][i], axis) for path, leaf_axes in axes.items() for i, axis in enumerate(leaf_axes)
+    )
     return [shape[axis] for shape, axis in pairs if axis is not None]
 
 
@@ -116,34 +122,38 @@ def _agreed(
 ) -> Batch:
     """Return a batch; States of different sizes make every batch axis unclear."""
     if len(set(sizes)) > 1:
-        told = " and ".join(map(str, dict.fromkeys(sizes)))
-        unclear = dict.fromkeys(now, f"the States have batches of {told}")
+        listed = " and ".join(map(str, dict.fromkeys(sizes)))
+        unclear = dict.fromkeys(now, f"the States have batches of {listed}")
     elif sizes and sizes[0] == 1:  # a State of a single sample is shared by all samples
         unclear = {}
     samples = sizes[0] if sizes else None
     return Batch(samples, MappingProxyType(axes), MappingProxyType(unclear))
 
 
-def _without(declared: Batch, suspects: Shapes, kept: Iterable[Path], rows: Evidence) -> Batch:
+def _without(
+    declared: Batch, suspects: Shapes, not_recreated: Iterable[Path], rows: Evidence
+) -> Batch:
     """Resolve each State that follows no size: batch axis, shared, or unclear.
 
-    ``kept`` are the States that ``init_state`` does not recreate. One of these has a batch axis if
-    the rows of operations reach one of its indices for each sample. A State that ``init_state``
-    makes with the same shape for every size is shared by all samples; it is unclear if rows reach
-    it in that way.
+    ``not_recreated`` are the States that ``init_state`` does not recreate. One of these has a batch
+    axis if the rows of operations reach one of its indices for each sample. A State that
+    ``init_state`` makes with the same shape for every size is shared by all samples; it is unclear
+    if rows reach it in that way.
     """
     axes, unclear = dict(declared.axes), dict(declared.unclear)
     for path, shapes in suspects.items():
-        found = [rows.get(path, {}).get(index, "") for index in range(len(shapes))]
-        pairs = zip(found, shapes, strict=True)
-        own = tuple(
+        axes_by_rows = [rows.get(path, {}).get(index, "") for index in range(len(shapes))]
+        pairs = zip(axes_by_rows, shapes, strict=True)
+        batch_axes = tuple(
             a if isinstance(a, int) and s[a] == declared.samples else None for a, s in pairs
         )
-        if path in kept:
-            axes[path] = own
-            if any(a is None and rows != ALL for a, rows in zip(own, found, strict=True)):
+        if path in not_recreated:
+            axes[path] = batch_axes
+            if any(
+                a is None and rows != ALL for a, rows in zip(batch_axes, axes_by_rows, strict=True)
+            ):
                 unclear[path] = "`init_state` does not make it"
-        elif any(axis is not None for axis in own):
+        elif any(axis is not None for axis in batch_axes):
             unclear[path] = (
                 "`init_state` makes it of one shape for every batch size, and the rows of an "
                 "operation reach it one after the other, as samples do"
@@ -159,10 +169,13 @@ def _following(before: Shape, after: Shape, size: int) -> int | None:
     return axes[0] if len(axes) == 1 and after[axes[0]] == size else None
 
 
-def _unlike_any(now: Shapes, given: int) -> int:
+def _unlike_any(now: Shapes, batch_size: int) -> int:
     """Return a multiple of a batch size that no axis of the States has."""
-    taken = {given, *itertools.chain.from_iterable(itertools.chain.from_iterable(now.values()))}
-    return next(given * k for k in itertools.count(2) if given * k not in taken)
+    taken = {
+        batch_size,
+        *itertools.chain.from_iterable(itertools.chain.from_iterable(now.values())),
+    }
+    return next(batch_size * k for k in itertools.count(2) if batch_size * k not in taken)
 
 
 def _made_with(model: brainstate.nn.Module, size: int) -> tuple[Shapes, list[Path]] | None:
@@ -170,22 +183,22 @@ def _made_with(model: brainstate.nn.Module, size: int) -> tuple[Shapes, list[Pat
 
     ``None`` if ``init_state`` raises an error with this size.
     """
-    kept: list[Path] = []
+    not_recreated: list[Path] = []
 
     def values() -> dict[Path, object]:
         twin = brainstate.graph.clone(model)
         before = {tuple(p): s for p, s in twin.states(brainstate.ShortTermState).items()}
         brainstate.nn.init_all_states(twin, batch_size=size)
         after = {tuple(p): s for p, s in twin.states(brainstate.ShortTermState).items()}
-        kept.extend(path for path, state in after.items() if before.get(path) is state)
+        not_recreated.extend(path for path, state in after.items() if before.get(path) is state)
         return {path: state.value for path, state in after.items()}
 
     try:
         with unnoticed_states():
-            found, _ = trace_stateful(values).result_shapes
+            recreated, _ = trace_stateful(values).result_shapes
     except Exception:  # `init_state` may fail in any way with another size
         return None
-    return {path: _shapes(value) for path, value in found.items()}, kept
+    return {path: _shapes(value) for path, value in recreated.items()}, not_recreated
 
 
 # --- what rows of operations show
@@ -193,18 +206,18 @@ def _made_with(model: brainstate.nn.Module, size: int) -> tuple[Shapes, list[Pat
 
 def _by_rows(relations: Iterable[HiddenParamOpRelation]) -> Evidence:
     """Return the axes of states along which rows of operations follow each other."""
-    found: dict[Path, dict[int, int | str]] = {}
+    axes: dict[Path, dict[int, int | str]] = {}
     for relation in relations:
         spec = ETP_PRIMITIVE_SPECS.get(relation.primitive)
         if spec is None or not spec.batched:
             continue
         for influence, group in zip(relation.influences, relation.hidden_groups, strict=True):
-            for state, own in _of_group(influence.positions, group):
-                axis = _axis_of_rows(own, influence.positions.shape[1])
-                leaves = found.setdefault(state.path, {})
+            for state, first_and_last in _of_group(influence.positions, group):
+                axis = _axis_of_rows(first_and_last, influence.positions.shape[1])
+                leaves = axes.setdefault(state.path, {})
                 if leaves.setdefault(state.leaf, axis) != axis:
                     leaves[state.leaf] = ""
-    return found
+    return axes
 
 
 def _of_group(
@@ -236,22 +249,22 @@ def _axis_of_rows(rows: tuple[np.ndarray, np.ndarray], count: int) -> int | str:
     return ALL if np.all((first == 0) & (last == count - 1)) else ""
 
 
-def _by_evidence(rows: Evidence, given: int | None, now: Shapes) -> Batch:
+def _by_evidence(rows: Evidence, batch_size: int | None, now: Shapes) -> Batch:
     """Return the batch of a model whose ``init_state`` follows no size."""
     axes: dict[Path, Axes] = {}
     unclear: dict[Path, str] = {}
     for path, shapes in now.items():
-        found = [rows.get(path, {}).get(index, "") for index in range(len(shapes))]
-        axes[path] = tuple(axis if isinstance(axis, int) else None for axis in found)
-        if any(axis == "" and shape for axis, shape in zip(found, shapes, strict=True)):
+        axes_by_rows = [rows.get(path, {}).get(index, "") for index in range(len(shapes))]
+        axes[path] = tuple(axis if isinstance(axis, int) else None for axis in axes_by_rows)
+        if any(axis == "" and shape for axis, shape in zip(axes_by_rows, shapes, strict=True)):
             unclear[path] = (
                 f"`init_state` gives it the shape {', '.join(map(str, shapes))} for every batch "
                 "size, and the rows of no operation reach it one after the other, as samples do"
             )
     sizes = _sizes(now, axes)
-    if not sizes and given is None:
+    if not sizes and batch_size is None:
         return Batch(None, MappingProxyType(axes))
-    return _agreed([*sizes, *([] if given is None else [given])], now, axes, unclear)
+    return _agreed([*sizes, *([] if batch_size is None else [batch_size])], now, axes, unclear)
 
 
 # --- filters that the compiler adds
@@ -263,20 +276,20 @@ def axes_of_filters(traced: TracedModel, analysis: Analysis, batch: Batch) -> di
     A filter has the samples of its readout. A flow of labels between the two finds its axis.
     """
     leaves = {leaf.path: leaf for leaf in traced.leaves}
-    found: dict[Path, int] = {}
+    axes: dict[Path, int] = {}
     for readout in traced.readouts:
         (end,) = (leaf for leaf in traced.leaves if leaf.name == readout.state)
         axis = batch.axis(end)
         if axis is None or batch.samples is None or end.out_var is None:
             continue
-        own = laid_out(end.shape, axis, batch.samples)
+        expected = laid_out(end.shape, axis, batch.samples)
         for leaf in (leaves[path] for path in readout.filters):
             for place in (a for a, size in enumerate(leaf.shape) if size == batch.samples):
                 start = {leaf.in_var: laid_out(leaf.shape, place, batch.samples)}
                 (flow,) = flows_to(Question(Labels()), analysis.constants, start, [end.out_var])
-                if flow is not None and follow(flow, own):
-                    found.setdefault(leaf.path, place)
-    return found
+                if flow is not None and follow(flow, expected):
+                    axes.setdefault(leaf.path, place)
+    return axes
 
 
 def with_axes(batch: Batch, axes: Mapping[Path, int]) -> Batch:

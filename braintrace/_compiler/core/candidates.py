@@ -51,7 +51,7 @@ def candidates_of(
     outputs
         Hidden states that count as its outputs instead.
     """
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     taken: set[Var] = set()
     for leaf in traced.leaves:
         if leaf.kind != "hidden" or leaf.out_var is None or not carries_derivative(leaf.out_var):
@@ -61,10 +61,10 @@ def candidates_of(
         # The components of a `HiddenGroupState` are joined from variables of their own shape.
         shape = None if leaf.component is None else leaf.shape
         var, ids = _resolve(analysis, leaf.out_var, taken, shape)
-        found.append(Candidate(leaf, var, ids, numbered(leaf.in_var), leaf.shape))
+        candidates.append(Candidate(leaf, var, ids, numbered(leaf.in_var), leaf.shape))
         taken.add(var)
     producer = traced.program.producer
-    return sorted(found, key=lambda candidate: producer.get(candidate.var, -1))
+    return sorted(candidates, key=lambda candidate: producer.get(candidate.var, -1))
 
 
 def _resolve(
@@ -121,6 +121,6 @@ def are_distinct(positions: np.ndarray, size: int) -> bool:
 
 def places_of(positions: np.ndarray, size: int) -> np.ndarray:
     """Return for each number below ``size`` whether it is among ``positions``."""
-    found = np.zeros(size, bool)
-    found[positions] = True
-    return found
+    is_among = np.zeros(size, bool)
+    is_among[positions] = True
+    return is_among

@@ -41,35 +41,35 @@ class CommonPositions:
             for start, c in zip(starts, candidates, strict=False)
         ]
         self._set_of = list(range(len(candidates)))
-        for a, c, own, other in [*self._parts_of_one_state(), *self._shared(reached)]:
-            self._join(a, c, own, other)
+        for a, c, of_a, of_c in [*self._parts_of_one_state(), *self._shared(reached)]:
+            self._join(a, c, of_a, of_c)
 
     def of(self, members: Sequence[int]) -> list[Candidate]:
         """Return some states with the numbers of their common units."""
         numbers = [self._numbers[a] for a in members]
         raw = [self._candidates[a] for a in members]
-        if all(_equal(own, numbers[0]) for own in numbers[1:]):
+        if all(_equal(units, numbers[0]) for units in numbers[1:]):
             shape = raw[0].leaf.shape
             return [dataclasses.replace(candidate, shape=shape) for candidate in raw]
         every = np.flatnonzero(places_of(np.concatenate(numbers), self._total))
-        whole = next((i for i, own in enumerate(numbers) if own.size == every.size), None)
+        whole = next((i for i, units in enumerate(numbers) if units.size == every.size), None)
         shape = (every.size,) if whole is None else raw[whole].leaf.shape
         order = every if whole is None else numbers[whole]
         place = np.full(self._total, NONE, np.int32)
         place[order] = np.arange(order.size)
-        found = []
-        for candidate, own in zip(raw, numbers, strict=True):
-            places = place[own].reshape(candidate.leaf.shape)
-            ids = np.asarray(place[own][candidate.ids])  # an array also for a state without axes
-            found.append(dataclasses.replace(candidate, ids=ids, old_ids=places, shape=shape))
-        return found
+        aligned = []
+        for candidate, units in zip(raw, numbers, strict=True):
+            places = place[units].reshape(candidate.leaf.shape)
+            ids = np.asarray(place[units][candidate.ids])  # an array also for a state without axes
+            aligned.append(dataclasses.replace(candidate, ids=ids, old_ids=places, shape=shape))
+        return aligned
 
     def sets(self) -> list[tuple[int, ...]]:
         """Return the sets of states that share units, as indices."""
         members: dict[int, list[int]] = {}
-        for a, own in enumerate(self._set_of):
-            members.setdefault(own, []).append(a)
-        return [tuple(found) for found in members.values()]
+        for a, number in enumerate(self._set_of):
+            members.setdefault(number, []).append(a)
+        return [tuple(states) for states in members.values()]
 
     def _shared(self, reached: Reached) -> Iterator[tuple[int, int, Ids, Ids]]:
         """Yield ``(a, c, elements of a, elements of c)`` that share units.
@@ -80,18 +80,18 @@ class CommonPositions:
         elements = {c.leaf.in_var: (i, c.old_ids) for i, c in enumerate(self._candidates)}
         elements |= {c.var: (i, c.ids) for i, c in enumerate(self._candidates)}
         otherwise = []
-        for a, own in enumerate(self._candidates):
+        for a, candidate in enumerate(self._candidates):
             for var, ids in reached(a).items():
                 c, numbers = elements.get(var, (a, ids))
                 if c == a:
                     continue
-                if own.ids.size == numbers.size and _equal(ids, numbers):
+                if candidate.ids.size == numbers.size and _equal(ids, numbers):
                     yield self._side_by_side(a, c)
                     continue
                 used = ids != NONE
-                if np.all(ids[used] >= 0) and are_distinct(ids[used], own.ids.size):
+                if np.all(ids[used] >= 0) and are_distinct(ids[used], candidate.ids.size):
                     yield a, c, ids[used], numbers[used]
-                elif own.ids.size == numbers.size:
+                elif candidate.ids.size == numbers.size:
                     otherwise.append((a, c))
         for a, c in otherwise:
             yield self._side_by_side(a, c)
@@ -107,45 +107,45 @@ class CommonPositions:
         every = self._candidates[a].old_ids.ravel()
         return a, c, every, every
 
-    def _join(self, a: int, c: int, own: Ids, other: Ids) -> None:
+    def _join(self, a: int, c: int, of_a: Ids, of_c: Ids) -> None:
         """Give elements of one state the unit numbers of another state."""
         if self._set_of[a] == self._set_of[c]:
-            self._join_within(a, c, own, other)
+            self._join_within(a, c, of_a, of_c)
             return
         if self._set_of.count(self._set_of[c]) > self._set_of.count(self._set_of[a]):
-            a, c, own, other = c, a, other, own
+            a, c, of_a, of_c = c, a, of_c, of_a
         if self._set_of.count(self._set_of[c]) > 1:
-            self._renumber(a, c, own, other)
-        elif own is other and own.size == self._numbers[a].size == self._numbers[c].size:
+            self._renumber(a, c, of_a, of_c)
+        elif of_a is of_c and of_a.size == self._numbers[a].size == self._numbers[c].size:
             self._numbers[c] = self._numbers[a]
         else:
             self._numbers[c] = self._numbers[c].copy()
-            self._numbers[c][other] = self._numbers[a][own]
+            self._numbers[c][of_c] = self._numbers[a][of_a]
         moved = self._set_of[c]
-        self._set_of = [self._set_of[a] if found == moved else found for found in self._set_of]
+        self._set_of = [self._set_of[a] if number == moved else number for number in self._set_of]
 
-    def _join_within(self, a: int, c: int, own: Ids, other: Ids) -> None:
+    def _join_within(self, a: int, c: int, of_a: Ids, of_c: Ids) -> None:
         """Join two states of one set, unless two elements of one state would coincide.
 
         Two vectors of synapses that feed the same populations meet in each of these.
         """
-        first, second = self._numbers[a][own.ravel()], self._numbers[c][other.ravel()]
+        first, second = self._numbers[a][of_a.ravel()], self._numbers[c][of_c.ravel()]
         if np.array_equal(first, second):
             return
         renumbering = np.arange(self._total)
         renumbering[second] = first
-        inside = [k for k, found in enumerate(self._set_of) if found == self._set_of[a]]
+        inside = [k for k, number in enumerate(self._set_of) if number == self._set_of[a]]
         renumbered = {k: renumbering[self._numbers[k]] for k in inside}
-        if all(np.unique(own).size == own.size for own in renumbered.values()):
+        if all(np.unique(units).size == units.size for units in renumbered.values()):
             for k, numbers in renumbered.items():
                 self._numbers[k] = numbers
 
-    def _renumber(self, a: int, c: int, own: Ids, other: Ids) -> None:
+    def _renumber(self, a: int, c: int, of_a: Ids, of_c: Ids) -> None:
         """Give the elements of all states that share units with ``c`` their new numbers."""
         renumbering = np.arange(self._total)
-        renumbering[self._numbers[c][other]] = self._numbers[a][own]
-        for k, found in enumerate(self._set_of):
-            if found == self._set_of[c]:
+        renumbering[self._numbers[c][of_c]] = self._numbers[a][of_a]
+        for k, number in enumerate(self._set_of):
+            if number == self._set_of[c]:
                 self._numbers[k] = renumbering[self._numbers[k]]
 
 

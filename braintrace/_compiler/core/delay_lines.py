@@ -43,14 +43,14 @@ def find_delay_lines(
 
 def _is_moved_only(analysis: Analysis, candidates: Sequence[Candidate], a: int) -> bool:
     """Tell whether a step only shifts a state's contents, and stores no ETP output."""
-    own, program, marked = candidates[a], analysis.program, analysis.roles
-    uses = {index for index, _ in program.readers.get(own.leaf.in_var, ())}
+    state, program, marked = candidates[a], analysis.program, analysis.roles
+    uses = {index for index, _ in program.readers.get(state.leaf.in_var, ())}
     if not all(_moves(program.equations[index]) for index in uses - marked.keys()):
         return False
     stops = frozenset(c.var for i, c in enumerate(candidates) if i != a)
-    behind = analysis.values_behind([own.var], stops) - stops
-    kept = program.dependents_of([own.leaf.in_var], program.producer[own.var]) & behind
-    moving = analysis.program.making(kept)
+    behind = analysis.values_behind([state.var], stops) - stops
+    path = program.dependents_of([state.leaf.in_var], program.producer[state.var]) & behind
+    moving = analysis.program.making(path)
     return (
         bool(moving)
         and all(_moves(program.equations[index]) for index in moving)
@@ -68,11 +68,11 @@ def _is_read_by_others(graph: StepGraph, candidates: Sequence[Candidate], a: int
 
     An old value that is read through an ETP operation does not count.
     """
-    own = candidates[a]
+    state = candidates[a]
     for other in (candidate for i, candidate in enumerate(candidates) if i != a):
         ends = frozenset(c.var for c in candidates if c is not other)
-        if own.var in graph.values.behind([other.var], ends):
+        if state.var in graph.values.behind([other.var], ends):
             return True
-        if own.leaf.in_var in graph.values.behind([other.var], ends | graph.operations):
+        if state.leaf.in_var in graph.values.behind([other.var], ends | graph.operations):
             return True
     return False

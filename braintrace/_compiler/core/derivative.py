@@ -35,16 +35,16 @@ class Derivative:
         if self._vjp.jaxpr is None:
             return frozenset()
         kinds = [Kind.FREE] * len(self._equation.invars) + [Kind.LINEAR] * len(self._vjp.outputs)
-        found = zip(self._vjp.inputs, kinds_of_outputs(self._vjp.jaxpr, kinds), strict=True)
-        return frozenset(i for i, kind in found if kind not in (Kind.ZERO, Kind.LINEAR))
+        pairs = zip(self._vjp.inputs, kinds_of_outputs(self._vjp.jaxpr, kinds), strict=True)
+        return frozenset(i for i, kind in pairs if kind not in (Kind.ZERO, Kind.LINEAR))
 
     def is_the_same_for_all(self, operands: Collection[int]) -> bool:
         """Tell whether the cotangents of some operands are independent of their values."""
         if self._vjp.jaxpr is None:
             return False
         program = program_of(self._vjp.jaxpr)
-        found = zip(self._vjp.inputs, program.out_atoms, strict=True)
-        behind = program.depends_on([atom for i, atom in found if i in operands])
+        pairs = zip(self._vjp.inputs, program.out_atoms, strict=True)
+        behind = program.depends_on([atom for i, atom in pairs if i in operands])
         return behind.isdisjoint(program.in_vars[i] for i in operands)
 
     def along(self, operands: Sequence[int]) -> AnyJaxpr | None:
@@ -62,8 +62,8 @@ class Derivative:
 
         def changes(*values: Any) -> list[jax.Array]:
             def pull(*cotangents: Any) -> list[jax.Array]:
-                found = evaluate_all(pulled, [*values[:count], *cotangents], {})
-                return [found[place] for place in places]
+                results = evaluate_all(pulled, [*values[:count], *cotangents], {})
+                return [results[place] for place in places]
 
             structs = [struct_of(self._equation.outvars[k].aval) for k in outputs]
             return list(jax.linear_transpose(pull, *structs)(list(values[count:])))

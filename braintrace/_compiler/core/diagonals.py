@@ -37,10 +37,10 @@ def diagonals_of(together: Together, walk: Walk, stops: frozenset[Var]) -> tuple
     walk, stops
         The walk back from one of them, and the variables at which it stopped.
     """
-    found: list[Diagonal] = []
+    diagonals: list[Diagonal] = []
     for equation, operand in products_met(together.analysis, walk):
-        found += _through(together, walk, stops, (equation, operand))
-    return tuple(found)
+        diagonals += _through(together, walk, stops, (equation, operand))
+    return tuple(diagonals)
 
 
 def products_met(analysis: Analysis, walk: Walk) -> list[tuple[int, int]]:

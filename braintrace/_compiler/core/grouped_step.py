@@ -44,13 +44,13 @@ class GroupedStep:
     @property
     def new_states(self) -> Iterator[tuple[StateLeaf, Var]]:
         """The grouped states, with the variables of their new values."""
-        return (found for group in self.groups for found in new_states(group))
+        return (pair for group in self.groups for pair in new_states(group))
 
     @property
     def remembered_states(self) -> Iterator[tuple[StateLeaf, Var]]:
         """The states of groups that a later step reads, with their new variables."""
         remembered = filter(self.is_remembered, self.groups)
-        return (found for group in remembered for found in new_states(group))
+        return (pair for group in remembered for pair in new_states(group))
 
     def is_remembered(self, group: HiddenGroup) -> bool:
         """Tell whether a later step reads the states of a group."""
@@ -62,8 +62,8 @@ class GroupedStep:
         ends = [operation.y_var for operation in self.operations]
         ends += [state.in_var for group in self.groups for state in group.states]
         walks = [walk for group_walks in self.walks for walk in group_walks]
-        found = [walk.ids[var] for walk in walks for var in ends if var in walk.ids]
-        return sum(int(np.count_nonzero((ids >= 0) | (ids == MANY))) for ids in found)
+        every_ids = [walk.ids[var] for walk in walks for var in ends if var in walk.ids]
+        return sum(int(np.count_nonzero((ids >= 0) | (ids == MANY))) for ids in every_ids)
 
 
 def new_states(group: HiddenGroup) -> Iterator[tuple[StateLeaf, Var]]:

@@ -63,10 +63,10 @@ def find_hidden_groups(
         together = placement.together(members)
         is_read = [state.leaf.in_var in behind_output for state in together.states]
         find = diagonals_of if boundary == "diagonal" else _no_diagonals
-        found = _walks(together, graph, new_vars, is_read, every_state, find)
+        group_walks = _walks(together, graph, new_vars, is_read, every_state, find)
         is_line = lines.issuperset(members)
-        groups.append(_group(len(groups), together, found, is_read, is_line))
-        walks.append(list(found.walks))
+        groups.append(_group(len(groups), together, group_walks, is_read, is_line))
+        walks.append(list(group_walks.walks))
     return groups, walks
 
 
@@ -115,7 +115,7 @@ def _no_diagonals(together: Together, walk: Walk, stops: frozenset[Var]) -> tupl
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Found:
+class _GroupWalks:
     """The walks back from a group's states, their diagonals, and downstream states."""
 
     walks: list[Walk]
@@ -130,26 +130,26 @@ def _walks(
     is_read: Sequence[bool],
     every_state: bool,
     find: FindDiagonals,
-) -> _Found:
+) -> _GroupWalks:
     """Walk back from every state of a group."""
     every_new = frozenset(new_vars)
-    own = Counter(var for state in together.states for var in state.new_vars)
-    stops = every_new.difference(var for var, count in own.items() if count == new_vars[var])
+    group_vars = Counter(var for state in together.states for var in state.new_vars)
+    stops = every_new.difference(var for var, count in group_vars.items() if count == new_vars[var])
     walks = [together.walk(state, stops) for state in together.states]
     diagonals = [find(together, walk, stops) for walk in walks]
     if len(walks) == 1 or every_state:
-        return _Found(walks, diagonals, ())
-    carried = {c for found in diagonals for diagonal in found for c in diagonal.reads}
-    is_read = [found or a in carried for a, found in enumerate(is_read)]
+        return _GroupWalks(walks, diagonals, ())
+    carried = {c for of_state in diagonals for diagonal in of_state for c in diagonal.reads}
+    is_read = [is_seen or a in carried for a, is_seen in enumerate(is_read)]
     downstream = []
     for a in _downstream(together, graph, walks, is_read, every_new):
-        held = stops | own.keys() - set(together.states[a].new_vars)
-        walk = together.walk(together.states[a], held)
-        if not find(together, walk, held):
+        ends = stops | group_vars.keys() - set(together.states[a].new_vars)
+        walk = together.walk(together.states[a], ends)
+        if not find(together, walk, ends):
             downstream.append(a)
-            walks[a] = _without_held_cuts(together.analysis, graph, walk, held)
+            walks[a] = _without_held_cuts(together.analysis, graph, walk, ends)
             diagonals[a] = ()
-    return _Found(walks, diagonals, tuple(downstream))
+    return _GroupWalks(walks, diagonals, tuple(downstream))
 
 
 def _downstream(
@@ -169,27 +169,27 @@ def _downstream(
     if any(state.leaf.joined_var is not None for state in states):
         return ()
     old = {state.leaf.in_var for state in states}
-    found: list[int] = []
-    for a, own in reversed(list(enumerate(states))):
-        upstream = {state.var for c, state in enumerate(states) if c != a and c not in found}
-        is_carried = is_read[a] or any(_reaches(walk, own.leaf.in_var) for walk in walks)
-        stops = every_new - {own.var}
-        reads_old = graph.values.behind([own.var], stops | graph.opaque) & old
-        reads_new = graph.values.behind([own.var], stops) & upstream
+    downstream: list[int] = []
+    for a, candidate in reversed(list(enumerate(states))):
+        upstream = {state.var for c, state in enumerate(states) if c != a and c not in downstream}
+        is_carried = is_read[a] or any(_reaches(walk, candidate.leaf.in_var) for walk in walks)
+        stops = every_new - {candidate.var}
+        reads_old = graph.values.behind([candidate.var], stops | graph.opaque) & old
+        reads_new = graph.values.behind([candidate.var], stops) & upstream
         if reads_new and not (is_carried or reads_old):
-            found.append(a)
-    return tuple(reversed(found))
+            downstream.append(a)
+    return tuple(reversed(downstream))
 
 
 def _without_held_cuts(
-    analysis: Analysis, graph: StepGraph, walk: Walk, held: frozenset[Var]
+    analysis: Analysis, graph: StepGraph, walk: Walk, ends: frozenset[Var]
 ) -> Walk:
     """Leave out truncated paths that end at held values: they lose no gradient."""
     equations = analysis.program.equations
 
     def costs(cut: Cut) -> bool:
         operand = equations[cut.equation].invars[cut.operand]
-        return not graph.values.behind([operand], held) <= held
+        return not graph.values.behind([operand], ends) <= ends
 
     return dataclasses.replace(walk, cuts=tuple(filter(costs, walk.cuts)))
 
@@ -202,7 +202,7 @@ def _reaches(walk: Walk, var: Var) -> bool:
 def _group(
     index: int,
     together: Together,
-    found: _Found,
+    group_walks: _GroupWalks,
     is_read: Sequence[bool],
     delay_line: bool,
 ) -> HiddenGroup:
@@ -222,14 +222,14 @@ def _group(
         shape=shape,
         transition=tuple(
             (a, c)
-            for a, walk in enumerate(found.walks)
+            for a, walk in enumerate(group_walks.walks)
             for c, state in enumerate(states)
             if _reaches(walk, state.leaf.in_var)
-            or any(c in diagonal.reads for diagonal in found.diagonals[a])
+            or any(c in diagonal.reads for diagonal in group_walks.diagonals[a])
         ),
-        cuts=tuple(walk.cuts for walk in found.walks),
-        diagonals=tuple(found.diagonals),
+        cuts=tuple(walk.cuts for walk in group_walks.walks),
+        diagonals=tuple(group_walks.diagonals),
         read_by_output=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
-        downstream=found.downstream,
+        downstream=group_walks.downstream,
         delay_line=delay_line,
     )

@@ -51,9 +51,9 @@ def find_influence(
     for state, walk in enumerate(walks):
         if y in walk.ids:
             origin, lost = roots_behind(analysis, y, walk)
-            found = ways_of(y, state, walk, origin)
-            entries += found
-            mixed |= lost or not _covered(walk.ids[y], found)
+            ways = ways_of(y, state, walk, origin)
+            entries += ways
+            mixed |= lost or not _covered(walk.ids[y], ways)
     if not entries:
         return None
     places, positions = _slots(entries, y.aval.size)
@@ -64,8 +64,8 @@ def find_influence(
     return InfluenceMap(
         group=group.index,
         injection_points=tuple(
-            _injection_point(entry, own, positions.size)
-            for entry, own in zip(entries, places, strict=True)
+            _injection_point(entry, entry_slots, positions.size)
+            for entry, entry_slots in zip(entries, places, strict=True)
         ),
         positions=positions,
         kind=kind,
@@ -105,8 +105,8 @@ def ways_of(y: Var, state: int, walk: Walk, origin: Mapping[Var, Ids]) -> list[W
     direct = np.flatnonzero(ids >= 0)
     if len(direct):
         entries.append(Way(state, y, direct, direct, ids[direct]))
-    for root, found in origin.items():
-        reached, source = walk.ids[root].ravel(), found.ravel()
+    for root, sources in origin.items():
+        reached, source = walk.ids[root].ravel(), sources.ravel()
         elements = np.flatnonzero((source != NONE) & (reached >= 0))
         if len(elements):
             entries.append(Way(state, root, elements, source[elements], reached[elements]))

@@ -58,7 +58,7 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOpe
     by_var = {leaf.in_var: leaf for leaf in traced.leaves}
     # Transformations trace a function more than once and leave unused equations.
     used = program.depends_on(program.out_atoms)
-    found = []
+    operations = []
     for index in analysis.roles:
         equation = program.equations[index]
         spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
@@ -74,9 +74,9 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOpe
             continue
         behind = _inputs_behind(analysis, operands.values())
         times = {var: time_of_leaf(by_var.get(var)) for var in behind}
-        held = [var for var, time in times.items() if time is BindingTime.CONSTANT]
+        read_only = [var for var, time in times.items() if time is BindingTime.CONSTANT]
         others = [var for var, time in times.items() if time is BindingTime.DATA]
-        found.append(
+        operations.append(
             MarkedOperation(
                 equation=index,
                 x_var=None if spec.x_invar_index is None else equation.invars[spec.x_invar_index],
@@ -84,17 +84,19 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOpe
                 operands=operands,
                 positions=positions,
                 parameters=parameters,
-                held=tuple(by_var[var] for var in held),
+                held=tuple(by_var[var] for var in read_only),
                 non_parameters=tuple(_name(var, by_var) for var in others),
             )
         )
-    return found
+    return operations
 
 
 def _inputs_behind(analysis: Analysis, operands: Iterable[Atom]) -> list[Var]:
     """Return the inputs that operands depend on, one operand after the other."""
     behind = (analysis.program.depends_on([operand]) for operand in operands)
-    return list(dict.fromkeys(var for found in behind for var in analysis.inputs_among(found)))
+    return list(
+        dict.fromkeys(var for ancestors in behind for var in analysis.inputs_among(ancestors))
+    )
 
 
 def _parameters(inputs: Sequence[Var], by_var: Mapping[Var, StateLeaf]) -> tuple[StateLeaf, ...]:

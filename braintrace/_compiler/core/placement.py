@@ -55,8 +55,12 @@ class Placement:
         self._found: dict[tuple[int, ...], Together] = {}
 
     def _reached(self, state: int) -> Mapping[Var, Ids]:
-        own = self.candidates[state]
-        return Together(self.analysis, [own], self._origin([own]), frozenset()).walk(own).ids
+        candidate = self.candidates[state]
+        return (
+            Together(self.analysis, [candidate], self._origin([candidate]), frozenset())
+            .walk(candidate)
+            .ids
+        )
 
     def _origin(self, states: Sequence[Candidate]) -> Origin:
         # A walk visits no equation after the one that writes its state.

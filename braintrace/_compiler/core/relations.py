@@ -34,12 +34,12 @@ def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:
 
 def _groups_reached(step: GroupedStep) -> dict[Var, list[int]]:
     """Return the groups whose walks reached the output of each ETP operation."""
-    found: dict[Var, list[int]] = {operation.y_var: [] for operation in step.operations}
+    groups: dict[Var, list[int]] = {operation.y_var: [] for operation in step.operations}
     for index, walks in enumerate(step.walks):
         for var in dict.fromkeys(var for walk in walks for var in walk.ids):
-            if var in found:
-                found[var].append(index)
-    return found
+            if var in groups:
+                groups[var].append(index)
+    return groups
 
 
 def _signature(step: GroupedStep, operation: MarkedOperation) -> Hashable:

@@ -156,30 +156,32 @@ class _WalkUnderWay:
         else:
             received = back_through(self._analysis.constants, equation, out_ids)
         contributions = [
-            given if carries_derivative(atom) else None
-            for atom, given in zip(equation.invars, received, strict=True)
+            contribution if carries_derivative(atom) else None
+            for atom, contribution in zip(equation.invars, received, strict=True)
         ]
         if _begins_fan_out(contributions, out_ids):
             self._roots.extend(equation.outvars)
-        for operand, (atom, given) in enumerate(zip(equation.invars, contributions, strict=True)):
-            if given is CUT:
+        for operand, (atom, contribution) in enumerate(
+            zip(equation.invars, contributions, strict=True)
+        ):
+            if contribution is CUT:
                 self._cuts.add(Cut(index, operand))
-            elif isinstance(given, np.ndarray) and np.any(given != NONE):
-                self.received.setdefault(atom, []).append((Cut(index, operand), given))
+            elif isinstance(contribution, np.ndarray) and np.any(contribution != NONE):
+                self.received.setdefault(atom, []).append((Cut(index, operand), contribution))
 
     def _settle(self, var: Var) -> None:
         """Determine the ids of a variable when all its uses are known."""
         if var in self._ids or var not in self.received:
             return
-        kept, moved = _in_place(self.received.pop(var), self._origin_of(var))
+        in_place, moved = _in_place(self.received.pop(var), self._origin_of(var))
         self._cuts.update(use for use, _ in moved)
-        if not kept:
+        if not in_place:
             return
-        self._ids[var] = _merged(kept)
+        self._ids[var] = _merged(in_place)
         if var in self._stops:
-            self._states_met.extend((use.equation, var) for use, _ in kept)
-        elif self._ids[var] is not kept[0][1]:  # otherwise all uses reach the same units
-            self._settle_conflict(var, kept)
+            self._states_met.extend((use.equation, var) for use, _ in in_place)
+        elif self._ids[var] is not in_place[0][1]:  # otherwise all uses reach the same units
+            self._settle_conflict(var, in_place)
 
     def _origin_of(self, var: Var) -> Ids | None:
         if var in self._elsewhere:
@@ -207,7 +209,7 @@ class _WalkUnderWay:
         for var in list(self.received):
             self._settle(var)
         return Walk(
-            ids={var: found for var, found in self._ids.items() if var not in self._stops},
+            ids={var: ids for var, ids in self._ids.items() if var not in self._stops},
             cuts=tuple(sorted(self._cuts)),
             roots=tuple(self._roots),
             shared=tuple(self._shared),
@@ -224,21 +226,19 @@ def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids
 
 def _in_place(uses: Sequence[_Use], origin: Ids | None) -> tuple[list[_Use], list[_Use]]:
     """Separate the uses of a variable that move an old state to another unit."""
-    kept: list[_Use] = []
+    in_place: list[_Use] = []
     rejected: list[_Use] = []
-    for use, given in uses:
-        moved = origin is not None and np.any(
-            (origin != NONE) & (given != NONE) & (origin != given)
-        )
-        (rejected if moved else kept).append((use, given))
-    return kept, rejected
+    for use, ids in uses:
+        moved = origin is not None and np.any((origin != NONE) & (ids != NONE) & (origin != ids))
+        (rejected if moved else in_place).append((use, ids))
+    return in_place, rejected
 
 
 def _merged(uses: Sequence[_Use]) -> Ids:
-    return functools.reduce(merge, (given for _, given in uses))
+    return functools.reduce(merge, (ids for _, ids in uses))
 
 
 def _conflict(merged: Ids, uses: Sequence[_Use]) -> np.ndarray:
     """Return where uses of a variable reach different units, each use a single one."""
-    mixed = [given == MIXED for _, given in uses]
+    mixed = [ids == MIXED for _, ids in uses]
     return np.asarray((merged == MIXED) & ~np.any(mixed, axis=0))

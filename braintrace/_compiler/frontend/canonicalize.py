@@ -75,9 +75,9 @@ def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array
         return None
     full = []
     for i, value in enumerate(operands):
-        kept = [*axes.batch[i], *axes.free[i]]
-        moved = jnp.transpose(value, [*kept, *axes.summed[i]])
-        flat = jnp.reshape(moved, [jnp.shape(value)[axis] for axis in kept]).astype(out.dtype)
+        kept_axes = [*axes.batch[i], *axes.free[i]]
+        moved = jnp.transpose(value, [*kept_axes, *axes.summed[i]])
+        flat = jnp.reshape(moved, [jnp.shape(value)[axis] for axis in kept_axes]).astype(out.dtype)
         places = *range(len(axes.batch[i])), *axes.in_result[i]
         full.append(jax.lax.broadcast_in_dim(flat, out.shape, places))
     return [jax.lax.mul(*full)]

@@ -58,10 +58,10 @@ def _check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:
 
 def call_of_update(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -> str:
     """Print the arguments of a failing ``update`` and the model's hidden states."""
-    given = named(argument_names(model, arguments), arguments)
+    call = named(argument_names(model, arguments), arguments)
     states = ", ".join(
         f"State '{path_name(path)}' = {shown(state.value)}"
         for path, state in model.states(brainstate.HiddenState).items()
     )
     behind = f" and {states}" if states else ""
-    return f"`{type(model).__name__}.update` fails for {given}{behind}"
+    return f"`{type(model).__name__}.update` fails for {call}{behind}"

@@ -59,14 +59,14 @@ def _invariant(program: Program, constants: int) -> list[int]:
     """Return the loop-invariant equations, if any of them is a broadcast."""
     varying = program.dependents_of(program.in_vars[constants:])
     fixed = program.dependents_of(program.in_vars[:constants])
-    found = [
+    invariant = [
         index
         for index, equation in enumerate(program.equations)
         if not equation.effects
         and all(var in fixed and var not in varying for var in equation.outvars)
     ]
-    names = {program.equations[index].primitive.name for index in found}
-    return found if "broadcast_in_dim" in names else []
+    names = {program.equations[index].primitive.name for index in invariant}
+    return invariant if "broadcast_in_dim" in names else []
 
 
 def _values(program: Program, invariant: list[int], fixed: list[ArrayLike]) -> dict[Var, ArrayLike]:

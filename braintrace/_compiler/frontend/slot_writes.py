@@ -187,9 +187,9 @@ class _Write:
             columns = [indices[..., i] for i in range(indices.shape[-1])]
         laid_out = self._updates(updates)
         placed = {
-            axis: self._starts(columns[found.column], buffer, axis)
-            for axis, found in enumerate(self.axes)
-            if found.column is not None
+            axis: self._starts(columns[buffer_axis.column], buffer, axis)
+            for axis, buffer_axis in enumerate(self.axes)
+            if buffer_axis.column is not None
         }
         for slot in itertools.product(*(range(size) for _, size in self.slots)):
             starts_of_slot = {axis: start[slot] for axis, start in placed.items()}
@@ -231,13 +231,15 @@ class _Write:
         ]
         update = jax.lax.pad(update, jnp.zeros((), update.dtype), fixed)
         inside = jnp.ones([1] * len(shape), bool)
-        for axis, found in enumerate(self.axes):
-            if found.column is not None and not self.clips:
-                last = shape[axis] - found.width
+        for axis, buffer_axis in enumerate(self.axes):
+            if buffer_axis.column is not None and not self.clips:
+                last = shape[axis] - buffer_axis.width
                 inside &= (starts[axis] >= 0) & (starts[axis] <= last)
-            elif found.column is None and found.width < shape[axis]:
+            elif buffer_axis.column is None and buffer_axis.width < shape[axis]:
                 number = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-                inside &= (number >= found.start) & (number < found.start + found.width)
+                inside &= (number >= buffer_axis.start) & (
+                    number < buffer_axis.start + buffer_axis.width
+                )
         widths = [range(self.axes[axis].width) for axis in starts]
         for offsets in itertools.product(*widths):
             here, piece = inside, update

@@ -146,8 +146,8 @@ def _make_keys(model: brainstate.nn.Module) -> None:
 
     A key made during the trace of a step would have another type before the step than after it.
     """
-    own = model.states(brainstate.random.RandomState).values()
-    for state in (brainstate.random.DEFAULT, *own):
+    random_states = model.states(brainstate.random.RandomState).values()
+    for state in (brainstate.random.DEFAULT, *random_states):
         state.value  # noqa: B018
 
 

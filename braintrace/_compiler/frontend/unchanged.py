@@ -46,16 +46,16 @@ def without_unchanged(
     same = flows_of_variables(Question(_Same()), Constants(program), inputs)
     results = len(program.out_atoms) - sum(array.written for array in arrays)
     after = iter(program.out_atoms[results:])
-    kept = list(program.out_atoms[:results])
-    found = []
+    written = list(program.out_atoms[:results])
+    new_arrays = []
     for place, array in enumerate(arrays, arguments):
         atom = next(after) if array.written else None
         if atom is not None and is_var(atom) and same[atom] == place:
-            found.append(dataclasses.replace(array, written=False))
+            new_arrays.append(dataclasses.replace(array, written=False))
         else:
-            found.append(array)
-            kept += [] if atom is None else [atom]
-    return _with_results(program, kept), found
+            new_arrays.append(array)
+            written += [] if atom is None else [atom]
+    return _with_results(program, written), new_arrays
 
 
 def _with_results(program: Program, atoms: Sequence[Atom]) -> Program:
@@ -100,4 +100,4 @@ class _Same(PerVariable):
         if name not in _PASSES or is_by_column:
             return [CHANGED] * len(equation.outvars)
         every = zip(equation.outvars, equation.invars, operands, strict=True)
-        return [own if var.aval.dtype == a.aval.dtype else CHANGED for var, a, own in every]
+        return [source if var.aval.dtype == a.aval.dtype else CHANGED for var, a, source in every]

@@ -100,8 +100,8 @@ class Lookup:
             start = jnp.clip(starts[self.indexed.index(axis)], 0, n - size)
             start = start.astype(jnp.int32).reshape(shape)
             if size > 1:
-                own = [-1 if other == axis else 1 for other in windows]
-                start = start + jnp.arange(size, dtype=jnp.int32).reshape(own)
+                along_axis = [-1 if other == axis else 1 for other in windows]
+                start = start + jnp.arange(size, dtype=jnp.int32).reshape(along_axis)
             rows, count = rows * n + start, count * n
         return rows if there is None else jnp.where(there.reshape(shape), rows, count)
 
@@ -115,8 +115,9 @@ class Lookup:
     def _in_order(self, y: Any, lead: int) -> Any:
         """Transpose ``(*indices, *windows, *other axes)`` to the axes of the result."""
         axes = [*self._windows, *self._whole]
-        kept = [axis for axis in self.kept if axis in axes]
-        order = [*kept, *(axis for axis in axes if axis not in kept)]  # the last ones have size one
+        result_axes = [axis for axis in self.kept if axis in axes]
+        # Axes that the result does not have have size one.
+        order = [*result_axes, *(axis for axis in axes if axis not in result_axes)]
         y = jnp.transpose(y, [*range(lead), *(lead + axes.index(axis) for axis in order)])
         y = y.reshape(*y.shape[:lead], *(self.sizes[axis] for axis in self.kept))
         of_index = iter(range(lead))
@@ -146,7 +147,7 @@ def lookup_of(equation: Equation) -> Lookup | str | None:
     numbers, mode = params["dimension_numbers"], params["mode"]
     if numbers.operand_batching_dims:
         return PAIRED
-    kept = tuple(axis for axis in every if axis not in numbers.collapsed_slice_dims)
+    result_axes = tuple(axis for axis in every if axis not in numbers.collapsed_slice_dims)
     indexed, places = tuple(numbers.start_index_map), tuple(numbers.offset_dims)
     fill = math.nan if params["fill_value"] is None else params["fill_value"]
-    return Lookup(shape, sizes, indexed, kept, places, mode, fill)
+    return Lookup(shape, sizes, indexed, result_axes, places, mode, fill)

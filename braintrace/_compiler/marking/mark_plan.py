@@ -117,7 +117,7 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
         equation = program.equations[index]
         if index in totals or is_marked(equation):
             continue
-        product = product_of(equation, operands, uses.found)
+        product = product_of(equation, operands, uses.times)
         product = product or sparse_sum(uses, index, operands)
         if is_sum_with_weights(equation, operands) and spread.holds(*equation.outvars):
             product = with_one_output(equation, operands)
@@ -138,7 +138,9 @@ def mark_plan(uses: ParametricUses, unroll_limit: int) -> MarkPlan:
                 is_call = equation.primitive.name in OWN_DERIVATIVE
                 reason = NOT_LINEAR if is_call else OPAQUE
                 plan.unmarked.append(Unmarked(equation, others, reason))
-    used = [program.equations[i].invars[k] for i, found in plan.elementwise.items() for k in found]
+    used = [
+        program.equations[i].invars[k] for i, marked in plan.elementwise.items() for k in marked
+    ]
     plan.sources.update(sources_of(uses, [*used, *uses.results]))
     return plan
 
@@ -294,8 +296,8 @@ def _bias(uses: ParametricUses, index: int, product: Product) -> Bias | None:
         return None
     if equation.outvars[0].aval.shape != y.aval.shape:
         return None
-    found = uses.along(equation.invars[1 - operand], outputs)
-    return None if found is None else Bias(index, operand, *found, outputs, tuple(moves))
+    vector = uses.along(equation.invars[1 - operand], outputs)
+    return None if vector is None else Bias(index, operand, *vector, outputs, tuple(moves))
 
 
 def _multiplies_by_one(equation: Equation) -> bool:
@@ -347,18 +349,19 @@ def is_spelled_out(uses: ParametricUses, index: int, operands: Sequence[int]) ->
 def _changing(equation: Equation, operands: Sequence[int]) -> list[int]:
     """Return the operands that the steps of a scan, or cases, may use differently."""
     if equation.primitive.name == "scan":
-        held = len(loop_of(equation, equation.invars).fixed)
-        return [operand for operand in operands if operand >= held]
+        fixed = len(loop_of(equation, equation.invars).fixed)
+        return [operand for operand in operands if operand >= fixed]
     return list(operands) if equation.primitive.name == "cond" else []
 
 
 def _keeps_positions(analysis: Analysis, equation: Equation, operands: Sequence[int]) -> bool:
     """Tell whether each element of some operands reaches at most one result element."""
     received = back_from_outputs(analysis.constants, equation)
-    found = [received[operand] for operand in operands]
+    contributions = [received[operand] for operand in operands]
     return all(
-        given is None or (isinstance(given, np.ndarray) and not np.any(given < NONE))
-        for given in found
+        contribution is None
+        or (isinstance(contribution, np.ndarray) and not np.any(contribution < NONE))
+        for contribution in contributions
     )
 
 

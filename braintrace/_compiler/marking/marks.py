@@ -126,7 +126,7 @@ def with_marks(
     uses = ParametricUses(program, inputs, wanted)
     plan = mark_plan(uses, marking.unroll_limit)
     by_var = dict(zip(program.in_vars[arguments:], arrays, strict=True))
-    findings = [_diagnostic(uses, found, by_var) for found in plan.unmarked]
+    findings = [_diagnostic(uses, unmarked, by_var) for unmarked in plan.unmarked]
     return _marked(uses, plan, wanted), tuple(findings)
 
 
@@ -143,8 +143,8 @@ def _spelled_out(
     """Inline calls, unroll loops and lower branches that use parameters."""
     while True:
         uses = ParametricUses(program, inputs, wanted)
-        found = {index: _rule_for(uses, index, operands, marking) for index, operands in uses}
-        rules = {index: rule for index, rule in found.items() if rule is not None}
+        every_rule = {index: _rule_for(uses, index, operands, marking) for index, operands in uses}
+        rules = {index: rule for index, rule in every_rule.items() if rule is not None}
         if not rules:
             return program
         program = program_of(inlined(by_rules(program, rules).jaxpr))
@@ -210,13 +210,15 @@ class _Marks:
     @property
     def rules(self) -> dict[int, Rule]:
         """The rules that run the equations, by index."""
-        program, plan, found = self._uses.program, self._plan, self._uses.found
+        program, plan, times = self._uses.program, self._plan, self._uses.times
         rules: dict[int, Rule] = {
             index: self._keep
             for index, equation in enumerate(program.equations)
-            if any(found[var] is not BindingTime.DATA for var in equation.outvars)
+            if any(times[var] is not BindingTime.DATA for var in equation.outvars)
         }
-        rules.update((index, self._elementwise(found)) for index, found in plan.elementwise.items())
+        rules.update(
+            (index, self._elementwise(operands)) for index, operands in plan.elementwise.items()
+        )
         for index, product in plan.products.items():
             bias = plan.biases.get(index)
             rules[index] = _product(product)
@@ -315,8 +317,10 @@ def _passed(_: Equation, operands: list[Any]) -> list[Any]:
     return [operand for operand in operands if isinstance(operand, _Operands)]
 
 
-def _diagnostic(uses: ParametricUses, found: Unmarked, by_var: dict[Var, StateArray]) -> Diagnostic:
-    atoms = [found.equation.invars[i] for i in found.operands]
+def _diagnostic(
+    uses: ParametricUses, unmarked: Unmarked, by_var: dict[Var, StateArray]
+) -> Diagnostic:
+    atoms = [unmarked.equation.invars[i] for i in unmarked.operands]
     behind = uses.program.depends_on(atoms, through=carries_derivative)
     arrays = [array for var, array in by_var.items() if var in behind]
     paths = [path_name(array.path) for array in arrays if array.kind == "parameter"]
@@ -324,8 +328,8 @@ def _diagnostic(uses: ParametricUses, found: Unmarked, by_var: dict[Var, StateAr
     return Diagnostic(
         "warning",
         "not-marked",
-        f"{quoted(names)} enters `{found.equation.primitive.name}` on the way to a hidden state "
-        f"without a mark: {found.reason}. It gets the gradient of the current step.",
+        f"{quoted(names)} enters `{unmarked.equation.primitive.name}` on the way to a hidden state "
+        f"without a mark: {unmarked.reason}. It gets the gradient of the current step.",
         names,
-        source_line(found.equation),
+        source_line(unmarked.equation),
     )

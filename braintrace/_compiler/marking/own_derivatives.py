@@ -47,22 +47,23 @@ def by_its_derivative(
     moving = [i for i, atom in enumerate(equation.invars) if carries_derivative(atom)]
     others = [i for i in moving if i not in operands]
     derivative = analysis.derivative(equation)
-    found = [(own, derivative.along(own)) for own in (operands, others) if own]
-    along = [(own, jaxpr) for own, jaxpr in found if jaxpr is not None]
-    if len(along) < len(found):
+    pairs = [(group, derivative.along(group)) for group in (operands, others) if group]
+    along = [(group, jaxpr) for group, jaxpr in pairs if jaxpr is not None]
+    if len(along) < len(pairs):
         return None
 
     def rule(equation: Equation, values: Sequence[Any]) -> list[Any]:
-        held = [jax.lax.stop_gradient(value) for value in values]
+        constants = [jax.lax.stop_gradient(value) for value in values]
         parts = [
-            evaluate_all(jaxpr, [*held, *(values[i] for i in own)], {}) for own, jaxpr in along
+            evaluate_all(jaxpr, [*constants, *(values[i] for i in group)], {})
+            for group, jaxpr in along
         ]
         totals = (
             functools.reduce(operator.add, of_output) for of_output in zip(*parts, strict=True)
         )
         return [
             with_derivative_of(value, next(totals)) if carries_derivative(var) else value
-            for value, var in zip(bind(equation, held), equation.outvars, strict=True)
+            for value, var in zip(bind(equation, constants), equation.outvars, strict=True)
         ]
 
     return rule

@@ -52,7 +52,7 @@ class ParametricUses:
         self.program = program
         self.analysis = Analysis(program)
         times = [bound(var, time) for var, time in zip(program.in_vars, inputs, strict=True)]
-        self.found = flows_of_variables(_QUESTION, self.analysis.constants, times)
+        self.times = flows_of_variables(_QUESTION, self.analysis.constants, times)
         self._wanted = wanted
         self._behind = _behind(program, wanted)
 
@@ -61,8 +61,8 @@ class ParametricUses:
         for index, equation in enumerate(self.program.equations):
             if not any(self.is_wanted(var) for var in equation.outvars):
                 continue
-            given = enumerate(zip(equation.invars, self.operands(equation), strict=True))
-            positions = tuple(i for i, (atom, what) in given if self._is_parametric(atom, what))
+            pairs = enumerate(zip(equation.invars, self.operands(equation), strict=True))
+            positions = tuple(i for i, (atom, what) in pairs if self._is_parametric(atom, what))
             if positions:
                 yield index, positions
 
@@ -79,17 +79,17 @@ class ParametricUses:
 
     def operands(self, equation: Equation) -> list[BindingTime]:
         """Return the binding times of the operands of an equation."""
-        return times_of_operands(equation, self.found)
+        return times_of_operands(equation, self.times)
 
     def is_parametric(self, atom: Atom) -> bool:
         """Tell whether an operand is parameter-derived and has a derivative."""
         return is_var(atom) and self._is_parametric(
-            atom, self.found.get(atom, BindingTime.CONSTANT)
+            atom, self.times.get(atom, BindingTime.CONSTANT)
         )
 
     def is_wanted(self, var: Var) -> bool:
         """Tell whether a variable is data and passes a derivative to a wanted result."""
-        return var in self._behind and self.found[var] is BindingTime.DATA
+        return var in self._behind and self.times[var] is BindingTime.DATA
 
     def maker(self, var: Var) -> Equation | None:
         """Return the equation that writes a variable; ``None`` for an input."""
@@ -102,7 +102,7 @@ class ParametricUses:
         is_result = any(atom is var for atom in self.program.out_atoms)
         return readers[0] if len(readers) == 1 and not is_result else None
 
-    def along(self, atom: Atom, kept: Sequence[int]) -> tuple[Var, tuple[int, ...]] | None:
+    def along(self, atom: Atom, allowed: Sequence[int]) -> tuple[Var, tuple[int, ...]] | None:
         """Return the variable before broadcasts that varies only along some axes.
 
         It comes with the axes of the operand that its own axes correspond to.
@@ -110,7 +110,7 @@ class ParametricUses:
         axes = tuple(range(len(atom.aval.shape)))
         while self.is_parametric(atom):
             sizes = zip(axes, atom.aval.shape, strict=True)
-            if {axis for axis, size in sizes if size != 1} <= set(kept):
+            if {axis for axis, size in sizes if size != 1} <= set(allowed):
                 return atom, axes
             equation = self.maker(atom)
             if equation is None or equation.primitive.name != "broadcast_in_dim":
@@ -146,7 +146,7 @@ def _has_product(
     uses = ParametricUses(program, inputs, _wanted_inside(equation, program, wanted))
     return any(
         is_marked(program.equations[index])
-        or is_product(program.equations[index], positions, uses.found)
+        or is_product(program.equations[index], positions, uses.times)
         or hides_weights(uses.analysis, program.equations[index], positions)
         or uses.holds_product(index)
         for index, positions in uses

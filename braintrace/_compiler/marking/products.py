@@ -43,7 +43,7 @@ class Product(Protocol):
 
 
 def product_of(
-    equation: Equation, positions: Sequence[int], found: dict[Var, BindingTime]
+    equation: Equation, positions: Sequence[int], times: dict[Var, BindingTime]
 ) -> Product | str | None:
     """Return an equation as a marked product.
 
@@ -53,7 +53,7 @@ def product_of(
         The equation.
     positions
         Indices of the parameter-derived operands.
-    found
+    times
         Binding times of variables.
 
     Returns
@@ -63,7 +63,7 @@ def product_of(
         marked.
     """
     name, params = equation.primitive.name, equation.params
-    if len(positions) != 1 or BindingTime.DATA not in times_of_operands(equation, found):
+    if len(positions) != 1 or BindingTime.DATA not in times_of_operands(equation, times):
         return None
     product: Product | None = None
     if name == "dot_general" and not (
@@ -87,9 +87,9 @@ STORED = (
 )
 
 
-def is_product(equation: Equation, positions: Sequence[int], found: dict[Var, BindingTime]) -> bool:
+def is_product(equation: Equation, positions: Sequence[int], times: dict[Var, BindingTime]) -> bool:
     """Tell whether an equation is a product with a weight, markable or not."""
-    return product_of(equation, positions, found) is not None
+    return product_of(equation, positions, times) is not None
 
 
 def with_one_output(equation: Equation, positions: Sequence[int]) -> Product | str:
@@ -196,11 +196,11 @@ class LowRank:
         # The axes of the rank, as axes of the first result and as summed axes of the second
         # product.
         rank = [(a, b) for a, b in _renamed(first, second) if a in first.free]
-        given, taken = zip(*rank, strict=True)
+        of_first, of_second = zip(*rank, strict=True)
         x = arranged(x, first.x, [*((a,) for a in first.data), first.contracted])
-        lower = arranged(lower, first.weight, [first.contracted, given])
+        lower = arranged(lower, first.weight, [first.contracted, of_first])
         shape = *x.shape[:-1], *(upper.shape[second.weight.index(a)] for a in second.free)
-        upper = arranged(upper, second.weight, [taken, second.free])
+        upper = arranged(upper, second.weight, [of_second, second.free])
         factors = x.astype(dtype), lower.astype(dtype), upper.astype(dtype)
         y = _etrace_op.lora_matmul(*factors, bias=bias).reshape(shape)
         result = (*second.data, *second.free)
@@ -218,8 +218,8 @@ def low_rank(first: Product, second: Product) -> LowRank | None:
         return None
     if first.axes.shared or second.axes.shared:
         return None
-    given = {b for a, b in _renamed(first.axes, second.axes) if a in first.axes.free}
-    return LowRank(first, second) if given == set(second.axes.contracted) else None
+    produced = {b for a, b in _renamed(first.axes, second.axes) if a in first.axes.free}
+    return LowRank(first, second) if produced == set(second.axes.contracted) else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -86,8 +86,8 @@ def scattered_of(equation: Equation, constants: Constants) -> Scattered | None:
 def _one_index_per_entry(indices: Atom, constants: Constants) -> np.ndarray | None:
     if len(indices.aval.shape) != 2 or indices.aval.shape[1] != 1:
         return None
-    found = constants.value(indices)
-    return None if found is None else found[:, 0].astype(np.int64)
+    value = constants.value(indices)
+    return None if value is None else value[:, 0].astype(np.int64)
 
 
 def pattern_of(

@@ -91,8 +91,8 @@ def sparse_sum(uses: ParametricUses, index: int, operands: Sequence[int]) -> Spa
         return None
     moves, total = end
     scattered = scattered_of(program.equations[total], constants)
-    found = uses.along(equation.invars[weight], (gathered.entries,))
-    if scattered is None or found is None or uses.only_reader(x) is None:
+    entries = uses.along(equation.invars[weight], (gathered.entries,))
+    if scattered is None or entries is None or uses.only_reader(x) is None:
         return None
     data, (summed,) = program.equations[first].invars[0], program.equations[total].outvars
     base = constants.value(program.equations[total].invars[0])
@@ -113,8 +113,8 @@ def sparse_sum(uses: ParametricUses, index: int, operands: Sequence[int]) -> Spa
         gather=first,
         moves=moves,
         total=total,
-        var=found[0],
-        axes=found[1],
+        var=entries[0],
+        axes=entries[1],
         place=gathered.entries,
     )
 

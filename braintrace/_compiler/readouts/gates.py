@@ -90,7 +90,7 @@ def with_gates_apart(
 def _gates_to_take_apart(program: Program, parts: int) -> dict[Var, int]:
     """Return the number of gates of each operation's output and of its descendants."""
     counts = _counts(program)
-    found: dict[Var, int] = {}
+    taken_apart: dict[Var, int] = {}
     for equation in program.equations:
         count = counts.get(equation.outvars[0]) if len(equation.outvars) == 1 else None
         if count is None:
@@ -99,11 +99,11 @@ def _gates_to_take_apart(program: Program, parts: int) -> dict[Var, int]:
             units = equation.outvars[0].aval.shape[-1] // count
             is_apart = units % parts == 0 and _computes_gates(equation, count)
         else:  # a gate that is taken out may be read in parts, but is not a row of gates
-            is_of_row = any(is_var(atom) and atom in found for atom in equation.invars)
+            is_of_row = any(is_var(atom) and atom in taken_apart for atom in equation.invars)
             is_apart = is_of_row and equation.primitive.name in _BY_ELEMENT
         if is_apart:
-            found[equation.outvars[0]] = count
-    return found
+            taken_apart[equation.outvars[0]] = count
+    return taken_apart
 
 
 def _counts(program: Program) -> dict[Var, int]:
@@ -113,8 +113,8 @@ def _counts(program: Program) -> dict[Var, int]:
     for equation in reversed(program.equations):
         for var in equation.outvars:
             uses = [(program.equations[i], counts) for i, _ in program.readers.get(var, ())]
-            found = {_count_read(var, *use) for use in uses}
-            count = found.pop() if len(found) == 1 and var not in results else None
+            read_counts = {_count_read(var, *use) for use in uses}
+            count = read_counts.pop() if len(read_counts) == 1 and var not in results else None
             # More pieces than entries in each: the pieces are units with their gates, sharded as
             # they are.
             if count is not None and 1 < count <= var.aval.shape[-1] // count:
@@ -201,16 +201,16 @@ def _of_gates(equation: Equation, operands: list[Any], count: int) -> list[Any] 
     positions = spec.resolve_trainable_invars(equation.params)
     weights = {name: operands[position] for name, position in positions.items()}
     pick_of = _Columns(count)
-    found = []
+    gates = []
     for gate in range(count):
-        own = select_outputs(equation.primitive, equation.params, weights, pick_of(gate))
-        if own is None:
+        columns = select_outputs(equation.primitive, equation.params, weights, pick_of(gate))
+        if columns is None:
             return None
-        given = list(operands)
+        gate_operands = list(operands)
         for name, position in positions.items():
-            given[position] = own[name]
-        found += bind(equation, given)
-    return found
+            gate_operands[position] = columns[name]
+        gates += bind(equation, gate_operands)
+    return gates
 
 
 class _Columns:
@@ -247,8 +247,10 @@ def _element_by_element(count: int) -> Rule:
             rows = _by_gate(value, count)
             return [rows[..., gate, :] for gate in range(count)]
 
-        given = map(gates_of, equation.invars, operands)
-        return [_Gates(bind(equation, list(own))[0] for own in zip(*given, strict=True))]
+        by_operand = map(gates_of, equation.invars, operands)
+        return [
+            _Gates(bind(equation, list(of_gate))[0] for of_gate in zip(*by_operand, strict=True))
+        ]
 
     return run
 

@@ -135,13 +135,13 @@ class FilterFinder:
         path: frozenset[Var],
         equations: list[int],
     ) -> LinearFilter | str:
-        own = leaf.in_var
-        if own not in ends:
+        old = leaf.in_var
+        if old not in ends:
             return NOT_LINEAR
-        others = {end: learns for end, learns in ends.items() if end is not own}
-        if any(own in self._behind(end) for end in others):
+        others = {end: learns for end, learns in ends.items() if end is not old}
+        if any(old in self._behind(end) for end in others):
             return NOT_LINEAR
-        decay = self._decay(own, var, sorted(equations), added)
+        decay = self._decay(old, var, sorted(equations), added)
         if decay is None:
             return NO_DECAY
         number, weights = decay
@@ -163,9 +163,9 @@ class FilterFinder:
         self, equations: Sequence[int], leaves: Sequence[StateLeaf]
     ) -> tuple[Path, ...]:
         """Return the paths of leaves that the coefficients of equations depend on."""
-        found = [self._program.equations[index] for index in equations]
+        path = [self._program.equations[index] for index in equations]
         factors = [
-            e.invars[i] for e in found for i in range(len(e.invars)) if i not in self._data(e)
+            e.invars[i] for e in path for i in range(len(e.invars)) if i not in self._data(e)
         ]
         behind = self._program.depends_on(factors)
         return tuple(dict.fromkeys(leaf.path for leaf in leaves if leaf.in_var in behind))
@@ -203,8 +203,8 @@ class FilterFinder:
                 Kind.LINEAR if i in data else Kind.ZERO if i in constants else Kind.FREE
                 for i in range(len(operands))
             ]
-            found = kinds_of_results(equation, kinds, self._analysis.constants)
-            if all(kind is Kind.LINEAR for kind in found):
+            result_kinds = kinds_of_results(equation, kinds, self._analysis.constants)
+            if all(kind is Kind.LINEAR for kind in result_kinds):
                 return constants if self._has_linear_derivative(equation, data) else None
         return None
 
@@ -216,13 +216,13 @@ class FilterFinder:
         return derivative.is_the_same_for_all(data) and derivative.nonlinear.isdisjoint(data)
 
     def _decay(
-        self, own: Var, var: Var, equations: Sequence[int], added: Container[Added]
+        self, old: Var, var: Var, equations: Sequence[int], added: Container[Added]
     ) -> tuple[Number, tuple[Var, ...]] | None:
         """Return the scalar that multiplies the old value, and its factors that learn.
 
         The scalar is the new value for an old value of ones and summands of zeros.
         """
-        zero, numbers = constant(0.0), {own: constant(1.0)}
+        zero, numbers = constant(0.0), {old: constant(1.0)}
         weights: list[Var] = []
         for index in equations:
             equation = self._program.equations[index]

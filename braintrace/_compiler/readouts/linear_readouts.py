@@ -55,7 +55,7 @@ def filter_readouts(
     while True:
         readouts = _readouts(states, wanted - refused.keys(), refused)
         if not readouts:
-            return step, batch, _told(states, refused)
+            return step, batch, _refusals(states, refused)
         operations = {r.leaf.name: _operations(step, r) for r in readouts}
         plain = without_marks(step.traced, [i for r in readouts for i in r.equations])
         if plain is not step.traced:
@@ -70,7 +70,7 @@ def filter_readouts(
             of = filtered.traced.readouts
             wrong = {r.state: OTHER_AXES for r in of if not axes.keys() >= {*r.filters}} | wrong
         if not wrong:
-            return filtered, with_axes(batch, axes), _told(states, refused)
+            return filtered, with_axes(batch, axes), _refusals(states, refused)
         refused.update(wrong)
 
 
@@ -79,10 +79,12 @@ def _operations(step: GroupedStep, readout: LinearFilter) -> tuple[str, ...]:
     return tuple(equation.primitive.name for equation in equations if is_marked(equation))
 
 
-def _told(states: _States, refused: Mapping[str, str]) -> list[Diagnostic]:
+def _refusals(states: _States, refused: Mapping[str, str]) -> list[Diagnostic]:
     """Report why states are not readouts, except nonlinear layers that others read."""
     path = {state.leaf.name: state.leaf.path for state in states.every}
-    layers = {name for own, read in states.read.items() for name in read if path[name] != path[own]}
+    layers = {
+        name for reader, read in states.read.items() for name in read if path[name] != path[reader]
+    }
     return [
         Diagnostic(
             "info",
@@ -122,9 +124,9 @@ class _States:
     def __init__(self, step: GroupedStep) -> None:
         self.step = step
         self.every = [
-            _State(*found)
+            _State(*fields)
             for group, walks in zip(step.groups, step.walks, strict=True)
-            for found in zip(group.states, group.new_vars, group.old_layouts, walks, strict=True)
+            for fields in zip(group.states, group.new_vars, group.old_layouts, walks, strict=True)
         ]
         producer = step.analysis.program.producer
         self.every.sort(key=lambda state: producer[state.var])
@@ -134,9 +136,9 @@ class _States:
         """The variables of the new values, by the names of the states."""
         return {state.leaf.name: state.var for state in self.every}
 
-    def behind(self, variables: Iterable[Var], own: Var | None = None) -> set[Var]:
+    def behind(self, variables: Iterable[Var], start: Var | None = None) -> set[Var]:
         """Return the variables that a gradient reaches in the step, up to other states."""
-        stops = frozenset(self.new_vars.values()) - {own}
+        stops = frozenset(self.new_vars.values()) - {start}
         return self.step.analysis.gradients_behind(variables, stops)
 
     @functools.cached_property
@@ -181,7 +183,7 @@ def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list
     """Return the linear readouts among some states; record why others are refused."""
     step = states.step
     finder = FilterFinder(step.traced, step.analysis, states.new_vars)
-    late, found = _read_late(states), []
+    late, readouts = _read_late(states), []
     for state in states.every:
         name = state.leaf.name
         if name not in names:
@@ -193,17 +195,17 @@ def _readouts(states: _States, names: set[str], refused: dict[str, str]) -> list
         if isinstance(readout, str):
             refused[name] = readout
         else:
-            found.append(readout)
-    return found
+            readouts.append(readout)
+    return readouts
 
 
 def _why_not(states: _States, state: _State, readout: LinearFilter) -> str | None:
     """Return why a linear filter cannot have readout filters; ``None``: it can."""
     if not _is_in_place(state):
         return MOVED
-    own = {state.var, state.leaf.in_var}
+    both = {state.var, state.leaf.in_var}
     for other in states.every:
-        if other is not state and not states.behind([other.var], other.var).isdisjoint(own):
+        if other is not state and not states.behind([other.var], other.var).isdisjoint(both):
             return f"hidden state '{other.leaf.name}' reads it"
     if _mixing(state).isdisjoint(readout.equations):
         is_chain = not set(states.new_vars.values()).isdisjoint(readout.values)
@@ -221,9 +223,9 @@ def _mixing(state: _State) -> set[int]:
 def _is_in_place(state: _State) -> bool:
     """Tell whether each element of a state depends on its old value."""
     leaf = state.leaf
-    own = numbered(leaf.in_var) if state.layout is None else state.layout
+    units = numbered(leaf.in_var) if state.layout is None else state.layout
     comes_from = state.walk.ids.get(leaf.in_var)
-    is_kept = comes_from is not None and np.array_equal(comes_from, own)
+    is_kept = comes_from is not None and np.array_equal(comes_from, units)
     return is_kept and bool(state.var.aval.shape == leaf.shape)
 
 

@@ -70,14 +70,14 @@ def with_filters(
     new = program_of(inlined(trace_to_jaxpr(_run(old, parts), avals), spell_out_broadcasts))
     added = new.in_vars[len(old.in_vars) :], new.out_atoms[len(old.out_atoms) :]
     paths = [path for part in parts for path in part.paths]
-    leaves = [_leaf(*found) for found in zip(paths, *added, strict=True)]
-    found = [(p.readout.leaf.name, p.paths, p.readout.held, p.readout.parameters) for p in parts]
+    leaves = [_leaf(*fields) for fields in zip(paths, *added, strict=True)]
+    records = [(p.readout.leaf.name, p.paths, p.readout.held, p.readout.parameters) for p in parts]
     again = with_program(traced, new)
     return dataclasses.replace(
         again,
         leaves=(*again.leaves, *leaves),
         state_trees={**traced.state_trees, **dict.fromkeys(paths, jax.tree.structure(0))},
-        readouts=tuple(FilteredReadout(*each, operations[each[0]]) for each in found),
+        readouts=tuple(FilteredReadout(*each, operations[each[0]]) for each in records),
         unfiltered=traced,
     )
 
@@ -153,9 +153,9 @@ class _Filtering:
     def step(self, known: Mapping[Var, Any], old: Values) -> tuple[Any, Values]:
         """Return the new value of the readout, with its derivative, and the new filters."""
         value, kappa = known[self.readout.var], self.readout.decay(known)
-        held = jax.lax.stop_gradient(kappa)
+        fixed = jax.lax.stop_gradient(kappa)
         new = {
-            source: (_times(held, old[source]) + self._current(source, known)).astype(aval.dtype)
+            source: (_times(fixed, old[source]) + self._current(source, known)).astype(aval.dtype)
             for source, aval in self.avals.items()
             if source != DECAY
         }
@@ -176,22 +176,22 @@ class _Filtering:
         behind = self._program.making(self._program.depends_on(self.readout.decay_weights))
         return any(is_marked(self._program.equations[index]) for index in behind)
 
-    def _linear(self, known: Mapping[Var, Any], given: Values) -> Any:
-        """Return a value with the derivative of ``A``, evaluated at ``given`` sources."""
-        readout, own = self.readout, self.readout.leaf.in_var
-        overrides = {var: given["value", var] for var in readout.values}
-        overrides[own] = jnp.zeros(own.aval.shape, own.aval.dtype)
+    def _linear(self, known: Mapping[Var, Any], sources: Values) -> Any:
+        """Return a value with the derivative of ``A``, evaluated at ``sources``."""
+        readout, old = self.readout, self.readout.leaf.in_var
+        overrides = {var: sources["value", var] for var in readout.values}
+        overrides[old] = jnp.zeros(old.aval.shape, old.aval.dtype)
         inputs = {var: value for var, value in known.items() if var not in readout.path}
-        rules = {index: self._with_filtered_ones(index, given) for index, _ in readout.added}
+        rules = {index: self._with_filtered_ones(index, sources) for index, _ in readout.added}
         return evaluate(self._program, [readout.var], inputs, overrides, rules)[0]
 
-    def _with_filtered_ones(self, index: int, given: Values) -> Rule:
+    def _with_filtered_ones(self, index: int, sources: Values) -> Rule:
         """Return the rule that multiplies the summands of an equation by filters of ones."""
 
         def rule(equation: Equation, values: list[Any]) -> list[Any]:
             for operand in (operand for i, operand in self.readout.added if i == index):
                 aval = self._aval_of_ones(index, operand)
-                values[operand] = values[operand] * given["ones", aval.shape, aval.dtype]
+                values[operand] = values[operand] * sources["ones", aval.shape, aval.dtype]
             return bind(equation, values)
 
         return rule

@@ -35,13 +35,13 @@ def uniform(analysis: Analysis, atom: Atom) -> Number | None:
 
 def through(equation: Equation, numbers: Sequence[Number | None]) -> Number | None:
     """Return the scalar that fills an equation's result, given those of its operands."""
-    found = [number for number in numbers if number is not None]
-    if len(found) < len(numbers) or len(equation.outvars) != 1:
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(numbers) or len(equation.outvars) != 1:
         return None
     if is_data_movement(equation) and len(numbers) == 1:
-        return found[0]
+        return known[0]
     is_elementwise = equation.primitive.name in ELEMENTWISE
-    return functools.partial(_run, equation, found) if is_elementwise else None
+    return functools.partial(_run, equation, known) if is_elementwise else None
 
 
 def constant(value: Any) -> Number:

@@ -28,7 +28,7 @@ LOSES_MEMORY = ("nested-weights", "mixed-positions")
 
 def diagnose(
     step: GroupedStep,
-    found: Sequence[HiddenParamOpRelation],
+    every_relation: Sequence[HiddenParamOpRelation],
     relations: Sequence[HiddenParamOpRelation],
     boundary: Boundary,
 ) -> Iterator[Diagnostic]:
@@ -38,7 +38,7 @@ def diagnose(
 
     Parameters
     ----------
-    step, found
+    step, every_relation
         The step, and the relations that can learn online in it.
     relations
         The relations that learn by the rule.
@@ -54,9 +54,9 @@ def diagnose(
     ]
     yield from about_groups
     yield from _nonlinear_weights(step, relations)
-    told = {path for d in about_groups if d.kind in LOSES_MEMORY for path in d.paths}
-    yield from _without_relation(step, found, told, boundary)
-    yield from _no_trace(found, relations)
+    named = {path for d in about_groups if d.kind in LOSES_MEMORY for path in d.paths}
+    yield from _without_relation(step, every_relation, named, boundary)
+    yield from _no_trace(every_relation, relations)
     yield from _inside_rules(step)
     yield from step.traced.unmarked
     lost = list(lost_marks(step))
@@ -94,7 +94,7 @@ def _nonlinear_weights(
 def _without_relation(
     step: GroupedStep,
     relations: Sequence[HiddenParamOpRelation],
-    told: Collection[str],
+    named: Collection[str],
     boundary: Boundary,
 ) -> Iterator[Diagnostic]:
     """Yield why operations have no trace, unless another warning names their weights."""
@@ -105,7 +105,7 @@ def _without_relation(
             states = [] if boundary == "closed" else _states_reached(step, operation)
             name = equation.primitive.name
             level, kind, message = _why_no_trace(step, operation, name, states)
-            if kind != "nested-weights" or not set(operation.printed_paths) <= set(told):
+            if kind != "nested-weights" or not set(operation.printed_paths) <= set(named):
                 paths = (*operation.printed_paths, *states)
                 yield Diagnostic(level, kind, message, paths, source_line(equation))
 
@@ -149,10 +149,10 @@ def _why_no_trace(
 
 
 def _no_trace(
-    found: Sequence[HiddenParamOpRelation], relations: Sequence[HiddenParamOpRelation]
+    every_relation: Sequence[HiddenParamOpRelation], relations: Sequence[HiddenParamOpRelation]
 ) -> Iterator[Diagnostic]:
     carried = {relation.key for relation in relations}
-    for relation in found:
+    for relation in every_relation:
         if relation.key not in carried:
             names = relation.printed_paths
             yield Diagnostic(

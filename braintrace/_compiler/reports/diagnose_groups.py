@@ -161,7 +161,7 @@ def _left_out(rule: str, group: HiddenGroup, equation: int) -> str:
 
 
 def _is_kept(group: HiddenGroup, equation: int) -> bool:
-    return any(d.equation == equation for found in group.diagonals for d in found)
+    return any(d.equation == equation for diagonals in group.diagonals for d in diagonals)
 
 
 _RULES: Mapping[Boundary, str] = {
@@ -225,8 +225,10 @@ def _about_states_met(
 def _about_nonlinear_uses(upstream: Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
     """Yield the nonlinear custom backward rules on the way into a group."""
     analysis, ends = upstream.step.analysis, upstream.ends(group)
-    kept = {(d.equation, d.operand) for found in group.diagonals for d in found}
-    passed = [analysis.program.equations[index].invars[operand] for index, operand in sorted(kept)]
+    kept_uses = {(d.equation, d.operand) for diagonals in group.diagonals for d in diagonals}
+    passed = [
+        analysis.program.equations[index].invars[operand] for index, operand in sorted(kept_uses)
+    ]
     for equation, operands in nonlinear_uses(analysis, [*group.new_vars, *passed], ends):
         names = upstream.behind(operands, group).names
         if names:

@@ -13,14 +13,14 @@ WITHOUT_MARKS = "which leaves an ordinary operation"
 def lost_marks(step: GroupedStep) -> Iterator[Diagnostic]:
     """Yield the operations on the way to a hidden state that lost their marks."""
     analysis = step.analysis
-    found: dict[tuple[str, str, str], list[Var]] = {}
+    results: dict[tuple[str, str, str], list[Var]] = {}
     for equation in analysis.program.equations:
         for lost in _lost_in(equation):
-            found.setdefault(lost, []).extend(equation.outvars)
+            results.setdefault(lost, []).extend(equation.outvars)
     marked = {path for operation in step.operations for path in operation.printed_paths}
     new = {var: state.name for state, var in step.new_states}
-    every = {var for made in found.values() for var in made}
-    for (name, operand, line), made in found.items():
+    every = {var for made in results.values() for var in made}
+    for (name, operand, line), made in results.items():
         behind = analysis.gradients_behind(made, frozenset(every - set(made)))
         weights = [p.name for p in step.traced.parameters if p.in_var in behind]
         names = tuple(dict.fromkeys(path for path in weights if path not in marked))

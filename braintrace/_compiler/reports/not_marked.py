@@ -17,27 +17,27 @@ _MEETS = PRODUCTS | LOOPS | {"mul", "div"}
 """Equations in which a weight may be a factor."""
 
 
-def not_marked(step: GroupedStep, told: Sequence[str]) -> Iterator[Diagnostic]:
+def not_marked(step: GroupedStep, reported: Sequence[str]) -> Iterator[Diagnostic]:
     """Yield the unmarked parameters on the way to a remembered hidden state.
 
     Parameters
     ----------
     step
         The step. If the compiler itself has marked parameters, it reports the unmarked uses.
-    told
+    reported
         Names of parameters that another diagnostic reports as unmarked.
     """
     if step.traced.has_found_marks:
         return
     graph = step.graph
-    operands = [atom for found in step.operations for atom in found.operands.values()]
+    operands = [atom for operation in step.operations for atom in operation.operands.values()]
     marked = graph.gradients.behind(operands)
     # `plain-in-readout` covers parameters that reach the filter of a readout alone.
     new = {var: state.name for state, var in step.remembered_states if state.path[0] != FILTERS}
     leaves = [
         leaf
         for leaf in step.traced.parameters
-        if leaf.in_var not in marked and leaf.name not in told
+        if leaf.in_var not in marked and leaf.name not in reported
     ]
     recurrent = _recurrent_uses(step) if leaves else {}
     for leaf in leaves:
@@ -57,17 +57,17 @@ def _about(
     states = list(dict.fromkeys(name for var, name in new.items() if var in reached))
     if not states:
         return
-    found = recurrent.get(leaf.in_var)
-    equation = found or next(e for e, ahead in uses if not ahead.isdisjoint(new))
+    recurrent_use = recurrent.get(leaf.in_var)
+    equation = recurrent_use or next(e for e, ahead in uses if not ahead.isdisjoint(new))
     name = equation.primitive.name
-    if found is None:
+    if recurrent_use is None:
         how = f"Parameter '{leaf.name}' reaches hidden state {quoted(states)} through"
         how += " ordinary operations"
     else:
         how = f"Weight '{leaf.name}' acts on the memory of hidden states, on the way to "
         how += f"{quoted(states)}, through `{name}`, an ordinary operation"
     yield Diagnostic(
-        "info" if found is None else "warning",
+        "info" if recurrent_use is None else "warning",
         "not-marked",
         f"{how} without a mark. It gets the gradient of the current step: its influence on later "
         "steps through the state is left out. Use "
@@ -92,7 +92,7 @@ def _recurrent_uses(step: GroupedStep) -> dict[Var, Equation]:
     inputs = [time_of_leaf(leaves.get(var)) for var in program.in_vars]
     times = flows_of_variables(question_of_taint(is_marked), analysis.constants, inputs)
     old = {state.in_var for state, _ in step.new_states}
-    found: dict[Var, Equation] = {}
+    uses: dict[Var, Equation] = {}
     for equation in program.equations:
         if equation.primitive.name not in _MEETS:
             continue
@@ -101,5 +101,5 @@ def _recurrent_uses(step: GroupedStep) -> dict[Var, Equation]:
         data = [var for var in operands if times.get(var) is BindingTime.DATA]
         if weights and not old.isdisjoint(analysis.gradients_behind(data)):
             behind = analysis.gradients_behind(weights) & parameters
-            found |= {var: equation for var in behind if var not in found}
-    return found
+            uses |= {var: equation for var in behind if var not in uses}
+    return uses

@@ -87,7 +87,9 @@ def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iter
 def plain_in_readouts(step: GroupedStep) -> Iterator[Diagnostic]:
     """Yield the parameters that reach the input of a readout by ordinary operations."""
     equations = step.traced.program.equations
-    readout_of = {path: found.state for found in step.traced.readouts for path in found.filters}
+    readout_of = {
+        path: filtered.state for filtered in step.traced.readouts for path in filtered.filters
+    }
     for state, var in step.new_states:
         if state.path not in readout_of:
             continue

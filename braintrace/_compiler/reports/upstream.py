@@ -11,7 +11,7 @@ from ..core.marked_operations import MarkedOperation
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Ancestors:
     """The ancestors of some operands, by printed name."""
 
     old_states: list[str]
@@ -51,8 +51,8 @@ class Upstream:
         """Return the states of other groups whose new values are among ``behind``."""
         if not self.is_remembered(group):
             return []
-        found = set(behind).difference(group.new_vars)
-        return [name for var, name in self._new.items() if var in found]
+        reached = set(behind).difference(group.new_vars)
+        return [name for var, name in self._new.items() if var in reached]
 
     def ends(self, group: HiddenGroup) -> frozenset[Var]:
         """Return the variables at which a search from a group's states ends."""
@@ -60,7 +60,7 @@ class Upstream:
             return frozenset()
         return frozenset(self._weights) | (frozenset(self._new) - frozenset(group.new_vars))
 
-    def behind(self, operands: Iterable[Atom], group: HiddenGroup) -> Found:
+    def behind(self, operands: Iterable[Atom], group: HiddenGroup) -> Ancestors:
         """Return the ancestors of some operands, operand by operand."""
         old: dict[str, None] = {}
         new: dict[str, None] = {}
@@ -72,7 +72,7 @@ class Upstream:
             new.update((name, None) for name in self.of_others(behind, group))
             marked = (paths for var, paths in self._weights.items() if var in behind)
             weights.update((path, None) for paths in marked for path in paths)
-        return Found(list(old), list(new), list(weights))
+        return Ancestors(list(old), list(new), list(weights))
 
     def before(
         self, operands: Iterable[Atom], group: HiddenGroup
@@ -86,7 +86,7 @@ class Upstream:
         others = ends - frozenset(self._weights)
         for operation in self.step.operations:
             if operation.y_var in behind:
-                found = gradients.behind([operation.y_var], others)
-                states = [name for var, name in self._old.items() if var in found]
+                ancestors = gradients.behind([operation.y_var], others)
+                states = [name for var, name in self._old.items() if var in ancestors]
                 if states:
                     yield operation, states

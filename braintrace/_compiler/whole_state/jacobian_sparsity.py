@@ -47,7 +47,7 @@ def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> 
 
     def reached_from(starts: Mapping[Var, Rows]) -> np.ndarray:
         every = dependences(analysis, new, starts)
-        return np.concatenate([rows[own] for rows, own in zip(every, firsts, strict=True)]).T
+        return np.concatenate([rows[first] for rows, first in zip(every, firsts, strict=True)]).T
 
     products = {
         program.equations[use.equation].outvars[0]: use
@@ -56,23 +56,23 @@ def structure_of(traced: TracedModel, analysis: Analysis, whole: WholeState) -> 
     }
     of_outputs = {}
     for y, use in products.items():
-        own = _of_first_sample(y.aval.shape, use.y_axis)
-        of_outputs[use.key] = reached_from({y: _rows(y.aval.size, own)})
+        first = _of_first_sample(y.aval.shape, use.y_axis)
+        of_outputs[use.key] = reached_from({y: _rows(y.aval.size, first)})
     of_parameters = {}
     largest = max((v.aval.size for e in program.equations for v in e.outvars), default=1)
     for leaf in _entering_otherwise(traced, analysis, whole):
         size = leaf.in_var.aval.size
         if size * largest <= MOST_NUMBERS:
-            held = {y: np.zeros((y.aval.size, size), bool) for y in products}
-            found = reached_from({leaf.in_var: np.eye(size, dtype=bool), **held})
+            no_outputs = {y: np.zeros((y.aval.size, size), bool) for y in products}
+            pattern = reached_from({leaf.in_var: np.eye(size, dtype=bool), **no_outputs})
         else:
-            found = np.zeros((size, whole.size), bool)
-            found[:, whole.rows(whole.reached[leaf.name])] = True
-        of_parameters[leaf.name] = found
+            pattern = np.zeros((size, whole.size), bool)
+            pattern[:, whole.rows(whole.reached[leaf.name])] = True
+        of_parameters[leaf.name] = pattern
     ends = np.cumsum([0, *whole.sizes])
     old = {
-        leaf.in_var: _rows(leaf.in_var.aval.size, own, ends[i], whole.size)
-        for i, (leaf, own) in enumerate(zip(whole.leaves, firsts, strict=True))
+        leaf.in_var: _rows(leaf.in_var.aval.size, first, ends[i], whole.size)
+        for i, (leaf, first) in enumerate(zip(whole.leaves, firsts, strict=True))
     }
     return Structure(reached_from(old).T, of_outputs, of_parameters)
 
@@ -148,10 +148,10 @@ def _through_operation(
     if spec.gradient_enabled and len(operands) == 1:
         (flow,) = operands
         return [None if flow is None else spread(lattice, flow, y.shape)]
-    given = [index for index, flow in enumerate(operands) if flow is not None]
-    if given != [spec.x_invar_index]:
+    followed = [index for index, flow in enumerate(operands) if flow is not None]
+    if followed != [spec.x_invar_index]:
         return None
-    x = operands[given[0]]
+    x = operands[followed[0]]
     assert x is not None
     samples = y.shape[0] if spec.batched else 1
     by_sample = x.reshape(samples, -1, lattice.count)

@@ -40,16 +40,16 @@ def uses_of_parameters(
             key = f"{equation.primitive.name}{next(count)}"
             x = _input_of_product(equation, operands, data)
             kind: UseKind = "elementwise" if x is None else "product"
-            held = _held_behind(traced, analysis, [equation.invars[i] for i in operands])
+            held_paths = _held_behind(traced, analysis, [equation.invars[i] for i in operands])
             size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
             yield ParameterUse(
-                key, index, operands, kind, x, held_paths=held, output_bytes=int(size)
+                key, index, operands, kind, x, held_paths=held_paths, output_bytes=int(size)
             )
     for number, var in enumerate(new_vars(leaves)):
         if var in ahead and var not in data:
-            held = _held_behind(traced, analysis, [var])
+            held_paths = _held_behind(traced, analysis, [var])
             key = f"state{next(count)}"
-            yield ParameterUse(key, None, (number,), "elementwise", held_paths=held)
+            yield ParameterUse(key, None, (number,), "elementwise", held_paths=held_paths)
 
 
 def _held_behind(
@@ -86,11 +86,11 @@ def reached_by_parameters(
     for inside in insides:
         outside = {var for leaf in every - inside for var in (leaf.in_var, leaf.out_var)}
         for parameter in step.traced.parameters:
-            found = gradients.ahead_over_time([parameter.in_var], outside)
-            own = {leaf for leaf in inside if leaf.out_var in found}
-            reached.setdefault(parameter.name, set()).update(own)
+            descendants = gradients.ahead_over_time([parameter.in_var], outside)
+            written = {leaf for leaf in inside if leaf.out_var in descendants}
+            reached.setdefault(parameter.name, set()).update(written)
     return {
-        name: tuple(number for number, leaf in enumerate(leaves) if leaf in found)
-        for name, found in reached.items()
-        if found
+        name: tuple(number for number, leaf in enumerate(leaves) if leaf in inside_leaves)
+        for name, inside_leaves in reached.items()
+        if inside_leaves
     }

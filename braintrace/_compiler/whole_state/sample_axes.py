@@ -67,15 +67,17 @@ class SampleAxes:
         derivative = Constants(program_of(jaxpr))
         laid = [laid_out(s.shape, a, count) for s, a in zip(leaves, axes, strict=True)]
         number = len(jaxpr.jaxpr.invars) - len(leaves)
-        found = flows_of_outputs(Question(Labels()), derivative, [*[None] * number, *laid])
-        self.mixed = self._mixed(found[: len(leaves)], laid)
+        flows = flows_of_outputs(Question(Labels()), derivative, [*[None] * number, *laid])
+        self.mixed = self._mixed(flows[: len(leaves)], laid)
         if self.mixed is None:
-            of_place = dict(zip(places, found[len(leaves) :], strict=True))
+            of_place = dict(zip(places, flows[len(leaves) :], strict=True))
             self.classified = [self._classify(use, of_place) for use in uses]
 
-    def _mixed(self, found: Sequence[Flow], laid: Sequence[np.ndarray]) -> StateLeaf | None:
-        every = zip(self._leaves, found, laid, strict=True)
-        return next((leaf for leaf, samples, own in every if not follow(samples, own)), None)
+    def _mixed(self, flows: Sequence[Flow], laid: Sequence[np.ndarray]) -> StateLeaf | None:
+        every = zip(self._leaves, flows, laid, strict=True)
+        return next(
+            (leaf for leaf, samples, expected in every if not follow(samples, expected)), None
+        )
 
     def _equation(self, use: ParameterUse) -> Equation:
         assert use.equation is not None
@@ -91,8 +93,8 @@ class SampleAxes:
     def _classify(self, use: ParameterUse, of_place: Mapping[Place, Flow]) -> ParameterUse:
         if use.equation is None:
             (number,) = use.operands
-            own = laid_out(self._leaves[number].shape, self.axes[number], self.count)
-            return _with(use, samples=(own,))
+            of_state = laid_out(self._leaves[number].shape, self.axes[number], self.count)
+            return _with(use, samples=(of_state,))
         equation = self._equation(use)
         outputs = [of_place.get((use.equation, "out", i)) for i in range(len(equation.outvars))]
         if use.kind == "product" and outputs[0] is not None and use.x is not None:
@@ -108,8 +110,8 @@ class SampleAxes:
                     use, samples=tuple(map(functools.partial(filled, Labels()), inside, shapes))
                 )
         samples = tuple(
-            filled(Labels(), found, var.aval.shape)
-            for var, found in zip(equation.outvars, outputs, strict=True)
+            filled(Labels(), flow, var.aval.shape)
+            for var, flow in zip(equation.outvars, outputs, strict=True)
             if carries_derivative(var)
         )
         if any(np.any(s == MIXED) for s in samples):
@@ -158,15 +160,15 @@ def _pulled_back(
     shapes = [_aval_at(analysis, place) for place in places]
 
     def pulled(inputs: list[Any], cotangents: list[Any]) -> list[Any]:
-        given = dict(zip(program.in_vars, inputs, strict=True))
+        by_var = dict(zip(program.in_vars, inputs, strict=True))
 
         def states(old: list[Any], probes: list[Any]) -> list[Any]:
-            values = {**given, **{s.in_var: v for s, v in zip(leaves, old, strict=True)}}
+            values = {**by_var, **{s.in_var: v for s, v in zip(leaves, old, strict=True)}}
             at = dict(zip(places, probes, strict=True))
             return evaluate_probed(program, new, values, at, _samples_apart(analysis, data))
 
         zeros = [jnp.zeros(aval.shape, aval.dtype) for aval in shapes]
-        _, pull = jax.vjp(states, [given[leaf.in_var] for leaf in leaves], zeros)
+        _, pull = jax.vjp(states, [by_var[leaf.in_var] for leaf in leaves], zeros)
         old, probes = pull(cotangents)
         return [*old, *probes]
 
@@ -217,10 +219,10 @@ def _samples_apart(analysis: Analysis, data: set[Var]) -> dict[int, Rule]:
 
 def _rows_agree(equation: Equation, x: int, data: set[Var]) -> bool:
     """Tell whether an operation's input has all data, and the samples of its output."""
-    given: Atom = equation.invars[x]
+    x_atom: Atom = equation.invars[x]
     others = [atom for i, atom in enumerate(equation.invars) if i != x and is_var(atom)]
     return data.isdisjoint(others) and bool(
-        given.aval.shape[:1] == equation.outvars[0].aval.shape[:1]
+        x_atom.aval.shape[:1] == equation.outvars[0].aval.shape[:1]
     )
 
 

@@ -59,19 +59,19 @@ def whole_state_of(
     # One sample is always correct: it contains all states, including states shared by all samples.
     is_one = batch.samples is None or (None in axes and not is_given)
     count = 1 if is_one else batch.samples or 1
-    found = _verified(step, leaves, uses, count, _choices(batch, leaves, count))
-    if found.mixed is not None:
+    proof = _verified(step, leaves, uses, count, _choices(batch, leaves, count))
+    if proof.mixed is not None:
         raise CompilationError(
-            f"`{rule}` follows every sample on its own, and hidden state '{found.mixed.name}' of "
-            f"shape {found.mixed.shape} depends on several of the {found.count} samples (a mean "
+            f"`{rule}` follows every sample on its own, and hidden state '{proof.mixed.name}' of "
+            f"shape {proof.mixed.shape} depends on several of the {proof.count} samples (a mean "
             "over the batch, for example), or has no axis for them. Compute what mixes samples "
             "through `jax.lax.stop_gradient`, or use D_RTRL."
         )
     return WholeState(
         leaves=leaves,
-        samples=found.count,
-        axes=found.axes,
-        uses=tuple(found.classified),
+        samples=proof.count,
+        axes=proof.axes,
+        uses=tuple(proof.classified),
         reached=reached_by_parameters(step, leaves, layers),
         layers=tuple(_layer(layer, leaves) for layer in layers),
     )
@@ -103,16 +103,16 @@ def _verified(
 ) -> SampleAxes:
     """Return the first batch axes with independent samples, or the last ones tried."""
     for axes in choices:
-        found = SampleAxes(step.traced, step.analysis, leaves, uses, count, axes)
-        if found.mixed is None:
+        sample_axes = SampleAxes(step.traced, step.analysis, leaves, uses, count, axes)
+        if sample_axes.mixed is None:
             break
-    return found
+    return sample_axes
 
 
 def _layer(states: HiddenStates, leaves: Sequence[StateLeaf]) -> Layer:
-    own = tuple(leaf for leaf, _ in states)
-    places = tuple(index for index, leaf in enumerate(leaves) if leaf in own)
-    return Layer(own, tuple(var for _, var in states), places)
+    members = tuple(leaf for leaf, _ in states)
+    places = tuple(index for index, leaf in enumerate(leaves) if leaf in members)
+    return Layer(members, tuple(var for _, var in states), places)
 
 
 def _leaves(traced: TracedModel) -> tuple[StateLeaf, ...]:
