@@ -1458,8 +1458,8 @@ MUTATIONS = [
     Mutation(
         "an optimizer outside the program takes nothing",
         "_planning/plan.py",
-        "total=once + found.working + outside)",
-        "total=once + found.working)",
+        "total=once + found.temp + outside)",
+        "total=once + found.temp)",
         (f"{PLANS}::test_an_optimizer_is_counted",),
         "a plan fits, and the learner does not",
     ),
@@ -1482,7 +1482,7 @@ MUTATIONS = [
     Mutation(
         "replicated arithmetic counts as sharded",
         "_planning/plan.py",
-        "// work.steps // (parts.model if program.divided else 1)",
+        "// work.steps // shares",
         "// work.steps // parts.model",
         (f"{PLANS}::test_what_is_not_divided_is_computed_as_a_whole",),
         "devices seem to share what each of them computes",

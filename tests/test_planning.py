@@ -16,6 +16,7 @@ import braintrace
 from braintrace._learner.driver import prepared
 from braintrace._learner.options import Options
 from braintrace._learner.request import Request
+from braintrace._planning.program import PlannedProgram
 
 STEPS, BATCH = 8, 16
 
@@ -102,15 +103,11 @@ WAYS = {
     "chunks": {"method": "etrace_grad", "chunk_size": 4, "from_zero": False},
     "stream": {"method": "etrace_online"},
 }
-FARTHER_OFF = {
-    ("embedding", "chunks", "d_rtrl"): 0.4,
-    ("embedding", "chunks", "es_d_rtrl"): 0.3,
-    ("conv", "stream", "d_rtrl"): 0.35,
-    ("conv", "stream", "es_d_rtrl"): 0.35,
-    ("lru", "chunks", "es_d_rtrl"): 0.35,
+BY_DAY = {
+    ("leaky", "stream", "d_rtrl"),
+    ("adaptive", "stream", "d_rtrl"),
+    ("lora", "from zero", "d_rtrl"),
 }
-"""XLA adds up the trace of a lookup in place, and copies that of a kernel."""
-BY_DAY = {("leaky", "stream", "d_rtrl"), ("lora", "from zero", "d_rtrl")}
 ROWS = [
     pytest.param(*row, marks=[] if row in BY_DAY else pytest.mark.nightly)
     for row in itertools.product(MODELS, WAYS, ("d_rtrl", "es_d_rtrl"))
@@ -152,10 +149,10 @@ def test_a_plan_is_what_the_compiler_says(name, way, rule):
     # XLA adds a few pointers to the results of each tuple.
     np.testing.assert_allclose(plan.arguments, found.argument_size_in_bytes, rtol=0.01)
     np.testing.assert_allclose(plan.results, found.output_size_in_bytes, rtol=0.01)
-    assert plan.overwritten == found.alias_size_in_bytes
-    together = found.argument_size_in_bytes + found.output_size_in_bytes
-    in_all = together + found.temp_size_in_bytes - found.alias_size_in_bytes
-    np.testing.assert_allclose(plan.total, in_all, rtol=FARTHER_OFF.get((name, way, rule), 0.25))
+    assert plan.aliased == found.alias_size_in_bytes
+    assert plan.temp == found.temp_size_in_bytes
+    once = plan.arguments + plan.results - plan.aliased
+    assert plan.total == once + plan.temp
 
 
 def planned():
@@ -170,16 +167,14 @@ def planned():
     )
 
 
-def test_nothing_is_allocated_compiled_or_drawn(compilations):
+def test_nothing_is_allocated_or_drawn():
     key = np.asarray(jax.random.key_data(random_key()))
     before = sum(array.nbytes for array in jax.live_arrays())
-    compilations.clear()
     plan = planned()
     traces = 64 * (4100 * 8000 + 8000 + 4000 * 4000 + 100 * 4000 + 4000)
     assert plan.traces == 4 * traces
     assert plan.fits
     assert not plan.changes
-    assert not compilations
     gc.collect()  # the planned learner, whose States refer to each other
     assert sum(array.nbytes for array in jax.live_arrays()) <= before
     np.testing.assert_array_equal(jax.random.key_data(random_key()), key)
@@ -284,7 +279,9 @@ def test_what_does_not_fit_is_told_with_what_would():
     assert "4 devices, the batch divided by 4" in plan._repr_html_()
 
 
-def test_smaller_traces_are_tried():
+def test_smaller_traces_are_tried(monkeypatch):
+    """On a CPU, XLA converts traces of half precision in temporary buffers."""
+    monkeypatch.setattr(PlannedProgram, "temp_bytes", lambda program: 20_000)
     plan = braintrace.plan(
         lambda: braintrace.nn.IndRNN(60, 70),
         "d_rtrl",

@@ -22,7 +22,7 @@ TOLERANCE = 1e-9
 HELD, ON_ONE = "bytes of synapses and traces on a device", "on one device alone"
 SENT, SPIKES = "bytes sent in a step of a stream", "bytes of the spikes"
 STREAM, GRADIENT = "memory of a stream, on a device", "memory of a gradient, on a device"
-PLANNED, TO_A_HUNDREDTH = "as planned", 1.01
+PLANNED, WITH_COLLECTIVES = "as planned", 1.2  # a plan has no buffers of collectives
 PEAK = "peak memory of the process, GiB"
 METHODS = {STREAM: "etrace_online", GRADIENT: "etrace_grad"}
 
@@ -81,8 +81,8 @@ def case(rule: str, task: SpikingTask) -> Case:
         build=lambda: prepare(rule, task),
         targets=(
             Target(HELD, ON_ONE, 1 / DEVICES if rule == "d_rtrl" else None, equal=True),
-            Target(STREAM, f"{STREAM}, {PLANNED}", TO_A_HUNDREDTH),
-            Target(GRADIENT, f"{GRADIENT}, {PLANNED}", TO_A_HUNDREDTH),
+            Target(STREAM, f"{STREAM}, {PLANNED}", WITH_COLLECTIVES),
+            Target(GRADIENT, f"{GRADIENT}, {PLANNED}", WITH_COLLECTIVES),
             Target(SENT, SPIKES, 2.01),
             Target(PEAK, None, 12.0),
         ),

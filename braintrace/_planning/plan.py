@@ -24,13 +24,11 @@ from .._arguments import (
 from .._errors import BraintraceError, OptionError
 from .._jax import struct_of
 from .._learner.options import FIELDS, METHODS, Options
-from .._runtime import current_device
 from .._tables import Part, Table, as_html, as_text
 from .._typing import PyTree
 from .division import Array, Parts, parts_of, size_of
 from .flops import arithmetic
 from .program import Workload, program_for
-from .working_memory import Setting, working_bytes
 
 SHORTER = (4, 32, 256)
 """Chunks are tried that are so many times shorter."""
@@ -69,11 +67,11 @@ class Plan:
         Bytes of what the learner holds.
     records
         Bytes that one chunk records.
-    arguments, results, overwritten, working
-        Bytes of the compiled program: what goes in and what comes out, how much of that is the same
-        memory, and what it needs beside.
+    arguments, results, aliased, temp
+        Bytes of the compiled program: arguments, results, results in the memory of arguments, and
+        temporary buffers.
     total
-        Bytes in all: arguments, results and working memory, each once, and an optimizer's state
+        Bytes in all: arguments, results and temporary buffers, each once, and an optimizer's state
         where the program has none.
     flops
         Operations with floating-point numbers per step: forward, backward, traces and update.
@@ -94,8 +92,8 @@ class Plan:
     records: int
     arguments: int
     results: int
-    overwritten: int
-    working: int
+    aliased: int
+    temp: int
     total: int
     flops: int
     memory: int | None = None
@@ -117,7 +115,7 @@ class Plan:
         chunk = f"chunks of {self.chunk_size}"
         title = f"`{self.method}` of {self.steps} steps in {chunk} on {where}"
         yield self._table(title, ("parameters", "states", "traces", "optimizer", "records"))
-        yield self._table("Its program", ("arguments", "results", "overwritten", "working"))
+        yield self._table("Its program", ("arguments", "results", "aliased", "temp"))
         yield f"In all {self.total:,} bytes, and {self.flops:,} operations per step"
         if self.memory is not None:
             verdict = "It fits" if self.fits else "It does not fit"
@@ -153,10 +151,10 @@ def plan(
     memory: int | None = None,
     **algorithm_options: Any,
 ) -> Plan:
-    """Say what a learner would take of each device, without allocating or compiling anything.
+    """Compute the memory and operations of a learner on each device, without allocating them.
 
-    The model is made, begun and compiled for its rule with shapes in the place of numbers, and the
-    program of one of the learner's methods is read.
+    The model is made and analysed with shapes in the place of numbers, and XLA compiles the program
+    of one of the learner's methods.
 
     Parameters
     ----------
@@ -188,8 +186,9 @@ def plan(
     Returns
     -------
     Plan
-        Arguments and results are those of the program. What it needs beside is estimated from its
-        operations: compilers differ.
+        Bytes of states, traces, arguments and results follow from shapes. Bytes of temporary
+        buffers are those that XLA reports for this machine's kind of device, without the buffers of
+        collectives between devices.
 
     Raises
     ------
@@ -273,16 +272,9 @@ def _planned(work: Workload, parts: Parts, memory: int | None) -> Plan:
     def total(found: Iterable[Array]) -> int:
         return sum(size_of(a) // (parts.model if a.is_divided else 1) for a in found)
 
-    def bytes_of(aval: Any) -> int:
-        return size_of(aval) // (parts.model if program.is_divided(aval) else 1)
-
-    # Inputs that are divided are gathered: of the step that runs, and of a chunk for its records
-    # (in two orders), for results of which traces are computed later, and for the gradient of a
-    # plain readout.
-    gathered = sum(size_of(x) - bytes_of(x) for x in program.inputs)
-    # Where the entries of a sparse matrix stand is cut out of a constant for each device.
-    places = sum(map(bytes_of, program.places)) if parts.model > 1 else 0
-    setting = Setting(bytes_of, current_device().platform)
+    # Each device cuts the places of its sparse entries out of a constant.
+    places = total(program.places) if parts.model > 1 else 0
+    shares = parts.model if program.divided else 1
     found = Plan(
         method=work.method,
         steps=work.steps,
@@ -292,20 +284,18 @@ def _planned(work: Workload, parts: Parts, memory: int | None) -> Plan:
         states=total(program.states),
         traces=total(program.traces),
         optimizer=total(program.optimizer),
-        records=program.records // (parts.model if program.divided else 1),
+        records=program.records // shares,
         arguments=total(program.arguments),
         results=total(program.results),
-        overwritten=total(program.overwritten),
-        working=working_bytes(program.jaxpr, setting)
-        + (1 + 4 * program.chunk_size) * gathered
-        + places,
+        aliased=total(program.aliased),
+        temp=program.temp_bytes() // shares + places,
         total=0,
-        flops=arithmetic(program.jaxpr) // work.steps // (parts.model if program.divided else 1),
+        flops=arithmetic(program.traced.jaxpr) // work.steps // shares,
         memory=memory,
     )
     outside = 0 if work.method == "etrace_online" else found.optimizer
-    once = found.arguments + found.results - found.overwritten
-    return dataclasses.replace(found, total=once + found.working + outside)
+    once = found.arguments + found.results - found.aliased
+    return dataclasses.replace(found, total=once + found.temp + outside)
 
 
 def _changes(work: Workload, parts: Parts, found: Plan) -> Iterator[Change]:

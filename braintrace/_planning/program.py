@@ -20,10 +20,10 @@ from .._algorithms import ETraceAlgorithm
 from .._brainstate import trace_stateful
 from .._errors import OptionError
 from .._etrace_op import get_primitive_spec
-from .._executor import as_arrays, examples
+from .._executor import as_arrays, examples, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._function_model import gradients_by_path
-from .._jax import AnyJaxpr, for_devices, open_jaxpr
+from .._jax import for_devices, open_jaxpr
 from .._learner import Learner, compile
 from .._learner.driver import prepared
 from .._learner.optimizer import is_transformation
@@ -74,14 +74,12 @@ class PlannedProgram:
 
     Attributes
     ----------
-    jaxpr
+    traced
         The program.
     parameters, states, traces, optimizer
         Arrays of parameters, of other States and filters, of traces, of an optimizer.
-    arguments, overwritten
+    arguments, aliased
         What goes in, and what of it the program may write its results over.
-    inputs
-        What operations with traces read in one step.
     places
         Rows of the entries of sparse matrices.
     divided
@@ -90,14 +88,13 @@ class PlannedProgram:
         How many steps a chunk has, and the bytes that these record.
     """
 
-    jaxpr: AnyJaxpr
+    traced: jax.stages.Traced
     parameters: list[Array]
     states: list[Array]
     traces: list[Array]
     optimizer: list[Array]
     arguments: list[Array]
-    overwritten: list[Array]
-    inputs: list[Array]
+    aliased: list[Array]
     places: list[Array]
     divided: frozenset[int]
     chunk_size: int
@@ -106,10 +103,14 @@ class PlannedProgram:
     @property
     def results(self) -> list[Array]:
         """What comes out."""
-        avals = [atom.aval for atom in open_jaxpr(self.jaxpr)[0].outvars]
+        avals = [atom.aval for atom in open_jaxpr(self.traced.jaxpr)[0].outvars]
         return [
             dataclasses.replace(found, is_divided=self.is_divided(found)) for found in arrays(avals)
         ]
+
+    def temp_bytes(self) -> int:
+        """Return the bytes that XLA's program needs besides its arguments and results."""
+        return int(self.traced.lower().compile().memory_analysis().temp_size_in_bytes)
 
     def is_divided(self, aval: Any) -> bool:
         """Tell whether outputs divide an array, as far as its shape says."""
@@ -178,14 +179,17 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
     moments = _begun(learner, work.optimizer)
     request = _request(learner, work, sequences, moments)
     driver, arguments = prepared(learner.parts, request, algorithm.states_of_model, list)
-    before, has_traces = _traces_before(algorithm, work), work.method != "predict"
+    starting, has_traces = _starting_traces(algorithm), work.method != "predict"
+    is_zero = work.method == "etrace_grad" and work.from_zero
+    given = starting if has_traces and not is_zero else None
     states = driver.body.states(algorithm.states_of_model)
-    values, given = [state.value for state in states], before if has_traces else None
+    values = [state.value for state in states]
     traced = driver.trace(values, given, arguments, owned=has_traces)
     in_place = given is not None and driver.body.replaces(sequences, given)
 
     compiled = algorithm.compiled
     layout = parts.layout(compiled.graph_of_positions, compiled.trace_specs)
+    divided = _divided(algorithm, layout)
     paths = {id(state): path for path, state in algorithm.states_of_model.items()}
     parameters = _joined(arrays_of_state(p, s.value, layout) for p, s in _parameters(algorithm))
     own_of_optimizer = _like_parameters(arrays(moments.value), parameters)
@@ -195,37 +199,29 @@ def _traced(work: Workload, example: tuple[PyTree, ...], parts: Parts) -> Planne
     ]
     learned = {id(state) for state in algorithm.param_states.values()}
     own = [s for s in algorithm.states_of_step.values() if id(s) not in learned]
-    starting = jax.eval_shape(lambda: as_arrays(algorithm.starting_traces()))
     traces = arrays_of_traces(starting, layout)
     taken = [] if given is None else traces
     cuts = list(driver.body.cuts.values())
     length = cuts[0].length if cuts else min(work.steps, work.options.every)
     records = cuts[0].record_bytes if cuts else length * algorithm.graph.record_bytes
     return PlannedProgram(
-        jaxpr=traced.jaxpr,
+        traced=traced,
         parameters=parameters,
         states=_joined(arrays_of_state(paths.get(id(s)), s.value, layout) for s in own),
         traces=traces,
         optimizer=own_of_optimizer,
         arguments=[*_joined(held), *taken, *arrays(arguments)],
-        overwritten=taken if in_place else [],
-        inputs=_inputs(algorithm),
-        places=_places(algorithm),
-        divided=_divided(algorithm, layout),
+        aliased=taken if in_place else [],
+        places=_places(algorithm, divided),
+        divided=divided,
         chunk_size=length,
         records=records if has_traces else 0,
     )
 
 
-def _inputs(algorithm: ETraceAlgorithm) -> list[Array]:
-    relations = algorithm.graph.hidden_param_op_relations
-    by_var = {r.x_var: r.x_var.aval for r in relations if r.x_var is not None}
-    return arrays([*by_var.values()])
-
-
-def _places(algorithm: ETraceAlgorithm) -> list[Array]:
+def _places(algorithm: ETraceAlgorithm, divided: frozenset[int]) -> list[Array]:
     return [
-        Array(operand.aval.shape, np.int32)
+        Array(operand.aval.shape, np.int32, not divided.isdisjoint(operand.aval.shape))
         for relation in algorithm.graph.hidden_param_op_relations
         for name, operand in relation.trainable_vars.items()
         if (get_primitive_spec(relation.primitive).trace_axes or {}).get(name) == ("entry",)
@@ -251,10 +247,10 @@ def _divided(algorithm: ETraceAlgorithm, layout: Layout) -> frozenset[int]:
     return divided_sizes((leaves[key], names) for key, names in layout.leaves.items())
 
 
-def _traces_before(algorithm: ETraceAlgorithm, work: Workload) -> PyTree:
-    if work.method == "etrace_grad" and work.from_zero:
-        return None
-    return jax.eval_shape(lambda: as_arrays(algorithm.starting_traces()))
+def _starting_traces(algorithm: ETraceAlgorithm) -> PyTree:
+    """Return traces as a learner outside of a trace carries them, coupled states packed."""
+    specs = algorithm.compiled.trace_specs
+    return jax.eval_shape(lambda: as_arrays(pack(starting_traces(specs), pairs_of(specs))))
 
 
 def _over_time(example: tuple[PyTree, ...], steps: int) -> tuple[PyTree, ...]:
