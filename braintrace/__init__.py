@@ -71,12 +71,15 @@ from ._graph import ETraceGraph as ETraceGraph
 from ._graph import HiddenGroup as HiddenGroup
 from ._graph import HiddenParamOpRelation as HiddenParamOpRelation
 from ._graph import Report as Report
+from ._graph import TraceSpec as TraceSpec
 from ._learner import FunctionalLearner as FunctionalLearner
 from ._learner import Learner as Learner
 from ._learner import LearnerState as LearnerState
 from ._learner import TDTrace as TDTrace
 from ._learner import compile as compile
 from ._learner import shard as shard
+from ._rules import Rule as Rule
+from ._rules import Site as Site
 from ._runtime import EligibilityTraces as EligibilityTraces
 from ._runtime import MultiStepData as MultiStepData
 from ._runtime import SingleStepData as SingleStepData

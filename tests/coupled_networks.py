@@ -178,6 +178,26 @@ def es_d_rtrl(network, alpha):
     return filtered(network, alpha, spread)
 
 
+def decaying(network, decay):
+    """By traces ``E' = decay E + F``, the derivative of the step with old states held constant."""
+
+    @jax.jit
+    def gradient(parameters):
+        states = jnp.asarray(network.start)
+        traces = jax.tree.map(lambda p: jnp.zeros((*states.shape, *p.shape)), parameters)
+        total = jax.tree.map(jnp.zeros_like, parameters)
+        for x in network.inputs:
+            entering = jax.jacrev(lambda p, h=states, x=x: network.plain(h, x, p))(parameters)
+            traces = jax.tree.map(lambda E, new: decay * E + new, traces, entering)
+            states = network.plain(states, x, parameters)
+            signal = jax.grad(network.plain_loss)(states, parameters)
+            found = jax.tree.map(lambda E, s=signal: jnp.tensordot(s, E, s.ndim), traces)
+            total = jax.tree.map(jnp.add, total, found)
+        return total
+
+    return gradient(network.parameters)
+
+
 def of_draws(network, rule, signs):
     """UORO or KF-RTRL, from given signs."""
     S = np.swapaxes(network.start, 0, 1).reshape(BATCH, -1)

@@ -60,6 +60,7 @@ RESETS = "tests/test_resets.py::test_one_flag_per_step_is_as_separate_sequences"
 SHARDED = "tests/test_sharding.py::test_a_divided_learner_gives_what_one_device_gives"
 ECONOMY = "tests/test_driver_economy.py"
 SEAM = "tests/test_method_seam.py"
+OWN_RULES = "tests/test_own_rules.py::test"
 NEURONS = "tests/test_nn_neurons.py"
 LAYOUTS = "tests/test_layouts.py"
 OPTIONS = "tests/test_options.py"
@@ -1053,6 +1054,101 @@ MUTATIONS = [
         "",
         (f"{SEAM}::test_a_rule_sees_the_learning_signals_first",),
         "a rule that limits them does not",
+    ),
+    # learning rules of a user's own
+    Mutation(
+        "a rule that does not restart",
+        "_rules/by_operation.py",
+        "own = leaves.restarted(own, restart)",
+        "own = dict(own)",
+        (f"{OWN_RULES}_masks_and_resets_leave_nothing_of_what_does_not_count",),
+        "a new sequence is learned as if the one before had caused it",
+    ),
+    Mutation(
+        "a rule of all states that does not restart",
+        "_rules/by_state.py",
+        "arrays = leaves.restarted(arrays, records.restart[0])",
+        "arrays = dict(arrays)",
+        ("tests/test_rule_laws.py::test_every_driver_gives_the_same[carrying]",),
+        "a new sequence is learned as if the one before had caused it",
+    ),
+    Mutation(
+        "traces of samples that do not count",
+        "_rules/by_operation.py",
+        "own = leaves.without(own, _silent(graph, site, signal))",
+        "own = dict(own)",
+        (f"{OWN_RULES}_masks_and_resets_leave_nothing_of_what_does_not_count",),
+        "a padded step with NaN makes the gradient of all samples NaN",
+    ),
+    Mutation(
+        "the Jacobian of a rule transposed by states",
+        "_rules/by_operation.py",
+        "yield (names[a], names[c]), transition_key(group, a, c)",
+        "yield (names[c], names[a]), transition_key(group, a, c)",
+        (
+            f"{OWN_RULES}_a_rule_that_carries_everything_is_backpropagation"
+            "[elementwise-element_wise scalar]",
+        ),
+        "each state carries what another one remembers",
+    ),
+    Mutation(
+        "the Jacobian of all states transposed",
+        "_rules/by_state.py",
+        "jnp.moveaxis(to_rows(whole, pulled.old), 1, 0)",
+        "jnp.moveaxis(to_rows(whole, pulled.old), 0, 2)",
+        (f"{OWN_RULES}_a_rule_that_carries_everything_is_backpropagation[layered-embedding]",),
+        "old states are taken for new ones",
+    ),
+    Mutation(
+        "a rule contracted before its step",
+        "_rules/by_operation.py",
+        "found = _contracted(graph, sites, arrays, mu_now, selects)",
+        "found = _contracted(graph, sites, carry[0], mu_now, selects)",
+        (f"{OWN_RULES}_every_path[embedding-sequence]",),
+        "no step learns from its own input",
+    ),
+    Mutation(
+        "a fan-out that is not added up",
+        "_rules/site.py",
+        "terms = jax.tree.map(lambda layers: jnp.sum(layers, axis=0), terms)",
+        "terms = jax.tree.map(lambda layers: layers[0], terms)",
+        (
+            f"{OWN_RULES}_a_rule_that_carries_everything_is_backpropagation"
+            "[elementwise-element_wise scalar]",
+        ),
+        "a weight that all samples share learns from the first one",
+    ),
+    Mutation(
+        "shapes of a rule that nobody compares",
+        "_rules/leaves.py",
+        "if shape != wanted_shape:",
+        "if len(shape) != len(wanted_shape):",
+        (f"{OWN_RULES}_a_wrong_rule_is_told_with_its_place[a shape that changes]",),
+        "a loop over time fails deep inside JAX, or an array is broadcast",
+    ),
+    Mutation(
+        "kinds of dtypes of a rule that nobody compares",
+        "_rules/leaves.py",
+        "if _kind(dtype) != _kind(like.dtype):",
+        "if _kind(dtype) > len(KINDS):",
+        (f"{OWN_RULES}_a_wrong_rule_is_told_with_its_place[a dtype that changes]",),
+        "a trace of booleans becomes one of numbers",
+    ),
+    Mutation(
+        "an algorithm for each instance of a rule",
+        "_algorithms/own_rule.py",
+        "@functools.lru_cache(maxsize=256)\n",
+        "",
+        (f"{OWN_RULES}_a_learner_names_the_rule_and_its_options",),
+        "equal rules of a model have traces of their own",
+    ),
+    Mutation(
+        "traces of a rule in another dtype than they are kept in",
+        "_rules/leaves.py",
+        "return {key: leaf.astype(traces[key].dtype) for key, leaf in arrays.items()}",
+        "return dict(arrays)",
+        (f"{OWN_RULES}_a_trace_is_any_pytree_of_arrays",),
+        "`trace_dtype` holds until the first step",
     ),
     Mutation(
         "names of a class for those that inherit from it",

@@ -370,14 +370,14 @@ def _diagonal_of(blocks, members):
 # --- D-RTRL -------------------------------------------------------------------------------
 
 
-def dense_d_rtrl(case, params, states, xs, targets, step_weights=None, snap=False):
+def dense_d_rtrl(case, params, states, xs, targets, step_weights=None, snap=False, decay=None):
     """D-RTRL by its recursion over full traces; with `snap`, SnAp-1 by its D.
 
-    eps^t = D^t eps^{t-1} + Df^t dY^t
+    eps^t = D^t eps^{t-1} + Df^t dY^t, with `decay` in the place of D^t if it is given
     gradient = sum_t signal^t . eps^t + late^t . eps^{t-1} + direct^t
     """
     steps = facts_of_steps(case, params, states, xs, targets, snap)
-    traces = d_rtrl_traces(case, steps)
+    traces = d_rtrl_traces(case, steps, decay)
     gradient = 0.0
     for t, weight in enumerate(_ones(step_weights, xs)):
         gradient = gradient + weight * _d_rtrl_gradient(case, steps[t], traces[t : t + 2])
@@ -394,7 +394,7 @@ def _d_rtrl_gradient(case, facts, traces):
     )
 
 
-def d_rtrl_traces(case, steps):
+def d_rtrl_traces(case, steps, decay=None):
     """The traces {group: (a, v, p)} before the first step and after every step."""
     direct = steps[0]["direct"]
     shapes = {group: steps[0]["signal"][group].shape for group in case.groups}
@@ -402,7 +402,11 @@ def d_rtrl_traces(case, steps):
     for facts in steps:
         traces = {}
         for group in case.groups:
-            carried = np.einsum("avc,cvp->avp", facts["D"][group], history[-1][group])
+            before = history[-1][group]
+            if decay is None:
+                carried = np.einsum("avc,cvp->avp", facts["D"][group], before)
+            else:
+                carried = decay * before
             entering = [facts["Df"][group][op] @ facts["dY"][op] for op in facts["dY"]]
             traces[group] = carried + sum(entering)
         history.append(traces)

@@ -5,8 +5,10 @@ import functools
 from collections.abc import Callable, Mapping
 
 import oracles
+from own_rules import Carrying, Decaying
 
 import braintrace
+from braintrace._algorithms import algorithm_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -19,7 +21,7 @@ class Rule:
     options: those that it needs, and the oracle is for.
     refused: {model of the zoo: what the error says}.
     case: name of a model that it takes, and the oracle is for.
-    variant: what tells it from the row of the same class.
+    variant: what tells it from the row of the same class; of one without names, the name.
     """
 
     algorithm: type[braintrace.ETraceAlgorithm]
@@ -31,7 +33,7 @@ class Rule:
 
     @property
     def name(self):
-        return self.algorithm.names[0] + self.variant
+        return "".join(self.algorithm.names[:1]) + self.variant
 
 
 OLDEST = [
@@ -57,6 +59,14 @@ OF_SOME_MODELS = [
     Rule(braintrace.OSTLFeedforward, oracles.dense_d_rtrl, case="two_layers"),
     Rule(braintrace.EProp, oracles.dense_d_rtrl),
     Rule(braintrace.RFLO, oracles.dense_d_rtrl, case="leaky_rnn_with_feedback"),
+    Rule(
+        algorithm_of(Carrying("full"), "rule"), oracles.bptt, case="two_layers", variant="carrying"
+    ),
+    Rule(
+        algorithm_of(Decaying(0.7), "rule"),
+        functools.partial(oracles.dense_d_rtrl, decay=0.7),
+        variant="decaying",
+    ),
 ]
 """Those that refuse other models, or have another oracle for these."""
 

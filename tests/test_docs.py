@@ -34,6 +34,7 @@ PAGES = [
     "stability",
     "time_series",
     "watching",
+    "write_a_rule",
 ]
 """Those whose code runs from top to bottom."""
 WHERE = "https://github.com/Some/thing"

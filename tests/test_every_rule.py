@@ -8,7 +8,16 @@ networks that are not, where D-RTRL is backpropagation through time.
 import numpy as np
 import pytest
 from assertions import assert_gradients_close
-from coupled_networks import Model, Network, bptt, es_d_rtrl, immediate, of_draws, ottt
+from coupled_networks import (
+    Model,
+    Network,
+    bptt,
+    decaying,
+    es_d_rtrl,
+    immediate,
+    of_draws,
+    ottt,
+)
 from drivers import drawn_signs
 from operation_cases import BATCH, CASES, STEPS, by_name, loss
 from rules import RULES, options_of
@@ -44,6 +53,7 @@ def kf_rtrl(network, learner):
 OF_ALL_UNITS = {
     "immediate": lambda network, _: immediate(network),
     "rtrl": lambda network, _: bptt(network),
+    "carrying": lambda network, _: bptt(network),
     "snap 2": lambda network, _: bptt(network),  # saturated
     "ostl_recurrent": lambda network, _: bptt(network),
     "uoro": uoro,
@@ -55,6 +65,7 @@ BY_POSITION = {
     ),
     "es_d_rtrl": lambda network, _: es_d_rtrl(network, ALPHA),
     "ottt": lambda network, _: ottt(network, DECAY),
+    "decaying": lambda network, _: decaying(network, 0.7),
 }
 ORACLES = {**OF_ALL_UNITS, **BY_POSITION}
 
@@ -94,6 +105,10 @@ BY_DAY = [
     ("rtrl", "strided 1-D conv with bias"),
     ("uoro", "grouped 1-D conv"),
     ("kf_rtrl", "sparse_matmul with bias"),
+    ("decaying", "element_wise"),
+    ("decaying", "strided 1-D conv with bias"),
+    ("decaying", "embedding"),
+    ("carrying", "lora_matmul with bias"),
 ]
 ROWS_ELSEWHERE = ("d_rtrl", "es_d_rtrl", "ottt")
 """Rules that have tests of all operations of their own."""
@@ -137,7 +152,11 @@ MIXINGS = {
         map(tuple, 0.3 * np.eye(5) + 0.15 * np.cos(np.arange(25)).reshape(5, 5))
     ),
 }
-GROUPS_BY_DAY = [("es_d_rtrl", "five in a chain"), ("snap 2", "three in a circle")]
+GROUPS_BY_DAY = [
+    ("decaying", "two, each other"),
+    ("es_d_rtrl", "five in a chain"),
+    ("snap 2", "three in a circle"),
+]
 
 
 def each_mixing():

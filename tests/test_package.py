@@ -44,6 +44,7 @@ ROOMS = [
     "_graph",
     "_compiler",
     "_executor",
+    "_rules",
     "_sharding",
     "_runtime",
     "_algorithms",

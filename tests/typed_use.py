@@ -1,5 +1,6 @@
 """What a type checker knows of the drivers: it is checked by mypy, and not run."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import assert_type
 
@@ -44,6 +45,30 @@ def of_a_learner(model: brainstate.nn.Module, xs: jax.Array, flag: bool) -> None
     assert_type(learner.predict(xs, reset=xs, log_every=2, on_log=print), PyTree)
     learner.predict(xs, mask=xs)  # type: ignore[call-arg]
     learner.export_step(xs[0], step_fn=loss, every="2")  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decaying:
+    """A learning rule of one's own."""
+
+    decay: float
+    jacobian = "none"
+
+    def init(self, site: braintrace.Site) -> PyTree:
+        return site.zeros()
+
+    def advance(self, site: braintrace.Site, E: PyTree, J: None, x: PyTree, F: PyTree) -> PyTree:
+        return jax.tree.map(lambda old, new: self.decay * old + new, E, site.outer(F, x))
+
+    def contract(self, site: braintrace.Site, E: PyTree, mu: PyTree) -> dict[str, jax.Array]:
+        return site.contract(mu, E)
+
+
+def of_a_rule(model: brainstate.nn.Module, x: jax.Array) -> None:
+    rule: braintrace.Rule = Decaying(0.9)
+    braintrace.compile(model, rule, x)
+    braintrace.compile(model, Decaying(0.9), x, rules={"w": Decaying(0.8)})
+    braintrace.compile(model, Decaying, x)  # type: ignore[arg-type]
 
 
 def of_pure_functions(learner: braintrace.Learner, xs: jax.Array) -> None:

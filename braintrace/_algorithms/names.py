@@ -8,7 +8,9 @@ import brainstate
 
 from .._arguments import did_you_mean, shown, wrong_names
 from .._errors import OptionError
+from .._rules import Rule, missing_of_rule
 from .algorithm import ETraceAlgorithm
+from .own_rule import of_rule
 
 
 def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
@@ -35,7 +37,7 @@ def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
 
 
 def algorithm_of(given: Any, option: str) -> type[ETraceAlgorithm]:
-    """Return the class that a user gives by itself or by one of its names.
+    """Return the class that a user gives by itself, by one of its names or as a `Rule`.
 
     Raises
     ------
@@ -44,13 +46,16 @@ def algorithm_of(given: Any, option: str) -> type[ETraceAlgorithm]:
     """
     if _is_algorithm(given):
         return given
+    if isinstance(given, Rule) and not isinstance(given, type):
+        return of_rule(given)
     by_name = algorithms_by_name()
     if isinstance(given, str) and given.lower() in by_name:
         return by_name[given.lower()]
     near = did_you_mean(given.lower(), by_name) if isinstance(given, str) else ""
     raise OptionError(
         f"`{option}` is {shown(given)}; {near}"
-        f"expected one of {', '.join(map(repr, by_name))} or a class such as `braintrace.D_RTRL`."
+        f"expected one of {', '.join(map(repr, by_name))}, a class such as `braintrace.D_RTRL` or "
+        f"a `braintrace.Rule`{missing_of_rule(given)}."
     )
 
 

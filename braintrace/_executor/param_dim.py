@@ -221,13 +221,13 @@ def _specs_of_site(
             name: TraceSpec(
                 shapes[name].shape,
                 shapes[name].dtype,
-                _axes(site, name, len(array.shape)),
+                trace_axes(site, name, len(array.shape)),
                 relation=relation.key,
                 state=state.name,
                 operand=name,
                 is_stored=a in stored,
                 full_shape=(*lead, *array.shape),
-                samples=functools.partial(_of_samples, graph, site, active, shapes, name),
+                samples=functools.partial(entries_of_samples, graph, site, active, shapes, name),
                 packed_with=site.key(pairs[a]) if a in pairs else None,
             )
             for name, array in whole.items()
@@ -236,7 +236,7 @@ def _specs_of_site(
     }
 
 
-def _axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
+def trace_axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
     """Return what the axes of an array run over that an operation's own rule has made."""
     spec = get_primitive_spec(site.relation.primitive)
     lead: list[Role] = ["fan_out"] if site.has_fan_out else []
@@ -247,7 +247,7 @@ def _axes(site: TraceSite, name: str, ndim: int) -> tuple[Role, ...]:
     return (*lead, *batch, *between, *named)
 
 
-def _of_samples(
+def entries_of_samples(
     graph: ETraceGraph,
     site: TraceSite,
     active: ActiveOutputs,

@@ -10,6 +10,7 @@ from .._algorithms import ETraceAlgorithm, RulesByPath, algorithm_of, made
 from .._arguments import BATCH_SIZE, BOOLEAN, MODEL, Kind, check_arrays, check_option, shown
 from .._errors import CompilationError, OptionError, ShapeError
 from .._foreign import in_words
+from .._rules import Rule
 from .._runtime import first_step
 from .learner import Learner
 
@@ -21,7 +22,7 @@ NOT_COMPILED = Kind(
 
 def compile(
     model: brainstate.nn.Module,
-    algorithm: str | type[ETraceAlgorithm],
+    algorithm: str | type[ETraceAlgorithm] | Rule,
     *example_arguments: Any,
     batch_size: int | None = None,
     vmap: bool = False,
@@ -37,7 +38,8 @@ def compile(
         function, and so of a model of Flax or Equinox.
     algorithm
         A class, or one of its ``names``, in any case: ``'d_rtrl'``, ``'es_d_rtrl'``, ``'snap'``
-        and so on, and those of your own subclasses of `ETraceAlgorithm`.
+        and so on, and those of your own subclasses of `ETraceAlgorithm`. Or a `Rule`: an instance
+        of a learning rule of your own.
     *example_arguments
         Example arguments of ``update`` for one step; only structure, shapes and units matter.
     batch_size

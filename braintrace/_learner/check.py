@@ -15,6 +15,7 @@ from .._arguments import MODEL, check_arrays, check_option, check_takes, common_
 from .._brainstate import is_watched
 from .._errors import OptionError, ShapeError
 from .._function_model import gradients_by_path
+from .._rules import Rule
 from .._tables import Table, as_html, as_text
 from .._typing import Path, path_name
 from .arguments import shapes_of
@@ -94,7 +95,7 @@ class GradientCheck:
 
 def gradient_check(
     model: brainstate.nn.Module,
-    algorithm: str | type[ETraceAlgorithm],
+    algorithm: str | type[ETraceAlgorithm] | Rule,
     xs: Any,
     ys: Any,
     loss: Callable[[Any, Any], Any],

@@ -29,6 +29,7 @@ from .._learner.driver import prepared
 from .._learner.optimizer import is_transformation
 from .._learner.options import METHODS, Options
 from .._learner.request import Request
+from .._rules import Rule
 from .._sharding import Layout
 from .._typing import Path, PyTree
 from .division import Array, Parts, arrays, arrays_of_state, arrays_of_traces, divided_sizes
@@ -57,7 +58,7 @@ class Workload:
     """
 
     make: Callable[[], brainstate.nn.Module]
-    algorithm: str | type[ETraceAlgorithm]
+    algorithm: str | type[ETraceAlgorithm] | Rule
     compile_options: Mapping[str, Any]
     example: tuple[PyTree, ...]
     batch_size: int | None

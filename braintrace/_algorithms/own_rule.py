@@ -1,0 +1,43 @@
+"""An algorithm of a `Rule`: the learner of a learning rule from outside the package."""
+
+import functools
+from typing import Any, ClassVar
+
+from .._graph import TraceMethod
+from .._rules import Rule, check_rule, method_of, rule_in_words
+from .algorithm import ETraceAlgorithm
+
+
+class OwnRule(ETraceAlgorithm):
+    """Online learning by a `Rule`; `of_rule` makes a subclass for each."""
+
+    learning_rule: ClassVar[Rule]
+
+    @property
+    def rule(self) -> str:
+        """The rule with its options, ``"Decaying(decay=0.9)"``."""
+        return rule_in_words(self.learning_rule)
+
+    @property
+    def method(self) -> TraceMethod:
+        """The rule, as an executor asks it."""
+        return method_of(self.learning_rule)
+
+
+def of_rule(rule: Rule) -> type[ETraceAlgorithm]:
+    """Return the algorithm of a rule; equal rules have the same one.
+
+    Raises
+    ------
+    OptionError
+        If it is no frozen dataclass, or of an unknown ``jacobian``.
+    """
+    check_rule(rule)
+    own: Any = rule  # it can be hashed: `check_rule` has tried
+    return _class_of(own)
+
+
+@functools.lru_cache(maxsize=256)
+def _class_of(rule: Any) -> type[ETraceAlgorithm]:
+    own = type(rule)
+    return type(own.__name__, (OwnRule,), {"learning_rule": rule, "__module__": own.__module__})
