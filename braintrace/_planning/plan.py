@@ -24,11 +24,7 @@ from .._arguments import (
 from .._errors import BraintraceError, OptionError
 from .._jax import struct_of
 from .._learner.options import FIELDS, METHODS, Options
-<<<<<<< HEAD
-=======
 from .._rules import Rule
-from .._runtime import current_device
->>>>>>> bc7848b (wip)
 from .._tables import Part, Table, as_html, as_text
 from .._typing import PyTree
 from .division import Array, Parts, parts_of, size_of
