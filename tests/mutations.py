@@ -794,8 +794,8 @@ MUTATIONS = [
     Mutation(
         "a table that is looked up again and again",
         "_etrace_op/operations/embedding.py",
-        "return own.at[index].add(1, ",
-        "return own.at[index].max(1, ",
+        "return row_counts.at[index].add(1, ",
+        "return row_counts.at[index].max(1, ",
         operations(DEFINITION, "embedding"),
         "the filter of a table counts how often a row was looked up",
     ),
@@ -947,8 +947,8 @@ MUTATIONS = [
     Mutation(
         "a gradient plus a number taken for linear",
         "_jaxpr/dataflow/linearity.py",
-        "return LINEAR if found == {ZERO, LINEAR} else _unknown(found)",
-        "return LINEAR if LINEAR in found else _unknown(found)",
+        "return LINEAR if distinct == {ZERO, LINEAR} else _unknown(distinct)",
+        "return LINEAR if LINEAR in distinct else _unknown(distinct)",
         (
             "tests/test_backward_rules.py::test_every_bent_gradient_is_reported_wherever_the_rule_stands",
         ),
@@ -984,7 +984,7 @@ MUTATIONS = [
     Mutation(
         "a derivative that uses an element several times",
         "_jaxpr/dataflow/lattices.py",
-        "found[places[found[places] != values]] = MIXED",
+        "added[places[added[places] != values]] = MIXED",
         "pass",
         ("tests/test_reported_paths.py::test_reported_with_names_and_line_and_refused_by_strict",),
         "the last of several uses stands for all of them",
@@ -1669,8 +1669,8 @@ MUTATIONS = [
     Mutation(
         "labels of which the highest counts",
         "_jaxpr/dataflow/lattices.py",
-        "found = np.where(low == top, top, MIXED)",
-        "found = top",
+        "labels = np.where(low == top, top, MIXED)",
+        "labels = top",
         (f"{LABELS}[reduce_sum]",),
         "a mean over the batch seems to belong to the last sample",
     ),
@@ -1685,7 +1685,7 @@ MUTATIONS = [
     Mutation(
         "a scan that does not carry",
         "_jaxpr/dataflow/flow.py",
-        "        carried = found[:count]\n",
+        "        carried = flows[:count]\n",
         "        pass\n",
         (f"{FLOW}[scan-running]",),
         "what earlier steps add is lost",
@@ -1765,8 +1765,8 @@ MUTATIONS = [
     Mutation(
         "a product with the axes of its partner in front",
         "_jaxpr/dataflow/primitives.py",
-        "partner = axes.in_result[1 - own]",
-        "partner = tuple(range(len(axes.free[1 - own])))",
+        "partner = axes.in_result[1 - factor]",
+        "partner = tuple(range(len(axes.free[1 - factor])))",
         (f"{FLOW}[dot_general-outer]",),
         "rows and columns of a product are exchanged",
     ),

@@ -62,7 +62,7 @@ def completed(spec: ETPPrimitiveSpec) -> ETPPrimitiveSpec:
 
 def _derivable(spec: ETPPrimitiveSpec) -> dict[str, Callable[..., Any]]:
     """Return the function that derives each rule; a rule needs only earlier rules."""
-    found: dict[str, Callable[..., Any]] = {
+    functions: dict[str, Callable[..., Any]] = {
         "trainable_invars_fn": trainable_operands,
         "xy_to_dw": xy_to_dw,
         "init_drtrl": init_drtrl,
@@ -70,12 +70,12 @@ def _derivable(spec: ETPPrimitiveSpec) -> dict[str, Callable[..., Any]]:
     }
     axes = (spec.trace_axes or {}).values()
     if axes and all("output" in names for names in axes):
-        found["yw_to_w"] = yw_to_w
+        functions["yw_to_w"] = yw_to_w
     if spec.effective_weights is not None:
-        found["contract"] = contract
+        functions["contract"] = contract
     elif axes and spec.x_invar_index is not None and all(n[-1:] == ("output",) for n in axes):
-        found["select_outputs"] = select_outputs
-    return found
+        functions["select_outputs"] = select_outputs
+    return functions
 
 
 def trainable_operands(spec: ETPPrimitiveSpec, params: Params) -> dict[str, int]:
@@ -126,8 +126,8 @@ def yw_to_w(spec: ETPPrimitiveSpec, hidden_dim: Any, trace: Arrays, **params: An
             return hidden_dim
         lead = array.ndim - len(axes)
         sizes = zip(axes, array.shape[lead:], strict=True)
-        own = (size if axis in OF_OUTPUT else 1 for axis, size in sizes)
-        return hidden_dim.reshape(*hidden_dim.shape[:lead], *own)
+        aligned = (size if axis in OF_OUTPUT else 1 for axis, size in sizes)
+        return hidden_dim.reshape(*hidden_dim.shape[:lead], *aligned)
 
     return {name: array * factor(name, array) for name, array in trace.items()}
 

@@ -54,10 +54,10 @@ def input_derivative(
     spec = get_primitive_spec(equation.primitive)
     if spec.input_derivative is not None:
         weights, shapes = _weights(equation, operands), _shapes(equation)
-        found: jax.Array = spec.input_derivative(
+        derivative: jax.Array = spec.input_derivative(
             weights, shapes, inputs, outputs, **equation.params
         )
-        return found
+        return derivative
     return derivative_by_unit_vectors(equation, operands, inputs, outputs)
 
 

@@ -62,8 +62,8 @@ class InputFilter:
     add_steps: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        given = () if self.add_steps is None else ("add_steps",)
-        for name in ("init", "add", "pull_back", *given):
+        optional = () if self.add_steps is None else ("add_steps",)
+        for name in ("init", "add", "pull_back", *optional):
             if not callable(getattr(self, name)):
                 raise PrimitiveError(
                     f"`{name}` of an `InputFilter` is {shown(getattr(self, name))}; expected a "

@@ -335,8 +335,8 @@ def lost_mark(equation: Equation) -> tuple[str, str] | None:
         Its name, and ``'weight'`` or ``'input'`` for the operand that it was vmapped over; ``None``
         for any other equation.
     """
-    found = re.search(rf"{_LOST}:(\w+):(\w+)", scopes_of(equation))
-    return None if found is None else (found[1], found[2])
+    match = re.search(rf"{_LOST}:(\w+):(\w+)", scopes_of(equation))
+    return None if match is None else (match[1], match[2])
 
 
 def _fold_into_batch(

@@ -78,29 +78,31 @@ def zero_filter(primitive: ETPPrimitive, params: Params, x_var: Any, y_var: Any)
     return jnp.zeros(x.shape, jnp.promote_types(x.dtype, y.dtype))
 
 
-def add_to_filter(primitive: ETPPrimitive, params: Params, kept: Any, x: Any) -> Any:
+def add_to_filter(primitive: ETPPrimitive, params: Params, filtered: Any, x: Any) -> Any:
     """Add one input to a filter of inputs."""
     spec = get_primitive_spec(primitive)
-    return kept + x if spec.input_filter is None else spec.input_filter.add(kept, x, **params)
+    return (
+        filtered + x if spec.input_filter is None else spec.input_filter.add(filtered, x, **params)
+    )
 
 
 def takes_in_steps(primitive: ETPPrimitive) -> bool:
     """Tell whether the inputs of several steps can be added to a filter at once."""
-    own = get_primitive_spec(primitive).input_filter
-    return own is not None and own.add_steps is not None
+    input_filter = get_primitive_spec(primitive).input_filter
+    return input_filter is not None and input_filter.add_steps is not None
 
 
 def add_steps_to_filter(
-    primitive: ETPPrimitive, params: Params, kept: Any, x: Any, factors: Any
+    primitive: ETPPrimitive, params: Params, filtered: Any, x: Any, factors: Any
 ) -> Any:
     """Add the inputs of ``K`` steps to a filter, times ``(K, [batch])`` factors.
 
     Only for operations for which `takes_in_steps` is true.
     """
-    own = get_primitive_spec(primitive).input_filter
-    assert own is not None
-    assert own.add_steps is not None
-    return own.add_steps(kept, x, factors, **params)
+    input_filter = get_primitive_spec(primitive).input_filter
+    assert input_filter is not None
+    assert input_filter.add_steps is not None
+    return input_filter.add_steps(filtered, x, factors, **params)
 
 
 def pull_back_filtered(
@@ -200,8 +202,8 @@ def product_with_trace(
     spec = get_primitive_spec(primitive)
     if spec.contract is None:
         return expect_keys(spec, "yw_to_w", propagate(primitive, params, signal, trace), weights)
-    found = as_dict(spec, "contract", spec.contract(signal, trace, weights, **params))
-    return expect_keys(spec, "contract", found, weights)
+    gradients = as_dict(spec, "contract", spec.contract(signal, trace, weights, **params))
+    return expect_keys(spec, "contract", gradients, weights)
 
 
 def _fold(array: Any) -> Any:
@@ -240,8 +242,8 @@ def _sum_over_samples_and_steps(
 
     if x.shape[0] == 1:
         return steps_first(x, hidden_dim)
-    found: Arrays = divided_dependent(x, hidden_dim, divided=samples_first, whole=steps_first)
-    return found
+    gradients: Arrays = divided_dependent(x, hidden_dim, divided=samples_first, whole=steps_first)
+    return gradients
 
 
 def _filtered_gradients(
@@ -249,5 +251,5 @@ def _filtered_gradients(
 ) -> Arrays:
     rule = "input_filter.pull_back"
     assert spec.input_filter is not None  # a batched form has one if its operation has
-    found = spec.input_filter.pull_back(filtered, hidden_dim, weights, **params)
-    return expect_keys(spec, rule, as_dict(spec, rule, found), weights)
+    gradients = spec.input_filter.pull_back(filtered, hidden_dim, weights, **params)
+    return expect_keys(spec, rule, as_dict(spec, rule, gradients), weights)

@@ -58,11 +58,11 @@ def part_by_part(
     (name,) = rows
     weight = weights[name]
     slices = [weight[first:last] for first, last in itertools.pairwise(edges)]
-    found = [
-        gradients_of(part, {**weights, name: own})
-        for part, own in zip(x.parts, slices, strict=True)
+    by_part = [
+        gradients_of(part, {**weights, name: rows_of_part})
+        for part, rows_of_part in zip(x.parts, slices, strict=True)
     ]
-    return {**found[0], name: _joined_apart([gradients[name] for gradients in found])}
+    return {**by_part[0], name: _joined_apart([gradients[name] for gradients in by_part])}
 
 
 def _joined_apart(parts: list[jax.Array]) -> jax.Array:
@@ -82,5 +82,5 @@ def _joined_apart(parts: list[jax.Array]) -> jax.Array:
         return jnp.concatenate(parts)
 
     on_cpu = functools.partial(divided_dependent, divided=joined, whole=apart)
-    found: jax.Array = jax.lax.platform_dependent(parts, cpu=on_cpu, default=joined)
-    return found
+    whole_array: jax.Array = jax.lax.platform_dependent(parts, cpu=on_cpu, default=joined)
+    return whole_array

@@ -275,10 +275,10 @@ class FunctionModel(brainstate.nn.Module):
         return {path: self._at(path).value for path in tree.paths if path is not None}
 
     def _at(self, path: Path) -> Any:
-        found = vars(self)[path[0]]
+        node = vars(self)[path[0]]
         for part in path[1:]:
-            found = found[part]
-        return found
+            node = node[part]
+        return node
 
 
 def _as_it_was(
@@ -298,10 +298,10 @@ def gradients_for(model: brainstate.nn.Module, by_path: dict[Path, Any]) -> PyTr
 
 def gradients_by_path(model: brainstate.nn.Module, gradients: PyTree) -> dict[Path, Any]:
     """Undo `gradients_for`."""
-    found: dict[Path, Any] = (
+    by_path: dict[Path, Any] = (
         model.by_path(gradients) if isinstance(model, FunctionModel) else gradients
     )
-    return found
+    return by_path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -71,11 +71,11 @@ class Tree:
             return is_quantity(value) or (gaps and value is None)
 
         numbers, expected = jax.tree.flatten(self.numbers, is_leaf=is_leaf)
-        found, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
+        leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
         if structure != expected:
             raise ShapeError(f"{what} {self._unlike(tree)}")
         by_path = {}
-        for number, leaf in zip(numbers, found, strict=True):
+        for number, leaf in zip(numbers, leaves, strict=True):
             if leaf is None:
                 continue
             path = None if number is None else self.paths[number]
@@ -90,9 +90,9 @@ class Tree:
         root = next(path[0] for path in self.paths if path)
         expected = set(map(path_name, _paths(root, self.numbers)))
         leaves = jax.tree.leaves(tree, is_leaf=is_quantity)
-        found = dict(zip(map(path_name, _paths(root, tree)), leaves, strict=True))
-        missing = [f"no '{name}'" for name in sorted(expected - found.keys())]
-        more = [f"'{name}', {shown(found[name])}" for name in sorted(found.keys() - expected)]
+        actual = dict(zip(map(path_name, _paths(root, tree)), leaves, strict=True))
+        missing = [f"no '{name}'" for name in sorted(expected - actual.keys())]
+        more = [f"'{name}', {shown(actual[name])}" for name in sorted(actual.keys() - expected)]
         if missing or more:
             wanted = ", ".join(map(repr, sorted(expected)))
             return f"{', '.join([*more, *missing])}; expected {wanted}, as it was given."
@@ -139,11 +139,15 @@ def tree_of(
     check_leaves(root, tree, is_kept)
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_quantity)
     paths = _paths(root, tree)
-    kept = list(map(is_kept, leaves))
+    changes = list(map(is_kept, leaves))
     made = Tree(
         jax.tree.unflatten(structure, range(len(leaves))),
-        tuple(path if is_own else None for path, is_own in zip(paths, kept, strict=True)),
-        {n: leaf for n, (leaf, is_own) in enumerate(zip(leaves, kept, strict=True)) if not is_own},
+        tuple(path if is_state else None for path, is_state in zip(paths, changes, strict=True)),
+        {
+            n: leaf
+            for n, (leaf, is_state) in enumerate(zip(leaves, changes, strict=True))
+            if not is_state
+        },
     )
     pairs = zip(made.paths, leaves, strict=True)
     return made, {path: as_value(leaf) for path, leaf in pairs if path is not None}

@@ -64,7 +64,9 @@ class Batch:
                 "Make the State in `init_state`, with an axis of the size of its `batch_size`, or "
                 "give one flag for all samples."
             )
-        every = [(path, i, shape) for path, own in shapes.items() for i, shape in enumerate(own)]
+        every = [
+            (path, i, shape) for path, leaves in shapes.items() for i, shape in enumerate(leaves)
+        ]
         if self.samples is None:
             # Prefer a State whose size equals the number of flags: the flags may be meant for it.
             path, _, shape = next((s for s in every if s[2][:1] == (count,)), every[0])

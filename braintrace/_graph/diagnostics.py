@@ -56,8 +56,8 @@ class Diagnostic:
     source: str | None = None
 
     def __str__(self) -> str:
-        told = shortened(self.message, plain_names(self.paths))
-        return told + (f" [{self.source}]" if self.source else "")
+        text = shortened(self.message, plain_names(self.paths))
+        return text + (f" [{self.source}]" if self.source else "")
 
 
 class ApproximationWarning(UserWarning):

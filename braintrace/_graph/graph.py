@@ -95,10 +95,10 @@ class ETraceGraph(GraphData):
     def new_hidden_vars(self) -> tuple[tuple[HiddenGroup, int, Var], ...]:
         """``(group, state, variable)`` of the traced groups, in the order of computation."""
         producer = self.traced.program.producer
-        found = [
+        entries = [
             (group, a, var) for group in self.traced_groups for a, var in enumerate(group.new_vars)
         ]
-        return tuple(sorted(found, key=lambda entry: producer[entry[2]]))
+        return tuple(sorted(entries, key=lambda entry: producer[entry[2]]))
 
     @property
     def recorded_inputs(self) -> list[Var]:
@@ -138,7 +138,7 @@ class ETraceGraph(GraphData):
         operands if that is larger.
         """
         traces = sum(spec.full_nbytes for spec in specs_of(self.trace_specs))
-        operands = (atom.aval for own in self.operand_atoms.values() for atom in own.values())
+        operands = (atom.aval for atoms in self.operand_atoms.values() for atom in atoms.values())
         return max(traces, sum(int(aval.size * aval.dtype.itemsize) for aval in operands))
 
     @functools.cached_property

@@ -29,10 +29,10 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     forms = {name: list(_forms(name)) for name in every if _is_long(name)}
     taken = set(every) - forms.keys()
     short: dict[str, str] = {}
-    for name, own in forms.items():
+    for name, name_forms in forms.items():
         foreign = {form for other in forms if other != name for form in forms[other]}
-        numbered = (f"{own[-1]} [{n}]" for n in range(1, len(every) + 2))
-        free = (form for form in own if form not in foreign | taken)
+        numbered = (f"{name_forms[-1]} [{n}]" for n in range(1, len(every) + 2))
+        free = (form for form in name_forms if form not in foreign | taken)
         short[name] = next(free, None) or next(f for f in numbered if f not in foreign | taken)
         taken.add(short[name])
     return short
@@ -70,13 +70,13 @@ def _forms(name: str) -> Iterator[str]:
 
 def _without_brackets(name: str) -> str:
     """Leave out the text in brackets, unless it is short."""
-    kept, inside, depth = "", "", 0
+    outside, inside, depth = "", "", 0
     for character in name:
         depth -= character in ")]}" and depth > 0
         if depth:
             inside += character
         else:
-            kept += ("…" if len(inside) > _WORTH else inside) + character
+            outside += ("…" if len(inside) > _WORTH else inside) + character
             inside = ""
         depth += character in "([{"
-    return " ".join((kept + inside).split())
+    return " ".join((outside + inside).split())

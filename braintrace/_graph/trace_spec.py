@@ -91,7 +91,7 @@ class TraceSpec:
 
 def specs_of(specs: TraceSpecs) -> list[TraceSpec]:
     """Return the specifications of all arrays, in order."""
-    found = []
+    arrays = []
     for entry in specs.values():
-        found += [entry] if isinstance(entry, TraceSpec) else specs_of(entry)
-    return found
+        arrays += [entry] if isinstance(entry, TraceSpec) else specs_of(entry)
+    return arrays

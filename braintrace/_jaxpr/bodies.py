@@ -49,15 +49,15 @@ class Loop(Generic[Value]):
 
 def loop_of(equation: Equation, operands: Sequence[Value]) -> Loop[Value]:
     """Return a ``scan`` or ``while`` loop, its operands sorted by their role."""
-    params, given = equation.params, list(operands)
+    params, values = equation.params, list(operands)
     if equation.primitive.name == "while":
         first = params["cond_nconsts"]
         last = first + params["body_nconsts"]
         body, condition = params["body_jaxpr"], params["cond_jaxpr"]
-        return Loop(body, condition, given[:first], given[first:last], given[last:], [])
+        return Loop(body, condition, values[:first], values[first:last], values[last:], [])
     fixed, carried = scan_counts(equation)
     last = fixed + carried
-    return Loop(params["jaxpr"], None, [], given[:fixed], given[fixed:last], given[last:])
+    return Loop(params["jaxpr"], None, [], values[:fixed], values[fixed:last], values[last:])
 
 
 def rebuilt(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike] | None:

@@ -15,14 +15,14 @@ def reached(starts: Iterable[Node], successors: Callable[[Node], Iterable[Node]]
     >>> sorted(reached([3], lambda node: [node // 2]))
     [0, 1, 3]
     """
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     pending = [*starts]
     while pending:
         node = pending.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             pending.extend(successors(node))
-    return found
+    return nodes
 
 
 def components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -41,7 +41,7 @@ def components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
     >>> components([[1], [2], [1], [0, 3]])
     [[1, 2], [0], [3]]
     """
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     order: dict[int, int] = {}
     lowest: dict[int, int] = {}
     path: list[int] = []
@@ -70,9 +70,9 @@ def components(successors: Sequence[Sequence[int]]) -> list[list[int]]:
                     while component[-1] != node:
                         component.append(path.pop())
                     on_path.difference_update(component)
-                    found.append(sorted(component))
+                    result.append(sorted(component))
             elif following not in order:
                 enter(following)
             elif following in on_path:
                 lowest[node] = min(lowest[node], order[following])
-    return found
+    return result

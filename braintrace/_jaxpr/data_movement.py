@@ -235,12 +235,12 @@ def elements_of_slices(equation: Equation, places: np.ndarray) -> np.ndarray:
     grid = np.indices(sizes, sparse=True)
     alone = tuple(grid[axis] for axis in range(len(sizes)) if axis not in window)
     removed = (*removed, *numbers.operand_batching_dims)
-    kept = [axis for axis in range(len(shape)) if axis not in removed]
-    at: dict[int, np.ndarray] = {a: grid[w] for a, w in zip(kept, window, strict=True)}
+    sliced = [axis for axis in range(len(shape)) if axis not in removed]
+    at: dict[int, np.ndarray] = {a: grid[w] for a, w in zip(sliced, window, strict=True)}
     at.update({a: alone[i] for a, i in zip(numbers.operand_batching_dims, batch, strict=True)})
     inside = np.ones(sizes, bool)
     for number, axis in enumerate(indexed):
-        last = shape[axis] - (sizes[window[kept.index(axis)]] if axis in kept else 1)
+        last = shape[axis] - (sizes[window[sliced.index(axis)]] if axis in sliced else 1)
         start = places[(*alone, number)].astype(np.int64)
         if equation.params["mode"] == jax.lax.GatherScatterMode.CLIP:
             start = np.clip(start, 0, last)

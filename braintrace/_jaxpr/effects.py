@@ -63,8 +63,8 @@ def recorded(jaxpr: AnyJaxpr, values: Sequence[Any]) -> tuple[list[Any], Answers
     def run(_: int, equation: Equation, operands: list[Any]) -> Sequence[Any]:
         if not equation.effects:
             return bind(equation, operands)
-        results, found = _recorded(equation, operands)
-        answers.append(found)
+        results, answer = _recorded(equation, operands)
+        answers.append(answer)
         return results
 
     return interpret(jaxpr, values, run), answers
@@ -104,14 +104,14 @@ def _replayed(equation: Equation, operands: list[Any], answers: PyTree) -> list[
         return _scanned(equation, operands, answers)[0]
     if name == "cond":
         branches = [
-            lambda *values, body=body, own=own: replayed(body, values, own)
-            for body, own in zip(equation.params["branches"], answers, strict=True)
+            lambda *values, body=body, own_answers=own_answers: replayed(body, values, own_answers)
+            for body, own_answers in zip(equation.params["branches"], answers, strict=True)
         ]
         return list(jax.lax.switch(operands[0], branches, *operands[1:]))
     if _is_silent(equation):
-        found = rebuilt(equation, operands, _silent)
-        assert found is not None
-        return found
+        silent_results = rebuilt(equation, operands, _silent)
+        assert silent_results is not None
+        return silent_results
     asked = "while_with_callback" if name == "while" else name
     return [_answering(asked).bind(answer, *operands) for answer in answers]
 
@@ -149,9 +149,9 @@ def _silent(body: AnyJaxpr, values: list[Any]) -> list[Any]:
             return bind(equation, operands)
         if not any(True for _ in sub_jaxprs(equation)):
             return []
-        found = rebuilt(equation, operands, _silent)
-        assert found is not None
-        return found
+        results = rebuilt(equation, operands, _silent)
+        assert results is not None
+        return results
 
     return interpret(body, values, run)
 
@@ -163,18 +163,18 @@ def _scanned(
     loop, params = loop_of(equation, operands), equation.params
 
     def body(carried: list[Any], now: tuple[list[Any], PyTree]) -> Any:
-        slices, given = now
+        slices, step_answers = now
         values = [*loop.fixed, *carried, *slices]
-        if given is None:
-            results, found = recorded(loop.body, values)
+        if step_answers is None:
+            results, new_answers = recorded(loop.body, values)
         else:
-            results, found = replayed(loop.body, values, given), None
-        return results[: len(carried)], (results[len(carried) :], found)
+            results, new_answers = replayed(loop.body, values, step_answers), None
+        return results[: len(carried)], (results[len(carried) :], new_answers)
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
     sequences = loop.sequences, answers
-    carried, (stacked, found) = jax.lax.scan(body, loop.carried, sequences, **options)
-    return [*carried, *stacked], found
+    carried, (stacked, new_answers) = jax.lax.scan(body, loop.carried, sequences, **options)
+    return [*carried, *stacked], new_answers
 
 
 def _recorded_branch(equation: Equation, operands: list[Any]) -> tuple[list[Any], PyTree]:
@@ -185,8 +185,8 @@ def _recorded_branch(equation: Equation, operands: list[Any]) -> tuple[list[Any]
 
     def branch(place: int) -> Callable[..., Any]:
         def run(*values: Any) -> Any:
-            results, found = recorded(bodies[place], values)
-            return results, [*zeros[:place], found, *zeros[place + 1 :]]
+            results, own_answers = recorded(bodies[place], values)
+            return results, [*zeros[:place], own_answers, *zeros[place + 1 :]]
 
         return run
 

@@ -61,12 +61,12 @@ def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var
         operands = tuple(key_of(atom) for atom in equation.invars)
         unchanged = _unchanged(equation, are_zero)
         if unchanged is not None:
-            found = [first[unchanged]]
+            equal = [first[unchanged]]
         elif equation.effects or equation.primitive.name in DRAWS:
-            found = equation.outvars
+            equal = equation.outvars
         else:
-            found = seen.setdefault((_meaning(equation), operands), equation.outvars)
-        first.update(zip(equation.outvars, found, strict=True))
+            equal = seen.setdefault((_meaning(equation), operands), equation.outvars)
+        first.update(zip(equation.outvars, equal, strict=True))
     return first
 
 
@@ -95,10 +95,10 @@ def equal_with_derivatives(program: Program) -> dict[Var, Var]:
     for equation in program.equations:
         operands = [first.get(a, a) if is_var(a) else _literal(a) for a in equation.invars]
         is_known = not (equation.effects or equation.primitive.name in DRAWS)
-        found = equation.outvars
+        equal = equation.outvars
         if is_known and not any(sub_jaxprs(equation)):
-            found = seen.setdefault((_meaning(equation), tuple(operands)), found)
-        first.update(zip(equation.outvars, found, strict=True))
+            equal = seen.setdefault((_meaning(equation), tuple(operands)), equal)
+        first.update(zip(equation.outvars, equal, strict=True))
     return first
 
 

@@ -30,16 +30,18 @@ def evaluate_probed(
     rules
         Rules that run some equations in another way.
     """
-    own = rules or {}
+    other_rules = rules or {}
     at: dict[int, dict[tuple[str, int], Any]] = {}
     for (equation, side, index), probe in probes.items():
         at.setdefault(equation, {})[side, index] = probe
 
     def rule_for(index: int, added: Mapping[tuple[str, int], Any]) -> Rule:
         def rule(equation: Equation, values: list[Any]) -> list[Any]:
-            given = [v + added["in", i] if ("in", i) in added else v for i, v in enumerate(values)]
-            found = own[index](equation, given) if index in own else None
-            results = bind(equation, given) if found is None else found
+            operands = [
+                v + added["in", i] if ("in", i) in added else v for i, v in enumerate(values)
+            ]
+            by_rule = other_rules[index](equation, operands) if index in other_rules else None
+            results = bind(equation, operands) if by_rule is None else by_rule
             return [
                 r + added["out", i] if ("out", i) in added else r for i, r in enumerate(results)
             ]
@@ -47,4 +49,4 @@ def evaluate_probed(
         return rule
 
     probing = {index: rule_for(index, added) for index, added in at.items()}
-    return evaluate(program, targets, inputs, overrides, {**own, **probing})
+    return evaluate(program, targets, inputs, overrides, {**other_rules, **probing})

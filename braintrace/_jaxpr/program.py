@@ -83,11 +83,11 @@ class Program:
         Equations after the one with index ``last`` are ignored. Results of a primitive named in
         ``blocked``, and variables for which ``through`` does not hold, are left out.
         """
-        found = set(filter(through, starts))
-        for index in self.forward(found.copy(), found, last):
+        dependents = set(filter(through, starts))
+        for index in self.forward(dependents.copy(), dependents, last):
             if self.equations[index].primitive.name not in blocked:
-                found.update(filter(through, self.equations[index].outvars))
-        return found
+                dependents.update(filter(through, self.equations[index].outvars))
+        return dependents
 
     def forward(
         self, starts: Iterable[Var], reached: Container[Var], last: int | None = None
@@ -106,8 +106,8 @@ class Program:
         queued: set[int] = set()
         pending: list[int] = []
 
-        def queue(found: Iterable[Var]) -> None:
-            for var in found:
+        def queue(variables: Iterable[Var]) -> None:
+            for var in variables:
                 for index, _ in self.readers.get(var, ()):
                     if index not in queued and (last is None or index <= last):
                         queued.add(index)

@@ -134,29 +134,33 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
 
     @functools.wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        own = f"`{type(self).__name__}`"
+        layer_name = f"`{type(self).__name__}`"
         if not options.keys().isdisjoint(others):
             first = list(signature.parameters)[1 : 1 + len(arguments)]
-            options = _by_first_names(own, others, first, options)
+            options = _by_first_names(layer_name, others, first, options)
         try:
             bound = signature.bind(self, *arguments, **options).arguments
         except TypeError:  # Python says which argument is missing
             return method(self, *arguments, **options)
-        given = {key: value for key, value in bound.items() if key != "self"}
-        for key, value in given.items():
+        bound_arguments = {key: value for key, value in bound.items() if key != "self"}
+        for key, value in bound_arguments.items():
             if isinstance(value, CONTAINERS):
-                check_tree(key, value, f"{own}: ")
+                check_tree(key, value, f"{layer_name}: ")
             if name == "update":
-                _check_input(self, key, value, f"{own}: ")
+                _check_input(self, key, value, f"{layer_name}: ")
             elif (expected := kind_of(key)) is not None:
-                check_option(key, value, expected, f"{own}: ")
-        with in_words(kind, lambda: f"{own}: `{name}` fails for {_told(given, self)}"):
+                check_option(key, value, expected, f"{layer_name}: ")
+        with in_words(
+            kind, lambda: f"{layer_name}: `{name}` fails for {_told(bound_arguments, self)}"
+        ):
             if name != "update":
 
                 def begin(module: Any) -> None:
                     method(module, *arguments, **options)
 
-                check_module_fits(own, self, begin, [*_sizes(given), *_own_sizes(self)])
+                check_module_fits(
+                    layer_name, self, begin, [*_sizes(bound_arguments), *_own_sizes(self)]
+                )
             return method(self, *arguments, **options)
 
     call.__signature__ = _with_keywords(signature, others)  # type: ignore[attr-defined]
@@ -164,9 +168,9 @@ def _checked(method: Callable[..., Any], kind: type[BraintraceError]) -> Callabl
     return call
 
 
-def _sizes(given: Any) -> list[int]:
+def _sizes(values: Any) -> list[int]:
     """Return the integers among arguments, most of which are sizes."""
-    leaves = jax.tree.leaves(given, is_leaf=lambda v: not isinstance(v, (dict, tuple, list)))
+    leaves = jax.tree.leaves(values, is_leaf=lambda v: not isinstance(v, (dict, tuple, list)))
     return [int(leaf) for leaf in leaves if POSITIVE.accepts(leaf)]
 
 
@@ -183,7 +187,7 @@ def _other_names(signature: inspect.Signature) -> tuple[str, ...]:
 
 
 def _by_first_names(
-    own: str, others: tuple[str, ...], first: list[str], options: dict[str, Any]
+    layer_name: str, others: tuple[str, ...], first: list[str], options: dict[str, Any]
 ) -> dict[str, Any]:
     """Return keyword arguments with sizes under the constructor's own names.
 
@@ -192,21 +196,21 @@ def _by_first_names(
     OptionError
         If a size is passed twice, or does not have a single axis.
     """
-    found = {name: value for name, value in options.items() if name not in others}
-    by = dict.fromkeys([*first, *found])
+    renamed = {name: value for name, value in options.items() if name not in others}
+    by = dict.fromkeys([*first, *renamed])
     for other in others:
         if other not in options:
             continue
-        check_option(other, options[other], ONE_AXIS, f"{own}: ")
+        check_option(other, options[other], ONE_AXIS, f"{layer_name}: ")
         (size,) = (options[other],) if POSITIVE.accepts(options[other]) else options[other]
         for name in OTHER_NAMES[other]:
             if name in by:
                 raise OptionError(
-                    f"{own} got `{name}` by two names, as `{by[name] or name}` and as `{other}`: "
-                    "leave out one of the two."
+                    f"{layer_name} got `{name}` by two names, as `{by[name] or name}` and as "
+                    f"`{other}`: leave out one of the two."
                 )
-            by[name], found[name] = other, size
-    return found
+            by[name], renamed[name] = other, size
+    return renamed
 
 
 def _with_keywords(signature: inspect.Signature, names: tuple[str, ...]) -> inspect.Signature:
@@ -226,8 +230,10 @@ def _check_input(layer: Any, name: str, value: Any, where: str) -> None:
         )
 
 
-def _told(given: dict[str, Any], layer: Any) -> str:
+def _told(call: dict[str, Any], layer: Any) -> str:
     """Print arguments, and the layer's own States."""
-    own = (value for value in vars(layer).items() if isinstance(value[1], brainstate.HiddenState))
-    states = [f"State '{name}' = {shown(state.value)}" for name, state in own]
-    return " and ".join([named(list(given), list(given.values())), *states])
+    hidden = (
+        value for value in vars(layer).items() if isinstance(value[1], brainstate.HiddenState)
+    )
+    states = [f"State '{name}' = {shown(state.value)}" for name, state in hidden]
+    return " and ".join([named(list(call), list(call.values())), *states])

@@ -109,11 +109,11 @@ class Embedding(brainstate.nn.Embedding):
         weight = self.weight.value
         fixed = jax.lax.stop_gradient(weight) if self.freeze else weight
         rows = _etrace_op.embedding(indices, fixed)
-        found = rows if self.max_norm is None else self._shortened(rows)
+        result = rows if self.max_norm is None else self._shortened(rows)
         if self.padding_idx is None:
-            return found
+            return result
         is_padding = self._over_rows(jnp.asarray(indices) == self.padding_idx)
-        return saiunit.math.where(is_padding, jax.lax.stop_gradient(rows), found)
+        return saiunit.math.where(is_padding, jax.lax.stop_gradient(rows), result)
 
     def _shortened(self, rows: Any) -> Any:
         """Scale rows down to a norm of at most ``max_norm``."""

@@ -305,5 +305,5 @@ def standardized(params: dict[str, Any], eps: float) -> Any:
     The result has the unit of the weight.
     """
     weight, unit = saiunit.split_mantissa_unit(params["weight"])
-    found = brainstate.nn.weight_standardization(weight, eps, params.get("gain"))
-    return found if unit.is_unitless else saiunit.Quantity(found, unit=unit)
+    result = brainstate.nn.weight_standardization(weight, eps, params.get("gain"))
+    return result if unit.is_unitless else saiunit.Quantity(result, unit=unit)

@@ -141,8 +141,8 @@ class MiniLSTM(_OfInput):
         """Advance by one step and return the hidden state ``(..., out)``."""
         f, i, candidate = jnp.split(self.W(x), self.parts, axis=-1)
         # f / (f + i), also if both gates are too small for this quotient
-        kept = sigmoid(jax.nn.log_sigmoid(f) - jax.nn.log_sigmoid(i))
-        self.h.value = kept * self.h.value + (1 - kept) * self.activation(candidate)
+        keep = sigmoid(jax.nn.log_sigmoid(f) - jax.nn.log_sigmoid(i))
+        self.h.value = keep * self.h.value + (1 - keep) * self.activation(candidate)
         return self.h.value
 
 

@@ -322,8 +322,8 @@ class GIF(Spiking):
         return self.get_spike()
 
     @staticmethod
-    def _current(current: Any, spike: Any, kept: Any, added: Any, rate: Any) -> Any:
-        current = current + ((kept - 1) * current + added) * spike
+    def _current(current: Any, spike: Any, left: Any, added: Any, rate: Any) -> Any:
+        current = current + ((left - 1) * current + added) * spike
         return current * decay(1 / rate)
 
 

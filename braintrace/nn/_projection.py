@@ -78,9 +78,9 @@ class Projection(brainstate.nn.Module):
         """
         names = list(self.weights)
         if not isinstance(inputs, Mapping) or set(inputs) != set(names):
-            found = list(inputs) if isinstance(inputs, Mapping) else shown(inputs)
+            actual = list(inputs) if isinstance(inputs, Mapping) else shown(inputs)
             raise ShapeError(
-                f"`Projection`: expected a dict of the populations {names}, got {found}."
+                f"`Projection`: expected a dict of the populations {names}, got {actual}."
             )
         sent = [layer(inputs[name]) for name, layer in self.weights.items()]
         shapes = {name: tuple(y.shape) for name, y in zip(names, sent, strict=True)}

@@ -73,13 +73,13 @@ def activation_function(activation: str | Callable[[Any], Any]) -> Callable[[Any
     """Return a function; a name is looked up in `brainstate.nn`."""
     if callable(activation):
         return activation
-    found: Callable[[Any], Any] | None = getattr(brainstate.nn, activation, None)
-    if found is None or not callable(found):
+    function: Callable[[Any], Any] | None = getattr(brainstate.nn, activation, None)
+    if function is None or not callable(function):
         raise OptionError(
             f"`activation`: `brainstate.nn` has no function {activation!r}. Give the name of one, "
             "such as 'tanh', or a function."
         )
-    return found
+    return function
 
 
 def decay(tau: Any) -> Any:

@@ -156,8 +156,8 @@ def _checks(example: Example) -> tuple[_Check, ...]:
 def _run_rules(example: Example) -> list[Any]:
     """Return each check's gradients, or the error of the rule that failed."""
     try:
-        found: list[Any] = example.run(lambda p: [side(p) for _, side, _ in _checks(p)])
-        return found
+        results: list[Any] = example.run(lambda p: [side(p) for _, side, _ in _checks(p)])
+        return results
     except Exception:  # separate runs show which rule failed
         return [_run_or_error(example, side) for _, side, _ in _checks(example)]
 
@@ -184,8 +184,8 @@ def _hinted(example: Example, check: RuleCheck) -> RuleCheck:
 
 def _compare_arrays(rule: str, key: str, computed: Any, expected: Any) -> RuleCheck:
     if computed is None or computed.shape != expected.shape:
-        found = "nothing" if computed is None else f"shape {computed.shape}"
-        return RuleCheck(rule, key, np.inf, False, f"expected shape {expected.shape}, got {found}")
+        actual = "nothing" if computed is None else f"shape {computed.shape}"
+        return RuleCheck(rule, key, np.inf, False, f"expected shape {expected.shape}, got {actual}")
     if jnp.iscomplexobj(computed) and not jnp.iscomplexobj(expected):
         return RuleCheck(rule, key, np.inf, False, "expected real numbers, got complex ones")
     tolerance = min(1e3 * float(jnp.finfo(expected.dtype).eps), 0.05)

@@ -75,8 +75,8 @@ class Example:
             return self.primitive.implementation(*values, **self.params)
 
         (gradients,) = jax.vjp(forward, self.weights)[1](cotangent)
-        found: Arrays = gradients
-        return found
+        result: Arrays = gradients
+        return result
 
     def validate(self) -> Arrays:
         x = self.draws["x1"]
@@ -130,10 +130,10 @@ class Example:
         zero = rules.zero_filter(
             self.primitive, self.params, Variable(x1), Variable(self.draws["signal"])
         )
-        kept = taken_in(GROWTH * taken_in(zero, x1), x2)
+        filtered_input = taken_in(GROWTH * taken_in(zero, x1), x2)
         factors = self.draws["f1"][None]
         return rules.pull_back_filtered(
-            self.primitive, self.params, kept[None], factors, self.weights
+            self.primitive, self.params, filtered_input[None], factors, self.weights
         )
 
     def expected_filtered(self) -> Arrays:

@@ -131,14 +131,14 @@ def _derived_input_derivative(example: Example) -> Arrays:
 
 def _joined_derivative(example: Example) -> Arrays:
     equation, operands, inputs, outputs = _call(example)
-    found = derivative_by_unit_vectors(equation, operands, inputs, outputs)
-    return {"x": jnp.where(is_joined(equation, inputs, outputs), found, 0)}
+    derivative = derivative_by_unit_vectors(equation, operands, inputs, outputs)
+    return {"x": jnp.where(is_joined(equation, inputs, outputs), derivative, 0)}
 
 
 def _input_derivative(example: Example) -> Arrays:
     equation, operands, inputs, outputs = _call(example)
-    found = input_derivative(equation, operands, inputs, outputs)
-    return {"x": jnp.where(is_joined(equation, inputs, outputs), found, 0)}
+    derivative = input_derivative(equation, operands, inputs, outputs)
+    return {"x": jnp.where(is_joined(equation, inputs, outputs), derivative, 0)}
 
 
 _SIDES: dict[str, tuple[Side, Side]] = {

@@ -147,16 +147,18 @@ def _check_input_filter(call: _Caller, x_var: Any, y_var: Any, weights: Mapping[
         return rules.zero_filter(call.primitive, call.params, x_var, y_var)
 
     spec, x, y = get_primitive_spec(call.primitive), struct_of(x_var.aval), struct_of(y_var.aval)
-    kept = call.run("input_filter.init", init)
-    is_array = isinstance(kept, jax.ShapeDtypeStruct) and jnp.issubdtype(kept.dtype, jnp.inexact)
-    if not is_array or (spec.batched and kept.shape[:1] != x.shape[:1]):
+    zero = call.run("input_filter.init", init)
+    is_array = isinstance(zero, jax.ShapeDtypeStruct) and jnp.issubdtype(zero.dtype, jnp.inexact)
+    if not is_array or (spec.batched and zero.shape[:1] != x.shape[:1]):
         batch = f" with a first axis of size {x.shape[0]}, the batch," if spec.batched else ""
         raise PrimitiveError(
-            f"Rule `input_filter.init` of `{call.primitive}` returned {kept}; expected one array"
+            f"Rule `input_filter.init` of `{call.primitive}` returned {zero}; expected one array"
             f"{batch} of a floating dtype."
         )
-    after = call.run("input_filter.add", rules.add_to_filter, kept, x)
-    call.expect("input_filter.add", {"trace": after}, {"trace": kept})
-    steps, factors = (jax.ShapeDtypeStruct((1, *a.shape), a.dtype) for a in (kept, y))
-    found = call.run("input_filter.pull_back", rules.pull_back_filtered, steps, factors, weights)
-    call.expect("input_filter.pull_back", found, weights)
+    after = call.run("input_filter.add", rules.add_to_filter, zero, x)
+    call.expect("input_filter.add", {"trace": after}, {"trace": zero})
+    steps, factors = (jax.ShapeDtypeStruct((1, *a.shape), a.dtype) for a in (zero, y))
+    gradients = call.run(
+        "input_filter.pull_back", rules.pull_back_filtered, steps, factors, weights
+    )
+    call.expect("input_filter.pull_back", gradients, weights)

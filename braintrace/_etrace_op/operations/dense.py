@@ -85,9 +85,9 @@ def terms_of_product(primitive: ETPPrimitive, effective_weights: Rule) -> Rule:
     def accumulate(x: Any, hidden_dim: Any, weights: Arrays, **params: Any) -> Arrays:
         effective = effective_weights(weights, **params)
         names = dict(zip(("weight", "bias"), effective, strict=False))
-        operands = {name: effective[own] for name, own in names.items()}
+        operands = {name: effective[operand] for name, operand in names.items()}
         terms = rules.accumulate(primitive, {"has_bias": len(names) > 1}, x, hidden_dim, operands)
-        return {own: terms[name] for name, own in names.items()}
+        return {operand: terms[name] for name, operand in names.items()}
 
     return accumulate
 

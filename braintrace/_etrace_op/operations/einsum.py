@@ -208,9 +208,9 @@ def _axes(equation: Any, x: Any, weight: Any) -> Axes:
     if unknown:
         raise OptionError(f"{where} has {unknown[0]!r} in the result alone.")
     more = tuple(f"{ELLIPSIS}{i}" for i in range(x.ndim - len(of_x) + 1))
-    found = Axes(_filled(of_x, more), of_weight, _filled(output, more))
+    axes = Axes(_filled(of_x, more), of_weight, _filled(output, more))
     sizes: dict[str, int] = {}
-    for name, letters, array in (("x", found.x, x), ("weight", found.weight, weight)):
+    for name, letters, array in (("x", axes.x, x), ("weight", axes.weight, weight)):
         if len(letters) != array.ndim:
             raise ShapeError(
                 f"{where} names {len(letters)} axes of `{name}`, which has shape {array.shape}."
@@ -221,7 +221,7 @@ def _axes(equation: Any, x: Any, weight: Any) -> Axes:
                     f"{where} gives {letter!r} to axes of different sizes: `x` has shape {x.shape} "
                     f"and `weight` {weight.shape}."
                 )
-    return found
+    return axes
 
 
 def _parts(equation: Any) -> tuple[tuple[Letters, Letters], Letters]:

@@ -66,8 +66,8 @@ def _init_counts(x_var: Any, y_var: Any, *, rows: int) -> jax.Array:
 
 
 def _count(counts: jax.Array, indices: jax.Array, *, rows: int) -> jax.Array:
-    def counted(own: jax.Array, index: jax.Array) -> jax.Array:
-        return own.at[index].add(1, mode="drop")
+    def counted(row_counts: jax.Array, index: jax.Array) -> jax.Array:
+        return row_counts.at[index].add(1, mode="drop")
 
     return (jax.vmap(counted) if indices.ndim else counted)(counts, indices)
 
@@ -75,8 +75,8 @@ def _count(counts: jax.Array, indices: jax.Array, *, rows: int) -> jax.Array:
 def _count_steps(
     counts: jax.Array, indices: jax.Array, factors: jax.Array, *, rows: int
 ) -> jax.Array:
-    def counted(own: jax.Array, index: jax.Array, factor: jax.Array) -> jax.Array:
-        return own.at[index].add(factor.astype(own.dtype), mode="drop")
+    def counted(row_counts: jax.Array, index: jax.Array, factor: jax.Array) -> jax.Array:
+        return row_counts.at[index].add(factor.astype(row_counts.dtype), mode="drop")
 
     if indices.ndim == 2:
         counted = jax.vmap(counted, in_axes=(0, 1, 1))

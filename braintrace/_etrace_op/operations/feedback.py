@@ -166,11 +166,11 @@ def feedback_matmul(x: Any, weight: Any, feedback: Any, bias: Any = None) -> Any
 
 def _like_weight(feedback: Any, weight: Any, unit: Any) -> Any:
     """Return the feedback as an array in the weight's unit, shape and dtype."""
-    array, own = quantities.split("feedback_matmul", "feedback", feedback)
-    if not own.has_same_dim(unit):
+    array, feedback_unit = quantities.split("feedback_matmul", "feedback", feedback)
+    if not feedback_unit.has_same_dim(unit):
         raise UnitError(
-            f"`feedback_matmul`: `feedback` has unit `{own}`, but `weight` has unit `{unit}`. Give "
-            "both a unit of the same dimension."
+            f"`feedback_matmul`: `feedback` has unit `{feedback_unit}`, but `weight` has unit "
+            f"`{unit}`. Give both a unit of the same dimension."
         )
     if array.shape != weight.shape:
         raise ShapeError(
@@ -182,6 +182,6 @@ def _like_weight(feedback: Any, weight: Any, unit: Any) -> Any:
             f"`feedback_matmul`: `feedback` has dtype {array.dtype}, but `weight` has dtype "
             f"{weight.dtype}. Give a real weight a real feedback."
         )
-    if own != unit:
-        array = jnp.asarray(saiunit.Quantity(array, unit=own).to_decimal(unit))
+    if feedback_unit != unit:
+        array = jnp.asarray(saiunit.Quantity(array, unit=feedback_unit).to_decimal(unit))
     return array.astype(weight.dtype)

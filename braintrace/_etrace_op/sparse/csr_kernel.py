@@ -53,5 +53,5 @@ def product(x: Any, weight: Any, sparse_mat: SparsePattern) -> Any:
     x = jnp.pad(x, [(0, parts * length - samples), (0, 0)])
     if parts == 1:
         return of_part(x)[:samples]
-    found = jax.lax.map(of_part, x.reshape(parts, length, -1))
-    return found.reshape(parts * length, -1)[:samples]
+    results = jax.lax.map(of_part, x.reshape(parts, length, -1))
+    return results.reshape(parts * length, -1)[:samples]

@@ -52,8 +52,8 @@ def of_entries(values: Any, sparse_mat: SparsePattern) -> Any:
     if _is_one_each(sparse_mat):
         shape = (*values.shape, nnz // sparse_mat.parts)
         return jnp.broadcast_to(values[..., None], shape).reshape(*lead, nnz)
-    found = _of_parts(jnp.moveaxis(values, -1, 0), _apart(sparse_mat)[1].T, sparse_mat)
-    return jnp.moveaxis(found, (1, 0), (-2, -1)).reshape(*lead, nnz)
+    by_part = _of_parts(jnp.moveaxis(values, -1, 0), _apart(sparse_mat)[1].T, sparse_mat)
+    return jnp.moveaxis(by_part, (1, 0), (-2, -1)).reshape(*lead, nnz)
 
 
 def sddmm(x: Any, factor: Any, sparse_mat: SparsePattern) -> Any:

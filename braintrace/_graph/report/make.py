@@ -36,14 +36,14 @@ def report_of(graph: GraphData) -> Report:
 def _readout_rows(graph: GraphData) -> Iterator[ReadoutRow]:
     leaves = {leaf.path: leaf for leaf in graph.traced.filters}
     for readout in graph.traced.readouts:
-        own = [leaves[path] for path in readout.filters]
-        names = tuple(leaf.name for leaf in own)
+        filters = [leaves[path] for path in readout.filters]
+        names = tuple(leaf.name for leaf in filters)
         traces = [s for s in specs_of(graph.trace_specs) if s.is_stored and s.state in names]
         yield ReadoutRow(
             readout=readout.state,
             filters=names,
-            shapes=tuple(leaf.shape for leaf in own),
-            stored_bytes=sum(leaf.nbytes for leaf in own),
+            shapes=tuple(leaf.shape for leaf in filters),
+            stored_bytes=sum(leaf.nbytes for leaf in filters),
             trace_bytes=sum(spec.nbytes for spec in traces),
         )
 

@@ -15,8 +15,8 @@ def whole_state_rows(graph: GraphData, specs: Sequence[TraceSpec]) -> Iterator[R
         return
     inside = set[str]()
     for use in graph.whole.uses:
-        own = [spec for spec in specs if spec.relation == use.key]
-        if own and use.equation is not None:
+        own_specs = [spec for spec in specs if spec.relation == use.key]
+        if own_specs and use.equation is not None:
             equation = graph.traced.program.equations[use.equation]
             names = _parameters_behind(graph, [equation.invars[place] for place in use.operands])
             inside.update(names)
@@ -24,12 +24,14 @@ def whole_state_rows(graph: GraphData, specs: Sequence[TraceSpec]) -> Iterator[R
             x_shape, y_shape = (tuple(atom.aval.shape) for atom in atoms)
             every = tuple(range(len(graph.whole.leaves)))
             operation = use.key, equation.primitive.name, source_line(equation)
-            yield _whole_state_row(graph.whole, operation, names, x_shape, y_shape, every, own)
+            yield _whole_state_row(
+                graph.whole, operation, names, x_shape, y_shape, every, own_specs
+            )
     for name, reached in graph.whole.reached.items():
-        own = [spec for spec in specs if spec.relation is None and spec.operand == name]
-        if own or name not in inside:
+        own_specs = [spec for spec in specs if spec.relation is None and spec.operand == name]
+        if own_specs or name not in inside:
             operation = name, "any", ""
-            yield _whole_state_row(graph.whole, operation, (name,), None, None, reached, own)
+            yield _whole_state_row(graph.whole, operation, (name,), None, None, reached, own_specs)
 
 
 def _whole_state_row(

@@ -95,19 +95,19 @@ def _joining_of_dot(
     outputs: np.ndarray,
 ) -> np.ndarray:
     of_result = np.unravel_index(outputs, result)
-    own, other = operand, 1 - operand
-    of_own = np.unravel_index(inputs, shapes[own])
+    this, other = operand, 1 - operand
+    of_this = np.unravel_index(inputs, shapes[this])
     joined = np.ones(inputs.shape, bool)
     of_other: list[Any] = [0] * len(shapes[other])
-    for place, (axis, partner) in enumerate(zip(axes.batch[own], axes.batch[other], strict=True)):
-        joined &= of_own[axis] == of_result[place]
+    for place, (axis, partner) in enumerate(zip(axes.batch[this], axes.batch[other], strict=True)):
+        joined &= of_this[axis] == of_result[place]
         of_other[partner] = of_result[place]
-    for axis, place in zip(axes.free[own], axes.in_result[own], strict=True):
-        joined &= of_own[axis] == of_result[place]
+    for axis, place in zip(axes.free[this], axes.in_result[this], strict=True):
+        joined &= of_this[axis] == of_result[place]
     for axis, place in zip(axes.free[other], axes.in_result[other], strict=True):
         of_other[axis] = of_result[place]
-    for axis, partner in zip(axes.summed[own], axes.summed[other], strict=True):
-        of_other[partner] = of_own[axis]
+    for axis, partner in zip(axes.summed[this], axes.summed[other], strict=True):
+        of_other[partner] = of_this[axis]
     return _elements(of_other, shapes[other], joined)
 
 
@@ -161,6 +161,6 @@ def joining_of_conv(
 
 def _elements(places: Sequence[Any], shape: tuple[int, ...], joined: np.ndarray) -> np.ndarray:
     """Return the flat numbers of elements where they are joined."""
-    kept = [np.where(joined, place, 0) for place in places]
-    flat = np.ravel_multi_index(kept, shape) if kept else np.zeros(joined.shape, int)
+    inside = [np.where(joined, place, 0) for place in places]
+    flat = np.ravel_multi_index(inside, shape) if inside else np.zeros(joined.shape, int)
     return np.asarray(np.where(joined, flat, NOTHING))

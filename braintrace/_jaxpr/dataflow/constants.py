@@ -54,8 +54,8 @@ class Constants:
             return None
         if atom not in self._values:
             with jax.ensure_compile_time_eval():
-                found = evaluate(self.program, [atom], self._known_inputs(atom))
-                self._values[atom] = np.asarray(found[0])
+                values = evaluate(self.program, [atom], self._known_inputs(atom))
+                self._values[atom] = np.asarray(values[0])
         return self._values[atom]
 
     def _known_inputs(self, atom: Atom) -> dict[Var, Any]:

@@ -122,8 +122,8 @@ def _pass(
         operands = [_flow_of(lattice, atom, known) for atom in equation.invars]
         if is_sparse and all(flow is None for flow in operands):
             continue
-        found = flows_of_results(question, constants, equation, operands)
-        for var, flow in zip(equation.outvars, found, strict=True):
+        flows = flows_of_results(question, constants, equation, operands)
+        for var, flow in zip(equation.outvars, flows, strict=True):
             if not question.derivatives or carries_derivative(var):
                 known.setdefault(var, flow)
 
@@ -141,18 +141,18 @@ def flows_of_results(
         The equation, and one flow for each operand.
     """
     lattice, name = question.lattice, equation.primitive.name
-    found = None if question.special is None else question.special(equation, operands)
-    if found is not None:
-        return found
+    flows = None if question.special is None else question.special(equation, operands)
+    if flows is not None:
+        return flows
     if question.derivatives and name in CONSTANT:
         return [None] * len(equation.outvars)
     body = call_body(equation)
     if body is not None and (name in TRANSPARENT_CALLS or not question.derivatives):
         return flows_of_outputs(question, constants.body(body, equation.invars), operands)
     drive = DRIVERS.get(name)
-    found = None if drive is None else drive(question, constants, equation, operands)
-    if found is not None:
-        return found
+    flows = None if drive is None else drive(question, constants, equation, operands)
+    if flows is not None:
+        return flows
     if isinstance(lattice, PerVariable):
         return lattice.through(equation, operands)
     return through_primitive(lattice, equation, operands, constants)
@@ -180,11 +180,12 @@ def _cond(
     question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
 ) -> list[Flow]:
     """Join the results of the branches, and the flow of the index that selects one."""
-    lattice, (choice, *given), branches = question.lattice, operands, equation.params["branches"]
+    lattice, branches = question.lattice, equation.params["branches"]
+    choice, *arguments = operands
     taken = lattice.branch(choice) if isinstance(lattice, PerVariable) else None
     branches = branches if taken is None else branches[taken : taken + 1]
     bodies = [constants.body(branch, equation.invars[1:]) for branch in branches]
-    every = [flows_of_outputs(question, body, given) for body in bodies]
+    every = [flows_of_outputs(question, body, arguments) for body in bodies]
     every.append(_everywhere(lattice, choice, equation.outvars))
     return [joined(lattice, flows) for flows in zip(*every, strict=True)]
 
@@ -280,12 +281,12 @@ def _walk(
     by_step: dict[int, list[Flow]] = {}
     is_steady = all(s is None or (s == s[:1]).all() for s in sequences)
     for position, step in enumerate(order):
-        found = results(carried, [None if s is None else s[step] for s in sequences])
-        by_step[step] = found[count:]
-        if is_steady and all(same(a, b) for a, b in zip(found, carried, strict=False)):
-            by_step.update(dict.fromkeys(order[position:], found[count:]))
+        flows = results(carried, [None if s is None else s[step] for s in sequences])
+        by_step[step] = flows[count:]
+        if is_steady and all(same(a, b) for a, b in zip(flows, carried, strict=False)):
+            by_step.update(dict.fromkeys(order[position:], flows[count:]))
             break
-        carried = found[:count]
+        carried = flows[:count]
     return carried, by_step
 
 

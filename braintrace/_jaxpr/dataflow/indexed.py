@@ -22,9 +22,9 @@ def move(
     if any(flow is not None for i, flow in enumerate(operands) if i not in carried):
         return None
     flows = [filled(lattice, operands[i], equation.invars[i].aval.shape) for i in carried]
-    found = None if lattice.rank else moved(equation, flows)
-    if found is not None:
-        return [*map(lattice.moved, found)]
+    results = None if lattice.rank else moved(equation, flows)
+    if results is not None:
+        return [*map(lattice.moved, results)]
     sources = constants.sources(equation)
     if sources is None:
         return None
@@ -94,9 +94,9 @@ def scatter(
 def _cleared(lattice: Lattice, base: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return a flow without some elements, which are overwritten."""
     shape = base.shape[: base.ndim - lattice.rank]
-    kept = np.arange(int(np.prod(shape)))
-    kept[targets[targets != NOWHERE]] = NOWHERE
-    return taken(lattice, [base], kept.reshape(shape))
+    sources = np.arange(int(np.prod(shape)))
+    sources[targets[targets != NOWHERE]] = NOWHERE
+    return taken(lattice, [base], sources.reshape(shape))
 
 
 def dynamic_slice(
@@ -106,9 +106,9 @@ def dynamic_slice(
     flow, *places = operands
     if flow is not None:
         whole, cut = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-        found = move(lattice, equation, [flow, *[None] * len(places)], constants)
+        results = move(lattice, equation, [flow, *[None] * len(places)], constants)
         axes = tuple(axis for axis, size in enumerate(cut) if size != whole[axis])
-        flow = spread(lattice, along(lattice, flow, axes), cut) if found is None else found[0]
+        flow = spread(lattice, along(lattice, flow, axes), cut) if results is None else results[0]
     return _with_places(lattice, equation, flow, places)
 
 
@@ -117,11 +117,11 @@ def dynamic_update_slice(
 ) -> list[Flow]:
     """Follow a write to a slice with a data-dependent start."""
     base, update, *places = operands
-    found = None
+    results = None
     if base is not None or update is not None:
-        found = move(lattice, equation, [base, update, *[None] * len(places)], constants)
-    if found is not None:
-        return _with_places(lattice, equation, found[0], places)
+        results = move(lattice, equation, [base, update, *[None] * len(places)], constants)
+    if results is not None:
+        return _with_places(lattice, equation, results[0], places)
     if update is not None:
         shape, cut = (equation.invars[i].aval.shape for i in range(2))
         axes = tuple(axis for axis, size in enumerate(cut) if size != shape[axis])

@@ -117,10 +117,10 @@ class Labels:
     def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
         used = (targets >= 0) & (flow != NONE)
         places, values = targets[used], flow[used]
-        found = self.empty([base.size])
-        found[places] = values
-        found[places[found[places] != values]] = MIXED
-        return merge(base, found.reshape(base.shape))
+        added = self.empty([base.size])
+        added[places] = values
+        added[places[added[places] != values]] = MIXED
+        return merge(base, added.reshape(base.shape))
 
     def moved(self, flow: np.ndarray) -> np.ndarray:
         return flow
@@ -128,8 +128,8 @@ class Labels:
 
 def _one_of(low: np.ndarray, top: np.ndarray) -> np.ndarray:
     """Return the label if the lowest is the highest one, without counting `NONE`."""
-    found = np.where(low == top, top, MIXED)
-    return np.where(low == _HIGHEST, NONE, found).astype(np.int32)
+    labels = np.where(low == top, top, MIXED)
+    return np.where(low == _HIGHEST, NONE, labels).astype(np.int32)
 
 
 def merge(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -216,10 +216,10 @@ class First:
     def put(self, base: np.ndarray, targets: np.ndarray, flow: np.ndarray) -> np.ndarray:
         used = (targets >= 0) & (flow != _HIGHEST)
         places, values = targets[used], flow[used]
-        found = self.empty([base.size])
-        found[places] = values
-        found[places[found[places] != values]] = _HIGHEST
-        return self.join(base, found.reshape(base.shape))
+        added = self.empty([base.size])
+        added[places] = values
+        added[places[added[places] != values]] = _HIGHEST
+        return self.join(base, added.reshape(base.shape))
 
     def moved(self, flow: np.ndarray) -> np.ndarray:
         """Count one more move, up to the largest count."""
@@ -248,8 +248,8 @@ def spread(lattice: Lattice, flow: np.ndarray, shape: Sequence[int]) -> np.ndarr
 
 def joined(lattice: Lattice | PerVariable, flows: Sequence[Flow]) -> Flow:
     """Return the least upper bound of several flows of one shape."""
-    found = [flow for flow in flows if flow is not None]
-    return functools.reduce(lattice.join, found) if found else None
+    present = [flow for flow in flows if flow is not None]
+    return functools.reduce(lattice.join, present) if present else None
 
 
 def along(lattice: Lattice, flow: np.ndarray, axes: Sequence[int]) -> np.ndarray:

@@ -104,8 +104,8 @@ def kinds_of_outputs(jaxpr: AnyJaxpr, kinds: Sequence[Kind]) -> list[Kind]:
     kinds
         The kinds of its inputs.
     """
-    found = flows_of_outputs(_QUESTION, Constants(program_of(jaxpr)), kinds)
-    return [*map(_told, found)]
+    results = flows_of_outputs(_QUESTION, Constants(program_of(jaxpr)), kinds)
+    return [*map(_told, results)]
 
 
 def kinds_of_results(equation: Equation, kinds: Sequence[Kind], constants: Constants) -> list[Kind]:
@@ -120,8 +120,8 @@ def kinds_of_results(equation: Equation, kinds: Sequence[Kind], constants: Const
     constants
         Constants of the program of the equation.
     """
-    given = zip(equation.invars, kinds, strict=True)
-    known = [k if is_var(a) or k is ZERO else _of_value(a.val) for a, k in given]
+    pairs = zip(equation.invars, kinds, strict=True)
+    known = [k if is_var(a) or k is ZERO else _of_value(a.val) for a, k in pairs]
     return [*map(_told, flows_of_results(_QUESTION, constants, equation, known))]
 
 
@@ -154,9 +154,9 @@ def _of_numbers(equation: Equation, kinds: list[Kind]) -> Kind:
         parts = moved_operands(equation) if is_data_movement(equation) else _SUMS[name]
         where = {kinds[i] for i in range(len(kinds)) if i not in parts}
         filled = [FREE] if equation.params.get("fill_value") else []  # a gather out of bounds
-        found = _mixed([*(kinds[i] for i in parts), *filled]) if where <= _INDEPENDENT else OTHER
-        is_kept = is_data_movement(equation) or found in (ZERO, LINEAR)
-        return found if is_kept else _unknown([found])
+        kind = _mixed([*(kinds[i] for i in parts), *filled]) if where <= _INDEPENDENT else OTHER
+        is_kept = is_data_movement(equation) or kind in (ZERO, LINEAR)
+        return kind if is_kept else _unknown([kind])
     if name in _UNCHANGED:
         rounds = not _is_inexact(equation.outvars[0]) and kinds[0] not in _INDEPENDENT
         return OTHER if rounds else kinds[0]
@@ -179,10 +179,10 @@ def _unknown(kinds: Iterable[Kind]) -> Kind:
 
 def _mixed(kinds: Iterable[Kind]) -> Kind:
     """Return the kind of a sum, or of a concatenation of several parts."""
-    found = set(kinds)
-    if len(found) == 1:
-        return found.pop()
-    return LINEAR if found == {ZERO, LINEAR} else _unknown(found)
+    distinct = set(kinds)
+    if len(distinct) == 1:
+        return distinct.pop()
+    return LINEAR if distinct == {ZERO, LINEAR} else _unknown(distinct)
 
 
 def _product(kinds: list[Kind]) -> Kind:
@@ -202,8 +202,8 @@ def _asked(equation: Equation, kinds: list[Kind]) -> Kind:
     transpose with one of those others as well, that one is a summand, and the result is not linear.
     """
     kind = LINEAR if LINEAR in kinds else ZERO
-    operands = [i for i, found in enumerate(kinds) if found is kind]
-    others = [i for i, found in enumerate(kinds) if found not in (kind, ZERO)]
+    operands = [i for i, own_kind in enumerate(kinds) if own_kind is kind]
+    others = [i for i, own_kind in enumerate(kinds) if own_kind not in (kind, ZERO)]
     if (
         operands
         and _INDEPENDENT.issuperset(kinds[i] for i in others)

@@ -27,8 +27,8 @@ def through_primitive(
 ) -> Sequence[Flow]:
     """Return the flows of an equation's results; at least one operand has a flow."""
     rule = RULES.get(equation.primitive.name)
-    found = None if rule is None else rule(lattice, equation, operands, constants)
-    return coupled(lattice, equation, operands) if found is None else found
+    flows = None if rule is None else rule(lattice, equation, operands, constants)
+    return coupled(lattice, equation, operands) if flows is None else flows
 
 
 def coupled(lattice: Lattice, equation: Equation, operands: Sequence[Flow]) -> list[Flow]:
@@ -96,14 +96,14 @@ def _dot(
 ) -> list[Flow]:
     """Join along contracted axes, and broadcast along the axes of the other factor."""
     axes, flows = dot_axes(equation), []
-    for own, flow in enumerate(operands):
+    for factor, flow in enumerate(operands):
         if flow is None:
             continue
-        kept = (*axes.batch[own], *axes.free[own])
-        order = (*kept, *axes.summed[own])
+        kept_axes = (*axes.batch[factor], *axes.free[factor])
+        order = (*kept_axes, *axes.summed[factor])
         flow = flow.transpose(*order, *range(len(order), flow.ndim))
-        flow = lattice.over(flow, range(len(kept), len(order)))
-        partner = axes.in_result[1 - own]
+        flow = lattice.over(flow, range(len(kept_axes), len(order)))
+        partner = axes.in_result[1 - factor]
         flows.append(spread(lattice, np.expand_dims(flow, partner), equation.outvars[0].aval.shape))
     return [joined(lattice, flows)]
 
@@ -125,7 +125,7 @@ def _of_last_axes(count: int | None = None) -> Rule:
         shapes = [var.aval.shape for var in equation.outvars]
         axes = [tuple(range(lead, len(shape))) for shape in shapes]
         ends = zip(axes, shapes, strict=True)
-        return [spread(lattice, np.expand_dims(one, own), shape) for own, shape in ends]
+        return [spread(lattice, np.expand_dims(one, last_axes), shape) for last_axes, shape in ends]
 
     return rule
 

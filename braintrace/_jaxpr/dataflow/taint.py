@@ -79,10 +79,10 @@ def bound(var: Var, time: BindingTime) -> BindingTime:
     return time if carries_derivative(var) else _held(time)
 
 
-def times_of_operands(equation: Equation, found: Mapping[Var, BindingTime]) -> list[BindingTime]:
+def times_of_operands(equation: Equation, times: Mapping[Var, BindingTime]) -> list[BindingTime]:
     """Return the binding times of an equation's operands."""
     first = BindingTime.CONSTANT
-    return [found.get(a, first) if is_var(a) else first for a in equation.invars]
+    return [times.get(a, first) if is_var(a) else first for a in equation.invars]
 
 
 def _held(time: BindingTime) -> BindingTime:

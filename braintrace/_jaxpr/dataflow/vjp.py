@@ -72,8 +72,8 @@ class Vjp:
             One flow for each operand; ``None`` without a derivative rule.
         """
         flows: list[Flow] = [None] * self.operands
-        given = [*flows, *(cotangents[k] for k in self.outputs)]
-        if not self.inputs or all(flow is None for flow in given):
+        inputs = [*flows, *(cotangents[k] for k in self.outputs)]
+        if not self.inputs or all(flow is None for flow in inputs):
             return flows
         if self.jaxpr is None:
             return None
@@ -81,8 +81,8 @@ class Vjp:
             inside = Constants(program_of(self.jaxpr))
         else:
             inside = constants.body(self.jaxpr, atoms)
-        found = flows_of_outputs(Question(lattice), inside, given)
-        for operand, flow in zip(self.inputs, found, strict=True):
+        results = flows_of_outputs(Question(lattice), inside, inputs)
+        for operand, flow in zip(self.inputs, results, strict=True):
             flows[operand] = flow
         return flows
 
@@ -133,8 +133,8 @@ def _vjp(run: Run, operands: Sequence[Atom], results: Sequence[Atom]) -> Vjp:
             every = list(values[:count])
             for index, value in zip(inputs, changed, strict=True):
                 every[index] = value
-            found = run(every)
-            return [found[k] for k in outputs]
+            values_of_results = run(every)
+            return [values_of_results[k] for k in outputs]
 
         _, pull = jax.vjp(function, *(values[i] for i in inputs))
         return list(pull(list(values[count:])))

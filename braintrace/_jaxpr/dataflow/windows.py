@@ -37,9 +37,9 @@ def conv(
             size, taps = sizes[0][numbers.lhs_spec[axis + 2]], places.shape[1]
             flow = _read(lattice, flow, axis + 1, np.where(places < size, np.arange(taps), taps))
         flows.append(flow[None])
-    found = joined(lattice, [spread(lattice, f, (batch, features, *spatial)) for f in flows])
-    assert found is not None
-    return [_by_spec(lattice, found, np.argsort(numbers.out_spec).tolist())]
+    result = joined(lattice, [spread(lattice, f, (batch, features, *spatial)) for f in flows])
+    assert result is not None
+    return [_by_spec(lattice, result, np.argsort(numbers.out_spec).tolist())]
 
 
 def _by_spec(lattice: Lattice, flow: np.ndarray, spec: Sequence[int]) -> np.ndarray:
@@ -97,10 +97,10 @@ def _read(lattice: Lattice, flow: np.ndarray, axis: int, places: np.ndarray) -> 
 
 def _readers(places: np.ndarray, size: int) -> np.ndarray:
     """Return ``(size, most)``: the outputs that read an element, padded."""
-    found = [np.flatnonzero((places == place).any(1)) for place in range(size)]
-    most = max(map(len, found), default=0)
+    readers = [np.flatnonzero((places == place).any(1)) for place in range(size)]
+    most = max(map(len, readers), default=0)
     filled = np.full((size, most), len(places))
-    for place, outputs in enumerate(found):
+    for place, outputs in enumerate(readers):
         filled[place, : len(outputs)] = outputs
     return filled
 
