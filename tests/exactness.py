@@ -148,10 +148,10 @@ class Rule:
 
     @property
     def has_windows(self):
-        return "vjp_method" in self.options
+        return "window" in self.options
 
 
-WINDOWS = {"vjp_method": "multi-step"}
+WINDOWS = {"window": 2}
 RULES = {
     "`RTRL`": Rule("rtrl"),
     "`OSTLRecurrent`": Rule("ostl_recurrent"),

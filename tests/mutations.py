@@ -874,9 +874,9 @@ MUTATIONS = [
     Mutation(
         "windows without a past",
         "_executor/window.py",
-        "enter(probes), sequences",
-        "enter(jax.lax.stop_gradient(probes)), sequences",
-        ("tests/test_multi_step.py::test_shorter_windows[gru]",),
+        "scan(step, start, sequences)",
+        "scan(step, jax.lax.stop_gradient(start), sequences)",
+        ("tests/test_windows.py::test_shorter_windows[gru]",),
         "the gradient of a window ends at its start",
     ),
     Mutation(
@@ -886,7 +886,7 @@ MUTATIONS = [
         "self._zeros_select = False",
         (
             "tests/test_not_finite.py::test_gradients_of_a_sequence"
-            "[lstm_fused es_d_rtrl batch axis-decay_or_rank-vjp_method]",
+            "[lstm_fused es_d_rtrl batch axis-decay_or_rank-window]",
         ),
         "a NaN of a padded step is in the gradient of the next window",
     ),
@@ -895,8 +895,78 @@ MUTATIONS = [
         "_executor/param_dim.py",
         "stored = site.influence.reached if every_state else site.influence.stored",
         "stored = site.influence.stored",
-        ("tests/test_multi_step.py::test_shorter_windows[lstm_fused]",),
+        ("tests/test_windows.py::test_shorter_windows[lstm_fused]",),
         "a window gets nothing by way of states that only mixing reads",
+    ),
+    Mutation(
+        "windows longer than they are",
+        "_learner/chunks.py",
+        "length *= max(1, most // length)",
+        "length *= max(1, -(-most // length))",
+        ("tests/test_windows.py::test_a_plan_has_the_chunks_of_its_windows",),
+        "a chunk has more steps than the user allows",
+    ),
+    Mutation(
+        "a chunk as one window",
+        "_learner/chunk_gradient.py",
+        "return steps if is_one else min(steps, int(self._window or steps))",
+        "return steps",
+        ("tests/test_windows.py::test_bptt_in_a_window_and_the_trace_before_it[6-gru-d_rtrl]",),
+        "`chunk_size` changes the gradient, since windows are as long as chunks",
+    ),
+    Mutation(
+        "windows of a chunk without the time before them",
+        "_executor/window.py",
+        "signal[pre_step_probe(state)] = jnp.concatenate([of_first, rest])",
+        "signal[pre_step_probe(state)] = 0 * jnp.concatenate([of_first, rest])",
+        ("tests/test_windows.py::test_bptt_in_a_window_and_the_trace_before_it[6-gru-d_rtrl]",),
+        "only the first window of a chunk is credited with what has been before",
+    ),
+    Mutation(
+        "signals of a window one step late",
+        "_executor/recursion.py",
+        "jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])",
+        "pre_step",
+        (
+            "tests/test_windows.py"
+            "::test_bptt_in_a_window_and_the_trace_before_it[6-lstm_fused-es_d_rtrl]",
+        ),
+        "the signal for the states before a step goes to those after it",
+    ),
+    Mutation(
+        "windows by layers",
+        "_executor/window.py",
+        "return _recorded(graph, inputs, _in_full)",
+        "return passed_step(graph, inputs)",
+        ("tests/test_windows.py::test_windows_of_a_rule_by_layers_go_through_all_layers",),
+        "`OSTLRecurrent` ignores its window",
+    ),
+    Mutation(
+        "windows over updates",
+        "_learner/online.py",
+        "if isinstance(window, int) and every % window:",
+        "if isinstance(window, int) and window > every:",
+        (
+            "tests/test_windows.py"
+            "::test_a_window_that_does_not_divide_the_steps_of_an_update_is_refused[4-3]",
+        ),
+        "the last window before every update is shorter than its user says",
+    ),
+    Mutation(
+        "a window in a stream of single steps",
+        "_learner/online.py",
+        "        if window is not None:\n            return _of_single_steps",
+        "        if False:\n            return _of_single_steps",
+        ("tests/test_windows.py::test_streams[lstm_fused-d_rtrl]",),
+        "`etrace_online(window=1)` ignores its window",
+    ),
+    Mutation(
+        "windows of a call on traces that leave states out",
+        "_runtime/changes.py",
+        "    if is_alike:\n        return\n",
+        "    return\n",
+        ("tests/test_windows.py::test_a_call_may_ask_for_a_window_at_the_start_of_a_sequence",),
+        "a window that only a call asks for misses what only mixing reads",
     ),
     Mutation(
         "maxima as JAX differentiates them",

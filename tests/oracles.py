@@ -240,13 +240,16 @@ def _direct_loss(case, unravel, states, x, target, theta):
     return _loss_of(case, params, states, x, target, hidden)
 
 
-def facts_of_steps(case, params, states, xs, targets, snap=False):
+def facts_of_steps(case, params, states, xs, targets, snap=False, resets=None):
     """A list with one dict of NumPy arrays per step, shaped as in the notation above.
 
     snap: whether D has what products pass from each position to itself.
+    resets: (time, batch), the samples that start anew before these steps.
     """
-    steps = []
-    for x, target in zip(np.asarray(xs), np.asarray(targets), strict=True):
+    steps, start = [], states
+    for t, (x, target) in enumerate(zip(np.asarray(xs), np.asarray(targets), strict=True)):
+        if resets is not None:
+            states = {name: _kept_rows(~resets[t], states[name], start[name]) for name in states}
         states, facts = _facts_of_step(case, params, states, x, target, snap)
         steps.append(facts)
     _check_description(case, steps)
@@ -394,23 +397,33 @@ def _d_rtrl_gradient(case, facts, traces):
     )
 
 
-def d_rtrl_traces(case, steps, decay=None):
+def d_rtrl_traces(case, steps, decay=None, resets=None):
     """The traces {group: (a, v, p)} before the first step and after every step."""
     direct = steps[0]["direct"]
     shapes = {group: steps[0]["signal"][group].shape for group in case.groups}
     history = [{group: np.zeros((*s, direct.size), direct.dtype) for group, s in shapes.items()}]
-    for facts in steps:
-        traces = {}
+    for t, facts in enumerate(steps):
+        traces, before = {}, _kept_positions(history[-1], resets, t)
         for group in case.groups:
-            before = history[-1][group]
             if decay is None:
-                carried = np.einsum("avc,cvp->avp", facts["D"][group], before)
+                carried = np.einsum("avc,cvp->avp", facts["D"][group], before[group])
             else:
-                carried = decay * before
+                carried = decay * before[group]
             entering = [facts["Df"][group][op] @ facts["dY"][op] for op in facts["dY"]]
             traces[group] = carried + sum(entering)
         history.append(traces)
     return history
+
+
+def _kept_positions(traces, resets, t):
+    """Traces (a, v, ...) with those of the samples that start anew before a step at zero."""
+    if resets is None:
+        return traces
+
+    def kept(trace):
+        return trace * np.repeat(~resets[t], trace.shape[1] // len(resets[t]))[:, None]
+
+    return jax.tree.map(kept, traces)
 
 
 def _contract(signal, trace):
@@ -446,13 +459,16 @@ def _es_d_rtrl_gradient(case, params, x, facts, traces):
     return facts["direct"] + sum(np.asarray(_pull_back(*inputs, *both)) for both in carried)
 
 
-def es_d_rtrl_traces(case, steps, alpha):
+def es_d_rtrl_traces(case, steps, alpha, resets=None):
     """(eps_x, corrected eps_f) before the first step (all zero) and after every step."""
     eps_x = jax.tree.map(np.zeros_like, steps[0]["x"])
     eps_f = jax.tree.map(np.zeros_like, {group: steps[0]["Df"][group] for group in case.groups})
-    history = [(eps_x, eps_f)]
-    for t, facts in enumerate(steps, start=1):
+    history, seen = [(eps_x, eps_f)], jax.tree.map(lambda f: np.zeros((1, f.shape[1], 1)), eps_f)
+    for t, facts in enumerate(steps):
         D, Df = facts["D"], facts["Df"]
+        eps_x = _kept_inputs(eps_x, resets, t)
+        eps_f, seen = (_kept_positions(traces, resets, t) for traces in (eps_f, seen))
+        seen = jax.tree.map(lambda steps: steps + 1, seen)
         eps_x = {op: alpha * eps_x[op] + x for op, x in facts["x"].items()}
         eps_f = {
             group: {
@@ -461,8 +477,15 @@ def es_d_rtrl_traces(case, steps, alpha):
             }
             for group in case.groups
         }
-        history.append((eps_x, jax.tree.map(lambda f, t=t: f / (1 - alpha**t), eps_f)))
+        history.append((eps_x, jax.tree.map(lambda f, n: f / (1 - alpha**n), eps_f, seen)))
     return history
+
+
+def _kept_inputs(eps_x, resets, t):
+    """Input traces with those of the samples that start anew before a step at zero."""
+    if resets is None:
+        return eps_x
+    return {op: x * _like_rows(~resets[t], x) for op, x in eps_x.items()}
 
 
 # --- OTTT ---------------------------------------------------------------------------------
@@ -484,11 +507,12 @@ def dense_ottt(case, params, states, xs, targets, decay, step_weights=None):
     return _as_tree(params, gradient)
 
 
-def ottt_traces(case, steps, decay):
+def ottt_traces(case, steps, decay, resets=None):
     """(eps_x, Df) before the first step (all zero) and after every step."""
     eps_x = jax.tree.map(np.zeros_like, steps[0]["x"])
     history = [(eps_x, jax.tree.map(np.zeros_like, steps[0]["Df"]))]
-    for facts in steps:
+    for t, facts in enumerate(steps):
+        eps_x = _kept_inputs(eps_x, resets, t)
         eps_x = {op: decay * eps_x[op] + x for op, x in facts["x"].items()}
         history.append((eps_x, facts["Df"]))
     return history
@@ -701,36 +725,95 @@ def _kept_rows(keep, value, start):
 # --- windows ------------------------------------------------------------------------------
 
 
-def dense_multi_step(case, params, states, xs, targets, window, alpha=None, decay=None, snap=False):
+@compiled
+def window_gradients(case, params, states, start, xs, targets, step_weights, resets):
+    """Gradients of a window's loss with respect to the parameters and to the states before it.
+
+    resets: (time, batch), the samples that start anew before these steps, from `start`.
+    """
+
+    def loss(params, states):
+        def one_step(states, inputs):
+            x, target, weight, flags = inputs
+            states = {
+                name: _kept_rows(~flags, value, start[name]) for name, value in states.items()
+            }
+            ops = PlainOps()
+            output = case.step(ops, params, states, x)
+            return ops.hidden, weight * case.loss(output, target)
+
+        return jax.lax.scan(one_step, states, (xs, targets, step_weights, resets))[1].sum()
+
+    return jax.grad(loss, (0, 1), allow_int=True)(params, states)
+
+
+def dense_multi_step(
+    case,
+    params,
+    states,
+    xs,
+    targets,
+    window,
+    alpha=None,
+    decay=None,
+    snap=False,
+    has_past=True,
+    step_weights=None,
+    resets=None,
+):
     """BPTT inside every window of steps, and a trace for all that lies before it.
 
     gradient = sum over windows of  dL/dtheta  +  dL/dh^0 . eps^0
 
-    with the traces of D-RTRL or SnAp-1, with those of ES-D-RTRL where alpha is given, or with
-    those of OTTT where decay is.
+    with the traces of D-RTRL or SnAp-1, with those of ES-D-RTRL where alpha is given, with those of
+    OTTT where decay is, or with none.
+
+    window: number of steps, or the first steps of all windows.
+    resets: (time, batch), the samples that start anew before these steps.
     """
-    steps = facts_of_steps(case, params, states, xs, targets, snap)
+    flags = None if resets is None else np.asarray(resets)
+    steps = facts_of_steps(case, params, states, xs, targets, snap, flags)
     if alpha is not None:
-        traces = es_d_rtrl_traces(case, steps, alpha)
+        traces = es_d_rtrl_traces(case, steps, alpha, flags)
     elif decay is not None:
-        traces = ottt_traces(case, steps, decay)
+        traces = ottt_traces(case, steps, decay, flags)
     else:
-        traces = d_rtrl_traces(case, steps)
-    gradient = 0.0
-    for start in range(0, len(xs), window):
-        part, before = slice(start, start + window), steps[start]["states"]
-        inputs = case, params, before, xs[part], targets[part]
-        to_params, to_states = loss_and_gradients(*inputs)[1]
-        signal = {
-            group: np.stack([np.ravel(to_states[name]) for name in members])
-            for group, members in case.groups.items()
-        }
-        if alpha is None and decay is None:
-            past = sum(_contract(signal[group], traces[start][group]) for group in case.groups)
-        else:
-            past = np.asarray(_pull_back(case, params, before, xs[start], signal, traces[start]))
-        gradient = gradient + _flat(to_params) + past
+        traces = d_rtrl_traces(case, steps, resets=flags)
+    starts = range(0, len(xs), window) if isinstance(window, int) else window
+    weights, gradient = np.asarray(_ones(step_weights, xs)), 0.0
+    flags = np.zeros((len(xs), xs.shape[1]), bool) if flags is None else flags
+    before = states
+    for begin, end in zip(starts, (*starts[1:], len(xs)), strict=True):
+        part = slice(begin, end)
+        inputs = case, params, before, states, xs[part], targets[part], weights[part], flags[part]
+        to_params, to_states = window_gradients(*inputs)
+        gradient = gradient + _flat(to_params)
+        if has_past:
+            args = case, params, before, xs[begin], to_states, traces[begin]
+            gradient = gradient + _window_past(*args, alpha is not None or decay is not None)
+        before = _after(case, params, before, states, xs[part], flags[part])
     return _as_tree(params, gradient)
+
+
+def _window_past(case, params, before, x, to_states, traces, is_factored):
+    """dL/dh^0 . eps^0 of one window."""
+    signal = {
+        group: np.stack([np.ravel(to_states[name]) for name in members])
+        for group, members in case.groups.items()
+    }
+    if is_factored:
+        return np.asarray(_pull_back(case, params, before, x, signal, traces))
+    return sum(_contract(signal[group], traces[group]) for group in case.groups)
+
+
+def _after(case, params, states, start, xs, resets):
+    """The states after some steps."""
+    for x, flags in zip(xs, resets, strict=True):
+        states = {name: _kept_rows(~flags, states[name], start[name]) for name in states}
+        ops = PlainOps()
+        case.step(ops, params, states, x)
+        states = ops.hidden
+    return states
 
 
 # --- learning at every step ---------------------------------------------------------------

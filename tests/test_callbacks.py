@@ -196,7 +196,7 @@ AT_NIGHT = pytest.mark.nightly
         pytest.param("plain", "rtrl", {}, marks=AT_NIGHT),
         pytest.param("unknown", "rtrl", {}, marks=AT_NIGHT),
         pytest.param("nested", "rtrl", {}, marks=AT_NIGHT),
-        pytest.param("plain", "d_rtrl", {"vjp_method": "multi-step"}, marks=AT_NIGHT),
+        pytest.param("plain", "d_rtrl", {"window": 3}, marks=AT_NIGHT),
     ],
 )
 def test_every_path(kind, algorithm, options):

@@ -24,6 +24,7 @@ MACHINE = re.compile(r"/(tmp|home|root|work|Users)/[\w.-]+")
 
 
 PAGES = [
+    "algorithms",
     "dale",
     "gpu",
     "index",

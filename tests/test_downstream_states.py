@@ -137,5 +137,5 @@ def test_which_states_are_downstream():
     assert names_of_downstream(learner) == ["h"]
     # A window's gradient goes back to every state before it.
     with pytest.warns(braintrace.ApproximationWarning):
-        learner = learner_of(GatedCell, vjp_method="multi-step")
+        learner = learner_of(GatedCell, window=2)
     assert names_of_downstream(learner) == []

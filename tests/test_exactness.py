@@ -47,7 +47,9 @@ def exact(rule, model):
     """The gradient of backpropagation through time, however the sequence is cut."""
     learner = learner_of(rule, model)
     for chunk_size in ("auto", 2):
-        assert max(deviations(gradient(learner, model, chunk_size), model).values()) < 1e-10
+        assert (
+            max(deviations(gradient(learner, model, chunk_size=chunk_size), model).values()) < 1e-10
+        )
 
 
 def in_the_top_layer(rule, model):
@@ -59,8 +61,8 @@ def in_the_top_layer(rule, model):
 
 def in_the_window(rule, model):
     learner = learner_of(rule, model)
-    assert max(deviations(gradient(learner, model, LENGTH), model).values()) < 1e-10
-    approximate(rule, model, learner, chunk_size=2)
+    assert max(deviations(gradient(learner, model, window=LENGTH), model).values()) < 1e-10
+    approximate(rule, model, learner)
 
 
 def in_the_mean(rule, model):
@@ -74,9 +76,9 @@ def in_the_mean(rule, model):
     assert far > 0.05
 
 
-def approximate(rule, model, learner=None, chunk_size="auto"):
+def approximate(rule, model, learner=None):
     learner = learner_of(rule, model) if learner is None else learner
-    assert max(deviations(gradient(learner, model, chunk_size), model).values()) > 1e-3
+    assert max(deviations(gradient(learner, model), model).values()) > 1e-3
 
 
 def refused(rule, model):
@@ -121,9 +123,9 @@ def step_function(learner):
     return lambda x, target: loss(learner(x), target)
 
 
-def gradient(learner, model, chunk_size="auto"):
+def gradient(learner, model, **options):
     learner.reset_state()
-    options = {"reduction": "sum", "chunk_size": chunk_size}
+    options = {"reduction": "sum", **options}
     return leaves(learner.etrace_grad(*data(model), step_fn=step_function(learner), **options))
 
 

@@ -70,7 +70,7 @@ def test_every_operation(case, algorithm):
     "alif_late_threshold-es_d_rtrl-{'decay_or_rank': 0.7}",
     "alif_late_threshold-immediate-{}",
     "alif_late_threshold-ottt-{}",
-    "rotation-d_rtrl-{'vjp_method': 'multi-step'}",
+    "rotation-d_rtrl-{'window': 3}",
 )
 @pytest.mark.parametrize(
     ("name", "algorithm", "options"),
@@ -79,14 +79,14 @@ def test_every_operation(case, algorithm):
         ("alif_late_threshold", "es_d_rtrl", DECAY),
         *(("alif_late_threshold", rule.name, {}) for rule in OTHERS),
         *((rule.case, rule.name, {}) for rule in OF_SOME_MODELS),
-        ("rotation", "d_rtrl", {"vjp_method": "multi-step"}),
-        ("lstm_fused", "es_d_rtrl", {"vjp_method": "multi-step", **DECAY}),
+        ("rotation", "d_rtrl", {"window": 3}),
+        ("lstm_fused", "es_d_rtrl", {"window": 3, **DECAY}),
     ],
     ids=str,
 )
 def test_models_windows_and_resets(name, algorithm, options):
     """Packed traces, weights with fan-out, probes on old values, windows of steps."""
-    case, window = cases.BY_NAME[name], 3 if "vjp_method" in options else 1
+    case, window = cases.BY_NAME[name], options.get("window", 1)
     xs, targets = (part.reshape(-1, window, *part.shape[1:]) for part in case.sequences(BATCH, 6))
     model = case.build()
     with expected_warnings(case, algorithm):
@@ -101,8 +101,7 @@ def test_models_windows_and_resets(name, algorithm, options):
     found = named(summed_gradient(model, window_loss, xs, targets))
     brainstate.transform.vmap(instance.reset_state, axis_size=BATCH, **lanes)()
     again = named(summed_gradient(model, window_loss, xs, targets))
-    chunks = {"chunk_size": window} if "vjp_method" in options else {}
-    expected = catalogue_gradient(case, algorithm, "mapped", BATCH, 6, **options, **chunks)
+    expected = catalogue_gradient(case, algorithm, "mapped", BATCH, 6, **options)
     assert_gradients_close(found, expected, 1e-5, case.name)
     assert_gradients_close(again, expected, 1e-5, f"{case.name} after a reset")
 

@@ -163,11 +163,11 @@ def truncated(case, window):
 @pytest.mark.by_day("gru", "plain_input_rnn")
 @each_model
 def test_every_window_is_differentiated_in_full(case):
-    learner = build_learner(case, "immediate", batch=BATCH, vjp_method="multi-step")
+    learner = build_learner(case, "immediate", batch=BATCH, window=1)
     data, exact = case.sequences(BATCH, LENGTH), references.bptt(case, BATCH, LENGTH)
     for window in (1, 4, LENGTH):
         learner.reset_state(BATCH)
-        found = sequence_gradient(learner, case, *data, chunk_size=window)
+        found = sequence_gradient(learner, case, *data, window=window)
         with jax.enable_x64(True):
             expected = jax.device_get(truncated(case, window))
         assert_gradients_close(found, expected, 1e-5, f"{case.name}, windows of {window}")
@@ -178,7 +178,7 @@ def test_every_window_is_differentiated_in_full(case):
 
 def test_windows_of_a_users_own():
     case = cases.BY_NAME["leaky_rnn"]
-    model, algorithm = build_algorithm(case, braintrace.Immediate, BATCH, vjp_method="multi-step")
+    model, algorithm = build_algorithm(case, braintrace.Immediate, BATCH, window=3)
     xs, targets = case.sequences(BATCH, LENGTH)
 
     def window_loss(xs, targets):
@@ -279,7 +279,7 @@ def test_a_loop_of_unknown_length_behind_a_weight_is_refused_by_name():
     def compiled(of_weight, **options):
         return braintrace.compile(Relaxing(of_weight), "immediate", x, batch_size=1, **options)
 
-    for options in ({"of_weight": True}, {"of_weight": False, "vjp_method": "multi-step"}):
+    for options in ({"of_weight": True}, {"of_weight": False, "window": 2}):
         with pytest.raises(braintrace.CompilationError, match=r"`Immediate` .*`while`.*update"):
             compiled(**options)
     learner = compiled(of_weight=False)

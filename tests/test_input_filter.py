@@ -256,22 +256,22 @@ def test_chunks_restarts_and_streams_equal_the_recursion(operation, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("case", "method"),
-    [(CASES[0], "single-step"), (CASES[1], "single-step"), (CASES[1], "multi-step")],
+    ("case", "window"),
+    [(CASES[0], None), (CASES[1], None), (CASES[1], 1)],
     ids=["sine", "embedding", "embedding in windows"],
 )
-def test_the_gradient_of_ones_own_loop_equals_the_recursion(case, method):
+def test_the_gradient_of_ones_own_loop_equals_the_recursion(case, window):
     model = Leaky(case.operation(case.input_filter))
     brainstate.nn.init_all_states(model, batch_size=BATCH)
-    algorithm = braintrace.ES_D_RTRL(model, ALPHA, vjp_method=method)
+    algorithm = braintrace.ES_D_RTRL(model, ALPHA, window=window)
     algorithm.compile_graph(jnp.asarray(case.xs[0]))
     weights = model.states(brainstate.ParamState)
     gradient = brainstate.transform.grad(lambda x: loss(algorithm(x)), weights)
     step = brainstate.transform.jit(gradient)
     steps, windows = recursion(case)
-    expected = steps if method == "single-step" else windows
+    expected = steps if window is None else windows
     for x, wanted in zip(jnp.asarray(case.xs), expected, strict=True):
-        assert_gradients_close(by_name(step(x)), wanted, 1e-5, method)
+        assert_gradients_close(by_name(step(x)), wanted, 1e-5, window)
 
 
 @each_case

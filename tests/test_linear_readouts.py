@@ -268,8 +268,8 @@ def test_steps_that_do_not_count(row):
 @pytest.mark.by_day("alif-with_everything")
 @each([SIMPLE, HARD])
 def test_windows(row):
-    learner = learner_of(row, vjp_method="multi-step")
-    found = sequence_gradient(learner, chunk_size=2)
+    learner = learner_of(row, window=2)
+    found = sequence_gradient(learner)
     assert_gradients_close(found, bptt(row), TOLERANCE, row.name)
     learner.reset_state(BATCH)
     assert_gradients_close(InOwnLoop(learner)(), bptt(row), TOLERANCE, row.name)

@@ -144,7 +144,7 @@ def test_a_mask_that_is_only_read_is_none_of_the_samples_when_marks_are_found(vm
 
 
 def test_windows_and_filters():
-    windows = learner_of(vjp_method="multi-step")
+    windows = learner_of(window=2)
     filters = learner_of(algorithm="es_d_rtrl", decay_or_rank=0.7)
     for mask, scale in VALUES:
         use(windows, mask, scale)

@@ -22,13 +22,13 @@ RESET = np.zeros((LENGTH, BATCH), bool)
 RESET[0], RESET[4, 0] = True, True
 MASK = np.isin(np.arange(LENGTH), (2, 3, 6), invert=True)
 ES = {"decay_or_rank": 0.8}
-WINDOW = {"vjp_method": "multi-step"}
+WINDOW = {"window": 3}
 METHODS = [
     ("rotation", "d_rtrl", "batch axis", {}, (1, 3)),
     ("lstm_fused", "d_rtrl", "mapped", {"trace_dtype": jnp.bfloat16}, (LENGTH,)),
     ("alif_late_threshold", "es_d_rtrl", "batch axis", ES, (3, LENGTH)),
-    ("alif_late_threshold", "d_rtrl", "mapped", WINDOW, (3,)),
-    ("lstm_fused", "es_d_rtrl", "batch axis", {**ES, **WINDOW}, (3,)),
+    ("alif_late_threshold", "d_rtrl", "mapped", WINDOW, (3, LENGTH)),
+    ("lstm_fused", "es_d_rtrl", "batch axis", {**ES, **WINDOW}, (3, LENGTH)),
     *(("alif_late_threshold", rule.name, "batch axis", {}, (3, LENGTH)) for rule in OTHERS),
     *((rule.case, rule.name, "batch axis", {}, (3, LENGTH)) for rule in OF_SOME_MODELS),
 ]
@@ -46,7 +46,7 @@ def sequences(case):
 @pytest.mark.by_day(
     "rotation d_rtrl batch axis",
     "lstm_fused d_rtrl mapped-trace_dtype",
-    "lstm_fused es_d_rtrl batch axis-decay_or_rank-vjp_method",
+    "lstm_fused es_d_rtrl batch axis-decay_or_rank-window",
 )
 @pytest.mark.parametrize(
     ("name", "algorithm", "style", "options", "chunk_sizes"),

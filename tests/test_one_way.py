@@ -179,7 +179,7 @@ def test_a_gradient_through_a_loop_is_refused_by_name(place, way):
 )
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("way", [by_sequence, by_own_step])
-@pytest.mark.parametrize("options", [{}, {"rule": "es_d_rtrl"}, {"vjp_method": "multi-step"}])
+@pytest.mark.parametrize("options", [{}, {"rule": "es_d_rtrl"}, {"window": 2}])
 def test_loops_inside_of_others_are_found(loop, way, options):
     learner = compiled("behind", LOOPS[loop], **options)
     with pytest.raises(braintrace.CompilationError, match=r"`while` loop of `update` \(.*test_one"):

@@ -303,6 +303,7 @@ def test_states_that_change_their_kind_are_refused(is_weight):
 
 def test_windows_of_steps_are_refused():
     case = cases.BY_NAME["leaky"]
-    learner = build_learner(case, vjp_method="multi-step")
+    with pytest.warns(DeprecationWarning, match="multi-step"):
+        learner = build_learner(case, vjp_method="multi-step")
     with pytest.raises(braintrace.OptionError, match="single-step"):
         descend(case, learner)

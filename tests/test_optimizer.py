@@ -227,8 +227,8 @@ def test_samples_start_anew_within_blocks_and_after_them(every):
 
 
 def test_windows_learn_in_blocks():
-    """With ``vjp_method='multi-step'`` a block is cut into windows, as a sequence is."""
-    found, expected = (Stream(LEAKY, optax.sgd(0.1), vjp_method="multi-step") for _ in range(2))
+    """A block is cut into windows, as a sequence is."""
+    found, expected = (Stream(LEAKY, optax.sgd(0.1), window=2) for _ in range(2))
     found.by_itself(every=4)
     for start in (0, 4):
         part = tuple(s[start : start + 4] for s in expected.sequences)

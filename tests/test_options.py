@@ -24,6 +24,7 @@ CHUNKS = {"chunk_size": "auto", "memory_budget": None}
 TAKEN = {
     "etrace_grad": {
         "step_fn": REQUIRED,
+        "window": None,
         "mask": None,
         "reduction": "mean",
         **CHUNKS,
@@ -38,6 +39,7 @@ TAKEN = {
         "optimizer": None,
         "update_fn": None,
         "every": 1,
+        "window": None,
         "mask": None,
         "nonfinite": "ignore",
         "has_aux": False,
@@ -194,6 +196,7 @@ def test_values_are_refused_in_the_same_words(learner, method, option):
 
 STATIC = {
     "every": 2,
+    "window": 2,
     "reduction": "sum",
     "chunk_size": 2,
     "memory_budget": 1000,
@@ -261,7 +264,7 @@ def test_a_plan_takes_the_options_of_its_method(method):
 
 
 OF_COMPILER = {"strict": False, "unroll_limit": 32, "mark": None}
-OF_ALGORITHM = {"vjp_method": "single-step", **OF_COMPILER, "trace_dtype": None}
+OF_ALGORITHM = {"window": None, "vjp_method": "single-step", **OF_COMPILER, "trace_dtype": None}
 OF_COMPILE = {"batch_size": None, "vmap": False, "rules": None}
 ALGORITHMS = [
     kind

@@ -159,7 +159,7 @@ def test_a_stream_that_descends_equals_single_steps():
 def test_windows_and_what_lies_before_them(name):
     case = cases.BY_NAME[name]
     for window in (2, 3):
-        found = catalogue_gradient(case, "ottt", vjp_method="multi-step", chunk_size=window)
+        found = catalogue_gradient(case, "ottt", window=window)
         expected = references.dense_multi_step(case, window=window, decay=DECAY)
         assert_gradients_close(found, expected, 1e-5, f"{name}, windows of {window}")
 

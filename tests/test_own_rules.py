@@ -231,15 +231,15 @@ def test_masks_and_resets_leave_nothing_of_what_does_not_count():
 
 def test_windows_end_in_the_traces_before_them():
     """Exact within a window, and the rule's own for the time before: with the leak, all of it."""
-    learner = compiled(Decaying(FADE), vjp_method="multi-step")
+    learner = compiled(Decaying(FADE), window=3)
     exact = gradient(compiled("d_rtrl"))
-    whole = gradient(learner, chunk_size=LENGTH)
+    whole = gradient(learner, window=LENGTH)
     assert_gradients_close(whole, exact, 1e-5)
     learner.reset_state(BATCH)
-    parts = [gradient(learner, xs, chunk_size=3) for xs in (XS[:3], XS[3:])]
+    parts = [gradient(learner, xs) for xs in (XS[:3], XS[3:])]
     assert not np.allclose(parts[0]["w"] + parts[1]["w"], exact["w"], rtol=1e-3)
-    leak = compiled(Decaying(LEAK), vjp_method="multi-step")
-    assert_gradients_close(gradient(leak, chunk_size=2), exact, 1e-5)
+    leak = compiled(Decaying(LEAK), window=2)
+    assert_gradients_close(gradient(leak), exact, 1e-5)
 
 
 def test_beside_another_rule():

@@ -189,7 +189,7 @@ def test_signatures_show_the_arguments(kind):
     named = {p.name for p in inspect.signature(kind.__init__).parameters.values()}
     assert named - {"self", "options"} <= {p.name for p in found}
     if issubclass(kind, braintrace.ETraceAlgorithm):
-        assert {"model", "vjp_method", "strict"} <= {p.name for p in found}
+        assert {"model", "window", "vjp_method", "strict"} <= {p.name for p in found}
 
 
 def test_signatures_of_what_somebody_derives_and_makes():
@@ -203,7 +203,7 @@ def test_signatures_of_what_somebody_derives_and_makes():
 
     assert str(inspect.signature(Own)) == "(size, *, scale=1.0)"
     assert list(inspect.signature(Rule).parameters)[:4] == [
-        "model", "rate", "readout_filters", "vjp_method",
+        "model", "rate", "readout_filters", "window",
     ]  # fmt: skip
     assert list(inspect.signature(Own(2).update).parameters) == ["x"]
     inspect.signature(Own(2))

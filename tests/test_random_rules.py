@@ -212,13 +212,13 @@ def test_parameters_that_change_at_every_step(algorithm, name):
 @pytest.mark.usefixtures("float64")
 def test_windows_are_exact_inside():
     """What lies before a window goes through the estimate, and what lies in it does not."""
-    learner = learner_of("tanh_rnn", "uoro", vjp_method="multi-step")
+    learner = learner_of("tanh_rnn", "uoro", window=1)
     case, (xs, targets) = cases.BY_NAME["tanh_rnn"], data("tanh_rnn")
     exact = references.bptt(case, BATCH, LENGTH)
-    found = sequence_gradient(learner, case, xs, targets, chunk_size=LENGTH)
+    found = sequence_gradient(learner, case, xs, targets, window=LENGTH)
     assert_gradients_close(found, exact, 1e-10)
     learner.reset_state()
-    found = sequence_gradient(learner, case, xs, targets, chunk_size=2)
+    found = sequence_gradient(learner, case, xs, targets, window=2)
     assert_gradients_differ(found, exact, 1e-3)
 
 

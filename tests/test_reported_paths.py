@@ -280,7 +280,7 @@ def line_that_fades(cell, x):
     ("model", "step", "options", "is_reported"),
     [
         (Line, line_for_a_marked_operation, {}, False),
-        (Line, line_for_a_marked_operation, {"vjp_method": "multi-step"}, True),
+        (Line, line_for_a_marked_operation, {"window": 2}, True),
         (Cell, line_for_a_marked_operation, {}, True),
         (Line, line_read_after_it_has_moved, {}, True),
         (Line, line_read_as_it_is, {}, True),

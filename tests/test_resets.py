@@ -19,7 +19,7 @@ METHODS = [
     ("d_rtrl", "mapped", {}),
     ("es_d_rtrl", "batch axis", {"decay_or_rank": 0.8}),
     ("es_d_rtrl", "mapped", {"decay_or_rank": 0.8}),
-    ("d_rtrl", "batch axis", {"vjp_method": "multi-step"}),
+    ("d_rtrl", "batch axis", {"window": 4}),
     *((rule.name, "batch axis", {}) for rule in OTHERS),
 ]
 MODELS_AND_METHODS = pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def flags(*steps):
     "alif_late_threshold-d_rtrl-mapped-{}",
     "alif_late_threshold-immediate-batch axis-{}",
     "alif_late_threshold-snap-batch axis-{}",
-    "lstm_fused-d_rtrl-batch axis-{'vjp_method': 'multi-step'}",
+    "lstm_fused-d_rtrl-batch axis-{'window': 4}",
 )
 @pytest.mark.core
 @MODELS_AND_METHODS
@@ -71,9 +71,7 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
         found = sequence_gradient(learner, case, xs[part], targets[part], chunk_size=4)
         expected = found if expected is None else jax.tree.map(np.add, expected, found)
     states = snapshot(learner)
-    # The window of `vjp_method='multi-step'` is the chunk: chunks that end at the restarts.
-    chunk_size = 4 if "vjp_method" in options else LENGTH
-    restarts = {"reset": flags(0, 4), "chunk_size": chunk_size}
+    restarts = {"reset": flags(0, 4), "chunk_size": LENGTH}
     found = sequence_gradient(learner, case, xs, targets, **restarts)
     assert_gradients_close(found, expected, 2e-5, case.name)
     assert_states_close(snapshot(learner), states, case.name)
@@ -84,7 +82,7 @@ def test_one_flag_per_step_is_as_separate_sequences(case, algorithm, style, opti
     "3-alif_late_threshold-d_rtrl-mapped-{}",
     "3-alif_late_threshold-immediate-batch axis-{}",
     "3-alif_late_threshold-ottt-batch axis-{}",
-    "3-lstm_fused-d_rtrl-batch axis-{'vjp_method': 'multi-step'}",
+    "3-lstm_fused-d_rtrl-batch axis-{'window': 4}",
 )
 @MODELS_AND_METHODS
 @pytest.mark.parametrize("chunk_size", [3, pytest.param(LENGTH, marks=pytest.mark.nightly)])

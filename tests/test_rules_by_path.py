@@ -137,9 +137,9 @@ def test_streams_own_loops_and_windows(name, rules, style):
         return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *found)
 
     def windows(algorithm, **options):
-        options = {"vjp_method": "multi-step", **options}
+        options = {"window": 2, **options}
         learner = build_learner(case, algorithm, style, BATCH, **options)
-        return sequence_gradient(learner, case, xs, targets, chunk_size=3)
+        return sequence_gradient(learner, case, xs, targets, chunk_size=4)
 
     for run in (online, own_loop, windows):
         expected = alone(rules, run)
@@ -358,7 +358,7 @@ WRONG = {
     "no algorithm": ({"w_in": "d_rtl"}, r"`rules\['w_in'\]` is 'd_rtl'"),
     "options missing": (
         {"w_in": "ottt"},
-        "OTTT needs `decay`; its options are `decay`, `vjp_method`",
+        "OTTT needs `decay`; its options are `decay`, `window`, `vjp_method`",
     ),
     "other options": ({"w_in": ("d_rtrl", {"decay": 0.5})}, "D_RTRL does not accept `decay`"),
     "options of all": (

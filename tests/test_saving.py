@@ -388,6 +388,7 @@ def indrnn(*sizes, rule="d_rtrl", batch=2, cell=nn.IndRNN, **options):
     return braintrace.compile(cell(*sizes, **kept), rule, x, batch_size=batch, **options)
 
 
+lstm = functools.partial(indrnn, cell=nn.LSTMCell)
 KEYS = jax.random.split(jax.random.key(1, impl="threefry2x32"), 2)
 more = functools.partial(indrnn, cell=Cell)
 OTHERS = {
@@ -397,7 +398,7 @@ OTHERS = {
         lambda: indrnn(rule="es_d_rtrl", decay_or_rank=0.8),
         "`rule` decay=0.9 decay=0.8",
     ),
-    "window": (indrnn, lambda: indrnn(vjp_method="multi-step"), "`vjp_method` multi-step"),
+    "window": (lstm, lambda: lstm(window=2), "'traces/ is not in it"),
     "dtype of traces": (indrnn, lambda: indrnn(trace_dtype="bfloat16"), "'traces/u bfloat16"),
     "units": (indrnn, lambda: indrnn(2, 4), "'parameters/u (3,) (4,) 'hidden/h 'traces/"),
     "batch": (indrnn, lambda: indrnn(batch=3), "'hidden/h' (2, 3) (3, 3) `reset_state`"),

@@ -135,7 +135,7 @@ def test_learning_at_every_step_of_a_stream(case):
 
 def test_windows_end_in_its_traces():
     case = LSTM
-    found = catalogue_gradient(case, "snap", vjp_method="multi-step", chunk_size=2)
+    found = catalogue_gradient(case, "snap", window=2)
     expected = references.dense_multi_step(case, window=2, snap=True)
     assert_gradients_close(found, expected, 1e-5)
     assert_gradients_differ(found, references.dense_multi_step(case, window=2), 1e-4)

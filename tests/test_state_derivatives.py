@@ -19,10 +19,10 @@ MODELS = [(name, "d_rtrl") for name in ("lstm_fused", "two_layers", "tanh_rnn", 
 close = {"rtol": 2e-5, "atol": 1e-6}
 
 
-def in_the_middle(name, algorithm, vjp_method):
+def in_the_middle(name, algorithm, window):
     """A learner in the middle of a sequence, with its data."""
     case = cases.BY_NAME[name]
-    learner = build_learner(case, algorithm, vjp_method=vjp_method)
+    learner = build_learner(case, algorithm, window=window)
     xs, targets = case.sequences(2, 2 * STEPS)
     learner.etrace_evolve(xs[:STEPS])
     return case, learner, xs[STEPS:], targets[STEPS:]
@@ -72,17 +72,17 @@ def pure_loss(case, pure, start, xs, targets, scanned=False):
 
 
 @pytest.mark.by_day(
-    "alif_late_threshold-immediate-multi-step",
-    "two_layers-rtrl-multi-step",
-    "two_layers-ostl_feedforward-multi-step",
-    "tanh_rnn-uoro-single-step",
-    "two_layers-d_rtrl-single-step",
+    "alif_late_threshold-immediate-2",
+    "two_layers-rtrl-2",
+    "two_layers-ostl_feedforward-2",
+    "tanh_rnn-uoro-None",
+    "two_layers-d_rtrl-None",
 )
-@pytest.mark.parametrize("vjp_method", ["single-step", "multi-step"])
+@pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize(("name", "algorithm"), ROWS + MODELS)
-def test_derivative_of_steps(name, algorithm, vjp_method):
+def test_derivative_of_steps(name, algorithm, window):
     """Of one and of several, as a function, through States, and in one window."""
-    case, learner, xs, targets = in_the_middle(name, algorithm, vjp_method)
+    case, learner, xs, targets = in_the_middle(name, algorithm, window)
     pure = learner.functional()
     start = pure.state()
     paths = hidden_of(learner)
@@ -93,7 +93,7 @@ def test_derivative_of_steps(name, algorithm, vjp_method):
         assert_close({path: found[path] for path in paths}, expected)
 
     def through_states():
-        if vjp_method == "multi-step":
+        if window:
             outputs = learner(braintrace.MultiStepData(xs))
         else:
             outputs = brainstate.transform.for_loop(learner, xs)
@@ -105,18 +105,18 @@ def test_derivative_of_steps(name, algorithm, vjp_method):
 
 
 @pytest.mark.by_day(
-    "lstm_fused-d_rtrl-single-step",
-    "alif_late_threshold-immediate-single-step",
-    "alif_late_threshold-snap-single-step",
-    "alif_late_threshold-ottt-single-step",
+    "lstm_fused-d_rtrl-None",
+    "alif_late_threshold-immediate-None",
+    "alif_late_threshold-snap-None",
+    "alif_late_threshold-ottt-None",
 )
-@pytest.mark.parametrize("vjp_method", ["single-step", "multi-step"])
+@pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize(
     ("name", "algorithm"), [("lstm_fused", "d_rtrl"), *((r.case, r.name) for r in OTHERS)]
 )
-def test_gradient_with_respect_to_both_is_refused(name, algorithm, vjp_method):
+def test_gradient_with_respect_to_both_is_refused(name, algorithm, window):
     """By every rule, of one step and of several, instead of a zero for the hidden states."""
-    case, learner, xs, targets = in_the_middle(name, algorithm, vjp_method)
+    case, learner, xs, targets = in_the_middle(name, algorithm, window)
     pure = learner.functional()
     start = pure.state()
     for length, scanned in ((1, False), (STEPS, True)):
@@ -127,7 +127,7 @@ def test_gradient_with_respect_to_both_is_refused(name, algorithm, vjp_method):
 
 def test_programs_without_that_derivative_have_nothing_of_it():
     """A derivative with respect to parameters has not one equation more for it."""
-    case, learner, xs, targets = in_the_middle("lstm_fused", "d_rtrl", "single-step")
+    case, learner, xs, targets = in_the_middle("lstm_fused", "d_rtrl", None)
     pure = learner.functional()
     start = pure.state()
     loss = pure_loss(case, pure, start, xs[:1], targets[:1])
@@ -138,7 +138,7 @@ def test_programs_without_that_derivative_have_nothing_of_it():
 @pytest.mark.parametrize("outside", ["argument", "parameter"])
 def test_what_depends_on_parameters_stops_at_old_states(outside):
     """An encoder in front of the model has the gradient of each step, as the model's own have."""
-    _, learner, xs, _ = in_the_middle("leaky", "d_rtrl", "single-step")
+    _, learner, xs, _ = in_the_middle("leaky", "d_rtrl", None)
     weight = brainstate.ParamState(jnp.eye(xs.shape[-1]))
     own = {("encoder",): weight}
     if outside == "parameter":
@@ -159,7 +159,7 @@ def test_what_depends_on_parameters_stops_at_old_states(outside):
 
 def test_learned_initial_states():
     """By their own derivative, next to the online one of the parameters."""
-    case, learner, xs, targets = in_the_middle("lstm_fused", "d_rtrl", "single-step")
+    case, learner, xs, targets = in_the_middle("lstm_fused", "d_rtrl", None)
     learner.reset_state()
     pure = learner.functional()
     start, losses = pure.state(), []

@@ -107,12 +107,10 @@ def test_every_driver_does_what_it_does_unwatched(name, capsys):
 
 def test_windows_stay_where_they_are():
     """A window is a part of the estimate: no block cuts one."""
-    found, expected = (build_learner(CASE, vjp_method="multi-step") for _ in range(2))
+    found, expected = (build_learner(CASE, window=8) for _ in range(2))
 
     def gradient(learner, **more):
-        return learner.etrace_grad(
-            XS, YS, step_fn=lambda x, y: CASE.loss(learner(x), y), chunk_size=8, **more
-        )
+        return learner.etrace_grad(XS, YS, step_fn=lambda x, y: CASE.loss(learner(x), y), **more)
 
     result = gradient(found, log_every=16, on_log=lambda step, metrics: None)
     jax.tree.map(

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 import saiunit as u
 from drivers import build_learner
 
@@ -73,10 +74,12 @@ class Bench:
 def bench():
     with brainstate.environ.context(dt=1.0 * u.ms):
         currents = braintrace.compile(Currents(), "d_rtrl", X * u.mA, batch_size=2)
+    with pytest.warns(DeprecationWarning, match="multi-step"):
+        windows = build_learner(CASE, vjp_method="multi-step")
     return Bench(
         learner=build_learner(CASE),
         mapped=build_learner(CASE, style="mapped"),
-        windows=build_learner(CASE, vjp_method="multi-step"),
+        windows=windows,
         currents=currents,
     )
 
@@ -248,6 +251,17 @@ COMPILE = {
         )
         for value in ("foo", 16, "int32")
     },
+    **{
+        f"window {value!r}": (
+            f"`window` {value!r} a positive integer",
+            lambda b, value=value: compiled(window=value),
+        )
+        for value in (0, -1, True, 2.0, "chunk", [4])
+    },
+    "window and vjp_method": (
+        "`window` 2 `vjp_method` 'multi-step'",
+        lambda b: compiled(window=2, vjp_method="multi-step"),
+    ),
     "vjp_method": ("`vjp_method` 'no-step'", lambda b: compiled(vjp_method="no-step")),
     "vjp_method, list": ("`vjp_method`", lambda b: compiled(vjp_method=["single-step"])),
     **{
@@ -806,6 +820,13 @@ GRADIENT = {
         "`memory_budget` 1024 `chunk_size` 2",
         lambda b: b.grad(memory_budget=1024, chunk_size=2),
     ),
+    **{
+        f"grad window {value!r}": (
+            f"`window` {value!r} a positive integer",
+            lambda b, value=value: b.grad(window=value),
+        )
+        for value in (0, -3, False, 1.5, "auto")
+    },
     "windows, memory_budget": (
         "`memory_budget` vjp_method `chunk_size`",
         lambda b: b.windows.etrace_grad(
@@ -893,6 +914,12 @@ ONLINE = {
     ),
     "init_optimizer number": ("`optimizer` 3", lambda b: b.learner.init_optimizer(3)),
     "every 0": ("`every` 0", lambda b: b.online(every=0)),
+    "online window 0": ("`window` 0", lambda b: b.online(window=0)),
+    "online window true": ("`window` True", lambda b: b.online(window=True)),
+    "online window of more steps than every": (
+        "`window` 4 `every` 2",
+        lambda b: b.online(window=4, every=2),
+    ),
     "every true": ("`every` True", lambda b: b.online(every=True)),
     "nonfinite word": ("`nonfinite` 'drop' 'skip'", lambda b: b.online(nonfinite="drop")),
     "nonfinite raise inside": (

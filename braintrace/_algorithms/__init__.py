@@ -20,3 +20,5 @@ from .rules_by_path import RulesByPath as RulesByPath
 from .snap import SnAp as SnAp
 from .three_factor import three_factor_loss as three_factor_loss
 from .uoro import UORO as UORO
+from .window_option import CHUNK as CHUNK
+from .window_option import Window as Window

@@ -14,7 +14,6 @@ from .._arguments import (
     MODEL,
     check_option,
     named,
-    one_of,
 )
 from .._brainstate import ConstructorSignature, is_watched
 from .._compiler import CompilerOptions, publish
@@ -23,7 +22,7 @@ from .._executor import eligibility, outliving, pack, pairs_of, starting_traces
 from .._foreign import in_words
 from .._graph import FILTERS, ETraceGraph, TraceMethod, Traces
 from .._interrupts import uninterrupted
-from .._runtime.changes import caught_up
+from .._runtime.changes import caught_up, follow_every_state
 from .._runtime.compiled_model import CompiledModel, compile_first, compile_step, learned_starts
 from .._runtime.compiled_step import CompiledStep
 from .._runtime.found_states import FoundStates
@@ -39,8 +38,7 @@ from .._runtime.threads import lock_of, one_thread_at_a_time
 from .._runtime.traces import EligibilityTraces, ReadoutFilter, start_of_filter
 from .._sharding import Division, Placement
 from .._typing import Path
-
-VJP_METHODS = ("single-step", "multi-step")
+from .window_option import Window, window_of_options
 
 
 class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
@@ -50,10 +48,13 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     ----------
     model
         A brainstate module with states initialised; its ``update`` is one time step.
+    window
+        Number of steps of a window. The gradient is backpropagation through time within each
+        window, and the traces contain the time before it; see `Learner.etrace_grad`. A call of the
+        learner in your own ``grad`` is a window of one step, or of all steps of a `MultiStepData`.
+        Traces then follow every hidden state. ``None``: the rule itself.
     vjp_method
-        ``'single-step'``: the derivative of each call goes back to the traces at once.
-        ``'multi-step'``: it goes through all steps of a window (`MultiStepData`) and then to
-        the traces of the steps before, closer to backpropagation through time.
+        Deprecated. ``'multi-step'`` makes each chunk of a call a window: use ``window``.
     strict
         Raise a `CompilationError` wherever a part of the gradient is cut, instead of warning.
     unroll_limit
@@ -88,6 +89,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         self,
         model: brainstate.nn.Module,
         *,
+        window: int | None = None,
         vjp_method: str = "single-step",
         strict: bool = False,
         unroll_limit: int = 32,
@@ -96,9 +98,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     ) -> None:
         super().__init__()
         check_option("model", model, MODEL)
-        check_option("vjp_method", vjp_method, one_of(*VJP_METHODS))
         check_option("trace_dtype", trace_dtype, FLOATING.or_else(None))
-        self.model, self.vjp_method, self.trace_dtype = model, vjp_method, trace_dtype
+        self.model, self.trace_dtype = model, trace_dtype
+        self.window = window_of_options(window, vjp_method)
+        self.every_state = self.window is not None  # whether traces follow every hidden state
         self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
         self.samples_of_model: int | None = None
         self.filters: dict[str, ReadoutFilter] = {}
@@ -112,6 +115,16 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @abc.abstractmethod
     def method(self) -> TraceMethod:
         """The learning rule: how traces are carried, and what gradient they give."""
+
+    def window_of(self, asked: int | None = None) -> Window:
+        """Return the window of a call, which may ask for another length than the learner has."""
+        return self.window if asked is None else int(asked)
+
+    def prepare_windows(self, asked: int | None, is_start: bool) -> None:
+        """Prepare for a call with a window; see `follow_every_state`."""
+        window = self.window_of(asked)
+        if isinstance(window, int) and not self.every_state:
+            follow_every_state(self, window, is_start)
 
     @property
     def rule(self) -> str:
@@ -226,6 +239,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """
         # A State belongs to the transformation that it is made in: not to what renames meshes.
         self._compile(first_step(arguments), batch_size)
+        self.begin_traces()
+
+    def begin_traces(self) -> None:
+        """Make the traces of the compiled model, as at the start of the first sequence."""
         self.traces = EligibilityTraces({}, pairs_of(self.compiled.trace_specs))
         filters = self.compiled.graph.traced.filters
         self.filters = {leaf.name: ReadoutFilter(start_of_filter(leaf)) for leaf in filters}
@@ -257,7 +274,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         # A window's gradient goes back, through mixing, to states that no trace is read from.
         options = dataclasses.replace(
             self.compiler_options,
-            every_state=self.vjp_method == "multi-step",
+            every_state=self.every_state,
             rule=type(self).__name__,
             samples=self.samples_of_model,
             readout_filters=self.readout_filters,
@@ -324,7 +341,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         """
         of_model = caught_up(self)
         states, traces = self.compiled.find_states(of_model), self.traces.carried
-        is_window = self.vjp_method == "multi-step"
+        is_window = self.window_of() is not None
         return run_call(self.compiled, states, traces, self.step_mark, arguments, is_window)
 
     @one_thread_at_a_time

@@ -19,7 +19,7 @@ class D_RTRL(ETraceAlgorithm):
 
     Parameters
     ----------
-    model, vjp_method, strict, unroll_limit, mark, trace_dtype
+    model, window, strict, unroll_limit, mark, trace_dtype
         See `ETraceAlgorithm`.
     readout_filters
         Exact through linear readouts ``o' = kappa o + A(v)`` as well: ``v`` a function of hidden

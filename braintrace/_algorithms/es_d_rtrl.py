@@ -27,7 +27,7 @@ class ES_D_RTRL(ETraceAlgorithm):
     readout_filters
         See `D_RTRL`.
     **options
-        ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
         `ETraceAlgorithm`.
 
     Raises

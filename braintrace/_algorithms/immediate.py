@@ -87,12 +87,12 @@ class Immediate(ETraceAlgorithm):
     constant. It costs no memory, and is what every trace has to beat. It is that of every weight,
     marked or not, and of every model with a hidden state.
 
-    With ``vjp_method='multi-step'`` it is truncated backpropagation through time: every window
-    (``chunk_size`` steps) is differentiated in full, with the states before it held constant.
+    With a ``window`` it is truncated backpropagation through time: every window is differentiated
+    in full, with the states before it held constant.
 
     Parameters
     ----------
-    model, vjp_method, strict, unroll_limit, mark, trace_dtype
+    model, window, strict, unroll_limit, mark, trace_dtype
         See `ETraceAlgorithm`. There are no traces that ``trace_dtype`` would concern, nor cuts
         for ``strict`` to refuse.
 
@@ -116,17 +116,17 @@ class Immediate(ETraceAlgorithm):
     ...         self.h.value = 0.5 * self.h.value + x @ self.w.value
     ...         return self.h.value
     >>> xs = jnp.ones((4, 1, 2))
-    >>> def gradient(chunk_size, **options):
-    ...     learner = braintrace.compile(Leaky(), "immediate", xs[0], batch_size=1, **options)
-    ...     how = {"reduction": "sum", "chunk_size": chunk_size}
-    ...     found = learner.etrace_grad(xs, step_fn=lambda x: learner(x).sum(), **how)
+    >>> learner = braintrace.compile(Leaky(), "immediate", xs[0], batch_size=1)
+    >>> def gradient(**options):
+    ...     step_fn = lambda x: learner(x).sum()
+    ...     found = learner.etrace_grad(xs, step_fn=step_fn, reduction="sum", **options)
     ...     return float(found[("w",)][0, 0])
-    >>> gradient(4), gradient(1)
-    (4.0, 4.0)
+    >>> gradient()
+    4.0
 
     Windows of two steps: each second step adds half of the one before.
 
-    >>> gradient(2, vjp_method="multi-step")
+    >>> gradient(window=2)
     5.0
     """
 

@@ -40,10 +40,10 @@ class KF_RTRL(ETraceAlgorithm):
         Of the random signs. They go on at a reset, so that the noise of one sequence is not that of
         the next.
     **options
-        ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
         `ETraceAlgorithm`.
-        With ``vjp_method='multi-step'`` a window is exact inside, and only what came before it goes
-        through the estimate: the longer the window, the less noise.
+        A ``window`` is exact inside, and only the time before it goes through the estimate: the
+        longer the window, the less noise.
 
     Raises
     ------

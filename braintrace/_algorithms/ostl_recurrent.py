@@ -25,7 +25,8 @@ class OSTLRecurrent(ETraceAlgorithm):
     Parameters
     ----------
     model, **options
-        See `ETraceAlgorithm`. What `RTRL` refuses, is refused.
+        See `ETraceAlgorithm`. What `RTRL` refuses, is refused. Within a ``window``, all layers are
+        differentiated together.
 
     References
     ----------

@@ -178,7 +178,7 @@ class OTTT(ETraceAlgorithm):
         ``λ`` of the filters, a float in ``[0, 1)``: as a rule, the leak of the membranes. At zero,
         each step learns from itself alone, as with `Immediate`.
     **options
-        ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
         `ETraceAlgorithm`.
 
     Raises

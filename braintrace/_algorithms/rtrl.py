@@ -17,8 +17,8 @@ class RTRL(ETraceAlgorithm):
 
     Parameters
     ----------
-    model, vjp_method, strict, unroll_limit, mark, trace_dtype
-        See `ETraceAlgorithm`. Both methods give the same gradient.
+    model, window, strict, unroll_limit, mark, trace_dtype
+        See `ETraceAlgorithm`. A ``window`` has no effect: the gradient is exact without.
 
     Raises
     ------
@@ -58,6 +58,9 @@ class RTRL(ETraceAlgorithm):
     """
 
     names = ("rtrl",)
+
+    def window_of(self, asked: int | None = None) -> None:
+        """Return None: the gradient is exact without windows."""
 
     @property
     def method(self) -> WholeTraces:

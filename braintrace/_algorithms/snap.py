@@ -47,7 +47,7 @@ class SnAp(ETraceAlgorithm):
     readout_filters
         See `D_RTRL`; ``None``: with ``n = 1``, which is what can have them.
     **options
-        ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
         `ETraceAlgorithm`.
 
     Raises

@@ -26,6 +26,7 @@ from .restart import flags_along as flags_along
 from .restart import restarted as restarted
 from .restart import restarted_probes as restarted_probes
 from .step import Step as Step
+from .step import as_chunk as as_chunk
 from .step import check_method as check_method
 from .step import chunk_gradient as chunk_gradient
 from .step import plain_step as plain_step
@@ -39,7 +40,11 @@ from .traces import size_in_bytes as size_in_bytes
 from .traces import starting_traces as starting_traces
 from .whole_traces import LayeredTraces as LayeredTraces
 from .whole_traces import WholeTraces as WholeTraces
+from .window import StateProbes as StateProbes
+from .window import passed_step as passed_step
+from .window import probes_of_past as probes_of_past
 from .window import run_window as run_window
+from .window import window_signals as window_signals
 from .window import window_step as window_step
 from .zero import as_arrays as as_arrays
 from .zero import examples as examples

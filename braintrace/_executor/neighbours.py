@@ -197,12 +197,13 @@ class NeighbourTraces:
 def _signals(graph: ETraceGraph, signal: Signal) -> jax.Array:
     """Return the learning signals of all numbers, ``(time, samples, numbers)``.
 
-    What the output of the next step in the chunk reads of a state is a part of its signal.
+    A signal that the next step has for a state before it is a part of its signal; see `signals`.
     """
     found = {leaf.name: signal[leaf.name] for leaf in whole_of(graph).leaves}
-    for leaf in graph.read_by_output:
-        late = signal[pre_step_probe(leaf)]
-        found[leaf.name] += jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
+    for leaf in whole_of(graph).leaves:
+        if (name := pre_step_probe(leaf)) in signal:
+            late = signal[name]
+            found[leaf.name] += jnp.concatenate([late[1:], jnp.zeros_like(late[:1])])
     return to_rows(whole_of(graph), list(found.values()))
 
 

@@ -49,15 +49,17 @@ def transition_blocks(group: HiddenGroup, records: Records) -> Blocks:
 def signals(group: HiddenGroup, signal: Probes) -> dict[int, jax.Array]:
     """Return the learning signals of a group's states, by position.
 
-    What the output of the next step in the chunk reads of a state is a part of its signal.
+    A signal that the next step in the chunk has for a state before it is a part of its signal: of
+    an output that reads the state, or of a window that starts there.
     """
     found = {
         a: new_state_to_positions(group, a, signal[state.name])
         for a, state in enumerate(group.states)
     }
-    for a in group.read_by_output:
-        pre_step = old_state_to_positions(group, a, signal[pre_step_probe(group.states[a])])
-        found[a] = found[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
+    for a, state in enumerate(group.states):
+        if (name := pre_step_probe(state)) in signal:
+            pre_step = old_state_to_positions(group, a, signal[name])
+            found[a] = found[a] + jnp.concatenate([pre_step[1:], jnp.zeros_like(pre_step[:1])])
     return found
 
 

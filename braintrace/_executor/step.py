@@ -30,7 +30,7 @@ from .probed_step import (
     with_answers,
 )
 from .restart import flags_along, restarted, restarted_probes
-from .window import probes_of_past, window_step
+from .window import passed_step, probes_of_past
 
 RECORDED: frozenset[Record] = frozenset(
     {"x", "x in parts", "D", "Df", "step", "traces", "operands"}
@@ -162,7 +162,7 @@ def _passed_step(
         return inputs[state.in_var] + probe
 
     old = {state.in_var: entering(state) for state in graph.traced_states}
-    outputs, new_states, _ = window_step(graph, {**inputs, **old})
+    outputs, new_states, _ = passed_step(graph, {**inputs, **old})
     return Step(outputs, new_states, after)
 
 
@@ -177,13 +177,14 @@ def chunk_gradient(
 ) -> tuple[Weights, Traces | None]:
     """Return the gradient of a recorded chunk, and the traces after it if they come along.
 
-    What the output of the first step reads of the states before the chunk is a part of it.
-    Arguments are those of `TraceMethod.gradient`.
+    The signal that the first step has for the states before the chunk is a part of it: of outputs
+    that read them, or of a window. Arguments are those of `TraceMethod.gradient`.
     """
     signal = method.signal(graph, records, signal)
     gradients, after = method.gradient(graph, weights, records, signal, before, after)
-    if graph.read_by_output:
-        late = {state.name: signal[pre_step_probe(state)] for state in graph.read_by_output}
+    names = {state.name: pre_step_probe(state) for state in graph.traced_states}
+    late = {name: signal[before] for name, before in names.items() if before in signal}
+    if late:
         mu = jax.tree.map(lambda leaf: leaf[0], late)
         past = method.entry_gradient(graph, weights, mu, before, records.zeros_select)
         gradients = jax.tree.map(jnp.add, gradients, past)
@@ -217,7 +218,7 @@ def recorded_step(
 ) -> tuple[list[jax.Array], dict[Var, jax.Array], Records]:
     """Run one step with given probes, and record what the learning rule needs."""
     if graph.passes_weights:
-        return window_step(graph, inputs)
+        return passed_step(graph, inputs)
     inputs = with_answers(graph.traced, inputs)
     held = hold_old_states(graph, inputs)
     outputs, new_states = probed_step(graph, held, weights, probes)

@@ -10,16 +10,17 @@ the states before it depend on the weights through everything that has been befo
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from .._errors import OptionError
-from .._graph import ETraceGraph, Records, TraceMethod, Traces, Weights
+from .._graph import ETraceGraph, Records, Signal, Weights
 from .._jax import Var, struct_of, zeros_mapped_like
 from .._typing import PyTree
 from .jacobians import Inputs, jacobians, operands
-from .probed_step import finish, with_answers
+from .probed_step import finish, pre_step_probe, probe_shapes, with_answers
 from .whole_state import step_of_layers
 from .zero import is_zero
 
@@ -52,30 +53,20 @@ StateProbes = dict[str, jax.Array]
 
 
 def run_window(
-    graph: ETraceGraph,
-    method: TraceMethod,
-    past: tuple[Weights, Traces],
-    enter: Callable[[StateProbes], States],
+    start: States,
     step: Callable[[States, Any], tuple[States, tuple[Results, Records]]],
     sequences: Any,
-    zeros_select: bool = False,
 ) -> tuple[States, Results, Records]:
     """Run the steps of a window.
 
     Parameters
     ----------
-    graph, method
-        The compiled model, and how its traces are carried.
-    past
-        The operands, which get the gradient through the states before the window, and the traces.
-    enter
-        ``probes -> states`` before the window: constants, with a probe added to each traced one.
+    start
+        The states before it: constants, with a probe added to each traced one.
     step
         ``(states, slices) -> (states, (results, records))``, differentiable in full.
     sequences
         What it runs over, time first.
-    zeros_select
-        See `TraceMethod.entry_gradient`.
 
     Returns
     -------
@@ -84,9 +75,33 @@ def run_window(
     records
         Of all steps; no gradient goes through them.
     """
-    probes = probes_of_past(graph, method.entry_gradient, past, zeros_select)
-    states, (results, records) = jax.lax.scan(step, enter(probes), sequences)
+    states, (results, records) = jax.lax.scan(step, start, sequences)
     return states, results, jax.lax.stop_gradient(records)
+
+
+def window_signals(graph: ETraceGraph, mu: StateProbes, length: int) -> Signal:
+    """Return what the steps of a window have of the derivatives by the states before it.
+
+    They are signals of its first step for the states before that; see `chunk_gradient`.
+
+    Parameters
+    ----------
+    graph
+        The compiled model.
+    mu
+        The derivatives, as `StateProbes` are.
+    length
+        Number of steps.
+    """
+    signal = {
+        name: jnp.zeros((length, *probe.shape), probe.dtype)
+        for name, probe in probe_shapes(graph).items()
+    }
+    for state in graph.traced_states:
+        of_first = mu[state.name][None]
+        rest = jnp.zeros((length - 1, *of_first.shape[1:]), of_first.dtype)
+        signal[pre_step_probe(state)] = jnp.concatenate([of_first, rest])
+    return signal
 
 
 def probes_of_past(
@@ -131,6 +146,10 @@ def probes_of_past(
     return result
 
 
+Run: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[Var, Any]]]
+"""``(graph, inputs) -> (outputs, new states)`` of one step."""
+
+
 def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
     """Run one step of a window, differentiable in full, and record what the rule needs.
 
@@ -139,12 +158,29 @@ def window_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var
     OptionError
         For a rule that passes weights, if a derivative is to go back to arguments of the step.
     """
+    return _recorded(graph, inputs, _in_full)
+
+
+def passed_step(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any], Records]:
+    """Run one step as a rule that passes weights differentiates it outside of windows.
+
+    Layers of a rule by layers then remember nothing of each other; see `window_step`.
+    """
+    is_layered = graph.whole is not None and graph.whole.layers
+    return _recorded(graph, inputs, step_of_layers if is_layered else _in_full)
+
+
+def _in_full(graph: ETraceGraph, inputs: Inputs) -> tuple[list[Any], dict[Var, Any]]:
+    return finish(graph, inputs, {})
+
+
+def _recorded(
+    graph: ETraceGraph, inputs: Inputs, run: Run
+) -> tuple[list[Any], dict[Var, Any], Records]:
     if graph.passes_weights:
         arguments = set(graph.traced.argument_vars)
         inputs = {v: _given(x) if v in arguments else x for v, x in inputs.items()}
     inputs = with_answers(graph.traced, inputs)
     weights = operands(graph, inputs)
-    is_layered = graph.whole is not None and graph.whole.layers
-    run = step_of_layers(graph, inputs) if is_layered else finish(graph, inputs, {})
-    outputs, new_states = run
+    outputs, new_states = run(graph, inputs)
     return outputs, new_states, jacobians(graph, inputs, weights)

@@ -87,7 +87,7 @@ def _lower_step(learner: LearnerParts, arguments: tuple[PyTree, ...]) -> jax.sta
     step = unwrap(arguments)
     inputs = compiled.inputs(algorithm.states_of_step, step)
     traces = algorithm.traces.carried.read()
-    if algorithm.vjp_method == "multi-step":
+    if algorithm.window_of() is not None:
         window = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], step)
         return compiled.window.trace(inputs, traces, window).lower()
     return compiled.single_step.trace(inputs, traces).lower()

@@ -56,9 +56,11 @@ def compile(
         to end at the same places, as `D_RTRL`, `ES_D_RTRL` and `OTTT` do, with or without
         `Immediate`.
     **algorithm_options
-        Given to the algorithm; ``vjp_method``, ``strict``, ``unroll_limit``, ``mark`` and
-        ``trace_dtype`` hold for all. A model without an ETP operation on the way to a hidden
-        state is marked by the compiler; see `compile_etrace_graph`.
+        Given to the algorithm; ``window``, ``strict``, ``unroll_limit``, ``mark`` and
+        ``trace_dtype`` hold for all. With a ``window``, gradients are backpropagation through time
+        in windows of that many steps, plus the traces before them; see `Learner.etrace_grad`. A
+        model without an ETP operation on the way to a hidden state is marked by the compiler; see
+        `compile_etrace_graph`.
 
     Raises
     ------

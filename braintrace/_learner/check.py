@@ -171,18 +171,15 @@ def gradient_check(
     exactly = {name: value for name, value in options.items() if name in ("batch_size", "vmap")}
     start = _kept(model)
 
-    def gradient(learner: Learner, **chunks: Any) -> dict[Path, Any]:
-        found = learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss(learner(x), y), **chunks)
+    def gradient(learner: Learner) -> dict[Path, Any]:
+        found = learner.etrace_grad(xs, ys, step_fn=lambda x, y: loss(learner(x), y))
         return gradients_by_path(model, found)
 
     learner = compile(model, algorithm, first, **options)
     online = gradient(learner)
     _restore(start)
     # A window that covers the whole sequence is backpropagation through time.
-    exact = gradient(
-        compile(model, Immediate, first, vjp_method="multi-step", **exactly),
-        chunk_size=steps,
-    )
+    exact = gradient(compile(model, Immediate, first, window=steps, **exactly))
     return _compared(type(learner.algorithm).__name__, steps, online, exact)
 
 

@@ -7,6 +7,7 @@ Both kinds have the same functions: ``cut`` (the length of a chunk), ``start`` (
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -14,14 +15,23 @@ import brainstate
 import jax
 import jax.numpy as jnp
 
-from .._algorithms import ETraceAlgorithm
-from .._executor import chunk_gradient, run_window, zero_probes
+from .._algorithms import CHUNK, ETraceAlgorithm, Window
+from .._executor import (
+    StateProbes,
+    chunk_gradient,
+    examples,
+    probes_of_past,
+    run_window,
+    window_signals,
+    zero_probes,
+)
 from .._graph import Records, Traces, Weights, inputs_for
+from .._jax import struct_of
 from .._runtime import add_to_states
 from .._typing import PyTree
 from .at_once import AtOnce, at_once
 from .chunk_costs import work_of
-from .chunks import Chunks, chunks_of, over_chunks, windows_of
+from .chunks import Chunks, chunks_of, over_blocks, over_chunks, steps_of, windows_of
 from .options import Options
 from .over_time import zero_sum
 from .pure_step import PureStep
@@ -46,11 +56,6 @@ Gradients: TypeAlias = tuple[list[PyTree], Weights]
 
 KeptOfChunk: TypeAlias = Traces | Kept
 """The traces after a chunk, or else what the records for their update are made of."""
-
-
-def is_window(algorithm: ETraceAlgorithm) -> bool:
-    """Tell whether the length of a chunk is a part of the estimate."""
-    return algorithm.vjp_method == "multi-step"
 
 
 class RecordedChunk:
@@ -185,12 +190,13 @@ class RecordedChunk:
 class WindowChunk:
     """A chunk's derivative goes through all its steps, then to the traces before it.
 
-    The length of a window changes the gradient, but for a rule that passes weights.
-
     Parameters
     ----------
     algorithm, function, parameters, held, slices, has_mask, options
         As for `RecordedChunk`; the probes of ``function`` are ``None``.
+    window
+        Its length, which changes the gradient; ``None``: that of a chunk of a rule that passes
+        weights, which does not.
     """
 
     def __init__(
@@ -202,20 +208,29 @@ class WindowChunk:
         slices: Slices,
         has_mask: bool,
         options: Options,
+        window: Window,
     ) -> None:
         self._graph, self._method, self._options = algorithm.graph, algorithm.method, options
-        self._work = None if is_window(algorithm) else work_of(algorithm, self._graph.record_bytes)
+        self._window, self._work = window, work_of(algorithm, self._graph.record_bytes)
         _, restart = slices
         self._has_mask = has_mask
         self._zeros_select = has_mask or restart is not None
         self.step = PureStep(algorithm.model, function, parameters, (None, held, slices))
         paths = {id(state): path for path, state in algorithm.states_of_step.items()}
         self._paths = [paths.get(id(state)) for state in self.step.others]
+        shapes = {state.name: struct_of(state) for state in self._graph.traced_states}
+        with jax.ensure_compile_time_eval():  # it outlives the jit in which it may be made
+            self._zero_probes: StateProbes = examples(shapes)
+
+    def _length(self, steps: int) -> int:
+        """Return the number of steps of the windows in a chunk; the last may be shorter."""
+        is_one = self._window in (None, CHUNK) or self._graph.passes_weights
+        return steps if is_one else min(steps, int(self._window or steps))
 
     def cut(self, options: Options, steps: int, from_zero: bool) -> Chunks:
         """Return how a sequence is cut; see `chunks_of` and `windows_of`."""
-        if self._work is None:
-            return windows_of(self._graph, options, steps)
+        if self._window is not None:
+            return windows_of(self._graph, self._window, options, steps)
         if "traces" in self._graph.needs:
             return Chunks(steps, 1, self._work.record_bytes)
         return chunks_of(self._work, options, steps, from_zero)
@@ -233,20 +248,58 @@ class WindowChunk:
         carry: Any,
         chunk: Chunk,
     ) -> Any:
-        """Run one window; see `RecordedChunk.run`."""
+        """Run one chunk, window by window; see `RecordedChunk.run`."""
         weights, _ = held
         written, sums, traces = carry
-        current = self.step.merge(others, written)
+        steps, window = steps_of(chunk), self._length(steps_of(chunk))
+        if steps == window:
+            probes_of = functools.partial(self._probes_of_past, traces)
+            (_, (written, results, records)), found = self._differentiate(
+                probes_of, (parameters, weights), others, held, written, chunk
+            )
+            return (written, jax.tree.map(jnp.add, sums, found), records), tuple(results)
 
-        def enter(probes: dict[str, jax.Array]) -> list[PyTree]:
-            states = add_to_states(self._graph, self._paths, current, probes)
-            return self.step.written_of(states)
+        def of_length(length: int) -> Any:
+            def run(carry: Any, part: Chunk) -> Any:
+                written, inside = carry
+                arguments = parameters, self._zero_probes
+                (_, (written, results, records)), (found, mu) = self._differentiate(
+                    lambda probes: probes, arguments, others, held, written, part
+                )
+                signal = window_signals(self._graph, mu, length)
+                return (written, jax.tree.map(jnp.add, inside, found)), (results, records, signal)
+
+            return run
+
+        inside, before = sums
+        start = (written, inside)
+        (written, inside), found = over_blocks(of_length, start, chunk, steps, window)
+        results, records, signal = found
+        past, _ = chunk_gradient(self._graph, self._method, weights, records, signal, traces)
+        sums = inside, jax.tree.map(jnp.add, before, past)
+        return (written, sums, records), tuple(results)
+
+    def _probes_of_past(self, traces: Traces, weights: Weights) -> StateProbes:
+        past = self._method.entry_gradient
+        return probes_of_past(self._graph, past, (weights, traces), self._zeros_select)
+
+    def _differentiate(
+        self,
+        probes_of: Callable[[Any], StateProbes],
+        arguments: tuple[list[PyTree], Any],
+        others: list[PyTree],
+        held: Held,
+        written: list[PyTree],
+        part: Chunk,
+    ) -> Any:
+        """Return values and gradients of a window, by parameters and by what probes come from."""
+        current = self.step.merge(others, written)
 
         def step(parameters: list[PyTree], written: list[PyTree], inputs: PyTree) -> Any:
             others, held, slices = inputs
             return self.step(parameters, self.step.merge(others, written), None, held, slices)
 
-        def window(parameters: list[PyTree], weights: Weights) -> Any:
+        def window(parameters: list[PyTree], source: Any) -> Any:
             def scaled(written: list[PyTree], now: Chunk) -> Any:
                 slices, scale = now
                 arguments = parameters, written, (others, held, slices)
@@ -257,15 +310,12 @@ class WindowChunk:
                 loss, aux, records = results
                 return written, ((loss * scale, loss, aux), records)
 
-            past = weights, traces
-            written, (scaled_losses, *results), records = run_window(
-                self._graph, self._method, past, enter, scaled, chunk, self._zeros_select
-            )
+            states = add_to_states(self._graph, self._paths, current, probes_of(source))
+            start = self.step.written_of(states)
+            written, (scaled_losses, *results), records = run_window(start, scaled, part)
             return jnp.sum(scaled_losses), (written, results, records)
 
-        differentiate = jax.value_and_grad(window, argnums=(0, 1), has_aux=True)
-        (_, (written, results, records)), found = differentiate(parameters, weights)
-        return (written, jax.tree.map(jnp.add, sums, found), records), tuple(results)
+        return jax.value_and_grad(window, argnums=(0, 1), has_aux=True)(*arguments)
 
     def total(
         self, gradients: Gradients, to_parameters: Callable[[Weights], list[PyTree]]
@@ -286,7 +336,8 @@ class WindowChunk:
         They may take more memory than its gradient did, and then take it part by part.
         """
         steps = kept.num_steps
-        length = steps if self._work is None else self.cut(self._options, steps, False).length
+        is_window = self._window is not None
+        length = steps if is_window else self.cut(self._options, steps, False).length
 
         def update(traces: Traces, records: Records) -> tuple[Traces, None]:
             return self._method.update(self._graph, weights, records, traces), None

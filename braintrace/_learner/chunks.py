@@ -8,6 +8,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
+from .._algorithms import CHUNK, Window
 from .._executor import as_arrays
 from .._graph import ETraceGraph
 from .._runtime import current_device, memory_of
@@ -116,8 +117,27 @@ def default_budget() -> int:
     return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
 
 
-def windows_of(graph: ETraceGraph, options: Options, steps: int) -> Chunks:
-    """Return how a sequence is cut into windows that are differentiated in full.
+def windows_of(graph: ETraceGraph, window: Window, options: Options, steps: int) -> Chunks:
+    """Return how a sequence is cut whose windows are differentiated in full.
+
+    A chunk is a whole number of windows: one, or as many as ``chunk_size`` or ``memory_budget``
+    allow. The traces of rules that pass weights are read before each window.
+    """
+    if window == CHUNK:
+        return _windows_as_chunks(graph, options, steps)
+    length = most = int(window or steps)
+    if options.chunk_size != "auto":
+        most = int(options.chunk_size)
+    elif options.memory_budget is not None:
+        most = options.memory_budget // max(1, graph.record_bytes)
+    if not graph.passes_weights:
+        length *= max(1, most // length)
+    length = min(steps, length)
+    return Chunks(steps, length, length * graph.record_bytes)
+
+
+def _windows_as_chunks(graph: ETraceGraph, options: Options, steps: int) -> Chunks:
+    """Return how a sequence is cut into chunks that are windows.
 
     Their length is a part of the estimate: the device does not decide it. ``'auto'`` is as many
     steps as record no more than the traces, or the gradient, take, within `SHORTEST_WINDOW` and

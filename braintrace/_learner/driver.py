@@ -364,8 +364,7 @@ def run_whole(learner: LearnerParts, request: Request) -> PyTree:
     update: that is done where the result as a whole shows that it must be. A single step is looked
     at itself.
     """
-    states = caught_up(learner.algorithm)
-    trusting = _trusting(request)
+    states, trusting = _states_for(learner, request), _trusting(request)
     if trusting is not None:
         driver, arguments = _prepared_as_it_is(learner, trusting, states)
         with contextlib.suppress(RejectedError):
@@ -377,9 +376,16 @@ def run_whole(learner: LearnerParts, request: Request) -> PyTree:
 
 def lower_whole(learner: LearnerParts, request: Request) -> jax.stages.Lowered:
     """Return the first program that `run_whole` would run."""
-    states, trusting = caught_up(learner.algorithm), _trusting(request)
+    states, trusting = _states_for(learner, request), _trusting(request)
     driver, arguments = _prepared_as_it_is(learner, trusting or request, states)
     return driver.lower(states, arguments, is_accepted=trusting is not None)
+
+
+def _states_for(learner: LearnerParts, request: Request) -> States:
+    """Return all States of the model, which is compiled for what it is now and for the call."""
+    algorithm = learner.algorithm
+    algorithm.prepare_windows(request.options.window, algorithm.traces.carried.is_zero)
+    return caught_up(algorithm)
 
 
 def _trusting(request: Request) -> Request | None:

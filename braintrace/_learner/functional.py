@@ -210,7 +210,7 @@ class FunctionalLearner:
         inputs = compiled.inputs(states, step, values)
         inputs, mark = compiled.entered(inputs, (), state.others[STEP_MARK])
         given = inputs, pack(state.traces, algorithm.traces.pairs)
-        if algorithm.vjp_method == "multi-step":
+        if algorithm.window_of() is not None:
             window = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], step)
             outputs, leaves, traces = compiled.window(*given, window)
             outputs = [output[0] for output in outputs]
@@ -331,6 +331,7 @@ class FunctionalLearner:
         if options.optimizer is not None:
             optimizer, parameters = options.optimizer, learner.parameters_for_optimizer
             learner.held_optimizer.check_begun(optimizer, parameters)
+        self.algorithm.prepare_windows(options.window, is_start=False)
         caught_up(self.algorithm)
         places = self._checked(state)
         moved = [state]

@@ -12,15 +12,24 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from .._algorithms import CHUNK
 from .._errors import OptionError
-from .._executor import as_arrays, examples, is_zero, never, operands
+from .._executor import (
+    as_arrays,
+    examples,
+    is_zero,
+    never,
+    operands,
+    passed_step,
+    window_step,
+)
 from .._function_model import gradients_for
 from .._graph import ETraceGraph, Traces, Weights
 from .._jaxpr import program_of
 from .._runtime import read_states
 from .._typing import PyTree
 from .body import Arguments, Body, Found, Unfinished, taken_unless_zero
-from .chunk_gradient import RecordedChunk, WindowChunk, is_window
+from .chunk_gradient import RecordedChunk, WindowChunk
 from .chunks import Chunks, Cuts, over_chunks, steps_of
 from .options import Options
 from .parts import LearnerParts
@@ -42,7 +51,7 @@ def differentiating(learner: LearnerParts, request: Request, example: Arguments)
 WINDOWS = (
     "`memory_budget` is given with `vjp_method='multi-step'`, where a chunk is the window that is "
     "differentiated: its length is a part of the estimate, and no matter of memory. Give "
-    "`chunk_size` instead."
+    "`chunk_size` instead, or better `window` in the place of both."
 )
 
 
@@ -66,6 +75,7 @@ class SequenceGradient:
         self._algorithm = learner.algorithm
         self._options = request.options
         self._parameters = self._algorithm.param_states
+        self._window = self._algorithm.window_of(self._options.window)
         self._chosen = request.chosen
         self._wanted = (
             {path: path for path in self._parameters}
@@ -85,11 +95,11 @@ class SequenceGradient:
             mask is not None,
             self._options,
         )
-        if is_window(self._algorithm) and self._options.memory_budget is not None:
+        if self._window == CHUNK and self._options.memory_budget is not None:
             raise OptionError(WINDOWS)
         self._chunks: RecordedChunk | WindowChunk = (
-            WindowChunk(*arguments)
-            if is_window(self._algorithm) or graph.passes_weights
+            WindowChunk(*arguments, self._window)
+            if self._window is not None or graph.passes_weights
             else RecordedChunk(*arguments, steps_of(sequences))
         )
         self._cuts: Cuts = {}
@@ -125,6 +135,7 @@ class SequenceGradient:
 
     def _recording(self, has_mask: bool, step_fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """Return the step as a function of probes, of what is held fixed, and of slices."""
+        in_full = passed_step if self._window is None else window_step
 
         def step(
             probes: PyTree, held: tuple[PyTree, Initial], inputs: tuple[PyTree, PyTree]
@@ -134,7 +145,7 @@ class SequenceGradient:
                 restart_states(self._algorithm, initial, restart)
             graph = self._algorithm.graph
             run = (
-                run_in_window(graph, restart, has_mask)
+                run_in_window(in_full, graph, restart, has_mask)
                 if probes is None
                 else run_in_chunk(graph, weights, probes, restart, has_mask)
             )

@@ -8,6 +8,7 @@ is left for the end of the stream, so that it needs no end.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -17,9 +18,10 @@ import jax
 import jax.numpy as jnp
 import saiunit
 
+from .._algorithms import CHUNK
 from .._compiler import described, state_paths
 from .._errors import OptionError
-from .._executor import as_arrays, restart_traces
+from .._executor import as_arrays, as_chunk, restart_traces
 from .._function_model import gradients_by_path, gradients_for
 from .._graph import Traces
 from .._typing import PyTree, path_name
@@ -57,7 +59,7 @@ def learning_online(learner: LearnerParts, request: Request, example: Arguments)
     Raises
     ------
     OptionError
-        If the algorithm differentiates windows of steps, and is given single ones.
+        If there is a window that does not divide the steps of an update.
     """
     return OnlineLearning(learner, request, example).body
 
@@ -80,7 +82,7 @@ class OnlineLearning:
     Raises
     ------
     OptionError
-        If the algorithm differentiates windows of steps, and is given single ones.
+        If there is a window that does not divide the steps of an update.
     """
 
     def __init__(self, learner: LearnerParts, request: Request, example: Arguments) -> None:
@@ -131,15 +133,24 @@ class OnlineLearning:
             return PureStep(self._algorithm.model, self._run, (), (traces, initial, slices))
 
     def _differentiating(self, learner: LearnerParts, example: Arguments) -> Differentiate:
-        step_fn = self._options.step_fn
-        if self._options.every > 1:
-            return self._of_blocks(learner, example)
-        if self._algorithm.vjp_method == "multi-step":
+        step_fn, every = self._options.step_fn, self._options.every
+        window = self._algorithm.window_of(self._options.window)
+        if window == CHUNK and every == 1:
             raise OptionError(
                 "`etrace_online` differentiates single steps, and this algorithm was made with "
                 "`vjp_method='multi-step'`. Make it with 'single-step', give a number of steps "
                 "with `every`, or use `etrace_grad`."
             )
+        if isinstance(window, int) and every % window:
+            raise OptionError(
+                f"`window` is {window} and `every` is {every}: parameters change after every "
+                f"`every` steps, and no window spans an update. Give a `window` that divides "
+                "`every`."
+            )
+        if every > 1:
+            return self._of_blocks(learner, example)
+        if window is not None:
+            return _of_single_steps(self._of_blocks(learner, example))
         return functools.partial(self._of_step, step_fn)
 
     def _of_step(
@@ -178,7 +189,11 @@ class OnlineLearning:
         """Return how a block is differentiated: as a sequence of its own, by its mean loss."""
         own = self._options
         options = Options(
-            step_fn=own.step_fn, has_aux=own.has_aux, unit_aware=own.unit_aware, return_value=True
+            step_fn=own.step_fn,
+            window=own.window,
+            has_aux=own.has_aux,
+            unit_aware=own.unit_aware,
+            return_value=True,
         )
         sequences, mask, (flags, initial) = example
         block = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
@@ -285,6 +300,17 @@ class OnlineLearning:
                 f"{self._length}. `step_fn` and `update_fn` are to use the same ones for all."
             )
         return step
+
+
+def _of_single_steps(of_block: Differentiate) -> Differentiate:
+    """Return how a step is differentiated, as a block of one step."""
+
+    def of_step(traces: Traces, initial: Initial, inputs: Slices) -> tuple[Found, Traces]:
+        found, after = of_block(traces, initial, as_chunk(inputs))
+        loss, aux = jax.tree.map(lambda leaf: leaf[0], (found.losses, found.aux))
+        return dataclasses.replace(found, losses=loss, aux=aux), after
+
+    return of_step
 
 
 def _restarted_if_any(specs: Any, traces: Traces, flags: jax.Array) -> Traces:

@@ -61,6 +61,7 @@ class Options:
     optimizer: Any = field(default=None, metadata=_checked(OPTIMIZER))
     update_fn: Callable[..., PyTree] | None = None
     every: int = field(default=1, metadata=_static(POSITIVE))
+    window: int | None = field(default=None, metadata=_static(POSITIVE.or_else(None)))
     mask: ArrayLike | None = None
     reduction: str = field(default="mean", metadata=_static(one_of("mean", "sum")))
     chunk_size: int | str = field(default="auto", metadata=_static(POSITIVE.or_else("auto")))
@@ -157,6 +158,7 @@ class LossOptions(PredictOptions, total=False):
     """Options of a sequence with a loss."""
 
     step_fn: Required[Callable[..., PyTree]]
+    window: int | None
     mask: ArrayLike | None
     unit_aware: bool
 

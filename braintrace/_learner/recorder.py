@@ -15,7 +15,6 @@ from .._executor import (
     recorded_step,
     restarted,
     restarted_probes,
-    window_step,
 )
 from .._graph import ETraceGraph, Records, Weights
 from .._jax import Var, trace_state
@@ -24,6 +23,9 @@ from .._typing import Path, path_name
 
 Run: TypeAlias = Callable[[Inputs], tuple[list[Any], dict[Var, Any], Any]]
 """``values of the program's inputs -> (outputs, new states, records)`` of one step."""
+
+RecordedStep: TypeAlias = Callable[[ETraceGraph, Inputs], tuple[list[Any], dict[Var, Any], Records]]
+"""``(graph, inputs) -> (outputs, new states, records)`` of one step."""
 
 LOOPS = (
     "`step_fn` calls the learner inside a compiled function, branch or loop of its own. Call it "
@@ -61,11 +63,19 @@ def run_in_chunk(
     return run
 
 
-def run_in_window(graph: ETraceGraph, restart: Restart, has_mask: bool) -> Run:
-    """Return how a step of a window, differentiated in full, is run; see `run_in_chunk`."""
+def run_in_window(step: RecordedStep, graph: ETraceGraph, restart: Restart, has_mask: bool) -> Run:
+    """Return how a step is run through which derivatives go back to the steps before it.
+
+    Parameters
+    ----------
+    step
+        `window_step` or `passed_step`.
+    graph, restart, has_mask
+        See `run_in_chunk`.
+    """
 
     def run(inputs: Inputs) -> Any:
-        outputs, new_states, records = window_step(graph, inputs)
+        outputs, new_states, records = step(graph, inputs)
         return outputs, new_states, _told(graph, records, restart, has_mask)
 
     return run

@@ -85,8 +85,14 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
         values that it has closed over, so you can create a lambda in every call. Changes of
         globals, and inside closed-over objects, are not seen, as in ``jax.jit``: keep such
         values in a State. States that it reads before the call, and States that it owns, carry no
-        gradient from one step to the next (nor, with ``vjp_method='multi-step'``, to the next
-        window).
+        gradient from one step to the next (nor, with a ``window``, to the next window).
+    window
+        Number of steps that are differentiated in full. The gradient is backpropagation through
+        time within each window, plus the rule's traces for the time before it. Windows begin at the
+        first step of the call, and the last one may be shorter. A reset within a window ends what
+        its samples have from before, and steps of weight 0 count towards its length. `RTRL` is
+        exact without windows and ignores it. ``None``: the window that the learner was compiled
+        with, or none, which is the rule itself. ``window=1`` differs from that where units couple.
     mask
         Weights ``(T,)`` of the steps' losses; ``None``: all are 1. Where all are 0, the
         gradient is 0. A step of weight 0 leaves the gradient alone, whatever its inputs are:
@@ -95,11 +101,11 @@ def etrace_grad(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTree
         ``'mean'``: the weighted mean over the steps. ``'sum'``: the weighted sum.
     chunk_size
         Number of steps that are run between two updates of the traces. It changes speed and
-        memory, not the gradient (with ``vjp_method='multi-step'`` it is the length of the
-        window that is differentiated). ``'auto'``: the shortest chunk that is expected to
-        be among the fastest within ``memory_budget``; `report` says which. From zero traces a
-        sequence is best run as one chunk, which needs no trace. (For a window: as many steps
-        as record less than the traces, or the gradient, take, and from 64 to 128.)
+        memory, not the gradient. ``'auto'``: the shortest chunk that is expected to be among the
+        fastest within ``memory_budget``; `report` says which. From zero traces a sequence is best
+        run as one chunk, which needs no trace. With a ``window``, a chunk is as many whole windows
+        as fit into that number of steps, at least one; ``'auto'`` is one, or with ``memory_budget``
+        as many as it admits.
     memory_budget
         For ``chunk_size='auto'``: how many bytes the steps of a chunk may record, at least one
         step and as many as the traces take. Beyond it memory does not grow with the
@@ -195,6 +201,9 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
         Number of steps for one update, by the mean of their losses. Parameters hold still for as
         many, which are run as chunks (see `etrace_grad`); the last block of a call may be shorter.
         ``update_fn`` gets the auxiliary results of the block.
+    window
+        As for `etrace_grad`, from the first step of each block. It divides ``every``, so that no
+        window spans an update. With ``every=1`` it can be 1.
     mask
         Weights ``(T,)`` of the steps' losses, as for `etrace_grad`, in the mean of each block.
         Where all steps of a block have weight 0, nothing is updated: neither parameters nor
@@ -234,7 +243,7 @@ def etrace_online(learner: HasParts, *sequences: PyTree, **options: Any) -> PyTr
         For a ``step_fn`` that does not call the learner exactly once, writes a parameter or a
         hidden state, or returns no scalar, for an ``update_fn`` that calls the learner or writes
         hidden states or traces, for another ``optimizer`` than the one whose state the learner
-        holds, and for single steps with ``vjp_method='multi-step'``.
+        holds, and for a ``window`` that does not divide ``every``.
     NonFiniteError
         See ``nonfinite``. The learner is as it was before the call, or before its last block.
     Interrupted

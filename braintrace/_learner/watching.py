@@ -111,11 +111,14 @@ def blocks_of(steps: int, unit: int, log_every: int | None) -> Iterator[tuple[in
 
 def _with_fixed_windows(learner: LearnerParts, request: Request, steps: int) -> tuple[Request, int]:
     """Return a call whose blocks do what it does as a whole, and what their lengths divide by."""
-    is_window = learner.algorithm.vjp_method == "multi-step" and request.method == "etrace_grad"
-    if not is_window:
-        return request, min(request.options.every, steps)
-    length = windows_of(learner.graph, request.options, steps).length
-    options = dataclasses.replace(request.options, chunk_size=length)
+    options = request.options
+    window = learner.algorithm.window_of(options.window)
+    if window is None or request.method != "etrace_grad":
+        return request, min(options.every, steps)
+    if isinstance(window, int):
+        return request, min(window, steps)
+    length = windows_of(learner.graph, window, options, steps).length
+    options = dataclasses.replace(options, chunk_size=length)
     return dataclasses.replace(request, options=options), length
 
 

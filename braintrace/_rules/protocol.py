@@ -39,8 +39,8 @@ class Rule(Protocol):
 
     With the first three, :math:`\mu^t` is the derivative of the loss of step ``t`` with respect to
     the states after it. With the last two, a step is differentiated itself, :math:`\mu^t` goes
-    through it to the states before, and :math:`E^{t-1}` is contracted. The Jacobian of a rule with
-    ``vjp_method='multi-step'`` carries traces alone: each window is differentiated in full.
+    through it to the states before, and :math:`E^{t-1}` is contracted. With a ``window``, the
+    Jacobian carries traces alone: each window is differentiated in full.
 
     Examples
     --------

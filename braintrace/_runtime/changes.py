@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from .._errors import OptionError
 from .attributes import attributes_of
 from .compiled_model import CompiledModel
 from .mesh import on_automatic_axes
@@ -28,6 +29,43 @@ def caught_up(algorithm: Any) -> States:
         algorithm.seen_version = version
     of_model: States = algorithm.states_of_model if algorithm.filters else states
     return of_model
+
+
+@on_automatic_axes
+def follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
+    """Let traces follow every hidden state, as windows need it; else compile the model again.
+
+    Parameters
+    ----------
+    algorithm
+        The algorithm.
+    window
+        The window of the call that needs it.
+    is_start
+        Whether its traces are those at the start of a sequence, so that they may begin again.
+
+    Raises
+    ------
+    OptionError
+        If a sequence has begun, and its traces leave out a state.
+    """
+    compiled = algorithm.compiled_model
+    is_alike = compiled.step.follows_every_state
+    if not (is_alike or is_start):
+        raise OptionError(
+            f"`window` is {window}, and the traces so far leave out hidden states from which a "
+            "window continues. Give `window` to `compile`, or reset the learner before its first "
+            "call with a `window`."
+        )
+    algorithm.every_state = True
+    if is_alike:
+        return
+    try:
+        algorithm._compiled = compiled.analysed_again(algorithm.analysed)
+    except BaseException:
+        algorithm.every_state = False
+        raise
+    algorithm.begin_traces()
 
 
 @on_automatic_axes

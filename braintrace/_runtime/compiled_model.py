@@ -236,6 +236,13 @@ class CompiledModel:
             self._warn_if_often(model, now)
         return dataclasses.replace(self, step=step, attributes=now)
 
+    def analysed_again(self, analyse: Analyse) -> "CompiledModel":
+        """Return what the model is compiled to by another analysis, for what it is now."""
+        traced, known = self.step.graph.traced, Steps(MOST_STEPS)
+        step = divided(analyse(example_arguments(traced), traced.batch_size), self.division)
+        known[self.shapes, self.attributes] = step
+        return dataclasses.replace(self, step=step, known=known)
+
     def _step(
         self,
         model: brainstate.nn.Module,

@@ -17,6 +17,7 @@ from .._executor import (
     kept_specs,
     one_by_one,
     operands,
+    probes_of_past,
     restart_traces,
     run_window,
     side_by_side,
@@ -110,6 +111,16 @@ class CompiledStep:
     def graph_of_positions(self) -> ETraceGraph:
         """The graph with operations that have no traces as well; see `with_every_operation`."""
         return with_every_operation(self.graph, self._method, self._every_state)
+
+    @property
+    def follows_every_state(self) -> bool:
+        """Whether traces follow every hidden state, also those that no later step reads."""
+        if self.graph.whole is not None:
+            return True
+        if any(group.downstream or group.delay_line for group in self.graph.hidden_groups):
+            return False
+        every = kept_specs(self._method.trace_specs(self.graph, True), self._trace_dtype)
+        return bool(jax.tree.structure(every) == jax.tree.structure(self.trace_specs))
 
     def placed(self, placement: Placement) -> "CompiledStep":
         """Return the same, whose arrays lie on a mesh."""
@@ -276,7 +287,8 @@ class CompiledStep:
             return self.written_of(new_states), (outputs, records)
 
         past = weights, traces
-        last, outputs, records = run_window(graph, method, past, enter, step, sequences)
+        probes = probes_of_past(graph, method.entry_gradient, past, zeros_select=False)
+        last, outputs, records = run_window(enter(probes), step, sequences)
         weights, traces = jax.lax.stop_gradient(past)
         return outputs, last, method.update(graph, weights, records, traces)
 

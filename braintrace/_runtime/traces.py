@@ -33,8 +33,9 @@ class EligibilityTraces(CarriedTraces):
 
     Saved traces are restored by writing to ``value`` (or by ``restore_value``, or with the other
     States of a learner). They have the keys, shapes and dtypes of those that are held: those of
-    the same model, batch, ``vjp_method`` and ``trace_dtype``. A decay is a part of a key, such as
-    ``"steps, decay=0.9"`` of ES_D_RTRL. Anything else is a `ShapeError`, and what is held stays.
+    the same model, batch and ``trace_dtype``, both with a ``window`` or neither. A decay is a part
+    of a key, such as ``"steps, decay=0.9"`` of ES_D_RTRL. Anything else is a `ShapeError`, and what
+    is held stays.
     """
 
     def __init__(self, value: Any, pairs: Pairs = (), **options: Any) -> None:

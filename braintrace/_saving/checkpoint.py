@@ -7,9 +7,9 @@ under every sharding.
 ======  =======================================================================================
 Format  Holds
 ======  =======================================================================================
-1       the rule and the ``vjp_method`` in words; shape, dtype, unit and kind of random keys of
-        every array; whether the traces are those at the start of a sequence; a checksum of each
-        array and of the description; the user's own tree
+1       the rule in words (and the ``vjp_method``, which is not read); shape, dtype, unit and kind
+        of random keys of every array; whether the traces are those at the start of a sequence; a
+        checksum of each array and of the description; the user's own tree
 2       the same, with checksums that do not depend on how arrays are divided; see `checksums`
 ======  =======================================================================================
 """

@@ -94,7 +94,9 @@ def contents_of_data(data: Mapping[str, Any]) -> Contents:
         return Entry(data["dtype"], tuple(data["shape"]), unit, data.get("keys"))
 
     entries = {name: entry(own) for name, own in data["entries"].items()}
-    return Contents(data["options"], entries, data["optimizer"])
+    # Older files name the `vjp_method`; a call chooses its window, and the entries have the traces.
+    options = {name: word for name, word in data["options"].items() if name != "vjp_method"}
+    return Contents(options, entries, data["optimizer"])
 
 
 def check_arrays(saved: Contents, arrays: Mapping[str, Any]) -> None:
@@ -110,7 +112,7 @@ def check_arrays(saved: Contents, arrays: Mapping[str, Any]) -> None:
 def contents_of(learner: Learner, leaves: Mapping[str, Any]) -> Contents:
     """Return what a learner is like, given the leaves of its state by name."""
     algorithm = learner.algorithm
-    options = {"rule": algorithm.rule, "vjp_method": algorithm.vjp_method}
+    options = {"rule": algorithm.rule}
     kinds = _kinds_of_keys(learner)
     entries = {name: _entry(leaf, kinds.get(name)) for name, leaf in leaves.items()}
     return Contents(options, entries, bool(learner.held_optimizer.states))

@@ -150,7 +150,7 @@ def learn(learner, images, optimizer, batch=1, every=1):
 def pretrained(images, epochs):
     """Train a reader with backpropagation through every image; return its weights."""
     reader = Reader()
-    options = {"vjp_method": "multi-step", "batch_size": BATCH}
+    options = {"window": ROWS, "batch_size": BATCH}
     learner = braintrace.compile(reader, "immediate", jnp.zeros((BATCH, PIXELS)), **options)
     optimizer = optax.adam(3e-3)
     for order in epochs:

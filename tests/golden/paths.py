@@ -31,8 +31,9 @@ def flat(values):
 
 
 def refusing(function, *arguments, **options):
-    """Run without the warnings that say what a rule leaves out."""
+    """Run without the warnings that say what a rule leaves out, or that a spelling is old."""
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", braintrace.ApproximationWarning)
         return function(*arguments, **options)
 

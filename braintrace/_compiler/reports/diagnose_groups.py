@@ -62,7 +62,7 @@ def _about_cuts(
             f"Hidden state {quoted(states)} reaches {names_of(group)} through `{name}`, "
             f"which couples elements. {_what_is_carried(group, index)} If it is a "
             "recurrent weight, use `braintrace.matmul` so that the weight itself learns online; "
-            "if it must count in full, use BPTT or `vjp_method='multi-step'`.",
+            "if it must count in full, use BPTT or a `window`.",
             (*states, *_names(group)),
             source_line(equation),
         )
@@ -216,7 +216,7 @@ def _about_states_met(
                 "each: by a broadcast, or by several slices. The learning signal of a step goes "
                 f"back on this path; what {names_of(group)} remembers of earlier steps is left "
                 "out of the gradient of every weight before it. If it must count in full, use BPTT "
-                "or `vjp_method='multi-step'`.",
+                "or a `window`.",
                 (*states, *_names(group)),
                 source_line(upstream.step.analysis.program.equations[index]),
             )

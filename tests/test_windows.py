@@ -1,0 +1,437 @@
+"""`window=K`: BPTT inside windows of K steps, the rule's traces for everything before them."""
+
+import functools
+import warnings
+
+import brainstate
+import cases
+import compilation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import references
+from assertions import assert_gradients_close, assert_gradients_differ, assert_same_bits
+from drivers import (
+    build_algorithm,
+    build_learner,
+    catalogue_gradient,
+    named,
+    sequence_gradient,
+    weights_of,
+)
+
+import braintrace
+
+BATCH, LENGTH, WINDOW = 2, 7, 3
+MASK = (1.0, 0.0, 2.0, 0.0, 1.0, 0.5, 0.0)
+RESETS = tuple((t == 3, t in (1, 5)) for t in range(LENGTH))
+"""At the start of a window and inside of two."""
+
+SOME = [
+    cases.BY_NAME[name]
+    for name in ("leaky_rnn", "gru", "lstm_fused", "lif_recurrent", "two_layers_plain_link")
+]
+RULES = {
+    "d_rtrl": ("d_rtrl", {}, {}),
+    "snap": ("snap", {}, {"snap": True}),
+    "es_d_rtrl": ("es_d_rtrl", {"decay_or_rank": 0.7}, {"alpha": 0.7}),
+    "ottt": ("ottt", {"decay": 0.7}, {"decay": 0.7}),
+    "immediate": ("immediate", {}, {"has_past": False}),
+}
+"""Rules by name: how each is made, and what its traces are to the oracle."""
+
+
+@compilation.cache
+def windowed_learner(case, rule, **options):
+    algorithm, own, _ = RULES[rule]
+    return build_learner(case, algorithm, batch=BATCH, window=WINDOW, **{**own, **options})
+
+
+def gradient_of(learner, case, **options):
+    learner.reset_state()
+    data = case.sequences(BATCH, LENGTH)
+    return sequence_gradient(learner, case, *data, **options)
+
+
+def reference(case, rule, window=WINDOW, **options):
+    return references.dense_multi_step(
+        case, BATCH, LENGTH, window=window, **RULES[rule][2], **options
+    )
+
+
+# --- the definition
+
+
+@pytest.mark.by_day(
+    "6-gru-d_rtrl",
+    "6-lstm_fused-es_d_rtrl",
+    "7-alif_late_threshold-ottt",
+    "6-two_layers-snap",
+    "auto-leaky_rnn-immediate",
+)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases.ALL])
+@pytest.mark.parametrize("chunk_size", ["auto", 6, LENGTH])
+def test_bptt_in_a_window_and_the_trace_before_it(chunk_size, case, rule):
+    """With steps that do not count, samples that start anew, and a shorter window at the end."""
+    learner = windowed_learner(case, rule)
+    weights = {"mask": MASK, "reset": np.asarray(RESETS)}
+    found = gradient_of(learner, case, chunk_size=chunk_size, **weights)
+    expected = reference(case, rule, step_weights=MASK, resets=RESETS)
+    assert_gradients_close(found, expected, 1e-5, case.name)
+
+
+@pytest.mark.parametrize("case", [pytest.param(SOME[2], id="lstm_fused")])
+def test_resets_and_masked_steps_matter(case):
+    """What the test above would not notice, were the model or the flags of no weight."""
+    for rule in ("d_rtrl", "es_d_rtrl"):
+        full = reference(case, rule, step_weights=MASK, resets=RESETS)
+        for other in (
+            reference(case, rule, step_weights=MASK),
+            reference(case, rule, resets=RESETS),
+            reference(case, rule, window=2, step_weights=MASK, resets=RESETS),
+            reference(case, rule, window=(0, 3, 4), step_weights=MASK, resets=RESETS),
+        ):
+            assert_gradients_differ(full, other, 1e-3)
+
+
+@pytest.mark.core
+@cases.each(SOME[3:4], [*SOME[1:3], *(case for case in cases.ALL if case not in SOME)])
+def test_a_window_over_the_whole_sequence_is_bptt(case):
+    """A longer one as well; `Immediate` has no trace, and is held against it for the others."""
+    learner = windowed_learner(case, "d_rtrl")
+    exact = references.bptt(case, BATCH, LENGTH)
+    for window in (LENGTH, 100):
+        assert_gradients_close(gradient_of(learner, case, window=window), exact, 1e-5, case.name)
+
+
+@cases.each(SOME[1:])
+def test_shorter_windows(case):
+    actual = catalogue_gradient(case, window=2)
+    expected = references.dense_multi_step(case, window=2)
+    assert_gradients_close(actual, expected, 1e-5, case.name)
+    assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
+
+
+@cases.each(SOME[:1], SOME[1:])
+def test_a_window_of_one_step_is_exact_within_the_step(case):
+    """It goes back through what couples units, where the rule itself does not."""
+    found = catalogue_gradient(case, window=1)
+    assert_gradients_close(found, references.dense_multi_step(case, window=1), 1e-5, case.name)
+    assert_gradients_differ(found, references.dense_d_rtrl(case), 1e-3, case.name)
+
+
+@pytest.mark.by_day("lstm_fused-d_rtrl")
+@pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "ottt", "snap", "immediate"])
+@pytest.mark.parametrize("name", ["lstm_fused", "gru", "alif_late_threshold"])
+def test_no_window_is_the_rule_itself(name, rule):
+    """Also of a learner whose traces follow every state since a call with a window."""
+    case, (algorithm, options, _) = cases.BY_NAME[name], RULES[rule]
+    learner = build_learner(case, algorithm, batch=BATCH, **options)
+    fresh = gradient_of(learner, case)
+    found = gradient_of(learner, case, window=WINDOW)
+    assert_gradients_close(found, reference(case, rule), 1e-5)
+    assert_gradients_close(gradient_of(learner, case), fresh, 1e-5)
+    assert_same_bits(gradient_of(learner, case), gradient_of(learner, case, window=None))
+
+
+# --- where windows begin
+
+
+@pytest.mark.parametrize("first", [4, 3])
+def test_windows_align_to_the_start_of_a_call(first):
+    """A sequence in two calls has the windows of both; off the grid, the sum is another one."""
+    case = SOME[1]
+    learner, (xs, targets) = windowed_learner(case, "d_rtrl"), case.sequences(BATCH, LENGTH)
+    learner.reset_state()
+    parts = [
+        sequence_gradient(learner, case, xs[part], targets[part])
+        for part in (slice(0, first), slice(first, LENGTH))
+    ]
+    found = jax.tree.map(np.add, *parts)
+    starts = (0, 3, 4) if first == 4 else (0, 3, 6)
+    assert_gradients_close(found, reference(case, "d_rtrl", starts), 1e-5)
+    if first == 4:
+        assert_gradients_differ(found, reference(case, "d_rtrl"), 1e-3)
+
+
+class Adding:
+    """Add up the gradients of a stream, and leave the parameters as they are."""
+
+    def __init__(self, learner, case):
+        self.learner, self.case = learner, case
+        weights = weights_of(learner.algorithm.model)
+        zeros = {path: jax.tree.map(jnp.zeros_like, w.value) for path, w in weights.items()}
+        self.total = brainstate.State(zeros)
+
+    def add(self, gradients, aux=None):
+        self.total.value = jax.tree.map(jnp.add, self.total.value, dict(gradients))
+
+    def __call__(self, **options):
+        def step_fn(x, target):
+            loss = self.case.loss(self.learner(x), target)
+            return (loss, loss) if options.get("has_aux") else loss
+
+        self.learner.reset_state()
+        self.total.value = jax.tree.map(jnp.zeros_like, self.total.value)
+        data = self.case.sequences(BATCH, LENGTH)
+        losses = self.learner.etrace_online(*data, step_fn=step_fn, update_fn=self.add, **options)
+        return named(self.total.value), losses
+
+
+@pytest.mark.by_day("lstm_fused-d_rtrl")
+@pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "ottt", "immediate"])
+@pytest.mark.parametrize("name", ["lstm_fused", "alif_late_threshold"])
+def test_streams(name, rule):
+    """`window` divides `every`; a block ends with an update, and so does its last window."""
+    case = cases.BY_NAME[name]
+    learner = windowed_learner(case, rule)
+    stream = Adding(learner, case)
+    found, (losses, aux) = stream(window=1, has_aux=True)
+    assert_gradients_close(found, reference(case, rule, 1), 1e-5)
+    assert_same_bits(aux, losses)
+    # The gradient of a block is that of its mean loss: 4 steps, and 3 at the end.
+    means = tuple(1 / n for n in (4,) * 4 + (3,) * 3)
+    for window, starts in ((2, (0, 2, 4, 6)), (4, (0, 4))):
+        found, _ = stream(every=4, window=window)
+        expected = reference(case, rule, starts, step_weights=means)
+        assert_gradients_close(found, expected, 1e-5, f"windows of {window}")
+
+
+@pytest.mark.parametrize(("every", "window"), [(4, 3), (2, 4), (1, 2)])
+def test_a_window_that_does_not_divide_the_steps_of_an_update_is_refused(every, window):
+    case = SOME[0]
+    stream = Adding(windowed_learner(case, "d_rtrl"), case)
+    with pytest.raises(
+        braintrace.OptionError, match=f"`window` is {window} and `every` is {every}"
+    ):
+        stream(every=every, window=window)
+
+
+def test_a_stream_step_by_step_with_the_window_of_its_learner_is_refused():
+    case = SOME[0]
+    with pytest.raises(braintrace.OptionError, match=r"`window` is 3 and `every` is 1"):
+        Adding(windowed_learner(case, "d_rtrl"), case)()
+
+
+# --- a learner's own `grad`
+
+
+def windowed_gradient(case, window):
+    """One gradient around calls with `MultiStepData`, one call per window."""
+    model, algorithm = build_algorithm(case, window=1)
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+
+    def window_loss(inputs, wanted):
+        outputs = algorithm(braintrace.MultiStepData(inputs))
+        return jax.vmap(case.loss)(outputs, wanted).sum()
+
+    def total():
+        windows = (part.reshape(-1, window, *part.shape[1:]) for part in (xs, targets))
+        return brainstate.transform.for_loop(window_loss, *windows).sum()
+
+    gradient = brainstate.transform.grad(total, weights_of(model))
+    return named(brainstate.transform.jit(gradient)())
+
+
+@cases.each(SOME[4:], SOME[1:4])
+def test_multi_step_data_of_any_length_is_one_window(case):
+    for window in (2, 3):
+        actual = windowed_gradient(case, window)
+        expected = references.dense_multi_step(case, window=window)
+        assert_gradients_close(actual, expected, 1e-5, case.name)
+
+
+def test_sequence_of_single_steps():
+    """Without the option a `MultiStepData` is a loop of single steps."""
+    case = cases.BY_NAME["leaky_rnn"]
+    model, algorithm = build_algorithm(case)
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+
+    def sequence_loss():
+        outputs = algorithm(braintrace.MultiStepData(xs))
+        return jax.vmap(case.loss)(outputs, targets).sum()
+
+    gradient = brainstate.transform.grad(sequence_loss, weights_of(model))
+    actual = named(brainstate.transform.jit(gradient)())
+    assert_gradients_close(actual, references.dense_d_rtrl(case), 1e-5, case.name)
+
+
+@pytest.mark.parametrize("algorithm", [braintrace.D_RTRL, braintrace.ES_D_RTRL])
+def test_calls_with_one_step_are_windows_of_one_step(algorithm):
+    case = cases.BY_NAME["leaky_rnn"]
+    _, _, xs, targets = references.arguments(case, dtype=np.float32)
+
+    def gradient_with(wrap):
+        model, instance = build_algorithm(case, algorithm, window=WINDOW)
+
+        def step_loss(x, target):
+            return case.loss(wrap(instance, x), target)
+
+        gradient = brainstate.transform.grad(step_loss, weights_of(model))
+        gradient = brainstate.transform.jit(gradient)
+        each = [named(gradient(x, target)) for x, target in zip(xs, targets, strict=True)]
+        return jax.tree.map(lambda *leaves: np.sum(leaves, axis=0), *each)
+
+    windows = gradient_with(lambda instance, x: instance(braintrace.MultiStepData(x[None]))[0])
+    assert_gradients_close(gradient_with(lambda instance, x: instance(x)), windows, 1e-5)
+    if algorithm is braintrace.D_RTRL:
+        assert_gradients_close(windows, references.dense_multi_step(case, window=1), 1e-5)
+
+
+# --- rules that follow every way
+
+
+def layered_reference(case, window):
+    """BPTT in a window, and the traces of `oracles.dense_ostl` before it."""
+    params, states, xs, targets = references.arguments(case, BATCH, LENGTH)
+    layered = oracles.Layered(case, tuple(case.groups.items()))
+    traces, gradient, start = dict.fromkeys(case.groups, 0.0), 0.0, states
+    no_resets = np.zeros((LENGTH, BATCH), bool)
+    for t in range(LENGTH):
+        if t % window == 0:
+            part = slice(t, t + window)
+            data = xs[part], targets[part], np.ones(len(xs[part])), no_resets[part]
+            inside, mu = oracles.window_gradients(case, params, states, start, *data)
+            gradient = gradient + jax.flatten_util.ravel_pytree(inside)[0]
+            for layer, members in case.groups.items() if t else ():
+                own = np.concatenate([np.ravel(mu[name]) for name in sorted(members)])
+                gradient = gradient + own @ traces[layer]
+        states, facts = oracles.layered_step(layered, params, states, xs[t], targets[t])
+        for layer in case.groups:
+            carried = facts[layer]["J"] @ traces[layer] if t else 0.0
+            traces[layer] = carried + facts[layer]["F"]
+    return jax.flatten_util.ravel_pytree(params)[1](gradient)
+
+
+@pytest.mark.usefixtures("float64")
+def test_windows_of_a_rule_by_layers_go_through_all_layers():
+    case = cases.BY_NAME["two_layers"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", braintrace.ApproximationWarning)
+        learner = build_learner(case, "ostl_recurrent", batch=BATCH, dtype=np.float64)
+    data = case.sequences(BATCH, LENGTH, np.float64)
+    exact = references.bptt(case, BATCH, LENGTH)
+
+    def gradient(**options):
+        learner.reset_state()
+        return sequence_gradient(learner, case, *data, **options)
+
+    assert_gradients_close(gradient(window=LENGTH), exact, 1e-10)
+    found = gradient(window=WINDOW)
+    assert_gradients_close(found, layered_reference(case, WINDOW), 1e-10)
+    assert_gradients_differ(found, exact, 1e-3)
+    assert_gradients_differ(found, gradient(), 1e-3)
+
+
+def test_rtrl_takes_a_window_without_effect():
+    case = cases.BY_NAME["two_layers"]
+    plain, windows = (build_learner(case, "rtrl", batch=BATCH, **w) for w in ({}, {"window": 3}))
+    expected = gradient_of(plain, case, chunk_size=4)
+    assert_same_bits(gradient_of(windows, case, chunk_size=4), expected)
+    assert_same_bits(gradient_of(plain, case, chunk_size=4, window=2), expected)
+    online = [Adding(learner, case)()[0] for learner in (plain, windows)]
+    assert_same_bits(*online)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("rule", ["uoro", "kf_rtrl", "snap"])
+def test_other_rules_of_the_whole_state(rule):
+    """A window over everything is exact; several in a chunk, or one by one, are the same."""
+    case = cases.BY_NAME["lstm_fused"]
+    options = {"n": 2} if rule == "snap" else {}
+    found = []
+    for call in ({"window": LENGTH}, {"window": 2}, {"window": 2, "chunk_size": 4}):
+        learner = build_learner(case, rule, batch=BATCH, dtype=np.float64, **options)
+        data = case.sequences(BATCH, LENGTH, np.float64)
+        found.append(sequence_gradient(learner, case, *data, **call))
+    assert_gradients_close(found[0], references.bptt(case, BATCH, LENGTH), 1e-10)
+    assert_gradients_close(found[1], found[2], 1e-10)
+
+
+def test_one_window_for_all_rules():
+    model, (x, *_) = SOME[0].build(), SOME[0].sequences(BATCH, 1)[0]
+    build = functools.partial(braintrace.compile, model, "d_rtrl", x, batch_size=BATCH)
+    with pytest.raises(braintrace.OptionError, match="`window`, which holds for all weights"):
+        build(rules={"w_in": ("es_d_rtrl", {"window": 2})})
+    with pytest.raises(braintrace.OptionError, match="do not go together"):
+        build(rules={"w_in": "rtrl"}, window=2)
+
+
+# --- a window that a call asks for
+
+
+def test_a_call_may_ask_for_a_window_at_the_start_of_a_sequence():
+    """Traces then follow every state; those of a sequence that has begun leave one out."""
+    case = SOME[2]
+    learner, (xs, targets) = build_learner(case, batch=BATCH), case.sequences(BATCH, LENGTH)
+    assert not learner.algorithm.every_state
+    state = learner.functional().state()
+    learner.etrace_evolve(xs[:1])
+    message = r"`window` is 3, and the traces so far leave out hidden states .*`compile`"
+    with pytest.raises(braintrace.OptionError, match=message):
+        sequence_gradient(learner, case, xs, targets, window=WINDOW)
+    with pytest.raises(braintrace.OptionError, match=message):
+        step_fn = functools.partial(loss_of_step, learner, case)
+        learner.functional().grad(state, xs, targets, step_fn=step_fn, window=WINDOW)
+    assert not learner.algorithm.every_state
+    found = gradient_of(learner, case, window=WINDOW)
+    assert_gradients_close(found, reference(case, "d_rtrl"), 1e-5)
+
+
+def loss_of_step(learner, case, x, target):
+    return case.loss(learner(x), target)
+
+
+def test_a_call_may_ask_for_a_window_at_any_time_where_traces_follow_every_state():
+    case = SOME[1]
+    learner, (xs, targets) = build_learner(case, batch=BATCH), case.sequences(BATCH, LENGTH)
+    learner.etrace_evolve(xs[:3])
+    found = sequence_gradient(learner, case, xs[3:], targets[3:], window=2)
+    weights = tuple(float(t >= 3) for t in range(LENGTH))
+    expected = reference(case, "d_rtrl", (0, 1, 2, 3, 5), step_weights=weights)
+    assert_gradients_close(found, expected, 1e-5)
+
+
+def test_the_functional_twins():
+    case = SOME[2]
+    learner, (xs, targets) = windowed_learner(case, "d_rtrl"), case.sequences(BATCH, LENGTH)
+    learner.reset_state()
+    pure, step_fn = learner.functional(), functools.partial(loss_of_step, learner, case)
+
+    @jax.jit
+    def gradient(state):
+        return pure.grad(state, xs, targets, step_fn=step_fn, reduction="sum", window=2)[1]
+
+    found = named(gradient(pure.state()))
+    assert_gradients_close(found, reference(case, "d_rtrl", 2), 1e-5)
+    lowered = learner.lower("etrace_grad", xs, targets, step_fn=step_fn, window=2)
+    assert lowered.compile() is not None
+
+
+def test_a_plan_has_the_chunks_of_its_windows():
+    x = jax.ShapeDtypeStruct((BATCH, 3), jnp.float32)
+    make = functools.partial(braintrace.plan, lambda: braintrace.nn.GRUCell(3, 4), "d_rtrl", x)
+    options = {"batch_size": BATCH, "steps": 20, "window": 4}
+    assert make(**options).chunk_size == 4
+    assert make(**options, chunk_size=11).chunk_size == 8
+    assert make(**options, memory_budget=10**9).chunk_size == 20
+
+
+# --- the spelling before
+
+
+def test_the_old_spelling_keeps_its_numbers_and_warns():
+    case = SOME[2]
+    with pytest.warns(DeprecationWarning, match="multi-step") as caught:
+        learner = build_learner(case, batch=BATCH, vjp_method="multi-step")
+    assert len(caught) == 1
+    assert caught[0].filename.endswith("drivers.py")
+    expected = gradient_of(windowed_learner(case, "d_rtrl"), case)
+    assert_same_bits(gradient_of(learner, case, chunk_size=WINDOW), expected)
+    assert_same_bits(gradient_of(learner, case, window=WINDOW), expected)
+    with pytest.raises(braintrace.OptionError, match="`window` is 2 and `vjp_method`"):
+        build_learner(case, window=2, vjp_method="multi-step")
