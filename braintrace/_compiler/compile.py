@@ -8,8 +8,8 @@ a broadcast. Such an operation, with the groups that it reaches, is a *relation*
 learns online.
 
 The central pass is a walk backward through the step (`walk`). It starts at the new value of a
-hidden state, with the unit numbers ``0 .. V-1`` of its elements, and carries the numbers back
-through the equations to the ETP operations and to the states before the step. An equation that
+hidden state, whose elements have the unit numbers ``0 .. V-1``. It carries these numbers back
+through the equations, to the ETP operations and to the states before the step. An equation that
 couples elements ends the walk on that path: the path is truncated, and reported.
 
 Each pass has its own file. A pass returns new data and never modifies its arguments.
@@ -34,6 +34,7 @@ from .._graph import (
     TraceMethod,
 )
 from .._typing import Path
+from .core.alignment import Alignment
 from .core.analysis import Analysis
 from .core.backward_rules import states_as_outputs
 from .core.batch import batch_of
@@ -41,7 +42,6 @@ from .core.candidates import candidates_of
 from .core.grouped_step import GroupedStep
 from .core.hidden_groups import find_hidden_groups
 from .core.marked_operations import marked_operations
-from .core.placement import Placement
 from .core.relations import find_relations
 from .core.step_graph import step_graph
 from .frontend.answers import with_answers
@@ -304,9 +304,9 @@ def _grouped(traced: TracedModel, every_state: bool, boundary: Boundary) -> Grou
     graph = step_graph(traced, analysis, candidates)
 
     # Elements of two states that reach each other one to one belong to the same unit.
-    placement = Placement(analysis, candidates)
+    alignment = Alignment(analysis, candidates)
 
     # States that read each other in the same unit are a group. The walks back from them find the
     # operations that reach them and the truncated paths (a whole product, or all but its diagonal).
-    groups, walks = find_hidden_groups(traced, placement, graph, outputs, every_state, boundary)
+    groups, walks = find_hidden_groups(traced, alignment, graph, outputs, every_state, boundary)
     return GroupedStep(traced, analysis, graph, operations, outputs, groups, walks)

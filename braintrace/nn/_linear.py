@@ -83,8 +83,8 @@ class FeedbackLinear(Linear):
 
     .. math:: \bar x = \bar y B^T, \qquad \bar W = x^T \bar y
 
-    Gradients pass from the output back to the input by a matrix B instead of the weight
-    (`feedback_matmul`), under every learning rule and in backpropagation through time [1]_.
+    Gradients pass from the output back to the input by a matrix B instead of the weight [1]_ (see
+    `feedback_matmul`). This holds for every learning rule and for backpropagation through time.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ a backward rule for a cotangent of one, which is multiplied by the learning sign
 exact only if the backward rule is linear in the cotangent.
 
 A state that no later step reads needs no trace. If a nonlinear rule is on the way to such a state,
-the state counts as an output of the step, and the weights before the rule get the ordinary
+the state counts as an output of the step. The weights before the rule then get the ordinary
 gradient.
 """
 

@@ -1,8 +1,8 @@
 """Diagonals of products: the part of a product that connects a unit with itself.
 
 A walk back from a hidden state ends at ETP operations and is truncated at ordinary products, since
-both couple units. SnAp keeps the diagonal of each product. For every element ``u`` of the output
-that reaches unit ``v`` of the new state, the diagonal contains the elements ``j`` of the input that
+both couple units. SnAp keeps the diagonal of each product. Let element ``u`` of the output reach
+unit ``v`` of the new state. The diagonal then pairs ``u`` with the elements ``j`` of the input that
 come from unit ``v`` of the old states.
 """
 
@@ -17,29 +17,29 @@ from ..._graph.hidden_group import NO_ELEMENT
 from ..._jax import Equation, Var
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow.bilinear import NOTHING, PRODUCTS, joining
+from .alignment import AlignedStates
 from .analysis import Analysis
 from .back_through import Ids
 from .influence import Way, roots_behind, ways_of
-from .placement import Together
 from .walk import Walk, walk_back
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
 """``inputs`` and ``outputs`` of a `Diagonal`."""
 
 
-def diagonals_of(together: Together, walk: Walk, stops: frozenset[Var]) -> tuple[Diagonal, ...]:
+def diagonals_of(aligned: AlignedStates, walk: Walk, stops: frozenset[Var]) -> tuple[Diagonal, ...]:
     """Return the diagonals of all products between a state and the old states.
 
     Parameters
     ----------
-    together
+    aligned
         The aligned states.
     walk, stops
         The walk back from one of them, and the variables at which it stopped.
     """
     diagonals: list[Diagonal] = []
-    for equation, operand in products_met(together.analysis, walk):
-        diagonals += _through(together, walk, stops, (equation, operand))
+    for equation, operand in products_met(aligned.analysis, walk):
+        diagonals += _through(aligned, walk, stops, (equation, operand))
     return tuple(diagonals)
 
 
@@ -56,13 +56,13 @@ def products_met(analysis: Analysis, walk: Walk) -> list[tuple[int, int]]:
 
 
 def _through(
-    together: Together, walk: Walk, stops: frozenset[Var], product: tuple[int, int]
+    aligned: AlignedStates, walk: Walk, stops: frozenset[Var], product: tuple[int, int]
 ) -> Iterator[Diagonal]:
     """Yield the diagonal of one product, for its output and for each broadcast of it."""
-    analysis, (index, operand) = together.analysis, product
+    analysis, (index, operand) = aligned.analysis, product
     equation = analysis.program.equations[index]
     x, (y,) = equation.invars[operand], equation.outvars
-    origin = together.origin.of(x)
+    origin = aligned.origin.of(x)
     if origin is None:
         return
     origins, _ = roots_behind(analysis, y, walk)
@@ -71,8 +71,8 @@ def _through(
         used = np.zeros(origin.size, bool)
         used[inputs[inputs != NO_ELEMENT]] = True
         start = np.where(used.reshape(origin.shape), origin, NO_ELEMENT).astype(np.int32)
-        back = walk_back(analysis, {x: start}, stops, together.origin, together.elsewhere)
-        old = [back.ids.get(state.leaf.in_var) for state in together.states]
+        back = walk_back(analysis, {x: start}, stops, aligned.origin, aligned.elsewhere)
+        old = [back.ids.get(state.leaf.in_var) for state in aligned.states]
         reads = tuple(c for c, ids in enumerate(old) if ids is not None and np.any(ids >= 0))
         if reads:
             yield Diagonal(index, operand, way.var, outputs, inputs, back.cuts, reads)

@@ -11,18 +11,18 @@ from ..._graph import Boundary, Cut, Diagonal, HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Var
 from ..._jaxpr import components
+from .alignment import AlignedStates, Alignment
 from .analysis import Analysis
 from .back_through import Ids
 from .delay_lines import find_delay_lines
 from .diagonals import diagonals_of
-from .placement import Placement, Together
 from .step_graph import StepGraph
 from .walk import Walk
 
 
 def find_hidden_groups(
     traced: TracedModel,
-    placement: Placement,
+    alignment: Alignment,
     graph: StepGraph,
     outputs: Sequence[StateLeaf],
     every_state: bool,
@@ -34,7 +34,7 @@ def find_hidden_groups(
     ----------
     traced
         The step.
-    placement, graph
+    alignment, graph
         Its hidden states, and the paths between them.
     outputs
         States that count as outputs of the step; they are in no group.
@@ -50,7 +50,7 @@ def find_hidden_groups(
     walks
         For every group, the walk back from each of its states.
     """
-    analysis, candidates = placement.analysis, placement.candidates
+    analysis, candidates = alignment.analysis, alignment.candidates
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     seen = _seen_by_losses(traced, outputs)
     behind_output = graph.values.behind(seen, new_vars)
@@ -59,13 +59,13 @@ def find_hidden_groups(
         lines = find_delay_lines(analysis, graph, candidates, behind_output)
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
-    for members in _connected(placement, lines):
-        together = placement.together(members)
-        is_read = [state.leaf.in_var in behind_output for state in together.states]
+    for members in _connected(alignment, lines):
+        aligned = alignment.align(members)
+        is_read = [state.leaf.in_var in behind_output for state in aligned.states]
         find = diagonals_of if boundary == "diagonal" else _no_diagonals
-        group_walks = _walks(together, graph, new_vars, is_read, every_state, find)
+        group_walks = _walks(aligned, graph, new_vars, is_read, every_state, find)
         is_line = lines.issuperset(members)
-        groups.append(_group(len(groups), together, group_walks, is_read, is_line))
+        groups.append(_group(len(groups), aligned, group_walks, is_read, is_line))
         walks.append(list(group_walks.walks))
     return groups, walks
 
@@ -76,41 +76,43 @@ def _seen_by_losses(traced: TracedModel, outputs: Sequence[StateLeaf]) -> list[A
     return [*traced.output_atoms, *(atom for atom in written if atom is not None)]
 
 
-def _connected(placement: Placement, apart: frozenset[int]) -> list[tuple[int, ...]]:
+def _connected(alignment: Alignment, apart: frozenset[int]) -> list[tuple[int, ...]]:
     """Return the connected components of the coupling, ordered by first member.
 
     A state is coupled to the states that it reads elementwise, old or new. States of one
     `HiddenGroupState` are always coupled. A state in ``apart`` is not coupled to the states that it
     reads.
     """
-    leaves = [candidate.leaf for candidate in placement.candidates]
+    leaves = [candidate.leaf for candidate in alignment.candidates]
     names = [i if leaf.component is None else leaf.path for i, leaf in enumerate(leaves)]
     coupled = [set[int]() for _ in names]
-    pairs = (pair for pair in _coupled(placement) if pair[0] not in apart)
+    pairs = (pair for pair in _coupled(alignment) if pair[0] not in apart)
     for a, c in (*pairs, *((names.index(name), i) for i, name in enumerate(names))):
         coupled[a].add(c)
         coupled[c].add(a)
     return sorted(map(tuple, components([*map(sorted, coupled)])))
 
 
-def _coupled(placement: Placement) -> Iterator[tuple[int, int]]:
+def _coupled(alignment: Alignment) -> Iterator[tuple[int, int]]:
     """Yield pairs ``(a, c)``: state ``a`` reads state ``c`` in the same unit."""
-    for members in placement.sets():
+    for members in alignment.sets():
         if len(members) == 1:
             continue
-        together = placement.together(members)
-        owner = {c.leaf.in_var: i for i, c in zip(members, together.states, strict=True)}
-        owner |= {c.var: i for i, c in zip(members, together.states, strict=True)}
-        for a, state in zip(members, together.states, strict=True):
-            walk = together.walk(state)
+        aligned = alignment.align(members)
+        owner = {c.leaf.in_var: i for i, c in zip(members, aligned.states, strict=True)}
+        owner |= {c.var: i for i, c in zip(members, aligned.states, strict=True)}
+        for a, state in zip(members, aligned.states, strict=True):
+            walk = aligned.walk(state)
             yield from ((a, c) for var, c in owner.items() if c != a and _reaches(walk, var))
 
 
-FindDiagonals: TypeAlias = Callable[[Together, Walk, frozenset[Var]], tuple[Diagonal, ...]]
+FindDiagonals: TypeAlias = Callable[[AlignedStates, Walk, frozenset[Var]], tuple[Diagonal, ...]]
 """See `diagonals_of`."""
 
 
-def _no_diagonals(together: Together, walk: Walk, stops: frozenset[Var]) -> tuple[Diagonal, ...]:
+def _no_diagonals(
+    aligned: AlignedStates, walk: Walk, stops: frozenset[Var]
+) -> tuple[Diagonal, ...]:
     return ()
 
 
@@ -124,7 +126,7 @@ class _GroupWalks:
 
 
 def _walks(
-    together: Together,
+    aligned: AlignedStates,
     graph: StepGraph,
     new_vars: Counter[Var],
     is_read: Sequence[bool],
@@ -133,27 +135,27 @@ def _walks(
 ) -> _GroupWalks:
     """Walk back from every state of a group."""
     every_new = frozenset(new_vars)
-    group_vars = Counter(var for state in together.states for var in state.new_vars)
+    group_vars = Counter(var for state in aligned.states for var in state.new_vars)
     stops = every_new.difference(var for var, count in group_vars.items() if count == new_vars[var])
-    walks = [together.walk(state, stops) for state in together.states]
-    diagonals = [find(together, walk, stops) for walk in walks]
+    walks = [aligned.walk(state, stops) for state in aligned.states]
+    diagonals = [find(aligned, walk, stops) for walk in walks]
     if len(walks) == 1 or every_state:
         return _GroupWalks(walks, diagonals, ())
     carried = {c for of_state in diagonals for diagonal in of_state for c in diagonal.reads}
     is_read = [is_seen or a in carried for a, is_seen in enumerate(is_read)]
     downstream = []
-    for a in _downstream(together, graph, walks, is_read, every_new):
-        ends = stops | group_vars.keys() - set(together.states[a].new_vars)
-        walk = together.walk(together.states[a], ends)
-        if not find(together, walk, ends):
+    for a in _downstream(aligned, graph, walks, is_read, every_new):
+        ends = stops | group_vars.keys() - set(aligned.states[a].new_vars)
+        walk = aligned.walk(aligned.states[a], ends)
+        if not find(aligned, walk, ends):
             downstream.append(a)
-            walks[a] = _without_held_cuts(together.analysis, graph, walk, ends)
+            walks[a] = _without_held_cuts(aligned.analysis, graph, walk, ends)
             diagonals[a] = ()
     return _GroupWalks(walks, diagonals, tuple(downstream))
 
 
 def _downstream(
-    together: Together,
+    aligned: AlignedStates,
     graph: StepGraph,
     walks: Sequence[Walk],
     is_read: Sequence[bool],
@@ -165,7 +167,7 @@ def _downstream(
     through it to its inputs. States are considered from the last to the first: a state may depend
     on other downstream states, but not on them alone.
     """
-    states = together.states
+    states = aligned.states
     if any(state.leaf.joined_var is not None for state in states):
         return ()
     old = {state.leaf.in_var for state in states}
@@ -201,12 +203,12 @@ def _reaches(walk: Walk, var: Var) -> bool:
 
 def _group(
     index: int,
-    together: Together,
+    aligned: AlignedStates,
     group_walks: _GroupWalks,
     is_read: Sequence[bool],
     delay_line: bool,
 ) -> HiddenGroup:
-    states = together.states
+    states = aligned.states
     shape = states[0].shape
     size = int(np.prod(shape))
 

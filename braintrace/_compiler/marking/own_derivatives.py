@@ -1,8 +1,8 @@
 r"""Linearisation of calls with a custom derivative and parameters as operands.
 
 The body of such a call :math:`y = f(w, x)` need not agree with its gradient. Its backward pass is
-linear in the cotangent, and the transpose of the backward pass is a program that is linear in the
-operands and has the same gradient:
+linear in the cotangent. The transpose of the backward pass is a program that is linear in the
+operands, with the same gradient:
 
 .. math:: (\bar w, \bar x) = B \, \bar y, \qquad dy = B^T (dw, dx).
 

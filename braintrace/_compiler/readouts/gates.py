@@ -6,8 +6,8 @@ gates, and each step would communicate all gates. Instead, each device should ha
 units. The program is rewritten to :math:`y_g = x W_g`. The weight, seen as ``(in, gate, unit)``, is
 one array, sharded by unit. The last axis of each output, and of each trace, is then the units.
 
-An array is a row of gates if everything that reads it takes single gates, or is elementwise with a
-result that is read in the same way.
+An array is a row of gates if all its readers take single gates. Elementwise readers count if their
+results are read in the same way.
 
 Inputs that are concatenated from several arrays, ``[x, h]``, are concatenated as replicated arrays.
 Otherwise XLA would reshard the concatenated row and send parts of both.

@@ -136,8 +136,8 @@ def embedding(indices: Any, weight: Any, *, weight_fn: Callable[[Any], Any] | No
     -----
     `D_RTRL` carries a trace of the size of the table for every index of a step, unless no later
     step reads it; the gradient of a chunk that starts from zero traces needs none. `ES_D_RTRL`
-    carries one number for each row and index. If the rows pass through another ETP operation before
-    they reach a hidden state, the table is a nested weight and learns by the gradient of each step.
+    carries one number for each row and index. If the rows reach hidden states only through another
+    ETP operation, the table is a nested weight, which learns by the gradient of each step.
 
     Examples
     --------

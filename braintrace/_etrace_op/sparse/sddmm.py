@@ -7,9 +7,8 @@ numbers. Rows are gathered for a block of entries and for a part of the ``k`` at
 stay in the caches, and no array with the size of all entries times all ``k`` is built.
 
 A CPU adds up pieces of a row in one register before it adds up the numbers of that register; the
-second sum takes as long as some 60 products. If rows do not fit the caches, or there are enough
-``k`` for it to pay, the entries of a block are sorted by the index that their order scatters, and
-put back afterwards.
+second sum takes as long as some 60 products. If rows do not fit the caches, or for many ``k``, the
+entries of a block are sorted by the index that their order scatters, and put back afterwards.
 """
 
 import functools

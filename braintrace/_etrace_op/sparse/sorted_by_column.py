@@ -1,7 +1,8 @@
 r"""Sparse products sharded by output: entries are on the device of their column.
 
-If equal parts of the outputs have equal numbers of entries, in this order, each of several devices
-can store one part of the outputs, of the entries, and of their traces. Every form here has
+Suppose that equal parts of the outputs have equal numbers of entries, in order. Each of several
+devices can then store one part of the outputs, of the entries, and of their traces. Every form here
+has
 
 .. math:: (\text{part},\; \text{entry of the part})
 

@@ -52,8 +52,8 @@ class Report:
     skipped_updates
         Number of updates that a learner has left out because a value was not finite.
     mesh, whole
-        The mesh of a sharded learner, and names of the hidden states and parameters whose outputs
-        are replicated although the mesh has an axis for them.
+        The mesh of a sharded learner, and the names of hidden states and parameters with replicated
+        outputs although the mesh has an axis for them.
 
     Examples
     --------

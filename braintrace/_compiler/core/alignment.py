@@ -7,12 +7,12 @@ from ..._jax import Var
 from .analysis import Analysis, Origin
 from .back_through import Ids
 from .candidates import Candidate
-from .common_positions import CommonPositions
+from .shared_units import SharedUnits
 from .walk import Walk, walk_back
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Together:
+class AlignedStates:
     """Some hidden states, aligned at their common units.
 
     Attributes
@@ -38,7 +38,7 @@ class Together:
         return walk_back(self.analysis, start, stops, self.origin, self.elsewhere)
 
 
-class Placement:
+class Alignment:
     """The hidden states of a step, and the units that some of them share.
 
     Parameters
@@ -51,16 +51,13 @@ class Placement:
 
     def __init__(self, analysis: Analysis, candidates: Sequence[Candidate]) -> None:
         self.analysis, self.candidates = analysis, candidates
-        self._common = CommonPositions(candidates, self._reached)
-        self._found: dict[tuple[int, ...], Together] = {}
+        self._shared = SharedUnits(candidates, self._reached)
+        self._aligned: dict[tuple[int, ...], AlignedStates] = {}
 
     def _reached(self, state: int) -> Mapping[Var, Ids]:
-        candidate = self.candidates[state]
-        return (
-            Together(self.analysis, [candidate], self._origin([candidate]), frozenset())
-            .walk(candidate)
-            .ids
-        )
+        alone = [self.candidates[state]]
+        aligned = AlignedStates(self.analysis, alone, self._origin(alone), frozenset())
+        return aligned.walk(alone[0]).ids
 
     def _origin(self, states: Sequence[Candidate]) -> Origin:
         # A walk visits no equation after the one that writes its state.
@@ -69,14 +66,14 @@ class Placement:
 
     def sets(self) -> list[tuple[int, ...]]:
         """Return the sets of states that share units, as indices."""
-        return self._common.sets()
+        return self._shared.sets()
 
-    def together(self, members: tuple[int, ...]) -> Together:
+    def align(self, members: tuple[int, ...]) -> AlignedStates:
         """Return some states, aligned at their common units."""
-        if members not in self._found:
-            inside = self._common.of(members)
+        if members not in self._aligned:
+            inside = self._shared.of(members)
             others = (c.leaf.in_var for i, c in enumerate(self.candidates) if i not in members)
-            self._found[members] = Together(
+            self._aligned[members] = AlignedStates(
                 self.analysis, inside, self._origin(inside), frozenset(others)
             )
-        return self._found[members]
+        return self._aligned[members]

@@ -21,7 +21,7 @@ Reached = Callable[[int], Mapping[Var, Ids]]
 """``Reached(index of a state)``: the variables that reach the state, with ids of its elements."""
 
 
-class CommonPositions:
+class SharedUnits:
     """Union-find over the elements of all states: one number for each unit.
 
     Parameters
