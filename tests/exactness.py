@@ -123,19 +123,19 @@ def of_zoo(name, *top, **options):
 
 MODELS = {
     "LIF or ALIF neurons, driven by inputs": of_zoo("ALIF"),
-    "the same behind a convolution": of_zoo("ConvolutionalLIF", shape=(5, 2)),
-    "units that read their own past only (IndRNN, LRU)": of_zoo("IndRNN"),
+    "the same after a convolution": of_zoo("ConvolutionalLIF", shape=(5, 2)),
+    "uncoupled units (IndRNN, LRU)": of_zoo("IndRNN"),
     "one of these, a leaky linear readout": Model(leaky_readout),
     "one of these, a `feedback_matmul` as readout": Model(OwnFeedback),
     "a stack of these": of_zoo("Stacked", "upper/cell/w"),
     "one recurrent layer": of_zoo("Leaky"),
     "the same, sparse": Model(SparseRecurrent),
-    "the same, its recurrent weight not marked": of_zoo("PlainRecurrentRNN"),
+    "the same, an ordinary recurrent weight": of_zoo("PlainRecurrentRNN"),
     "LSTM": of_zoo("LSTMFused"),
     "GRU with the reset after the product": of_zoo("GRUResetAfter"),
     "GRU with the reset before the product": of_zoo("GRUResetBefore"),
     "a stack of recurrent layers": Model(RecurrentLayers, ("w_out", "w_up", "w_upper")),
-    "samples that mix (batch norm)": Model(NormalisedOverSamples),
+    "samples coupled by batch norm": Model(NormalisedOverSamples),
 }
 
 
