@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import pathlib
 
 import compilation
 import jax
@@ -10,6 +11,9 @@ import pytest
 from by_day import pytest_pycollect_makeitem as pytest_pycollect_makeitem
 
 compilation.compile_in_a_hurry()
+
+LAYERS = pathlib.Path(__file__).parent.parent / "braintrace" / "nn"
+"""Their examples train a network each and are run at night; other docstrings' run by day."""
 
 _tests = itertools.count()
 
@@ -31,11 +35,14 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     """Leave out the rows of the night; bring together tests that share what they compile.
 
-    A row that is named on the command line runs by day too. The optimised ones stand at the end,
-    and those that ask for the same oracles at the beginning.
+    A test or a row that is named on the command line runs by day too. The optimised ones are at
+    the end, and tests that share their oracles at the beginning.
     """
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.path.is_relative_to(LAYERS):
+            item.add_marker(pytest.mark.nightly)
     if not config.getoption("--nightly"):
-        named = {argument for argument in config.args if argument.endswith("]")}
+        named = {*config.args}
         of_the_night = {
             item
             for item in items

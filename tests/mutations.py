@@ -356,7 +356,7 @@ MUTATIONS = [
         "_runtime/old_states.py",
         "        if asked and not goes_on and (is_joint or not through_steps):\n",
         "        if asked and not goes_on and not through_steps:\n",
-        ("tests/test_state_derivatives.py::test_states_and_parameters_at_once",),
+        ("tests/test_state_derivatives.py::test_states_and_parameters_at_once[in_a_loop-d_rtrl]",),
         "the derivative of the hidden states is zero without an error",
     ),
     Mutation(
@@ -706,7 +706,7 @@ MUTATIONS = [
         "_executor/overwriting.py",
         "return jnp.any(jnp.stack([(n != n) & (n == n) for n in map(_one_number, first)]))",
         "return jnp.asarray(False)",
-        (f"{COUPLED}::test_a_loop_over_chunks_copies_no_trace",),
+        (f"{COUPLED}::test_a_loop_over_chunks_copies_no_trace[each other]",),
         "XLA copies the traces at every chunk",
     ),
     Mutation(
@@ -847,7 +847,7 @@ MUTATIONS = [
         "_etrace_op/sparse/pattern.py",
         "| (self.columns[::stride] // outputs == np.arange(0, self.nnz, stride) // entries)",
         "| (self.columns[::stride] // outputs < parts)",
-        ("tests/test_sorted_by_column.py",),
+        ("tests/test_sorted_by_column.py::test_products_by_target",),
         "only entries that lie with their outputs may be divided with them",
     ),
     # rules that are names
@@ -1502,7 +1502,7 @@ MUTATIONS = [
         "nn/_projection.py",
         "            total = total + y",
         "            total = y",
-        ("braintrace/nn/_projection.py",),
+        ("braintrace/nn/_projection.py::braintrace.nn._projection.Projection",),
         "the other populations send nothing",
     ),
     # sharding, without devices
@@ -1527,7 +1527,10 @@ MUTATIONS = [
         "_executor/restart.py",
         "return flags.all(-1)",
         "return flags.any(-1)",
-        (f"{BATCH_ROLES}::test_shared_states_go_on_until_all_samples_are_reset",),
+        (
+            f"{BATCH_ROLES}::test_shared_states_go_on_until_all_samples_are_reset"
+            "[Sideways-all equal]",
+        ),
         "a sample resets what the others are still using",
     ),
     Mutation(

@@ -105,7 +105,7 @@ def sequences(shapes, steps=3):
     return [jnp.asarray(generator.normal(size=(steps, *shape)), jnp.float32) for shape in shapes]
 
 
-@pytest.mark.by_day("features and units", "mapped", "argument without a batch", "two sizes")
+@pytest.mark.by_day("features and units", "argument without a batch")
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_a_learner_of_that_size(name):
     model, shapes, options = MODELS[name]

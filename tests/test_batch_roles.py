@@ -203,7 +203,7 @@ PATHS = (
 )
 
 
-@pytest.mark.by_day("Sideways-all equal")
+@pytest.mark.nightly
 @SIZES
 @pytest.mark.parametrize("model_of", [Shared, Sideways])
 def test_shared_states_go_on_until_all_samples_are_reset(model_of, batch, units, steps):

@@ -41,6 +41,8 @@ from benchmarks.spiking import Net, SpikingTask
 from benchmarks.stack import StackTask
 from benchmarks.stack_oracles import Layers
 
+pytestmark = pytest.mark.nightly
+
 STACK = StackTask(Layers("LeakyRNN", 2, 8), 16, 2)
 
 # Some have the same programs, which are then compiled once.

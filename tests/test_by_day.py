@@ -52,6 +52,7 @@ def collected(files, *options):
     return {line for line in run.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "files",
     [

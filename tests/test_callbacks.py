@@ -187,6 +187,7 @@ PATHS = {
 AT_NIGHT = pytest.mark.nightly
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "algorithm", "options"),
     [

@@ -177,7 +177,7 @@ def distance(a, b):
     return float(jnp.max(jnp.abs(a - b)))
 
 
-@pytest.mark.by_day("a flag", "in an array")
+@pytest.mark.by_day("in an array")
 @each_change
 def test_every_path_sees_a_change(change):
     learner = compiled()
@@ -252,6 +252,7 @@ def pure(learner, xs):
 RUNS = {"sequence": gradient, "own loop": own_loop, "stream": stream, "pure": pure}
 
 
+@pytest.mark.by_day("d_rtrl-sequence", "d_rtrl-own loop")
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("algorithm", ["d_rtrl", pytest.param("rtrl", marks=pytest.mark.nightly)])
 def test_traces_go_on_where_a_decay_changes(run, algorithm):

@@ -79,6 +79,7 @@ def check_any_name(tmp_path_factory, names):
         saved_and_restored(folder)
 
 
+@pytest.mark.nightly
 @BY_DAY
 @hypothesis.given(names=st.lists(NAMES, min_size=1, max_size=2))
 def test_folders_of_random_names(tmp_path_factory, names):

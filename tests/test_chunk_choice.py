@@ -286,6 +286,7 @@ def test_what_only_an_update_keeps_takes_no_memory_where_nothing_is_updated():
     assert_gradients_close(found, expected, 1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.optimised
 def test_working_memory_is_flat_in_time_beyond_the_budget():
     """What the compiled program takes, from zero traces and on, is about what is said."""

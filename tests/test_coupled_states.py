@@ -143,13 +143,7 @@ def dtypes_of_traces(algorithm):
     return sorted(str(leaf.dtype) for leaf in jax.tree.leaves(algorithm.traces.carried.value))
 
 
-@pytest.mark.by_day(
-    "element_wise",
-    "grouped 1-D conv",
-    "lora_matmul with bias",
-    "feedback_matmul with bias",
-    "matmul with bias",
-)
+@pytest.mark.by_day("lora_matmul with bias", "feedback_matmul with bias")
 @pytest.mark.core
 @pytest.mark.parametrize(
     "case",
@@ -165,6 +159,7 @@ def test_the_gradient_equals_bptt_for_every_operation(case):
     assert_gradients_close(found, expected, 1e-5, f"{case.name}, chunks of 3")
 
 
+@pytest.mark.by_day("chain", "circle of three")
 @pytest.mark.parametrize(
     ("mixing", "dtypes"),
     [
@@ -252,6 +247,7 @@ def test_a_step_copies_no_trace(mixing, dtypes):
     assert program.memory_analysis().temp_size_in_bytes < BYTES_OF_A_TRACE
 
 
+@pytest.mark.by_day("each other, what several steps add")
 @pytest.mark.optimised
 @pytest.mark.parametrize(
     ("mixing", "chunk", "arrays"),

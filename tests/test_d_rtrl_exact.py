@@ -40,6 +40,7 @@ def test_float32(case):
     check(catalogue_gradient(case), case)
 
 
+@pytest.mark.by_day("independent_rnn", "synapse_read_out", "alif_late_threshold")
 @pytest.mark.usefixtures("float64")
 @cases.each(IN_CHUNKS, [case for case in cases.DIAGONAL if case not in IN_CHUNKS])
 def test_float64_in_several_chunks_and_a_remainder(case):

@@ -76,6 +76,11 @@ def test_an_element_depends_on_what_the_engine_names(case):
         assert not (claimed & ~shown).any(), "the engine names an element without influence"
 
 
+@pytest.mark.by_day(
+    *("stop_gradient", "argmax", "argmin", "top_k", "lu", "custom_jvp_call", "custom_vjp_call"),
+    *("while-decided", "abs", "clamp", "cumsum", "dot_general-batched", "scan-rolled"),
+    *("conv_general_dilated-groups", "scatter-add-window_between", "reduce_window-start"),
+)
 @each(OF_FLOATS)
 def test_a_derivative_that_the_engine_calls_zero_is_zero(case):
     jaxpr = traced(case)

@@ -81,6 +81,7 @@ def marked_paths(graph):
 # --- a model without marks
 
 
+@pytest.mark.by_day("d_rtrl", "eprop")
 @pytest.mark.core
 @pytest.mark.parametrize("rule", ["d_rtrl", "es_d_rtrl", "snap", "eprop"])
 def test_compile_marks_a_model_without_marks(rule):

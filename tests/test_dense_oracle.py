@@ -20,14 +20,14 @@ def check(actual, expected, case, tolerance=1e-5):
     assert_gradients_differ(actual, references.bptt(case), 1e-3, case.name)
 
 
-@pytest.mark.by_day("plain_input_rnn", "gru_reset_after", "lif_recurrent", "two_layers_plain_link")
+@pytest.mark.by_day("lif_recurrent", "two_layers_plain_link")
 @pytest.mark.core
 @cases.each(cases.RECURRENT)
 def test_d_rtrl(case):
     check(catalogue_gradient(case), references.dense_d_rtrl(case), case)
 
 
-@pytest.mark.by_day("tanh_rnn", "plain_encoder", "lstm_separate", "layer_norm_rnn", "learnt_leak")
+@pytest.mark.by_day("plain_encoder", "lstm_separate")
 @pytest.mark.core
 @cases.each([*cases.RECURRENT, *(cases.BY_NAME[name] for name in SOME_DIAGONAL)])
 def test_es_d_rtrl(case):

@@ -40,6 +40,7 @@ def square_loss(learner):
     return lambda x, target: CASE.loss(learner(x), target)
 
 
+@pytest.mark.by_day("d_rtrl")
 @pytest.mark.core
 @ALGORITHMS
 def test_hundred_calls_compile_once(algorithm):

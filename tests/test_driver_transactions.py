@@ -201,6 +201,7 @@ def checked_signal(check):
     return Runs(build_learner(CASE), checked)
 
 
+@pytest.mark.by_day("result", "aside")
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("build", "drivers"),

@@ -4,6 +4,8 @@ import example_scripts
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def example():

@@ -10,6 +10,8 @@ import pytest
 
 import braintrace
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def example():

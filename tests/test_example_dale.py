@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import saiunit as u
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def example():

@@ -11,6 +11,8 @@ import example_scripts
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 SMALL = ["--epochs", "1", "--hidden", "8", "--batch-size", "64"]
 
 

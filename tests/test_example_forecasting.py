@@ -16,6 +16,7 @@ def best(example, series, found):
     return min(example.error(series, found[name]) for name in SIMPLE)
 
 
+@pytest.mark.nightly
 def test_the_network_corrects_what_least_squares_leave(example):
     series = example.load_series()["sunspots"]
     found = example.baselines(series)

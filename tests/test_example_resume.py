@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from drivers import compiled_once
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture
 def example():

@@ -148,7 +148,7 @@ def test_chunk_size_changes_nothing(case, algorithm, chunk_sizes):
         assert_states_close(snapshot(learner), states_and_traces, case.name)
 
 
-@pytest.mark.by_day("alif-reset all", "two_layers-reset samples")
+@pytest.mark.by_day("alif-reset all")
 @pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
 @cases.each(FEW)
 def test_blocks_within_a_chunk_change_nothing(case, per_sample, monkeypatch):
@@ -184,7 +184,7 @@ def blocks_of(length, monkeypatch):
     return lengths
 
 
-@pytest.mark.by_day("alif-reset all", "two_layers-reset samples")
+@pytest.mark.by_day("alif-reset all")
 @pytest.mark.parametrize("per_sample", [False, True], ids=["reset all", "reset samples"])
 @cases.each(FEW)
 def test_blocks_of_samples_change_nothing(case, per_sample, monkeypatch):
@@ -329,6 +329,7 @@ def test_value_and_auxiliary_results():
     assert_same_bits((again, aux_again), (gradients, aux))
 
 
+@pytest.mark.by_day("None")
 @pytest.mark.parametrize("window", [None, 3])
 def test_gradients_of_some_weights(window):
     """They are those of all the weights, and the traces of all move on."""

@@ -99,14 +99,7 @@ def bench_of(*arguments, **options):
     return Bench(*arguments, **options)
 
 
-@pytest.mark.by_day(
-    "initialised-step",
-    "initialised-evolution",
-    "with_a_second_learner-gradient",
-    "written-step",
-    "written-evolution",
-    "moved_by_the_model-gradient",
-)
+@pytest.mark.by_day("initialised-step", "written-evolution")
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_stale_traces_are_refused(foreign, move):
@@ -247,6 +240,12 @@ ALLOWED = [
 ]
 
 
+@pytest.mark.by_day(
+    "nothing",
+    "new_objects_after_a_reset",
+    "initial_values_after_a_reset",
+    "part_of_the_samples",
+)
 @pytest.mark.parametrize("use", ALLOWED)
 def test_other_uses_are_left_alone(use):
     bench = Bench()
@@ -255,6 +254,14 @@ def test_other_uses_are_left_alone(use):
         move(bench)
 
 
+@pytest.mark.by_day(
+    "initialised-in_jit",
+    "with_a_second_learner-in_grad",
+    "with_a_second_learner-in_jit",
+    "written-in_jit",
+    "moved_by_the_model-in_grad",
+    "moved_by_the_model-in_jit",
+)
 @pytest.mark.parametrize("move", [Bench.in_grad, Bench.in_jit])
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_stale_traces_are_refused_where_a_transformation_is_traced(foreign, move):

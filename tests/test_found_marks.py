@@ -103,7 +103,7 @@ def compared(entry, chunk_sizes, paths=(), algorithm="d_rtrl"):
         assert_gradients_close(*both, TOLERANCE, f"{entry.name}, {path}")
 
 
-@pytest.mark.by_day("SignedHalves", "LIF0", "GRUCell, reset before")
+@pytest.mark.by_day("SignedHalves", "LIF0")
 @each_model
 def test_learns_as_by_hand(entry):
     compared(entry, CHUNK_SIZES[:1])
@@ -215,7 +215,7 @@ class Looked(brainstate.nn.Module):
         return brainstate.transform.grad(loss, self.table.weight)()
 
 
-@pytest.mark.by_day("options2")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options", [{}, {"padding_idx": 1}, {"padding_idx": 2, "scale_grad_by_freq": True}]
 )

@@ -340,6 +340,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.by_day("a function-d_rtrl", "nnx.GRUCell-es_d_rtrl")
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.parametrize(("name", "rule"), PAIRS)
 def test_it_learns_unchanged(name, rule):

@@ -90,6 +90,7 @@ def bench(name="leaky", algorithm="d_rtrl"):
     return Bench(name, algorithm)
 
 
+@pytest.mark.by_day("leaky-es_d_rtrl", "leaky-immediate")
 @pytest.mark.parametrize(("name", "algorithm"), BY_DAY_OR_NIGHT)
 def test_each_function_is_the_method(name, algorithm):
     """Also: what the user has closed over (an optimizer) is part of the state, and keeps."""
@@ -306,6 +307,7 @@ def test_names_of_the_users_states_are_not_those_of_the_models():
     assert others == {("count",): 0.0, ("counted",): 1.0} | own
 
 
+@pytest.mark.nightly
 def test_learners_over_devices():
     tests = pathlib.Path(__file__).parent
     environment = {

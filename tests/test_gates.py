@@ -65,7 +65,7 @@ MODELS = {
     "lstm": (lambda: braintrace.nn.LSTMCell(INPUTS, UNITS), "W/weight"),
     "gru": (lambda: braintrace.nn.GRUCell(INPUTS, UNITS), "Wrz/weight"),
 }
-ROWS = [("pair", "d_rtrl"), ("reshaped", "es_d_rtrl")]
+ROWS = [("reshaped", "es_d_rtrl")]
 OTHERS = [(name, rule) for name in MODELS for rule in ("d_rtrl", "es_d_rtrl", "snap", "ottt")]
 
 

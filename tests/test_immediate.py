@@ -57,9 +57,7 @@ each_model_and_rule = pytest.mark.parametrize(
     "learnt_leak-immediate-batch axis-2 and 6",
     "alif_late_threshold-immediate-mapped-6 alone",
     "two_layers-immediate-mapped-1 and 4",
-    "gru-immediate-batch axis-2 and 6",
     "plain_input_rnn-immediate-batch axis-1 and 4",
-    "lstm_fused-no_past-mapped-all",
 )
 @pytest.mark.parametrize(
     "some",
@@ -160,7 +158,7 @@ def truncated(case, window):
     return total
 
 
-@pytest.mark.by_day("gru", "plain_input_rnn")
+@pytest.mark.by_day("plain_input_rnn")
 @each_model
 def test_every_window_is_differentiated_in_full(case):
     learner = build_learner(case, "immediate", batch=BATCH, window=1)

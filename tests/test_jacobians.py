@@ -211,6 +211,19 @@ def check_elements(entry, rule):
     Truncations(entry, graph_of(entry, rule, readout_filters=False)).check()
 
 
+@pytest.mark.by_day(
+    "LateralInhibition",
+    "DelayLineForAMarkedOperation",
+    "LSTMPeephole",
+    "PlainRecurrentRNN",
+    "Stacked",
+    "ConductanceSynapses",
+    "SparseLIF",
+    "GroupStateALIF",
+    "TransposedPair",
+    "MarkedAndPlain",
+    "FilteredOutput",
+)
 @each(BY_DAY)
 def test_what_d_rtrl_truncates_is_reported(entry):
     check_elements(entry, "d_rtrl")
@@ -376,6 +389,13 @@ def check_sparsity(program):
     return "checked"
 
 
+@pytest.mark.by_day(
+    "instructions0",
+    "instructions1",
+    "instructions2",
+    "instructions4",
+    "instructions5",
+)
 @pytest.mark.parametrize("instructions", [*CELLS[:1], *CELLS[2:], *INNER])
 def test_the_sparsity_of_snap_in_a_random_cell(instructions):
     assert check_sparsity(Program(2, instructions)) == "checked"

@@ -142,12 +142,9 @@ def refused(setting, route, name):
 
 
 @pytest.mark.by_day(
-    "gradient-weight",
     "stream-weight",
     "stream_step-h",
-    "optimizer-log",
     "pure_gradient-log",
-    "early-weight",
     "blocks-h",
     "masked-h",
     "guarded-log",

@@ -121,6 +121,7 @@ BY_DAY = [
 ]
 
 
+@pytest.mark.by_day("FixedNumConn-d_rtrl")
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.filterwarnings("ignore:brainevent.* is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from benchmarks.learning import command, measure, record, runs, tasks, ways, wor
 from benchmarks.learning.networks import CELLS, build, pure, values_of
 from benchmarks.learning.tasks.draws import made_up
 
+pytestmark = pytest.mark.nightly
+
 STEPS, SIGNS = 4, 2
 
 

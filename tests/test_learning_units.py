@@ -152,11 +152,8 @@ class Driven(brainstate.nn.Module):
 
 @pytest.mark.by_day(
     "element_wise-d_rtrl",
-    "conv-es_d_rtrl",
-    "sparse_matmul-es_d_rtrl",
     "lora_matmul-d_rtrl",
     "feedback_matmul-d_rtrl",
-    "embedding-es_d_rtrl",
     "einsum-d_rtrl",
 )
 @pytest.mark.parametrize("algorithm", ["d_rtrl", "es_d_rtrl"])

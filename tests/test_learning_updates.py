@@ -11,6 +11,8 @@ import pytest
 from benchmarks.learning import command, online_updates, record, study, tasks, work
 from benchmarks.learning.networks import build, values_of
 
+pytestmark = pytest.mark.nightly
+
 STEPS = 14
 SETTINGS = online_updates.Settings(
     "copy with lag",
@@ -33,6 +35,7 @@ def initial(settings):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *weights)
 
 
+@pytest.mark.nightly
 def test_updates_make_traces_old(monkeypatch, tmp_path):
     monkeypatch.setattr(online_updates, "_begun", initial)
     found = online_updates.run(SETTINGS, {"name": "a machine"})

@@ -21,7 +21,9 @@ import braintrace
 pytestmark = pytest.mark.usefixtures("float64")
 TOLERANCE = 1e-10
 BY_NAME = {row.name: row for row in (*LINEAR, *ODD, *OTHERS)}
-SIMPLE, HARD = BY_NAME["alif-with_everything"], BY_NAME["lif-in_small_steps"]
+SMALL, SIMPLE, HARD = map(
+    BY_NAME.get, ("rates-plain", "alif-with_everything", "lif-in_small_steps")
+)
 
 
 def each(rows):
@@ -77,14 +79,7 @@ def sequence_gradient(learner, **options):
 
 
 # The two are held against it below, by day.
-@pytest.mark.by_day(
-    "rates-plain",
-    "lif-plain",
-    "alif-several",
-    "rates-of_several",
-    "alif-with_feedback",
-    "lif-marked_decay",
-)
+@pytest.mark.by_day("rates-plain", "alif-several", "lif-marked_decay")
 @each([*LINEAR, *ODD])
 def test_equals_bptt(row):
     learner = learner_of(row)
@@ -101,12 +96,7 @@ def test_without_filters_it_does_not(row):
     assert_gradients_differ(sequence_gradient(learner), bptt(row), 0.05, row.name)
 
 
-@pytest.mark.by_day(
-    "rates-decay_per_unit",
-    "rates-nonlinear_before",
-    "rates-read_by_another",
-    "rates-cascade",
-)
+@pytest.mark.by_day("rates-decay_per_unit", "rates-read_by_another")
 @each(OTHERS)
 def test_what_is_no_linear_readout_stays_as_it_is_and_says_why(row):
     learner, as_before = learner_of(row), learner_of(row, readout_filters=False)
@@ -177,9 +167,9 @@ def in_a_stream(learner, steps=slice(None), **options):
     return named(total.value)
 
 
-@pytest.mark.by_day("lif-in_small_steps-mapped")
+@pytest.mark.by_day("rates-plain-mapped")
 @pytest.mark.parametrize("style", ["batch axis", "mapped"])
-@each([SIMPLE, HARD])
+@each([SMALL, SIMPLE, HARD])
 def test_every_driver(row, style):
     learner = learner_of(row, style=style)
     own = InOwnLoop(learner)
@@ -194,8 +184,8 @@ def test_every_driver(row, style):
         assert_gradients_close(path(), bptt(row), TOLERANCE, name)
 
 
-@pytest.mark.by_day("alif-with_everything")
-@each([SIMPLE, HARD])
+@pytest.mark.by_day("rates-plain")
+@each([SMALL, SIMPLE, HARD])
 def test_split_calls(row):
     """A part in a stream, then a sequence, then in an own loop: filters go on with the traces."""
     learner = learner_of(row)
@@ -222,8 +212,8 @@ def test_split_calls(row):
         )
 
 
-@pytest.mark.by_day("alif-with_everything")
-@each([SIMPLE, HARD])
+@pytest.mark.by_day("rates-plain")
+@each([SMALL, SIMPLE, HARD])
 def test_samples_that_start_anew(row):
     flags = np.zeros((STEPS, BATCH), bool)
     flags[2, 0] = flags[3, 1] = True
@@ -265,8 +255,8 @@ def test_steps_that_do_not_count(row):
     assert_gradients_close(found, bptt(row, mask=mask), TOLERANCE, row.name)
 
 
-@pytest.mark.by_day("alif-with_everything")
-@each([SIMPLE, HARD])
+@pytest.mark.by_day("rates-plain")
+@each([SMALL, SIMPLE, HARD])
 def test_windows(row):
     learner = learner_of(row, window=2)
     found = sequence_gradient(learner)
@@ -295,6 +285,7 @@ def test_after_steps_without_a_loss(row):
     assert_gradients_close(named(found), bptt(row, mask=mask), TOLERANCE, row.name)
 
 
+@pytest.mark.nightly
 def test_pure_functions_of_the_state():
     learner = learner_of(SIMPLE)
     pure, model = learner.functional(), learner.algorithm.model
@@ -342,8 +333,8 @@ def test_traces_in_half_precision():
     assert held == {jnp.dtype(jnp.float64)}
 
 
-@pytest.mark.by_day("alif-with_everything")
-@each([SIMPLE, HARD])
+@pytest.mark.by_day("rates-plain")
+@each([SMALL, SIMPLE, HARD])
 def test_mapped_by_somebody_else(row):
     lanes = {"axis_size": BATCH, "state_tag": "lane"}
     model = row.module()
@@ -457,6 +448,7 @@ class Layers:
         return Spiking()
 
 
+@pytest.mark.nightly
 def test_layers_of_the_library_in_units():
     row = Layers()
     with brainstate.environ.context(dt=1.0 * u.ms):
@@ -514,6 +506,7 @@ def test_rflo_with_a_leaky_readout():
     assert_gradients_close(found, bptt(row), TOLERANCE)
 
 
+@pytest.mark.nightly
 def test_several_rules_in_one_model():
     row = BY_NAME["rates-of_several"]
     learner = learner_of(row, rules={"w_in": ("es_d_rtrl", {"decay_or_rank": 0.7})})

@@ -770,7 +770,7 @@ def test_has_the_relations_of_its_marked_twin(rows):
 
 
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
-@pytest.mark.by_day("product", "a low rank", "branches", "a backward rule of its own")
+@pytest.mark.by_day("product", "a backward rule of its own")
 @pytest.mark.parametrize("rows", each(GROUPS))
 def test_learns_as_its_marked_twin(rows):
     twin, learner = twins(rows)
@@ -1007,6 +1007,12 @@ def gradient_of_the_steps(row):
     return jax.grad(loss)(row.params())
 
 
+@pytest.mark.by_day(
+    "a matrix with a list of places",
+    "a matrix with indices",
+    "an entry of each row",
+    "noise in a kernel",
+)
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.parametrize("name", OTHER_FORMS)
 def test_a_form_without_a_mark_has_the_gradient_of_the_step_and_names_an_operation(name):

@@ -46,6 +46,7 @@ def messages_of(folder, arguments=()):
     return deviations, [len(COLLECTIVE.findall(text)) for text in programs]
 
 
+@pytest.mark.nightly
 @pytest.mark.core
 def test_a_mesh_gives_what_one_device_gives(tmp_path):
     """Also: a gradient of a divided batch is one message per chunk or step, not one per sample."""

@@ -97,7 +97,7 @@ def bptt(model, xs):
     return brainstate.transform.jit(loss)()
 
 
-@pytest.mark.by_day("LIF, ReluGrad", "LIF, hard reset", "LIF, MultiGaussianGrad", "Gif")
+@pytest.mark.by_day("LIF, hard reset", "LIF, MultiGaussianGrad")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_d_rtrl_equals_bptt(name):
     xs = inputs()
@@ -203,6 +203,7 @@ class Projected(brainstate.nn.Module):
         return self.neurons() @ self.w_out.value
 
 
+@pytest.mark.by_day("CUBA, D_RTRL")
 @pytest.mark.filterwarnings("ignore::braintrace.ApproximationWarning")
 @pytest.mark.parametrize(
     ("currents", "rule"),

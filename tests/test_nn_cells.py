@@ -111,6 +111,7 @@ def in_double(build):
     return cell, values
 
 
+@pytest.mark.by_day("MGUCell", "LeakyRNN", "MiniGRU", "MiniLSTM", "CFNCell")
 @pytest.mark.parametrize("name", CELLS)
 def test_equations(name):
     build, equation = CELLS[name]

@@ -96,14 +96,25 @@ def test_relations_groups_and_diagnostics(entry):
     assert (found, groups, kinds) == (entry.relations, entry.groups, set(entry.diagnostics))
 
 
-@pytest.mark.by_day(*(e.name for e in MODELS if e.name not in MAPPED | AT_NIGHT))
+@pytest.mark.by_day("SparseLinear", "LeakyRateReadout", "LIF", "ALIF", "LoRA")
 def test_d_rtrl_with_a_batch_axis(entry):
     """A sequence at once; of the layers that are not mapped below."""
     found = runs_of(entry, "d_rtrl").at_once(4)
     assert_gradients_close(found, expected(entry), TOLERANCE, entry.name)
 
 
-@pytest.mark.by_day(*sorted(MAPPED - AT_NIGHT))
+@pytest.mark.by_day(
+    "Linear",
+    "Embedding",
+    "Linear, mask and signs",
+    "OneToOne",
+    "Conv1d",
+    "ValinaRNNCell",
+    "GRUCell",
+    "MiniGRU",
+    "LIF, hard reset",
+    "Alpha",
+)
 def test_d_rtrl_mapped_over_the_batch(entry):
     """Step by step."""
     found = runs_of(entry, "d_rtrl", vmap=True).by_own_gradient()

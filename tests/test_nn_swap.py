@@ -223,6 +223,7 @@ def test_initial_parameters_are_those_of_brainstate():
     np.testing.assert_array_equal(cell.W.weight.value["weight"], expected["weight"])
 
 
+@pytest.mark.nightly
 def test_rows_that_are_given_stay_as_they_are():
     table = np.arange(6.0).reshape(3, 2)
     for module in (brainstate.nn, nn):

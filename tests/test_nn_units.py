@@ -115,6 +115,26 @@ def output(make, x, kernel_unit, bias_unit):
         return brainstate.transform.jit(layer)(x)
 
 
+@pytest.mark.by_day(
+    "Linear with a mask",
+    "GroupedLinear",
+    "Embedding",
+    "SignedWLinear",
+    "ScaledWSLinear",
+    "ScaledWSLinear without gain",
+    "AllToAll",
+    "OneToOne",
+    "SparseLinear",
+    "LoRA",
+    "Conv1d",
+    "Conv1d with a mask",
+    "Conv2d",
+    "Conv3d",
+    "ScaledWSConv1d",
+    "ScaledWSConv3d",
+    "IndRNN",
+    "LeakyRateReadout",
+)
 @pytest.mark.parametrize("name", LAYERS)
 def test_units_change_no_number(name):
     make, x = LAYERS[name]

@@ -44,7 +44,6 @@ def sequences(case):
 
 
 @pytest.mark.by_day(
-    "rotation d_rtrl batch axis",
     "lstm_fused d_rtrl mapped-trace_dtype",
     "lstm_fused es_d_rtrl batch axis-decay_or_rank-window",
 )

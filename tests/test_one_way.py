@@ -187,10 +187,7 @@ def test_loops_inside_of_others_are_found(loop, way, options):
 
 
 @pytest.mark.by_day(
-    "stopped-before-by_sequence",
-    "stopped-between-by_own_steps",
     "stopped-behind-by_pure_steps",
-    "with its own derivative-before-by_own_steps",
     "with its own derivative-between-by_pure_steps",
     "with its own derivative-behind-by_sequence",
 )

@@ -87,6 +87,7 @@ def test_equals_the_dense_recursion_with_changing_parameters(case, options):
     assert_gradients_differ(found, by_fixed, 1e-3, case.name)
 
 
+@pytest.mark.by_day("d_rtrl-batch axis", "es_d_rtrl-mapped")
 @pytest.mark.parametrize(
     ("case", "style"),
     [

@@ -46,13 +46,9 @@ def chunk_sizes(some):
 
 # An operation goes by chunks or step by step by day, at night both ways.
 @pytest.mark.by_day(
-    "some-matmul",
     "some-matmul on more axes",
     "some-element_wise",
-    "some-strided 1-D conv with bias",
     "some-grouped 1-D conv",
-    "some-depthwise 1-D conv with bias",
-    "some-feedback_matmul with bias",
     "some-einsum in another order, over positions",
 )
 @pytest.mark.core

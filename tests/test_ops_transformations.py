@@ -137,6 +137,7 @@ for name in xs:
 """
 
 
+@pytest.mark.nightly
 def test_shard_map_over_eight_devices():
     environment = {
         **os.environ,

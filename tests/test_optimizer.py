@@ -84,6 +84,7 @@ class Stream:
         )
 
 
+@pytest.mark.by_day("sgd", "adam with a schedule", "adamw without biases")
 @pytest.mark.core
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_as_written_out(name):
@@ -109,6 +110,7 @@ def close(rtol, atol=0.0):
     return compare
 
 
+@pytest.mark.by_day("2")
 @pytest.mark.parametrize("every", [2, 3])
 def test_an_update_for_every_block_is_that_of_the_mean_gradient(float64, every):
     """Written out: gradients of single steps are added up, and the optimizer gets their mean."""
@@ -140,6 +142,7 @@ def test_blocks_are_what_multi_steps_is_for():
     close(1e-5)(found.values(), expected.values())
 
 
+@pytest.mark.by_day("case1-snap")
 @pytest.mark.parametrize(("case", "rule"), ROWS)
 def test_blocks_under_every_rule(case, rule):
     """Blocks of ``k`` steps are as many sequence gradients, each from where the last one ended."""

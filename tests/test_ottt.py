@@ -118,6 +118,11 @@ def test_the_network_of_the_paper_with_every_driver():
         assert_gradients_close(named(own(x, target)), expected, 1e-5, "a gradient of one's own")
 
 
+@pytest.mark.by_day(
+    "alif_late_threshold-batch axis",
+    "gru-batch axis",
+    "leaky_with_bypass-batch axis",
+)
 @pytest.mark.parametrize(
     ("name", "style"),
     [

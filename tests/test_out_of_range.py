@@ -77,6 +77,7 @@ def paths_of(name):
     return paths, paths.bptt()
 
 
+@pytest.mark.by_day("drop", "None", "filled with a number", "take", "a window", "an ETP operation")
 @pytest.mark.core
 @pytest.mark.parametrize("name", LOOKUPS)
 def test_the_gradient_is_that_of_jax(name):
@@ -84,6 +85,19 @@ def test_the_gradient_is_that_of_jax(name):
     assert_gradients_close(paths.sequence(), wanted, 1e-12, name)
 
 
+@pytest.mark.by_day(
+    "an index-sequence",
+    "an index-two_calls",
+    "an index-after_a_reset",
+    "an index-stream",
+    "an index-own_gradient",
+    "fill-sequence",
+    "fill-after_a_reset",
+    "fill-stream",
+    "fill-own_gradient",
+    "fill-mapped_by_the_compiler",
+    "fill-foreign_vmap",
+)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["an index", "fill"])
 def test_every_path(name, path):

@@ -84,6 +84,7 @@ def learned(learner, xs, restarts, chunk_size=4):
     return {"w": found[("w",)]}
 
 
+@pytest.mark.by_day("mapped")
 @pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
 def test_samples_restart_one_by_one(vmap):
     expected = bptt(RESTARTS)
@@ -97,6 +98,7 @@ def test_samples_restart_one_by_one(vmap):
         np.testing.assert_allclose(one, two, rtol=1e-10)
 
 
+@pytest.mark.by_day("mapped")
 @pytest.mark.parametrize("vmap", [False, True], ids=["batch axis", "mapped"])
 def test_filters_restart_with_their_samples(vmap):
     """A sample alone, restarted as a whole, has the gradient of its losses in the batch."""

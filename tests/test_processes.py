@@ -64,6 +64,7 @@ def check_restored(learner, folder):
         return found["losses"]
 
 
+@pytest.mark.nightly
 @pytest.mark.core
 def test_two_processes_learn_and_save_what_one_does(example, monkeypatch, tmp_path):
     import processes_program
@@ -122,6 +123,7 @@ def test_a_port_of_another_program_is_told(example, taken):
         example.connect(options_of(example, taken, 0))
 
 
+@pytest.mark.nightly
 def test_a_process_that_is_missing_is_told(example, taken, capfd, monkeypatch):
     """In time, by the process itself: JAX would end it and name nothing."""
     ended = threading.Event()

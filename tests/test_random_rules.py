@@ -91,12 +91,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.by_day(
-    "uoro-gru-batch axis",
-    "uoro-alif_late_threshold-batch axis",
-    "kf_rtrl-gru-mapped",
-    "kf_rtrl-independent_rnn-batch axis",
-)
+@pytest.mark.by_day("uoro-gru-batch axis", "kf_rtrl-gru-mapped")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("algorithm", "name", "style", "options"),
@@ -297,7 +292,7 @@ def estimates(name, algorithm, draws, weights=(1.0, 1.0), twins=False):
     return named(jax.device_get(of_keys(name, algorithm, twins)(keys, jnp.array(weights))))
 
 
-@pytest.mark.by_day("uoro-gru-2,000 draws", "kf_rtrl-tanh_rnn-2,000 draws")
+@pytest.mark.by_day("uoro-gru-2,000 draws")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize("name", ["tanh_rnn", "gru", "alif_late_threshold"])
@@ -328,6 +323,7 @@ def test_kronecker_factors_vary_less_than_rank_one(name):
     assert 0 < (second**2).sum() < 0.5 * (first**2).sum()
 
 
+@pytest.mark.by_day("uoro")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("algorithm", RANDOM)
 def test_samples_draw_apart(algorithm):
@@ -559,7 +555,7 @@ def summed_by_steps(learner, case, xs, targets):
     return jax.tree.map(lambda *parts: sum(part.astype(jnp.float32) for part in parts), *found)
 
 
-@pytest.mark.by_day("leaky_with_masked_weight-float16", "leaky_with_masked_weight-bfloat16")
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 @pytest.mark.parametrize("name", ["gru", "leaky_with_masked_weight"])
 def test_uoro_in_half_precision(name, dtype):

@@ -336,6 +336,12 @@ def marked_and_held(cell, x):
     cell.h.value = 0.8 * cell.h.value + jnp.tanh(cell.drive(x) + x @ held)
 
 
+@pytest.mark.by_day(
+    "marked_and_held-2e-05",
+    "marked_and_plain_without_memory-2e-05",
+    "cast_to_half_precision-0.008",
+    "outer_product_of_a_column-2e-05",
+)
 @pytest.mark.parametrize(
     ("step", "tolerance"),
     [

@@ -55,10 +55,8 @@ def flags(*steps):
 
 @pytest.mark.by_day(
     "independent_rnn-es_d_rtrl-mapped-{'decay_or_rank': 0.8}",
-    "alif_late_threshold-d_rtrl-mapped-{}",
     "alif_late_threshold-immediate-batch axis-{}",
     "alif_late_threshold-snap-batch axis-{}",
-    "lstm_fused-d_rtrl-batch axis-{'window': 4}",
 )
 @pytest.mark.core
 @MODELS_AND_METHODS

@@ -143,6 +143,7 @@ def exact(name):
     return Paths(functools.partial(Attention, SPELLINGS[name][1]), inputs()).bptt()
 
 
+@pytest.mark.by_day("dynamic_update_slice", "a place for each sample")
 @pytest.mark.core
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_it_learns_as_by_backpropagation(name):
@@ -155,11 +156,8 @@ def test_it_learns_as_by_backpropagation(name):
 
 @pytest.mark.by_day(
     "at-sequence",
-    "at-after_a_reset",
     "at-own_gradient",
     "at-foreign_vmap",
-    "dynamic_update_slice-two_calls",
-    "dynamic_update_slice-stream",
     "dynamic_update_slice-mapped_by_the_compiler",
 )
 @pytest.mark.parametrize("path", PATHS)
@@ -175,7 +173,7 @@ def test_samples_that_are_at_places_of_their_own():
     assert_gradients_close(found, paths.bptt(), 1e-12)
 
 
-@pytest.mark.by_day("rtrl", "es_d_rtrl")
+@pytest.mark.by_day("es_d_rtrl")
 @pytest.mark.parametrize("rule", ["rtrl", "snap", "es_d_rtrl", "immediate"])
 def test_other_rules_follow_both_spellings_alike(rule):
     options = {"decay_or_rank": 0.7} if rule == "es_d_rtrl" else {}
@@ -256,16 +254,11 @@ def assert_same(write, place, value):
 
 
 @pytest.mark.by_day(
-    "one for all-drop",
-    "one of each-fill",
     "one of each-promise_in_bounds",
     "an element-clip",
     "two places of one-drop",
-    "several-fill",
     "several-None",
-    "several of each-drop",
     "several of each-promise_in_bounds",
-    "backward rows-clip",
     "backward rows-None",
 )
 @pytest.mark.parametrize("mode", MODES)

@@ -82,14 +82,7 @@ def bptt_of(entry):
     return gradient(*arguments, *data(entry))
 
 
-@pytest.mark.by_day(
-    "SignedHalves-chunks of 4",
-    "MGU-chunks of 3",
-    "SkipConnected-chunks of 1",
-    "RotatedPair-chunks of 6",
-    "MultiRate-own gradient",
-    "Heads-stream",
-)
+@pytest.mark.by_day("MGU-chunks of 3", "SkipConnected-chunks of 1", "RotatedPair-chunks of 6")
 @pytest.mark.usefixtures("float64_in_every_thread")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
@@ -124,6 +117,7 @@ def each_option():
             yield pytest.param(cases.BY_NAME[name], given, id=f"{name}-{option}", marks=marks)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("case", "given"), [*each_option()])
 def test_resets_and_masks(case, given):
     expected = oracles.dense_rtrl(
@@ -342,6 +336,7 @@ CHANGES = {
 BY_DAY = {("looked up", 0), ("scanned", 1), ("spectra", 0), ("solved", 1), ("stopped mean", 0)}
 
 
+@pytest.mark.by_day("looked up-0", "solved-1", "stopped mean-0")
 @pytest.mark.parametrize(
     ("change", "axis"),
     [

@@ -43,6 +43,7 @@ def some_by_day(*names):
     return pytest.mark.parametrize("rule", rows)
 
 
+@pytest.mark.by_day("es_d_rtrl", "rtrl")
 @some_by_day("d_rtrl", "es_d_rtrl", "snap", "rtrl", "uoro", "ostl_feedforward")
 def test_traces_have_the_dtype_that_is_given_and_the_bytes_that_are_told(rule):
     case = case_of(rule)
@@ -61,7 +62,7 @@ def test_traces_have_the_dtype_that_is_given_and_the_bytes_that_are_told(rule):
     assert report.stored_bytes == whole >= report.carried_bytes
 
 
-@pytest.mark.by_day("d_rtrl", "es_d_rtrl", "snap", "snap 2")
+@pytest.mark.by_day("es_d_rtrl", "snap")
 @pytest.mark.parametrize("rule", RULES)
 def test_a_saved_learner_goes_on(rule):
     case, (xs, targets) = case_of(rule), data_of(rule)

@@ -78,6 +78,7 @@ def alone(rules, gradient_by):
     return expected
 
 
+@pytest.mark.nightly
 @each_model
 def test_sequences(name, rules, style):
     case = cases.BY_NAME[name]
@@ -103,6 +104,7 @@ def test_sequences(name, rules, style):
         assert_gradients_close(found, whole, 1e-5, f"{name}, chunks of {chunk_size}")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "rules", "style"),
     [
@@ -170,6 +172,7 @@ def convolution(**options):
     return braintrace.compile(Convolution(), "d_rtrl", x, batch_size=BATCH, **options)
 
 
+@pytest.mark.nightly
 def test_filters_for_a_convolution_and_traces_elsewhere():
     xs = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, BATCH, 6, 2)), jnp.float32)
 

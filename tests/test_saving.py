@@ -419,6 +419,16 @@ OTHERS = {
 }
 
 
+@pytest.mark.by_day(
+    "rule",
+    "option",
+    "window",
+    "dtype of traces",
+    "units",
+    "dtype",
+    "unit",
+    "kind of keys",
+)
 @pytest.mark.parametrize("row", OTHERS)
 def test_another_learner_is_refused_and_stays_as_it_is(row, tmp_path):
     build, build_other, words = OTHERS[row]

@@ -117,6 +117,7 @@ def test_padding_and_numbers_that_are_not_finite():
     assert not np.any(found[::5])
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("small_blocks")
 def test_transformations():
     def at_once(x, f):

@@ -34,6 +34,7 @@ def run(program, *arguments, flags=()):
     return dict(line.split() for line in lines if not line.startswith("{")), counts
 
 
+@pytest.mark.nightly
 @pytest.mark.core
 def test_a_divided_learner_gives_what_one_device_gives():
     """Every driver, divided between two calls; also after resets, saved, and restored elsewhere.

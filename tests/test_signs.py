@@ -67,6 +67,7 @@ def test_signs_hold_whatever_an_update_does(layer):
         np.testing.assert_array_equal(np.sign(weights_of(built)), SIGNS[:, None] * MASK)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layer", FORMATS)
 def test_sparse_and_masked_learn_alike(layer):
     def gradient(built):

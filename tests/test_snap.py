@@ -366,14 +366,7 @@ def literal(recurrence, xs):
     return total
 
 
-@pytest.mark.by_day(
-    "conv",
-    "grouped",
-    "low rank",
-    "the size of a complex number for all",
-    "parts of complex numbers",
-    "halves that change places",
-)
+@pytest.mark.by_day("low rank", "the size of a complex number for all", "halves that change places")
 @pytest.mark.parametrize("recurrence", RECURRENCES, ids=lambda row: row.name)
 def test_products_of_all_kinds(recurrence):
     xs = normal(9, STEPS, BATCH, *recurrence.sample)

@@ -193,6 +193,7 @@ def literal(xs, n):
     return masked_recursion(plain_step, parameters, masks, H, xs)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_a_sparse_net_keeps_structural_neighbours(n):
     xs = jnp.asarray(np.random.default_rng(3).normal(size=(STEPS, BATCH, INPUTS)), jnp.float32)
@@ -327,6 +328,7 @@ def literal_stack(xs, n):
     return masked_recursion(plain_stack, parameters, masks, 2 * UNITS, xs)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_layers_and_weights_of_every_kind(n):

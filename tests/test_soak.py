@@ -48,6 +48,7 @@ def small(monkeypatch):
     monkeypatch.setattr(stream, "learner", compiled_once(stream.learner))
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_interrupted_and_killed_ends_as_one_that_is_not(small, tmp_path):
     alone, stopped = tmp_path / "alone", tmp_path / "stopped"
     expected = run.learn(alone, 5 * LENGTH, LENGTH)

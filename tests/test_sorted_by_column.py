@@ -52,6 +52,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.by_day("three each-lead1")
 @pytest.mark.parametrize(("name", "lead"), ROWS)
 def test_products_by_target(name, lead, monkeypatch):
     found, parts = PATTERNS[name]

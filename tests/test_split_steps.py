@@ -235,20 +235,8 @@ def name_of(case):
 
 @pytest.mark.by_day(
     "Net-squared-d_rtrl-[3]",
-    "BranchingRecurrence-squared-es_d_rtrl-[6]",
-    "Looping-squared-d_rtrl-[3]",
     "Normalised-squared-d_rtrl-[3]",
-    "Net-noisy-es_d_rtrl-[6]",
-    "Net-cumulative-es_d_rtrl-[6]",
-    "Stack-squared-d_rtrl-[3]",
-    "Three-squared-es_d_rtrl-[6]",
     "Branched-squared-es_d_rtrl-[6]",
-    "Feedback-squared-d_rtrl-[3]",
-    "Dropped-squared-d_rtrl-[3]",
-    "Watched-squared-es_d_rtrl-[6]",
-    "Noting-squared-d_rtrl-[3]",
-    "Nested-squared-d_rtrl-[3]",
-    "Branching-squared-es_d_rtrl-[6]",
     "Net-printed-es_d_rtrl-[6]",
     "Net-unmapped-d_rtrl-[3]",
 )

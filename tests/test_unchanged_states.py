@@ -74,7 +74,7 @@ WAYS = {
 }
 
 
-@pytest.mark.by_day("d_rtrl-few samples", "rtrl-as many samples as units", "snap-few samples")
+@pytest.mark.by_day("d_rtrl-few samples", "snap-few samples")
 @pytest.mark.core
 @pytest.mark.parametrize("batch", [BATCH, UNITS], ids=["few samples", "as many samples as units"])
 @pytest.mark.parametrize("rule", ["d_rtrl", "rtrl", "snap"])
@@ -119,6 +119,7 @@ def test_what_is_not_the_same_is_a_state(name):
     assert leaf.out_var is not None
 
 
+@pytest.mark.by_day("sequence", "stream", "own_gradient", "mapped_by_the_compiler", "foreign_vmap")
 @pytest.mark.parametrize("path", PATHS)
 def test_every_path(path):
     paths = Paths(functools.partial(Normalised, WAYS["as it is"]), inputs())

@@ -66,12 +66,7 @@ def drivers(learner):
     }
 
 
-@pytest.mark.by_day(
-    "etrace_grad, masked mean",
-    "etrace_online, blocks",
-    "etrace_evolve",
-    "predict",
-)
+@pytest.mark.by_day("etrace_grad, masked mean", "etrace_evolve", "predict")
 @pytest.mark.parametrize("name", drivers(None))
 def test_every_driver_does_what_it_does_unwatched(name, capsys):
     found, expected = build_learner(CASE), build_learner(CASE)
