@@ -847,7 +847,7 @@ MUTATIONS = [
         "_etrace_op/sparse/pattern.py",
         "| (self.columns[::stride] // outputs == np.arange(0, self.nnz, stride) // entries)",
         "| (self.columns[::stride] // outputs < parts)",
-        ("tests/test_sorted_by_column.py::test_products_by_target",),
+        ("tests/test_sorted_by_column.py::test_entries_that_cannot_be_divided",),
         "only entries that lie with their outputs may be divided with them",
     ),
     # rules that are names

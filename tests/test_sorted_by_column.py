@@ -45,14 +45,13 @@ def with_a_zero(array):
     return np.pad(np.asarray(array, np.float64), [*[(0, 0)] * (array.ndim - 1), (0, 1)])
 
 
-BY_DAY = {("three each", (4,)), ("five for two, padded", (4, 3))}
+BY_DAY = {("three each", (4,))}
 ROWS = [
     pytest.param(*row, marks=[] if row in BY_DAY else pytest.mark.nightly)
     for row in itertools.product(PATTERNS, [(), (4,), (4, 3)])
 ]
 
 
-@pytest.mark.by_day("three each-lead1")
 @pytest.mark.parametrize(("name", "lead"), ROWS)
 def test_products_by_target(name, lead, monkeypatch):
     found, parts = PATTERNS[name]
