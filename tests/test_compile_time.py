@@ -14,7 +14,7 @@ import braintrace
 from braintrace._compiler.core.analysis import Analysis
 from braintrace._compiler.core.candidates import candidates_of
 from braintrace._compiler.core.hidden_groups import find_hidden_groups
-from braintrace._compiler.core.placement import Placement
+from braintrace._compiler.core.alignment import Alignment
 from braintrace._compiler.core.step_graph import step_graph
 from braintrace._compiler.frontend.trace import trace_model
 
@@ -85,10 +85,10 @@ def test_the_work_does_not_grow_with_the_batch():
 def test_what_is_computed_element_by_element_shares_its_positions():
     traced, _ = trace_model(stack_of(1), (jnp.ones((BATCH, WIDTH)),), None, 32)
     analysis = Analysis(traced.program)
-    placement = Placement(analysis, candidates_of(traced, analysis, ()))
-    graph = step_graph(traced, analysis, placement.candidates)
+    alignment = Alignment(analysis, candidates_of(traced, analysis, ()))
+    graph = step_graph(traced, analysis, alignment.candidates)
     _, ((walk,),) = find_hidden_groups(
-        traced, placement, graph, (), every_state=False, boundary="cut"
+        traced, alignment, graph, (), every_state=False, boundary="cut"
     )
     reached = [ids for ids in walk.ids.values() if ids.shape == (BATCH, WIDTH)]
     assert len(reached) > 40
