@@ -230,7 +230,7 @@ MUTATIONS = [
     ),
     Mutation(
         "states that are read through products alone count as downstream",
-        "_compiler/core/hidden_groups.py",
+        "_compiler/groups/hidden_groups.py",
         "is_read = [is_seen or a in carried for a, is_seen in enumerate(is_read)]",
         "is_read = list(is_read)",
         ("tests/test_snap.py::test_a_state_that_only_a_product_reads_has_a_trace",),
@@ -468,7 +468,7 @@ MUTATIONS = [
     ),
     Mutation(
         "groups in reverse",
-        "_compiler/core/hidden_groups.py",
+        "_compiler/groups/hidden_groups.py",
         "return sorted(map(tuple, components([*map(sorted, coupled)])))",
         "return sorted(map(tuple, components([*map(sorted, coupled)])), reverse=True)",
         (

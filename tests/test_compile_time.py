@@ -13,10 +13,10 @@ import pytest
 import braintrace
 from braintrace._compiler.core.analysis import Analysis
 from braintrace._compiler.core.candidates import candidates_of
-from braintrace._compiler.core.hidden_groups import find_hidden_groups
-from braintrace._compiler.core.alignment import Alignment
 from braintrace._compiler.core.step_graph import step_graph
 from braintrace._compiler.frontend.trace import trace_model
+from braintrace._compiler.groups.alignment import Alignment
+from braintrace._compiler.groups.hidden_groups import find_hidden_groups
 
 WIDTH, BATCH = 16, 8
 PACKAGE = str(pathlib.Path(braintrace.__file__).parent)

@@ -34,20 +34,20 @@ from .._graph import (
     TraceMethod,
 )
 from .._typing import Path
-from .core.alignment import Alignment
 from .core.analysis import Analysis
 from .core.backward_rules import states_as_outputs
 from .core.batch import batch_of
 from .core.candidates import candidates_of
-from .core.grouped_step import GroupedStep
-from .core.hidden_groups import find_hidden_groups
-from .core.marked_operations import marked_operations
-from .core.relations import find_relations
 from .core.step_graph import step_graph
 from .frontend.answers import with_answers
 from .frontend.split_loops import split_loops
 from .frontend.split_shared_uses import split_shared_uses
 from .frontend.trace import trace_model
+from .groups.alignment import Alignment
+from .groups.grouped_step import GroupedStep
+from .groups.hidden_groups import find_hidden_groups
+from .groups.marked_operations import marked_operations
+from .groups.relations import find_relations
 from .marking.marks import marking_of
 from .readouts.gates import Gate, with_gates_apart
 from .readouts.linear_readouts import filter_readouts

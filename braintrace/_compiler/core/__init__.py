@@ -1,1 +1,1 @@
-"""Groups of hidden states and the operations that reach them elementwise."""
+"""Facts about one step that the passes of the compiler share."""

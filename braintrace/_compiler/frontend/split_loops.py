@@ -9,7 +9,7 @@ from typing import Any
 
 from ..._graph.traced_model import TracedModel
 from ..._jax import Equation
-from ..core.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep
 from .canonicalize import spell_out_broadcasts, unrolled
 from .rewritten import rewritten
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ..._graph.traced_model import TracedModel
 from ..._jax import Equation, Var, bind, is_var
-from ..core.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep
 from .rewritten import rewritten
 
 

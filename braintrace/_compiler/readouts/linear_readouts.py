@@ -22,8 +22,8 @@ from ..._jax import Var, is_var
 from ..._jaxpr import reached
 from ..core.back_through import numbered
 from ..core.batch import axes_of_filters, with_axes
-from ..core.grouped_step import GroupedStep
 from ..core.walk import Walk, walk_back
+from ..groups.grouped_step import GroupedStep
 from .linear_filters import NO_DECAY, NOT_LINEAR, FilterFinder, LinearFilter
 from .readout_filters import with_filters, without_marks
 

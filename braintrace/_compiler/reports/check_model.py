@@ -12,7 +12,7 @@ from ..._graph import FOLLOWS_ALL, Boundary, Diagnostic, HiddenParamOpRelation, 
 from ..._jax import is_tracer
 from ..._most_memory import check_fits
 from ..._typing import path_name
-from ..core.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep
 from .lost_marks import WITHOUT_MARKS
 
 

@@ -8,8 +8,8 @@ from ..._graph.marked import holds_marked
 from ..._jax import source_line
 from ..._typing import path_name
 from ..core.backward_rules import nonlinear_uses
-from ..core.grouped_step import GroupedStep
-from ..core.marked_operations import MarkedOperation
+from ..groups.grouped_step import GroupedStep
+from ..groups.marked_operations import MarkedOperation
 from .diagnose_groups import (
     CHANGE_AFTERWARDS,
     NONLINEAR,

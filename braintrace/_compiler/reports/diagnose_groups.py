@@ -7,8 +7,8 @@ from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Equation, source_line
 from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from ..core.backward_rules import nonlinear_uses
-from ..core.diagonals import products_met
 from ..core.walk import Walk
+from ..groups.diagonals import products_met
 from .upstream import Upstream
 
 NONLINEAR = (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..._etrace_op import lost_mark
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Equation, Var, equations_inside, source_line
-from ..core.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep
 
 WITHOUT_MARKS = "which leaves an ordinary operation"
 

@@ -10,7 +10,7 @@ from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow import BindingTime, flows_of_variables, question_of_taint
 from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from ..core.binding_times import time_of_leaf
-from ..core.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep
 from ..marking.parametric_uses import LOOPS
 
 _MEETS = PRODUCTS | LOOPS | {"mul", "div"}

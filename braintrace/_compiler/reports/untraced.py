@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ..._graph import HiddenParamOpRelation, StateLeaf
 from ..._graph.diagnostics import Diagnostic, quoted
 from ..._jax import Var, is_var, source_line
-from ..core.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep
 
 
 def carried_without_a_trace(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnostic]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from ..._graph import FOLLOWS_ALL, Boundary, HiddenGroup
 from ..._jax import Atom, Var
 from ..._jaxpr import carries_derivative
-from ..core.grouped_step import GroupedStep
-from ..core.marked_operations import MarkedOperation
+from ..groups.grouped_step import GroupedStep
+from ..groups.marked_operations import MarkedOperation
 
 
 @dataclasses.dataclass(frozen=True)

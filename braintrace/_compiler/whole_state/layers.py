@@ -7,7 +7,7 @@ from ..._graph.diagnostics import Diagnostic, quoted
 from ..._graph.traced_model import StateLeaf
 from ..._jax import Var
 from ..._jaxpr import components
-from ..core.grouped_step import GroupedStep, new_states
+from ..groups.grouped_step import GroupedStep, new_states
 
 HiddenStates: TypeAlias = list[tuple[StateLeaf, Var]]
 """The states of a layer, with the variables of their new values."""

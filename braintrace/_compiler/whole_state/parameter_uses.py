@@ -12,7 +12,7 @@ from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from ..._typing import Path
 from ..core.analysis import Analysis
 from ..core.binding_times import data_of
-from ..core.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep
 from .layers import HiddenStates
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ..._errors import CompilationError
 from ..._jax import Var, equations_inside, is_var, source_line
 from ..core.analysis import Analysis
-from ..core.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep
 
 
 def check_reverse_mode(

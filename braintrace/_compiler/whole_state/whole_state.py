@@ -15,7 +15,7 @@ from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._graph.whole_state import Layer, ParameterUse, WholeState
 from ..._jax import is_var, source_line
 from ..core.backward_rules import nonlinear_uses
-from ..core.grouped_step import GroupedStep
+from ..groups.grouped_step import GroupedStep
 from ..reports.untraced import carried_without_a_trace
 from .layers import HiddenStates
 from .parameter_uses import new_vars, reached_by_parameters, uses_of_parameters

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ..._jax import Var
-from .analysis import Analysis, Origin
-from .back_through import Ids
-from .candidates import Candidate
+from ..core.analysis import Analysis, Origin
+from ..core.back_through import Ids
+from ..core.candidates import Candidate
+from ..core.walk import Walk, walk_back
 from .shared_units import SharedUnits
-from .walk import Walk, walk_back
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -15,10 +15,10 @@ from ..._graph.influence import NO_SLOT
 from ..._jax import Var
 from ..._jaxpr import reached
 from ..._jaxpr.dataflow import NONE
-from .analysis import Analysis
-from .back_through import MANY, Ids
-from .candidates import places_of
-from .walk import Walk
+from ..core.analysis import Analysis
+from ..core.back_through import MANY, Ids
+from ..core.candidates import places_of
+from ..core.walk import Walk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ import numpy as np
 from ..._jax import Var
 from ..._jaxpr.dataflow import NONE
 from ..._typing import Path
-from .back_through import Ids
-from .candidates import Candidate, are_distinct, places_of
+from ..core.back_through import Ids
+from ..core.candidates import Candidate, are_distinct, places_of
 
 Reached = Callable[[int], Mapping[Var, Ids]]
 """``Reached(index of a state)``: the variables that reach the state, with ids of its elements."""

@@ -11,13 +11,13 @@ from ..._graph import Boundary, Cut, Diagonal, HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Atom, Var
 from ..._jaxpr import components
+from ..core.analysis import Analysis
+from ..core.back_through import Ids
+from ..core.step_graph import StepGraph
+from ..core.walk import Walk
 from .alignment import AlignedStates, Alignment
-from .analysis import Analysis
-from .back_through import Ids
 from .delay_lines import find_delay_lines
 from .diagonals import diagonals_of
-from .step_graph import StepGraph
-from .walk import Walk
 
 
 def find_hidden_groups(

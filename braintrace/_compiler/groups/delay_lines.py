@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from ..._jax import Equation, Var
 from ..._jaxpr.data_movement import is_data_movement
-from .analysis import Analysis
-from .candidates import Candidate
-from .step_graph import StepGraph
-from .walk import COPIES
+from ..core.analysis import Analysis
+from ..core.candidates import Candidate
+from ..core.step_graph import StepGraph
+from ..core.walk import COPIES
 
 _ALSO_MOVES = frozenset({"convert_element_type", "select_n"})  # a selection keeps or replaces
 

@@ -17,11 +17,11 @@ from ..._graph.hidden_group import NO_ELEMENT
 from ..._jax import Equation, Var
 from ..._jaxpr import carries_derivative
 from ..._jaxpr.dataflow.bilinear import NOTHING, PRODUCTS, joining
+from ..core.analysis import Analysis
+from ..core.back_through import Ids
+from ..core.walk import Walk, walk_back
 from .alignment import AlignedStates
-from .analysis import Analysis
-from .back_through import Ids
 from .influence import Way, roots_behind, ways_of
-from .walk import Walk, walk_back
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
 """``inputs`` and ``outputs`` of a `Diagonal`."""

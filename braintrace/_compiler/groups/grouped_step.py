@@ -8,11 +8,11 @@ import numpy as np
 from ..._graph import HiddenGroup
 from ..._graph.traced_model import StateLeaf, TracedModel
 from ..._jax import Var
-from .analysis import Analysis
-from .back_through import MANY
+from ..core.analysis import Analysis
+from ..core.back_through import MANY
+from ..core.step_graph import StepGraph
+from ..core.walk import Walk
 from .marked_operations import MarkedOperation
-from .step_graph import StepGraph
-from .walk import Walk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

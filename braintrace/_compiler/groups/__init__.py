@@ -1,0 +1,1 @@
+"""Groups of hidden states and the operations that reach them elementwise."""
