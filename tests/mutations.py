@@ -1189,6 +1189,22 @@ MUTATIONS = [
         "a weight that all samples share learns from the first one",
     ),
     Mutation(
+        "a filter of a rule without the last input",
+        "_rules/site.py",
+        "return None if x is None else add_to_filter(*self.place.operation, kept, x)",
+        "return kept",
+        ("tests/test_every_rule.py::test_every_operation[filtering-embedding]",),
+        "no weight learns",
+    ),
+    Mutation(
+        "a factor of a rule for the first element alone that an output reaches",
+        "_rules/site.py",
+        "at_output = signal.sum(0) if self.place.has_fan_out else signal",
+        "at_output = signal[0] if self.place.has_fan_out else signal",
+        ("tests/test_every_rule.py::test_every_operation[filtering-element_wise]",),
+        "a weight that all samples share learns from the first one",
+    ),
+    Mutation(
         "shapes of a rule that nobody compares",
         "_rules/leaves.py",
         "if shape != wanted_shape:",

@@ -37,3 +37,21 @@ class Carrying:
 
     def contract(self, site, trace, mu):
         return site.contract(mu, trace)
+
+
+@dataclasses.dataclass(frozen=True)
+class Filtering:
+    """``w' = sum mu F x_`` with ``x_' = decay x_ + x``: OTTT, in the memory of the inputs."""
+
+    decay: float
+    jacobian = "none"
+
+    def init(self, site):
+        return {"x": site.input_zeros(), "F": site.output_zeros()}
+
+    def advance(self, site, trace, J, x, F):
+        faded = jax.tree.map(lambda kept: self.decay * kept, trace["x"])
+        return {"x": site.filtered(faded, x), "F": {**trace["F"], **F}}
+
+    def contract(self, site, trace, mu):
+        return site.pull_back(trace["x"], sum(mu[h] * trace["F"][h] for h in site.states))

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 import oracles
-from own_rules import Carrying, Decaying
+from own_rules import Carrying, Decaying, Filtering
 
 import braintrace
 from braintrace._algorithms import algorithm_of
@@ -66,6 +66,11 @@ OF_SOME_MODELS = [
         algorithm_of(Decaying(0.7), "rule"),
         functools.partial(oracles.dense_d_rtrl, decay=0.7),
         variant="decaying",
+    ),
+    Rule(
+        algorithm_of(Filtering(0.7), "rule"),
+        functools.partial(oracles.dense_ottt, decay=0.7),
+        variant="filtering",
     ),
 ]
 """Those that refuse other models, or have another oracle for these."""

@@ -66,6 +66,7 @@ BY_POSITION = {
     "es_d_rtrl": lambda network, _: es_d_rtrl(network, ALPHA),
     "ottt": lambda network, _: ottt(network, DECAY),
     "decaying": lambda network, _: decaying(network, 0.7),
+    "filtering": lambda network, _: ottt(network, 0.7),
 }
 ORACLES = {**OF_ALL_UNITS, **BY_POSITION}
 
@@ -108,6 +109,7 @@ BY_DAY = [
     ("decaying", "element_wise"),
     ("decaying", "strided 1-D conv with bias"),
     ("decaying", "embedding"),
+    ("filtering", "embedding"),
     ("carrying", "lora_matmul with bias"),
 ]
 ROWS_ELSEWHERE = ("d_rtrl", "es_d_rtrl", "ottt")

@@ -22,7 +22,7 @@ from coupled_networks import bptt as bptt_of_network
 from every_path import PATHS, Paths
 from operation_cases import BATCH, CASES, Diagonal, by_name, loss
 from operation_cases import DECAY as LEAK
-from own_rules import Carrying, Decaying
+from own_rules import Carrying, Decaying, Filtering
 from test_zoo import expected
 from zoo import MODELS
 from zoo_runs import PATHS as RUNS
@@ -90,7 +90,7 @@ def test_the_oracle_is_backpropagation_where_the_state_decays_alike():
 # --- what a rule is made of -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [Decaying, Carrying])
+@pytest.mark.parametrize("rule", [Decaying, Carrying, Filtering])
 def test_a_rule_takes_thirty_lines_with_public_names(rule):
     assert len(inspect.getsource(rule).splitlines()) <= 30
     tree = ast.parse(inspect.getsource(own_rules))
@@ -142,14 +142,25 @@ DOWNSTREAM = ("FilteredOutput", "LSTMFused", "LSTMPeephole", "LSTMReshapedGates"
 """Models with a state that no later step reads; see `Gated`."""
 
 
-@pytest.mark.by_day("ReadsAnOldState", "SignedHalves")
+ORACLES = {
+    Decaying: functools.partial(oracles.dense_d_rtrl, decay=FADE),
+    Filtering: functools.partial(oracles.dense_ottt, decay=FADE),
+}
+
+
+@pytest.mark.by_day("Decaying-ReadsAnOldState", "Decaying-SignedHalves", "Filtering-LSTMFused")
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
-    "entry", [m for m in MODELS if m.name not in DOWNSTREAM], ids=lambda entry: entry.name
+    ("rule", "entry"),
+    [
+        pytest.param(rule, entry, id=f"{rule.__name__}-{entry.name}")
+        for rule in ORACLES
+        for entry in MODELS
+        if rule is Filtering or entry.name not in DOWNSTREAM
+    ],
 )
-def test_models_of_the_catalogue(entry):
-    oracle = functools.partial(oracles.dense_d_rtrl, decay=FADE)
-    wanted, runs = expected(entry, oracle), Runs(entry, Decaying(FADE))
+def test_models_of_the_catalogue(rule, entry):
+    wanted, runs = expected(entry, ORACLES[rule]), Runs(entry, rule(FADE))
     left = []
     for path, run in RUNS.items():
         assert_gradients_close(run(runs), wanted, 1e-9, f"{entry.name}, {path}")
@@ -386,6 +397,14 @@ def test_a_wrong_rule_is_told_with_its_place(name):
     methods, kind, message = WRONG[name]
     with pytest.raises(kind, match=message):
         compiled(wrong(**methods))
+
+
+@pytest.mark.parametrize("jacobian", OF_STATES)
+@pytest.mark.parametrize("product", ["input_zeros", "output_zeros"])
+def test_all_states_have_no_operation(jacobian, product):
+    asking = wrong(jacobian=jacobian, init=lambda self, site: getattr(site, product)())
+    with pytest.raises(braintrace.OptionError, match=f"`Site.{product}` is about one operation"):
+        compiled(asking)
 
 
 @pytest.mark.parametrize("jacobian", OF_STATES)

@@ -57,15 +57,15 @@ def specs_of_outputs(
     shared, dtypes = output_keys(graph), {}
     for site in trace_sites(graph):
         for a in kept_states(site):
-            dtypes[shared[site.key(a)]] = _dtype_of_outputs(site.relation)
+            dtypes[shared[site.key(a)]] = dtype_of_outputs(site.relation)
     active = _active_outputs(graph, dtypes)
     return {
-        key: _spec_of_output(graph, *outputs_of(graph)[key], active[key], dtype)
+        key: spec_of_output(graph, *outputs_of(graph)[key], active[key], dtype)
         for key, dtype in dtypes.items()
     }
 
 
-def _dtype_of_outputs(relation: HiddenParamOpRelation) -> np.dtype:
+def dtype_of_outputs(relation: HiddenParamOpRelation) -> np.dtype:
     rule = ETP_RULES_INIT_PP[relation.primitive]
     variables = dict(relation.trainable_vars)
     zero = jax.eval_shape(lambda: rule(relation.x_var, relation.y_var, variables, 1))
@@ -73,7 +73,7 @@ def _dtype_of_outputs(relation: HiddenParamOpRelation) -> np.dtype:
     return dtype
 
 
-def _spec_of_output(
+def spec_of_output(
     graph: ETraceGraph, site: TraceSite, state: int, active: ActiveOutputs, dtype: np.dtype
 ) -> TraceSpec:
     whole = jax.ShapeDtypeStruct(site.influence.slot_shape, dtype)

@@ -59,7 +59,7 @@ class FullRuleTraces(PassingTraces):
             return leaves.contracted(leaves.advanced(zeros, J, None, F), mu)
 
         n, dtype = whole_of(graph).size, row_dtype(whole_of(graph))
-        J, mu = (jax.ShapeDtypeStruct((site.samples, *s), dtype) for s in ((n, n), (n,)))
+        J, mu = (jax.ShapeDtypeStruct((*site.samples, *s), dtype) for s in ((n, n), (n,)))
         F = {name: struct_of(spec) for name, spec in site.zeros().items()}
         jax.eval_shape(tried, site.operands, J, F, mu)
 

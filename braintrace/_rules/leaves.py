@@ -141,13 +141,13 @@ def _spec_of(rule: Rule, site: Site, name: str, leaf: Any) -> TraceSpec:
             "expected an array of numbers, or a `TraceSpec` such as those of `site.zeros()`."
         )
     first = array.shape[:1]
-    if site.samples is not None and first and first != (site.samples,):
+    if site.samples and first and first != site.samples:
         raise ShapeError(
             f"`{type(rule).__name__}.init` returned shape {array.shape} at '{name}' for "
-            f"{site.name}; expected {site.samples} samples along the first axis. Return a "
+            f"{site.name}; expected {site.samples[0]} samples along the first axis. Return a "
             "`TraceSpec` if the axes run over something else."
         )
-    lead: list[Role] = ["batch"] if site.samples is not None and first else []
+    lead: list[Role] = ["batch"] if site.samples and first else []
     entries: list[Role] = ["entry"] * (array.ndim - len(lead))
     initial = jnp.asarray(array) if array.any() else 0
     return TraceSpec(

@@ -18,9 +18,19 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._etrace_op import Arrays, accumulate, contract, propagate
+from .._errors import OptionError
+from .._etrace_op import (
+    Arrays,
+    accumulate,
+    add_to_filter,
+    contract,
+    propagate,
+    pull_back_filtered,
+)
 from .._executor.active_outputs import EVERY_OUTPUT, trace_shapes
-from .._executor.layout import TraceSite, trace_sites
+from .._executor.filters import dtype_of_outputs, spec_of_output
+from .._executor.input_filters import check_filtered_inputs, specs_of_inputs
+from .._executor.layout import TraceSite, filter_key, trace_sites
 from .._executor.param_dim import entries_of_samples, trace_axes
 from .._executor.whole_state import whole_of
 from .._executor.whole_traces import WholeTraces
@@ -51,7 +61,7 @@ class Site(abc.ABC):
     states
         Names of the hidden states.
     samples
-        Size of the batch; ``None``: there is none.
+        Shape of an array with one number for each sample: ``(5,)``, or ``()`` without a batch.
     operands
         What gradients go to: arrays by the operation's names (``'weight'``, ``'bias'``), or
         parameters by path. In `Rule.init`, their shapes and dtypes.
@@ -88,7 +98,7 @@ class Site(abc.ABC):
     key: str
     relation: str | None
     states: tuple[str, ...]
-    samples: int | None
+    samples: tuple[int, ...]
     operands: Mapping[str, Any]
 
     @abc.abstractmethod
@@ -98,6 +108,39 @@ class Site(abc.ABC):
         It is ``{state: {operand: leaf}}``, or for all hidden states ``{parameter: leaf}`` with
         leaves ``(samples, entries of the states, *shape)``. A leaf is a `TraceSpec`.
         """
+
+    def input_zeros(self) -> Any:
+        """Return zeros for `Rule.init` like the operation's input, to filter it; see `filtered`.
+
+        It is ``None``, an empty pytree, for an operation without an input.
+
+        Raises
+        ------
+        PrimitiveError
+            If the derivative of the operation is not linear in its input.
+        """
+        raise self._has_no_operation("input_zeros")
+
+    def output_zeros(self) -> dict[str, TraceSpec]:
+        """Return zeros for `Rule.init` like ``F``, for every state."""
+        raise self._has_no_operation("output_zeros")
+
+    def filtered(self, kept: Any, x: Any) -> Any:
+        """Return ``kept + x``: a sum of inputs with one more, for indices a table of counts."""
+        raise self._has_no_operation("filtered")
+
+    def pull_back(self, kept: Any, signal: jax.Array) -> dict[str, jax.Array]:
+        """Return the gradient of each operand by a derivative of the output, summed over samples.
+
+        ``kept`` is in the place of the input, and ``signal`` has the layout of the output.
+        """
+        raise self._has_no_operation("pull_back")
+
+    def _has_no_operation(self, method: str) -> OptionError:
+        return OptionError(
+            f"`Site.{method}` is about one operation, and with a `jacobian` of 'layered' or 'full' "
+            "a site is all hidden states. Use another `jacobian`, or `Site.zeros`."
+        )
 
     @abc.abstractmethod
     def multiply(self, J: Any, trace: Trace) -> Trace:
@@ -147,6 +190,36 @@ class OperationSite(Site):
             }
             for state in self.states
         }
+
+    def input_zeros(self) -> TraceSpec | None:
+        """Return the filter of the operation's input at the start; ``None`` without an input."""
+        relation = self.place.relation
+        if relation.x_var is None:
+            return None
+        check_filtered_inputs(self.graph, "This rule")
+        spec = specs_of_inputs(self.graph)[filter_key(self.graph, relation)]
+        samples = spec.samples if "batch" in spec.axes else None
+        return dataclasses.replace(spec, relation=self.relation, samples=samples)
+
+    def output_zeros(self) -> dict[str, TraceSpec]:
+        """Return an array in the layout of the output for every state."""
+        dtype = dtype_of_outputs(self.place.relation)
+        return {
+            state: spec_of_output(self.graph, self.place, a, EVERY_OUTPUT, dtype)
+            for state, a in self.indices.items()
+        }
+
+    def filtered(self, kept: Any, x: Any) -> Any:
+        """Return a filter of inputs that has taken in one more."""
+        return None if x is None else add_to_filter(*self.place.operation, kept, x)
+
+    def pull_back(self, kept: Any, signal: jax.Array) -> dict[str, jax.Array]:
+        """Return the gradient of each operand, with a filter in the place of the input."""
+        at_output = signal.sum(0) if self.place.has_fan_out else signal
+        inputs = None if kept is None else kept[None]
+        operands = dict(self.operands)
+        found = pull_back_filtered(*self.place.operation, inputs, at_output[None], operands)
+        return dict(found)
 
     def multiply(self, J: Mapping[tuple[str, str], jax.Array], trace: Trace) -> dict[str, Arrays]:
         """Return ``sum_c J[a, c] E[c]`` for every state ``a``."""
@@ -249,7 +322,7 @@ def sites_of(graph: ETraceGraph, weights: Weights) -> list[OperationSite]:
             key=site.key(site.influence.reached[0]),
             relation=site.relation.key,
             states=tuple(site.group.states[a].name for a in site.influence.reached),
-            samples=graph.batch.samples,
+            samples=() if graph.batch.samples is None else (graph.batch.samples,),
             operands=weights[site.relation.key],
             graph=graph,
             place=site,
@@ -266,7 +339,7 @@ def whole_site(graph: ETraceGraph, weights: Weights) -> WholeSite:
         key="",
         relation=None,
         states=tuple(leaf.name for leaf in whole.leaves),
-        samples=whole.samples,
+        samples=(whole.samples,),
         operands={name: weights[name]["value"] for name in whole.reached},
         graph=graph,
     )
