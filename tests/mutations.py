@@ -157,7 +157,7 @@ MUTATIONS = [
     Mutation(
         "readouts that others read",
         "_compiler/readouts/linear_readouts.py",
-        "if other is not state and not states.behind([other.var], other.var).isdisjoint(both):",
+        "if other is not state and not states.ancestors([other.var], other.var).isdisjoint(both):",
         "if False:",
         (f"{NO_READOUT}[rates-read_by_another]",),
         "what another state takes from a readout is lost",

@@ -64,7 +64,7 @@ def new(step, name):
 
 def test_direct_uses_end_at_the_next_node(step):
     gradients = step[2].gradients
-    behind = {use.node for use in gradients.uses_behind(new(step, "high"))}
+    behind = {use.node for use in gradients.direct_uses(new(step, "high"))}
     assert names_of(step, behind) == {"high", "mm1"}
     (use,) = gradients.uses_of(old(step, "decay"))
     assert step[0].program.equations[use.equation].invars[0] is old(step, "decay")
@@ -75,26 +75,26 @@ def test_nodes_behind_a_state_end_where_they_are_told_to(step):
     traced, _, graph = step
     high = [new(step, "high")]
     everything = {"high'", "high", "mm1", "v", "low'", "low", "decay", "mm0", "w", "x"}
-    assert names_of(step, graph.gradients.behind(high)) == everything
-    short = graph.gradients.behind(high, graph.operations)
+    assert names_of(step, graph.gradients.ancestors(high)) == everything
+    short = graph.gradients.ancestors(high, graph.operations)
     assert names_of(step, short) == {"high'", "high", "mm1"}
-    assert "mean" in names_of(step, graph.gradients.behind(traced.output_atoms))
+    assert "mean" in names_of(step, graph.gradients.ancestors(traced.output_atoms))
 
 
 def test_a_gradient_does_not_pass_where_only_a_constant_is_read(step):
     _, _, graph = step
     for paths in (graph.values, graph.gradients):
-        assert names_of(step, paths.behind([new(step, "still")])) == {"still'", "still"}
+        assert names_of(step, paths.ancestors([new(step, "still")])) == {"still'", "still"}
 
 
 def test_paths_over_time_go_on_with_the_state_of_the_next_step(step):
     gradients = step[2].gradients
     within = {"w", "mm0", "low'", "mm1", "high'", "mean'"}
-    assert names_of(step, gradients.ahead([old(step, "w")])) == within
+    assert names_of(step, gradients.descendants([old(step, "w")])) == within
     over_time = {*within, "low", "high", "mean"}
-    assert names_of(step, gradients.ahead_over_time([old(step, "w")])) == over_time
+    assert names_of(step, gradients.descendants_over_time([old(step, "w")])) == over_time
     ends = {new(step, "high")}
-    found = names_of(step, gradients.ahead_over_time([old(step, "w")], ends))
+    found = names_of(step, gradients.descendants_over_time([old(step, "w")], ends))
     assert found == {"w", "mm0", "low'", "low", "mm1", "high'"}
 
 
@@ -111,6 +111,6 @@ def test_a_path_by_gradient_is_where_jax_has_a_derivative(step):
     values = {path[-1]: jnp.asarray(state.value) for path, state in Step().states().items()}
     jacobian = jax.jacrev(plain_step)(values, jnp.asarray([0.3, -0.2, 0.5]))
     for source in values:
-        ahead = step[2].gradients.ahead([old(step, source)])
+        ahead = step[2].gradients.descendants([old(step, source)])
         for sink, row in jacobian.items():
             assert bool(jnp.any(row[source] != 0)) == (new(step, sink) in ahead), (source, sink)

@@ -71,7 +71,7 @@ def _products_over_time(graph: ETraceGraph) -> Iterator[tuple[list[str], list[st
     old = _carriers(graph, analysis, new)
     for group in graph.hidden_groups:
         ends = new.difference(group.new_vars)
-        behind = analysis.gradients_behind(group.new_vars, ends)
+        behind = analysis.gradient_ancestors(group.new_vars, ends)
         met: dict[int, list[Atom]] = {
             index: equations[index].invars
             for index in graph.opaque_equations
@@ -80,7 +80,7 @@ def _products_over_time(graph: ETraceGraph) -> Iterator[tuple[list[str], list[st
         for cut in [cut for cuts in group.cuts for cut in cuts if not group.delay_line]:
             met.setdefault(cut.equation, []).append(equations[cut.equation].invars[cut.operand])
         for index, operands in sorted(met.items()):
-            found = analysis.gradients_behind(operands, ends)
+            found = analysis.gradient_ancestors(operands, ends)
             states = [name for var, name in old.items() if var in found]
             if states:
                 where = f"`{equations[index].primitive.name}` [{source_line(equations[index])}]"
@@ -96,5 +96,5 @@ def _carriers(graph: ETraceGraph, analysis: Analysis, new: frozenset[Var]) -> di
         for leaf in leaves
         if leaf.kind in ("hidden", "other")
         and leaf.out_var is not None
-        and not learnt.isdisjoint(analysis.gradients_behind([leaf.out_var]))
+        and not learnt.isdisjoint(analysis.gradient_ancestors([leaf.out_var]))
     }

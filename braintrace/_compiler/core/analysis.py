@@ -74,7 +74,7 @@ class Analysis:
         """Return the inputs of the program among some variables, in order."""
         return sorted((v for v in variables if v in self._places), key=self._places.__getitem__)
 
-    def values_behind(
+    def value_ancestors(
         self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
     ) -> set[Var]:
         """Return the ancestors of some targets, without the ancestors of ``stops``.
@@ -83,7 +83,7 @@ class Analysis:
         """
         return self.program.depends_on(targets, stops, CONSTANT)
 
-    def gradients_behind(
+    def gradient_ancestors(
         self, targets: Iterable[Atom], stops: frozenset[Var] = frozenset()
     ) -> set[Var]:
         """Return the ancestors that a gradient of some targets reaches.
@@ -92,7 +92,7 @@ class Analysis:
         """
         return self.program.depends_on(targets, stops, CONSTANT, carries_derivative)
 
-    def gradients_ahead(self, starts: Iterable[Var]) -> set[Var]:
+    def gradient_descendants(self, starts: Iterable[Var]) -> set[Var]:
         """Return the descendants whose gradient reaches ``starts``."""
         return self.program.dependents_of(starts, None, CONSTANT, carries_derivative)
 

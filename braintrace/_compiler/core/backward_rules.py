@@ -24,7 +24,7 @@ def nonlinear_uses(
     Each equation comes with the operands whose cotangents are not proportional to the cotangents of
     its results. The ancestors of ``stops`` are left out.
     """
-    for index in analysis.program.making(analysis.gradients_behind(targets, stops) - stops):
+    for index in analysis.program.making(analysis.gradient_ancestors(targets, stops) - stops):
         equation = analysis.program.equations[index]
         operands = analysis.derivative(equation).nonlinear
         if operands:
@@ -38,8 +38,8 @@ def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLea
     """
     program = analysis.program
     rules = [equation for equation in program.equations if analysis.derivative(equation).nonlinear]
-    behind = analysis.gradients_ahead(var for equation in rules for var in equation.outvars)
-    read = analysis.gradients_behind(program.out_atoms)
+    ancestors = analysis.gradient_descendants(var for equation in rules for var in equation.outvars)
+    read = analysis.gradient_ancestors(program.out_atoms)
     written: dict[Var, list[StateLeaf]] = {}
     for leaf in traced.leaves:
         if leaf.kind == "hidden" and leaf.out_var is not None:
@@ -48,6 +48,6 @@ def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLea
         leaf
         for leaves in written.values()
         if read.isdisjoint(leaf.in_var for leaf in leaves)
-        and not behind.isdisjoint(leaf.out_var for leaf in leaves if is_var(leaf.out_var))
+        and not ancestors.isdisjoint(leaf.out_var for leaf in leaves if is_var(leaf.out_var))
         for leaf in leaves
     )

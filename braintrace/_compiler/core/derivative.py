@@ -44,8 +44,8 @@ class Derivative:
             return False
         program = program_of(self._vjp.jaxpr)
         pairs = zip(self._vjp.inputs, program.out_atoms, strict=True)
-        behind = program.depends_on([atom for i, atom in pairs if i in operands])
-        return behind.isdisjoint(program.in_vars[i] for i in operands)
+        ancestors = program.depends_on([atom for i, atom in pairs if i in operands])
+        return ancestors.isdisjoint(program.in_vars[i] for i in operands)
 
     def along(self, operands: Sequence[int]) -> AnyJaxpr | None:
         """Return the forward derivative with respect to some operands, as a jaxpr.

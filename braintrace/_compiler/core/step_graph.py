@@ -34,7 +34,7 @@ class Paths:
     ----------
     uses
         The uses of nodes.
-    behind
+    direct
         For every variable, a bit mask over ``uses``: those that it depends on directly.
     nodes
         The nodes.
@@ -45,14 +45,14 @@ class Paths:
     def __init__(
         self,
         uses: Sequence[Use],
-        behind: Mapping[Var, int],
+        direct: Mapping[Var, int],
         nodes: Collection[Var],
         after: Mapping[Var, Var],
     ) -> None:
-        self._uses, self._behind, self._nodes, self._after = uses, behind, nodes, after
+        self._uses, self._direct, self._nodes, self._after = uses, direct, nodes, after
         self._sinks: dict[Use, set[Var]] = {}
         for node in nodes:
-            for use in self.uses_behind(node):
+            for use in self.direct_uses(node):
                 self._sinks.setdefault(use, set()).add(node)
         self._uses_of: dict[Var, list[Use]] = {}
         for use in uses:
@@ -69,15 +69,15 @@ class Paths:
         """Return the nodes that depend directly on a use of a node."""
         return self._sinks.get(use, set())
 
-    def uses_behind(self, var: Var) -> Iterator[Use]:
+    def direct_uses(self, var: Var) -> Iterator[Use]:
         """Yield the uses of nodes that a variable depends on directly."""
-        mask = self._behind.get(var, 0)
+        mask = self._direct.get(var, 0)
         while mask:
             lowest = mask & -mask
             yield self._uses[lowest.bit_length() - 1]
             mask ^= lowest
 
-    def behind(self, targets: Iterable[Atom], ends: Collection[Var] = ()) -> set[Var]:
+    def ancestors(self, targets: Iterable[Atom], ends: Collection[Var] = ()) -> set[Var]:
         """Return the nodes that some variables depend on within the step.
 
         Nodes among the variables are included. Nodes in ``ends`` are included, their ancestors are
@@ -85,18 +85,18 @@ class Paths:
         """
 
         def before(var: Var) -> Iterable[Var]:
-            return () if var in ends else (use.node for use in self.uses_behind(var))
+            return () if var in ends else (use.node for use in self.direct_uses(var))
 
         return {var for var in reached(filter(is_var, targets), before) if var in self._nodes}
 
-    def ahead(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
+    def descendants(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
         """Return some nodes and their descendants within the step.
 
         Nodes in ``ends`` are included, their descendants are not.
         """
         return self._forward(starts, ends, {})
 
-    def ahead_over_time(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
+    def descendants_over_time(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
         """Return some nodes and their descendants, in this step or in a later one."""
         return self._forward(starts, ends, self._before)
 
@@ -168,7 +168,7 @@ def _paths(
 ) -> Paths:
     """Return the paths through variables for which ``passes`` holds."""
     uses: dict[Use, int] = {}
-    behind: dict[Var, int] = {}
+    direct: dict[Var, int] = {}
     for index, equation in enumerate(program.equations):
         if equation.primitive.name in CONSTANT:
             continue
@@ -177,6 +177,6 @@ def _paths(
             if atom in nodes:
                 mask |= 1 << uses.setdefault(Use(atom, index), len(uses))
             else:
-                mask |= behind.get(atom, 0)
-        behind.update((var, mask) for var in equation.outvars if passes(var))
-    return Paths([*uses], behind, nodes, after)
+                mask |= direct.get(atom, 0)
+        direct.update((var, mask) for var in equation.outvars if passes(var))
+    return Paths([*uses], direct, nodes, after)

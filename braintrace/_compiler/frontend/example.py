@@ -63,5 +63,5 @@ def call_of_update(model: brainstate.nn.Module, arguments: tuple[PyTree, ...]) -
         f"State '{path_name(path)}' = {shown(state.value)}"
         for path, state in model.states(brainstate.HiddenState).items()
     )
-    behind = f" and {states}" if states else ""
-    return f"`{type(model).__name__}.update` fails for {call}{behind}"
+    ancestors = f" and {states}" if states else ""
+    return f"`{type(model).__name__}.update` fails for {call}{ancestors}"

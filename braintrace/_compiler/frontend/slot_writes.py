@@ -67,10 +67,10 @@ def writes_as_selections(program: Program, wanted: Sequence[Atom], longest: int)
 
 def _rules(constants: Constants, wanted: Sequence[Atom], longest: int) -> dict[int, Rule]:
     """Return rules for the writes of a program, and for equations that contain some."""
-    behind = constants.program.depends_on(wanted)
+    ancestors = constants.program.depends_on(wanted)
     rules: dict[int, Rule] = {}
     for index, equation in enumerate(constants.program.equations):
-        if behind.isdisjoint(equation.outvars):
+        if ancestors.isdisjoint(equation.outvars):
             continue
         if equation.primitive.name in _WRITES:
             write = _write_of(constants, equation)

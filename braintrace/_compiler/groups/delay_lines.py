@@ -21,7 +21,7 @@ def find_delay_lines(
     analysis: Analysis,
     graph: StepGraph,
     candidates: Sequence[Candidate],
-    behind_output: set[Var],
+    loss_reads: set[Var],
 ) -> frozenset[int]:
     """Return the indices of delay lines that only ETP operations read.
 
@@ -29,13 +29,13 @@ def find_delay_lines(
     ----------
     analysis, graph, candidates
         The step, its graph and its hidden states.
-    behind_output
+    loss_reads
         The values that a loss reads within the step, up to new hidden states.
     """
     return frozenset(
         a
         for a, candidate in enumerate(candidates)
-        if behind_output.isdisjoint([candidate.leaf.in_var, *candidate.new_vars])
+        if loss_reads.isdisjoint([candidate.leaf.in_var, *candidate.new_vars])
         and _is_moved_only(analysis, candidates, a)
         and not _is_read_by_others(graph, candidates, a)
     )
@@ -48,13 +48,13 @@ def _is_moved_only(analysis: Analysis, candidates: Sequence[Candidate], a: int) 
     if not all(_moves(program.equations[index]) for index in uses - marked.keys()):
         return False
     stops = frozenset(c.var for i, c in enumerate(candidates) if i != a)
-    behind = analysis.values_behind([state.var], stops) - stops
-    path = program.dependents_of([state.leaf.in_var], program.producer[state.var]) & behind
+    ancestors = analysis.value_ancestors([state.var], stops) - stops
+    path = program.dependents_of([state.leaf.in_var], program.producer[state.var]) & ancestors
     moving = analysis.program.making(path)
     return (
         bool(moving)
         and all(_moves(program.equations[index]) for index in moving)
-        and marked.keys().isdisjoint(analysis.program.making(behind))
+        and marked.keys().isdisjoint(analysis.program.making(ancestors))
     )
 
 
@@ -71,8 +71,8 @@ def _is_read_by_others(graph: StepGraph, candidates: Sequence[Candidate], a: int
     state = candidates[a]
     for other in (candidate for i, candidate in enumerate(candidates) if i != a):
         ends = frozenset(c.var for c in candidates if c is not other)
-        if state.var in graph.values.behind([other.var], ends):
+        if state.var in graph.values.ancestors([other.var], ends):
             return True
-        if state.leaf.in_var in graph.values.behind([other.var], ends | graph.operations):
+        if state.leaf.in_var in graph.values.ancestors([other.var], ends | graph.operations):
             return True
     return False

@@ -21,7 +21,7 @@ from ..core.analysis import Analysis
 from ..core.back_through import Ids
 from ..core.walk import Walk, walk_back
 from .alignment import AlignedStates
-from .influence import Way, roots_behind, ways_of
+from .influence import Way, broadcasts_of, ways_of
 
 Pairs: TypeAlias = tuple[np.ndarray, np.ndarray]
 """``inputs`` and ``outputs`` of a `Diagonal`."""
@@ -65,7 +65,7 @@ def _through(
     origin = aligned.origin.of(x)
     if origin is None:
         return
-    origins, _ = roots_behind(analysis, y, walk)
+    origins, _ = broadcasts_of(analysis, y, walk)
     for way in ways_of(y, 0, walk, origins):
         inputs, outputs = _pairs(equation, operand, origin, way)
         used = np.zeros(origin.size, bool)

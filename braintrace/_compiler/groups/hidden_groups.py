@@ -53,15 +53,15 @@ def find_hidden_groups(
     analysis, candidates = alignment.analysis, alignment.candidates
     new_vars = Counter(var for candidate in candidates for var in candidate.new_vars)
     seen = _seen_by_losses(traced, outputs)
-    behind_output = graph.values.behind(seen, new_vars)
+    loss_reads = graph.values.ancestors(seen, new_vars)
     lines: frozenset[int] = frozenset()
     if not every_state:
-        lines = find_delay_lines(analysis, graph, candidates, behind_output)
+        lines = find_delay_lines(analysis, graph, candidates, loss_reads)
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
     for members in _connected(alignment, lines):
         aligned = alignment.align(members)
-        is_read = [state.leaf.in_var in behind_output for state in aligned.states]
+        is_read = [state.leaf.in_var in loss_reads for state in aligned.states]
         find = diagonals_of if boundary == "diagonal" else _no_diagonals
         group_walks = _walks(aligned, graph, new_vars, is_read, every_state, find)
         is_line = lines.issuperset(members)
@@ -176,8 +176,8 @@ def _downstream(
         upstream = {state.var for c, state in enumerate(states) if c != a and c not in downstream}
         is_carried = is_read[a] or any(_reaches(walk, candidate.leaf.in_var) for walk in walks)
         stops = every_new - {candidate.var}
-        reads_old = graph.values.behind([candidate.var], stops | graph.opaque) & old
-        reads_new = graph.values.behind([candidate.var], stops) & upstream
+        reads_old = graph.values.ancestors([candidate.var], stops | graph.opaque) & old
+        reads_new = graph.values.ancestors([candidate.var], stops) & upstream
         if reads_new and not (is_carried or reads_old):
             downstream.append(a)
     return tuple(reversed(downstream))
@@ -191,7 +191,7 @@ def _without_held_cuts(
 
     def costs(cut: Cut) -> bool:
         operand = equations[cut.equation].invars[cut.operand]
-        return not graph.values.behind([operand], ends) <= ends
+        return not graph.values.ancestors([operand], ends) <= ends
 
     return dataclasses.replace(walk, cuts=tuple(filter(costs, walk.cuts)))
 

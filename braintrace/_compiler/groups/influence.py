@@ -50,7 +50,7 @@ def find_influence(
     mixed = False
     for state, walk in enumerate(walks):
         if y in walk.ids:
-            origin, lost = roots_behind(analysis, y, walk)
+            origin, lost = broadcasts_of(analysis, y, walk)
             ways = ways_of(y, state, walk, origin)
             entries += ways
             mixed |= lost or not _covered(walk.ids[y], ways)
@@ -83,7 +83,7 @@ def _injection_point(entry: Way, places: np.ndarray, size: int) -> InjectionPoin
     return InjectionPoint(entry.state, entry.var, None if in_order else slots)
 
 
-def roots_behind(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids], bool]:
+def broadcasts_of(analysis: Analysis, y: Var, walk: Walk) -> tuple[dict[Var, Ids], bool]:
     """Return the elementwise broadcasts of ``y``, and whether it has others."""
     if not np.any(walk.ids[y] == MANY):
         return {}, False

@@ -67,13 +67,13 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOpe
         positions = spec.resolve_trainable_invars(equation.params)
         operands = {name: equation.invars[position] for name, position in positions.items()}
         parameters = {
-            name: _parameters(analysis.inputs_among(analysis.values_behind([atom])), by_var)
+            name: _parameters(analysis.inputs_among(analysis.value_ancestors([atom])), by_var)
             for name, atom in operands.items()
         }
         if not any(parameters.values()):
             continue
-        behind = _inputs_behind(analysis, operands.values())
-        times = {var: time_of_leaf(by_var.get(var)) for var in behind}
+        ancestors = _inputs_of(analysis, operands.values())
+        times = {var: time_of_leaf(by_var.get(var)) for var in ancestors}
         read_only = [var for var, time in times.items() if time is BindingTime.CONSTANT]
         others = [var for var, time in times.items() if time is BindingTime.DATA]
         operations.append(
@@ -91,11 +91,11 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[MarkedOpe
     return operations
 
 
-def _inputs_behind(analysis: Analysis, operands: Iterable[Atom]) -> list[Var]:
+def _inputs_of(analysis: Analysis, operands: Iterable[Atom]) -> list[Var]:
     """Return the inputs that operands depend on, one operand after the other."""
-    behind = (analysis.program.depends_on([operand]) for operand in operands)
+    ancestors = (analysis.program.depends_on([operand]) for operand in operands)
     return list(
-        dict.fromkeys(var for ancestors in behind for var in analysis.inputs_among(ancestors))
+        dict.fromkeys(var for of_operand in ancestors for var in analysis.inputs_among(of_operand))
     )
 
 

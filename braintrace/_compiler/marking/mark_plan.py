@@ -218,7 +218,7 @@ def sources_of(uses: ParametricUses, used: Iterable[Var]) -> dict[Var, Var]:
     sources = {}
     for var, chain in chains.items():
         common = next(link for link in chain if passing[link] == ends[chain[-1]])
-        sources[var] = _behind_moves(uses, common)
+        sources[var] = _source_of_moves(uses, common)
     return sources
 
 
@@ -244,7 +244,7 @@ def _before(uses: ParametricUses, var: Var) -> Var | None:
     return operand if is_alike or name in REORDERS or _only_moves(equation) else None
 
 
-def _behind_moves(uses: ParametricUses, var: Var) -> Var:
+def _source_of_moves(uses: ParametricUses, var: Var) -> Var:
     """Return the smallest variable that another is copied from, with the fewest axes."""
     best = var
     while True:
@@ -310,7 +310,7 @@ def _is_noisy_weight(uses: ParametricUses, equation: Equation) -> bool:
     if equation.primitive.name not in ("add", "add_any", "sub"):
         return False
     summands = [atom for atom in equation.invars if not uses.is_parametric(atom)]
-    if not uses.analysis.gradients_behind(summands).isdisjoint(uses.program.in_vars):
+    if not uses.analysis.gradient_ancestors(summands).isdisjoint(uses.program.in_vars):
         return False
     reader = uses.only_reader(equation.outvars[0])
     while reader is not None:

@@ -233,9 +233,9 @@ class _Marks:
 
     def of(self, var: Var) -> jax.Array:
         """Return the value of a parameter-derived variable after its elementwise mark."""
-        return self._behind(var, self._plan.sources[var])
+        return self._after(var, self._plan.sources[var])
 
-    def _behind(self, var: Var, source: Var) -> jax.Array:
+    def _after(self, var: Var, source: Var) -> jax.Array:
         if var not in self._marked:
             self._marked[var] = self._computed(var, source)
         return self._marked[var]
@@ -246,7 +246,7 @@ class _Marks:
         program = self._uses.program
         equation = program.equations[program.producer[var]]
         operands = [
-            self._behind(atom, source) if self._uses.is_parametric(atom) else self._constant(atom)
+            self._after(atom, source) if self._uses.is_parametric(atom) else self._constant(atom)
             for atom in equation.invars
         ]
         (value,) = bind(equation, operands)
@@ -321,8 +321,8 @@ def _diagnostic(
     uses: ParametricUses, unmarked: Unmarked, by_var: dict[Var, StateArray]
 ) -> Diagnostic:
     atoms = [unmarked.equation.invars[i] for i in unmarked.operands]
-    behind = uses.program.depends_on(atoms, through=carries_derivative)
-    arrays = [array for var, array in by_var.items() if var in behind]
+    ancestors = uses.program.depends_on(atoms, through=carries_derivative)
+    arrays = [array for var, array in by_var.items() if var in ancestors]
     paths = [path_name(array.path) for array in arrays if array.kind == "parameter"]
     names = tuple(dict.fromkeys(paths))
     return Diagnostic(

@@ -30,12 +30,12 @@ def has_own_marks(program: Program, arrays: Sequence[StateArray]) -> bool:
     new = program.out_atoms[len(program.out_atoms) - len(written) :]
     hidden = [atom for atom, array in zip(new, written, strict=True) if array.kind == "hidden"]
     analysis = Analysis(program)
-    behind = analysis.gradients_behind(hidden)
+    ancestors = analysis.gradient_ancestors(hidden)
     before = program.in_vars[len(program.in_vars) - len(arrays) :]
     parameters = {v for v, a in zip(before, arrays, strict=True) if a.kind == "parameter"}
     return any(
-        not behind.isdisjoint(equation.outvars)
-        and not parameters.isdisjoint(analysis.gradients_behind(_weights(equation)))
+        not ancestors.isdisjoint(equation.outvars)
+        and not parameters.isdisjoint(analysis.gradient_ancestors(_weights(equation)))
         for equation in holding
     )
 

@@ -54,7 +54,7 @@ class ParametricUses:
         times = [bound(var, time) for var, time in zip(program.in_vars, inputs, strict=True)]
         self.times = flows_of_variables(_QUESTION, self.analysis.constants, times)
         self._wanted = wanted
-        self._behind = _behind(program, wanted)
+        self._ancestors = _ancestors(program, wanted)
 
     def __iter__(self) -> Iterator[Use]:
         """Yield the uses in program order."""
@@ -89,7 +89,7 @@ class ParametricUses:
 
     def is_wanted(self, var: Var) -> bool:
         """Tell whether a variable is data and passes a derivative to a wanted result."""
-        return var in self._behind and self.times[var] is BindingTime.DATA
+        return var in self._ancestors and self.times[var] is BindingTime.DATA
 
     def maker(self, var: Var) -> Equation | None:
         """Return the equation that writes a variable; ``None`` for an input."""
@@ -133,7 +133,7 @@ class ParametricUses:
         return what is BindingTime.PARAMETER and carries_derivative(atom)
 
 
-def _behind(program: Program, wanted: Sequence[bool]) -> set[Var]:
+def _ancestors(program: Program, wanted: Sequence[bool]) -> set[Var]:
     """Return the variables that pass a derivative to results that count."""
     targets = [atom for atom, counts in zip(program.out_atoms, wanted, strict=True) if counts]
     return program.depends_on(targets, frozenset(), CONSTANT, carries_derivative)
@@ -161,7 +161,7 @@ def _wanted_inside(equation: Equation, program: Program, wanted: Sequence[bool])
     first, count = len(loop.fixed), len(loop.carried)
 
     def one_step_before(now: Sequence[bool]) -> list[bool]:
-        behind = _behind(program, [*now, *wanted[count:]])
-        return [var in behind for var in program.in_vars[first : first + count]]
+        ancestors = _ancestors(program, [*now, *wanted[count:]])
+        return [var in ancestors for var in program.in_vars[first : first + count]]
 
     return [*fixpoint(operator.or_, one_step_before, wanted[:count]), *wanted[count:]]

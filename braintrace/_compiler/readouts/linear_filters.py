@@ -91,9 +91,9 @@ class FilterFinder:
         self._constant_states = [
             leaf for leaf in leaves if time_of_leaf(leaf) is BindingTime.CONSTANT
         ]
-        self._learning = analysis.gradients_ahead(weights)
+        self._learning = analysis.gradient_descendants(weights)
         states = [leaf.in_var for leaf in leaves if leaf.kind == "hidden"]
-        self._with_gradient = analysis.gradients_ahead([*weights, *states])
+        self._with_gradient = analysis.gradient_descendants([*weights, *states])
 
     def find(self, leaf: StateLeaf, var: Var) -> LinearFilter | str:
         """Return a state as a linear filter, or the reason why it is not one.
@@ -139,7 +139,7 @@ class FilterFinder:
         if old not in ends:
             return NOT_LINEAR
         others = {end: learns for end, learns in ends.items() if end is not old}
-        if any(old in self._behind(end) for end in others):
+        if any(old in self._ancestors(end) for end in others):
             return NOT_LINEAR
         decay = self._decay(old, var, sorted(equations), added)
         if decay is None:
@@ -155,11 +155,11 @@ class FilterFinder:
             added=tuple(sorted(use for use in added if added[use] or self._learns(use))),
             path=path,
             equations=tuple(sorted(equations)),
-            held=self._behind_factors(equations, self._constant_states),
-            parameters=self._behind_factors(equations, self._parameters),
+            held=self._paths_of_factors(equations, self._constant_states),
+            parameters=self._paths_of_factors(equations, self._parameters),
         )
 
-    def _behind_factors(
+    def _paths_of_factors(
         self, equations: Sequence[int], leaves: Sequence[StateLeaf]
     ) -> tuple[Path, ...]:
         """Return the paths of leaves that the coefficients of equations depend on."""
@@ -167,8 +167,8 @@ class FilterFinder:
         factors = [
             e.invars[i] for e in path for i in range(len(e.invars)) if i not in self._data(e)
         ]
-        behind = self._program.depends_on(factors)
-        return tuple(dict.fromkeys(leaf.path for leaf in leaves if leaf.in_var in behind))
+        ancestors = self._program.depends_on(factors)
+        return tuple(dict.fromkeys(leaf.path for leaf in leaves if leaf.in_var in ancestors))
 
     def _backward(self, passed: Mapping[Var, bool], stops: frozenset[Var]) -> Iterator[int]:
         """Yield the equations that write what has been passed, the last one first."""
@@ -177,8 +177,8 @@ class FilterFinder:
             done.add(max(pending))
             yield max(pending)
 
-    def _behind(self, var: Var) -> set[Var]:
-        return self._analysis.gradients_behind([var], self._new_vars)
+    def _ancestors(self, var: Var) -> set[Var]:
+        return self._analysis.gradient_ancestors([var], self._new_vars)
 
     def _data(self, equation: Equation) -> list[int]:
         return [i for i, a in enumerate(equation.invars) if is_var(a) and a in self._varying]

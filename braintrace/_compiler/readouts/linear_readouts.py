@@ -49,9 +49,9 @@ def filter_readouts(
     The batch gets the axes of the filters as well.
     """
     states = _States(step)
-    behind_others = [*_behind_others(states)]
-    refused = {s.leaf.name: JOINED for s in behind_others if s.leaf.joined_var is not None}
-    wanted = {state.leaf.name for state in behind_others}
+    dependent = [*_dependent_states(states)]
+    refused = {s.leaf.name: JOINED for s in dependent if s.leaf.joined_var is not None}
+    wanted = {state.leaf.name for state in dependent}
     while True:
         readouts = _readouts(states, wanted - refused.keys(), refused)
         if not readouts:
@@ -136,22 +136,22 @@ class _States:
         """The variables of the new values, by the names of the states."""
         return {state.leaf.name: state.var for state in self.every}
 
-    def behind(self, variables: Iterable[Var], start: Var | None = None) -> set[Var]:
+    def ancestors(self, variables: Iterable[Var], start: Var | None = None) -> set[Var]:
         """Return the variables that a gradient reaches in the step, up to other states."""
         stops = frozenset(self.new_vars.values()) - {start}
-        return self.step.analysis.gradients_behind(variables, stops)
+        return self.step.analysis.gradient_ancestors(variables, stops)
 
     @functools.cached_property
     def read(self) -> dict[str, set[str]]:
         """Names of the states that each state reads in a step, old or new."""
         return {
-            state.leaf.name: self._named(self.behind([state.var], state.var)) - {state.leaf.name}
+            state.leaf.name: self._named(self.ancestors([state.var], state.var)) - {state.leaf.name}
             for state in self.every
         }
 
     def remembers(self, state: _State) -> bool:
         """Tell whether a state reads its own old value."""
-        return state.leaf.in_var in self.behind([state.var], state.var)
+        return state.leaf.in_var in self.ancestors([state.var], state.var)
 
     def _named(self, variables: set[Var]) -> set[str]:
         return {s.leaf.name for s in self.every if not variables.isdisjoint((s.var, s.leaf.in_var))}
@@ -162,10 +162,10 @@ class _States:
         operands = [program.equations[cut.equation].invars[cut.operand] for cut in walk.cuts]
         operands += [a for index in walk.weights_met for a in program.equations[index].invars]
         operands += [var for _, var in walk.states_met]
-        return self._named(self.behind(filter(is_var, operands)))
+        return self._named(self.ancestors(filter(is_var, operands)))
 
 
-def _behind_others(states: _States) -> Iterator[_State]:
+def _dependent_states(states: _States) -> Iterator[_State]:
     """Yield the states that depend on others by coupling, without feedback to those."""
     for state in states.every:
         name = state.leaf.name
@@ -205,7 +205,7 @@ def _why_not(states: _States, state: _State, readout: LinearFilter) -> str | Non
         return MOVED
     both = {state.var, state.leaf.in_var}
     for other in states.every:
-        if other is not state and not states.behind([other.var], other.var).isdisjoint(both):
+        if other is not state and not states.ancestors([other.var], other.var).isdisjoint(both):
             return f"hidden state '{other.leaf.name}' reads it"
     if _mixing(state).isdisjoint(readout.equations):
         is_chain = not set(states.new_vars.values()).isdisjoint(readout.values)
@@ -234,8 +234,8 @@ def _read_late(states: _States) -> set[str]:
     traced = states.step.traced
     written = [*(s for s in traced.leaves if s.kind == "other"), *states.step.outputs]
     atoms = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
-    behind = states.behind(atom for atom in atoms if atom is not None and is_var(atom))
-    return {state.leaf.name for state in states.every if state.leaf.in_var in behind}
+    ancestors = states.ancestors(atom for atom in atoms if atom is not None and is_var(atom))
+    return {state.leaf.name for state in states.every if state.leaf.in_var in ancestors}
 
 
 def _not_at_positions(step: GroupedStep) -> list[str]:

@@ -173,8 +173,8 @@ class _Filtering:
 
     def _is_marked(self) -> bool:
         """Tell whether an ETP operation computes the decay."""
-        behind = self._program.making(self._program.depends_on(self.readout.decay_weights))
-        return any(is_marked(self._program.equations[index]) for index in behind)
+        ancestors = self._program.making(self._program.depends_on(self.readout.decay_weights))
+        return any(is_marked(self._program.equations[index]) for index in ancestors)
 
     def _linear(self, known: Mapping[Var, Any], sources: Values) -> Any:
         """Return a value with the derivative of ``A``, evaluated at ``sources``."""

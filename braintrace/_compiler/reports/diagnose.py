@@ -10,6 +10,7 @@ from ..._typing import path_name
 from ..core.backward_rules import nonlinear_uses
 from ..groups.grouped_step import GroupedStep
 from ..groups.marked_operations import MarkedOperation
+from .ancestors import AncestorSearch
 from .diagnose_groups import (
     CHANGE_AFTERWARDS,
     NONLINEAR,
@@ -20,7 +21,6 @@ from .diagnose_groups import (
 from .lost_marks import lost_marks
 from .not_marked import not_marked
 from .untraced import also_untagged, carried_without_a_trace, plain_in_readouts
-from .upstream import Upstream
 
 LOSES_MEMORY = ("nested-weights", "mixed-positions")
 """Kinds of warnings for a weight without a trace on its way to a hidden state."""
@@ -46,11 +46,11 @@ def diagnose(
         The learning rule's treatment of products; see `TraceMethod`.
     """
     follows_all = boundary in FOLLOWS_ALL
-    upstream = Upstream(step, boundary)
+    search = AncestorSearch(step, boundary)
     about_groups = [
         diagnostic
         for group, walks in zip(step.groups, step.walks, strict=True)
-        for diagnostic in about_group(upstream, group, walks)
+        for diagnostic in about_group(search, group, walks)
     ]
     yield from about_groups
     yield from _nonlinear_weights(step, relations)
@@ -78,7 +78,7 @@ def _nonlinear_weights(
     parameters = {leaf.in_var for leaf in step.traced.parameters}
     for relation in relations:
         for equation, operands in nonlinear_uses(analysis, list(relation.trainable_vars.values())):
-            if not parameters.isdisjoint(analysis.gradients_behind(operands)):
+            if not parameters.isdisjoint(analysis.gradient_ancestors(operands)):
                 names = relation.printed_paths
                 yield Diagnostic(
                     "warning",
@@ -112,8 +112,8 @@ def _without_relation(
 
 def _states_reached(step: GroupedStep, operation: MarkedOperation) -> list[str]:
     """Return the remembered hidden states that depend on an operation by gradient."""
-    ahead = step.graph.gradients.ahead([operation.y_var])
-    return [state.name for state, var in step.remembered_states if var in ahead]
+    descendants = step.graph.gradients.descendants([operation.y_var])
+    return [state.name for state, var in step.remembered_states if var in descendants]
 
 
 def _why_no_trace(

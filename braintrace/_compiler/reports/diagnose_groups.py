@@ -9,7 +9,7 @@ from ..._jaxpr.dataflow.bilinear import PRODUCTS
 from ..core.backward_rules import nonlinear_uses
 from ..core.walk import Walk
 from ..groups.diagonals import products_met
-from .upstream import Upstream
+from .ancestors import AncestorSearch
 
 NONLINEAR = (
     "`custom_vjp` whose backward rule is not proportional to the gradient that it is given (one "
@@ -23,19 +23,19 @@ CHANGE_AFTERWARDS = "Change gradients after `etrace_grad` has returned them inst
 
 
 def about_group(
-    upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
+    search: AncestorSearch, group: HiddenGroup, walks: Sequence[Walk]
 ) -> Iterator[Diagnostic]:
     """Yield the paths that the walks back from the states of a group have left out."""
     every_cut = [cut for walk in walks for cut in walk.cuts if not group.delay_line]
     for equation in dict.fromkeys(cut.equation for cut in every_cut):
         cuts = [cut for cut in every_cut if cut.equation == equation]
-        yield from _about_cuts(upstream, group, equation, cuts)
+        yield from _about_cuts(search, group, equation, cuts)
     for equation in sorted({index for walk in walks for index in walk.weights_met}):
-        yield from _about_weight_met(upstream, group, equation)
-    if upstream.boundary == "diagonal":
-        yield from _about_two_products(upstream, group, walks)
-    yield from _about_states_met(upstream, group, walks)
-    yield from _about_nonlinear_uses(upstream, group)
+        yield from _about_weight_met(search, group, equation)
+    if search.boundary == "diagonal":
+        yield from _about_two_products(search, group, walks)
+    yield from _about_states_met(search, group, walks)
+    yield from _about_nonlinear_uses(search, group)
 
 
 def names_of(group: HiddenGroup) -> str:
@@ -48,12 +48,12 @@ def _names(group: HiddenGroup) -> list[str]:
 
 
 def _about_cuts(
-    upstream: Upstream, group: HiddenGroup, index: int, cuts: Sequence[Cut]
+    search: AncestorSearch, group: HiddenGroup, index: int, cuts: Sequence[Cut]
 ) -> Iterator[Diagnostic]:
-    equation = upstream.step.analysis.program.equations[index]
-    behind = [upstream.behind([equation.invars[cut.operand]], group) for cut in cuts]
-    states = list(dict.fromkeys(n for b in behind for n in (*b.old_states, *b.new_states)))
-    weights = list(dict.fromkeys(name for b in behind for name in b.weights))
+    equation = search.step.analysis.program.equations[index]
+    ancestors = [search.ancestors([equation.invars[cut.operand]], group) for cut in cuts]
+    states = list(dict.fromkeys(n for b in ancestors for n in (*b.old_states, *b.new_states)))
+    weights = list(dict.fromkeys(name for b in ancestors for name in b.weights))
     name = equation.primitive.name
     if states:
         yield Diagnostic(
@@ -79,53 +79,55 @@ def _about_cuts(
         )
 
 
-def _about_weight_met(upstream: Upstream, group: HiddenGroup, index: int) -> Iterator[Diagnostic]:
+def _about_weight_met(
+    search: AncestorSearch, group: HiddenGroup, index: int
+) -> Iterator[Diagnostic]:
     """Yield the ancestors of an ETP operation at which a walk ended."""
-    equation = upstream.step.analysis.program.equations[index]
-    behind, name = upstream.behind(equation.invars, group), equation.primitive.name
-    rule = _RULES[upstream.boundary]
-    if behind.old_states:
+    equation = search.step.analysis.program.equations[index]
+    ancestors, name = search.ancestors(equation.invars, group), equation.primitive.name
+    rule = _RULES[search.boundary]
+    if ancestors.old_states:
         yield Diagnostic(
             "info",
             "recurrent-mixing",
-            f"Hidden state {quoted(behind.old_states)} reaches {names_of(group)} through the "
+            f"Hidden state {quoted(ancestors.old_states)} reaches {names_of(group)} through the "
             f"ETP operation `{name}`. Its weight learns online; "
             f"{_left_out(rule, group, index)}",
-            (*behind.old_states, *_names(group)),
+            (*ancestors.old_states, *_names(group)),
             source_line(equation),
         )
-    if upstream.boundary != "diagonal":  # that rule has another diagnostic
-        yield from _about_two_operations(upstream, group, equation)
-    if behind.new_states:
+    if search.boundary != "diagonal":  # that rule has another diagnostic
+        yield from _about_two_operations(search, group, equation)
+    if ancestors.new_states:
         yield Diagnostic(
             "info",
             "layer-to-layer",
-            f"Hidden state {quoted(behind.new_states)} feeds {names_of(group)} through the ETP "
+            f"Hidden state {quoted(ancestors.new_states)} feeds {names_of(group)} through the ETP "
             f"operation `{name}`. The learning signal of a step goes back through it; what "
             f"{names_of(group)} remembers of earlier steps is what {rule} leaves out on this path.",
-            (*behind.new_states, *_names(group)),
+            (*ancestors.new_states, *_names(group)),
             source_line(equation),
         )
-    if behind.weights:
+    if ancestors.weights:
         yield Diagnostic(
             "warning",
             "nested-weights",
-            f"Weight {quoted(behind.weights)} reaches {names_of(group)} through another ETP "
+            f"Weight {quoted(ancestors.weights)} reaches {names_of(group)} through another ETP "
             f"operation, `{name}`. {OF_CURRENT_STEP} Where the model allows it, move the weight "
             "behind the other one (a GRU whose reset gate acts after the recurrent product has a "
             "trace for all weights).",
-            (*behind.weights, *_names(group)),
+            (*ancestors.weights, *_names(group)),
             source_line(equation),
         )
 
 
 def _about_two_operations(
-    upstream: Upstream, group: HiddenGroup, last: Equation
+    search: AncestorSearch, group: HiddenGroup, last: Equation
 ) -> Iterator[Diagnostic]:
     """Yield the ETP operations between an old hidden state and another ETP operation."""
-    step, rule = upstream.step, _RULES[upstream.boundary]
+    step, rule = search.step, _RULES[search.boundary]
     place = f" ({line})" if (line := source_line(last)) else ""
-    for first, old_states in upstream.before(last.invars, group):
+    for first, old_states in search.before(last.invars, group):
         equation = step.analysis.program.equations[first.equation]
         yield Diagnostic(
             "info",
@@ -175,17 +177,17 @@ _RULES: Mapping[Boundary, str] = {
 
 
 def _about_two_products(
-    upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
+    search: AncestorSearch, group: HiddenGroup, walks: Sequence[Walk]
 ) -> Iterator[Diagnostic]:
     """Yield pairs of consecutive products between two values of a state."""
-    analysis = upstream.step.analysis
+    analysis = search.step.analysis
     equations, marked = analysis.program.equations, analysis.opaque
     for last, operand in sorted({met for walk in walks for met in products_met(analysis, walk)}):
         x = equations[last].invars[operand]
-        for first in analysis.program.making(analysis.gradients_behind([x], upstream.ends(group))):
+        for first in analysis.program.making(analysis.gradient_ancestors([x], search.ends(group))):
             if first not in marked and equations[first].primitive.name not in PRODUCTS:
                 continue
-            old = upstream.behind(equations[first].invars, group).old_states
+            old = search.ancestors(equations[first].invars, group).old_states
             states = [name for name in old if name in _names(group)]
             if states:
                 yield Diagnostic(
@@ -202,12 +204,12 @@ def _about_two_products(
 
 
 def _about_states_met(
-    upstream: Upstream, group: HiddenGroup, walks: Sequence[Walk]
+    search: AncestorSearch, group: HiddenGroup, walks: Sequence[Walk]
 ) -> Iterator[Diagnostic]:
     """Yield the states of other groups that reach a group without coupling or a mark."""
     for index in sorted({index for walk in walks for index, _ in walk.states_met}):
         variables = [var for walk in walks for i, var in walk.states_met if i == index]
-        states = upstream.of_others(variables, group)
+        states = search.of_others(variables, group)
         if states:
             yield Diagnostic(
                 "warning",
@@ -218,19 +220,19 @@ def _about_states_met(
                 "out of the gradient of every weight before it. If it must count in full, use BPTT "
                 "or a `window`.",
                 (*states, *_names(group)),
-                source_line(upstream.step.analysis.program.equations[index]),
+                source_line(search.step.analysis.program.equations[index]),
             )
 
 
-def _about_nonlinear_uses(upstream: Upstream, group: HiddenGroup) -> Iterator[Diagnostic]:
+def _about_nonlinear_uses(search: AncestorSearch, group: HiddenGroup) -> Iterator[Diagnostic]:
     """Yield the nonlinear custom backward rules on the way into a group."""
-    analysis, ends = upstream.step.analysis, upstream.ends(group)
+    analysis, ends = search.step.analysis, search.ends(group)
     kept_uses = {(d.equation, d.operand) for diagonals in group.diagonals for d in diagonals}
     passed = [
         analysis.program.equations[index].invars[operand] for index, operand in sorted(kept_uses)
     ]
     for equation, operands in nonlinear_uses(analysis, [*group.new_vars, *passed], ends):
-        names = upstream.behind(operands, group).names
+        names = search.ancestors(operands, group).names
         if names:
             yield Diagnostic(
                 "warning",

@@ -21,11 +21,11 @@ def lost_marks(step: GroupedStep) -> Iterator[Diagnostic]:
     new = {var: state.name for state, var in step.new_states}
     every = {var for made in results.values() for var in made}
     for (name, operand, line), made in results.items():
-        behind = analysis.gradients_behind(made, frozenset(every - set(made)))
-        weights = [p.name for p in step.traced.parameters if p.in_var in behind]
+        ancestors = analysis.gradient_ancestors(made, frozenset(every - set(made)))
+        weights = [p.name for p in step.traced.parameters if p.in_var in ancestors]
         names = tuple(dict.fromkeys(path for path in weights if path not in marked))
-        ahead = analysis.gradients_ahead(made)
-        states = [state for var, state in new.items() if var in ahead]
+        descendants = analysis.gradient_descendants(made)
+        states = [state for var, state in new.items() if var in descendants]
         if names and states:
             yield Diagnostic(
                 "warning",

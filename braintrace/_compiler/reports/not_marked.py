@@ -31,7 +31,7 @@ def not_marked(step: GroupedStep, reported: Sequence[str]) -> Iterator[Diagnosti
         return
     graph = step.graph
     operands = [atom for operation in step.operations for atom in operation.operands.values()]
-    marked = graph.gradients.behind(operands)
+    marked = graph.gradients.ancestors(operands)
     # `plain-in-readout` covers parameters that reach the filter of a readout alone.
     new = {var: state.name for state, var in step.remembered_states if state.path[0] != FILTERS}
     leaves = [
@@ -49,16 +49,18 @@ def _about(
 ) -> Iterator[Diagnostic]:
     graph, equations = step.graph, step.traced.program.equations
     uses = [
-        (equations[use.equation], graph.gradients.ahead(graph.gradients.sinks(use)))
+        (equations[use.equation], graph.gradients.descendants(graph.gradients.sinks(use)))
         for use in graph.gradients.uses_of(leaf.in_var)
         if not holds_marked(equations[use.equation])
     ]
-    reached = {var for _, ahead in uses for var in ahead}
+    reached = {var for _, descendants in uses for var in descendants}
     states = list(dict.fromkeys(name for var, name in new.items() if var in reached))
     if not states:
         return
     recurrent_use = recurrent.get(leaf.in_var)
-    equation = recurrent_use or next(e for e, ahead in uses if not ahead.isdisjoint(new))
+    equation = recurrent_use or next(
+        e for e, descendants in uses if not descendants.isdisjoint(new)
+    )
     name = equation.primitive.name
     if recurrent_use is None:
         how = f"Parameter '{leaf.name}' reaches hidden state {quoted(states)} through"
@@ -99,7 +101,7 @@ def _recurrent_uses(step: GroupedStep) -> dict[Var, Equation]:
         operands = list(filter(carries_derivative, equation.invars))
         weights = [var for var in operands if times.get(var) is BindingTime.PARAMETER]
         data = [var for var in operands if times.get(var) is BindingTime.DATA]
-        if weights and not old.isdisjoint(analysis.gradients_behind(data)):
-            behind = analysis.gradients_behind(weights) & parameters
-            uses |= {var: equation for var in behind if var not in uses}
+        if weights and not old.isdisjoint(analysis.gradient_ancestors(data)):
+            ancestors = analysis.gradient_ancestors(weights) & parameters
+            uses |= {var: equation for var in ancestors if var not in uses}
     return uses

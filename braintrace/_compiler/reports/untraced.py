@@ -14,12 +14,12 @@ def carried_without_a_trace(step: GroupedStep, ends: frozenset[Var]) -> Iterator
     The variables in ``ends`` are the outputs of the operations at which traces end.
     """
     gradients = step.graph.gradients
-    behind_outputs = gradients.behind(step.traced.output_atoms, ends)
+    output_ancestors = gradients.ancestors(step.traced.output_atoms, ends)
     new = {var: state.name for state, var in step.new_states}
     for leaf in _carriers(step):
-        directly = gradients.ahead([leaf.in_var], ends)
+        directly = gradients.descendants([leaf.in_var], ends)
         reached = [name for var, name in new.items() if var in directly]
-        if reached or leaf.in_var in behind_outputs:
+        if reached or leaf.in_var in output_ancestors:
             yield Diagnostic(
                 "warning",
                 "untraced-state",
@@ -30,7 +30,7 @@ def carried_without_a_trace(step: GroupedStep, ends: frozenset[Var]) -> Iterator
                 "`jax.lax.stop_gradient` if it should not count.",
                 (leaf.name, *reached),
             )
-        elif not gradients.ahead([leaf.in_var]).isdisjoint(new):
+        elif not gradients.descendants([leaf.in_var]).isdisjoint(new):
             yield Diagnostic(
                 "info",
                 "untraced-state",
@@ -47,7 +47,7 @@ def _carriers(step: GroupedStep) -> list[StateLeaf]:
     others = [leaf for leaf in written if leaf.kind == "other" and is_var(leaf.out_var)]
     starts = [state.in_var for state, _ in step.new_states]
     starts += [operation.y_var for operation in step.operations]
-    reached = step.graph.gradients.ahead_over_time(starts)
+    reached = step.graph.gradients.descendants_over_time(starts)
     return [leaf for leaf in others if leaf.out_var in reached]
 
 
@@ -56,10 +56,10 @@ def also_untagged(
 ) -> Iterator[Diagnostic]:
     """Yield the traced weights that also reach a state by ordinary operations."""
     operands = [atom for relation in relations for atom in relation.trainable_vars.values()]
-    behind = step.graph.gradients.behind(operands)
+    ancestors = step.graph.gradients.ancestors(operands)
     new = {var: state.name for state, var in step.remembered_states}
     for leaf in step.traced.parameters:
-        if leaf.in_var in behind:
+        if leaf.in_var in ancestors:
             yield from _plain_uses(step, leaf, new)
 
 
@@ -69,7 +69,7 @@ def _plain_uses(step: GroupedStep, leaf: StateLeaf, new: dict[Var, str]) -> Iter
         if use.equation in roles:
             continue
         equation = step.traced.program.equations[use.equation]
-        reached = graph.gradients.ahead(graph.gradients.sinks(use), graph.operations)
+        reached = graph.gradients.descendants(graph.gradients.sinks(use), graph.operations)
         states = [name for var, name in new.items() if var in reached]
         if states:
             yield Diagnostic(
@@ -93,7 +93,7 @@ def plain_in_readouts(step: GroupedStep) -> Iterator[Diagnostic]:
     for state, var in step.new_states:
         if state.path not in readout_of:
             continue
-        uses = sorted(step.graph.gradients.uses_behind(var), key=lambda use: use.equation)
+        uses = sorted(step.graph.gradients.direct_uses(var), key=lambda use: use.equation)
         first = {use.node: equations[use.equation] for use in reversed(uses)}
         for leaf in step.traced.parameters:
             if leaf.in_var in first:

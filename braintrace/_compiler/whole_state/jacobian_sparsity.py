@@ -101,9 +101,11 @@ def _entering_otherwise(
             operands += new_vars([whole.leaves[use.operands[0]]])
         elif use.kind != "product":
             operands += [program.equations[use.equation].invars[place] for place in use.operands]
-    behind = program.depends_on(operands)
+    ancestors = program.depends_on(operands)
     return [
-        leaf for leaf in traced.parameters if leaf.in_var in behind and leaf.name in whole.reached
+        leaf
+        for leaf in traced.parameters
+        if leaf.in_var in ancestors and leaf.name in whole.reached
     ]
 
 

@@ -16,12 +16,14 @@ HiddenStates: TypeAlias = list[tuple[StateLeaf, Var]]
 def layers_of(step: GroupedStep) -> list[HiddenStates]:
     """Return the layers of a step, each after those that it reads."""
     states = [list(new_states(group)) for group in step.groups]
-    ahead = [step.graph.gradients.ahead_over_time(_nodes(group_states)) for group_states in states]
+    descendants = [
+        step.graph.gradients.descendants_over_time(_nodes(group_states)) for group_states in states
+    ]
     reads = [
         [
             number
-            for number, descendants in enumerate(ahead)
-            if not descendants.isdisjoint(_nodes(group_states))
+            for number, of_group in enumerate(descendants)
+            if not of_group.isdisjoint(_nodes(group_states))
         ]
         for group_states in states
     ]
@@ -48,9 +50,11 @@ def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[
 def _following(step: GroupedStep, layers: Sequence[HiddenStates], start: HiddenStates) -> set[int]:
     """Return the layers that read the states of one, before a step or after it."""
     others = {var for layer in layers if layer is not start for _, var in layer}
-    ahead = step.graph.gradients.ahead(_nodes(start), others)
+    descendants = step.graph.gradients.descendants(_nodes(start), others)
     return {
-        index for index, layer in enumerate(layers) if not ahead.isdisjoint(v for _, v in layer)
+        index
+        for index, layer in enumerate(layers)
+        if not descendants.isdisjoint(v for _, v in layer)
     }
 
 

@@ -26,37 +26,35 @@ def uses_of_parameters(
 ) -> Iterator[ParameterUse]:
     """Yield the equations where parameter-derived values meet data."""
     program, data = analysis.program, data_of(traced, analysis)
-    ahead = analysis.gradients_ahead(leaf.in_var for leaf in traced.parameters)
-    behind = analysis.gradients_behind(new_vars(leaves))
+    descendants = analysis.gradient_descendants(leaf.in_var for leaf in traced.parameters)
+    ancestors = analysis.gradient_ancestors(new_vars(leaves))
     count = itertools.count()
-    for index in analysis.program.making(behind & ahead):
+    for index in analysis.program.making(ancestors & descendants):
         equation = program.equations[index]
         operands = tuple(
             i
             for i, atom in enumerate(equation.invars)
-            if carries_derivative(atom) and atom in ahead and atom not in data
+            if carries_derivative(atom) and atom in descendants and atom not in data
         )
         if operands and not data.isdisjoint(equation.outvars):
             key = f"{equation.primitive.name}{next(count)}"
             x = _input_of_product(equation, operands, data)
             kind: UseKind = "elementwise" if x is None else "product"
-            held_paths = _held_behind(traced, analysis, [equation.invars[i] for i in operands])
+            held_paths = _held_paths(traced, analysis, [equation.invars[i] for i in operands])
             size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.outvars)
             yield ParameterUse(
                 key, index, operands, kind, x, held_paths=held_paths, output_bytes=int(size)
             )
     for number, var in enumerate(new_vars(leaves)):
-        if var in ahead and var not in data:
-            held_paths = _held_behind(traced, analysis, [var])
+        if var in descendants and var not in data:
+            held_paths = _held_paths(traced, analysis, [var])
             key = f"state{next(count)}"
             yield ParameterUse(key, None, (number,), "elementwise", held_paths=held_paths)
 
 
-def _held_behind(
-    traced: TracedModel, analysis: Analysis, atoms: Sequence[Atom]
-) -> tuple[Path, ...]:
-    behind = analysis.values_behind(atoms)
-    others = (s for s in traced.leaves if s.kind != "parameter" and s.in_var in behind)
+def _held_paths(traced: TracedModel, analysis: Analysis, atoms: Sequence[Atom]) -> tuple[Path, ...]:
+    ancestors = analysis.value_ancestors(atoms)
+    others = (s for s in traced.leaves if s.kind != "parameter" and s.in_var in ancestors)
     return tuple(dict.fromkeys(leaf.path for leaf in others))
 
 
@@ -86,7 +84,7 @@ def reached_by_parameters(
     for inside in insides:
         outside = {var for leaf in every - inside for var in (leaf.in_var, leaf.out_var)}
         for parameter in step.traced.parameters:
-            descendants = gradients.ahead_over_time([parameter.in_var], outside)
+            descendants = gradients.descendants_over_time([parameter.in_var], outside)
             written = {leaf for leaf in inside if leaf.out_var in descendants}
             reached.setdefault(parameter.name, set()).update(written)
     return {

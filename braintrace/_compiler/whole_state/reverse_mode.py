@@ -18,11 +18,14 @@ def check_reverse_mode(
     CompilationError
         Naming the rule and the loop.
     """
-    ahead, behind = analysis.gradients_ahead([*starts]), analysis.gradients_behind([*ends])
-    for index in analysis.program.making(ahead & behind):
+    descendants, ancestors = (
+        analysis.gradient_descendants([*starts]),
+        analysis.gradient_ancestors([*ends]),
+    )
+    for index in analysis.program.making(descendants & ancestors):
         equation = analysis.program.equations[index]
         every = (equation, *equations_inside(equation))
-        reads = any(is_var(atom) and atom in ahead for atom in equation.invars)
+        reads = any(is_var(atom) and atom in descendants for atom in equation.invars)
         if reads and any(inner.primitive.name == "while" for inner in every):
             raise CompilationError(
                 f"`{rule}` goes back through every step, and a `while` loop of unknown length "

@@ -136,12 +136,12 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
         if diagnostic.level == "warning":
             raise CompilationError(f"`{rule}` is exact or not at all: {diagnostic}")
     starts = [leaf.in_var for leaf in (*leaves, *traced.parameters)]
-    ahead = analysis.gradients_ahead(starts)
+    descendants = analysis.gradient_descendants(starts)
     outputs = [atom for atom in traced.output_atoms if is_var(atom)]
     ends = [*new_vars(leaves), *outputs]
     check_reverse_mode(analysis, starts, ends, rule)
     for equation, operands in nonlinear_uses(analysis, new_vars(leaves)):
-        if not ahead.isdisjoint(atom for atom in operands if is_var(atom)):
+        if not descendants.isdisjoint(atom for atom in operands if is_var(atom)):
             raise CompilationError(
                 f"`{rule}` adds up gradients of many steps, and a `custom_vjp` "
                 f"({source_line(equation)}) has a backward rule that is not proportional to the "

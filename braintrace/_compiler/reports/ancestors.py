@@ -24,7 +24,7 @@ class Ancestors:
         return [*self.old_states, *self.new_states, *self.weights]
 
 
-class Upstream:
+class AncestorSearch:
     """Search for ancestors of operands, up to ETP operations and new hidden states.
 
     Parameters
@@ -47,11 +47,11 @@ class Upstream:
         """Tell whether a later step reads a group, other than by ETP operations alone."""
         return self.step.is_remembered(group) and not group.delay_line
 
-    def of_others(self, behind: Iterable[Var], group: HiddenGroup) -> list[str]:
-        """Return the states of other groups whose new values are among ``behind``."""
+    def of_others(self, ancestors: Iterable[Var], group: HiddenGroup) -> list[str]:
+        """Return the states of other groups whose new values are among ``ancestors``."""
         if not self.is_remembered(group):
             return []
-        reached = set(behind).difference(group.new_vars)
+        reached = set(ancestors).difference(group.new_vars)
         return [name for var, name in self._new.items() if var in reached]
 
     def ends(self, group: HiddenGroup) -> frozenset[Var]:
@@ -60,17 +60,17 @@ class Upstream:
             return frozenset()
         return frozenset(self._weights) | (frozenset(self._new) - frozenset(group.new_vars))
 
-    def behind(self, operands: Iterable[Atom], group: HiddenGroup) -> Ancestors:
+    def ancestors(self, operands: Iterable[Atom], group: HiddenGroup) -> Ancestors:
         """Return the ancestors of some operands, operand by operand."""
         old: dict[str, None] = {}
         new: dict[str, None] = {}
         weights: dict[str, None] = {}
         ends = self.ends(group)
         for atom in filter(carries_derivative, operands):
-            behind = self.step.graph.gradients.behind([atom], ends)
-            old.update((name, None) for var, name in self._old.items() if var in behind)
-            new.update((name, None) for name in self.of_others(behind, group))
-            marked = (paths for var, paths in self._weights.items() if var in behind)
+            ancestors = self.step.graph.gradients.ancestors([atom], ends)
+            old.update((name, None) for var, name in self._old.items() if var in ancestors)
+            new.update((name, None) for name in self.of_others(ancestors, group))
+            marked = (paths for var, paths in self._weights.items() if var in ancestors)
             weights.update((path, None) for paths in marked for path in paths)
         return Ancestors(list(old), list(new), list(weights))
 
@@ -82,11 +82,11 @@ class Upstream:
         An operation may read old states through other operations.
         """
         gradients, ends = self.step.graph.gradients, self.ends(group)
-        behind = gradients.behind(operands, ends)
+        ancestors = gradients.ancestors(operands, ends)
         others = ends - frozenset(self._weights)
         for operation in self.step.operations:
-            if operation.y_var in behind:
-                ancestors = gradients.behind([operation.y_var], others)
-                states = [name for var, name in self._old.items() if var in ancestors]
+            if operation.y_var in ancestors:
+                of_operation = gradients.ancestors([operation.y_var], others)
+                states = [name for var, name in self._old.items() if var in of_operation]
                 if states:
                     yield operation, states
