@@ -68,6 +68,7 @@ def reference(case, rule, window=WINDOW, **options):
     "6-gru-d_rtrl",
     "6-lstm_fused-es_d_rtrl",
     "7-alif_late_threshold-ottt",
+    "6-rotation-ottt",
     "6-two_layers-snap",
     "auto-leaky_rnn-immediate",
 )

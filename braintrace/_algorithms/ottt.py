@@ -70,7 +70,7 @@ class InputTraces:
         """Return the filters, and the last ``Df`` of states that are read after their step."""
 
         def read_later(site: TraceSite) -> Iterable[int]:
-            reached = site.influence.reached
+            reached = site.influence.states  # within the step: other derivatives are zero
             return [a for a in reached if every_state or a in site.group.read_by_output]
 
         return {self._key: specs_of_inputs(graph), "f": specs_of_outputs(graph, read_later)}
