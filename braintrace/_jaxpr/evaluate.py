@@ -122,7 +122,7 @@ def evaluate_inlined(
             equation = with_source_of(equation, caller)
         if equation.primitive.name not in TRANSPARENT_CALLS:
             return _by_rule(rule, equation, operands)
-        # JAX traces one of its own functions once, at its first call.
+        # JAX traces each of its library functions once, at the first call.
         is_library = caller is not None or runs_library_code(equation)
         inside = equation if is_library else None
         return evaluate_inlined(call_body(equation), operands, rule, inside)

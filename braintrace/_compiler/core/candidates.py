@@ -58,7 +58,7 @@ def candidates_of(
             continue
         if leaf in outputs:
             continue
-        # The components of a `HiddenGroupState` are joined from variables of their own shape.
+        # Each component of a `HiddenGroupState` comes from a variable of its shape.
         shape = None if leaf.component is None else leaf.shape
         var, ids = _resolve(analysis, leaf.out_var, taken, shape)
         candidates.append(Candidate(leaf, var, ids, numbered(leaf.in_var), leaf.shape))
