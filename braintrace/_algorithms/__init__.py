@@ -1,4 +1,4 @@
-"""The algorithms by the names that people use."""
+"""Public learning algorithms, one class each."""
 
 from .algorithm import ETraceAlgorithm as ETraceAlgorithm
 from .d_rtrl import D_RTRL as D_RTRL

@@ -1,4 +1,4 @@
-"""The object that holds a model, its compiled graph and its eligibility traces."""
+"""Base class of the learning algorithms: a model, its compiled graph and its traces."""
 
 import abc
 import contextlib
@@ -47,7 +47,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     Parameters
     ----------
     model
-        A brainstate module with states initialised; its ``update`` is one time step.
+        A brainstate module with initialised states. Its ``update`` is one time step.
     window
         Number of steps of a window. The gradient is backpropagation through time within each
         window, and the traces contain the time before it; see `Learner.etrace_grad`. A call of the
@@ -56,10 +56,11 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     vjp_method
         Deprecated. ``'multi-step'`` makes each chunk of a call a window: use ``window``.
     strict
-        Raise a `CompilationError` wherever a part of the gradient is cut, instead of warning.
+        Raise a `CompilationError` if a part of the gradient is truncated, instead of warning.
     unroll_limit
-        Longest loop inside ``update`` that is unrolled because it holds an ETP operation, or
-        because it couples elements of a hidden state beside what it does position by position.
+        Maximum length of a loop inside ``update`` that is unrolled. A loop is unrolled if it
+        contains an ETP operation, or if it couples elements of a hidden state in addition to its
+        elementwise operations.
     mark
         ``None``, ``'explicit'``, ``'auto'`` or a filter of parameters; see `compile_etrace_graph`.
     trace_dtype
@@ -74,15 +75,15 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     Notes
     -----
-    Call it inside your own ``brainstate.transform.grad``, ``jit``, ``for_loop`` or ``scan``.
-    One ``grad`` around many calls gives the sum of the gradients of the calls.
+    Call it inside your own ``brainstate.transform.grad``, ``jit``, ``for_loop`` or ``scan``. One
+    ``grad`` around several calls computes the sum of the gradients of the calls.
 
-    An algorithm is a class that gives its `method`, and whose ``names`` `braintrace.compile` takes.
+    A subclass defines its `method`. `braintrace.compile` accepts its ``names``.
     """
 
     __signature__ = ConstructorSignature()
     names: ClassVar[tuple[str, ...]] = ()
-    told: ClassVar[tuple[str, ...]] = ()  # attributes that say what the traces are
+    told: ClassVar[tuple[str, ...]] = ()  # attributes that determine the traces
     readout_filters: bool = False
 
     def __init__(
@@ -114,10 +115,10 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     @property
     @abc.abstractmethod
     def method(self) -> TraceMethod:
-        """The learning rule: how traces are carried, and what gradient they give."""
+        """The learning rule: how traces advance, and the gradient computed from them."""
 
     def window_of(self, asked: int | None = None) -> Window:
-        """Return the window of a call, which may ask for another length than the learner has."""
+        """Return the window of a call; a call's length overrides the learner's."""
         return self.window if asked is None else int(asked)
 
     def prepare_windows(self, asked: int | None, is_start: bool) -> None:
@@ -128,23 +129,23 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @property
     def rule(self) -> str:
-        """The rule in words, ``"SnAp(n=1)"``: to another one, traces mean something else."""
+        """The rule as text, such as ``"SnAp(n=1)"``; equal text means compatible traces."""
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.told)
         return type(self).__name__ + (f"({options})" if options else "")
 
     @property
     def graph(self) -> ETraceGraph:
-        """The compiled model; a `NotCompiledError` before `compile_graph`."""
+        """The compiled model; raises `NotCompiledError` before `compile_graph`."""
         return self.compiled.graph
 
     @property
     def lock(self) -> Any:
-        """What a thread holds while it runs or traces the model."""
+        """The lock that a thread acquires to run or trace the model."""
         return lock_of(self.model)
 
     @property
     def states_of_model(self) -> States:
-        """All States of the model by path, as it has them now, and the filters of its readouts."""
+        """All current States of the model and the filters of its readouts, by path."""
         found = self.found_states(self.model)
         return {**found, **self._filters_by_path} if self.filters else found
 
@@ -155,7 +156,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @property
     def param_states(self) -> dict[Path, brainstate.State]:
-        """The parameters of the model by path: what gradients are given for."""
+        """The parameters of the model by path; gradients have the same keys."""
         return self._states_of(brainstate.ParamState)
 
     @property
@@ -169,12 +170,12 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @property
     def states_of_step(self) -> dict[Any, brainstate.State]:
-        """The States that one step touches, by path, as the model has them now."""
+        """The current States that one step reads or writes, by path."""
         return self.compiled.find_states(self.states_of_model)
 
     @property
     def short_term_states(self) -> dict[Path, brainstate.State]:
-        """The States that start anew with a sequence, by path."""
+        """The States that are reset with each sequence, by path."""
         return short_term(self.states_of_model)
 
     def __getattr__(self, name: str) -> Any:
@@ -192,12 +193,12 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @property
     def compiled(self) -> CompiledStep:
-        """What `compile_graph` has made, for the shapes that the States have now."""
+        """The compiled step for the current shapes of the States."""
         return self.compiled_model.step
 
     @property
     def placement(self) -> Placement | None:
-        """Where the arrays lie on a mesh; ``None``: wherever they are."""
+        """The placement of the arrays on a mesh; ``None``: no mesh."""
         return self.compiled.placement
 
     @property
@@ -217,32 +218,33 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @one_thread_at_a_time
     def compile_graph(self, *arguments: Any, batch_size: int | None = None) -> None:
-        """Analyse the model and make zero traces.
+        """Analyse the model and allocate zero traces.
 
-        What ``update`` takes from elsewhere than its arguments and States (attributes of a module,
-        ``brainstate.environ``) stays as it is now, as with ``jax.jit``.
+        Values that ``update`` reads from anything but its arguments and States (attributes of a
+        module, ``brainstate.environ``) are fixed now, as with ``jax.jit``.
 
         Parameters
         ----------
         *arguments
             Example arguments of ``update`` (also as `SingleStepData` or `MultiStepData`).
         batch_size
-            For a model written for one sample: the size of the batch axis over which it is
-            to be mapped; the arguments and states then have that axis in front.
+            For a model written for one sample: size of the batch axis over which the model is
+            mapped. This axis is the first axis of the arguments and states.
 
         Raises
         ------
         CompilationError, DtypeError
             See `compile_etrace_graph`.
         PrimitiveError
-            If this algorithm's traces cannot carry one of the model's operations.
+            If this algorithm's traces do not support one of the model's operations.
         """
-        # A State belongs to the transformation that it is made in: not to what renames meshes.
+        # A State belongs to the transformation that creates it: create it outside the code
+        # that renames mesh axes.
         self._compile(first_step(arguments), batch_size)
         self.begin_traces()
 
     def begin_traces(self) -> None:
-        """Make the traces of the compiled model, as at the start of the first sequence."""
+        """Allocate the traces of the compiled model for the start of the first sequence."""
         self.traces = EligibilityTraces({}, pairs_of(self.compiled.trace_specs))
         filters = self.compiled.graph.traced.filters
         self.filters = {leaf.name: ReadoutFilter(start_of_filter(leaf)) for leaf in filters}
@@ -250,7 +252,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     @one_thread_at_a_time
     def divide(self, division: Division) -> None:
-        """Let the arrays lie on a mesh from now on; see `braintrace.shard`."""
+        """Shard the arrays over a mesh; see `braintrace.shard`."""
         compiled = self.compiled_model.divided(division)
         traces = moved_traces(self.compiled, compiled.step, self.traces)
         with uninterrupted:
@@ -258,7 +260,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
             self.place()
 
     def place(self) -> None:
-        """Put States and traces where they lie on the mesh, if there is one."""
+        """Move States and traces to their placement on the mesh, if there is one."""
         if self.placement is not None:
             place_states(self.placement, self.states_of_model)
             self.traces.carried.convert(self.placement.traces)
@@ -271,7 +273,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
 
     def analysed(self, example: tuple[Any, ...], batch_size: int | None) -> CompiledStep:
         """Return the model's step compiled for example arguments."""
-        # A window's gradient goes back, through mixing, to states that no trace is read from.
+        # A window's gradient passes coupled elements, and reaches states whose trace is not read.
         options = dataclasses.replace(
             self.compiler_options,
             every_state=self.every_state,
@@ -285,7 +287,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return compiled
 
     def check_model(self, graph: ETraceGraph) -> None:
-        """Accept a compiled model; an algorithm for some alone raises a `CompilationError`."""
+        """Check that the algorithm supports a model; if not, raise a `CompilationError`."""
 
     @one_thread_at_a_time
     @on_automatic_axes
@@ -295,17 +297,17 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return eligibility(whole.graph, whole.trace_specs, traces, path)
 
     def starting_traces(self) -> Traces:
-        """Return traces at the start of a sequence; those that are zero are given by shapes."""
+        """Return the initial traces of a sequence; zero traces are represented by shapes."""
         return pack(starting_traces(self.compiled.trace_specs), self.traces.pairs)
 
     def zero_traces(self) -> Traces:
-        """Return traces as they are at the start of the first sequence."""
+        """Return the initial traces of the first sequence."""
         return arrays_on(self.placement, starting_traces(self.compiled.trace_specs))
 
     def started_anew(self, before: Traces) -> Traces:
-        """Return traces as they are at the start of a sequence, given those before it.
+        """Return the initial traces of a sequence, given the traces of the sequence before.
 
-        Both have each trace in an array of its own.
+        Each trace is a separate array, in the arguments and in the result.
         """
         going_on = {key: before[key] for key in outliving(self.compiled.trace_specs)}
         return {**self.zero_traces(), **going_on}
@@ -314,15 +316,16 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         for leaf in self.compiled.graph.traced.filters:
             self.filters[leaf.name].value = start_of_filter(leaf)
         if outliving(self.compiled.trace_specs):
-            with contextlib.suppress(LostTracesError):  # a stream that is lost begins anew
+            with contextlib.suppress(LostTracesError):  # a lost random stream is reset
                 fresh = pack(self.started_anew(self.traces.value), self.traces.pairs)
                 self.traces.carried.leave(lambda: fresh)
                 return
         self.leave_starting_traces()
 
     def leave_starting_traces(self) -> None:
-        """Let the traces be as they are at the start of the first sequence."""
-        zero = not outliving(self.compiled.trace_specs)  # programs for zero would be used once
+        """Set the traces to the initial traces of the first sequence."""
+        # With a random stream, traces are zero only once: a program for that would not pay.
+        zero = not outliving(self.compiled.trace_specs)
         self.traces.carried.leave(lambda: arrays_on(self.placement, self.starting_traces()), zero)
 
     @one_thread_at_a_time
@@ -332,7 +335,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         Returns
         -------
         pytree
-            What the model's ``update`` returns; stacked over time for `MultiStepData`.
+            Output of the model's ``update``, stacked over time for `MultiStepData`.
 
         Raises
         ------
@@ -349,32 +352,32 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
     def reset_state(
         self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
     ) -> None:
-        """Start a new sequence: states as ``init_state`` makes them, traces zero.
+        """Start a new sequence: reset states to their initial values, and traces to zero.
 
-        It works in a loop of your own (also inside ``brainstate.transform.jit``, ``for_loop`` and
-        ``cond``), between the calls of a learner, and in the ``update_fn`` of `etrace_online`,
-        where the new sequence starts with the next step.
+        You can call it in your own loop (also inside ``brainstate.transform.jit``, ``for_loop`` and
+        ``cond``), between calls of a learner, and in the ``update_fn`` of `etrace_online`, where
+        the new sequence starts with the next step.
 
         Parameters
         ----------
         batch_size
-            Given to the model's ``init_state``; ``None``: as large as the states are now. A new
+            Argument of the model's ``init_state``; ``None``: the current size of the states. A new
             size compiles the model again.
         where
-            Booleans ``(batch,)``: the samples that are reset. The others continue, and so do
-            states without a batch axis unless all are set. ``None``: all samples.
+            Booleans ``(batch,)``: the samples that are reset. Other samples continue. States
+            without a batch axis continue unless all flags are set. ``None``: all samples.
         **kwargs
             Options that an ``init_state`` of the model or of one of its modules declares by name.
 
         Raises
         ------
         ShapeError
-            If ``batch_size`` is ``None`` and ``init_state`` does not give the states' shapes, or
-            if ``where`` does not fit them.
+            If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the states
+            have, or if the shape of ``where`` does not fit them.
         OptionError
-            For a name that no ``init_state`` declares; if ``where`` comes with a ``batch_size``, or
-            samples that share an input are reset one by one (`ES_D_RTRL`); in ``update_fn``, for
-            another batch or options of ``init_state``.
+            For a name that no ``init_state`` declares; for ``where`` together with ``batch_size``;
+            if samples that share an input are reset separately (`ES_D_RTRL`); in ``update_fn``, for
+            another batch size or options of ``init_state``.
         """
         check_option("batch_size", batch_size, BATCH_SIZE)
         if self.requested_restarts.is_collecting:
@@ -411,15 +414,15 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return started(fresh, self.step_mark.value) if is_watched() else fresh
 
     def prepare_requests(self) -> None:
-        """Prepare for restarts that are asked for in what a driver is about to trace."""
+        """Prepare for reset requests from a function that a driver is about to trace."""
         self.requested_restarts.prepare(self.graph.batch)
 
     def initial_values(
         self, states: States, batch_size: int | None = None, /, **kwargs: Any
     ) -> dict[Path, Any]:
-        """Return the values of the short-term States at the start of a sequence, by path.
+        """Return the initial values of the short-term States, by path.
 
-        Given are all States of the model; options and errors are those of `reset_state`.
+        ``states`` are all States of the model. Options and errors are the same as in `reset_state`.
         """
         own = {path: state for path, state in states.items() if path[0] != FILTERS}
         fresh = self.compiled_model.initial_values(self.model, own, batch_size, kwargs)
@@ -430,7 +433,7 @@ class ETraceAlgorithm(brainstate.nn.Module, abc.ABC):
         return {leaf.path: start_of_filter(leaf) for leaf in self.compiled.graph.traced.filters}
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
-        """Return the States that `initial_values` are made of, and how."""
+        """Return the States that `initial_values` depends on, and its pure function."""
         states, function = self.compiled_model.initial_function(self.model)
 
         def with_filters(values: Any) -> Any:

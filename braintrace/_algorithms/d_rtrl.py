@@ -1,4 +1,4 @@
-"""D-RTRL: real-time recurrent learning with a position-by-position transition."""
+"""D-RTRL: real-time recurrent learning with elementwise recurrent Jacobians."""
 
 from typing import Any, ClassVar
 
@@ -10,23 +10,47 @@ from .algorithm import ETraceAlgorithm
 
 
 class D_RTRL(ETraceAlgorithm):
-    r"""Online learning with parameter-dimension traces.
+    r"""Diagonal real-time recurrent learning (D-RTRL): one trace entry per weight and state.
 
-    The trace of a weight has the size of the weight, per sample and hidden state that it
-    reaches. The gradient equals backpropagation through time exactly wherever every path from
-    state to state is position by position: leaky integrators, IndRNNs, diagonal linear RNNs,
-    spiking layers without recurrent weights. Recurrent mixing is left out.
+    For the states :math:`h` of the units that a weight reaches,
+
+    .. math::
+
+        \epsilon^t[a] = \sum_c D^t[a, c]\, \epsilon^{t-1}[c] + D_f^t[a] \otimes x^t, \qquad
+        \nabla w = \sum_t \sum_a l^t[a] \circ \epsilon^t[a].
+
+    Here :math:`D` is the Jacobian of the states of a unit with respect to its old states,
+    :math:`D_f` the derivative with respect to the output of the ETP operation, :math:`x` its input,
+    and :math:`l^t[a] = \partial L^t / \partial h^t[a]` the learning signal.
+
+    A trace has the size of its weight, for each sample and each hidden state that the weight
+    reaches. The gradient equals backpropagation through time if all paths between states of
+    different steps are elementwise: leaky integrators, IndRNNs, diagonal linear RNNs, and spiking
+    layers without recurrent weights. Paths through recurrent weights are truncated.
 
     Parameters
     ----------
     model, window, strict, unroll_limit, mark, trace_dtype
         See `ETraceAlgorithm`.
     readout_filters
-        Exact through linear readouts ``o' = kappa o + A(v)`` as well: ``v`` a function of hidden
-        states position by position, ``A`` linear, ``kappa`` one number for all units. What the
-        readout remembers is that of filters ``f' = kappa f + v``: further states of the layer
-        below, and for each of them a further trace of its weights. They live with the traces, and
-        `learner.report()` lists them; ``False``: none.
+        Compute exact gradients also through linear readouts ``o' = kappa o + A(v)``, where ``v`` is
+        an elementwise function of hidden states, ``A`` is linear and ``kappa`` is the same for all
+        units. The compiler adds filters ``f' = kappa f + v``: additional states of the layer below,
+        each with an additional trace of its weights. Filters are stored with the traces, and
+        `learner.report()` lists them. ``False``: no filters.
+
+    Notes
+    -----
+    This is the recursion of RTRL [2]_ with all derivatives between units set to zero. :math:`D`
+    keeps the derivatives between several states of the same unit, such as the potential and the
+    threshold of an adaptive neuron.
+
+    References
+    ----------
+    .. [1] C. Wang et al., "Model-agnostic linear-memory online learning in spiking neural
+       networks", Nature Communications 17:1745, 2026.
+    .. [2] R. J. Williams and D. Zipser, "A learning algorithm for continually running fully
+       recurrent neural networks", Neural Computation 1, 1989.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""e-prop: eligibility propagation."""
+"""e-prop (eligibility propagation) as a configuration of D-RTRL."""
 
 from typing import ClassVar
 
@@ -6,11 +6,10 @@ from .d_rtrl import D_RTRL
 
 
 class EProp(D_RTRL):
-    r"""D_RTRL of a recurrent network with a leaky readout: eligibility propagation.
+    r"""Eligibility propagation (e-prop): D-RTRL for recurrent networks with leaky readouts.
 
-    For units with a state :math:`s_j` and spikes :math:`z_j`, read out as
-    :math:`y_k^t = \kappa y_k^{t-1} + \sum_j z_j^t W^{out}_{jk} + b_k` with an error
-    :math:`\partial L^t / \partial y_k^t`,
+    For units with a state :math:`s_j` and spikes :math:`z_j`, a readout :math:`y_k^t = \kappa
+    y_k^{t-1} + \sum_j z_j^t W^{out}_{jk} + b_k` and an error :math:`\partial L^t / \partial y_k^t`,
 
     .. math::
 
@@ -20,18 +19,22 @@ class EProp(D_RTRL):
             \frac{\partial z_j^t}{\partial s_j^t} \epsilon_{ij}^t, \qquad
         \nabla W_{ij} = \sum_{tk} \frac{\partial L^t}{\partial y_k^t} B_{jk}\, \bar e_{ij}^t.
 
-    The eligibility vectors :math:`\epsilon` are the traces of `D_RTRL`; the filtered eligibility
-    :math:`\bar e` is that of the filter which it adds for a linear leaky readout
-    (``readout_filters``). The feedback :math:`B` is the readout's: symmetric
-    (:math:`B = W^{out}`) for ``braintrace.nn.Linear`` and `matmul`, random or adaptive for
+    The eligibility vectors :math:`\epsilon` are the traces of `D_RTRL`. The filtered eligibility
+    :math:`\bar e` is the trace of the filter that `D_RTRL` adds for a linear leaky readout
+    (``readout_filters``). The feedback :math:`B` is a property of the readout: symmetric (:math:`B
+    = W^{out}`) for ``braintrace.nn.Linear`` and `matmul`, random or adaptive for
     ``braintrace.nn.FeedbackLinear`` and `feedback_matmul`.
 
     Parameters
     ----------
     model, **options
-        See `D_RTRL`. The equations of the paper have the reset of the potential under
-        ``jax.lax.stop_gradient``; where the model lets a gradient pass the reset, the eligibility
-        follows it.
+        See `D_RTRL`.
+
+    Notes
+    -----
+    This class computes the same traces and gradients as `D_RTRL`. In the paper, the reset of the
+    potential is under ``jax.lax.stop_gradient``. Here, the eligibility includes the derivative of
+    the reset if the model does not stop it.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""ES-D-RTRL (pp-prop): traces of the size of an operation's input and output."""
+"""ES-D-RTRL (pp-prop): filtered inputs and outputs as traces."""
 
 from typing import Any
 
@@ -11,19 +11,32 @@ from .algorithm import ETraceAlgorithm
 
 
 class ES_D_RTRL(ETraceAlgorithm):
-    r"""Online learning with input/output-dimension traces.
+    r"""Exponentially smoothed D-RTRL (ES-D-RTRL, pp-prop): traces as large as inputs and outputs.
 
-    A low-pass filter of the operation's input and one of the state's sensitivity to its output
-    stand for the trace of the weight: memory grows with the number of neurons instead of the
-    number of weights.
+    For an ETP operation with input :math:`x`,
+
+    .. math::
+
+        \epsilon_x^t = \alpha\, \epsilon_x^{t-1} + x^t, \qquad
+        \epsilon_f^t[a] = \alpha \sum_c D^t[a, c]\, \epsilon_f^{t-1}[c] + (1 - \alpha)\, D_f^t[a],
+
+    .. math::
+
+        \nabla w = \sum_t \Big( \sum_a \frac{l^t[a]}{1 - \alpha^t}\, \epsilon_f^t[a] \Big) \otimes
+        \epsilon_x^t,
+
+    with :math:`D`, :math:`D_f` and :math:`l` as in `D_RTRL`. The product of the two filters
+    replaces the trace of a weight, so memory grows with the number of neurons, not of weights. The
+    factor :math:`1 - \alpha^t`, with :math:`t` the number of steps since a reset, corrects the bias
+    of filters that start from zero.
 
     Parameters
     ----------
     model
         See `ETraceAlgorithm`.
     decay_or_rank
-        A float in ``[0, 1)`` is the decay ``α`` of both filters; an integer ``r ≥ 1`` means
-        ``α = (r - 1) / (r + 1)``.
+        A float in ``[0, 1)`` is the decay ``α`` of both filters; an integer ``r ≥ 1`` means ``α =
+        (r - 1) / (r + 1)``.
     readout_filters
         See `D_RTRL`.
     **options
@@ -34,6 +47,12 @@ class ES_D_RTRL(ETraceAlgorithm):
     ------
     OptionError
         If ``decay_or_rank`` is neither.
+
+
+    References
+    ----------
+    .. [1] C. Wang et al., "Model-agnostic linear-memory online learning in spiking neural
+       networks", Nature Communications 17:1745, 2026.
 
     Examples
     --------

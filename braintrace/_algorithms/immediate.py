@@ -1,10 +1,9 @@
-r"""The immediate gradient: each step learns from itself alone.
+r"""Immediate gradient, and truncated backpropagation through time.
 
 .. math:: \nabla w = \sum_s \frac{\partial L^s}{\partial w} \Big|_{h^{s-1}}
     = \sum_s x^s \otimes (D_f^s \cdot l^s)
 
-Nothing is carried from step to step, so that no operation needs a trace: every weight, marked or
-not, gets its ordinary gradient of the step.
+The rule has no traces. Every weight, marked or not, has its ordinary gradient of the step.
 """
 
 import dataclasses
@@ -29,30 +28,30 @@ from .algorithm import ETraceAlgorithm
 
 @dataclasses.dataclass(frozen=True)
 class NoTraces:
-    """Nothing of a step is recorded, and nothing carried to the next."""
+    """Trace method without residuals and without traces."""
 
     needs: ClassVar[frozenset[Record]] = frozenset()
     boundary: ClassVar[Boundary] = "closed"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell that no operation has traces."""
+        """Return False: no operation has traces."""
         return False
 
     def check(self, graph: ETraceGraph) -> None:
         """Accept every model."""
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return nothing."""
+        """Return no specifications."""
         return {}
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals as they are."""
+        """Return the learning signals unchanged."""
         return signal
 
     def update(
         self, graph: ETraceGraph, weights: Weights, records: Records, traces: Traces
     ) -> Traces:
-        """Return the traces as they are."""
+        """Return the traces unchanged."""
         return traces
 
     def gradient(
@@ -64,7 +63,7 @@ class NoTraces:
         before: Traces,
         after: Traces | None = None,
     ) -> tuple[Weights, Traces]:
-        """Return zero: all that there is of the gradient is the ordinary one."""
+        """Return zero: the ordinary gradient of the step is the whole gradient."""
         return jax.tree.map(jnp.zeros_like, weights), before
 
     def entry_gradient(
@@ -75,31 +74,41 @@ class NoTraces:
         traces: Traces,
         zeros_select: bool = False,
     ) -> Weights:
-        """Return zero: the states before a window count as constants."""
+        """Return zero: the states before a window are constants."""
         zeros: Weights = jax.tree.map(jnp.zeros_like, weights)
         return zeros
 
 
 class Immediate(ETraceAlgorithm):
-    r"""Online learning without a past.
+    """Gradient of single steps without traces; with a ``window``, truncated BPTT.
 
-    The gradient is the sum of those of the single steps, with the states before each step held
-    constant. It costs no memory, and is what every trace has to beat. It is that of every weight,
-    marked or not, and of every model with a hidden state.
+    The gradient is the sum of the gradients of the single steps, with the states before each step
+    held constant. It needs no memory, and is the baseline for every rule with traces. It covers
+    every weight, marked or not, and every model with a hidden state.
 
-    With a ``window`` it is truncated backpropagation through time: every window is differentiated
-    in full, with the states before it held constant.
+    With a ``window`` of ``K`` steps, it is truncated backpropagation through time: each window is
+    differentiated in full, with the states before it held constant.
 
     Parameters
     ----------
     model, window, strict, unroll_limit, mark, trace_dtype
-        See `ETraceAlgorithm`. There are no traces that ``trace_dtype`` would concern, nor cuts
-        for ``strict`` to refuse.
+        See `ETraceAlgorithm`. ``trace_dtype`` and ``strict`` have no effect: the rule has no traces
+        and no truncated paths to report.
 
     Raises
     ------
     CompilationError
-        When it is compiled, for a ``while`` loop between a parameter and a state or an output.
+        When compiled: for a ``while`` loop between a parameter and a state or an output.
+
+    Notes
+    -----
+    The paper's BPTT(h; h') backpropagates over ``h`` steps every ``h'`` steps, so its ranges may
+    overlap. Windows do not overlap: this is BPTT(K; K).
+
+    References
+    ----------
+    .. [1] R. J. Williams and J. Peng, "An efficient gradient-based algorithm for on-line training
+       of recurrent network trajectories", Neural Computation 2, 1990 (the algorithm BPTT(h; h')).
 
     Examples
     --------
@@ -119,12 +128,12 @@ class Immediate(ETraceAlgorithm):
     >>> learner = braintrace.compile(Leaky(), "immediate", xs[0], batch_size=1)
     >>> def gradient(**options):
     ...     step_fn = lambda x: learner(x).sum()
-    ...     found = learner.etrace_grad(xs, step_fn=step_fn, reduction="sum", **options)
-    ...     return float(found[("w",)][0, 0])
+    ...     gradients = learner.etrace_grad(xs, step_fn=step_fn, reduction="sum", **options)
+    ...     return float(gradients[("w",)][0, 0])
     >>> gradient()
     4.0
 
-    Windows of two steps: each second step adds half of the one before.
+    Windows of two steps: the second step of each window adds half of the first.
 
     >>> gradient(window=2)
     5.0
@@ -134,5 +143,5 @@ class Immediate(ETraceAlgorithm):
 
     @property
     def method(self) -> NoTraces:
-        """No traces."""
+        """The trace method without traces."""
         return NoTraces()

@@ -1,4 +1,4 @@
-"""KF-RTRL: traces of marked products as random Kronecker factors."""
+"""KF-RTRL: traces of products as random Kronecker factors."""
 
 from typing import Any
 
@@ -10,57 +10,58 @@ from .algorithm import ETraceAlgorithm
 
 
 class KF_RTRL(ETraceAlgorithm):
-    r"""Online learning with random Kronecker factors, unbiased for the gradient of RTRL.
+    r"""Kronecker-factored RTRL (KF-RTRL): unbiased random estimate of the gradient of RTRL.
 
-    For a weight that multiplies an input :math:`x`, the derivative of all hidden states of a sample
-    with respect to it, which `RTRL` carries, is estimated by a product :math:`u \otimes A` of a
-    vector like the input and a matrix of states times outputs:
+    For a weight that multiplies an input :math:`x`, `RTRL` carries the derivative of all hidden
+    states of a sample with respect to the weight. This rule estimates it by a product :math:`u
+    \otimes A` of a vector shaped like the input and a matrix of states by outputs:
 
     .. math::
 
-        u' = p_0 u + p_1 \nu x, \qquad A' = J A / p_0 + \nu F / p_1
+        u' = p_0 u + p_1 \nu x, \qquad A' = J A / p_0 + \nu F / p_1.
 
-    with the derivatives :math:`J` and :math:`F` of the new states by the old ones and by the
-    product, one random sign :math:`\nu` per weight, sample and step, and factors
-    :math:`p_0 = \sqrt{|J A| / |u|}`, :math:`p_1 = \sqrt{|F| / |x|}` that keep the norms balanced.
-    What the step itself adds to the gradient is exact; what came before goes through the estimate.
-    A bias is a weight of the constant input 1. Parameters that meet data element by element (a
-    leak, a gain) have the trace of `RTRL`, which is as large as an :math:`A`, and exact.
+    :math:`J` and :math:`F` are the derivatives of the new states with respect to the old states and
+    to the output of the product. There is one random sign :math:`\nu` per weight, sample and step.
+    The factors :math:`p_0 = \sqrt{|J A| / |u|}` and :math:`p_1 = \sqrt{|F| / |x|}` balance the
+    norms. The derivative of the step itself is exact; only the derivative of earlier steps is
+    estimated. A bias is a weight of the constant input 1. An elementwise parameter (a leak, a gain)
+    has the exact trace of `RTRL`, which is as large as an :math:`A`.
 
-    The mean over draws is the gradient of `RTRL`, that is of backpropagation through time over the
-    whole past, for every parameter, marked or not; a single draw is much less noisy than that of
-    `UORO`. Memory is states times outputs of each product per sample, and a step costs a product
-    of :math:`J` with that: less than RTRL by the number of inputs.
+    The mean over random signs is the gradient of `RTRL`: backpropagation through time over the
+    whole past, for every parameter, marked or not. One estimate has much less variance than with
+    `UORO`. Memory is states times outputs of each product, per sample. A step costs one product of
+    :math:`J` with that matrix, which is cheaper than RTRL by the number of inputs.
 
     Parameters
     ----------
     model
         See `ETraceAlgorithm`.
     seed
-        Of the random signs. They go on at a reset, so that the noise of one sequence is not that of
-        the next.
+        Seed of the random signs. A reset does not restart the random stream, so sequences have
+        independent noise.
     **options
         ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
-        `ETraceAlgorithm`.
-        A ``window`` is exact inside, and only the time before it goes through the estimate: the
-        longer the window, the less noise.
+        `ETraceAlgorithm`. A ``window`` is exact inside, and only the time before it is estimated:
+        longer windows have less noise.
 
     Raises
     ------
     OptionError
-        If ``seed`` is no integer of 32 bits.
+        If ``seed`` is not an integer of 32 bits.
     PrimitiveError
-        When compiled: for a weight that meets its input in several places (a convolution), or whose
-        gradient is not linear in the input.
+        When compiled: for a weight that multiplies several parts of its input (a convolution), or
+        whose gradient is not linear in the input.
 
     Notes
     -----
-    For the traces ``"key"`` and ``"draws"``, and for maps, see `UORO`.
+    The paper draws two independent signs per step. One sign gives the same distribution, because
+    only the product of the two signs matters. If one norm of a ratio is zero, both terms of that
+    product are zero here. See `UORO` for the traces ``"key"`` and ``"draws"``, and for ``vmap``.
 
     References
     ----------
     .. [1] A. Mujika, F. Meier and A. Steger, "Approximating real-time recurrent learning with
-       random Kronecker factors", NeurIPS 2018.
+       random Kronecker factors", NeurIPS 2018 (arXiv:1805.10842), Algorithm 1.
 
     Examples
     --------

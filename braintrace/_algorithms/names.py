@@ -1,4 +1,4 @@
-"""The names by which algorithms are asked for: each class announces its own."""
+"""Registry of algorithms by name; each class declares its names."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -14,14 +14,14 @@ from .own_rule import of_rule
 
 
 def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
-    """Return every algorithm that has been defined, in this package or elsewhere, by its names.
+    """Return every defined algorithm, in this package or elsewhere, by its names.
 
-    Of a class that has been defined anew, as in a notebook, the last one counts.
+    If a class is defined again, as in a notebook, the last definition counts.
 
     Raises
     ------
     OptionError
-        If two different classes announce the same name, or ``names`` are no tuple of them.
+        If two different classes declare the same name, or ``names`` is not a tuple of strings.
     """
     found: dict[str, type[ETraceAlgorithm]] = {}
     for algorithm in _subclasses(ETraceAlgorithm):  # type: ignore[type-abstract]
@@ -37,12 +37,12 @@ def algorithms_by_name() -> dict[str, type[ETraceAlgorithm]]:
 
 
 def algorithm_of(given: Any, option: str) -> type[ETraceAlgorithm]:
-    """Return the class that a user gives by itself, by one of its names or as a `Rule`.
+    """Return the algorithm for a class, a name or a `Rule`.
 
     Raises
     ------
     OptionError
-        Naming the option, if there is none.
+        If there is none; the message contains the option.
     """
     if _is_algorithm(given):
         return given
@@ -67,12 +67,12 @@ def _is_algorithm(given: object) -> TypeGuard[type[ETraceAlgorithm]]:
 def made(
     algorithm: type[ETraceAlgorithm], model: brainstate.nn.Module, options: Mapping[str, Any]
 ) -> ETraceAlgorithm:
-    """Return an algorithm with some options.
+    """Return an instance of an algorithm with some options.
 
     Raises
     ------
     OptionError
-        If it does not take them, or needs others.
+        If the algorithm does not accept them, or needs others.
     """
     try:
         return algorithm(model, **options)
@@ -85,13 +85,13 @@ def made(
 def _complaint(
     algorithm: type[ETraceAlgorithm], options: Mapping[str, Any], error: TypeError
 ) -> str:
-    """Return what is wrong with options that an algorithm cannot be made with."""
+    """Return the reason why an algorithm refuses some options, as text."""
     needed = {name: o.default is o.empty for name, o in options_of(algorithm).items()}
     return wrong_names(options, needed) or f"cannot be made: {error}."
 
 
 def options_of(algorithm: type) -> dict[str, inspect.Parameter]:
-    """Return what an algorithm takes beside the model, its own options first."""
+    """Return the options of an algorithm, starting with the ones that its class declares."""
     found: dict[str, inspect.Parameter] = {}
     for base in algorithm.__mro__:
         if "__init__" in vars(base):

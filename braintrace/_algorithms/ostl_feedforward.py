@@ -11,21 +11,22 @@ from .d_rtrl import D_RTRL
 
 
 class OSTLFeedforward(D_RTRL):
-    r"""D_RTRL of a feed-forward network with states.
+    r"""Online spatio-temporal learning (OSTL) of feed-forward networks with states.
 
-    For layers :math:`l` of units that carry their state on by themselves,
+    For layers :math:`l` of units whose states do not depend on other units of the layer,
     :math:`s_l^t = f(s_l^{t-1}, y_{l-1}^t W_l)` with the output :math:`y_l^t = g(s_l^t)`,
 
     .. math::
 
         \epsilon_l^t = \frac{\partial s_l^t}{\partial s_l^{t-1}} \epsilon_l^{t-1} +
             \frac{\partial s_l^t}{\partial W_l}, \qquad
-        \nabla W_l = \sum_t \frac{\partial L^t}{\partial s_l^t}\, \epsilon_l^t,
+        \nabla W_l = \sum_t \frac{\partial L^t}{\partial s_l^t}\, \epsilon_l^t.
 
-    where :math:`\partial L^t / \partial s_l^t` goes down through the layers above within the step.
-    For one layer that is the gradient of backpropagation through time. With several, what an upper
-    layer remembers of a lower one is left out. These are the traces of `D_RTRL`; a network with a
-    layer that reads its own past through a product is refused.
+    :math:`\partial L^t / \partial s_l^t` is backpropagated through the layers above within the
+    step. For one layer, the gradient equals backpropagation through time. For several layers, the
+    memory of an upper layer is truncated in the gradient of the weights below. The traces and
+    gradients are the same as in `D_RTRL`; a network with a layer that reads its own past through a
+    product is refused.
 
     Parameters
     ----------
@@ -35,8 +36,8 @@ class OSTLFeedforward(D_RTRL):
     References
     ----------
     .. [1] T. Bohnstingl et al., "Online spatio-temporal learning in deep neural networks", IEEE
-       Transactions on Neural Networks and Learning Systems 34, 2023 (arXiv:2007.12723), eqs. 10,
-       11 and 13.
+       Transactions on Neural Networks and Learning Systems 34, 2023 (arXiv:2007.12723), eqs. 10, 11
+       and 13.
 
     Examples
     --------
@@ -62,9 +63,10 @@ class OSTLFeedforward(D_RTRL):
 
 
 def _products_over_time(graph: ETraceGraph) -> Iterator[tuple[list[str], list[str], str]]:
-    """Yield the operations that mix units on a way from one step into the next.
+    """Yield the operations that couple units on a path from one step to the next.
 
-    For each, the states that it reads as they were, those that it reaches, and where it stands.
+    Each result contains the states that the operation reads from the step before, the states that
+    it reaches, and its source.
     """
     analysis, equations = Analysis(graph.traced.program), graph.traced.program.equations
     new = frozenset(var for group in graph.hidden_groups for var in group.new_vars)
@@ -88,7 +90,7 @@ def _products_over_time(graph: ETraceGraph) -> Iterator[tuple[list[str], list[st
 
 
 def _carriers(graph: ETraceGraph, analysis: Analysis, new: frozenset[Var]) -> dict[Var, str]:
-    """Return the States that depend on weights from step to step: name by old value."""
+    """Return the States that carry a dependence on weights over time: name by old value."""
     leaves = graph.traced.leaves
     learnt = new | {leaf.in_var for leaf in leaves if leaf.kind == "parameter"}
     return {

@@ -1,37 +1,38 @@
-"""OSTL: exact within every layer, between layers within a step."""
+"""OSTL with recurrence: exact within each layer, truncated between layers over time."""
 
 from .._executor import LayeredTraces
 from .algorithm import ETraceAlgorithm
 
 
 class OSTLRecurrent(ETraceAlgorithm):
-    r"""Online spatio-temporal learning: RTRL of each layer by itself.
+    r"""Online spatio-temporal learning (OSTL): RTRL of each layer separately.
 
-    For layers :math:`l` with states :math:`s_l^t = f(s_l^{t-1}, s_{l-1}^t)`, recurrent weights
-    included,
+    For layers :math:`l` with states :math:`s_l^t = f(s_l^{t-1}, s_{l-1}^t)`, including recurrent
+    weights,
 
     .. math::
 
         \epsilon_l^t = \frac{\partial s_l^t}{\partial s_l^{t-1}} \epsilon_l^{t-1} +
             \frac{\partial s_l^t}{\partial w_l}, \qquad
-        \nabla w_l = \sum_t \frac{\partial L^t}{\partial s_l^t}\, \epsilon_l^t,
+        \nabla w_l = \sum_t \frac{\partial L^t}{\partial s_l^t}\, \epsilon_l^t.
 
-    where :math:`\partial L^t / \partial s_l^t` goes down through the layers above within the step.
-    For one layer that is `RTRL`, and so backpropagation through time. With several, what an upper
-    layer remembers of a lower one is left out, and a warning says so. Hidden states that depend on
-    each other over time are one layer (the ``c`` and ``h`` of an LSTM, excitatory and inhibitory
-    neurons); a leaky readout is one of its own.
+    :math:`\partial L^t / \partial s_l^t` is backpropagated through the layers above within the
+    step. For one layer, this is `RTRL`, and equals backpropagation through time. For several
+    layers, the memory of an upper layer is truncated in the gradient of the weights below, with a
+    warning. Hidden states that depend on each other over time are one layer (the ``c`` and ``h`` of
+    an LSTM, excitatory and inhibitory neurons). A leaky readout is a separate layer.
 
     Parameters
     ----------
     model, **options
-        See `ETraceAlgorithm`. What `RTRL` refuses, is refused. Within a ``window``, all layers are
-        differentiated together.
+        See `ETraceAlgorithm`. Models that `RTRL` refuses are refused. Within a ``window``, all
+        layers are differentiated together.
 
     References
     ----------
     .. [1] T. Bohnstingl et al., "Online spatio-temporal learning in deep neural networks", IEEE
-       Transactions on Neural Networks and Learning Systems 34, 2023 (arXiv:2007.12723).
+       Transactions on Neural Networks and Learning Systems 34, 2023 (arXiv:2007.12723), the form
+       for generic recurrent networks.
 
     Examples
     --------
@@ -47,5 +48,5 @@ class OSTLRecurrent(ETraceAlgorithm):
 
     @property
     def method(self) -> LayeredTraces:
-        """Traces of the whole state, each layer by itself."""
+        """Full-Jacobian traces of each layer separately."""
         return LayeredTraces()

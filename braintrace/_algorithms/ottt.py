@@ -1,13 +1,14 @@
-r"""OTTT, online training through time: a filter of the input alone.
+r"""OTTT (online training through time): a filter of each input as trace.
 
 .. math::
 
     \epsilon_x^t = \lambda\, \epsilon_x^{t-1} + x^t, \qquad
     \nabla w = \sum_t \Big( \sum_a l^t[p(u), a]\, D_f^t[u, a] \Big) \otimes \epsilon_x^t.
 
-What a state takes over from the step before is thus the same number for all states, positions and
-steps. Where an output reads a state as it was before the step, and before a window, the derivative
-of that state is :math:`D_f^{t-1} \otimes \epsilon_x^{t-1}`: its last :math:`D_f` is kept for that.
+The Jacobian of a state with respect to its old value is replaced by the number :math:`\lambda`, for
+all states, elements and steps. If an output reads a state from before the step, and before a
+window, the derivative of that state is :math:`D_f^{t-1} \otimes \epsilon_x^{t-1}`. The traces
+contain the last :math:`D_f` of these states.
 """
 
 import dataclasses
@@ -46,12 +47,12 @@ from .algorithm import ETraceAlgorithm
 
 @dataclasses.dataclass(frozen=True)
 class InputTraces:
-    """A filter of every operation's input.
+    """Trace method with a filter of the input of each operation.
 
     Attributes
     ----------
     decay
-        ``λ`` of all of them.
+        The decay ``λ`` of all filters.
     """
 
     decay: float
@@ -59,11 +60,11 @@ class InputTraces:
     boundary: ClassVar[Boundary] = "cut"
 
     def carries(self, relation: HiddenParamOpRelation) -> bool:
-        """Tell that every relation has traces."""
+        """Return True: every relation has traces."""
         return True
 
     def check(self, graph: ETraceGraph) -> None:
-        """Raise a `PrimitiveError` for an operation of which no input can be filtered."""
+        """Raise a `PrimitiveError` for an operation whose input cannot be filtered."""
         check_filtered_inputs(graph, "OTTT")
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
@@ -76,7 +77,7 @@ class InputTraces:
         return {self._key: specs_of_inputs(graph), "f": specs_of_outputs(graph, read_later)}
 
     def signal(self, graph: ETraceGraph, records: Records, signal: Signal) -> Signal:
-        """Return the learning signals as they are."""
+        """Return the learning signals unchanged."""
         return signal
 
     def update(
@@ -131,7 +132,7 @@ class InputTraces:
         traces: Traces,
         zeros_select: bool = False,
     ) -> Weights:
-        """Return the gradient that reaches the operands through the states before a window."""
+        """Return the gradient of the operands through the states before a window."""
         traces, products = as_arrays(traces), SELECTING if zeros_select else PLAIN
         dtype = jnp.result_type(*mu.values())
         eps_x, Df = (widened(part, dtype) for part in (traces[self._key], traces["f"]))
@@ -140,20 +141,20 @@ class InputTraces:
 
     @property
     def _key(self) -> str:
-        """Name the filters, and with them their decay: others are not restored in their place."""
+        """Name of the filters, including their decay: filters of another decay are not restored."""
         return f"x, decay={self.decay}"
 
     def _after(
         self, graph: ETraceGraph, records: Records, before: Traces, filters: Arrays
     ) -> Traces:
-        """Return the traces after a chunk, of which the filters are known."""
+        """Return the traces after a chunk, given the filters after it."""
         last = of_active(graph, {key: records.Df[key][-1] for key in before["f"]})
         Df = {key: last[key].astype(trace.dtype) for key, trace in before["f"].items()}
         return {self._key: filters, "f": Df}
 
 
 def _in_slots(graph: ETraceGraph, signal: ByGroup) -> Arrays:
-    """Return signals in the layout of each operation's output, by the name of its trace."""
+    """Return signals in the layout of each operation's output, by trace name."""
     return {
         key: site.to_slots(signal[site.group.index][a])
         for key, (site, a) in outputs_of(graph).items()
@@ -162,21 +163,28 @@ def _in_slots(graph: ETraceGraph, signal: ByGroup) -> Arrays:
 
 
 class OTTT(ETraceAlgorithm):
-    r"""Online learning with a filter of the input, made for spiking networks.
+    r"""Online training through time (OTTT): low-pass filters of the inputs, for spiking networks.
 
-    One low-pass filter for every input of an ETP operation is all that is carried, whatever the
-    number of units and states behind it: the least memory of the rules with a past. It stands for
-    the derivative of a leaky membrane, whose leak is ``decay``; what a reset, an adaptation or a
-    synapse changes in it is left out. Signals go through the layers of the same step. A bias, or
-    an element-wise weight, has no input to filter: its gradient is that of each step.
+    For an ETP operation with input :math:`x`, with :math:`D_f` and :math:`l` as in `D_RTRL`,
+
+    .. math::
+
+        \epsilon_x^t = \lambda\, \epsilon_x^{t-1} + x^t, \qquad
+        \nabla w = \sum_t \Big( \sum_a l^t[a]\, D_f^t[a] \Big) \otimes \epsilon_x^t.
+
+    There is one filter for each input of an ETP operation, for any number of units and states. This
+    is the least memory of all rules with traces. The filter replaces the derivative of a leaky
+    membrane with leak ``decay``; the effects of resets, adaptation and synapses on this derivative
+    are ignored. Learning signals are backpropagated through the layers of the same step. A bias or
+    an elementwise weight has no input to filter: its gradient is the gradient of each step.
 
     Parameters
     ----------
     model
         See `ETraceAlgorithm`.
     decay
-        ``λ`` of the filters, a float in ``[0, 1)``: as a rule, the leak of the membranes. At zero,
-        each step learns from itself alone, as with `Immediate`.
+        ``λ`` of the filters, a float in ``[0, 1)``: usually the leak of the membranes. With zero,
+        the gradient is the gradient of the single steps, as with `Immediate`.
     **options
         ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
         `ETraceAlgorithm`.
@@ -184,12 +192,18 @@ class OTTT(ETraceAlgorithm):
     Raises
     ------
     OptionError
-        If ``decay`` is no such number.
+        If ``decay`` is not a float in ``[0, 1)``.
+
+    Notes
+    -----
+    The paper derives the rule for LIF neurons, with the leak as decay. Here, :math:`D_f` is the
+    derivative of any model's step, so the rule runs on every model; ``decay`` is not compared with
+    the leak of the model.
 
     References
     ----------
     .. [1] M. Xiao, Q. Meng, Z. Zhang, D. He, Z. Lin, "Online training through time for spiking
-       neural networks", NeurIPS 2022, arXiv:2210.04195.
+       neural networks", NeurIPS 2022, arXiv:2210.04195, section 4.1.
 
     Examples
     --------
@@ -222,5 +236,5 @@ class OTTT(ETraceAlgorithm):
 
     @property
     def method(self) -> InputTraces:
-        """Filters of inputs."""
+        """The trace method: filters of inputs."""
         return InputTraces(self.decay)

@@ -1,4 +1,4 @@
-"""An algorithm of a `Rule`: the learner of a learning rule from outside the package."""
+"""Algorithm for a user-defined `Rule`."""
 
 import functools
 from typing import Any, ClassVar
@@ -9,7 +9,7 @@ from .algorithm import ETraceAlgorithm
 
 
 class OwnRule(ETraceAlgorithm):
-    """Online learning by a `Rule`; `of_rule` makes a subclass for each."""
+    """Online learning by a `Rule`; `of_rule` creates a subclass for each rule."""
 
     learning_rule: ClassVar[Rule]
 
@@ -20,20 +20,20 @@ class OwnRule(ETraceAlgorithm):
 
     @property
     def method(self) -> TraceMethod:
-        """The rule, as an executor asks it."""
+        """The rule as a trace method for the executor."""
         return method_of(self.learning_rule)
 
 
 def of_rule(rule: Rule) -> type[ETraceAlgorithm]:
-    """Return the algorithm of a rule; equal rules have the same one.
+    """Return the algorithm of a rule; equal rules have the same algorithm.
 
     Raises
     ------
     OptionError
-        If it is no frozen dataclass, or of an unknown ``jacobian``.
+        If the rule is not a frozen dataclass, or has an unknown ``jacobian``.
     """
     check_rule(rule)
-    own: Any = rule  # it can be hashed: `check_rule` has tried
+    own: Any = rule  # hashable: `check_rule` has checked that
     return _class_of(own)
 
 

@@ -11,11 +11,11 @@ _PLAIN_PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 
 class RFLO(D_RTRL):
-    r"""D_RTRL of a network whose readout sends errors back by a matrix of its own.
+    r"""Random feedback local online learning (RFLO): D-RTRL with a random-feedback readout.
 
-    For a leaky network :math:`h^t = (1 - 1/\tau) h^{t-1} + \phi(u^t) / \tau`, with
-    :math:`u^t = h^{t-1} W`, read out as :math:`y^t = h^t W_{out}` with an error
-    :math:`e^t = \partial L^t / \partial y^t`,
+    For a leaky network :math:`h^t = (1 - 1/\tau) h^{t-1} + \phi(u^t) / \tau`, with :math:`u^t =
+    h^{t-1} W`, a readout :math:`y^t = h^t W_{out}` and an error :math:`e^t = \partial L^t /
+    \partial y^t`,
 
     .. math::
 
@@ -23,19 +23,24 @@ class RFLO(D_RTRL):
         \nabla W_{ij} = \sum_t (e^t B^T)_j\, p_{ij}^t, \qquad
         \nabla W_{out} = \sum_t h^t \otimes e^t.
 
-    The traces are those of `D_RTRL`, which leaves the mixing of units out; the feedback
-    :math:`B` is the readout's (`feedback_matmul`, `braintrace.nn.FeedbackLinear`). So it is the
-    same rule for any network that has such a readout, and refuses one that has none.
+    The traces :math:`p` are the traces of `D_RTRL`, which truncates paths between units. The
+    feedback :math:`B` is a property of the readout (`feedback_matmul`,
+    `braintrace.nn.FeedbackLinear`). A model without such a readout is refused.
 
     Parameters
     ----------
     model, **options
         See `D_RTRL`.
 
+    Notes
+    -----
+    This class computes the same traces and gradients as `D_RTRL`. The paper defines the rule for
+    the leaky network above; here it runs on every network with such a readout.
+
     References
     ----------
-    .. [1] J. M. Murray, "Local online learning in recurrent networks with random feedback",
-       eLife 8:e43299, 2019, eqs. 3 to 5.
+    .. [1] J. M. Murray, "Local online learning in recurrent networks with random feedback", eLife
+       8:e43299, 2019, eqs. 3 to 5.
 
     Examples
     --------
@@ -59,7 +64,7 @@ class RFLO(D_RTRL):
     names = ("rflo",)
 
     def check_model(self, graph: ETraceGraph) -> None:
-        """Refuse a model that is not read out by a `feedback_matmul`."""
+        """Refuse a model whose output is not computed by a `feedback_matmul`."""
         leaky = {name for readout in graph.traced.readouts for name in readout.operations}
         if not leaky.isdisjoint(primitive.name for primitive in feedback_primitives()):
             return
@@ -76,9 +81,9 @@ class RFLO(D_RTRL):
 
 
 def _is_readout(graph: ETraceGraph, equation: Equation) -> bool:
-    """Tell whether an equation is the last product between hidden states and the output.
+    """Test whether an equation is the last product between hidden states and the output.
 
-    What comes after it may be a state of its own (a leaky readout), but not one that it reads.
+    A separate state may follow it (a leaky readout), but not a state that the equation reads.
     """
     if equation.primitive not in feedback_primitives():
         return False

@@ -5,33 +5,48 @@ from .algorithm import ETraceAlgorithm
 
 
 class RTRL(ETraceAlgorithm):
-    r"""Exact online learning: the trace of a parameter for every number of the state.
+    r"""Real-time recurrent learning (RTRL): the exact gradient, forward in time.
 
-    The gradient is that of full backpropagation through time, over the whole history, for every
-    model that has a derivative: recurrent mixing, layers on layers, leaky readouts, and every
-    parameter, whether an ETP operation uses it or not. Its memory does not grow with time.
+    For all hidden state :math:`S` of a sample as one vector,
 
-    It is dear: with ``n`` numbers of state, a parameter of size ``|w|`` has a trace of ``n |w|``
-    for every sample. Over a sequence the traces move on once for a chunk of ``K`` steps, by
-    products over time: a step takes about ``n² |w| / K + n |w| + n³`` per sample.
+    .. math::
+
+        \epsilon^t = J^t \epsilon^{t-1} + \frac{\partial S^t}{\partial w}, \qquad
+        \nabla w = \sum_t \frac{\partial L^t}{\partial S^t}\, \epsilon^t, \qquad
+        J^t = \frac{\partial S^t}{\partial S^{t-1}}.
+
+    The gradient equals backpropagation through time over the whole history, for every
+    differentiable model: recurrent weights, stacked layers, leaky readouts, and every parameter,
+    with or without an ETP operation. Memory is constant in sequence length.
+
+    The cost is high: with ``n`` state scalars, a parameter of size ``|w|`` has a trace of ``n |w|``
+    scalars for each sample. Traces advance once per chunk of ``K`` steps, by products over time, so
+    a step takes about ``n² |w| / K + n |w| + n³`` operations per sample.
 
     Parameters
     ----------
     model, window, strict, unroll_limit, mark, trace_dtype
-        See `ETraceAlgorithm`. A ``window`` has no effect: the gradient is exact without.
+        See `ETraceAlgorithm`. A ``window`` has no effect: the gradient is exact without it.
 
     Raises
     ------
     CompilationError
-        When compiled: for samples that mix, for a ``while`` loop of unknown length or a backward
-        rule that bends gradients on the way to a state, and for another floating-point State than
-        a `brainstate.HiddenState` that carries gradients from step to step.
+        When compiled: for samples that are coupled, for a ``while`` loop of unknown length or a
+        nonlinear backward rule on the path to a state, and for a floating-point State that passes
+        gradients between steps and is not a `brainstate.HiddenState`.
     OptionError
-        When differentiated: if what the model is called with depends on parameters or states.
+        When differentiated: if arguments of the model depend on parameters or states.
 
     Notes
     -----
-    The values that states start from are constants.
+    Initial values of states are constants. The paper advances the recursion at each step, for one
+    fully recurrent layer. Here, the steps of a chunk are combined, which gives the same gradient,
+    and parameters are constant within a chunk.
+
+    References
+    ----------
+    .. [1] R. J. Williams and D. Zipser, "A learning algorithm for continually running fully
+       recurrent neural networks", Neural Computation 1, 1989.
 
     Examples
     --------
@@ -64,5 +79,5 @@ class RTRL(ETraceAlgorithm):
 
     @property
     def method(self) -> WholeTraces:
-        """Traces of the whole state."""
+        """Traces of the flattened state of a sample."""
         return WholeTraces()

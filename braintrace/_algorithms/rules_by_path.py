@@ -1,4 +1,4 @@
-"""Another learning rule for some weights, by the paths of their parameters."""
+"""Different learning rules for different weights, selected by parameter path."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,21 +16,21 @@ from .algorithm import ETraceAlgorithm
 from .names import algorithm_of, made, options_of
 
 SHARED = (*options_of(ETraceAlgorithm), "readout_filters")
-"""Options that hold for a whole model."""
+"""Options of the whole model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One algorithm, and the parameters that it is for.
+    """One algorithm, and the parameters that it applies to.
 
     Attributes
     ----------
     name
-        By which its traces are called.
+        Name of its traces.
     algorithm, options
-        Its class, and what it is made with.
+        Its class, and the arguments of its constructor.
     given, fits
-        How a user says which parameters, and ``path -> bool``.
+        The user's filter of parameters, and the same as ``path -> bool``.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Part:
     fits: Callable[[Path], bool]
 
     def instance(self, model: brainstate.nn.Module) -> ETraceAlgorithm:
-        """Return the algorithm of a model."""
+        """Return an instance of the algorithm for a model."""
         return made(self.algorithm, model, dict(self.options))
 
 
 @dataclasses.dataclass(frozen=True)
 class ByPath:
-    """Which algorithm a relation has: the first one that fits its parameters."""
+    """Selection of the algorithm of a relation: the first one that fits its parameters."""
 
     parts: tuple[Part, ...]
 
@@ -56,7 +56,7 @@ class ByPath:
         Raises
         ------
         CompilationError
-            If the parameters of one operation have several.
+            If the parameters of one operation have several algorithms.
         """
         by_path = {path: self.of_path(path).name for path in relation.parameter_paths}
         if len(set(by_path.values())) > 1:
@@ -73,23 +73,24 @@ class ByPath:
 
 
 class RulesByPath(ETraceAlgorithm):
-    """Several algorithms in one model; made by `braintrace.compile` with ``rules``.
+    """Several algorithms in one model; created by `braintrace.compile` with ``rules``.
 
     Parameters
     ----------
     model
         See `ETraceAlgorithm`.
     elsewhere
-        The algorithm of the weights that no rule is for.
+        The algorithm of all other weights.
     rules
         See `braintrace.compile`.
     **options
-        Those of `ETraceAlgorithm`, and of ``elsewhere``.
+        Options of `ETraceAlgorithm` and of ``elsewhere``.
 
     Raises
     ------
     OptionError
-        If ``rules`` are no such mapping, one of them fits no parameter, or they do not go together.
+        If ``rules`` is not such a mapping, if one of its keys fits no parameter, or if the rules
+        cannot be combined.
     """
 
     def __init__(
@@ -125,17 +126,17 @@ class RulesByPath(ETraceAlgorithm):
 
     @property
     def rule(self) -> str:
-        """The rules in words, each with the parameters that it is for."""
+        """The rules as text, each with its parameters."""
         return self._rule
 
     @property
     def method(self) -> TraceMethod:
-        """The traces of all algorithms; if they are equal, those of the one algorithm."""
+        """The traces of all algorithms; if all are equal, the traces of the one algorithm."""
         methods = self._composed.rules
         return self._composed if len(methods) > 1 else next(iter(methods.values()))
 
     def check_model(self, graph: ETraceGraph) -> None:
-        """Ask every algorithm about the weights that it has."""
+        """Let every algorithm check the graph of its weights."""
         own = self._composed.own_graphs(graph)
         for part in {part.name: part for part in self._parts}.values():
             if part.name in own:
@@ -145,7 +146,7 @@ class RulesByPath(ETraceAlgorithm):
                 self._check_filtered(readout, path)
 
     def _check_filtered(self, readout: FilteredReadout, path: Path) -> None:
-        """Refuse a rule without filters for a parameter that has its gradient from them."""
+        """Refuse a rule without filters for a parameter of a filtered readout."""
         part = self._by_path.of_path(path)
         if part.name not in self._filtering:
             raise CompilationError(
@@ -175,7 +176,7 @@ class RulesByPath(ETraceAlgorithm):
                 )
 
     def _check_boundaries(self) -> None:
-        """Refuse rules that differ in what a weight is on the way back from a state."""
+        """Refuse rules that treat a weight differently on the path back from a state."""
         found = {part.name: self._composed.rules[part.name].boundary for part in self._parts}
         ways = set(found.values()) - {"closed"}
         if len(found) == 1:
@@ -214,7 +215,7 @@ def _everywhere(path: Path) -> bool:
 
 
 def _with_names(parts: list[Part], instances: list[ETraceAlgorithm]) -> tuple[Part, ...]:
-    """Return the parts with names: those of their classes, numbered where rules differ.
+    """Return the parts with names: the names of their classes, numbered if rules differ.
 
     Parts with equal rules have one name, and so the same traces.
     """
@@ -236,7 +237,7 @@ def _with_names(parts: list[Part], instances: list[ETraceAlgorithm]) -> tuple[Pa
 
 
 def _are_equal(one: ETraceAlgorithm, other: ETraceAlgorithm) -> bool:
-    """Tell whether two algorithms of a model give all weights the same traces and gradients."""
+    """Test whether two algorithms of a model have equal traces and gradients for all weights."""
     return (
         type(one) is type(other)
         and one.method == other.method

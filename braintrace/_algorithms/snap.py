@@ -1,4 +1,4 @@
-"""SnAp: real-time recurrent learning of the entries that a weight reaches within few steps."""
+"""SnAp: RTRL with the sparse n-step approximation of the influence matrix."""
 
 from typing import Any
 
@@ -11,41 +11,40 @@ from .algorithm import ETraceAlgorithm
 
 
 class SnAp(ETraceAlgorithm):
-    r"""Online learning with the sparse n-step approximation.
+    r"""Sparse n-step approximation (SnAp) of real-time recurrent learning.
 
-    Of the derivative of all hidden states with respect to a weight, the entries are kept that are
-    not zero after ``n`` steps.
+    The derivative of all hidden states with respect to a weight is sparse in the first steps after
+    the weight's effect. SnAp keeps the entries that are nonzero within ``n`` steps, and sets the
+    others to zero.
 
-    After one step, these are those of the position that the weight reaches. The traces are those of
-    `D_RTRL`, and so is their size; in addition they follow what goes through one product, such as a
-    recurrent weight or the four gates of an LSTM, from each position to itself:
+    With ``n = 1``, these are the entries of the element that the weight reaches. The traces have
+    the size and the recursion of `D_RTRL`. In addition, they follow paths from each element to
+    itself through one product, such as a recurrent weight or the four gates of an LSTM:
 
     .. math::
 
         D_{\mathrm{SnAp}} = D + \mathrm{diag}\left(\sum_y \frac{\partial h'}{\partial y}
         \frac{\partial y}{\partial x} \frac{\partial x}{\partial h}\right)
 
-    over all products ``y`` of values ``x``, marked or plain (``@``, ``jnp.einsum``, convolutions).
-    What goes through two of them is left out, such as the reset gate of a GRU that acts before the
-    recurrent weight; `report` tells of it. Where there is no product from state to state, it is
-    `D_RTRL`.
+    over all products ``y`` of values ``x``, marked or ordinary (``@``, ``jnp.einsum``,
+    convolutions). Without products between states, the rule equals `D_RTRL`.
 
-    With ``n`` of 2 or more, every parameter, marked or not, has a trace for each number of the
-    whole state (of all layers) that it reaches within so many steps, by the structure of the
-    model: the entries of a sparse matrix, all units of a dense one, and those of the layers above
-    that they enter in the same step. Traces go on from number to number through whatever the model
-    computes, so that a dense recurrent layer learns as by `RTRL` from ``n = 2`` on. Sparse
-    connectivity is the use: ``report`` tells the bytes of what is kept, and of all. Every step
-    makes the Jacobian of the state, by one vector-Jacobian product for each number of it.
+    With ``n`` of 2 or more, every parameter, marked or not, has a trace for each scalar of the
+    state of all layers that it reaches within ``n`` steps, by the structure of the model: the
+    entries of a sparse matrix, all units of a dense matrix, and units of upper layers that they
+    reach in the same step. These traces follow all paths of the model, so a dense recurrent layer
+    has the gradient of `RTRL` from ``n = 2`` on. The use is sparse connectivity: ``report``
+    contains the bytes of the traces, and of the full influence matrix. Each step computes the
+    Jacobian of the state, by one vector-Jacobian product for each scalar of the state.
 
     Parameters
     ----------
     model
         See `ETraceAlgorithm`.
     n
-        Within how many steps.
+        Number of steps.
     readout_filters
-        See `D_RTRL`; ``None``: with ``n = 1``, which is what can have them.
+        See `D_RTRL`; only for ``n = 1``. ``None``: True with ``n = 1``.
     **options
         ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
         `ETraceAlgorithm`.
@@ -53,22 +52,29 @@ class SnAp(ETraceAlgorithm):
     Raises
     ------
     OptionError
-        If ``n`` is no positive integer, or has ``readout_filters`` though it is not 1.
+        If ``n`` is not a positive integer, or for ``readout_filters=True`` with another ``n`` than
+        1.
     PrimitiveError
-        When it is compiled, with ``n = 1``, for an ETP operation of one's own on the way from a
-        state to itself that is not linear in its input.
+        When compiled with ``n = 1``: for a user-defined ETP operation on the path from a state to
+        itself that is not linear in its input.
     CompilationError
-        With ``n`` of 2 or more, for what `RTRL` refuses, such as samples that mix or a ``while``
-        loop of unknown length.
+        With ``n`` of 2 or more: for every model that `RTRL` refuses, such as models with coupled
+        samples or a ``while`` loop of unknown length.
+
+    Notes
+    -----
+    The paper's SnAp-1 keeps the full diagonal of the Jacobian. With ``n = 1``, paths through two
+    products are truncated here, such as the path through the reset gate of a GRU that acts before
+    the recurrent weight; `report` lists them.
 
     References
     ----------
     .. [1] J. Menick et al., "Practical real time recurrent learning with a sparse approximation",
-       ICLR 2021.
+       ICLR 2021 (arXiv:2006.07232), section 3.
 
     Examples
     --------
-    A plain recurrent cell, of which D_RTRL remembers nothing:
+    A recurrent cell, whose past is truncated by `D_RTRL`:
 
     >>> import braintrace, jax.numpy as jnp
     >>> x = jnp.ones((5, 2))
@@ -101,5 +107,5 @@ class SnAp(ETraceAlgorithm):
 
     @property
     def method(self) -> ParameterTraces | NeighbourTraces:
-        """Traces of the position that a weight reaches, or of all that it reaches in n steps."""
+        """Traces of the element that a weight reaches, or of all elements reached in n steps."""
         return ParameterTraces("diagonal") if self.n == 1 else NeighbourTraces(self.n)

@@ -1,4 +1,4 @@
-"""Three-factor learning: a modulator in the place of the derivative of a loss."""
+"""Three-factor learning: a modulator as learning signal."""
 
 from typing import Any
 
@@ -10,43 +10,48 @@ from .._etrace_op.operations import quantities
 
 
 def three_factor_loss(h: Any, modulator: Any) -> Any:
-    r"""Return a loss of which the learning signal is a modulator.
+    r"""Return a loss whose learning signal is a modulator.
 
     .. math:: L = \sum_{bj} m_{bj} h_{bj}, \qquad \partial L / \partial h_{bj} = m_{bj},
 
-    with the modulator held constant. Under any learning rule the gradient of a weight is then the
-    modulator times the weight's eligibility: neo-Hebbian three-factor learning. Optimizers go
-    downhill; give a reward, or a dopamine signal that strengthens synapses, with a minus sign.
+    with the modulator held constant. Under any learning rule, the gradient of a weight is the
+    modulator times the weight's eligibility: neo-Hebbian three-factor learning. Optimizers descend
+    the gradient: pass a reward, or a dopamine signal that strengthens synapses, with a minus sign.
 
     Parameters
     ----------
     h : array or Quantity ``(batch, ..., units)``
-        What the model returns of its hidden states (potentials, rates, surrogate spikes).
+        Output of the model computed from its hidden states (potentials, rates, surrogate spikes).
     modulator : array or Quantity
         One number for each unit (the shape of ``h``), for each sample ``(batch,)``, or for all
-        ``()``. It goes with the first axes of ``h``; an axis of size 1 counts for all entries, so
-        that ``(1, units)`` is one number for each unit in all samples. It carries no gradient.
+        ``()``. Its axes are the first axes of ``h``; an axis of size 1 is broadcast, so ``(1,
+        units)`` is one number for each unit in all samples. It has no gradient.
 
     Returns
     -------
     array or Quantity
-        A scalar with the unit of ``h`` times that of ``modulator``. It is meant as the loss of a
-        step, as what ``step_fn`` of `Learner.etrace_grad` or `Learner.etrace_online` returns; its
+        A scalar with the unit of ``h`` times the unit of ``modulator``. Use it as the loss of a
+        step: return it from ``step_fn`` of `Learner.etrace_grad` or `Learner.etrace_online`. Its
         value has no meaning.
 
     Raises
     ------
     ShapeError
-        If the modulator does not fit.
+        If the shape of the modulator does not fit.
     DtypeError
-        If one of the two is nothing that JAX computes with, ``h`` has no derivative (booleans,
-        integers), or the modulator is complex.
+        If an argument is not a JAX type, ``h`` has no derivative (booleans, integers), or the
+        modulator is complex.
+
+    Notes
+    -----
+    The review describes the rule as eligibility trace times third factor. It leaves the form of the
+    eligibility open; here, the learning rule of the learner defines it.
 
     References
     ----------
     .. [1] W. Gerstner et al., "Eligibility traces and plasticity on behavioral time scales:
-       experimental support of neoHebbian three-factor learning rules", Frontiers in Neural
-       Circuits 12, 2018.
+       experimental support of neoHebbian three-factor learning rules", Frontiers in Neural Circuits
+       12, 2018.
 
     Examples
     --------
@@ -71,7 +76,7 @@ def three_factor_loss(h: Any, modulator: Any) -> Any:
 
 
 def _beside(modulator: jax.Array, h: jax.Array) -> jax.Array:
-    """Return the modulator with as many axes as ``h``, the first of which are its own."""
+    """Return the modulator with trailing axes of size 1, up to the number of axes of ``h``."""
     shape = (*modulator.shape, *(1,) * (h.ndim - modulator.ndim))
     if len(shape) > h.ndim or any(n not in (1, m) for n, m in zip(shape, h.shape, strict=True)):
         samples = f"{h.shape[:1]}, one for each sample, " if h.ndim > 1 else ""

@@ -1,4 +1,4 @@
-"""UORO: unbiased online recurrent optimization, a random trace of rank one."""
+"""UORO: unbiased online recurrent optimization with a random rank-one trace."""
 
 from typing import Any
 
@@ -10,57 +10,59 @@ from .algorithm import ETraceAlgorithm
 
 
 class UORO(ETraceAlgorithm):
-    r"""Online learning with a random trace of rank one, unbiased for the gradient of RTRL.
+    r"""Unbiased online recurrent optimization (UORO): a random rank-one estimate of RTRL.
 
-    The derivative :math:`\epsilon` of all hidden states of a sample with respect to all parameters,
-    which `RTRL` carries, is estimated by a product :math:`s \otimes t` of a vector like the states
-    and one like the parameters:
+    `RTRL` carries the derivative of all hidden states of a sample with respect to all parameters.
+    This rule estimates it by a product :math:`s \otimes t` of a vector shaped like the states and a
+    vector shaped like the parameters:
 
     .. math::
 
-        s' = \rho_0 J s + \rho_1 \nu, \qquad t' = t / \rho_0 + \nu^\top F / \rho_1
+        s' = \rho_0 J s + \rho_1 \nu, \qquad t' = t / \rho_0 + \nu^\top F / \rho_1.
 
-    with the derivatives :math:`J` and :math:`F` of the new states by the old ones and by the
-    parameters, random signs :math:`\nu`, and factors
-    :math:`\rho_0 = \sqrt{|t| / |J s|}`, :math:`\rho_1 = \sqrt{|\nu^\top F| / |\nu|}` that keep the
-    norms balanced. What the step itself adds to the gradient is exact; what came before goes
-    through the estimate, :math:`(\mu \cdot s)\, t` with :math:`\mu` the derivative of the loss by
-    the states before the step.
+    :math:`J` and :math:`F` are the derivatives of the new states with respect to the old states and
+    to the parameters, and :math:`\nu` are random signs. The factors :math:`\rho_0 = \sqrt{|t| / |J
+    s|}` and :math:`\rho_1 = \sqrt{|\nu^\top F| / |\nu|}` balance the norms. The derivative of the
+    step itself is exact. The derivative of earlier steps is the estimate :math:`(\mu \cdot s)\, t`,
+    with :math:`\mu` the derivative of the loss with respect to the states before the step.
 
-    The mean over draws is the gradient of RTRL, that is of backpropagation through time over the
-    whole past, for every model and every parameter, marked or not. A single draw is noisy, the more
-    so the more states and steps there are: small learning rates or many samples average the noise.
-    Memory is one copy of the parameters per sample, and a step costs a few passes over it; no
-    Jacobian is built.
+    The mean over random signs is the gradient of RTRL: backpropagation through time over the whole
+    past, for every model and every parameter, marked or not. One estimate is noisy, and the noise
+    grows with the number of states and steps; use small learning rates or many samples. Memory is
+    one copy of the parameters per sample. A step costs a few passes over this copy, without a
+    Jacobian.
 
     Parameters
     ----------
     model
         See `ETraceAlgorithm`.
     seed
-        Of the random signs, drawn for every sample and step. They go on at a reset, so that the
-        noise of one sequence is not that of the next.
+        Seed of the random signs, drawn for each sample and step. A reset does not restart the
+        random stream, so sequences have independent noise.
     **options
         ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
-        `ETraceAlgorithm`.
-        A ``window`` is exact inside, and only the time before it goes through the estimate: the
-        longer the window, the less noise.
+        `ETraceAlgorithm`. A ``window`` is exact inside, and only the time before it is estimated:
+        longer windows have less noise.
 
     Raises
     ------
     OptionError
-        If ``seed`` is no integer of 32 bits.
+        If ``seed`` is not an integer of 32 bits.
 
     Notes
     -----
-    The traces ``"key"`` and ``"draws"`` (the number of steps drawn for) say what is drawn next;
-    they are saved and restored with the others. Learners that are mapped (`Learner.functional`)
-    draw from the keys in their states; where all lanes of a map have the same key, the number of
-    the lane is folded in.
+    The paper adds a small constant to :math:`\rho_0` and :math:`\rho_1` for numerical stability.
+    Here, both terms of a product are zero if one norm of its ratio is zero.
+
+    The traces ``"key"`` and ``"draws"`` (the number of steps drawn so far) determine the next
+    signs; they are saved and restored with the other traces. Learners under ``vmap``
+    (`Learner.functional`) use the keys in their states. If all of them have the same key, the index
+    of the learner is folded in.
 
     References
     ----------
-    .. [1] C. Tallec and Y. Ollivier, "Unbiased online recurrent optimization", ICLR 2018.
+    .. [1] C. Tallec and Y. Ollivier, "Unbiased online recurrent optimization", ICLR 2018
+       (arXiv:1702.05043), Algorithm 1.
 
     Examples
     --------
@@ -80,5 +82,5 @@ class UORO(ETraceAlgorithm):
 
     @property
     def method(self) -> RankOneTraces:
-        """A trace of rank one."""
+        """The trace method: a random trace of rank one."""
         return RankOneTraces(self.seed)

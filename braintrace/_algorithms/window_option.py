@@ -1,4 +1,4 @@
-"""Windows: how many steps a gradient differentiates in full before it meets the traces."""
+"""Option ``window``: the number of steps that a gradient differentiates in full."""
 
 import warnings
 from typing import Literal, TypeAlias
@@ -10,14 +10,14 @@ CHUNK: Literal["chunk"] = "chunk"
 """The window of ``vjp_method='multi-step'``: each chunk of a call."""
 
 Window: TypeAlias = int | Literal["chunk"] | None
-"""Number of steps that are differentiated in full; ``None``: each step by the rule."""
+"""Number of steps that are differentiated in full; ``None``: the rule itself."""
 
 WINDOW = POSITIVE.or_else(None)
 VJP_METHOD = one_of("single-step", "multi-step")
 
 
 def window_of_options(window: int | None, vjp_method: str) -> Window:
-    """Return the window that an algorithm is made with, in either spelling.
+    """Return the window of an algorithm, from either spelling of the option.
 
     Raises
     ------
