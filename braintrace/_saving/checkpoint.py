@@ -1,16 +1,16 @@
-"""A learner saved to a folder, and restored from it.
+"""Checkpoints: save a learner to a folder, and restore it.
 
-What is written are the arrays of a `LearnerState` by name, and a description of them: what has to
-agree for them to be restored into a learner. Names and arrays are the same on every backend and
-under every sharding.
+A checkpoint contains the arrays of a `LearnerState` by name, and a description of the properties
+that must agree before they are restored into a learner. Names and arrays are the same on every
+backend and under every sharding.
 
 ======  =======================================================================================
-Format  Holds
+Format  Contents
 ======  =======================================================================================
-1       the rule in words (and the ``vjp_method``, which is not read); shape, dtype, unit and kind
-        of random keys of every array; whether the traces are those at the start of a sequence; a
+1       the rule as text (and the ``vjp_method``, which is not read); shape, dtype, unit and kind
+        of random keys of every array; whether the traces are at the start of a sequence; a
         checksum of each array and of the description; the user's own tree
-2       the same, with checksums that do not depend on how arrays are divided; see `checksums`
+2       the same, with checksums that do not depend on how arrays are sharded; see `checksums`
 ======  =======================================================================================
 """
 
@@ -47,13 +47,13 @@ from .schema import check
 from .trees import as_data, of_data
 
 FORMAT = 2
-"""Of what is written. Every format up to it is read."""
+"""Format of new checkpoints. Every format up to it can be read."""
 
 OF_ANY_FORMAT = {"format": int, "versions": {"braintrace": str}}
 OF_A_FORMAT_READ = {
     **CONTENTS,
     "at start": bool,
-    "extra": object,  # checked where it becomes a tree
+    "extra": object,  # checked by `of_data`
     "empty": {str: list},
     "checksums": {str: int},
 }
@@ -71,43 +71,43 @@ FOLDER = Kind(
 
 
 def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None) -> None:
-    """Save all that a learner is to a folder, in the place of what has been saved there before.
+    """Save a learner to a folder, replacing its previous checkpoint there.
 
-    That is parameters, states, traces, the optimizer of `Learner.etrace_online`, and random keys:
-    those of the model, and that of ``brainstate.random``. It needs the package orbax-checkpoint.
+    A checkpoint contains parameters, states, traces, the optimizer of `Learner.etrace_online`, and
+    random keys (of the model and of ``brainstate.random``). It needs the package orbax-checkpoint.
 
-    Whenever the program is ended, by whatever means, what has been saved last is whole. The learner
-    goes on as if it had not been saved.
+    Saving is atomic: if the program ends at any time, the folder contains the last complete
+    checkpoint. Saving does not change the learner.
 
     Parameters
     ----------
     folder
-        Where. It is made if need be; other files in it stay as they are.
+        Path of the folder. It is created if necessary; other files in it do not change.
     learner
-        The learner, between two calls of it.
+        The learner, between two of its calls.
     extra
-        What is to come back with it: arrays, numbers, strings and None, in lists, tuples (named
-        ones as well) and dicts. How many steps there were, say, or the values of States of your
-        own.
+        Additional values that `restore` returns: arrays, numbers, strings and None, in lists,
+        tuples (also named tuples) and dicts. Examples are a step counter or the values of your own
+        States.
 
     Raises
     ------
     OptionError
-        For something else, or inside a transformation.
+        For values of another type, or inside a transformation.
     CheckpointError
-        If nothing can be saved there: there is a file in the place of the folder, the disk is
-        full, or another program saves to it at the same time. Then what was saved before is there.
+        If saving fails: the path is a file, the disk is full, or another program saves to the same
+        folder at the same time. The previous checkpoint then remains.
     MissingPackageError
         If orbax-checkpoint is not installed.
 
     Notes
     -----
-    A checkpoint is read back before the one before is deleted, which takes memory for another copy
-    of its arrays.
+    The new checkpoint is read back before the previous one is deleted, which takes memory for
+    another copy of its arrays.
 
-    The code of the model, and constants in it such as time constants, are not saved: the program
-    that restores builds the learner in the same way. Where several processes share the learner's
-    arrays, all of them call it.
+    The code of the model, and constants in it such as time constants, are not saved: the restoring
+    program must build the learner in the same way. If several processes share the learner's arrays,
+    all of them must call this function.
 
     Examples
     --------
@@ -141,14 +141,14 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
 
 
 def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
-    """Let a learner go on where it has been saved; return what was saved with it.
+    """Restore a learner from a folder; return the ``extra`` of its checkpoint.
 
-    Arrays are placed as those of the learner are. It may have been called before, or not.
+    Arrays get the placement of the learner's arrays. The learner may have been called before.
 
     Parameters
     ----------
     folder
-        Where `save` has put it.
+        The folder that was passed to `save`.
     learner
         A learner of the same model, rule, batch and options.
 
@@ -160,11 +160,10 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
     Raises
     ------
     NoCheckpointError
-        If nothing has been saved there to its end. It is a `FileNotFoundError`.
+        If there is no complete checkpoint. It is a `FileNotFoundError`.
     CheckpointError
-        If what is there is damaged, has been written by a later version, or is that of another
-        learner, with a list of what differs; or if a file is in the place of the folder. Then
-        nothing has changed.
+        If the checkpoint is damaged, has a later format, or belongs to a different learner (with a
+        list of the differences), or if the path is a file. The learner does not change.
     MissingPackageError
         If orbax-checkpoint is not installed.
     """
@@ -174,7 +173,7 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
         try:
             return _restored(path, learner)
         except CheckpointError:
-            # Otherwise another program has saved a later one.
+            # If the path differs, another program has saved a newer checkpoint: read that one.
             if jax.process_count() > 1 or store.last(where) == path:
                 raise
 
@@ -232,7 +231,7 @@ def _checked(folder: Any, learner: Any) -> pathlib.Path:
 
 
 def _state_like(own: LearnerState, saved: Contents, arrays: Mapping[str, Any]) -> LearnerState:
-    """Return the state of a learner that arrays by name are, given what its own is like."""
+    """Return the state of a learner with new arrays by name, given its current state."""
     others = {path: value for path, value in own.others.items() if path != STEP_MARK}
     rest = dataclasses.replace(own, others=others, optimizer={})
     leaves = [arrays[name] for name in leaves_by_name(rest)]

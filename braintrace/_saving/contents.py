@@ -1,4 +1,4 @@
-"""What a learner has to be like, for a checkpoint to be restored into it."""
+"""Description of a checkpoint: the properties that a learner must have to be restored."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from .._typing import path_name
 from .units import UNIT, unit_as_data, unit_of_data
 
 OPTIMIZER = "optimizer/"
-"""Beginning of the names of what the optimizer of a learner keeps."""
+"""Prefix of the names of the optimizer's arrays."""
 
 _MARK = jax.tree_util.DictKey(f"others/{path_name(STEP_MARK)}")
 
@@ -31,16 +31,16 @@ CONTENTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One array.
+    """One array of a checkpoint.
 
     Attributes
     ----------
     dtype, shape
-        Of the array.
+        Type and shape of the array.
     unit
-        Of what it is the mantissa of.
+        Unit of the quantity whose mantissa it is.
     keys
-        The kind of random keys that it is the data of.
+        Kind of random keys, if the array contains their data.
     """
 
     dtype: str
@@ -56,16 +56,16 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a learner is like.
+    """Properties of a learner that its checkpoint depends on.
 
     Attributes
     ----------
     options
-        The learning rule and what changes its traces or its gradient, in words.
+        The learning rule, and all options that change its traces or its gradient, as text.
     entries
         Its arrays by name.
     has_optimizer
-        Whether its optimizer has begun; one without arrays has none in `entries`.
+        Whether its optimizer has been initialised. An optimizer without arrays has no `entries`.
     """
 
     options: dict[str, str]
@@ -73,7 +73,7 @@ class Contents:
     has_optimizer: bool
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the contents as plain data."""
 
         def of_entry(entry: Entry) -> dict[str, Any]:
             data: dict[str, Any] = {"dtype": entry.dtype, "shape": list(entry.shape)}
@@ -87,20 +87,21 @@ class Contents:
 
 
 def contents_of_data(data: Mapping[str, Any]) -> Contents:
-    """Return what plain data say of a learner."""
+    """Return the contents that plain data describe."""
 
     def entry(data: Mapping[str, Any]) -> Entry:
         unit = unit_of_data(data["unit"]) if "unit" in data else None
         return Entry(data["dtype"], tuple(data["shape"]), unit, data.get("keys"))
 
     entries = {name: entry(own) for name, own in data["entries"].items()}
-    # Older files name the `vjp_method`; a call chooses its window, and the entries have the traces.
+    # Older files contain the `vjp_method`. It is ignored: the window is an option of each call,
+    # and the entries determine the traces.
     options = {name: word for name, word in data["options"].items() if name != "vjp_method"}
     return Contents(options, entries, data["optimizer"])
 
 
 def check_arrays(saved: Contents, arrays: Mapping[str, Any]) -> None:
-    """Raise a `ValueError` unless arrays are what a checkpoint says of them."""
+    """Raise a `ValueError` if arrays differ from the description in their checkpoint."""
     for name, entry in saved.entries.items():
         if name not in arrays:
             raise ValueError(f"there is no array '{name}'")
@@ -110,7 +111,7 @@ def check_arrays(saved: Contents, arrays: Mapping[str, Any]) -> None:
 
 
 def contents_of(learner: Learner, leaves: Mapping[str, Any]) -> Contents:
-    """Return what a learner is like, given the leaves of its state by name."""
+    """Return the contents of a learner, given the leaves of its state by name."""
     algorithm = learner.algorithm
     options = {"rule": algorithm.rule}
     kinds = _kinds_of_keys(learner)
@@ -119,14 +120,14 @@ def contents_of(learner: Learner, leaves: Mapping[str, Any]) -> Contents:
 
 
 def leaves_by_name(state: LearnerState) -> dict[str, Any]:
-    """Return the leaves of the state of a learner by name; a quantity counts as one.
+    """Return the leaves of the state of a learner by name; a quantity is one leaf.
 
-    The mark of its steps is left out, which is zero between its calls.
+    The mark of the learner's steps is omitted, since it is zero between calls.
 
     Raises
     ------
     OptionError
-        If two have one name.
+        If two leaves have the same name.
     """
     found = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_quantity)
     named = [(_name(keys), leaf) for keys, leaf in found if keys != (_MARK,)]
@@ -150,9 +151,10 @@ def array_of(leaf: Any) -> Any:
 
 
 def differences(saved: Contents, own: Contents) -> list[str]:
-    """Return a line for everything in which a learner is not like the one that was saved.
+    """Return one line for each difference between a saved learner and this learner.
 
-    What the optimizer keeps counts where both have one: one of them may have begun later.
+    Optimizer arrays are compared only if both have an optimizer: one may have been initialised
+    later.
     """
     here = "this learner has"
     lines = [

@@ -1,26 +1,26 @@
-"""Check plain data from a file against a description of what they may be."""
+"""Schema checks for plain data read from a file."""
 
 from typing import Any
 
 
 def check(data: Any, schema: Any, name: str) -> Any:
-    """Return plain data if they are as a schema describes them.
+    """Return plain data if they match a schema.
 
     Parameters
     ----------
     data
-        What JSON returned.
+        The data, as read from JSON.
     schema
-        A type (``object`` for anything), a set of allowed values, a list of the schema of its
-        items, or a dict: of ``{str: schema}`` for a mapping, otherwise of the schema of each key.
-        A key that ends in ``?`` may be absent; other keys are ignored.
+        A type (``object`` for anything), a set of allowed values, a list with the schema of its
+        items, or a dict: ``{str: schema}`` for a mapping, otherwise the schema of each key. A key
+        that ends in ``?`` is optional; additional keys are ignored.
     name
-        Of the data, for the error.
+        Name of the data in the error.
 
     Raises
     ------
     ValueError
-        If they are anything else.
+        If the data do not match.
     """
     if isinstance(schema, list) and type(data) is list:
         for index, item in enumerate(data):

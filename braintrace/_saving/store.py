@@ -1,14 +1,14 @@
-"""A folder with the last checkpoint that was written to its end.
+"""Atomic storage of checkpoints: a folder that always contains the last complete one.
 
-Each is written by orbax in a folder with a random name, read back, and moved to the next number at
-once, as far as other programs see. Only then are those before deleted. Whenever the program is
-ended in between, by whatever means, the highest number is whole.
+Orbax writes each checkpoint to a folder with a random name. The checkpoint is read back, and
+renamed to the next number. Other programs see the rename as one atomic operation. Older checkpoints
+are deleted only then. If the program ends at any time, the highest number is a complete checkpoint.
 
-Two programs that save to one folder need no lock, which not every file system has, and which a
-program that is stopped would keep: every step is a rename, which one of them wins. A folder that
-is to be deleted gets a random name first as well, so that what has been read back has lost no file.
-Orbax's `CheckpointManager` commits before anything is read back, and names what it writes by the
-step: what two programs write at once it mixes.
+Two programs that save to one folder need no lock. Not every file system has locks, and a killed
+program would keep its lock. Every step is a rename, at which only one program succeeds. A folder is
+renamed to a random name before it is deleted, so a checkpoint that is being read never loses single
+files. Orbax's `CheckpointManager` is not used: it commits before the checkpoint is read back, and
+its names depend only on the step, so two programs that save at the same time mix their files.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ UNFINISHED = re.compile(
     r"braintrace-unfinished-[0-9a-f]+|braintrace-checkpoint-[0-9]+\.orbax-checkpoint-tmp.*"
 )
 OWNED = "owned"
-"""A file in an unfinished folder. It is gone once another program has deleted the folder, even if
-orbax makes the folder again."""
+"""Marker file in an unfinished folder. If another program deletes the folder, the file is missing,
+even if orbax creates the folder again."""
 OTHER = "another program saves to it at the same time"
 PLAIN = re.compile(r"(?!.*gs:/)[\w /.:+=@,~#%&'()-]*")
 """Paths that orbax reads unchanged. It changes brackets and backslashes, for example, and it reads
@@ -46,19 +46,19 @@ PLAIN = re.compile(r"(?!.*gs:/)[\w /.:+=@,~#%&'()-]*")
 
 
 def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
-    """Write a checkpoint in the place of the one that there is.
+    """Write a checkpoint, replacing the current one.
 
     Parameters
     ----------
     folder
-        Where; it is made if need be.
+        The folder; it is created if necessary.
     arrays, manifest
-        Arrays by name, and what JSON says of them.
+        Arrays by name, and their description for JSON.
 
     Raises
     ------
     CheckpointError
-        If it cannot be written and read back. The one that there is stays as it is.
+        If the checkpoint cannot be written and read back. The current one does not change.
     """
     orbax = _orbax()
     _refuse_a_file(folder)
@@ -85,15 +85,15 @@ def write(folder: pathlib.Path, arrays: Mapping[str, Any], manifest: Mapping[str
 
 
 def last(folder: pathlib.Path) -> pathlib.Path:
-    """Return where the checkpoint in a folder is.
+    """Return the path of the checkpoint in a folder.
 
     Raises
     ------
     NoCheckpointError
         If there is none.
     CheckpointError
-        If not all processes see it, or if there is a file or a link in its place, or a file in
-        the place of the folder.
+        If some processes do not see it, if its path is a file or a link, or if the folder's path is
+        a file.
     """
     _refuse_a_file(folder)
     with told(f"'{folder}' cannot be read: "):
@@ -117,19 +117,19 @@ def last(folder: pathlib.Path) -> pathlib.Path:
 
 
 def read_text(path: pathlib.Path, alone: bool = False) -> str:
-    """Return what describes the arrays of a checkpoint, in JSON.
+    """Return the JSON description of the arrays of a checkpoint.
 
     Parameters
     ----------
     path
-        Where it is.
+        Path of the checkpoint.
     alone
-        Whether only the first process asks.
+        Whether only the first process calls this function.
 
     Raises
     ------
     ValueError
-        If it is not what was saved.
+        If it differs from the saved description.
     """
     with _for_orbax(path) as plain:
         found = _checkpointer(alone and jax.process_count() > 1).metadata(plain).custom_metadata
@@ -147,15 +147,15 @@ def read_arrays(
     Parameters
     ----------
     path, manifest
-        Where it is, and what it says of them.
+        Path of the checkpoint, and its description.
     like
-        Arrays by name, some of those in it: these are placed as they are. All others, and those
-        that are free to go to any device, are arrays of NumPy.
+        Some of its arrays by name, as examples of their placement. All other arrays, and arrays
+        that are not committed to a device, are returned as NumPy arrays.
 
     Raises
     ------
     ValueError
-        If they are not those that were saved.
+        If they differ from the saved arrays.
     """
     orbax = _orbax()
     expected = manifest["checksums"]
@@ -178,11 +178,11 @@ def read_arrays(
     return found
 
 
-# --- what one process does for all
+# --- operations of the first process for all
 
 
 def _begin(folder: pathlib.Path) -> int:
-    """Make room in a folder; return what is to be a part of a name in it."""
+    """Create an unfinished folder, delete abandoned ones, and return the number in its name."""
     folder.mkdir(parents=True, exist_ok=True)
     for child in list(folder.iterdir()):
         if UNFINISHED.fullmatch(child.name):
@@ -192,7 +192,7 @@ def _begin(folder: pathlib.Path) -> int:
     own.mkdir()
     try:
         (own / OWNED).touch()
-    except FileNotFoundError as error:  # taken for what an ended program has left
+    except FileNotFoundError as error:  # another program deleted the folder as abandoned
         raise RuntimeError(OTHER) from error
     return number
 
@@ -200,7 +200,7 @@ def _begin(folder: pathlib.Path) -> int:
 def _finish(
     folder: pathlib.Path, source: pathlib.Path, text: str, arrays: Mapping[str, Any]
 ) -> int:
-    """Read a checkpoint back, give it the next number, and delete those before; return 0."""
+    """Verify a checkpoint, rename it to the next number, and delete older ones; return 0."""
     if read_text(source, alone=True) != text:
         raise ValueError("its description is another one when it is read back")
     expected = json.loads(text)["checksums"]
@@ -208,7 +208,7 @@ def _finish(
     for name, array in arrays.items():
         back = found.pop(name)
         same = (back.shape, back.dtype) == (array.shape, array.dtype)
-        if same and isinstance(array, np.ndarray):  # takes a third of the time of a checksum
+        if same and isinstance(array, np.ndarray):  # three times as fast as a checksum
             same = np.array_equal(_bits(back), _bits(array))
         elif same:
             same = checksums({name: back})[name] == expected[name]
@@ -222,7 +222,7 @@ def _finish(
 
 
 def _commit(folder: pathlib.Path, source: pathlib.Path) -> int:
-    """Give a checkpoint the next number; return it."""
+    """Rename a checkpoint to the next number, and return the number."""
     while True:
         number = max(_numbers(folder), default=-1) + 1
         target = _numbered(folder, number)
@@ -241,17 +241,17 @@ def _commit(folder: pathlib.Path, source: pathlib.Path) -> int:
 
 
 def _delete(path: pathlib.Path) -> None:
-    """Delete a folder, so that another process finds it whole or not at all."""
+    """Delete a folder atomically: other processes see all of it or nothing."""
     if path.is_symlink() or not path.is_dir():
         return
     moved = _unfinished(path.parent, secrets.randbits(62))
-    with contextlib.suppress(OSError):  # another process deletes it
+    with contextlib.suppress(OSError):  # another process deletes it at the same time
         path.rename(moved)
         shutil.rmtree(moved, ignore_errors=True)
 
 
 def _by_the_first(call: Callable[[], int]) -> int:
-    """Return what a function returns in the first process, where alone it is called."""
+    """Return the result of a function that only the first process calls."""
     number, failure = 0, None
     if jax.process_index() == 0:
         try:
@@ -259,7 +259,8 @@ def _by_the_first(call: Callable[[], int]) -> int:
         except Exception as error:
             number, failure = -2, error
     if jax.process_count() > 1:
-        halves = np.array([number], np.int64).view(np.uint32)  # JAX may have no others
+        # Without `jax_enable_x64`, JAX has no integers of 64 bits.
+        halves = np.array([number], np.int64).view(np.uint32)
         halves = np.asarray(multihost_utils.broadcast_one_to_all(halves))
         number = int(np.ascontiguousarray(halves).view(np.int64)[0])
     if failure is not None:
@@ -287,7 +288,7 @@ def _numbers(folder: pathlib.Path) -> list[int]:
 
 
 def _refuse_a_file(folder: pathlib.Path) -> None:
-    """Raise an error if nothing can be saved in a folder, before anything is learned for it."""
+    """Raise an error if a folder's path is a file, before any training is lost."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise CheckpointError(
             f"'{folder}' is a file: expected a folder, or a path where there is nothing yet. "
@@ -297,7 +298,7 @@ def _refuse_a_file(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _for_orbax(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a path to the same file that orbax reads as it is."""
+    """Yield a path to the same file that orbax reads unchanged."""
     if PLAIN.fullmatch(path.as_posix()):
         yield path
         return
@@ -318,7 +319,7 @@ def _orbax() -> Any:
 
 @functools.cache
 def _checkpointer(alone: bool = False) -> Any:
-    """Return the one of this process: each that is made leaves tens of kilobytes behind."""
+    """Return the checkpointer of this process; each new one would leak tens of kilobytes."""
     orbax = _orbax()
     if not alone:
         return orbax.Checkpointer(orbax.PyTreeCheckpointHandler())
@@ -330,7 +331,7 @@ def _checkpointer(alone: bool = False) -> Any:
 
 
 def _read(path: pathlib.Path, wanted: dict[str, Any], alone: bool = False) -> dict[str, Any]:
-    """Return arrays of a checkpoint by name, given what orbax is to make of each."""
+    """Return arrays of a checkpoint by name, given orbax's restore arguments for each."""
     arguments = _orbax().args.PyTreeRestore(restore_args=wanted)
     with _for_orbax(path) as plain:
         checkpointer = _checkpointer(alone and jax.process_count() > 1)
@@ -346,14 +347,14 @@ def _bits(array: Any) -> Any:
 
 
 def _as_stored(array: Any) -> Any:
-    """Return an array as orbax gets it: only what is divided over devices is left to its care."""
+    """Return an array in the form for orbax: only sharded arrays remain JAX arrays."""
     is_divided = isinstance(array, jax.Array) and not array.is_fully_replicated
     return array if is_divided else np.asarray(array)
 
 
 @contextlib.contextmanager
 def told(words: str) -> Iterator[None]:
-    """Tell whatever fails as an error about a checkpoint, which begins with some words."""
+    """Convert exceptions to errors about a checkpoint whose messages start with ``words``."""
     try:
         yield
     except BraintraceError:

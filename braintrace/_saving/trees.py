@@ -1,8 +1,8 @@
-"""Pytrees that come back without anybody saying what they look like.
+"""Self-describing serialisation of pytrees.
 
-A tree becomes plain data for a JSON file, beside which its arrays are kept by name. What JSON has
-(None, booleans, integers, floats, strings, lists) stands for itself, everything else for an object
-with a key that says what it is.
+A tree becomes plain data for a JSON file, with its arrays stored separately by name. JSON types
+(None, booleans, integers, floats, strings, lists) represent themselves. Every other value is an
+object with a key that names its kind.
 """
 
 import collections
@@ -27,14 +27,14 @@ Arrays = dict[str, Any]
 """Arrays of JAX or NumPy by name."""
 
 LONGEST = 2048
-"""Bits of an integer: every setting of ``sys.set_int_max_str_digits`` reads as many."""
+"""Maximum bits of an integer: it can be read with every ``sys.set_int_max_str_digits``."""
 
 DTYPES = (
     "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
     "complex64 complex128 bfloat16 float4_e2m1fn float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
     "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
 )
-"""Of arrays that can be kept: those that JAX has and orbax writes."""
+"""Names of the dtypes of arrays that can be saved: supported by both JAX and orbax."""
 
 _AS_THEY_ARE = (bool, int, float, str)
 
@@ -47,16 +47,16 @@ def as_data(tree: PyTree, name: str, arrays: Arrays, level: int = 0) -> Any:
     tree
         Arrays, numbers, strings and None, in lists, tuples and dicts.
     name
-        What it is called: the beginning of the names of its arrays.
+        Name of the tree: the prefix of the names of its arrays.
     arrays
-        To which they are added.
+        Mapping to which its arrays are added.
     level
-        How many containers it is in.
+        Number of enclosing containers.
 
     Raises
     ------
     OptionError
-        If there is something else in it.
+        If the tree contains anything else.
     """
     if level > DEEPEST:
         raise OptionError(
@@ -100,24 +100,24 @@ def as_data(tree: PyTree, name: str, arrays: Arrays, level: int = 0) -> Any:
 
 
 def of_data(data: Any, arrays: Mapping[str, Any], level: int = 0) -> PyTree:
-    """Return the tree that has become plain data.
+    """Return the tree that plain data describe.
 
-    A named tuple is of its class where the program has imported that, and otherwise of one with
-    the same name and fields.
+    A named tuple has its original class if the program has imported it, and otherwise a new class
+    with the same name and fields.
 
     Parameters
     ----------
     data
         The data.
     arrays
-        Its arrays by name, as NumPy has them.
+        Its arrays by name, as NumPy arrays.
     level
-        How many containers it is in.
+        Number of enclosing containers.
 
     Raises
     ------
     ValueError
-        If no tree becomes these data.
+        If the data do not describe a tree.
     """
     if level > DEEPEST:
         raise ValueError(f"`extra` is deeper than {DEEPEST} levels")
@@ -172,7 +172,7 @@ def _array_of_data(data: Any, arrays: Mapping[str, Any], level: int) -> Any:
 
 
 def _namedtuple_of_data(data: Any, arrays: Mapping[str, Any], level: int) -> Any:
-    """Return a named tuple; nothing is looked up or called but subclasses of tuple."""
+    """Return a named tuple; only subclasses of tuple are looked up or called."""
     module, _, name = data["namedtuple"].partition(":")
     fields, parts = tuple(data["fields"]), of_data(data["parts"], arrays, level)
     if len(fields) != len(parts):

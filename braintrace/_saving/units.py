@@ -1,4 +1,4 @@
-"""Units as plain data."""
+"""Serialisation of physical units as plain data."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _BASES = ("length", "mass", "time", "current", "temperature", "substance", "lumi
 
 
 def unit_as_data(unit: saiunit.Unit) -> dict[str, Any]:
-    """Return a unit as plain data: exponents of the base units, what multiplies them, its name."""
+    """Return a unit as plain data: exponents of the base units, its scale and factor, its name."""
     return {
         "dimensions": [float(unit.dim.get_dimension(base)) for base in _BASES],
         "scale": float(unit.scale),
@@ -21,7 +21,7 @@ def unit_as_data(unit: saiunit.Unit) -> dict[str, Any]:
 
 
 def unit_of_data(data: dict[str, Any]) -> saiunit.Unit:
-    """Return the unit of some data; two units are one if all but their names agree."""
+    """Return the unit described by data; units are equal if all but their names agree."""
     dimension, name = saiunit.get_or_create_dimension(data["dimensions"]), data["name"]
     unit = saiunit.Unit(dim=dimension, scale=data["scale"], factor=data["factor"])
     if str(unit) == name:

@@ -1,10 +1,10 @@
-"""Where the arrays of a learner lie on a mesh of devices.
+"""Sharding of a learner's arrays over a mesh of devices.
 
-`division` is what the user says: a mesh, and which of its axes divide samples and outputs.
-`layout` works out which axes of States and traces that divides, by `parts`. `placement` puts arrays
-there. All of it are pure functions of a compiled model, the specifications of its traces, and the
-mesh; whoever runs the model asks for the placement of what goes in and of what comes out.
-`processes` puts and reads arrays where several processes have the devices.
+`division` describes the user's choice: a mesh, and the mesh axes over which samples and outputs are
+sharded. `layout` derives the sharded axes of States and traces, with `parts`. `placement` moves
+arrays there. All are pure functions of a compiled model, its trace specifications and the mesh; the
+caller applies the placement to the inputs and outputs of a program. `processes` moves and reads
+arrays if the devices belong to several processes.
 """
 
 from .division import Division as Division

@@ -1,4 +1,4 @@
-"""A mesh of devices, and what its axes divide."""
+"""Mesh of devices, with the mesh axes for samples and outputs."""
 
 import dataclasses
 import math
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 Names = tuple[str | None, ...]
-"""Which axis of the mesh divides each axis of an array; ``None``: none does."""
+"""Mesh axis over which each axis of an array is sharded; ``None``: not sharded."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """A mesh of devices, and what its axes divide.
+    """Mesh of devices, with the mesh axes for samples and outputs.
 
     Attributes
     ----------
     mesh
         The mesh.
     data, model
-        The axes of it that divide samples and outputs; ``None``: these stay whole.
+        Mesh axes over which samples and outputs are sharded; ``None``: they are replicated.
     """
 
     mesh: Mesh
@@ -28,17 +28,17 @@ class Division:
 
     @property
     def data_parts(self) -> int:
-        """Into how many parts samples are divided."""
+        """Number of parts into which samples are sharded."""
         return 1 if self.data is None else int(self.mesh.shape[self.data])
 
     @property
     def model_parts(self) -> int:
-        """Into how many parts outputs are divided."""
+        """Number of parts into which outputs are sharded."""
         return 1 if self.model is None else int(self.mesh.shape[self.model])
 
     @property
     def automatic(self) -> Mesh:
-        """The same devices with axes along which XLA divides the work."""
+        """Mesh of the same devices with `Auto` axes, along which XLA shards the computation."""
         kinds = (AxisType.Auto,) * len(self.mesh.axis_names)
         return Mesh(self.mesh.devices, self.mesh.axis_names, axis_types=kinds)
 
@@ -49,7 +49,7 @@ class Division:
 
 
 def sharding_on(mesh: Mesh, names: Sequence[str | None]) -> NamedSharding:
-    """Return a sharding whose specification is as short as it can be, so that equals are equal."""
+    """Return a sharding with the shortest specification, so equal shardings compare equal."""
     used = list(names)
     while used and used[-1] is None:
         used.pop()

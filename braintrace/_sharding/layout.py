@@ -1,17 +1,18 @@
-"""Which axes of States and traces a mesh divides, by what these axes run over.
+"""Layout: the sharded axes of States and traces, derived from the roles of their axes.
 
-Samples go along ``data``: the batch axis of every State that is reset with a sequence, and the
-axis ``'batch'`` of a trace. Outputs go along ``model``. What decides there is a hidden group: it is
-divided along an axis of its positions that the outputs of all its operations run over, and
-everything else along the axis that lets each element lie with its position (see `parts`). A trace
-is then multiplied and added to where it is.
+Samples are sharded over ``data``: the batch axis of every State that is reset with a sequence, and
+the axis ``'batch'`` of a trace. Outputs are sharded over ``model``. This depends on the hidden
+group: it is sharded along an axis of its elements that the outputs of all its operations run over.
+All other arrays are sharded along the axis that places each array element on the device of its
+group element (see `parts`). Trace updates then need no communication.
 
-Entries of a sparse matrix are divided if equal parts of them, in their order, belong to equal parts
+Entries of a sparse matrix are sharded if equal parts of them, in their order, belong to equal parts
 of the outputs.
 
-A group without such an axis, or with one that is no multiple of the number of parts, stays whole,
-and all that reaches it, such as entries in another order. Divided all the same, they would be sent
-to and fro at every step. Gates side by side are none of this: the graph has them apart.
+A group without such an axis, or with an axis whose size is not a multiple of the number of parts,
+is replicated. So are all arrays that reach it, such as entries in another order. Sharding them
+would need communication at every step. Concatenated gates are no obstacle: the compiler has split
+them.
 """
 
 import dataclasses
@@ -30,26 +31,26 @@ from .division import Division, Names
 from .parts import Parts, axes_before, divided_axis, is_divided_along, parts_along, parts_of
 
 Leaf = tuple[Path, int]
-"""Path of a State, and which leaf of its value."""
+"""Path of a State, and the index of a leaf of its value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What of a compiled model a mesh divides.
+    """Sharded axes of the arrays of a compiled model.
 
     Attributes
     ----------
     leaves
-        Of the leaves of States; those that are missing stay whole.
+        Mesh axes of the leaves of States; missing leaves are replicated.
     traces
-        Of the traces, in their structure.
+        Mesh axes of the traces, in their structure.
     samples
-        Size of the batch; ``None``: there is none.
+        Batch size; ``None``: no batch axis.
     batched
-        Keys of the operations whose input has a batch axis in front.
+        Keys of the operations whose input has a leading batch axis.
     whole
-        Names of hidden states and of parameters that ETP operations bring to them, as far as
-        they are not divided although there are several parts.
+        Names of hidden states, and of parameters of ETP operations that reach them, that are
+        replicated although outputs are sharded.
     """
 
     leaves: Mapping[Leaf, Names]
@@ -60,12 +61,12 @@ class Layout:
 
 
 def layout_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> Layout:
-    """Return what a mesh divides of a compiled model.
+    """Return the layout of a compiled model on a mesh.
 
     Parameters
     ----------
     graph, specs
-        The compiled model, and what is known of the traces that are kept.
+        The compiled model, and the specifications of its stored traces.
     division
         The mesh.
     """
@@ -73,7 +74,7 @@ def layout_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> Layo
 
 
 _Sites = Mapping[tuple[str | None, str | None], TraceSite]
-"""By the key of a relation and the name of a state."""
+"""Sites by the key of a relation and the name of a state."""
 
 
 class _Finder:
@@ -100,7 +101,7 @@ class _Finder:
         return Layout(leaves, traces, self._samples, frozenset(batched), whole)
 
     def _units_of(self, group: HiddenGroup) -> Parts | None:
-        """Return the parts of a group's positions, ``None`` for one that stays whole."""
+        """Return the parts of a group's elements; ``None`` for a replicated group."""
         if self._count == 1:
             return None
         sites = [site for site in trace_sites(self._graph, group) if _has_outputs(site)]
@@ -115,13 +116,13 @@ class _Finder:
         return None
 
     def _fits(self, site: TraceSite, parts: Parts) -> bool:
-        """Tell whether the outputs of an operation lie with positions that are divided so."""
+        """Test whether the outputs of an operation are on the same devices as their elements."""
         own = parts_of(site.influence.positions, parts)
         is_divided = own.ndim > 1 and is_divided_along(own.ndim - 1, own, self._count)
         return is_divided and (not _has_entries(site) or self._entries_fit(site))
 
     def _entries_fit(self, site: TraceSite) -> bool:
-        """Tell whether equal parts of the entries lie with equal parts of the outputs."""
+        """Test whether equal parts of the entries belong to equal parts of the outputs."""
         primitive, params = site.operation
         follow = get_primitive_spec(primitive).entries_follow_outputs
         return follow is not None and bool(follow(self._count, **params))
@@ -149,7 +150,7 @@ class _Finder:
         return None
 
     def _of_parameters(self) -> Iterator[tuple[Leaf, Names]]:
-        """Yield the parameters that all their operations divide along the same axis."""
+        """Yield the parameters that all their operations shard along the same axis."""
         traced = self._graph.traced
         own = {leaf.in_var: leaf for leaf in traced.parameters}
         axes: dict[Var, set[int | None]] = {}
@@ -168,7 +169,7 @@ class _Finder:
                 )
 
     def _parts_of_operand(self, site: TraceSite, name: str) -> Parts | None:
-        """Return the parts of an operand with an axis of outputs that are divided."""
+        """Return the parts of an operand that has an axis of sharded outputs."""
         units = self._units[site.group.index]
         axis = _output_axis(site, name)
         if units is None or axis is None or not self._fits(site, units):
@@ -188,7 +189,7 @@ class _Finder:
             names[-1] = self._model
         elif site is not None and units is not None and spec.axes[-1:] == ("output",):
             own = parts_of(site.influence.positions, units)
-            if own.shape[-1] != spec.shape[-1]:  # of some outputs alone
+            if own.shape[-1] != spec.shape[-1]:  # the trace contains only some outputs
                 stored = [a for a in site.influence.reached if site.key(a) in specs]
                 active = active_outputs_of(site.relation, site.influence, stored)
                 own = np.asarray(active.pick(own))
@@ -200,7 +201,7 @@ class _Finder:
     def _along_data(self, spec: TraceSpec, axis: int, site: TraceSite | None) -> str | None:
         if self._samples is None:
             return None
-        if spec.axes[axis] == "batch":  # several axes before that of inputs count as one
+        if spec.axes[axis] == "batch":  # several axes before the input axis are one axis here
             return self._data if spec.shape[axis] % self._samples == 0 else None
         if spec.axes[axis] == "fan_out" and site is not None:
             batch = self._graph.batch_axis(site.group)
@@ -221,20 +222,20 @@ class _Finder:
 
 
 def _has_outputs(site: TraceSite) -> bool:
-    """Tell whether all traces of an operation end with an axis of outputs, or of their entries."""
+    """Test whether all traces of an operation end with an axis of outputs or entries."""
     axes = get_primitive_spec(site.relation.primitive).trace_axes or {}
     ends = ("output",), ("entry",)
     return bool(axes) and all(names[-1:] in ends for names in axes.values())
 
 
 def _has_entries(site: TraceSite) -> bool:
-    """Tell whether an operand of an operation has its entries side by side."""
+    """Test whether an operand of an operation is a list of entries."""
     axes = get_primitive_spec(site.relation.primitive).trace_axes or {}
     return any(names[-1:] == ("entry",) for names in axes.values())
 
 
 def _output_axis(site: TraceSite, name: str) -> int | None:
-    """Return the axis of an operand that runs over the outputs of its operation, or with them."""
+    """Return the axis of an operand that runs over the outputs or entries of its operation."""
     shape = site.relation.trainable_vars[name].aval.shape
     axes = (get_primitive_spec(site.relation.primitive).trace_axes or {}).get(name, ())
     if len(axes) == len(shape):

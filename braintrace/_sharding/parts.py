@@ -1,9 +1,9 @@
-"""Which axis of an array is divided so that elements lie where their positions do.
+"""Axis along which an array is sharded with its group elements.
 
-A hidden group is divided along one axis of its positions. An array whose elements each reach one
-position (a state, the output of an operation, a parameter) can be divided along an axis if every
-element then lies in the part of its position: nothing moves between the two. Part numbers stand in
-for the elements; `ANYWHERE` for those that reach no position.
+A hidden group is sharded along one axis of its elements. An array whose elements each reach one
+group element (a state, the output of an operation, a parameter) can be sharded along an axis if
+every element is then in the part of its group element: no communication is needed between the two.
+Part numbers represent the elements; `ANYWHERE` marks elements that reach no group element.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,11 +17,11 @@ from .._jaxpr.dataflow import Constants, Labels, Question, flows_to
 ANYWHERE = -1
 
 Parts = np.ndarray
-"""The part that each element belongs to, in an array of its shape."""
+"""Part number of each element, as an array of the same shape."""
 
 
 def parts_along(shape: tuple[int, ...], axis: int, count: int) -> Parts:
-    """Return the part of every element of an array that is divided along an axis."""
+    """Return the part of every element of an array that is sharded along an axis."""
     size = shape[axis]
     along = np.arange(size) * count // max(1, size)
     aligned = [1] * len(shape)
@@ -30,13 +30,13 @@ def parts_along(shape: tuple[int, ...], axis: int, count: int) -> Parts:
 
 
 def parts_of(positions: np.ndarray, of_positions: Parts) -> Parts:
-    """Return the parts of elements, given those of the positions that they reach."""
+    """Return the parts of array elements, given the parts of the group elements that they reach."""
     found: Parts = of_positions.ravel()[np.maximum(positions, 0)]
     return np.where(positions >= 0, found, ANYWHERE)
 
 
 def is_divided_along(axis: int, parts: Parts, count: int) -> bool:
-    """Tell whether an array that is divided along an axis has every element in its part."""
+    """Test whether sharding an array along an axis places every element in its part."""
     if parts.size == 0 or parts.shape[axis] % count:
         return False
     own = parts_along(parts.shape, axis, count)
@@ -45,7 +45,7 @@ def is_divided_along(axis: int, parts: Parts, count: int) -> bool:
 
 
 def divided_axis(parts: Parts, count: int) -> int | None:
-    """Return the axis along which an array is divided, ``None`` where there is none."""
+    """Return the axis along which an array is sharded; ``None`` if there is none."""
     axes = reversed(range(parts.ndim))
     return next((axis for axis in axes if is_divided_along(axis, parts, count)), None)
 
@@ -53,21 +53,21 @@ def divided_axis(parts: Parts, count: int) -> int | None:
 def axes_before(
     program: Program, variables: Iterable[Var], target: Atom, parts: Parts | None, count: int
 ) -> Iterator[tuple[Var, int | None]]:
-    """Yield inputs that a variable is computed from, and the axes along which they are divided.
+    """Yield the inputs that a variable depends on, and the axes along which they are sharded.
 
     Parameters
     ----------
     program, variables
-        A program and the inputs of it that count (parameters).
+        A program, and the inputs to consider (parameters).
     target, parts
-        What is computed from them, and its parts; ``None``: it has none.
+        A variable computed from them, and its parts; ``None``: it is not sharded.
     count
-        How many parts there are.
+        Number of parts.
 
     Yields
     ------
     var, axis
-        ``None`` where elements of several parts are coupled.
+        The axis is ``None`` if elements of several parts are coupled.
     """
     behind, constants = program.depends_on([target]), Constants(program)
     for var in variables:
@@ -83,7 +83,7 @@ def axes_before(
 def _leads_to(
     constants: Constants, var: Var, axis: int, target: Atom, parts: Parts, count: int
 ) -> bool:
-    """Tell whether each part of a variable along an axis computes the same part of a target."""
+    """Test whether each part of a variable along an axis determines the same part of a target."""
     start = {var: parts_along(var.aval.shape, axis, count)}
     (labels,) = flows_to(Question(Labels()), constants, start, [target])
     return labels is not None and np.array_equal(labels, parts)

@@ -1,8 +1,8 @@
-"""Arrays of a learner where a mesh has them: put there, or held there inside of what is compiled.
+"""Placement of a learner's arrays on a mesh, outside and inside of compiled programs.
 
-An array is put on the devices; see `processes`. What is traced is constrained, but for
-`Explicit` axes, along which JAX says by itself where everything lies, and for the axes that a
-``shard_map`` around it has divided already.
+Concrete arrays are moved to the devices; see `processes`. Tracers get a sharding constraint, with
+two exceptions: `Explicit` axes, for which JAX determines the sharding, and axes that an enclosing
+``shard_map`` has sharded already.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _automatic = contextvars.ContextVar("automatic", default=False)
 
 @contextlib.contextmanager
 def automatic_axes() -> Iterator[None]:
-    """Put arrays on `Auto` axes inside: a learner computes on these."""
+    """Place arrays on `Auto` axes inside this context: a learner computes on these."""
     token = _automatic.set(True)
     try:
         yield
@@ -40,12 +40,12 @@ def automatic_axes() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placement:
-    """Where the arrays of a compiled model lie.
+    """Placement of the arrays of a compiled model.
 
     Attributes
     ----------
     division, layout
-        The mesh, and what it divides.
+        The mesh, and the sharded axes.
     """
 
     division: Division
@@ -57,7 +57,7 @@ class Placement:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         return int(self.division.mesh.size)
 
     @property
@@ -65,25 +65,25 @@ class Placement:
         return self._automatic_mesh if _automatic.get() else self.division.mesh
 
     def value(self, path: Path, value: PyTree) -> PyTree:
-        """Return the value of a State of the model, or of something shaped like it."""
+        """Place the value of a State of the model, or a pytree with its shapes."""
         leaves, tree = jax.tree.flatten(value)
         placed = [self.leaf(path, index, leaf) for index, leaf in enumerate(leaves)]
         return jax.tree.unflatten(tree, placed)
 
     def leaf(self, path: Path, index: int, leaf: Any) -> Any:
-        """Return a leaf of the value of a State, or an array of its shape."""
+        """Place a leaf of the value of a State, or an array of its shape."""
         return self._placed(leaf, self.layout.leaves.get((path, index), ()))
 
     def whole(self, value: PyTree) -> PyTree:
-        """Return a value all of which is on every device."""
+        """Replicate a value on all devices."""
         return jax.tree.map(lambda leaf: self._placed(leaf, ()), value)
 
     def values(self, values: Mapping[Path, PyTree]) -> dict[Path, PyTree]:
-        """Return the values of States of the model by path; see `value`."""
+        """Place the values of States of the model by path; see `value`."""
         return {path: self.value(path, value) for path, value in values.items()}
 
     def by_sample(self, tree: PyTree, axis: int) -> PyTree:
-        """Return arrays that are divided along an axis if that has the size of the batch.
+        """Shard arrays along an axis if its size is the batch size.
 
         The placement does not change any result.
         """
@@ -97,10 +97,10 @@ class Placement:
         return jax.tree.map(placed, tree)
 
     def records(self, records: Records) -> Records:
-        """Return records whose inputs are on every device that has outputs of their samples."""
+        """Place residuals: their inputs on every device that has outputs of their samples."""
         samples, data = self.layout.samples, self.division.data
 
-        def placed(leaf: Any) -> Any:  # several leading axes of an input count as one
+        def placed(leaf: Any) -> Any:  # several leading axes of an input are one axis here
             is_divided = samples is not None and leaf.shape[1] % samples == 0
             return self._placed(leaf, (None, data) if is_divided else ())
 
@@ -111,7 +111,7 @@ class Placement:
         return dataclasses.replace(records, x=x)
 
     def traces(self, traces: Traces) -> Traces:
-        """Return traces, packed as they are or not."""
+        """Place traces, in packed or unpacked form."""
         names, arrays = self.layout.traces, arrays_of(traces)
         return of_arrays({keys: self._tree(names[keys[0]], tree) for keys, tree in arrays.items()})
 
@@ -131,21 +131,21 @@ class Placement:
 
 
 def placement_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> Placement:
-    """Return where the arrays of a compiled model lie.
+    """Return the placement of the arrays of a compiled model.
 
     Parameters
     ----------
     graph, specs
-        The compiled model, and what is known of the traces that are kept.
+        The compiled model, and the specifications of its stored traces.
     division
         The mesh.
 
     Raises
     ------
     ShapeError
-        If the batch is no multiple of the number of parts.
+        If the batch size is not a multiple of the number of parts.
     OptionError
-        If the model has no batch, or the batch axis of a State is not known.
+        If the model has no batch axis, or the batch axis of a State is unknown.
     """
     samples = graph.batch.samples
     for path, reason in graph.batch.unclear.items() if division.data_parts > 1 else ():
@@ -168,7 +168,7 @@ def placement_of(graph: ETraceGraph, specs: TraceSpecs, division: Division) -> P
 
 
 def _held(leaf: Any, names: Names, mesh: Mesh) -> Any:
-    """Return what is traced, held where it is to lie."""
+    """Constrain the sharding of a tracer."""
     context = jax.sharding.get_abstract_mesh()
     around = jax.typeof(leaf).sharding.mesh
     kinds = {*(context.axis_types or ()), *(around.axis_types or ())}

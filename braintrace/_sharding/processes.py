@@ -1,7 +1,7 @@
-"""Arrays on devices of several processes: put there, and read on every host.
+"""Arrays on devices of several processes: placing them, and reading them on every host.
 
-Each process has the same program and calls it on the same values. It puts what its own devices hold
-of them there, so that nothing is sent. What is read has all parts in every process.
+Every process runs the same program on the same values, and moves its own devices' parts there, so
+nothing is sent. Reading an array gathers all parts in every process.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from jax.sharding import NamedSharding
 
 
 def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Return an array as it lies on a mesh.
+    """Return an array with a sharding.
 
     Parameters
     ----------
     leaf
-        On whatever devices, or on the host; there it is the same in every process.
+        An array on any devices, or on the host; on the host it must be equal in all processes.
     sharding
-        Where it is to lie.
+        The sharding of the result.
     """
     if sharding.is_fully_addressable:
         return jax.device_put(leaf, sharding)
@@ -34,7 +34,7 @@ def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def on_host(array: Any) -> np.ndarray:
-    """Return an array of JAX, or what NumPy takes for one, as a whole."""
+    """Return a JAX array, or any array-like, as a full NumPy array."""
     if _is_whole(array) or array.is_fully_replicated:
         return np.asarray(array)
     from jax.experimental import multihost_utils  # most programs have one process
@@ -44,5 +44,5 @@ def on_host(array: Any) -> np.ndarray:
 
 
 def _is_whole(leaf: Any) -> bool:
-    """Tell whether this process alone has all of it."""
+    """Test whether this process has all of an array."""
     return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
