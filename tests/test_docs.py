@@ -65,6 +65,12 @@ def test_the_index_has_every_notebook():
     assert sorted(listed) == [path.stem for path in NOTEBOOKS]
 
 
+def test_the_list_of_pages_is_that_of_the_index():
+    listed = re.findall(r"^([\w/]+)$", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
+    links = re.findall(r"\]\(([\w/]+)\.(?:md|rst|ipynb)\)", (DOCS / "README.md").read_text())
+    assert sorted(links) == sorted(listed)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_are_executed_from_top_to_bottom(path):
     found = cells(path)
