@@ -181,6 +181,10 @@ def chunks(learner, xs):
     return learner.etrace_grad(xs, step_fn=loss_of(learner), chunk_size=2)
 
 
+def windows(learner, xs):
+    return learner.etrace_grad(xs, step_fn=loss_of(learner), window=2, chunk_size=4)
+
+
 def stream(learner, xs):
     return learner.etrace_online(xs, step_fn=loss_of(learner), optimizer=OPTIMIZER)
 
@@ -203,7 +207,7 @@ def pure(learner, xs):
     return gradients, output
 
 
-DRIVES = {drive.__name__: drive for drive in (chunks, stream, own_loop, pure)}
+DRIVES = {drive.__name__: drive for drive in (chunks, windows, stream, own_loop, pure)}
 
 
 def all_of(learner):
