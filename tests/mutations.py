@@ -1325,6 +1325,23 @@ MUTATIONS = [
         (SHARDED,),
         "every device has all states and weights that a rule has no traces of",
     ),
+    # another batch size
+    Mutation(
+        "the first axis of an argument is always the batch",
+        "_compiler/core/batch.py",
+        "return likely if set(found) == {None} else found",
+        "return likely",
+        ("tests/test_batch_axes.py::test_equals_a_learner_of_that_size[argument without a batch]",),
+        "a reset to another batch size resizes units and windows of time",
+    ),
+    Mutation(
+        "States are as many samples as when they were compiled",
+        "_runtime/compiled_model.py",
+        "return next(sizes, batch.samples)",
+        "return batch.samples",
+        ("tests/test_batch_axes.py",),
+        "States made by hand for another known batch size cannot be reset",
+    ),
     # functions as models
     Mutation(
         "samples share a random key",

@@ -43,6 +43,13 @@ class Masked(Leaky):
         return super().update(mask * x)
 
 
+class Normalised(Leaky):
+    """Samples are coupled, so that no axis of the input has samples apart."""
+
+    def update(self, x):
+        return super().update(x - x.mean(0))
+
+
 class Sideways(Leaky):
     """The batch is the last axis of the state and of the input."""
 
@@ -94,10 +101,14 @@ MODELS = {
     "mapped": (Leaky, batch_first, {"vmap": True}),
     "time window": (Windowed, lambda batch: [(OLD, batch, OLD)], {}),
     "argument without a batch": (Masked, lambda batch: [(OLD,), (batch, OLD)], {}),
+    "coupled samples": (Normalised, batch_first, {}),
     "batch last": (Sideways, lambda batch: [(OLD, batch)], {}),
     "two sizes": (TwoSizes, batch_first, {}),
     "group state": (Grouped, batch_first, {}),
 }
+
+
+MODELS_BY_CLASS = {model: shapes for model, shapes, _ in MODELS.values()}
 
 
 def sequences(shapes, steps=3):
@@ -125,3 +136,29 @@ def test_equals_a_learner_of_that_size(name):
     expected, traces_then = run(compiled(NEW))
     assert_gradients_close(found, expected, 1e-6, name)
     assert_states_close(traces, traces_then)
+
+
+@pytest.mark.parametrize("model", [Leaky, Windowed, Masked])
+def test_another_size_is_traced_once(model):
+    """And no other size is tried."""
+    shapes, traced = MODELS_BY_CLASS[model], []
+
+    class Counted(model):
+        def update(self, *inputs):
+            traced.append([x.shape for x in inputs])
+            return super().update(*inputs)
+
+    example = [part[0] for part in sequences(shapes(OLD))]
+    learner = braintrace.compile(Counted(), "d_rtrl", *example, batch_size=OLD)
+    traced.clear()
+    learner.reset_state(NEW)
+    assert traced == [shapes(NEW)]
+
+
+def test_states_of_a_known_size_that_are_made_by_hand_are_reset():
+    learner = braintrace.compile(Leaky(), "d_rtrl", jnp.ones((OLD, OLD)), batch_size=OLD)
+    learner.reset_state(NEW)
+    learner.reset_state(OLD)
+    brainstate.nn.init_all_states(learner.algorithm.model, batch_size=NEW)
+    learner.reset_state()
+    assert learner(jnp.ones((NEW, OLD))).shape == (NEW, OLD)

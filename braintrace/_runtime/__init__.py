@@ -1,7 +1,7 @@
 """A model at work: its States, its traces, and programs that move both on.
 
 An algorithm has its model analysed and keeps what comes of it: `compiled_model`, with a
-`compiled_step` for each batch size. `batch_axes` finds the batch among the arguments of a step, and
+`compiled_step` for each batch size. `batch_axes` makes example arguments of another size, and
 `environment` notices when something changes that the step has read besides. A call goes through
 `stepping`, a sequence through a driver of its own; both take values from `model_states` and traces
 from `carried_traces`, run a `program`, and store all of its results or none. `restart` starts

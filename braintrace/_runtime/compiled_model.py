@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import brainstate
+import jax
 
 from .._arguments import level_of_user
 from .._brainstate import kept_for_other_threads
@@ -119,7 +120,9 @@ class CompiledModel:
         if batch_size is not None:
             return self.initial(model, self.is_mapped, batch_size, options)
         now = values_by_path(short_term(states))
-        fresh = self.initial.of_shapes(model, self.is_mapped, shapes_of(now), options)
+        fresh = self.initial.of_shapes(
+            model, self.is_mapped, self._samples(now), shapes_of(now), options
+        )
         return {path: fresh[path] for path in now}
 
     def initial_function(
@@ -127,7 +130,14 @@ class CompiledModel:
     ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that initial values are made of, and how."""
         now = values_by_path(short_term(all_states(model)))
-        return self.initial.function(model, self.is_mapped, shapes_of(now))
+        return self.initial.function(model, self.is_mapped, self._samples(now), shapes_of(now))
+
+    def _samples(self, values: Mapping[Path, Any]) -> int | None:
+        """Return how many samples the values of States have, along their batch axes."""
+        batch = self.step.graph.batch
+        leaves = ((p, i, x) for p, v in values.items() for i, x in enumerate(jax.tree.leaves(v)))
+        sizes = (x.shape[a] for p, i, x in leaves if (a := batch.axis_at(p, i)) is not None)
+        return next(sizes, batch.samples)
 
     def moved_to(
         self,
@@ -145,7 +155,7 @@ class CompiledModel:
 
         def compiled() -> CompiledStep:
             both = self.shapes, shapes
-            example = arguments_for_batch(model, self.step.graph.traced, both, batch_size)
+            example = arguments_for_batch(self.step.graph, both, batch_size)
             return analyse(example, batch_size if self.is_mapped else None)
 
         try:
@@ -314,7 +324,8 @@ def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list
     if not unused:
         return []
     try:
-        read = compiled.initial.read_by(model, compiled.is_mapped, compiled.shapes)
+        samples = compiled.step.graph.batch.samples
+        read = compiled.initial.read_by(model, compiled.is_mapped, samples, compiled.shapes)
     except ShapeError:  # States of shapes that `init_state` does not give
         return []
     parameters = model.states(brainstate.ParamState).items()

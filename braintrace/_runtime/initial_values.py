@@ -126,7 +126,6 @@ class InitialValues:
 
     def __init__(self) -> None:
         self._made: Recent[tuple[int, bool, Size], _Initialiser] = Recent(MOST_KEPT)
-        self._size_of: Recent[Shapes, Size] = Recent(MOST_KEPT)
 
     def __call__(
         self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
@@ -137,27 +136,31 @@ class InitialValues:
         return self._initialiser(model, mapped, size)()
 
     def of_shapes(
-        self, model: brainstate.nn.Module, mapped: bool, shapes: Shapes, options: dict[str, Any]
+        self,
+        model: brainstate.nn.Module,
+        mapped: bool,
+        samples: Size,
+        shapes: Shapes,
+        options: dict[str, Any],
     ) -> dict[Path, Any]:
         """Return those of given shapes.
 
         Raises
         ------
         ShapeError
-            If ``init_state`` gives them neither without a batch size nor with that of an axis.
+            If ``init_state`` gives them neither for so many samples nor without a batch size.
         """
-        for size in self._likely_sizes(shapes, mapped):
+        for size in _sizes(samples, mapped):
             try:
                 values = self._if_of_shapes(model, mapped, size, options, shapes)
             except TypeError:  # `init_state` wants a batch size
                 continue
             if values is not None:
-                self._size_of[shapes] = size
                 return values
         raise _other_shapes(model, shapes)
 
     def function(
-        self, model: brainstate.nn.Module, mapped: bool, shapes: Shapes
+        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
     ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that those of given shapes are made of, and how.
 
@@ -166,11 +169,11 @@ class InitialValues:
         ShapeError
             See `of_shapes`.
         """
-        made = self._initialiser_for(model, mapped, shapes)
+        made = self._initialiser_for(model, mapped, samples, shapes)
         return made.states, made.values
 
     def read_by(
-        self, model: brainstate.nn.Module, mapped: bool, shapes: Shapes
+        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
     ) -> tuple[brainstate.State, ...]:
         """Return the States whose values those of given shapes depend on, if that is known.
 
@@ -179,24 +182,19 @@ class InitialValues:
         ShapeError
             See `of_shapes`.
         """
-        return self._initialiser_for(model, mapped, shapes).read
+        return self._initialiser_for(model, mapped, samples, shapes).read
 
     def _initialiser_for(
-        self, model: brainstate.nn.Module, mapped: bool, shapes: Shapes
+        self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
     ) -> "_Initialiser":
-        for size in self._likely_sizes(shapes, mapped):
+        for size in _sizes(samples, mapped):
             try:
                 made = self._initialiser(model, mapped, size)
                 if made.shapes_drawn() == shapes:
-                    self._size_of[shapes] = size
                     return made
             except TypeError:  # `init_state` wants a batch size
                 continue
         raise _other_shapes(model, shapes)
-
-    def _likely_sizes(self, shapes: Shapes, mapped: bool) -> list[Size]:
-        last = [self._size_of[shapes]] if shapes in self._size_of else []
-        return list(dict.fromkeys([*last, *_sizes_in(shapes, mapped)]))
 
     def _if_of_shapes(
         self,
@@ -230,11 +228,9 @@ def _other_shapes(model: brainstate.nn.Module, shapes: Shapes) -> ShapeError:
     )
 
 
-def _sizes_in(shapes: Shapes, mapped: bool) -> list[Size]:
-    """Return the batch sizes that could give certain shapes, the likely ones first."""
-    leading = sorted({shape[0] for shape in shapes if shape})
-    others = sorted({size for shape in shapes for size in shape[1:]})
-    return list(dict.fromkeys([*([] if mapped else [None]), *leading, *others]))
+def _sizes(samples: Size, mapped: bool) -> list[Size]:
+    """Return the batch sizes that ``init_state`` may have got: the number of samples, or none."""
+    return [samples] if mapped else list(dict.fromkeys([samples, None]))
 
 
 class _Initialiser:

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import brainstate
 import jax
@@ -17,11 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._brainstate import trace_stateful, unnoticed_states
-from ..._etrace_op import ETP_PRIMITIVE_SPECS
+from ..._etrace_op import ETP_PRIMITIVE_SPECS, inline
 from ..._function_model import FunctionModel
 from ..._graph import HiddenGroup, HiddenParamOpRelation, StateLeaf, TracedModel
 from ..._graph.batch import Axes, Batch
-from ..._jaxpr.dataflow import NONE, Flow, Labels, Question, flows_to
+from ..._jax import Atom, Var, trace_to_jaxpr
+from ..._jaxpr import Program, evaluate, inlined, program_of
+from ..._jaxpr.dataflow import NONE, Constants, Flow, Labels, Question, flows_to
 from ..._typing import Path
 from .analysis import Analysis
 
@@ -296,6 +299,60 @@ def with_axes(batch: Batch, axes: Mapping[Path, int]) -> Batch:
     """Add the batch axes of States of one leaf."""
     every = {**batch.axes, **{path: (axis,) for path, axis in axes.items()}}
     return dataclasses.replace(batch, axes=MappingProxyType(every))
+
+
+# --- arguments of the step
+
+
+def axes_of_arguments(traced: TracedModel, batch: Batch, count: int | None) -> list[int | None]:
+    """Return the batch axis of each argument of a step; ``None``: it has none.
+
+    Parameters
+    ----------
+    traced
+        The step.
+    batch
+        The batch axes of its States.
+    count
+        Number of samples.
+
+    Notes
+    -----
+    Each index of a batch axis reaches no element of a new state but those of its own sample. If
+    samples are coupled, no axis does, and the first axis of that size counts.
+    """
+    ends = [
+        (leaf.out_var, laid_out(leaf.shape, axis, count))
+        for leaf in traced.leaves
+        if leaf.out_var is not None
+        and (axis := batch.axis(leaf)) is not None
+        and leaf.shape[axis] == count
+    ]
+    constants = Constants(_without_operations(traced.program, [end for end, _ in ends]))
+    inputs = dict(zip(traced.program.in_vars, constants.program.in_vars, strict=True))
+
+    def is_batch(var: Var, axis: int, count: int) -> bool:
+        start = {inputs[var]: laid_out(var.aval.shape, axis, count)}
+        flows = flows_to(Question(Labels()), constants, start, constants.program.out_atoms)
+        return all(follow(flow, own) for flow, (_, own) in zip(flows, ends, strict=True))
+
+    found: list[int | None] = []
+    likely: list[int | None] = []
+    for var in traced.argument_vars:
+        axes = [axis for axis, size in enumerate(var.aval.shape) if size == count]
+        likely.append(next(iter(axes), None))
+        found.append(next((a for a in axes if is_batch(var, a, var.aval.shape[a])), None))
+    return likely if set(found) == {None} else found
+
+
+def _without_operations(program: Program, targets: Sequence[Atom]) -> Program:
+    """Return a program of some results, without ETP operations and calls."""
+
+    def run(*values: Any) -> list[Any]:
+        return evaluate(program, targets, dict(zip(program.in_vars, values, strict=True)))
+
+    avals = [var.aval for var in program.in_vars]
+    return program_of(inlined(trace_to_jaxpr(inline(run), avals)))
 
 
 def follow(samples: Flow, expected: np.ndarray) -> bool:
