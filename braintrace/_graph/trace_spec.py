@@ -60,6 +60,16 @@ class TraceSpec:
         complex array; see `complex_packing`.
     rule
         Name of the rule that carries it, in a model with several.
+
+    Examples
+    --------
+    The key of a random stream, which a `Rule` keeps through resets:
+
+    >>> import braintrace, jax, jax.numpy as jnp
+    >>> key = jax.random.PRNGKey(0)
+    >>> spec = braintrace.TraceSpec((2,), jnp.uint32, ("entry",), initial=key, outlives_reset=True)
+    >>> spec.nbytes
+    8
     """
 
     shape: tuple[int, ...]
