@@ -99,7 +99,7 @@ _LATER = {
     "restore": "_saving",
     "save": "_saving",
 }
-"""What is imported when somebody asks for it: many a model learns without."""
+"""Names that are imported when they are first used: many programs do not need them."""
 
 
 if _types.TYPE_CHECKING:

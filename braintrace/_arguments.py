@@ -1,7 +1,7 @@
-"""What public functions check of their arguments, in one wording.
+"""Checks of public arguments, with uniform error messages.
 
-A check names the argument, says what was found and what is expected. What an option may be is a
-`Kind`, alike wherever an option of that kind is taken.
+Each check names the argument, the value found and the values expected. A `Kind` describes the
+values of an option, and is shared by all options of that kind.
 """
 
 import dataclasses
@@ -28,26 +28,26 @@ from ._shown import shown as shown
 from ._typing import Path
 
 LARGEST = 2**63
-"""Beyond every size, and beyond the integers of NumPy and JAX."""
+"""Upper limit of sizes, and of the integers of NumPy and JAX."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What an option may be.
+    """The accepted values of an option.
 
     Attributes
     ----------
     words
         Printed form, as in "expected True or False".
     accepts
-        Tells whether a value is of the kind.
+        Predicate of the accepted values.
     """
 
     words: str
     accepts: Callable[[Any], bool]
 
     def or_else(self, value: Any) -> "Kind":
-        """Return the kind that takes one more value, such as None or 'auto'."""
+        """Return the kind that accepts one more value, such as None or 'auto'."""
         accepts = self.accepts
         return Kind(
             f"{self.words} or {value!r}",
@@ -56,12 +56,12 @@ class Kind:
 
 
 def is_integer(value: Any) -> bool:
-    """Tell whether a value is a whole number, and no boolean."""
+    """Test whether a value is an integer, and not a boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def one_of(*choices: str) -> Kind:
-    """Return the kind of a choice among some words."""
+    """Return the kind of a choice among some strings."""
     listed = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
     return Kind(listed, lambda value: isinstance(value, str) and value in choices)
 
@@ -74,7 +74,7 @@ def _is_floating(value: Any) -> bool:
     try:
         is_dtype = isinstance(value, (str, type, np.dtype))
         return is_dtype and bool(jnp.issubdtype(value, jnp.floating))
-    except Exception:  # NumPy raises what it likes for what is no dtype
+    except Exception:  # NumPy raises various errors for values that are not dtypes
         return False
 
 
@@ -123,7 +123,7 @@ def check_option(name: str, value: Any, kind: Kind, where: str = "") -> None:
 
 
 def path_filter(given: Any) -> Callable[[Path], bool]:
-    """Return what `PATHS` accepts as a function of a path."""
+    """Return a value that `PATHS` accepts as a function of a path."""
     if isinstance(given, (str, tuple)):
         return Below(tuple(given.split("/")) if isinstance(given, str) else given)
     fits: Callable[[Path], bool] = given
@@ -132,22 +132,22 @@ def path_filter(given: Any) -> Callable[[Path], bool]:
 
 @dataclasses.dataclass(frozen=True)
 class Below:
-    """Whether a path begins with another one."""
+    """Predicate: whether a path starts with another path."""
 
     start: tuple[Any, ...]
 
     def __call__(self, path: Path) -> bool:
-        """Tell whether it does; keys of lists may be given as strings."""
+        """Test a path; indices of lists may be given as strings."""
         return tuple(map(str, path[: len(self.start)])) == tuple(map(str, self.start))
 
 
 def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -> None:
-    """Refuse what is no function, or one that does not take some positional arguments.
+    """Refuse a value that is not a function of some positional arguments.
 
     Raises
     ------
     OptionError
-        If it is not, or does not.
+        If it is not a function, or does not accept the arguments.
     """
     check_option(name, function, FUNCTION)
     if (signature := _signature(function)) is None:
@@ -163,17 +163,17 @@ def check_takes(name: str, function: Any, arguments: Sequence[Any], what: str) -
 def _signature(function: Any) -> inspect.Signature | None:
     try:
         return inspect.signature(function)
-    except (TypeError, ValueError):  # it is written in C
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return None
 
 
 def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
-    """Return the length of the first axis that all arrays share: their number of time steps.
+    """Return the common length of the first axis of all arrays: their number of time steps.
 
     Raises
     ------
     ShapeError
-        If there are none, they have no steps, or they differ in length.
+        If there are no arrays, they have no steps, or their lengths differ.
     """
     lengths = {shape[0] if shape else 0 for shape in shapes}
     if len(lengths) != 1 or 0 in lengths:
@@ -194,14 +194,14 @@ def flags_of(
     name, value
         The argument.
     shapes
-        The shapes that it may have, in words.
+        The accepted shapes as text.
     is_shape
-        Tells whether it has one of them.
+        Predicate of the accepted shapes.
 
     Raises
     ------
     ShapeError
-        If it has not, or is not boolean.
+        If it has another shape, or is not boolean.
     """
     flags = array_of(name, value)
     if flags.dtype != bool or not is_shape(flags):
@@ -218,30 +218,31 @@ def array_of(name: str, value: Any, where: str = "") -> jax.Array:
     Raises
     ------
     DtypeError
-        If it is nothing that JAX computes with.
+        If it is not a JAX type.
     """
     try:
         return to_array(_nested_to_an_end(value))
-    except (TypeError, ValueError, OverflowError, RuntimeError, Warning) as error:  # no signal's
+    # Exceptions raised by signal handlers must pass.
+    except (TypeError, ValueError, OverflowError, RuntimeError, Warning) as error:
         raise not_an_array(name, value, where) from error
 
 
 def numbers_of(name: str, value: Any, where: str = "") -> jax.Array:
-    """Return a value as an array of numbers: no array of random keys.
+    """Return a value as an array of numbers; arrays of random keys are refused.
 
     Raises
     ------
     DtypeError
-        If it is none.
+        If it is not an array of numbers.
     """
     array = array_of(name, value, where)
-    if not isinstance(array.dtype, np.dtype):  # NumPy has none for keys
+    if not isinstance(array.dtype, np.dtype):  # random keys have no NumPy dtype
         raise not_an_array(name, value, where)
     return array
 
 
 def not_an_array(name: str, value: Any, where: str = "") -> DtypeError:
-    """Return the error about a value that is nothing that JAX computes with."""
+    """Return the error for a value that is not a JAX type."""
     return DtypeError(
         f"{where}`{name}` is {shown(value)}; expected an array of numbers.{_hint(value)}"
     )
@@ -254,7 +255,7 @@ def _nested_to_an_end(value: Any) -> Any:
 
 
 def _hint(value: Any) -> str:
-    """Return what to do about a value that is no array of numbers, a sentence or nothing."""
+    """Return the fix for a value that is not an array of numbers: a sentence or nothing."""
     if is_state(value):
         return " Give its `.value`."
     if isinstance(value, np.ma.MaskedArray):
@@ -278,7 +279,7 @@ def type_of(value: Any) -> Any:
     Raises
     ------
     TypeError, ValueError
-        If it is nothing that JAX computes with, or its numbers are gone.
+        If it is not a JAX type, or has been deleted.
     """
     if isinstance(value, jax.Array) and not is_there(value):
         raise TypeError("an array without its numbers")
@@ -288,28 +289,28 @@ def type_of(value: Any) -> Any:
 
 
 def check_arrays(name: str, tree: Any, where: str = "") -> None:
-    """Refuse a pytree with leaves that are nothing that JAX computes with.
+    """Refuse a pytree with leaves that are not JAX types.
 
     Raises
     ------
     DtypeError
-        If one is.
+        If a leaf is not.
     """
     check_tree(name, tree, where)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_state):
         try:
             type_of(leaf)
-        except (TypeError, ValueError, OverflowError):  # numbers beyond 64 bits overflow
+        except (TypeError, ValueError, OverflowError):  # integers of more than 64 bits overflow
             raise not_an_array(f"{name}{jax.tree_util.keystr(path)}", leaf, where) from None
 
 
 def check_tree(name: str, tree: Any, where: str = "") -> None:
-    """Refuse what JAX cannot take apart: containers in themselves, keys that have no order.
+    """Refuse a value that is not a pytree: nested in itself, or with keys that have no order.
 
     Raises
     ------
     DtypeError
-        If it cannot.
+        If it is not a pytree.
     """
     try:
         jax.tree.structure(_nested_to_an_end(tree))
@@ -352,7 +353,7 @@ def leaf_names(names: Sequence[str], arguments: Any) -> tuple[str, ...]:
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """Return a question with the known name that is most like another; empty if none is."""
+    """Return a question that suggests the most similar known name; empty if none is similar."""
     near = difflib.get_close_matches(name, known, n=1)
     return "".join(f"did you mean {match!r}? " for match in near)
 
@@ -389,7 +390,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def named(names: Sequence[str], values: Sequence[Any]) -> str:
-    """Print arguments by name: what they are, and not their numbers."""
+    """Format arguments by name, with their types instead of their numbers."""
     count = len(names)
     every = [*names, *(f"argument {index}" for index in range(count, len(values)))]
     pairs = zip(every, values, strict=False)
@@ -401,7 +402,7 @@ def differences(
     expected: Mapping[str, Any],
     is_like: Callable[[Any, Any], bool],
 ) -> list[str]:
-    """Return a line for every entry, by name, that is missing, unexpected or another one."""
+    """Return a line for every entry, by name, that is missing, unexpected or different."""
     lines = []
     for name in sorted(found.keys() | expected.keys()):
         if name not in found:
@@ -418,7 +419,7 @@ _NOT_THE_USERS = tuple(str(FilePath(file).parent) for file in _FILES)
 
 
 def level_of_user() -> int:
-    """Return the ``stacklevel`` of the first line that is the user's own, for the caller."""
+    """Return the ``stacklevel`` of the first line of user code, for the caller."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame, level = frame.f_back, level + 1

@@ -1,9 +1,10 @@
-"""The one file that names brainstate's internals.
+"""Interface to brainstate: the only file that uses its internals.
 
-A State, to a user, is its ``value``; a stateful function is what ``brainstate.transform`` makes of
-it. What the library needs besides (what a trace has read and written, what a State holds where
-nobody is told of a read, what other threads see meanwhile) passes through this file, so that a new
-release of brainstate is met here and nowhere else. Tried with brainstate 0.5.0, 0.5.4 and 0.6.0.
+The public interface of a State is its ``value``; ``brainstate.transform`` turns functions into
+stateful ones. This file contains everything else that the library needs: the States that a trace
+reads and writes, access to a value without notifying transformations, and the values that other
+threads see meanwhile. A new release of brainstate needs changes here only. Tested with brainstate
+0.5.0, 0.5.4 and 0.6.0.
 """
 
 import contextlib
@@ -28,10 +29,10 @@ Kind = TypeVar("Kind", bound=type[brainstate.State])
 
 
 class ConstructorSignature:
-    """Shows a module's class with the arguments of its constructor, to ``inspect.signature``.
+    """Descriptor that shows a module's constructor arguments to ``inspect.signature``.
 
-    The metaclass of modules calls every class with ``*args, **kwargs``, and hides them. Options
-    that a constructor hands on are shown by name: those of the constructor that takes them.
+    The metaclass of modules calls every class with ``*args, **kwargs``, and hides them. If a
+    constructor passes options on, the options of the receiving constructor are shown by name.
     """
 
     def __get__(self, instance: object, owner: type) -> inspect.Signature:
@@ -53,20 +54,20 @@ class ConstructorSignature:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StatefulTrace:
-    """A function that reads and writes States, traced for arguments of certain shapes.
+    """A function that reads and writes States, traced for arguments of given shapes.
 
     Attributes
     ----------
     jaxpr
-        The closed jaxpr: of the arguments and then of every State's value.
+        The closed jaxpr: its inputs are the arguments, then the value of each State.
     states
         The States that it reads or writes.
     is_written
-        Which of them it writes.
+        Whether it writes each State.
     result_shapes
-        Shapes of its result, and of the States' new values; ``None`` for those that it reads only.
+        Shapes of its result, and of the States' new values; ``None`` for read-only States.
     call
-        The function, made pure: ``call(values, *arguments)`` returns ``(new values, result)``.
+        The function in pure form: ``call(values, *arguments)`` returns ``(new values, result)``.
     """
 
     jaxpr: Any
@@ -77,27 +78,27 @@ class StatefulTrace:
 
 
 Refuse: TypeAlias = Callable[[brainstate.State, Any, Any], Exception]
-"""``(state, old value, new value) -> error`` for a State that gets another pytree structure."""
+"""``(state, old value, new value) -> error`` for a State whose pytree structure changes."""
 
 
 def trace_stateful(
     function: Callable[..., Any], *arguments: Any, refuse: Refuse | None = None
 ) -> StatefulTrace:
-    """Trace a function that reads and writes States, which keep what they hold.
+    """Trace a function that reads and writes States, without changing their values.
 
     Parameters
     ----------
     function, arguments
         The function, and example arguments.
     refuse
-        Makes the error for a State whose pytree structure changes; ``None``: a `ShapeError`.
+        Returns the error for a State whose pytree structure changes; ``None``: a `ShapeError`.
     """
     traced = brainstate.transform.StatefulFunction(
         keeping_structure(interruptible(function), refuse or _changed_structure),
         static_argnums=(),
         return_only_write=True,
     )
-    with uninterrupted:  # brainstate gives the States back what they held
+    with uninterrupted:  # brainstate restores the values of the States
         traced.make_jaxpr(*arguments)
     key = traced.get_arg_cache_key(*arguments)
     stack = traced.get_state_trace_by_cache(key)
@@ -111,11 +112,10 @@ def trace_stateful(
 
 
 def keeping_structure(function: Callable[..., Any], refuse: Refuse) -> Callable[..., Any]:
-    """Return a function for brainstate to trace that leaves no State with another structure.
+    """Return a function that refuses States whose pytree structure changes.
 
-    After a trace, brainstate writes the old values back, one State after the other. It refuses a
-    value of another structure than that of the new one, and leaves tracers in all States from
-    there on.
+    After a trace, brainstate restores the old values, one State after the other. It refuses a value
+    whose structure differs from the new value, and leaves tracers in all remaining States.
     """
 
     def run(*arguments: Any) -> Any:
@@ -124,7 +124,7 @@ def keeping_structure(function: Callable[..., Any], refuse: Refuse) -> Callable[
             result = function(*arguments)
         except BaseException as error:
             changed = _with_old_structure(stack)
-            if changed and _MISMATCH in str(error):  # raised where an inner trace has ended
+            if changed and _MISMATCH in str(error):  # raised at the end of an inner trace
                 raise refuse(*changed[0]) from error
             raise
         changed = _with_old_structure(stack)
@@ -141,7 +141,7 @@ _MISMATCH = "does not match with the origin tree structure"
 def _with_old_structure(
     stack: brainstate.StateTraceStack,
 ) -> list[tuple[brainstate.State, Any, Any]]:
-    """Write back the values of States whose structure changed; return them, old and new values."""
+    """Restore the values of States whose structure changed; return them, old and new values."""
     both = zip(stack.states, stack.original_state_values, strict=True)
     changed = [
         (state, old, peek(state))
@@ -161,15 +161,15 @@ def _changed_structure(state: brainstate.State, old: Any, new: Any) -> ShapeErro
     )
 
 
-# --- who sees what is read and written
+# --- which transformations see reads and writes
 
 
 @contextlib.contextmanager
 def unnoticed_states() -> Iterator[None]:
     """Hide States created inside from `brainstate.catch_new_states`.
 
-    A map adds an axis to the States that it finds when it ends, and States made for a trace are
-    gone by then.
+    At its end, a map adds an axis to the States that it caught. States made for a trace no longer
+    exist then.
     """
     catchers, TRACE_CONTEXT.new_state_catcher = TRACE_CONTEXT.new_state_catcher, []
     try:
@@ -179,9 +179,9 @@ def unnoticed_states() -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Tell whether a transformation, of JAX or brainstate, has to see what is read and written.
+    """Test whether a transformation of JAX or brainstate must see reads and writes of States.
 
-    Before it maps a function, brainstate runs it as it is, to find out which States it touches.
+    Before brainstate maps a function, it runs it once to find its States. This run does not count.
     """
     if is_transforming():
         return True
@@ -190,11 +190,11 @@ def is_watched() -> bool:
 
 
 class StatesAsRead(brainstate.StateTraceStack):
-    """While it is entered, States take on a function of their value when they are first read."""
+    """Context in which States are replaced by a function of their value when first read."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         def value_at_once(state: brainstate.State) -> Any:
-            with jax.ensure_compile_time_eval():  # it may be read while a function is traced
+            with jax.ensure_compile_time_eval():  # the read may be inside a trace
                 return function(state._value)
 
         super().__init__(new_arg=value_at_once)
@@ -205,19 +205,19 @@ class StatesAsRead(brainstate.StateTraceStack):
             state._value = function(state._value)
 
 
-# --- what a State holds
+# --- stored values of States
 
 
 def peek(state: brainstate.State) -> Any:
-    """Return the value of a State; no transformation is told that it has been read."""
+    """Return the value of a State without notifying transformations of the read."""
     return state._value
 
 
 def values_of(states: Iterable[brainstate.State]) -> list[Any]:
     """Return the value of each State.
 
-    ``state.value`` asks several managers each time whether somebody is to be told; here that is
-    asked once, and of each State only whether it has hooks of its own.
+    ``state.value`` checks several managers at each read. Here they are checked once, and for each
+    State only its hooks are checked.
     """
     if _is_observed():
         return [state.value for state in states]
@@ -225,7 +225,7 @@ def values_of(states: Iterable[brainstate.State]) -> list[Any]:
 
 
 def set_values(states: Iterable[brainstate.State], values: Iterable[Any]) -> None:
-    """Write a value to each State, as `values_of` reads them."""
+    """Write a value to each State, with the checks of `values_of`."""
     is_observed = is_watched() or _is_observed()
     for state, value in zip(states, values, strict=True):
         if is_observed or not _is_plain(state.__class__) or state.hooks.has_hooks():
@@ -242,7 +242,7 @@ def _value_of(state: brainstate.State) -> Any:
 
 
 def _is_observed() -> bool:
-    """Tell whether anything besides hooks of single States looks at what is read and written."""
+    """Test whether anything except hooks of single States observes reads and writes."""
     checks = TRACE_CONTEXT.tree_check[-1] or TRACE_CONTEXT.jax_tracer_check[-1]
     has_hooks = brainstate.GlobalHookRegistry.instance().has_hooks()
     return bool(TRACE_CONTEXT.state_stack or checks or has_hooks)
@@ -250,14 +250,14 @@ def _is_observed() -> bool:
 
 @functools.cache
 def _is_plain(kind: Any) -> bool:
-    """Tell whether a class of States reads and writes as `brainstate.State` does."""
+    """Test whether a class of States reads and writes as `brainstate.State` does."""
     methods = ("value", "_read_value", "_write_value", "_check_value_tree", "check_if_deleted")
     own = {name for c in kind.__mro__[: kind.__mro__.index(brainstate.State)] for name in vars(c)}
     return own.isdisjoint(methods)
 
 
 def value_outside(state: brainstate.State) -> Any:
-    """Return the value of a State at the start of the outermost transformation that has seen it."""
+    """Return the value of a State at the start of the outermost transformation that has read it."""
     for stack in TRACE_CONTEXT.state_stack:
         if not isinstance(stack, StatesAsRead):
             for own, value in zip(stack.states, stack.original_state_values, strict=True):
@@ -267,24 +267,22 @@ def value_outside(state: brainstate.State) -> Any:
 
 
 def held(state: brainstate.State) -> Any:
-    """Return what a State holds, which a class `seen_through` a function shows as another value."""
+    """Return the stored value of a State, without the function of `seen_through`."""
     return vars(state)["_value"]
 
 
 def hold(state: brainstate.State, value: Any) -> None:
-    """Replace what a State holds; no transformation is told that it has been written."""
+    """Replace the stored value of a State without notifying transformations of the write."""
     vars(state)["_value"] = value
 
 
 def seen_through(
     read: Callable[[Any], Any], write: Callable[[Any, Any], None] = hold
 ) -> Callable[[Kind], Kind]:
-    """Let States of a class have the value that a function makes of what they hold.
+    """Return a class decorator that makes the value of States a function of the stored value.
 
-    What brainstate stores in them, it stores by ``write``.
-
-    Whatever brainstate does with a State (copies, snapshots before a trace, pickles) sees that
-    value, not only who asks for ``value``.
+    ``write`` stores the values that brainstate assigns. All operations of brainstate (copies,
+    snapshots before a trace, pickles) see the function's value, not only ``value``.
     """
 
     def to_pickle(state: Any) -> dict[str, Any]:
@@ -298,20 +296,20 @@ def seen_through(
     return decorate
 
 
-# --- States that one thread traces and others read
+# --- States that other threads read during a trace
 
 
 @contextlib.contextmanager
 def kept_for_other_threads(states: Iterable[brainstate.State]) -> Iterator[None]:
-    """Let other threads read what States hold, while this one traces a function of them.
+    """Let other threads read the old values of States while this thread traces a function of them.
 
-    A trace puts tracers into the States, of which other threads can make nothing. Here the States
-    are of a class, meanwhile, that gives other threads the values from before.
+    A trace stores tracers in the States, which other threads cannot use. During this context, the
+    States have a class that returns the old values to other threads.
 
     Parameters
     ----------
     states
-        The States. Those that are `seen_through` a function are left as they are.
+        The States. States that are `seen_through` a function do not change.
     """
     plain = [state for state in states if not hasattr(type(state), "_value")]
     before = [(state, type(state), held(state)) for state in plain]
@@ -330,15 +328,15 @@ def kept_for_other_threads(states: Iterable[brainstate.State]) -> Iterator[None]
 
 
 _kept: dict[int, tuple[int, Any]] = {}
-"""For States that are being traced: by which thread, and what they held before."""
+"""For States that are being traced: the tracing thread, and the value before."""
 
 
 @functools.cache
 def _keeping(kind: type) -> type:
-    """Return a class of States that gives threads other than the one that traces what was kept."""
+    """Return a class of States that returns the old values to all but the tracing thread."""
 
     def read(state: Any) -> Any:
-        if id(state) not in _kept:  # a copy of a State, or the trace has just ended
+        if id(state) not in _kept:  # a copy of a State, or a trace that has just ended
             state.__class__ = kind
         reader, value = _kept.get(id(state), (threading.get_ident(), None))
         return held(state) if reader == threading.get_ident() else value

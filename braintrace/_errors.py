@@ -1,16 +1,16 @@
-"""The exceptions of the library.
+"""Exceptions of the library.
 
-One base class. Every subclass also inherits the built-in exception that fits, so that
-``except ValueError`` keeps working for people who do not know this family.
+All have one base class. Every subclass also inherits the fitting built-in exception, so ``except
+ValueError`` also catches it.
 """
 
 
 class BraintraceError(Exception):
-    """Base class of every error that the library raises on purpose."""
+    """Base class of the library's errors."""
 
 
 class CompilationError(BraintraceError, ValueError):
-    """A model cannot be compiled for online learning as it stands."""
+    """A model cannot be compiled for online learning."""
 
 
 class NotCompiledError(BraintraceError, RuntimeError):
@@ -18,7 +18,7 @@ class NotCompiledError(BraintraceError, RuntimeError):
 
 
 class NotInitializedError(BraintraceError, AttributeError):
-    """A module is used before its ``init_state`` has made its States."""
+    """A module is used before its ``init_state`` has created its States."""
 
 
 class ShapeError(BraintraceError, ValueError):
@@ -30,11 +30,11 @@ class DtypeError(BraintraceError, TypeError):
 
 
 class UnitError(BraintraceError, ValueError):
-    """Two quantities have units that do not fit together."""
+    """The physical units of two quantities are incompatible."""
 
 
 class PrimitiveError(BraintraceError, ValueError):
-    """An ETP primitive is registered or described wrongly."""
+    """An ETP operation is registered or specified incorrectly, or not supported by a rule."""
 
 
 class LostTracesError(BraintraceError, RuntimeError):
@@ -42,7 +42,7 @@ class LostTracesError(BraintraceError, RuntimeError):
 
 
 class OptionError(BraintraceError, ValueError):
-    """An option has a value that is not one of those it accepts."""
+    """An option has a value that it does not accept."""
 
 
 class MissingPackageError(BraintraceError, ModuleNotFoundError):
@@ -50,19 +50,19 @@ class MissingPackageError(BraintraceError, ModuleNotFoundError):
 
 
 class NonFiniteError(BraintraceError, FloatingPointError):
-    """A loss or a gradient of a stream is NaN or infinite, and ``nonfinite='raise'`` was given.
+    """A loss or gradient is NaN or infinite, with ``nonfinite='raise'``.
 
     Attributes
     ----------
     step
-        The step, counted from the beginning of the call.
+        The step, counted from the start of the call.
     loss
-        Its loss.
+        Loss of the step.
     parameter
         Path of the first parameter whose gradient is not finite, as in ``"cell/w"``; ``None`` if
         all gradients are finite.
     steps
-        How many steps have one gradient: the length of the block.
+        Length of the block: the number of steps with one common gradient.
     """
 
     def __init__(
@@ -79,19 +79,19 @@ class NonFiniteError(BraintraceError, FloatingPointError):
         super().__init__(f"At {where} the loss is {loss}, and {what}. The learner {left}.")
 
     def counted_from(self, start: int) -> "NonFiniteError":
-        """Return the same of a call that began so many steps before, and has kept those."""
+        """Return the same error for a call that has kept ``start`` earlier steps."""
         return NonFiniteError(start + self.step, self.loss, self.parameter, self.steps, start)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C has ended a call that was watched (``progress``, ``log_every``) between two steps.
+    """Ctrl-C has ended a logged call (``progress``, ``log_every``) between two steps.
 
     Attributes
     ----------
     step
-        How many steps are done: the learner is where they have left it.
+        Number of completed steps: the learner is in the state after them.
     results
-        What the call returns of these steps; ``None`` if there are none.
+        The call's results for these steps; ``None`` if there are none.
     """
 
     def __init__(self, method: str, step: int, steps: int, results: object) -> None:
@@ -103,16 +103,16 @@ class Interrupted(KeyboardInterrupt):
 
 
 class CheckpointError(BraintraceError, ValueError):
-    """What has been saved is damaged, of a later version, or that of another learner."""
+    """A checkpoint is damaged, has a later format, or belongs to a different learner."""
 
 
 class NoCheckpointError(CheckpointError, FileNotFoundError):
-    """Nothing has been saved in a folder to its end."""
+    """A folder contains no complete checkpoint."""
 
 
 class NotPicklableError(BraintraceError, TypeError):
-    """An object holds compiled programs, which cannot be pickled."""
+    """An object contains compiled programs, which cannot be pickled."""
 
 
 class RecompilationWarning(UserWarning):
-    """Compiling takes more time than it should, because something changes from call to call."""
+    """A program is compiled repeatedly because an argument changes from call to call."""

@@ -1,8 +1,8 @@
-"""Errors of JAX, brainstate and saiunit in somebody's function, told in words about the call.
+"""Errors of JAX, brainstate and saiunit, rewritten in terms of the user's call.
 
-While a function is traced, what is wrong with its arguments comes to light deep inside a
-dependency, which knows neither the function nor the argument. What the function itself raises,
-on purpose or not, is its own and passes through as it is.
+Wrong arguments of a function often raise an error deep inside a dependency while the function is
+traced. Such an error mentions neither the function nor the argument. Errors that the function
+itself raises pass through unchanged.
 """
 
 import contextlib
@@ -47,14 +47,14 @@ _OF_TRACERS = (
 
 @contextlib.contextmanager
 def in_words(kind: type[BraintraceError], call: Callable[[], str]) -> Iterator[None]:
-    """Tell errors of dependencies in words.
+    """Rewrite errors of dependencies in terms of a call.
 
     Parameters
     ----------
     kind
-        The error that is raised in their place; for units it is a `UnitError`.
+        The error that replaces them; unit errors become a `UnitError`.
     call
-        Returns what failed, as in "`LSTMCell.update` fails for `x` float32 (2, 3)".
+        Returns the failed call as text, as in "`LSTMCell.update` fails for `x` float32 (2, 3)".
     """
     try:
         yield
@@ -71,9 +71,9 @@ def in_words(kind: type[BraintraceError], call: Callable[[], str]) -> Iterator[N
 
 @contextlib.contextmanager
 def loops_in_words() -> Iterator[None]:
-    """Say that it is a loop of the user's function that has no derivative backward.
+    """Rewrite the error about reverse mode through a ``while`` loop of ``step_fn``.
 
-    A loop of the model says so itself; see `one_way`.
+    Loops in the model have a separate error; see `one_way`.
     """
     try:
         yield
@@ -90,7 +90,7 @@ def loops_in_words() -> Iterator[None]:
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Tell whether a dependency raised an error, rather than the function that was called."""
+    """Test whether a dependency raised an error, rather than the called function."""
     if _package_of(type(error).__module__) in DEPENDENCIES:
         return True
     if type(error) not in _RAISED:
@@ -103,7 +103,7 @@ def is_foreign(error: BaseException) -> bool:
     code = end.tb_frame.f_code
     if _is_of_dependency(code.co_filename):
         return True
-    # JAX takes frames of its own out of a traceback, so that the user's line is the last.
+    # JAX removes its frames from a traceback, so the user's line is the last one.
     text = str(error)
     is_raised_there = dis.opname[code.co_code[end.tb_lasti]] == "RAISE_VARARGS"
     is_told = _ABOUT_JAX.search(text) or _ABOUT_STATES.search(text)
@@ -111,7 +111,7 @@ def is_foreign(error: BaseException) -> bool:
 
 
 def _of_attribute(error: AttributeError, call: Callable[[], str]) -> NotInitializedError | None:
-    """Return the error about an attribute that a module has only after its ``init_state``."""
+    """Return the error about an attribute that is missing before a module's ``init_state``."""
     owner = error.obj
     if not isinstance(owner, brainstate.nn.Module):
         return None
@@ -138,7 +138,7 @@ def _hint(error: BaseException) -> str:
 
 
 def _first_lines(error: BaseException) -> str:
-    """Return an error's message without the pages that some have behind it."""
+    """Return the first paragraph of an error's message."""
     text = re.sub(r" at 0x[0-9a-f]+", "", str(error).strip()) or type(error).__name__
     paragraph = " ".join(text.split("\n\n")[0].split())
     paragraph = paragraph if len(paragraph) <= 400 else f"{paragraph[:400]}…"
@@ -146,7 +146,7 @@ def _first_lines(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """Return the last line of a traceback that is not a dependency's, in brackets."""
+    """Return the last line of a traceback outside of dependencies, in brackets."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     own = next((frame for frame in frames if not _is_of_dependency(frame.filename)), None)
     return f" [{own.filename}:{own.lineno} ({own.name})]" if own else ""

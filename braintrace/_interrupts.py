@@ -1,11 +1,11 @@
-"""Signals wait while something is done as a whole.
+"""Deferral of signals during atomic operations.
 
-Python runs the handlers of signals between any two bytecodes of the main thread, and most of them
-raise an exception there: Ctrl-C, the alarm of a timeout, the warning of a cluster that is about
-to end the job. Between a computation that was given the only copy of some arrays and the line that
-stores its result, such an exception loses both; between two States that are written, it leaves
-one of them behind. Inside ``with uninterrupted:`` the handlers are called at its end. Other
-threads run no handlers, so that they have nothing to wait for.
+Python runs signal handlers between any two bytecodes of the main thread, and most handlers raise an
+exception there: Ctrl-C, the alarm of a timeout, the warning of a cluster before it ends a job. If
+it comes between a computation with donated arrays and the assignment of its result, both are lost.
+If it comes between writes of two States, only one of them is updated. Inside ``with
+uninterrupted:``, handlers are called at the end of the block. Other threads run no handlers, so
+they need no protection.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-try:  # The same without a conversion to enums, which takes 5 µs a signal.
+try:  # `signal` without the conversion to enums, which takes 5 µs per signal
     import _signal as signals
 except ImportError:  # pragma: no cover
     signals = signal
@@ -24,13 +24,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
 WAITING = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
-"""Signals that programs turn into exceptions. Handlers that are not Python's do not raise any."""
+"""Signals that programs turn into exceptions. Only Python handlers can raise exceptions."""
 
 _MAIN = threading.main_thread()
 
 
 class _Uninterrupted:
-    """A context in which signals wait; contexts may be inside each other."""
+    """Context that defers signals; contexts may be nested."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -53,7 +53,7 @@ class _Uninterrupted:
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
-        """Let signals interrupt, inside a context in which they wait."""
+        """Allow signals inside a context that defers them."""
         depth = self._depth if threading.get_ident() == _MAIN.ident else 0
         if not depth:
             yield
@@ -67,7 +67,7 @@ class _Uninterrupted:
     def _begin(self, depth: int) -> None:
         try:
             self._install(depth)
-        except BaseException:  # a signal has come before its handler was exchanged
+        except BaseException:  # a signal came before its handler was replaced
             if depth == 1:
                 self._end()
             else:
@@ -100,7 +100,7 @@ class _Uninterrupted:
                 self._deliver(arrived[1:])
 
     def handle(self, number: int, frame: Any) -> None:
-        """Do what the program wants done at a signal, now or later."""
+        """Call the program's handler of a signal, now or at the end of the context."""
         if self._depth:
             self._arrived.append((number, frame))
         else:
@@ -108,7 +108,7 @@ class _Uninterrupted:
 
 
 uninterrupted = _Uninterrupted()
-"""``with uninterrupted:`` signals wait for its end."""
+"""``with uninterrupted:`` defers signals to its end."""
 
 
 def _remember(number: int, frame: Any) -> None:
@@ -116,9 +116,9 @@ def _remember(number: int, frame: Any) -> None:
 
 
 def interruptible(function: Function) -> Function:
-    """Let signals interrupt a function that is called where they wait.
+    """Allow signals in a function that is called where they are deferred.
 
-    JAX and brainstate call what they trace, which takes long and changes nothing.
+    JAX and brainstate call the functions that they trace; tracing takes long and changes nothing.
     """
 
     @functools.wraps(function)

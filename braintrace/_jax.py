@@ -39,7 +39,7 @@ try:
 except ImportError:  # jax 0.8.0
     from jax.core import get_opaque_trace_state
 
-# A source line is the user's: frames of this library and of those that it works with are not.
+# Source lines point to user code: exclude the frames of these libraries.
 for _package in ("braintrace", "brainstate", "saiunit"):
     _found = importlib.util.find_spec(_package)
     if _found is not None and _found.origin is not None:
@@ -49,41 +49,42 @@ Equation: TypeAlias = JaxprEqn
 """One operation of a jaxpr."""
 
 Atom: TypeAlias = Var | Literal
-"""What an equation reads."""
+"""Operand of an equation."""
 
 Aval: TypeAlias = jax.core.ShapedArray | jax.ShapeDtypeStruct
 """Shape and dtype of an array."""
 
 AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
-"""Open or closed. From jax 0.11 on both are one class; before, a closed one wraps an open one."""
+"""Open or closed jaxpr. They are one class from jax 0.11 on; before, a closed one wraps an open
+one."""
 
 # --- reading jaxprs
 
 
 def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Any, tuple[Any, ...]]:
-    """Return the equations' jaxpr and its constants."""
+    """Return the open jaxpr, which has the equations, and its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr), tuple(getattr(jaxpr, "consts", None) or ())
 
 
 def is_var(atom: Atom) -> bool:
-    """Tell whether an equation's operand is a variable (and not a literal)."""
+    """Test whether an operand is a variable (and not a literal)."""
     return not isinstance(atom, Literal)
 
 
 def is_tracer(value: Any) -> bool:
-    """Tell whether ``value`` is abstract: an array inside a JAX transformation."""
+    """Test whether ``value`` is abstract: an array inside a JAX transformation."""
     return isinstance(value, jax.core.Tracer)
 
 
 def is_there(array: jax.Array) -> bool:
-    """Tell whether an array has its numbers: neither deleted nor of a transformation that ended."""
+    """Test whether an array is usable: not deleted, and not a tracer of an ended transformation."""
     return is_transforming() if is_tracer(array) else not array.is_deleted()
 
 
 def to_array(value: Any) -> jax.Array:
-    """Return what ``jnp.asarray`` does, which takes 10 µs where a value is an array already.
+    """Return ``jnp.asarray(value)``, without its 10 µs if the value is an array already.
 
-    Where 64 bits are switched off, it may have to make one of 32.
+    If 64-bit types are disabled, 64-bit values are converted to 32 bits.
     """
     is_done = isinstance(value, jax.Array)
     if is_done and not is_there(value):
@@ -94,16 +95,16 @@ def to_array(value: Any) -> jax.Array:
 
 
 def strongly_typed(value: Any) -> Any:
-    """Return a pytree of arrays without the weak types of Python numbers.
+    """Return a pytree of arrays without weak types.
 
-    A program is compiled again for arguments that differ in this alone: a state should begin as a
-    step leaves it.
+    A weak type alone makes JAX compile a program again, so initial states need the types that a
+    step returns.
     """
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), value)
 
 
 def trace_state() -> Any:
-    """Return what equals itself only within one trace of JAX, or outside of all."""
+    """Return a value that is equal only within one trace of JAX, or outside of all traces."""
     return get_opaque_trace_state(convention="braintrace")
 
 
@@ -111,7 +112,7 @@ _TOP_LEVEL = trace_state()
 
 
 def is_transforming() -> bool:
-    """Tell whether what runs now runs inside a transformation of JAX."""
+    """Test whether the caller runs inside a transformation of JAX."""
     return bool(trace_state() != _TOP_LEVEL)
 
 
@@ -127,19 +128,19 @@ _BODY_PARAMS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 TRANSPARENT_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"})
-"""Calls that mean exactly their body, for values and derivatives alike."""
+"""Calls that equal their body in values and derivatives."""
 
 OWN_BACKWARD = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
-"""Calls whose backward pass is whatever the user has written. JAX makes one from a forward rule
-only where that is linear."""
+"""Calls with a user-defined backward pass. JAX derives one from a forward rule only if that is
+linear."""
 
 
 OWN_DERIVATIVE = OWN_BACKWARD | {"custom_jvp_call"}
-"""Calls whose derivative need not be that of their body."""
+"""Calls whose derivative may differ from the derivative of their body."""
 
 
 def call_body(equation: Equation) -> AnyJaxpr | None:
-    """Return the jaxpr that a call-like equation runs on its own operands, or ``None``."""
+    """Return the jaxpr that a call-like equation runs on its operands, or ``None``."""
     name = _BODY_PARAMS.get(equation.primitive.name)
     return None if name is None else equation.params[name]
 
@@ -153,7 +154,7 @@ def sub_jaxprs(equation: Equation) -> Iterator[AnyJaxpr]:
 
 
 def equations_inside(equation: Equation) -> Iterator[Equation]:
-    """Yield the equations in the bodies of an equation, and those in their bodies."""
+    """Yield the equations in the bodies of an equation, recursively."""
     for body in sub_jaxprs(equation):
         for inner in open_jaxpr(body)[0].eqns:
             yield inner
@@ -170,7 +171,7 @@ def scan_counts(equation: Equation) -> tuple[int, int]:
 
 
 def calls_back(jaxpr: AnyJaxpr) -> bool:
-    """Tell whether a program calls Python while it runs, in which anything may be raised."""
+    """Test whether a program calls Python while it runs, which may raise any exception."""
     body, _ = open_jaxpr(jaxpr)
     every = (inner for outer in body.eqns for inner in (outer, *equations_inside(outer)))
     return any(inner.effects or "callback" in inner.primitive.name for inner in every)
@@ -180,7 +181,7 @@ def calls_back(jaxpr: AnyJaxpr) -> bool:
 
 
 def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
-    """Evaluate one equation on ``values``; the user's source line stays attached."""
+    """Evaluate one equation on ``values``, with the user's source line."""
     arguments = equation.primitive.get_bind_params(equation.params)
     with at_source_of(equation):
         if isinstance(arguments, tuple):  # jax < 0.9: (functions to call, params)
@@ -193,7 +194,7 @@ def bind(equation: Equation, values: Sequence[Any]) -> list[Any]:
 
 @contextlib.contextmanager
 def at_source_of(equation: Equation) -> Iterator[None]:
-    """Attribute the operations bound inside to the user's line and scopes behind ``equation``."""
+    """Attribute the operations bound inside to the user's line and scopes of ``equation``."""
     source = equation.source_info
     scopes = source_info_util.current_name_stack() + source.name_stack
     with source_info_util.user_context(source.traceback, name_stack=scopes):
@@ -201,7 +202,7 @@ def at_source_of(equation: Equation) -> Iterator[None]:
 
 
 def with_source_of(equation: Equation, caller: Equation) -> Equation:
-    """Return an equation as if it stood in the user's line behind another one."""
+    """Return an equation with the source line of another one."""
     return equation.replace(source_info=caller.source_info)
 
 
@@ -209,7 +210,7 @@ _JAX_HOME = str(pathlib.Path(jax.__file__).parent)
 
 
 def runs_library_code(equation: Equation) -> bool:
-    """Tell whether a call is one of a function of JAX, whose lines are not the user's."""
+    """Test whether a call runs a function of JAX, whose lines are not user code."""
     body, _ = open_jaxpr(call_body(equation))
     return _JAX_HOME in str(getattr(body.debug_info, "func_src_info", ""))
 
@@ -225,7 +226,7 @@ def scopes_of(equation: Equation) -> str:
 
 
 def struct_of(array: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of an array or of the type of a variable, and nothing else."""
+    """Return only the shape and dtype of an array, or of the type of a variable."""
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
@@ -242,10 +243,10 @@ def trace_to_jaxpr(fun: Callable[..., Any], avals: Sequence[Aval]) -> ClosedJaxp
 
 
 def define_from_impl(primitive: Any, impl: Callable[..., Any], batching_rule: Any) -> None:
-    """Give a single-result primitive every JAX rule, derived from its implementation.
+    """Define all JAX rules of a single-result primitive from its implementation.
 
-    ``batching_rule(primitive, operands, dims, params)`` returns a result and its batch
-    axis; a dimension of ``None`` marks an operand that is not mapped.
+    ``batching_rule(primitive, operands, dims, params)`` returns a result and its batch axis; a
+    dimension of ``None`` marks an operand that is not mapped.
     """
 
     def plain(*operands: Any, **params: Any) -> Any:
@@ -312,10 +313,10 @@ def _transpose_from_impl(
 
 
 def run_on_one_cpu(primitive: Any, impl: Callable[..., Any], chosen: Callable[..., Any]) -> None:
-    """Let a primitive run another function where a program runs on one device, a processor.
+    """Lower a primitive to another function if a program runs on one device, a CPU.
 
-    Its derivatives and maps stay those of ``impl``. What is exported is ``impl`` as well: a kernel
-    need not be there where it is run.
+    Its derivatives and batching rules still use ``impl``. Exported programs also contain ``impl``:
+    the machine that runs them may not have the kernel.
     """
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -331,9 +332,9 @@ _CSR_KERNEL = "cpu_csr_sparse_dense_ffi"
 
 
 def has_csr_kernel() -> bool:
-    """Tell whether this version of JAX brings its kernel for sparse matrices on a processor."""
+    """Test whether this version of JAX has its CPU kernel for sparse matrices."""
     try:
-        # The former knows which kernels there are, the latter tells XLA of them.
+        # The former lists the kernels, the latter registers them with XLA.
         registrations = importlib.import_module("jaxlib.cpu_sparse").registrations()
         importlib.import_module("jax.experimental.sparse")
     except (ImportError, AttributeError):
@@ -347,7 +348,7 @@ def csr_kernel(result: jax.ShapeDtypeStruct) -> Callable[..., Any]:
     return kernel
 
 
-# --- zeros that a map tells apart
+# --- zeros that are batched by vmap
 
 
 def _zeros(*operands: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> list[jax.Array]:
@@ -379,10 +380,10 @@ batching.primitive_batchers[_zeros_p] = _batched_zeros
 
 
 def zeros_mapped_like(tree: Any, operands: Any) -> Any:
-    """Return zeros like the arrays of a tree, one per lane of every map of an operand.
+    """Return zeros like the arrays of a tree, batched by every ``vmap`` over an operand.
 
-    Zeros that depend on nothing are the same for all lanes, and their cotangent is then the sum
-    over the lanes. To depend on operands in name costs nothing.
+    Constant zeros are shared by all elements of a ``vmap``, so their cotangent is the sum over
+    these elements. The nominal dependence on operands has no cost.
     """
     leaves, structure = jax.tree.flatten(tree)
     shapes = tuple(map(struct_of, leaves))

@@ -1,4 +1,4 @@
-"""The part of `_jax` for values with the derivative of another, and without a way back."""
+"""Part of `_jax`: values with the derivative of another, and values without reverse mode."""
 
 from typing import Any
 
@@ -42,15 +42,15 @@ batching.primitive_batchers[_with_derivative_p] = _batched_value
 
 
 def with_derivative_of(value: Any, other: Any) -> Any:
-    """Return a value, whose derivative is that of another one of its type.
+    """Return a value with the derivative of another value of the same type.
 
-    The other is not computed where no derivative is taken. No derivative goes to the value itself,
-    which is said to whoever reads the program by a ``stop_gradient``.
+    The other value is computed only if a derivative is taken. The derivative of the value itself is
+    zero, which a ``stop_gradient`` in the program shows.
     """
     return _with_derivative_p.bind(jax.lax.stop_gradient(value), other)
 
 
-# --- a value without a way back
+# --- a value without reverse mode
 
 
 def _refuse_way_back(cotangent: Any, value: Any, *, kind: type[Exception], message: str) -> Any:
@@ -77,7 +77,7 @@ batching.primitive_batchers[_one_way_p] = _batched_one_way
 
 
 def one_way(value: Any, kind: type[Exception], message: str) -> Any:
-    """Return a value through which no gradient can go back: an error says why."""
+    """Return a value that raises an error if a gradient passes through it in reverse mode."""
     if not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
         return value
     return _one_way_p.bind(value, kind=kind, message=message)

@@ -1,7 +1,8 @@
-"""What of JAX depends on the devices that a program runs on; like `_jax`, it names internals.
+"""Part of `_jax` that depends on the devices of a program.
 
-XLA divides a program after JAX has lowered it. Some operations are written in another way for
-several devices, and some arrays are held undivided, where XLA would send parts of them to and fro.
+XLA partitions a program after JAX has lowered it. Some operations have another form on several
+devices, and some arrays are kept replicated if XLA would otherwise transfer parts of them
+repeatedly.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def devices_of(ctx: Any) -> int:
-    """Return how many devices a program is lowered for, given what a lowering rule is."""
+    """Return the number of devices that a program is lowered for, from its lowering context."""
     return getattr(ctx.module_context.axis_context, "num_devices", None) or 1
 
 
@@ -28,7 +29,7 @@ def _lower_is_divided(ctx: Any) -> Any:
 
 _is_divided_p = Primitive("braintrace_is_divided")
 _is_divided_p.def_abstract_eval(lambda: jax.core.ShapedArray((), jnp.dtype(bool)))
-_is_divided_p.def_impl(lambda: jnp.asarray(False))  # what reads nothing runs on one device
+_is_divided_p.def_impl(lambda: jnp.asarray(False))  # without operands, it runs on one device
 mlir.register_lowering(_is_divided_p, _lower_is_divided)
 
 
@@ -37,10 +38,10 @@ _devices: contextvars.ContextVar[int | None] = contextvars.ContextVar("devices",
 
 @contextlib.contextmanager
 def for_devices(count: int | None) -> Iterator[None]:
-    """Say on how many devices that runs which is traced inside; ``None``: nobody knows.
+    """Set the number of devices of the programs traced inside; ``None``: unknown.
 
-    XLA does not look into branches before it has divided a program: what it would take for one
-    computation otherwise is then done in each.
+    XLA does not simplify branches before it has partitioned a program, so a computation that
+    branches share may be repeated in each.
     """
     token = _devices.set(count)
     try:
@@ -50,7 +51,7 @@ def for_devices(count: int | None) -> Iterator[None]:
 
 
 def runs_on_several_devices() -> bool:
-    """Tell whether what is traced now is known to run on several devices."""
+    """Test whether the program being traced is known to run on several devices."""
     return (_devices.get() or 1) > 1
 
 
@@ -59,9 +60,9 @@ def divided_dependent(
 ) -> Any:
     """Run one of two functions: for a program on several devices, or on one.
 
-    It is chosen when the program is lowered, as in ``jax.lax.platform_dependent``; one trace serves
-    both. Where it is known before (see `for_devices`), or there is one device, nobody traces the
-    other.
+    The choice is made when the program is lowered, as in ``jax.lax.platform_dependent``; one trace
+    serves both. If the number of devices is known (see `for_devices`), or there is one device, only
+    the chosen function is traced.
     """
     devices = _devices.get() or (1 if jax.device_count() == 1 else None)
     if devices is not None:
@@ -71,7 +72,7 @@ def divided_dependent(
 
 def _lower_undivided(ctx: Any, value: Any, *, mesh: Any, axis: int) -> Any:
     if getattr(ctx.module_context.axis_context, "manual_axes", None) or devices_of(ctx) == 1:
-        return [value]  # a `shard_map` has divided everything already
+        return [value]  # a `shard_map` has already sharded all axes
     ndim = len(ctx.avals_in[0].shape)
     names = [None if i == axis else PartitionSpec.UNCONSTRAINED for i in range(ndim)]
     sharding = NamedSharding(mesh, PartitionSpec(*names))
@@ -96,8 +97,8 @@ batching.primitive_batchers[_undivided_p] = _batched_undivided
 
 
 def undivided(value: Any, mesh: Any, axis: int) -> Any:
-    """Return an array that no axis of a mesh divides along one of its own.
+    """Return an array that is not sharded along one of its axes.
 
-    The other axes are left to XLA, as are all of them inside of a ``shard_map``.
+    XLA chooses the sharding of the other axes, and of all axes inside of a ``shard_map``.
     """
     return _undivided_p.bind(value, mesh=mesh, axis=axis)

@@ -1,8 +1,8 @@
-"""Arrays that are larger than all the memory there is, refused before they are made.
+"""Refusal of arrays that are larger than all memory.
 
-XLA ends the whole process where it cannot allocate an array. What is refused here could not exist:
-the limit is all memory and swap of the machine and all memory of its devices together. Where one of
-them is unknown, only sizes that no 64-bit number can count are refused.
+XLA ends the whole process if it cannot allocate an array. The arrays refused here could not exist:
+the limit is all memory and swap of the machine plus all memory of its devices. If one of these is
+unknown, only sizes beyond 64-bit integers are refused.
 """
 
 import copy
@@ -24,9 +24,9 @@ MEMINFO = Path("/proc/meminfo")
 COUNTABLE = 2**63 - 1
 """Bytes of the largest array that a 64-bit number can count."""
 HARMLESS = 2**20
-"""A product of sizes that is not looked at any closer."""
+"""A product of sizes below which nothing is checked."""
 MARGIN = 1024
-"""Bytes, at most, that a layer has for each element of the product of its sizes."""
+"""Maximum bytes of a layer for each element of the product of its sizes."""
 HINT = (
     "Choose smaller sizes, or a sparse or low-rank layer; `braintrace.plan` computes the memory of "
     "a model without making it."
@@ -40,8 +40,8 @@ _OF_VALUES = (
 
 @functools.cache
 def most_bytes() -> int:
-    """Return a number of bytes that no array on this machine can exceed."""
-    if jax.process_count() > 1:  # an array may be on other machines, too
+    """Return an upper limit of the bytes of an array on this machine."""
+    if jax.process_count() > 1:  # arrays may be sharded over other machines
         return COUNTABLE
     parts = [_of_host(MEMINFO), *map(_of_device, jax.local_devices())]
     known = [part for part in parts if part is not None]
@@ -49,7 +49,7 @@ def most_bytes() -> int:
 
 
 def _of_host(meminfo: Path) -> int | None:
-    """Return the bytes of memory and swap; ``None`` where the system does not say."""
+    """Return the bytes of memory and swap; ``None`` if unknown."""
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         return sum(1024 * int(lines[key].split()[0]) for key in ("MemTotal", "SwapTotal"))
@@ -58,7 +58,7 @@ def _of_host(meminfo: Path) -> int | None:
 
 
 def _of_device(device: jax.Device) -> int | None:
-    """Return the bytes of a device beside the host's; ``None`` where it does not say."""
+    """Return the bytes of a device in addition to the host's; ``None`` if unknown."""
     if device.platform == "cpu":
         return 0
     limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -77,11 +77,11 @@ def check_fits(
     Parameters
     ----------
     what
-        What it is, such as "the parameter 'w'".
+        Name of the array, such as "the parameter 'w'".
     shape, dtype
-        Of the array.
+        Shape and dtype of the array.
     hint
-        What to do, a sentence.
+        The fix, as a sentence.
     kind
         The error that is raised.
     """
@@ -98,17 +98,16 @@ def check_fits(
 def check_module_fits(
     what: str, module: brainstate.nn.Module, begin: Callable[[Any], Any], sizes: Sequence[int]
 ) -> None:
-    """Refuse to begin a module whose States are larger than all memory.
+    """Refuse to initialise a module whose States are larger than all memory.
 
     Parameters
     ----------
     what
-        The module in words.
+        The module as text.
     module, begin
-        What is begun, by a constructor or an ``init_state``: tried with shapes in the place of
-        numbers, on a copy.
+        The module, and its constructor or ``init_state``, which is traced with shapes on a copy.
     sizes
-        Sizes that its States have axes of. Where their product is small, nothing is tried.
+        Sizes of axes of its States. If their product is small, nothing is traced.
 
     Raises
     ------
@@ -130,7 +129,7 @@ def check_module_fits(
         trace_stateful(build)
     except Exception as error:
         if isinstance(error, _OF_VALUES) or isinstance(error.__cause__, _OF_VALUES):
-            return  # it begins from values, not from shapes alone
+            return  # the initial values depend on numbers, not only on shapes
         raise
     for path, value in found.items():
         for leaf in jax.tree.leaves(value):

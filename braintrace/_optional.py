@@ -1,4 +1,4 @@
-"""Packages that a single feature needs, imported when somebody uses it."""
+"""Import of optional packages at their first use."""
 
 import importlib
 from types import ModuleType
@@ -7,19 +7,19 @@ from ._errors import MissingPackageError
 
 
 def optional_import(name: str, extra: str) -> ModuleType:
-    """Import a module of a package that the library works without.
+    """Import a module of an optional package.
 
     Parameters
     ----------
     name
         Dotted name of the module, such as ``"matplotlib.figure"``.
     extra
-        The extra of this distribution that brings the package.
+        The extra of this distribution that installs the package.
 
     Raises
     ------
     MissingPackageError
-        If the package is not installed. One that is installed and broken raises what it raises.
+        If the package is not installed. A broken installation raises its own error.
     """
     try:
         return importlib.import_module(name)

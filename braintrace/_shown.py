@@ -1,4 +1,4 @@
-"""Values printed for errors: what they are, and not their numbers."""
+"""Descriptions of values for errors, without their numbers."""
 
 from typing import Any
 
@@ -20,9 +20,9 @@ DEEPEST = 100
 
 
 def is_endless(value: Any, level: int = 0) -> bool:
-    """Tell whether containers contain themselves, or are nested deeper than `DEEPEST` levels.
+    """Test whether containers contain themselves, or are nested deeper than `DEEPEST` levels.
 
-    JAX must not see them: it raises `SystemError`, or leaves the interpreter without a stack.
+    JAX must not process them: it raises `SystemError`, or exhausts the interpreter's stack.
     """
     if not isinstance(value, CONTAINERS):
         return False
@@ -31,17 +31,17 @@ def is_endless(value: Any, level: int = 0) -> bool:
 
 
 def is_state(value: Any) -> bool:
-    """Tell whether a value is a State, where its value may be meant."""
+    """Test whether a value is a State; often its ``.value`` is meant."""
     return isinstance(value, brainstate.State)
 
 
 def is_quantity(value: Any) -> bool:
-    """Tell whether a value has a unit."""
+    """Test whether a value has a physical unit."""
     return isinstance(value, saiunit.Quantity)
 
 
 def shown(value: Any) -> str:
-    """Print a value for an error: what it is, and not its numbers."""
+    """Describe a value for an error, without its numbers."""
     if is_quantity(value):
         return f"{shown(saiunit.get_mantissa(value))} in {saiunit.get_unit(value)}"
     if is_state(value):
@@ -62,7 +62,7 @@ def shown(value: Any) -> str:
     if value is None or is_container or isinstance(value, plain):
         try:
             text = repr(value)
-        except ValueError:  # Python prints no integers of thousands of digits
+        except ValueError:  # Python does not print integers of thousands of digits
             return f"a {type(value).__name__} of thousands of digits"
         return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
@@ -72,7 +72,7 @@ def shown(value: Any) -> str:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Return the leaves of a value, also where keys of dicts have no order."""
+    """Return the leaves of a value, also if keys of dicts have no order."""
     try:
         return list(jax.tree.leaves(value, is_leaf=is_quantity))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Tables, written as text and as HTML.
+"""Tables as text and as HTML.
 
-The HTML has its style inside, takes its colours from the page that shows it, light or dark, and
-scrolls where a page is narrow. The edge of what scrolls fades until its end is reached.
+The HTML contains its style, uses the colours of the page (light or dark), and scrolls on narrow
+pages. The edge of a scrolled table fades until its end is reached.
 """
 
 import dataclasses
@@ -40,15 +40,15 @@ class Table:
     Attributes
     ----------
     title
-        What stands above it.
+        Text above the table.
     heads, rows
         The cells.
     numbers
-        Columns that are set to the right.
+        Right-aligned columns.
     is_ruled
-        Whether a line is below the heads, in text.
+        Whether the text has a line below the heads.
     indent
-        What each of its lines begins with, in text.
+        Prefix of each line of the text.
     """
 
     title: str
@@ -64,12 +64,12 @@ Part: TypeAlias = Table | str
 
 
 def as_text(parts: Iterable[Part]) -> str:
-    """Write tables and paragraphs one below the other."""
+    """Format tables and paragraphs as lines of text."""
     return "\n".join(part if isinstance(part, str) else _text_table(part) for part in parts)
 
 
 def as_html(parts: Iterable[Part]) -> str:
-    """Write tables and paragraphs as an element of a page."""
+    """Format tables and paragraphs as an HTML element."""
     written = (
         f"<p>{html.escape(part)}</p>" if isinstance(part, str) else _html_table(part)
         for part in parts
@@ -81,7 +81,7 @@ def _text_table(table: Table) -> str:
     widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
     last = len(widths) - 1
     if last not in table.numbers:
-        widths[last] = len(table.heads[last])  # what is longer is as long as it is
+        widths[last] = len(table.heads[last])  # longer cells of the last column need no padding
 
     def line(cells: Sequence[str]) -> str:
         set_in = [

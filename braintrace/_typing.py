@@ -1,9 +1,9 @@
-"""Aliases that two or more rooms use."""
+"""Type aliases shared by several packages."""
 
 from typing import Any, TypeAlias
 
 Path: TypeAlias = tuple[Any, ...]
-"""Where a State sits in a model, as ``model.states()`` names it: ``('cell', 'w')``."""
+"""Path of a State in a model, as in ``model.states()``: ``('cell', 'w')``."""
 
 PyTree: TypeAlias = Any
 

@@ -1,8 +1,7 @@
-"""Which arguments, states and weights everything in a step is computed from, with nothing between.
+"""Dataflow of a step for its picture: the direct origins of each value.
 
-The equations are gone through once, in their order. What a variable comes from is a set of
-`Origin` s; a product with a weight, and the new value of a state, are origins themselves for all
-that comes after them.
+One pass over the equations, in their order. Each variable has a set of `Origin` s. A product with a
+weight, and the new value of a state, are origins of all variables that follow.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from .._typing import path_name
 
 
 class Origin(NamedTuple):
-    """What a variable is computed from.
+    """Direct origin of a variable.
 
     Attributes
     ----------
@@ -25,7 +24,7 @@ class Origin(NamedTuple):
         ``'argument'``, ``'old'`` (a state before the step), ``'new'``, ``'weight'`` (a `Use`) or
         ``'parameter'``.
     name
-        Of the argument, the state, the use or the parameter.
+        Name of the argument, the state, the use or the parameter.
     """
 
     kind: str
@@ -34,18 +33,18 @@ class Origin(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """One operation where weights meet what they are multiplied with.
+    """One operation that combines weights with data.
 
     Attributes
     ----------
     key
-        Names it; that of the relation if it is one.
+        Its name; the key of the relation if it is one.
     parameters
-        Names of the parameters behind the weights.
+        Names of the parameters that the weights depend on.
     origins
-        What it is applied to.
+        Origins of the data.
     source
-        The user's line.
+        The line of the user's code.
     """
 
     key: str
@@ -56,16 +55,16 @@ class Use:
 
 @dataclasses.dataclass(frozen=True)
 class Dataflow:
-    """Where everything comes from.
+    """Origins of all states and outputs of a step.
 
     Attributes
     ----------
     uses
-        The weights that are multiplied with something, in the order of the step.
+        Uses of weights, in the order of the step.
     states
-        What the new value of each state is computed from, by its name.
+        Origins of the new value of each state, by its name.
     outputs
-        What the step returns is computed from.
+        Origins of the step's output.
     """
 
     uses: tuple[Use, ...]
@@ -74,7 +73,7 @@ class Dataflow:
 
 
 def dataflow_of(graph: ETraceGraph) -> Dataflow:
-    """Go through a step."""
+    """Return the dataflow of a step."""
     return _Pass(graph).result()
 
 
@@ -99,7 +98,7 @@ class _Pass:
         self._states: dict[str, frozenset[Origin]] = {}
 
     def result(self) -> Dataflow:
-        """Return what the equations show, one after the other."""
+        """Return the dataflow, after one pass over all equations."""
         for var in [v for v in self._news if v not in self._program.producer]:
             self._end_in(var, passes=False)
         for index, equation in enumerate(self._program.equations):
@@ -115,7 +114,7 @@ class _Pass:
         return Dataflow(tuple(self._uses.values()), self._states, outputs)
 
     def _end_in(self, var: Var, passes: bool) -> None:
-        """Note what new states are computed from; whatever comes later is computed from them."""
+        """Record the origins of new states, which become the origins of all later variables."""
         names = self._news[var]
         for name in names:
             self._states[name] = self._behind([var])
@@ -127,7 +126,7 @@ class _Pass:
         return frozenset[Origin]().union(*known)
 
     def _use(self, index: int, equation: Equation) -> Use | None:
-        """Return the use of weights that an equation is, if it is one."""
+        """Return the use of weights by an equation, or None."""
         if not (is_marked(equation) or equation.primitive.name in PRODUCTS):
             return None
         weights, data = self._split(equation)
@@ -139,7 +138,7 @@ class _Pass:
         return use
 
     def _split(self, equation: Equation) -> tuple[set[Origin], set[Origin]]:
-        """Return the parameters that enter by operands of their own, and all other origins."""
+        """Return the parameters that are separate operands, and all other origins."""
         weights, data = set[Origin](), set[Origin]()
         for atom in equation.invars:
             found = self._behind([atom])
@@ -163,7 +162,7 @@ def new_vars(graph: ETraceGraph) -> dict[Var, list[str]]:
 
 
 def ungrouped(graph: ETraceGraph, grouped: Iterable[str]) -> Sequence[StateLeaf]:
-    """Return the states that a step writes and that are in no group, filters apart."""
+    """Return the states that a step writes and that are in no group, except filters."""
     own = frozenset(grouped)
     return [
         leaf

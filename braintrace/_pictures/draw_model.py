@@ -1,4 +1,4 @@
-"""The picture of a compiled model, drawn."""
+"""Drawing of a compiled model with Matplotlib."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _COLOURS: Mapping[Kind, tuple[str, str]] = {
     "weight": ("#eaf5ea", "#3a7d44"),
     "plain weight": ("#ffffff", GREY),
 }
-"""Of the inside and the edge of a box, which is red where something is left out."""
+"""Colours of the inside and the edge of a box; the edge is red if a path is truncated."""
 _SAID: Mapping[Kind, str] = {
     "weight": "weight with a trace",
     "plain weight": "weight without a trace",
@@ -48,7 +48,7 @@ def draw_model(algorithm: ETraceAlgorithm, ax: Any = None) -> Any:
     algorithm
         The algorithm with its model.
     ax
-        Matplotlib's axes to draw in; ``None``: those of a new figure of the picture's size.
+        Matplotlib axes to draw in; ``None``: new axes in a figure of the picture's size.
     """
     pyplot = optional_import("matplotlib.pyplot", "plots")
     check_axes("ax", ax)
@@ -76,7 +76,7 @@ def draw_model(algorithm: ETraceAlgorithm, ax: Any = None) -> Any:
 
 
 def _size(node: Node) -> Size:
-    """Return the width and height that the text of a box asks for."""
+    """Return the width and height of a box with its text."""
     paths = optional_import("matplotlib.textpath", "plots")
     width = max(paths.TextPath((0, 0), line, size=_FONT).get_extents().width for line in node.lines)
     inside = 2 * _PAD if node.kind == "group" else 0.0  # the boxes of the states
@@ -88,7 +88,7 @@ def _line(node: Node) -> float:
 
 
 def _turns(picture: Picture, layout: Layout) -> dict[Arrow, int]:
-    """Return which of the arrows that lead back from its node each arrow is, from 1 on."""
+    """Return the index of each arrow among the backward arrows of its source, from 1 on."""
     count: dict[str, int] = {}
     found = {}
     for arrow in picture.arrows:
@@ -99,9 +99,9 @@ def _turns(picture: Picture, layout: Layout) -> dict[Arrow, int]:
 
 
 def _route(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -> tuple[Point, ...]:
-    """Return the points of an arrow's Bézier curves: an end, two to steer by, an end, and so on.
+    """Return the points of an arrow's Bézier curves: an end, two control points, an end, and so on.
 
-    Arrows that lead back run around everything between their ends, each ``turn`` further out.
+    Backward arrows run around all nodes between their ends, each ``turn`` further out.
     """
     (x, y), (x_end, y_end) = layout.centres[arrow.source], layout.centres[arrow.target]
     width, height = sizes[arrow.source]
@@ -129,10 +129,10 @@ def _route(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -
 
 
 def _back(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) -> tuple[Point, ...]:
-    """Return the points of an arrow that leads back, above everything or below it.
+    """Return the points of a backward arrow, above or below all nodes between its ends.
 
     It ends at the near side of a node that is the first or the last of its layer, and on the left
-    of any other.
+    of any other node.
     """
     (x, y), (x_end, y_end) = layout.centres[arrow.source], layout.centres[arrow.target]
     column = [at for across, at in layout.centres.values() if across == x_end]
@@ -145,7 +145,7 @@ def _back(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) ->
     level = side * (outermost + _BESIDE * turn)
     start, end = y + side * sizes[arrow.source][1] / 2, y_end + side * sizes[arrow.target][1] / 2
     if y_end in (max(column), min(column)):
-        # Halfway, a curve has come three quarters of the way to where it is steered.
+        # At its middle, a curve has covered three quarters of the distance to its control points.
         steer = (level - (start + end) / 8) / 0.75
         return ((x, start), (x, steer), (x_end, steer), (x_end, end))
     left = x_end - sizes[arrow.target][0] / 2
@@ -164,7 +164,7 @@ def _back(arrow: Arrow, layout: Layout, sizes: Mapping[str, Size], turn: int) ->
 def _extent(
     layout: Layout, sizes: Mapping[str, Size], points: Sequence[Point]
 ) -> tuple[float, float, float, float]:
-    """Return the left, right, lower and upper end of everything, with space around it."""
+    """Return the left, right, lower and upper end of the picture, with margins."""
     corners = [
         (x + side * sizes[name][0] / 2, y + side * sizes[name][1] / 2)
         for name, (x, y) in layout.centres.items()
@@ -176,7 +176,7 @@ def _extent(
 
 
 def _scale(ax: Any, width: float, height: float) -> float:
-    """Return how many points a unit of the axes is."""
+    """Return the number of points in one unit of the axes."""
     box = ax.get_position()
     across, up = ax.figure.get_size_inches()
     return float(min(72 * across * box.width / width, 72 * up * box.height / height))
@@ -230,7 +230,7 @@ def _line_style(arrow: Arrow, scale: float) -> dict[str, Any]:
 
 
 def _draw_legend(ax: Any, picture: Picture, scale: float) -> None:
-    """Say what the boxes and lines mean that there are."""
+    """Draw a legend for the boxes and lines that occur."""
     patches = optional_import("matplotlib.patches", "plots")
     lines = optional_import("matplotlib.lines", "plots")
     kinds = {node.kind for node in picture.nodes}

@@ -1,4 +1,4 @@
-"""Pictures of traces, drawn."""
+"""Drawing of trace images with Matplotlib."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Panel:
     Attributes
     ----------
     title, across, up
-        What stands above it, and at its axes.
+        Title and labels of the axes.
     image
         Magnitudes ``(up, across)``.
     """
@@ -30,7 +30,7 @@ class Panel:
 
 
 def check_axes(name: str, value: Any) -> None:
-    """Refuse what Matplotlib cannot draw in; ``None`` is for a new figure.
+    """Refuse a value that is neither Matplotlib axes nor ``None`` (a new figure).
 
     Raises
     ------
@@ -43,7 +43,7 @@ def check_axes(name: str, value: Any) -> None:
 
 
 def _each(axes: Any) -> list[Any]:
-    """Return the axes of an arrangement one after the other."""
+    """Return the axes of a nested arrangement as a list."""
     if isinstance(axes, np.ndarray) and axes.dtype == object:
         return list(axes.ravel())
     if is_endless(axes) or not isinstance(axes, (list, tuple)):
@@ -59,13 +59,13 @@ def draw_traces(panels: Sequence[Panel], axes: Any = None) -> list[Any]:
     panels
         The images.
     axes
-        As many of Matplotlib's axes as there are panels, in any arrangement, or a single one;
-        ``None``: those of a new figure.
+        Matplotlib axes, one for each panel, in any arrangement, or a single one; ``None``: the axes
+        of a new figure.
 
     Raises
     ------
     OptionError
-        If there are more axes or fewer.
+        If the numbers of axes and panels differ.
     """
     pyplot = optional_import("matplotlib.pyplot", "plots")
     if axes is None:

@@ -1,8 +1,8 @@
-"""Where the nodes of a picture are put, in layers from left to right.
+"""Layered layout of the nodes of a picture, from left to right.
 
-A node is one layer further than all that it takes something from, ways through the past apart
-where these would lead in a circle. Ways over several layers get a point to pass in each of them.
-Within a layer, everything is as close as possible to what it is connected with.
+A node is one layer to the right of all nodes that it depends on, except for paths through earlier
+steps that would make a cycle. A path over several layers has a point in each of them. Within a
+layer, each node is as close as possible to its neighbours.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from .._jaxpr import reached
 from .parts import Arrow
 
 GAP = 16.0
-"""Least distance of two nodes in a layer."""
+"""Minimum distance of two nodes in a layer."""
 BETWEEN_LAYERS = 44.0
 _SWEEPS = 8
 
@@ -23,16 +23,16 @@ Point = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where everything is.
+    """Coordinates of nodes and arrows.
 
     Attributes
     ----------
     centres
-        Of the nodes.
+        Centres of the nodes.
     passes
-        For each forward arrow, by its ends: the points that it passes on its way.
+        For each forward arrow, by its ends: its intermediate points.
     back
-        Arrows that lead to the same layer or to one before, by their ends.
+        Arrows to the same layer or to an earlier one, by their ends.
     """
 
     centres: Mapping[str, Point]
@@ -41,7 +41,7 @@ class Layout:
 
 
 def layout_of(sizes: Mapping[str, Size], arrows: Iterable[Arrow]) -> Layout:
-    """Arrange nodes of given sizes, by the arrows between them."""
+    """Place nodes of given sizes, by the arrows between them."""
     between = [arrow for arrow in arrows if arrow.source != arrow.target]
     forward = _without_circles(between)
     layer = _layers(list(sizes), forward)
@@ -63,7 +63,7 @@ def layout_of(sizes: Mapping[str, Size], arrows: Iterable[Arrow]) -> Layout:
 
 
 def _without_circles(arrows: Iterable[Arrow]) -> list[tuple[str, str]]:
-    """Return the ways by which nodes are arranged: those within a step before those of the past."""
+    """Return the acyclic paths that determine the layers; paths within a step have priority."""
     after: dict[str, set[str]] = {}
     found = []
     for arrow in sorted(arrows, key=lambda arrow: arrow.is_past):
@@ -79,7 +79,7 @@ def _leads(after: Mapping[str, set[str]], start: str, end: str) -> bool:
 
 
 def _layers(nodes: Sequence[str], ways: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Return the layer of each node: the longest way to it; what nothing leads to moves up."""
+    """Return the layer of each node: its longest path; nodes without inputs move to the right."""
     layer = dict.fromkeys(nodes, 0)
     for _ in nodes:
         for source, target in ways:
@@ -93,7 +93,7 @@ def _layers(nodes: Sequence[str], ways: Sequence[tuple[str, str]]) -> dict[str, 
 
 
 def _way(way: tuple[str, str], layer: Mapping[str, int]) -> list[str]:
-    """Return the nodes of a way, with one in each of the layers between."""
+    """Return the nodes of a path, with one intermediate node in each layer between."""
     source, target = way
     between = range(layer[source] + 1, layer[target])
     return [source, *(f"{source} -> {target} in {index}" for index in between), target]
@@ -114,7 +114,7 @@ def _rows(
 def _reorder(
     rows: list[list[str]], steps: Sequence[tuple[str, str]], towards_the_end: bool
 ) -> None:
-    """Sort every layer by the mean place of what its nodes are connected with, a layer before."""
+    """Sort each layer by the mean position of each node's neighbours in the previous layer."""
     near: dict[str, list[str]] = {}
     for source, target in steps:
         one, other = (target, source) if towards_the_end else (source, target)
@@ -135,7 +135,7 @@ def _heights(
     steps: Sequence[tuple[str, str]],
     heights: Mapping[str, float],
 ) -> dict[str, float]:
-    """Return how high everything is: close to what it is connected with, and not on another."""
+    """Return vertical coordinates: close to the neighbours, and without overlap."""
     near: dict[str, list[str]] = {}
     for source, target in steps:
         near.setdefault(source, []).append(target)
@@ -151,9 +151,9 @@ def _heights(
 def _apart(
     row: Sequence[str], wanted: Mapping[str, float], heights: Mapping[str, float]
 ) -> list[tuple[str, float]]:
-    """Put nodes one below the other, as close to where they want to be as their order allows.
+    """Stack nodes in order, as close to their wanted heights as possible.
 
-    Neighbours that would overlap make a block, which stands where it is nearest to all of them.
+    Neighbours that would overlap form a block, which is placed where it is nearest to all of them.
     """
     blocks: list[tuple[float, list[str]]] = []  # its centre, and its nodes
     for name in row:
@@ -171,7 +171,7 @@ def _apart(
 def _centre_of(
     own: Sequence[str], wanted: Mapping[str, float], heights: Mapping[str, float]
 ) -> float:
-    """Return the centre of a block with the least squares of distances of its nodes."""
+    """Return the centre of a block that minimises the squared distances of its nodes."""
     return _mean([wanted[name] - offset for name, offset in _stacked(0.0, own, heights)])
 
 
@@ -192,7 +192,7 @@ def _extent(own: Sequence[str], heights: Mapping[str, float]) -> float:
 
 
 def _columns(rows: Sequence[Sequence[str]], sizes: Mapping[str, Size]) -> list[float]:
-    """Return the middle of each layer."""
+    """Return the horizontal centre of each layer."""
     found, left = [], 0.0
     for row in rows:
         width = max((sizes[name][0] for name in row if name in sizes), default=0.0)

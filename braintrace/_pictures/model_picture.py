@@ -1,4 +1,4 @@
-"""From a compiled model to what its picture shows."""
+"""Conversion of a compiled model to the nodes and arrows of its picture."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from .dataflow import Dataflow, Origin, Use, dataflow_of, ungrouped
 from .parts import Arrow, Node, Picture, in_bytes
 
 _CUT_WAYS = ("plain-mixing", "recurrent-mixing", "layer-to-layer")
-"""Findings about a way from states to a group."""
+"""Kinds of diagnostics about a path from states to a group."""
 _CUT_WEIGHTS = ("mixed-positions", "partly-coupled", "backward-not-linear")
-"""Findings about a way from a weight that has a trace."""
+"""Kinds of diagnostics about a path from a weight that has a trace."""
 _MOST_NAMES = 3
-"""Names of parameters that are written into one box."""
+"""Maximum number of parameter names in one box."""
 
 
 def picture_of(graph: ETraceGraph) -> Picture:
@@ -38,7 +38,7 @@ class _Drawing:
         self._findings = _Findings(graph)
 
     def result(self) -> Picture:
-        """Return the nodes that some arrow ends at, and the arrows."""
+        """Return the nodes that have an arrow, and the arrows."""
         weights = _merged([*self._of_uses(), *self._of_loose_parameters()])
         arrows = _joined([*self._between_boxes(), *(a for w in weights for a in w.arrows)])
         nodes = [
@@ -57,14 +57,14 @@ class _Drawing:
 
     @property
     def _targets(self) -> Iterator[tuple[str, frozenset[Origin]]]:
-        """Yield every box, and what it is computed from."""
+        """Yield every box, and its origins."""
         for name, origins in self._flow.states.items():
             if name in self._boxes:
                 yield self._boxes[name], origins
         yield "output", self._flow.outputs
 
     def _between_boxes(self) -> Iterator[Arrow]:
-        """Yield the arrows that have no weight on them."""
+        """Yield the arrows without a weight."""
         for target, origins in self._targets:
             arrows = [self._from(origin, target, None) for origin in sorted(origins)]
             yield from (arrow for arrow in arrows if arrow and not _is_inside_a_step(arrow))
@@ -88,7 +88,7 @@ class _Drawing:
         return not own or bool(own[0].transition)
 
     def _reached_by(self, use: Use) -> list[str]:
-        """Return the boxes that a use drives, and those behind other uses."""
+        """Return the boxes that a use drives, directly or through other uses."""
         origin = Origin("weight", use.key)
         found = [target for target, origins in self._targets if origin in origins]
         for later in self._flow.uses:
@@ -105,7 +105,7 @@ class _Drawing:
             yield _Weight(key, use.parameters, self._findings.rows(use), (*ways_in, *ways_out))
 
     def _of_loose_parameters(self) -> Iterator["_Weight"]:
-        """Yield parameters that enter by other operations than products, such as biases."""
+        """Yield parameters that are not operands of products, such as biases."""
         every = [o for _, origins in self._targets for o in origins]
         every += [o for use in self._flow.uses for o in use.origins]
         for origin in sorted({o for o in every if o.kind == "parameter"}):
@@ -158,7 +158,7 @@ class _Drawing:
 
 @dataclasses.dataclass(frozen=True)
 class _Weight:
-    """Parameters in one box, the rows of the report about them, and the arrows at it."""
+    """Parameters in one box, the rows of the report about them, and their arrows."""
 
     key: str
     parameters: tuple[str, ...]
@@ -167,12 +167,12 @@ class _Weight:
 
     @property
     def driven(self) -> frozenset[str]:
-        """What the weight drives."""
+        """Targets of the weight's arrows."""
         return frozenset(arrow.target for arrow in self.arrows if arrow.source == self.key)
 
 
 class _Findings:
-    """What the report says of weights, and the diagnostics of weights and of ways."""
+    """Rows of the report about weights, and diagnostics about weights and paths."""
 
     def __init__(self, graph: ETraceGraph) -> None:
         self._diagnostics = graph.diagnostics
@@ -186,19 +186,19 @@ class _Findings:
                 self.of_parameter.setdefault(of_state, []).append(row)
 
     def rows(self, use: Use) -> tuple[RelationRow, ...]:
-        """Return the row of a use, or those of its parameters."""
+        """Return the row of a use, or the rows of its parameters."""
         if use.key in self._of_key:
             return (self._of_key[use.key],)
         return tuple(row for name in use.parameters for row in self.of_parameter.get(name, ()))
 
     def elsewhere(self, uses: Iterable[Use]) -> list[str | None]:
-        """Return where there are findings and no weights."""
+        """Return the source lines that have diagnostics and no use of weights."""
         return list({found.source for found in self._diagnostics} - {use.source for use in uses})
 
     def about_way(
         self, state: str, boxes: Iterable[str], sources: Sequence[str | None]
     ) -> Level | None:
-        """Return how much is left out on the way from a state, past some lines of the user's."""
+        """Return the level of truncation on the path from a state, past some lines of the model."""
         groups = [self._states[box] for box in boxes if box in self._states]
         return _worst(
             found
@@ -216,7 +216,7 @@ class _Findings:
         )
 
     def about_weight(self, parameters: Iterable[str], box: str) -> Level | None:
-        """Return how much is left out on the way from weights that have a trace."""
+        """Return the level of truncation on the path from weights that have a trace."""
         own, group = set(parameters), self._states.get(box, [])
         return _worst(
             found
@@ -228,13 +228,13 @@ class _Findings:
         )
 
     def about_parameters(self, parameters: Iterable[str]) -> Level | None:
-        """Return how much of the gradient of weights without a trace is left out."""
+        """Return the level of truncation in the gradient of weights without a trace."""
         own = set(parameters)
         found = _worst(d for d in self._diagnostics if not own.isdisjoint(d.paths))
         return "warning" if found == "warning" else None
 
     def about_state(self, name: str) -> Level | None:
-        """Return how much is left out that a state carries which is no hidden one."""
+        """Return the level of truncation of a State that is not a hidden state."""
         return _worst(
             d for d in self._diagnostics if d.kind == "untraced-state" and name in d.paths
         )
@@ -252,7 +252,7 @@ def _worst(found: Iterable[Diagnostic]) -> Level | None:
 
 
 def _merged(weights: Iterable[_Weight]) -> list[_Weight]:
-    """Put uses of the same parameters for the same ends into one."""
+    """Merge uses of the same parameters with the same targets."""
     found: dict[tuple[tuple[str, ...], frozenset[str]], _Weight] = {}
     other: dict[str, str] = {}
     for weight in weights:
@@ -275,7 +275,7 @@ def _between(arrow: Arrow, other: Mapping[str, str]) -> Arrow:
 
 
 def _joined(arrows: Iterable[Arrow]) -> list[Arrow]:
-    """Return every arrow once, by the worst that is found about it."""
+    """Return every arrow once, with the highest level of its diagnostics."""
     rank = {None: 0, "info": 1, "warning": 2}
     found: dict[tuple[str, str, bool], Arrow] = {}
     for arrow in arrows:
@@ -294,5 +294,5 @@ def _box(group: HiddenGroup) -> str:
 
 
 def _root(argument: str) -> str:
-    """Return the argument that a leaf, such as ``x['a'][0]``, belongs to."""
+    """Return the argument of a leaf such as ``x['a'][0]``."""
     return argument.partition("[")[0].partition(".")[0]

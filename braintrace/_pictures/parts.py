@@ -1,7 +1,7 @@
-"""What a picture of a compiled model shows, as plain data.
+"""Contents of the picture of a compiled model, as plain data.
 
-A weight is an edge from all that it reads to all that it drives, with a label in its middle: the
-label is a `Node` of its own, and `Arrow` s lead to it and from it.
+A weight is an edge from all nodes that it reads to all nodes that it drives, with a label in the
+middle. The label is a separate `Node`, with incoming and outgoing `Arrow` s.
 """
 
 import dataclasses
@@ -10,8 +10,8 @@ from typing import Literal
 from .._graph.diagnostics import Level
 
 Kind = Literal["argument", "weight", "plain weight", "group", "state", "output"]
-"""What a node stands for: an argument of the step, a weight with a trace or without one, a hidden
-group, a state of no group, or what the step returns."""
+"""Meaning of a node: an argument of the step, a weight with or without a trace, a hidden group, a
+state that is in no group, or the output of the step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Node:
     Attributes
     ----------
     key
-        Names it.
+        Its name.
     kind
-        What it stands for.
+        Its meaning.
     lines
-        What is written in it; for a group, a line for each of its states.
+        Its text; for a group, one line for each of its states.
     level
-        That of the finding that its gradient is one of the current step only; ``None``: there is
-        no such finding.
+        Level of the diagnostic that its gradient covers the current step only; ``None``: no such
+        diagnostic.
     """
 
     key: str
@@ -39,16 +39,16 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Arrow:
-    """What one node takes from another.
+    """Dependence of one node on another.
 
     Attributes
     ----------
     source, target
         Keys of the nodes.
     is_past
-        Whether it takes the values from before the step.
+        Whether the target reads the values from before the step.
     level
-        That of the finding that no trace follows this way; ``None``: there is no such finding.
+        Level of the diagnostic that no trace follows this path; ``None``: no such diagnostic.
     """
 
     source: str
@@ -66,7 +66,7 @@ class Picture:
 
 
 def in_bytes(count: int) -> str:
-    """Print a size.
+    """Format a size in bytes.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a learner will take, before anything of it is allocated."""
+"""Memory and operations of a learner, computed before allocation."""
 
 from .plan import Change as Change
 from .plan import Plan as Plan

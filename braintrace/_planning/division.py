@@ -1,7 +1,7 @@
-"""How the arrays of a learner are divided between the devices of a mesh that need not be there.
+"""Sharding of a planned learner over a mesh whose devices need not exist.
 
-Samples are divided along one axis of the mesh: a device runs the program of its own samples.
-Outputs are divided along another one, as `braintrace.shard` divides them.
+Samples are sharded over one axis of the mesh: each device runs the program for its samples. Outputs
+are sharded over another axis, as in `braintrace.shard`.
 """
 
 import dataclasses
@@ -26,23 +26,23 @@ MODEL = "model"
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Into how many parts samples and outputs are divided."""
+    """Numbers of parts into which samples and outputs are sharded."""
 
     data: int = 1
     model: int = 1
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
         return self.data * self.model
 
     def of_batch(self, batch_size: int | None) -> int | None:
-        """Return how many samples a device has.
+        """Return the number of samples on each device.
 
         Raises
         ------
         ShapeError
-            If the batch cannot be divided.
+            If the batch size is not a multiple of the number of parts.
         """
         if self.data == 1:
             return batch_size
@@ -54,7 +54,7 @@ class Parts:
         return batch_size // self.data
 
     def of_example(self, example: tuple[PyTree, ...], batch_size: int | None) -> tuple[PyTree, ...]:
-        """Return the arguments of a step that a device has: its samples of what leads with all."""
+        """Return the arguments of a step on one device; leading batch axes are sharded."""
 
         def of_leaf(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             if self.data == 1 or leaf.shape[:1] != (batch_size,):
@@ -66,23 +66,23 @@ class Parts:
         return divided
 
     def layout(self, graph: ETraceGraph, specs: TraceSpecs) -> Layout:
-        """Return which axes outputs divide, in a model of the samples of one device."""
+        """Return the axes along which outputs are sharded, for one device's samples."""
         return layout_of(graph, specs, self.of_model)
 
     @property
     def of_model(self) -> Division:
-        """How outputs are divided, in a model of the samples of one device."""
+        """Division of the outputs, for a model with one device's samples."""
         mesh: Any = AbstractMesh((self.model,), (MODEL,))
         return Division(mesh, None, MODEL)
 
 
 def parts_of(mesh: Any, data: str | None, model: str | None) -> Parts:
-    """Return how a mesh divides, of which only the names and lengths of axes are looked at.
+    """Return the parts of a mesh, from the names and lengths of its axes.
 
     Raises
     ------
     OptionError
-        If it is no mesh, or has no such axis.
+        If it is not a mesh, or does not have the axis.
     """
     if mesh is None:
         return Parts()
@@ -111,7 +111,7 @@ def parts_of(mesh: Any, data: str | None, model: str | None) -> Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Shape and dtype of an array with the samples of one device, and whether outputs divide it."""
+    """Shape and dtype of an array for one device's samples, and whether outputs are sharded."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -119,7 +119,7 @@ class Array:
 
 
 def arrays(tree: PyTree) -> list[Array]:
-    """Return the leaves of a tree, none of which is divided."""
+    """Return the leaves of a tree as arrays that are not sharded."""
     return [Array(tuple(leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
@@ -132,7 +132,7 @@ def arrays_of_state(path: Any, value: PyTree, layout: Layout) -> list[Array]:
 
 
 def arrays_of_traces(traces: Traces, layout: Layout) -> list[Array]:
-    """Return the arrays of traces, packed as they are."""
+    """Return the arrays of packed traces."""
 
     def of(names: Any, tree: PyTree) -> Iterable[Array]:
         if isinstance(names, dict):
@@ -144,7 +144,7 @@ def arrays_of_traces(traces: Traces, layout: Layout) -> list[Array]:
 
 
 def divided_sizes(arrays_and_names: Iterable[tuple[PyTree, Names]]) -> frozenset[int]:
-    """Return the lengths of the axes along which arrays are divided."""
+    """Return the lengths of the axes along which arrays are sharded."""
     return frozenset(
         size
         for leaf, names in arrays_and_names

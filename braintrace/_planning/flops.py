@@ -1,4 +1,4 @@
-"""How much a program computes."""
+"""Operation counts of a program."""
 
 import jax.numpy as jnp
 
@@ -12,13 +12,14 @@ broadcast_in_dim concatenate copy dynamic_slice dynamic_update_slice gather iota
 optimization_barrier pad reshape rev scatter slice squeeze stop_gradient transpose
 """
 MOVES = frozenset(_MOVES.split())
-"""What computes nothing."""
+"""Primitives that only move data."""
 
 
 def arithmetic(jaxpr: AnyJaxpr) -> int:
-    """Return how many numbers a program multiplies, adds, or computes in another way.
+    """Return the number of arithmetic operations of a program.
 
-    A function of one number counts once, whatever it takes; a loop of unknown length too.
+    An elementwise function counts as one operation per element, and the body of a loop of unknown
+    length counts once.
     """
     return sum(map(_of_equation, open_jaxpr(jaxpr)[0].eqns))
 

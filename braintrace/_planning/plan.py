@@ -1,4 +1,4 @@
-"""What a learner takes of a device: its bytes and what it computes, known before it is there."""
+"""Plan: the memory and operations of a learner on each device, before allocation."""
 
 import dataclasses
 import functools
@@ -32,21 +32,21 @@ from .flops import arithmetic
 from .program import Workload, program_for
 
 SHORTER = (4, 32, 256)
-"""Chunks are tried that are so many times shorter."""
+"""Factors by which shorter chunks are tried."""
 MORE = (2, 4, 8, 16, 32, 64)
-"""So many times as many devices are tried."""
+"""Factors by which more devices are tried."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What could be done otherwise, and what that would take.
+    """A change that reduces memory, and its result.
 
     Attributes
     ----------
     what
-        The change in words.
+        The change as text.
     total
-        Bytes on each device.
+        Bytes on each device with this change.
     fits
         Whether that fits.
     """
@@ -58,28 +58,28 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What one call of a learner takes of each device; ``print`` it for a table.
+    """Memory and operations of one call of a learner on each device; ``print`` shows a table.
 
     Attributes
     ----------
     method, steps, chunk_size, devices
-        What is run, over how many steps, in chunks of how many, on how many devices.
+        Method of the learner, number of steps, length of the chunks, number of devices.
     parameters, states, traces, optimizer
-        Bytes of what the learner holds.
+        Bytes of the learner's arrays.
     records
-        Bytes that one chunk records.
+        Bytes of the residuals of one chunk.
     arguments, results, aliased, temp
         Bytes of the compiled program: arguments, results, results in the memory of arguments, and
         temporary buffers.
     total
-        Bytes in all: arguments, results and temporary buffers, each once, and an optimizer's state
-        where the program has none.
+        Total bytes: arguments, results and temporary buffers, each once, and the state of an
+        optimizer if the program does not contain it.
     flops
-        Operations with floating-point numbers per step: forward, backward, traces and update.
+        Floating-point operations per step: forward, backward, traces and update.
     memory
-        Bytes that a device has; ``None``: not said.
+        Bytes of memory of a device; ``None``: unknown.
     changes
-        What would take less, where this does not fit.
+        Changes that take less memory, if the plan does not fit.
     """
 
     method: str
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a device has so much memory; ``None`` where that is not said."""
+        """Whether a device has enough memory; ``None`` if its memory is unknown."""
         return None if self.memory is None else self.total <= self.memory
 
     def __str__(self) -> str:
@@ -154,49 +154,49 @@ def plan(
 ) -> Plan:
     """Compute the memory and operations of a learner on each device, without allocating them.
 
-    The model is made and analysed with shapes in the place of numbers, and XLA compiles the program
+    The model is created and analysed with shapes instead of numbers, and XLA compiles the program
     of one of the learner's methods.
 
     Parameters
     ----------
     network
-        A model, or a function that makes one: then there are no parameters either.
+        A model, or a function that returns one: then the parameters are not allocated either.
     algorithm, *example_arguments, batch_size, vmap, rules, **algorithm_options
         See `compile`. Arguments may be `jax.ShapeDtypeStruct`.
     method
         ``'etrace_grad'``, ``'etrace_online'``, ``'etrace_evolve'`` or ``'predict'``. The loss is
-        the sum of squares of what the model returns.
+        the sum of squares of the model's output.
     steps
         Length of the sequences.
     from_zero
-        For ``'etrace_grad'``: whether the traces before are zero, as after a reset.
+        For ``'etrace_grad'``: whether the call starts with zero traces, as after a reset.
     chunk_size, memory_budget, every
         See `Learner.etrace_grad` and `Learner.etrace_online`. ``'auto'`` chooses as it would on
         this machine.
     optimizer
-        An ``optax.GradientTransformation``, whose state is counted; ``None``: there is none.
+        An ``optax.GradientTransformation``, whose state is counted; ``None``: no optimizer.
     mesh
-        A `jax.sharding.Mesh` or `AbstractMesh`, or a dict of the lengths of its axes: the devices
-        need not be there. ``None``: one device.
+        A `jax.sharding.Mesh` or `AbstractMesh`, or a dict of the lengths of its axes. The devices
+        need not exist. ``None``: one device.
     data, model
-        Axes of the mesh along which samples and outputs are divided; see `shard`.
+        Axes of the mesh over which samples and outputs are sharded; see `shard`.
     memory
-        Bytes that a device has. If the plan takes more, others are made and listed: shorter chunks,
+        Bytes of memory of a device. If the plan needs more, it lists changes: shorter chunks,
         traces in ``bfloat16``, `ES_D_RTRL`, more devices.
 
     Returns
     -------
     Plan
         Bytes of states, traces, arguments and results follow from shapes. Bytes of temporary
-        buffers are those that XLA reports for this machine's kind of device, without the buffers of
+        buffers are XLA's numbers for this machine's kind of device, without the buffers of
         collectives between devices.
 
     Raises
     ------
     OptionError
-        For an option value that is not accepted, or a model that cannot be made without numbers.
+        For an option value that is not accepted, or a model that cannot be created without numbers.
     ShapeError
-        For a batch that cannot be divided between the devices.
+        For a batch size that is not a multiple of the number of parts.
     CompilationError, DtypeError, UnitError
         See `compile`.
 
@@ -246,7 +246,7 @@ def plan(
 
 
 def _options_of(method: str, given: Mapping[str, Any]) -> Options:
-    """Return the options of a method, of which those that it does not have are the default."""
+    """Return the options of a method; options that it does not have keep their default."""
     chosen = {name: value for name, value in given.items() if value is not FIELDS[name].default}
     wrong = wrong_names(chosen, {name: False for name in given if name in METHODS[method]})
     if wrong is not None:
@@ -273,7 +273,7 @@ def _planned(work: Workload, parts: Parts, memory: int | None) -> Plan:
     def total(found: Iterable[Array]) -> int:
         return sum(size_of(a) // (parts.model if a.is_divided else 1) for a in found)
 
-    # Each device cuts the places of its sparse entries out of a constant.
+    # Each device slices the indices of its sparse entries from a constant.
     places = total(program.places) if parts.model > 1 else 0
     shares = parts.model if program.divided else 1
     found = Plan(
@@ -300,14 +300,14 @@ def _planned(work: Workload, parts: Parts, memory: int | None) -> Plan:
 
 
 def _changes(work: Workload, parts: Parts, found: Plan) -> Iterator[Change]:
-    """Yield what could be done otherwise: the first of each kind that fits, or the last."""
+    """Yield possible changes: for each kind, the first that fits, or the last."""
 
     def first(kind: Iterator[tuple[str, Workload, Parts]]) -> Iterator[Change]:
         change = None
         for what, other, divided in kind:
             try:
                 total = _planned(other, divided, found.memory).total
-            except BraintraceError:  # that rule is not for this model, nor that division
+            except BraintraceError:  # the rule refuses the model, or the batch is not divisible
                 continue
             change = Change(what, total, total <= (found.memory or 0))
             if change.fits:

@@ -1,7 +1,7 @@
-"""A learner that has no numbers, and the program that it would run.
+"""Program of a learner, traced without numbers.
 
-Everything is traced: the model is made, its States begin, it is compiled for a learning rule, and
-one of its methods is called, all of it with shapes in the place of arrays.
+Everything is traced with shapes instead of arrays: the model is created, its States are
+initialised, it is compiled for a learning rule, and one of its methods is called.
 """
 
 import dataclasses
@@ -37,24 +37,24 @@ from .division import Array, Parts, arrays, arrays_of_state, arrays_of_traces, d
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What a model is to be run on, and how.
+    """A model, the data for it, and the method that runs it.
 
     Attributes
     ----------
     make
-        Returns the model; called where nothing has numbers.
+        Returns the model; it is called inside a trace.
     algorithm, compile_options
         See `braintrace.compile`.
     example, batch_size
-        Shapes of the arguments of one step, and how many samples they have.
+        Shapes of the arguments of one step, and their number of samples.
     method, options
         The method of the learner, and its options.
     steps
         Length of the sequences.
     from_zero
-        Whether the traces before them are known to be zero.
+        Whether the sequences start with zero traces.
     optimizer
-        What changes the parameters; ``None``: they less their gradients.
+        Optimizer of the parameters; ``None``: parameters minus their gradients.
     """
 
     make: Callable[[], brainstate.nn.Module]
@@ -71,22 +71,22 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlannedProgram:
-    """A program that nobody has compiled, and what the learner that runs it holds.
+    """A traced program that has not been compiled, and the arrays of its learner.
 
     Attributes
     ----------
     traced
         The program.
     parameters, states, traces, optimizer
-        Arrays of parameters, of other States and filters, of traces, of an optimizer.
+        Arrays of parameters, of other States and filters, of traces, and of an optimizer.
     arguments, aliased
-        What goes in, and what of it the program may write its results over.
+        Arguments, and the ones whose memory the program may use for its results.
     places
-        Rows of the entries of sparse matrices.
+        Row indices of the entries of sparse matrices.
     divided
-        Lengths of axes that outputs divide: other arrays have such an axis, too.
+        Lengths of axes along which outputs are sharded; unsharded arrays may have equal lengths.
     chunk_size, records
-        How many steps a chunk has, and the bytes that these record.
+        Number of steps in a chunk, and the bytes of their residuals.
     """
 
     traced: jax.stages.Traced
@@ -103,7 +103,7 @@ class PlannedProgram:
 
     @property
     def results(self) -> list[Array]:
-        """What comes out."""
+        """The program's results."""
         avals = [atom.aval for atom in open_jaxpr(self.traced.jaxpr)[0].outvars]
         return [
             dataclasses.replace(found, is_divided=self.is_divided(found)) for found in arrays(avals)
@@ -114,26 +114,26 @@ class PlannedProgram:
         return int(self.traced.lower().compile().memory_analysis().temp_size_in_bytes)
 
     def is_divided(self, aval: Any) -> bool:
-        """Tell whether outputs divide an array, as far as its shape says."""
+        """Test, by its shape alone, whether outputs of an array are sharded."""
         return not self.divided.isdisjoint(aval.shape)
 
 
 def program_for(work: Workload, parts: Parts) -> PlannedProgram:
-    """Return the program that a device runs for its part of the samples; no array is made.
+    """Return the program of one device for its samples, without allocating arrays.
 
     Parameters
     ----------
     work
-        What all devices run together.
+        The workload of all devices.
     parts
-        How samples and outputs are divided between them.
+        Numbers of parts of samples and outputs.
 
     Raises
     ------
     OptionError
-        If the model cannot be made without numbers, or for an optimizer that has States of its own.
+        If the model cannot be created without numbers, or for an optimizer with its own States.
     ShapeError
-        If the batch cannot be divided.
+        If the batch size is not a multiple of the number of parts.
     """
     if work.optimizer is not None and not is_transformation(work.optimizer):
         raise OptionError(
@@ -163,7 +163,7 @@ def _made(work: Workload) -> brainstate.nn.Module:
     try:
         return work.make()
     except jax.errors.ConcretizationTypeError:
-        raise  # `program_for` says what it means
+        raise  # `program_for` explains it
     except Exception:
         with in_words(OptionError, lambda: "`network` makes no model"):
             raise
@@ -230,7 +230,7 @@ def _places(algorithm: ETraceAlgorithm, divided: frozenset[int]) -> list[Array]:
 
 
 def _like_parameters(moments: list[Array], parameters: list[Array]) -> list[Array]:
-    """Return what an optimizer keeps, divided where a parameter of the same shape is."""
+    """Return an optimizer's arrays, sharded like a parameter of the same shape."""
     shapes = {leaf.shape for leaf in parameters if leaf.is_divided}
     return [dataclasses.replace(leaf, is_divided=leaf.shape in shapes) for leaf in moments]
 
@@ -249,7 +249,7 @@ def _divided(algorithm: ETraceAlgorithm, layout: Layout) -> frozenset[int]:
 
 
 def _starting_traces(algorithm: ETraceAlgorithm) -> PyTree:
-    """Return traces as a learner outside of a trace carries them, coupled states packed."""
+    """Return initial traces as a learner outside of a trace carries them, coupled states packed."""
     specs = algorithm.compiled.trace_specs
     return jax.eval_shape(lambda: as_arrays(pack(starting_traces(specs), pairs_of(specs))))
 
@@ -284,7 +284,7 @@ def _sum_of_squares(outputs: PyTree) -> jax.Array:
 
 
 def _begun(learner: Learner, optimizer: Any) -> brainstate.State:
-    """Return a State that holds that of an optimizer."""
+    """Return a State that contains the state of an optimizer."""
     state = () if optimizer is None else optimizer.init(learner.parts.parameters_for_optimizer())
     return brainstate.LongTermState(state)
 
