@@ -1,9 +1,8 @@
-"""The one file that names JAX's internals, `_jax_derivatives` and `_jax_devices` apart.
+"""Interface to JAX: the only file with its internals, besides `_jax_derivatives`, `_jax_devices`.
 
-JAX keeps its jaxpr classes, its interpreters and a few helpers in modules whose contents
-move between releases. Everything that the library takes from there passes through this
-file, so that a new release of JAX is met here and nowhere else. Tried with jax 0.8.0,
-0.10.2 and 0.12.0.1.
+JAX keeps its jaxpr classes, its interpreters and a few helpers in modules whose contents change
+between releases. The library imports all of them from this file, so a new release of JAX needs
+changes here only. Tried with jax 0.8.0, 0.10.2 and 0.12.0.1.
 """
 
 import contextlib

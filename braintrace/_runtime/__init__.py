@@ -1,16 +1,15 @@
-"""A model at work: its States, its traces, and programs that move both on.
+"""Runtime of a compiled model: States, traces, and the programs that advance them.
 
-An algorithm has its model analysed and keeps what comes of it: `compiled_model`, with a
-`compiled_step` for each batch size. `batch_axes` makes example arguments of another size, and
-`environment` notices when something changes that the step has read besides. A call goes through
-`stepping`, a sequence through a driver of its own; both take values from `model_states` and traces
-from `carried_traces`, run a `program`, and store all of its results or none. `restart` starts
-samples anew, with `initial_values`, which are compiled as long as their `surroundings` are the
-same. `traces` is the State that users read and restore; `companions` notices hidden states that
-something else has written, which they do not belong to.
+`compiled_model` keeps the result of an analysis, with a `compiled_step` for each batch size.
+`batch_axes` makes example arguments of another batch size. `environment` detects changes of other
+values that the step has read. A single call uses `stepping`, and a sequence uses a driver. Both
+read values from `model_states` and traces from `carried_traces`, run a `program`, and store its
+results atomically. `restart` resets samples, with `initial_values`, whose programs are valid while
+their `surroundings` are unchanged. `traces` is the State that users read and restore. `companions`
+detects hidden states that other code has written, to which the traces do not belong.
 
-Around all of it stand `mesh`, for arrays that JAX types with their sharding, and `threads`, for
-callers that have to wait. `step_data` says which arguments are sequences.
+All calls go through `mesh`, for arrays that JAX types with their sharding, and `threads`, which
+serialises callers. `step_data` contains the wrappers that mark arguments as sequences.
 """
 
 from .carried_traces import CarriedTraces as CarriedTraces

@@ -28,25 +28,25 @@ MOST_BYTES = 65_536
 """Size limit of arrays compared by content before each call; this takes some microseconds."""
 
 Part: TypeAlias = Any
-"""What an attribute is, compared by ``==``."""
+"""The comparable value of an attribute; it supports ``==``."""
 
 _MISSING = object()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attributes:
-    """The plain attributes of a model at some time.
+    """The plain attributes of a model at one time.
 
     Attributes
     ----------
     by_name
-        What each is, by its path in the model, ``cell.gain``.
+        Comparable value by the path of the attribute in the model, ``cell.gain``.
     """
 
     by_name: Mapping[str, Part]
 
     def changed(self, now: "Attributes", but: Collection[str] = ()) -> list[str]:
-        """Return the names of those that are others now, with some exceptions."""
+        """Return the names of attributes that differ now, except some."""
         before, after = self.by_name, now.by_name
         return [
             name
@@ -55,13 +55,13 @@ class Attributes:
         ]
 
     def change(self, now: "Attributes", name: str) -> str:
-        """Say what an attribute was and what it is now."""
+        """Return the old and the new value of an attribute as text."""
         was, new = (_in_words(each.by_name.get(name, _MISSING)) for each in (self, now))
         return f"`{name}` ({was} then, {new} now)"
 
 
 def attributes_of(model: brainstate.nn.Module) -> Attributes:
-    """Return the plain attributes of a model's modules as they are now."""
+    """Return the current plain attributes of a model's modules."""
     found: dict[str, Part] = {}
     for path, node in model.nodes().items():
         where = [str(part) for part in path]
@@ -89,7 +89,7 @@ def contents_of(value: Any) -> bytes | None:
 
 
 def _part(value: Any, inside: tuple[int, ...]) -> Part:
-    """Return what is compared of a value, which is inside of containers with some identities."""
+    """Return the comparable part of a value, given the identities of its containers."""
     if isinstance(value, (brainstate.State, brainstate.graph.Node)) or id(value) in inside:
         return _Held(type(value))
     if value is None or isinstance(value, BY_VALUE):
@@ -114,7 +114,7 @@ def _part(value: Any, inside: tuple[int, ...]) -> Part:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Held:
-    """An object, kept so that no other takes its place."""
+    """A reference to an object, which keeps its identity from being reused."""
 
     value: Any
 
@@ -134,7 +134,7 @@ def _are_equal(one: Any, other: Any) -> bool:
             like = one.shape == other.shape and one.dtype == other.dtype
             return like and np.array_equal(one, other)
         return (one == other) is True
-    except Exception:  # whatever an object of somebody else's makes of it
+    except Exception:  # a user's class may raise anything
         return False
 
 

@@ -1,7 +1,8 @@
 """Arguments of ``update`` for another batch size.
 
-``init_state`` says which axes of the states are the batch, and nothing says it of the arguments of
-``update``: sizes may be equal by accident. `axes_of_arguments` follows each axis to the states.
+``init_state`` declares the batch axes of the states. There is no such declaration for the arguments
+of ``update``, and sizes may be equal by accident. `axes_of_arguments` follows each axis of an
+argument to the states.
 """
 
 import itertools
@@ -32,14 +33,14 @@ def arguments_for_batch(
     graph
         The analysed model.
     shapes
-        Of the short-term States for which it was traced, and of those with the new batch size.
+        Shapes of the short-term States of the traced step, and with the new batch size.
     batch_size
-        The new one.
+        The new batch size.
 
     Raises
     ------
     ShapeError
-        If something else than the batch size differs.
+        If anything except the batch size differs.
     """
     before, after = shapes
     if batch_size is None or list(map(len, before)) != list(map(len, after)):

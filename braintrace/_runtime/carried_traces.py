@@ -1,4 +1,4 @@
-"""The traces as programs and loops carry them: packed, and not computed before somebody asks."""
+"""Traces as programs and loops carry them: packed, and computed only when they are read."""
 
 import contextlib
 import dataclasses
@@ -21,14 +21,14 @@ _VALUE: Any = brainstate.ShortTermState.value
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LazyTraces:
-    """Traces that nobody has read since they were left.
+    """Deferred traces, which have not been read yet.
 
     Attributes
     ----------
     compute
-        Returns them.
+        Returns the traces.
     zero
-        Whether they are all zero.
+        Whether all of them are zero.
     """
 
     compute: Callable[[], Traces]
@@ -36,53 +36,53 @@ class LazyTraces:
 
 
 def computed(state: brainstate.State) -> Traces:
-    """Return what a State holds, which is computed now if nobody has read it."""
+    """Return the traces of a State, and compute them if they are deferred."""
     if isinstance(held(state), LazyTraces):
-        # Otherwise a program that is traced here would be for one device; see `_jax`.
+        # Otherwise a program that is traced here would be lowered for one device; see `_jax`.
         at_once = jax.ensure_compile_time_eval if is_transforming() else contextlib.nullcontext
         with uninterrupted, lock_of(state), at_once():
             left = held(state)
-            if isinstance(left, LazyTraces):  # no other thread has read them since
+            if isinstance(left, LazyTraces):  # no other thread has computed them meanwhile
                 hold(state, left.compute())
     found: Traces = held(state)
     return found
 
 
 def hold_from_outside(state: brainstate.State, traces: Any) -> None:
-    """Let a State hold traces that hidden states come with, or that have been restored."""
+    """Store traces that are restored, or written together with hidden states by other code."""
     forget_companions(state)
     hold(state, traces)
 
 
 @seen_through(computed, hold_from_outside)
 class CarriedTraces(brainstate.ShortTermState):
-    """The State that transformations carry from step to step, and that drivers take traces from.
+    """The State of the traces, which transformations carry and drivers read.
 
-    The traces after a sequence are often thrown away, by a reset or at the end of the program.
-    They are large, so that a driver leaves them here to be computed when somebody reads
-    ``value``. Traces that nobody has read also have no second owner: their buffers can be
-    donated to the computation that replaces them.
+    The traces after a sequence are often discarded, by a reset or at the end of the program. Since
+    they are large, a driver stores deferred traces, which are computed when ``value`` is read.
+    Deferred traces also have only one owner: their buffers can be donated to the program that
+    replaces them.
     """
 
     def read(self) -> Traces:
-        """Return the traces as they are carried."""
+        """Return the traces in carried form."""
         traces: Traces = _VALUE.fget(self)
         return traces
 
     def write(self, traces: Traces) -> None:
-        """Write traces as they are carried, which are not looked at."""
+        """Write traces in carried form, without checks."""
         _VALUE.fset(self, traces)
 
     def leave(self, compute: Callable[[], Traces], zero: bool = False) -> None:
-        """Let whoever reads the traces next compute them.
+        """Store deferred traces, computed at the next read.
 
         Parameters
         ----------
         compute
-            Returns them; called at most once. Inside a transformation it is called at once:
-            only brainstate can carry the traces out of there, and it reads them.
+            Returns them; called at most once. Inside a transformation it is called immediately:
+            only brainstate can return the traces from there, and it reads them.
         zero
-            Whether they are all zero.
+            Whether all of them are zero.
         """
         if is_watched():
             self.write(compute())
@@ -93,7 +93,7 @@ class CarriedTraces(brainstate.ShortTermState):
     def convert(self, function: Callable[[Traces], Traces]) -> None:
         """Replace the traces by a function of them, unless they are known to be zero.
 
-        They are computed now, and may be donated if they might have been before.
+        They are computed now. If they could be donated before, so can the new ones.
         """
         own = held(self)
         if not isinstance(own, LazyTraces):
@@ -104,18 +104,18 @@ class CarriedTraces(brainstate.ShortTermState):
 
     @property
     def is_zero(self) -> bool:
-        """Whether the traces are known to be zero, for whatever is compiled now."""
+        """Whether the traces are known to be zero when a program is compiled."""
         own = held(self)
         return isinstance(own, LazyTraces) and own.zero and not is_watched()
 
     @property
     def is_owned(self) -> bool:
-        """Whether nobody else has the traces, so that their buffers may be given away."""
+        """Whether there is no other reference to the traces, so their buffers can be donated."""
         return isinstance(held(self), LazyTraces) and not is_watched()
 
     @contextlib.contextmanager
     def read_by_the_way(self) -> Iterator[bool]:
-        """Let the traces be read inside without a second owner; yield whether they are zero."""
+        """Allow reads inside without a second owner; yield whether the traces are zero."""
         left, zero = held(self), self.is_zero
         try:
             yield zero
@@ -126,14 +126,14 @@ class CarriedTraces(brainstate.ShortTermState):
                 self.take_over()
 
     def take_over(self) -> None:
-        """Be the only owner of the traces that have been written."""
+        """Become the only owner of the traces that have been written."""
         found = held(self)
         if not isinstance(found, LazyTraces):
             hold(self, LazyTraces(lambda: found))
 
     @property
     def lock(self) -> Any:
-        """What a thread holds while it takes the traces away and leaves others in their place."""
+        """The lock that a thread acquires to take the traces and store new ones."""
         return lock_of(self)
 
     def take(self) -> tuple[Traces, bool]:
@@ -145,18 +145,18 @@ class CarriedTraces(brainstate.ShortTermState):
         return traces, True
 
     def lend(self) -> tuple[Traces, bool]:
-        """Return the traces for a computation that leaves them as they are."""
+        """Return the traces for a program that does not change them."""
         with uninterrupted, self.lock:
             return self.take()[0], False
 
 
 def _unless_lost(traces: Traces) -> Traces:
-    """Return traces that were taken, unless a computation has been given their buffers.
+    """Return traces that were taken, unless their buffers have been donated.
 
     Raises
     ------
     LostTracesError
-        If it has, and has left no others in their place.
+        If a program has taken their buffers, and failed before it stored new ones.
     """
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(traces)):
         raise LostTracesError(

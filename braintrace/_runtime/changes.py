@@ -1,7 +1,7 @@
-"""Recompilation of a model that has changed since it was compiled.
+"""Recompilation of a model that has changed since its compilation.
 
-A model changes when a plain attribute of a module has another value, or when a State is added. Both
-show in what its modules hold, which is compared by identity before every call.
+A model changes if a plain attribute of a module has a new value, or if a State is added. Both
+change the contents of its modules, which are compared by identity before every call.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ from .model_states import States
 
 
 def caught_up(algorithm: Any) -> States:
-    """Compile the model of an algorithm for what it holds now, and return all its States.
+    """Recompile the model of an algorithm if its contents changed, and return all its States.
 
     Raises
     ------
     NotCompiledError
-        If the model has a State that it did not have, or attributes that change its traces.
+        If the model has a new State, or attributes that change its traces.
     """
     states, version = algorithm.found_states(algorithm.model), algorithm.found_states.version
     if version is not algorithm.seen_version:
@@ -33,7 +33,7 @@ def caught_up(algorithm: Any) -> States:
 
 @on_automatic_axes
 def follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
-    """Let traces follow every hidden state, as windows need it; else compile the model again.
+    """Make traces follow every hidden state, as windows need it, and recompile if necessary.
 
     Parameters
     ----------
@@ -42,12 +42,12 @@ def follow_every_state(algorithm: Any, window: int, is_start: bool) -> None:
     window
         The window of the call that needs it.
     is_start
-        Whether its traces are those at the start of a sequence, so that they may begin again.
+        Whether the traces are at the start of a sequence, so they may be replaced.
 
     Raises
     ------
     OptionError
-        If a sequence has begun, and its traces leave out a state.
+        If a sequence has started, and its traces omit a state.
     """
     compiled = algorithm.compiled_model
     is_alike = compiled.step.follows_every_state
@@ -78,7 +78,7 @@ def _catch_up(algorithm: Any, compiled: CompiledModel, states: States) -> None:
 
 @contextlib.contextmanager
 def own_changes(algorithm: Any) -> Iterator[None]:
-    """Let attributes not count that functions change inside, while they are traced."""
+    """Ignore attribute changes by functions that are traced inside."""
     try:
         yield
     finally:

@@ -1,10 +1,10 @@
-"""The hidden states that traces belong to, and whether something else has written them since.
+"""Detection of hidden states that other code has written.
 
 Traces are derivatives of the values that the learner wrote. A call compares the arrays in the
-hidden States with those that the last one left there, by identity; in a transformation, the arrays
-from before it are compared when it is traced. An outside write to the traces (a transformation, a
-restored checkpoint) ends the comparison: hidden states come from the same place then. After a reset
-there is nothing to compare.
+hidden States with the arrays after the last call, by identity; in a transformation, the arrays from
+before it are compared when it is traced. An outside write to the traces (a transformation, a
+restored checkpoint) ends the comparison: the hidden states then have the same source. After a
+reset, nothing is compared.
 """
 
 import dataclasses
@@ -29,18 +29,18 @@ from .model_states import States
 
 @dataclasses.dataclass(eq=False)
 class Companions:
-    """What the learner left in the hidden States next to its traces.
+    """Values of the hidden States that belong to the traces.
 
     Attributes
     ----------
     states
         The States.
     values
-        What they held when the traces were written, and after the last call that wrote States
-        alone (`Learner.predict`); empty: not known.
+        Their values when the traces were written, and after the last call that wrote only States
+        (`Learner.predict`); empty: unknown.
     is_known
-        Whether every call of the learner is seen. A call that writes States alone, inside a
-        function that a user compiled, is not: from then on only State objects are compared.
+        Whether all calls of the learner are observed. A call that writes only States, inside a
+        function that a user compiled, is not. From then on, only State objects are compared.
     """
 
     states: Sequence[brainstate.State] = ()
@@ -52,13 +52,13 @@ _companions: dict[int, Companions] = {}
 
 
 def _new_companions(traces: brainstate.State) -> Companions:
-    """Return companions of traces; like a lock, they are no attribute that a copy shares."""
+    """Return new companions of traces; a copy of the traces does not share them."""
     weakref.finalize(traces, _companions.pop, id(traces), None).atexit = False
     return _companions.setdefault(id(traces), Companions())
 
 
 def forget_companions(traces: brainstate.State) -> None:
-    """Compare nothing before the learner has written these traces again."""
+    """Compare nothing until the learner writes these traces again."""
     found = _companions.get(id(traces))
     if found is not None:
         found.values = ()
@@ -67,16 +67,16 @@ def forget_companions(traces: brainstate.State) -> None:
 def note_companions(
     traces: brainstate.State, states: States, paths: Sequence[Path], with_traces: bool = True
 ) -> None:
-    """Remember what the learner has just written.
+    """Store the values that the learner has just written.
 
     Parameters
     ----------
     traces, states
         The traces, and States by path.
     paths
-        Of the hidden States that the traces follow.
+        Paths of the hidden States that the traces follow.
     with_traces
-        Whether it has written the traces as well.
+        Whether the learner has also written the traces.
     """
     if not paths:
         return
@@ -93,7 +93,7 @@ def note_companions(
 
 
 def check_companions(traces: brainstate.State, states: States, paths: Sequence[Path]) -> None:
-    """Refuse to continue with hidden states that are not those which the traces belong to.
+    """Refuse hidden states that do not belong to the traces.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def check_companions(traces: brainstate.State, states: States, paths: Sequence[P
     Raises
     ------
     LostTracesError
-        Naming the first State that has been written, or made, by something else.
+        Naming the first State that other code has written or created.
     """
     own = _companions.get(id(traces))
     if own is None or not own.values:
@@ -136,7 +136,7 @@ def check_companions(traces: brainstate.State, states: States, paths: Sequence[P
 
 
 def _is_alike(value: Any, other: Any) -> bool:
-    """Tell whether values are equal; those of another shape are refused where they are read."""
+    """Test whether values are equal; values of another shape are refused by the reader."""
     if value is other:
         return True
     leaves, tree = jax.tree.flatten(value)

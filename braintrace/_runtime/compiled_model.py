@@ -1,7 +1,7 @@
-"""A model with the steps that have been compiled for it.
+"""Compiled model: the steps compiled so far, by shapes and attributes.
 
-A step is compiled for the shapes of the States that start anew with a sequence, which have axes
-for the batch, and for the plain attributes of the model's modules.
+A step is compiled for the shapes of the short-term States, which have batch axes, and for the plain
+attributes of the model's modules.
 """
 
 import dataclasses
@@ -32,43 +32,43 @@ from .on_mesh import divided
 from .recent import Recent
 
 MOST_STEPS = 32
-"""For how many shapes and attributes a model is kept compiled: batches have a few sizes."""
+"""Maximum number of compiled steps that are kept: batches have a few sizes."""
 
 FOURTH = 4
-"""To go to and fro between two or three values (training and validation) is a habit; from the
-fourth on, an attribute changes all the time."""
+"""Number of compiled steps that triggers a warning. Two or three values of an attribute are common
+(training and validation); with four, it probably changes all the time."""
 
 
 Analyse: TypeAlias = Callable[[tuple[Any, ...], int | None], CompiledStep]
 """``(example, batch_size) -> step``; see `compile_step`."""
 
 Steps: TypeAlias = Recent[tuple[Shapes, Attributes], CompiledStep]
-"""Compiled steps by what they are compiled for."""
+"""Compiled steps by shapes and attributes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledModel:
-    """What a model is compiled to; the model itself is given to every method.
+    """The compiled steps of a model; methods take the model itself as an argument.
 
-    A clone of an algorithm has a model of its own, and shares this.
+    A clone of an algorithm has its own model, and shares this object.
 
     Attributes
     ----------
     step
-        What is compiled for the shapes that the States have now, and for the attributes.
+        The step compiled for the current shapes of the States and the attributes.
     shapes, attributes
-        Those shapes, and the attributes when it was compiled or found again.
+        These shapes, and the attributes at compilation or at the last lookup.
     is_mapped
-        Whether it is a model for one sample, mapped over a batch.
+        Whether the model is written for one sample and mapped over a batch.
     known, initial
-        What has been compiled for other shapes and attributes, and for initial values.
+        Compiled steps for other shapes and attributes, and compiled initial values.
     paths
-        Those of all States that the model had when it was compiled.
+        Paths of all States that the model had at compilation.
     written
-        Names of attributes that ``update`` or the user's functions write while they are traced:
-        a counter, a memo. They do not count.
+        Names of attributes that ``update`` or the user's functions write while they are traced (a
+        counter, a memo). They are ignored.
     division
-        The mesh that divides its arrays; ``None``: there is none.
+        The mesh over which its arrays are sharded; ``None``: no mesh.
     """
 
     step: CompiledStep
@@ -82,12 +82,12 @@ class CompiledModel:
     division: Division | None = None
 
     def divided(self, division: Division) -> "CompiledModel":
-        """Return the same with arrays on a mesh; for other shapes it is compiled again.
+        """Return this model sharded over a mesh; steps of other shapes are compiled again.
 
         Raises
         ------
         ShapeError, OptionError
-            If the batch is no multiple of the number of its parts, or there is none to divide.
+            If the batch size is not a multiple of the number of parts, or there is no batch axis.
         """
         known: Steps = Recent(MOST_STEPS)
         step = divided(self.step, division)
@@ -101,21 +101,22 @@ class CompiledModel:
         batch_size: int | None,
         options: dict[str, Any],
     ) -> dict[Path, Any]:
-        """Return the values of the short-term States at the start of a sequence, by path.
+        """Return the initial values of the short-term States, by path.
 
         Parameters
         ----------
         model, states
             The model, and all its States.
         batch_size
-            ``None``: as large as they are now.
+            ``None``: the current size.
         options
-            Of ``init_state``.
+            Options of ``init_state``.
 
         Raises
         ------
         ShapeError
-            If ``batch_size`` is ``None`` and ``init_state`` does not give the States' shapes.
+            If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the States
+            have.
         """
         if batch_size is not None:
             return self.initial(model, self.is_mapped, batch_size, options)
@@ -128,12 +129,12 @@ class CompiledModel:
     def initial_function(
         self, model: brainstate.nn.Module
     ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
-        """Return the States that initial values are made of, and how."""
+        """Return the States that initial values depend on, and their function."""
         now = values_by_path(short_term(all_states(model)))
         return self.initial.function(model, self.is_mapped, self._samples(now), shapes_of(now))
 
     def _samples(self, values: Mapping[Path, Any]) -> int | None:
-        """Return how many samples the values of States have, along their batch axes."""
+        """Return the number of samples of the values of States, from their batch axes."""
         batch = self.step.graph.batch
         leaves = ((p, i, x) for p, v in values.items() for i, x in enumerate(jax.tree.leaves(v)))
         sizes = (x.shape[a] for p, i, x in leaves if (a := batch.axis_at(p, i)) is not None)
@@ -146,9 +147,9 @@ class CompiledModel:
         values: Mapping[Path, Any],
         batch_size: int | None,
     ) -> "CompiledModel":
-        """Write values to States, and return what the model is compiled to for their shapes.
+        """Write values to States, and return this model compiled for their shapes.
 
-        If it cannot be compiled for them, the States keep their values.
+        If compilation fails, the States keep their values.
         """
         states, shapes = all_states(model), shapes_of(values)
         before = {path: states[path].value for path in values}
@@ -172,17 +173,17 @@ class CompiledModel:
         analyse: Analyse,
         states: States,
     ) -> "CompiledModel":
-        """Return what the model is compiled to for the States and attributes that it has now.
+        """Return this model compiled for the current States and attributes.
 
         Parameters
         ----------
         model, analyse, states
-            The model, how it is compiled, and all its States.
+            The model, its analysis, and all its States.
 
         Raises
         ------
         NotCompiledError
-            If ``update`` touches a State that was added, or attributes have changed the traces.
+            If ``update`` uses a State that was added, or attributes have changed the traces.
         """
         compiled = self
         if not self.paths.issuperset(states):
@@ -204,7 +205,7 @@ class CompiledModel:
     def _refuse_added_states(
         self, model: brainstate.nn.Module, analyse: Analyse, states: States
     ) -> None:
-        """Refuse new States of ``update``; parameters of the user's own functions may be added."""
+        """Refuse new States of ``update``; parameters of the user's functions may be added."""
         added = {path: state for path, state in states.items() if path not in self.paths}
         used = list(short_term(added))
         if not used:
@@ -219,7 +220,7 @@ class CompiledModel:
             )
 
     def changed(self, now: Attributes) -> list[str]:
-        """Return the names of the attributes that are others than those of the step."""
+        """Return the names of attributes that differ from the attributes of the step."""
         return self.attributes.changed(now, self.written)
 
     def with_attributes(
@@ -228,12 +229,12 @@ class CompiledModel:
         analyse: Analyse,
         now: Attributes,
     ) -> "CompiledModel":
-        """Return what the model is compiled to for its attributes as they are now.
+        """Return this model compiled for its current attributes.
 
         Parameters
         ----------
         model, analyse, now
-            The model, how it is compiled, and its attributes.
+            The model, its analysis, and its attributes.
         """
         traced = self.step.graph.traced
 
@@ -247,7 +248,7 @@ class CompiledModel:
         return dataclasses.replace(self, step=step, attributes=now)
 
     def analysed_again(self, analyse: Analyse) -> "CompiledModel":
-        """Return what the model is compiled to by another analysis, for what it is now."""
+        """Return this model compiled by another analysis, for the same shapes and attributes."""
         traced, known = self.step.graph.traced, Steps(MOST_STEPS)
         step = divided(analyse(example_arguments(traced), traced.batch_size), self.division)
         known[self.shapes, self.attributes] = step
@@ -260,7 +261,7 @@ class CompiledModel:
         attributes: Attributes,
         compiled: Callable[[], CompiledStep],
     ) -> CompiledStep:
-        """Return the step that is known for shapes and attributes, or compile it."""
+        """Return the known step for shapes and attributes, or compile it."""
         for key in list(self.known):
             if key[0] == shapes and not key[1].changed(attributes, self.written):
                 return self.known[key]
@@ -270,7 +271,7 @@ class CompiledModel:
         return step
 
     def _warn_if_often(self, model: brainstate.nn.Module, now: Attributes) -> None:
-        """Warn where attributes have made the model be compiled often."""
+        """Warn if attribute changes have caused several compilations."""
         if sum(shapes == self.shapes for shapes, _ in self.known) != FOURTH:
             return
         name, changes = type(model).__name__, self.changed(now)
@@ -290,12 +291,12 @@ def compile_first(
     example: tuple[Any, ...],
     batch_size: int | None,
 ) -> CompiledModel:
-    """Compile a model for an example, whose States have begun.
+    """Compile a model with initialised States for an example.
 
     Parameters
     ----------
     model, analyse
-        The model, and how it is compiled.
+        The model, and its analysis.
     example
         Example arguments of ``update``.
     batch_size
@@ -326,7 +327,7 @@ def learned_starts(compiled: CompiledModel, model: brainstate.nn.Module) -> list
     try:
         samples = compiled.step.graph.batch.samples
         read = compiled.initial.read_by(model, compiled.is_mapped, samples, compiled.shapes)
-    except ShapeError:  # States of shapes that `init_state` does not give
+    except ShapeError:  # `init_state` returns other shapes than the States have
         return []
     parameters = model.states(brainstate.ParamState).items()
     names = [path_name(tuple(path)) for path, s in parameters if any(s is one for one in read)]
@@ -352,7 +353,7 @@ def compile_step(
     options: CompilerOptions,
     trace_dtype: Any,
 ) -> CompiledStep:
-    """Analyse a model, and return what an algorithm runs.
+    """Analyse a model, and return the compiled step of an algorithm.
 
     Parameters
     ----------
@@ -361,16 +362,16 @@ def compile_step(
     method
         The learning rule.
     trace_dtype
-        Floating-point dtype in which traces are kept; ``None``: that of the model.
+        Floating-point dtype in which traces are stored; ``None``: the model's dtype.
 
     Raises
     ------
     CompilationError, DtypeError
         See `compile_etrace_graph`.
     OptionError
-        If ``method`` needs what drivers do not give it.
+        If ``method`` needs residuals that drivers do not provide.
     PrimitiveError
-        If the traces of ``method`` cannot carry one of the model's operations.
+        If the traces of ``method`` do not support one of the model's operations.
     """
     check_method(method)
     with kept_for_other_threads(model.states().values()):

@@ -1,4 +1,4 @@
-"""A compiled model and the functions made for it, each traced once per shape."""
+"""Compiled step: a compiled model and its programs, each traced once per shape."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -37,35 +37,35 @@ from .program import RAW, Program
 
 
 class CompiledStep:
-    """What an algorithm runs: one step, or a window of steps, on the values of States.
+    """Programs of an algorithm: one step, or a window of steps, on the values of States.
 
     Parameters
     ----------
     graph
         The compiled model.
     outside
-        States outside the model that a step touches.
+        States outside the model that a step uses.
     method
         The learning rule.
     every_state, trace_dtype
-        What traces it has, and in which dtype they are kept; see `CompilerOptions` and
-        `compile_step`.
+        Which states have traces, and the dtype in which traces are stored; see `CompilerOptions`
+        and `compile_step`.
     environment
-        What the step may have read besides States and arguments.
+        Other values that the step may have read.
     parameters
         The model's parameters.
     placement
-        Where its arrays lie on a mesh; ``None``: wherever they are.
+        Placement of its arrays on a mesh; ``None``: no mesh.
     whole
-        The same of the model as its author wrote it, where `graph` has its gates apart;
-        ``None``: it is this one.
+        The step of the model as its author wrote it, if the gates of `graph` are split; ``None``:
+        this step.
 
     Attributes
     ----------
     trace_specs
-        What is known of the traces as they are kept.
+        Specifications of the stored traces.
     followed
-        Paths of the model's hidden States that they follow.
+        Paths of the model's hidden States that the traces follow.
     """
 
     def __init__(
@@ -103,18 +103,18 @@ class CompiledStep:
         self.restart = jax.jit(self._restart)
 
     def with_gates_apart(self, parts: int, mesh: Any) -> "CompiledStep":
-        """Return the same, each gate of a unit computed by itself; see `divided_graph`."""
+        """Return this step with the gates of each unit split; see `divided_graph`."""
         graph = divided_graph(self.graph, self._method, self._every_state, parts, mesh)
         return self if graph is self.graph else self._with(graph, None)
 
     @property
     def graph_of_positions(self) -> ETraceGraph:
-        """The graph with operations that have no traces as well; see `with_every_operation`."""
+        """The graph, including operations without traces; see `with_every_operation`."""
         return with_every_operation(self.graph, self._method, self._every_state)
 
     @property
     def follows_every_state(self) -> bool:
-        """Whether traces follow every hidden state, also those that no later step reads."""
+        """Whether traces follow every hidden state, including states that no later step reads."""
         if self.graph.whole is not None:
             return True
         if any(group.downstream or group.delay_line for group in self.graph.hidden_groups):
@@ -123,7 +123,7 @@ class CompiledStep:
         return bool(jax.tree.structure(every) == jax.tree.structure(self.trace_specs))
 
     def placed(self, placement: Placement) -> "CompiledStep":
-        """Return the same, whose arrays lie on a mesh."""
+        """Return this step with a placement on a mesh."""
         return self._with(self.graph, placement)
 
     def _with(self, graph: ETraceGraph, placement: Placement | None) -> "CompiledStep":
@@ -131,9 +131,9 @@ class CompiledStep:
         return CompiledStep(graph, self.outside, self._method, *options, placement, self.whole)
 
     def as_carried(self, traces: Traces) -> Traces:
-        """Return traces of the whole model's operations as they are carried here.
+        """Return traces of the whole model's operations in the form that is carried here.
 
-        Traces that are not those of the whole model stay as they are.
+        Traces in another form are returned unchanged.
         """
         whole = self.whole
         if whole is self or not is_like(traces, whole.trace_specs):
@@ -141,7 +141,7 @@ class CompiledStep:
         return one_by_one(self._specs, whole._specs, traces)
 
     def as_whole(self, traces: Traces) -> Traces:
-        """Return the traces that are carried here as those of the whole model's operations."""
+        """Return carried traces as traces of the whole model's operations."""
         whole = self.whole
         return traces if whole is self else side_by_side(self._specs, whole._specs, traces)
 
@@ -150,7 +150,7 @@ class CompiledStep:
         return CarriedSpecs(self.graph, self.trace_specs)
 
     def find_states(self, states: States) -> dict[Path, brainstate.State]:
-        """Return those of a model's States, and of those outside it, that the step touches."""
+        """Return the States that the step uses, of the model and outside it."""
         return find_states(self.graph, states, self.outside)
 
     def inputs(
@@ -171,7 +171,7 @@ class CompiledStep:
     def entered(self, inputs: list[Any], sequences: Any, mark: Any) -> tuple[list[Any], Any]:
         """Return the program's inputs as a call may differentiate them, and the mark after it.
 
-        See `old_states.entered`; the arguments of all steps are ``sequences``.
+        See `old_states.entered`; ``sequences`` are the arguments of all steps.
         """
         held, mark = self._entered(dict(zip(self._in_vars, inputs, strict=True)), sequences, mark)
         return list(held.values()), mark
@@ -183,19 +183,19 @@ class CompiledStep:
         return {**inputs, **{var: held[leaf.name] for var, leaf in self._old.items()}}, mark
 
     def _placed(self, var: Var, value: Any) -> Any:
-        """Return the value of an input of the program, or of the State that it is of."""
+        """Place the value of an input of the program, if it belongs to a State."""
         leaf = self._leaves.get(var)
         if leaf is None or self.placement is None:
             return value
         return self.placement.leaf(leaf.path, leaf.leaf, value)
 
     def write(self, states: States, new: list[Any]) -> None:
-        """Write what a function of this object returned for the States.
+        """Write the new values of States that a function of this object returned.
 
         Raises
         ------
         OptionError
-            Inside a transformation of JAX's own.
+            Inside a transformation of JAX (not of brainstate).
         """
         with in_words(OptionError, lambda: RAW):
             write_states(self.graph, states, dict(zip(self._written, new, strict=True)))
@@ -208,7 +208,7 @@ class CompiledStep:
         start
             Inputs of the first step.
         written
-            What the States that steps write hold by now, as `written_of` returns it.
+            Current values of the States that steps write, as `written_of` returns them.
         slices
             Arguments of the step.
         """
@@ -220,9 +220,9 @@ class CompiledStep:
         return [values[var] for var in self._written]
 
     def _of_any_axes(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of values, traces and sequences for arguments that JAX has typed.
+        """Return a function of values, traces and sequences that accepts `Explicit` axes.
 
-        The function given takes the values by input variable.
+        ``function`` takes the values by input variable.
         """
 
         def by_var(values: list[Any]) -> dict[Var, Any]:
@@ -248,7 +248,7 @@ class CompiledStep:
     def step_on_its_own(
         self, inputs: Inputs, traces: Any, restart: jax.Array | None = None
     ) -> Step:
-        """Return one step, with its records where the mesh has them; see `single_step`."""
+        """Return one step, with its residuals placed on the mesh; see `single_step`."""
         step = self.graph, self._method, inputs, traces, restart
         if self.placement is None:
             return single_step(*step)
@@ -294,7 +294,7 @@ class CompiledStep:
 
 
 def carries_alike(one: CompiledStep, other: CompiledStep) -> bool:
-    """Tell whether what one step carries, traces and filters, is what another one carries."""
+    """Test whether two steps carry the same traces and filters."""
 
     def carried(step: CompiledStep) -> Any:
         specs = jax.tree.map(lambda s: (s.shape, str(s.dtype), s.axes, s.rule), step.trace_specs)

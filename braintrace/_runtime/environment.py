@@ -1,8 +1,8 @@
-"""What a compiled step has read of ``brainstate.environ``, which stays as it was.
+"""Values of ``brainstate.environ`` that a compiled step has read.
 
-A step is traced once. A value of the environment that has changed since (the time, whether the
-model is fitted) is not seen by it. Whether ``update`` reads a value is found out when it changes
-for the first time, by a trace with something in its place that cannot be used.
+A step is traced once, so later changes of the environment (the time, whether the model is fitted)
+have no effect on it. When a value changes for the first time, the step is traced again with an
+unusable object in its place, which shows whether ``update`` reads it.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .._errors import NotCompiledError
 from .._jax import is_tracer
 
 WHERE_AND_HOW = frozenset({"precision", "platform", "host_device_count"})
-"""Keys that say where and in what precision programs run: JAX looks after those."""
+"""Keys of the device and precision of programs, which JAX handles."""
 
 
 class Environment:
@@ -24,7 +24,7 @@ class Environment:
     Parameters
     ----------
     trace
-        Traces the step anew; raises if something that the step reads cannot be used.
+        Traces the step again; raises if the step reads an unusable value.
     """
 
     def __init__(self, trace: Callable[[], Any]) -> None:
@@ -33,12 +33,12 @@ class Environment:
         self._unread: set[str] = set()
 
     def check(self) -> None:
-        """Refuse to run a step that reads a value which has changed since it was compiled.
+        """Refuse to run a step that reads a value which has changed since its compilation.
 
         Raises
         ------
         NotCompiledError
-            If there is one.
+            If there is such a value.
         """
         for key, value in brainstate.environ.all().items():
             settled = key in WHERE_AND_HOW or key in self._unread
@@ -67,13 +67,13 @@ class Environment:
         try:
             with brainstate.environ.context(**{key: _Unusable()}):
                 self._trace()
-        except Exception:  # whatever the step makes of it
+        except Exception:  # the step may raise anything
             return True
         return False
 
 
 class _Unusable:
-    """Raises whatever is done with it."""
+    """An object whose every operation raises an error."""
 
     def __getattr__(self, name: str) -> Any:
         raise TypeError("a value of the environment is read")

@@ -1,4 +1,4 @@
-"""The compiled model without an algorithm, with the traces that D_RTRL would have."""
+"""Analysis of a model without an algorithm, with the traces of D_RTRL."""
 
 from typing import Any
 
@@ -23,27 +23,27 @@ def compile_etrace_graph(
     Parameters
     ----------
     model
-        A brainstate module whose states are initialised and whose ``update`` is one step.
+        A brainstate module with initialised states, whose ``update`` is one step.
     *arguments
         Example arguments of ``update``; their values do not matter.
     batch_size
-        ``None``: the model is analysed as it is. A number: the model is written for one
-        sample, and is analysed mapped over a leading batch axis of that size.
+        ``None``: the model is analysed unchanged. A number: the model is written for one sample,
+        and is analysed mapped over a leading batch axis of that size.
     strict
-        Raise instead of warning wherever a part of the gradient is cut.
+        Raise instead of warning if a part of the gradient is truncated.
     unroll_limit
-        Longest loop inside ``update`` that is unrolled because it holds an ETP operation, or
-        because it couples elements of a hidden state beside what it does position by position.
+        Maximum length of a loop inside ``update`` that is unrolled. A loop is unrolled if it
+        contains an ETP operation, or if it couples elements of a hidden state in addition to its
+        elementwise operations.
     readout_filters
         See `D_RTRL`.
     mark
-        ``None``: what the model marks learns online; if no ETP operation with a parameter
-        reaches a hidden state, the same as ``'auto'``. ``'explicit'``: what the model marks, and a
-        model without marks is refused. ``'auto'``: all of its parameters do,
-        as far as there are ETP operations for what it does with them: products and
-        convolutions of any layout, with their biases, and whatever acts position by position.
-        Marks that are there stay. A path, the beginning of one (``"cell/w"``, ``("cell", "w")``) or
-        a function of a path: these parameters alone are marked.
+        The parameters that learn online. ``None``: the parameters that the model marks; if no ETP
+        operation with a parameter reaches a hidden state, the same as ``'auto'``. ``'explicit'``:
+        the parameters that the model marks, and a model without marks is refused. ``'auto'``: all
+        parameters whose operations have an ETP form: products and convolutions of any layout, with
+        their biases, and elementwise operations. Existing marks stay. A path, the start of a path
+        (``"cell/w"``, ``("cell", "w")``) or a function of a path: only these parameters are marked.
 
     Returns
     -------
@@ -53,18 +53,18 @@ def compile_etrace_graph(
     Raises
     ------
     CompilationError
-        If the model has no hidden states, complex ones, no weight on the way to one that learns,
-        or (with ``strict``) a path that a trace cannot carry; or if ``update`` does something
-        with its arguments and States that JAX or brainstate cannot.
+        If the model has no hidden states, complex ones, no weight that learns on the path to one,
+        or (with ``strict``) a path that a trace cannot follow; or if JAX or brainstate do not
+        support an operation of ``update``.
     OptionError
-        If ``model`` or an option is not what it should be.
+        If ``model`` or an option has a value that is not accepted.
     NotInitializedError
         If ``init_state`` has not been called.
     UnitError
-        If units do not fit together in ``update``.
+        If physical units are incompatible in ``update``.
     DtypeError
         If a parameter of an ETP operation is not floating-point, or is not finite, or if an
-        argument is nothing that JAX computes with.
+        argument is not a JAX type.
 
     Warns
     -----

@@ -1,9 +1,10 @@
-"""The States of a model, found without a walk through it as long as it holds what it held.
+"""Cached search for the States of a model.
 
-A walk takes longer than all else that a call does in Python. What a model holds are the attributes
-of its modules, and what is in the lists, tuples, dicts, dataclasses and namespaces among them. They
-are compared by identity, which also shows that no plain attribute has changed. Only small NumPy
-arrays, which can change in place, are compared by content.
+A walk through a model takes longer than the rest of a call's Python code. The walk is repeated only
+if the contents of the model changed: the attributes of its modules, and the contents of lists,
+tuples, dicts, dataclasses and namespaces among them. They are compared by identity, which also
+detects changed plain attributes. Only small NumPy arrays, which can change in place, are compared
+by content.
 """
 
 from collections.abc import Iterable
@@ -22,19 +23,19 @@ _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes),
     *(np.ndarray, np.generic, jax.Array, saiunit.Quantity, saiunit.Unit),
 )
-"""Types of what holds no States: which of them an attribute has does not matter."""
+"""Types without States: a change from one to another needs no new walk."""
 
 _OF_ARRAYS = (np.ndarray, saiunit.Quantity)
 
 
 class FoundStates:
-    """All States of a model by path; copies of what has this object may share it."""
+    """All States of a model by path; copies of an object that has this cache may share it."""
 
     def __init__(self) -> None:
         self._last: _Found | None = None
 
     def __call__(self, model: brainstate.nn.Module) -> States:
-        """Return them as they are now."""
+        """Return the current States."""
         found = self._last
         if found is None or not found.are_of(model):
             found = self._last = _Found(model)
@@ -42,7 +43,7 @@ class FoundStates:
 
     @property
     def version(self) -> object:
-        """An object that is another one when the model has been found to hold something else."""
+        """An object that is replaced when the contents of the model change."""
         return None if self._last is None else self._last.version
 
     def __reduce__(self) -> tuple[type["FoundStates"], tuple[()]]:
@@ -50,7 +51,7 @@ class FoundStates:
 
 
 class _Found:
-    """The States of a model, and what it held when they were found."""
+    """The States of a model, and the model's contents when they were found."""
 
     def __init__(self, model: brainstate.nn.Module) -> None:
         self.states = all_states(model)
@@ -64,7 +65,7 @@ class _Found:
         self._is_understood = is_understood and all(id(s) in met for s in self.states.values())
 
     def are_of(self, model: brainstate.nn.Module) -> bool:
-        """Tell whether these are the States that a model has now."""
+        """Test whether these are the current States of a model."""
         if model is not self._model or not self._is_understood:
             return False
         for named, names, values in self._dicts:
@@ -80,7 +81,7 @@ class _Found:
         return True
 
     def _holds(self, now: Iterable[Any], values: list[Any]) -> bool:
-        """Tell whether as many values hold the same States as before; note what they are now."""
+        """Test whether the values contain the same States as before, and store the values."""
         if all(map(is_, now, values)):
             return True
         for index, (new, old) in enumerate(zip(now, values, strict=True)):
@@ -94,7 +95,7 @@ class _Found:
         return True
 
     def _look_into(self, value: Any, met: dict[int, Any]) -> bool:
-        """Note what a value holds; tell whether all of it is of a kind that is known here."""
+        """Store the contents of a value; return whether all of them are of known types."""
         if isinstance(value, _PLAIN) or id(value) in met:
             if (contents := contents_of(value)) is not None:
                 self._arrays.append([value, contents])
@@ -113,7 +114,7 @@ class _Found:
             self._lists.append((value, parts))
         elif isinstance(value, tuple):
             parts = value
-        else:  # a leaf, such as a function, or a container of another kind
+        else:  # a leaf, such as a function, or a container of another type
             leaves = jax.tree.leaves(value, is_leaf=_may_hold_states)
             return not any(map(_may_hold_states, leaves))
         return all(self._look_into(part, met) for part in parts)

@@ -1,10 +1,11 @@
-"""The values that a model's states have at the start of a sequence.
+"""Initial values of a model's states.
 
-They are what ``init_state`` gives to a copy of the model: a function of the States that it reads
-(parameters, random keys). It is traced once for a batch size and then compiled, as long as what
-it may read besides is as it was: attributes of modules with what is in them, and
-``brainstate.environ``; a module-level variable is read when it is traced. An ``init_state`` that
-cannot be traced, or that gives something else each time without a random State, is run as it is.
+These are the values that ``init_state`` assigns in a copy of the model: a function of the States
+that it reads (parameters, random keys). The function is traced once for a batch size and compiled.
+It is valid while other values that it may read are unchanged: attributes of modules with their
+contents, and ``brainstate.environ``. A module-level variable is read when it is traced. An
+``init_state`` is run without compilation if it cannot be traced, or if its result changes without a
+random State.
 """
 
 import inspect
@@ -27,30 +28,30 @@ from .surroundings import Surroundings
 Shapes = tuple[tuple[int, ...], ...]
 
 InitialFunction: TypeAlias = Callable[[Sequence[Any]], tuple[Sequence[Any], dict[Path, Any]]]
-"""``values of States -> (new values, None where there is none; initial values by path)``."""
+"""``values of States -> (new values or None, initial values by path)``."""
 
 Size = int | None
-"""A batch size; ``None``: that of ``init_state`` itself."""
+"""A batch size; ``None``: the default of ``init_state``."""
 
 MOST_REMADE = 3
-"""How often a function is made anew before what it depends on is taken to change all the time."""
+"""Number of times a function is compiled before its dependences count as always changing."""
 MOST_KEPT = 16
-"""How many functions are kept, one per model and batch size."""
+"""Maximum number of functions that are kept, one per model and batch size."""
 
 
 KNOWN = ("batch_size", "where")
-"""What `reset_state` takes by itself."""
+"""Options of `reset_state` that need no declaration."""
 
 
 def check_init_options(model: brainstate.nn.Module, names: Collection[str]) -> None:
     """Refuse options that no ``init_state`` of a model's modules declares.
 
-    ``**kwargs`` declare nothing: most layers have them, and would swallow a misspelt name.
+    ``**kwargs`` declare nothing: most layers have them, and would ignore a misspelt name.
 
     Raises
     ------
     OptionError
-        Naming the first option that is unknown, and those that exist.
+        Naming the first unknown option, and the known ones.
     """
     if not names:
         return
@@ -74,7 +75,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 def fresh_values(
     model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
 ) -> dict[Path, Any]:
-    """Return what ``init_state`` gives every short-term State, leaving the model as it is.
+    """Return the initial values of all short-term States without changing the model.
 
     Parameters
     ----------
@@ -83,7 +84,7 @@ def fresh_values(
     mapped
         Whether it is a model for one sample, mapped over a batch axis of that size.
     size
-        Given to ``init_state``; for a mapped model, the size of the batch axis.
+        Argument of ``init_state``; for a mapped model, the size of the batch axis.
     options
         Further arguments of ``init_state``.
     """
@@ -98,7 +99,7 @@ def fresh_values(
 
 
 def _of_samples(value: Any, size: Size) -> Any:
-    """Return the value of each sample, given that of one: random keys are split."""
+    """Return the values of all samples from the value of one; random keys are split."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         split = jax.vmap(lambda key: jax.random.split(key, size), out_axes=1)
         return split(value.ravel()).reshape(size, *value.shape)
@@ -106,7 +107,7 @@ def _of_samples(value: Any, size: Size) -> Any:
 
 
 def twin_of(model: brainstate.nn.Module) -> brainstate.nn.Module:
-    """Return a copy of a model; what it copies of lasting States is seen by transformations."""
+    """Return a copy of a model; transformations observe the reads of its long-term States."""
     twin = brainstate.graph.clone(model)
     states = model.states()
     for path, state in twin.states().items():
@@ -122,7 +123,7 @@ def shapes_of(values: Mapping[Path, Any]) -> Shapes:
 
 
 class InitialValues:
-    """Initial values of the short-term States of a model, by functions made once."""
+    """Initial values of the short-term States of a model, by cached functions."""
 
     def __init__(self) -> None:
         self._made: Recent[tuple[int, bool, Size], _Initialiser] = Recent(MOST_KEPT)
@@ -130,7 +131,7 @@ class InitialValues:
     def __call__(
         self, model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
     ) -> dict[Path, Any]:
-        """Return them; see `fresh_values`."""
+        """Return the initial values; see `fresh_values`."""
         if options or is_watched():
             return fresh_values(model, mapped, size, options)
         return self._initialiser(model, mapped, size)()
@@ -143,12 +144,13 @@ class InitialValues:
         shapes: Shapes,
         options: dict[str, Any],
     ) -> dict[Path, Any]:
-        """Return those of given shapes.
+        """Return initial values with given shapes.
 
         Raises
         ------
         ShapeError
-            If ``init_state`` gives them neither for so many samples nor without a batch size.
+            If ``init_state`` returns other shapes, both for this number of samples and without a
+            batch size.
         """
         for size in _sizes(samples, mapped):
             try:
@@ -162,7 +164,7 @@ class InitialValues:
     def function(
         self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
     ) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
-        """Return the States that those of given shapes are made of, and how.
+        """Return the States that initial values with given shapes depend on, and their function.
 
         Raises
         ------
@@ -175,7 +177,7 @@ class InitialValues:
     def read_by(
         self, model: brainstate.nn.Module, mapped: bool, samples: Size, shapes: Shapes
     ) -> tuple[brainstate.State, ...]:
-        """Return the States whose values those of given shapes depend on, if that is known.
+        """Return the States that initial values with given shapes depend on, if known.
 
         Raises
         ------
@@ -229,28 +231,28 @@ def _other_shapes(model: brainstate.nn.Module, shapes: Shapes) -> ShapeError:
 
 
 def _sizes(samples: Size, mapped: bool) -> list[Size]:
-    """Return the batch sizes that ``init_state`` may have got: the number of samples, or none."""
+    """Return the possible batch sizes of ``init_state``: the number of samples, or none."""
     return [samples] if mapped else list(dict.fromkeys([samples, None]))
 
 
 class _Initialiser:
-    """The initial values of one model for one batch size.
+    """Initial values of one model for one batch size.
 
     Parameters
     ----------
     model, mapped, size
         See `fresh_values`.
     times
-        How often it has been made before.
+        Number of earlier compilations.
 
     Attributes
     ----------
     shapes
-        Of the values, where they are those of a compiled function.
+        Shapes of the values, if there is a compiled function.
     states
-        Those that a compiled function takes.
+        States that the compiled function takes.
     read
-        Those of them that its values depend on.
+        States that its values depend on.
     """
 
     def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size, times: int) -> None:
@@ -268,11 +270,11 @@ class _Initialiser:
             self._run = jax.jit(lambda states: _as_list(found.call(states)))
 
     def fits(self) -> bool:
-        """Tell whether the function would be made like this now."""
+        """Test whether the function is still valid."""
         return self._surroundings is None or self._surroundings.are_unchanged()
 
     def __call__(self) -> dict[Path, Any]:
-        """Return the values; random States move on."""
+        """Return the values; random States advance."""
         written, values = self.values([state.value for state in self.states])
         for state, value in zip(self.states, written, strict=True):
             if value is not None:
@@ -280,7 +282,7 @@ class _Initialiser:
         return values
 
     def shapes_drawn(self) -> Shapes:
-        """Return the shapes of the values; no random State moves on."""
+        """Return the shapes of the values; random States do not advance."""
         if self.shapes is not None:
             return self.shapes
         before = peek(brainstate.random.DEFAULT)
@@ -290,24 +292,24 @@ class _Initialiser:
             hold(brainstate.random.DEFAULT, before)
 
     def values(self, of_states: Sequence[Any]) -> tuple[Sequence[Any], dict[Path, Any]]:
-        """Return new values of States, and the initial ones; see `InitialFunction`."""
+        """Return new values of States, and the initial values; see `InitialFunction`."""
         if self._surroundings is None:
             return [], self._fresh()
         written, values = self._run(of_states)
         return written, dict(zip(self._paths, values, strict=True))
 
     def _traced(self) -> StatefulTrace | None:
-        """Return the function, or ``None`` if it is not one of States alone."""
-        brainstate.random.DEFAULT.value  # noqa: B018  made here, not inside a trace
+        """Return the function, or ``None`` if it depends on more than States."""
+        brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of the trace
         try:
             first, again = (trace_stateful(self._fresh) for _ in range(2))
-        except Exception:  # raised anew, where it is an error, by running it as it is
+        except Exception:  # a real error is raised again when the function runs untraced
             return None
         return first if _are_equal(first.jaxpr, again.jaxpr) else None
 
 
 def _read_by(traced: StatefulTrace) -> tuple[brainstate.State, ...]:
-    """Return the States of which a program takes more than a copy (`twin_of` copies all)."""
+    """Return the States that a program does more with than copy them (`twin_of` copies all)."""
     jaxpr, _ = open_jaxpr(traced.jaxpr)
     used = {id(v) for equation in jaxpr.eqns for v in equation.invars} | set(map(id, jaxpr.outvars))
     variables = iter(jaxpr.invars)
@@ -320,13 +322,13 @@ def _read_by(traced: StatefulTrace) -> tuple[brainstate.State, ...]:
 
 
 def _as_list(result: tuple[Any, dict[Path, Any]]) -> tuple[Any, list[Any]]:
-    """Return values in a list: paths with names and numbers in them cannot be sorted."""
+    """Return values in a list, since paths with both names and numbers cannot be sorted."""
     written, values = result
     return written, list(values.values())
 
 
 def _are_equal(first: Any, second: Any) -> bool:
-    """Tell whether two programs are one, with the same constants in them."""
+    """Test whether two programs are equal, including their constants."""
     (one, constants), (other, others) = open_jaxpr(first), open_jaxpr(second)
     return (
         str(one) == str(other)

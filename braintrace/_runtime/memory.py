@@ -1,4 +1,4 @@
-"""The device that programs run on, and how much memory it has."""
+"""Device of the programs, and its memory."""
 
 import functools
 import os
@@ -11,19 +11,19 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def current_device() -> jax.Device:
-    """Return the device that JAX runs programs on where nobody says another."""
+    """Return JAX's default device for programs."""
     found = jax.config.jax_default_device
-    if not isinstance(found, jax.Device):  # none is set, or the name of a platform
+    if not isinstance(found, jax.Device):  # unset, or the name of a platform
         (found, *_) = jax.local_devices(backend=found)
     return found
 
 
 @functools.cache
 def memory_of(device: jax.Device) -> int | None:
-    """Return the bytes of a device, or ``None`` where nothing tells them.
+    """Return the bytes of a device's memory, or ``None`` if unknown.
 
-    Of a GPU that is what JAX may allocate; of a CPU the physical memory, or the limit that is set
-    for the process (of a container, say).
+    For a GPU, this is the limit of JAX's allocations; for a CPU, the physical memory, or the limit
+    of the process (in a container, for example).
     """
     limit = (device.memory_stats() or {}).get("bytes_limit")
     if limit is not None:
@@ -34,17 +34,17 @@ def memory_of(device: jax.Device) -> int | None:
 def _physical() -> Iterator[int]:
     try:
         yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # Windows has none, other systems not these
+    except (AttributeError, ValueError, OSError):  # not available on Windows and some systems
         return
 
 
 def limits_of_cgroups(root: Path, own: Path) -> Iterator[int]:
-    """Yield the limits on memory that Linux sets for the groups that a process belongs to.
+    """Yield the memory limits of the Linux control groups of a process.
 
     Parameters
     ----------
     root, own
-        Where the groups are, and the file that lists those of the process.
+        Folder of the groups, and the file that lists the groups of the process.
     """
     for line in _read(own).splitlines():
         number, controllers, path = line.split(":", 2)

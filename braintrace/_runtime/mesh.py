@@ -1,11 +1,11 @@
-"""Meshes whose axes are `Explicit`, as ``jax.make_mesh`` gives them.
+"""Meshes with `Explicit` axes, the default of ``jax.make_mesh``.
 
-On such an axis JAX types every intermediate result with its sharding, and refuses operations that
-leave it open: a reshape of a divided axis, a lookup by indices, a loop whose state changes its
-sharding. A compiled model is full of these. It therefore runs on the same devices with `Auto` axes,
-where XLA divides the work, and its results get `Explicit` axes again: whole sequences by renaming
-the mesh of every array, which keeps its buffers; a step inside a transformation by a region of
-`Auto` axes.
+JAX types every intermediate result with its sharding on such an axis, and refuses operations with
+an ambiguous sharding: a reshape of a sharded axis, a gather, a loop whose state changes its
+sharding. A compiled model contains many of these operations. It therefore runs on the same devices
+with `Auto` axes, for which XLA chooses the sharding, and its results get `Explicit` axes again. For
+whole sequences, the mesh of every array is renamed, which keeps its buffers. For a step inside a
+transformation, there is a region of `Auto` axes.
 """
 
 import contextlib
@@ -35,10 +35,11 @@ _Renaming: TypeAlias = Callable[[Any], Any]
 
 
 def on_automatic_axes(method: Function) -> Function:
-    """Let a method of a learner or an algorithm see `Auto` axes in the place of `Explicit` ones.
+    """Run a method of a learner or an algorithm on `Auto` instead of `Explicit` axes.
 
-    Its arguments, every State that it reads and the mesh of the context are renamed for it, its
-    result and those States back again. The object is an algorithm, or has one.
+    The mesh of its arguments, of every State that it reads and of the context is renamed for the
+    call; the mesh of its result and of the States is renamed back. The object is an algorithm, or
+    has one.
     """
 
     @functools.wraps(method)
@@ -65,7 +66,7 @@ def on_automatic_axes(method: Function) -> Function:
 
 @contextlib.contextmanager
 def as_users_have_it() -> Iterator[None]:
-    """Within a method that is `on_automatic_axes`, let everything lie as it does outside."""
+    """Restore the user's axes inside a method that is `on_automatic_axes`."""
     region = _REGION.get()
     if region is None:
         yield
@@ -79,9 +80,9 @@ def as_users_have_it() -> Iterator[None]:
 
 @contextlib.contextmanager
 def traced_on_automatic_axes(algorithm: Any) -> Iterator[None]:
-    """Let functions be traced, inside of a transformation as well, for `Auto` axes.
+    """Trace functions for `Auto` axes, also inside of a transformation.
 
-    It is for what reads States, which `on_automatic_axes` has not renamed there.
+    It is for functions that read States, which `on_automatic_axes` does not rename there.
     """
     values = jax.tree.leaves([peek(state) for state in _parameters(algorithm)])
     meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in values)
@@ -109,21 +110,22 @@ def in_automatic_region(
     *arguments: Any,
     steps: int | None = None,
 ) -> Any:
-    """Return ``function(values, traces, ...)`` where JAX may have typed the arguments.
+    """Return ``function(values, traces, ...)`` for arguments that JAX may have typed.
 
-    What is replaced keeps the sharding that it has, so that a loop can carry it. An output
-    is divided over an axis as the first divided value is over its first axis of that size.
+    Replaced values keep their sharding, so a loop can carry them. An output is sharded over an axis
+    like the first sharded value over its first axis of that size.
 
     Parameters
     ----------
     function
         Returns outputs, new values, and traces or None.
     replaced
-        What it replaces: values and traces.
+        The values and traces that it replaces.
     *arguments
-        Of the function.
+        Arguments of the function.
     steps
-        If some outputs are no sequences, and lie on every device: length of those that are.
+        Length of sequences. Outputs that are not sequences of this length are replicated. ``None``:
+        all outputs are sequences.
     """
     typed = [found for leaf in jax.tree.leaves(arguments) if (found := _typed(leaf)) is not None]
     if not typed:
@@ -157,7 +159,7 @@ def in_automatic_region(
 
 
 def _typed(leaf: Any) -> NamedSharding | None:
-    """Return the sharding that an array is typed with, if its mesh has `Explicit` axes."""
+    """Return the sharding in an array's type, if its mesh has `Explicit` axes."""
     sharding = jax.typeof(leaf).sharding
     return sharding if _is_explicit(sharding.mesh) else None
 
@@ -165,7 +167,7 @@ def _typed(leaf: Any) -> NamedSharding | None:
 def _check_trees(
     method: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> None:
-    """Refuse arguments that JAX cannot take apart, before it has to."""
+    """Refuse arguments that are not pytrees, before JAX processes them."""
     for index, value in enumerate(arguments):
         if isinstance(value, CONTAINERS):
             check_tree(f"arguments[{index}]", value, f"`{method.__name__}`: ")
@@ -175,9 +177,9 @@ def _check_trees(
 
 
 def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
-    """Return the mesh with `Explicit` axes that arguments, parameters or the context lie on.
+    """Return the mesh with `Explicit` axes of arguments, parameters or the context.
 
-    Inside a transformation there is none: JAX has typed what is given already.
+    Inside a transformation the result is None, since JAX has already typed the arguments.
     """
     if is_transforming():
         return None
@@ -187,7 +189,7 @@ def _explicit_mesh(given: Any, algorithm: Any) -> Mesh | None:
     meshes = (getattr(getattr(leaf, "sharding", None), "mesh", None) for leaf in leaves)
     found = next((mesh for mesh in meshes if mesh is not None and _is_explicit(mesh)), None)
     if found is None and _is_explicit(jax.sharding.get_abstract_mesh()):
-        found = jnp.zeros(()).sharding.mesh  # a new array lies there
+        found = jnp.zeros(()).sharding.mesh  # the mesh of a new array
     return found
 
 
@@ -209,7 +211,7 @@ def _all(mesh: Mesh, kind: AxisType) -> tuple[AxisType, ...]:
 
 
 def _renamed(old: Mesh, new: Mesh, tree: Any) -> Any:
-    """Return the arrays of a tree that lie on one mesh on another with the same devices."""
+    """Move the arrays of a tree from one mesh to another with the same devices."""
 
     def rename(leaf: Any) -> Any:
         sharding = getattr(leaf, "sharding", None)
@@ -222,14 +224,14 @@ def _renamed(old: Mesh, new: Mesh, tree: Any) -> Any:
 
 
 class _Region:
-    """While it is open, all that a learner or an algorithm reads lies on other axes.
+    """Context in which everything that a learner or an algorithm reads is on other axes.
 
     Parameters
     ----------
     algorithm
         The algorithm.
     into, back
-        Return a tree with its arrays on those axes, and on the user's.
+        Return a tree with its arrays on these axes, and on the user's axes.
     """
 
     def __init__(self, algorithm: Any, into: _Renaming, back: _Renaming) -> None:
@@ -237,7 +239,7 @@ class _Region:
         self._entered = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Enter it."""
+        """Enter the region."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_without_context())
             stack.enter_context(automatic_axes())
@@ -246,7 +248,7 @@ class _Region:
             self._entered = stack.pop_all()
 
     def close(self) -> None:
-        """Leave it."""
+        """Leave the region."""
         self._entered.close()
 
     def __enter__(self) -> None:
@@ -261,7 +263,7 @@ _REGION: contextvars.ContextVar[_Region | None] = contextvars.ContextVar("region
 
 @contextlib.contextmanager
 def _without_context() -> Iterator[None]:
-    """Take away the mesh of the context: constants made inside are to fit any other."""
+    """Remove the mesh of the context, so constants created inside fit any mesh."""
     if not _is_explicit(jax.sharding.get_abstract_mesh()):
         yield
         return
@@ -271,7 +273,7 @@ def _without_context() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _states_renamed(algorithm: Any, into: _Renaming, back: _Renaming) -> Iterator[None]:
-    """Rename the value of every State when it is read, and of all of them at the end."""
+    """Rename the mesh of every State's value when it is read, and rename all back at the end."""
     held = getattr(algorithm, "traces", None)
     traces = None if held is None else held.carried
     if traces is not None:

@@ -1,7 +1,7 @@
-"""The States of a model as the inputs and outputs of its compiled step.
+"""States of a model as inputs and outputs of its compiled step.
 
-States are looked up by path at every use, never held: ``init_all_states`` makes new State
-objects, and those are the ones that a model reads from then on.
+States are looked up by path at every use, and never stored: ``init_all_states`` creates new State
+objects, which the model reads from then on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ States: TypeAlias = Mapping[Path, brainstate.State]
 def find_states(
     graph: ETraceGraph, inside: States, outside: States
 ) -> dict[Path, brainstate.State]:
-    """Return the States that the compiled step touches, by path, in its order.
+    """Return the States that the compiled step uses, by path, in its order.
 
     Parameters
     ----------
     graph
         The compiled model.
     inside, outside
-        All States of the model, and the States besides that a step touches.
+        All States of the model, and States outside it that a step uses.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def all_states(model: brainstate.nn.Module) -> dict[Path, brainstate.State]:
 
 
 def short_term(states: States) -> dict[Path, brainstate.State]:
-    """Return the States that start anew with a sequence."""
+    """Return the States that are reset with a sequence."""
     return {p: state for p, state in states.items() if isinstance(state, brainstate.ShortTermState)}
 
 
@@ -84,12 +84,12 @@ def read_states(
     graph, states
         The compiled model, and its States.
     values
-        Values that the States could have; ``None``: those that they have now.
+        Values to use for the States; ``None``: their current values.
 
     Raises
     ------
     ShapeError
-        If a State has another shape than when the model was compiled.
+        If the shape of a State has changed since compilation.
     """
     values = values_by_path(states) if values is None else values
     inputs: dict[Var, Any] = {}
@@ -163,9 +163,9 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
     Raises
     ------
     ShapeError
-        If they do not have the structure and shapes that the model was compiled for.
+        If their structure or shapes differ from the compiled ones.
     DtypeError
-        If they are floats where the example had integers, or the like.
+        If they cannot be converted to the compiled dtype, as floats to integers.
     """
     traced = graph.traced
     for index, argument in enumerate(arguments):
@@ -204,7 +204,7 @@ def _other_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> ShapeErr
 
 
 def _check_kind(name: str, found: Any, expected: Any) -> None:
-    """Refuse numbers that the dtype of the example argument cannot hold."""
+    """Refuse numbers that the dtype of the example argument cannot represent."""
     if not _holds(expected, found):
         raise DtypeError(
             f"Argument `{name}` of `update` has dtype {found}; the model was compiled for "
@@ -213,7 +213,7 @@ def _check_kind(name: str, found: Any, expected: Any) -> None:
 
 
 def _holds(wide: Any, dtype: Any) -> bool:
-    """Tell whether numbers of one dtype keep their size in another, if not all their digits."""
+    """Test whether a dtype has the range of another one; digits may be lost."""
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     rank, other = (
         next((i for i, kind in enumerate(kinds) if jnp.issubdtype(d, kind)), 0)
@@ -248,11 +248,11 @@ def add_to_states(
     graph
         The compiled model.
     paths
-        Path of each value's State, ``None`` for States that the compiled step does not touch.
+        Path of each value's State, ``None`` for States that the compiled step does not use.
     values
         Values of States.
     terms
-        What is added, for some of the hidden states.
+        Terms to add, for some of the hidden states.
     """
     leaves: dict[Path, list[StateLeaf]] = {}
     for leaf in graph.traced.leaves:

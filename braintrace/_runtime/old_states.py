@@ -24,14 +24,14 @@ from .._typing import PyTree
 
 
 class StepMark:
-    """Hold the mark of a learner in a State, which brainstate does not find in this object."""
+    """Container of the State of a learner's mark, hidden from brainstate."""
 
     def __init__(self) -> None:
         with jax.ensure_compile_time_eval():
             self._state = brainstate.State(jnp.zeros(()))
 
     def beside(self, traces: brainstate.State) -> brainstate.State:
-        """Return the State, which is in the same transformations as the traces."""
+        """Return the State, in the same transformations as the traces."""
         self._state.stack_level = traces.stack_level
         return self._state
 
@@ -50,7 +50,7 @@ def entered(
     mark
         The mark before it.
     through_steps
-        Whether a derivative with respect to old states goes through what is entered.
+        Whether derivatives with respect to old states may pass through the step.
 
     Raises
     ------
@@ -73,8 +73,8 @@ def entered(
 def _computed(leaf: Any) -> Any:
     """Return a value as a result of JAX.
 
-    Where brainstate looks for mapped States, tracers hold NumPy arrays, which `jax.custom_jvp`
-    does not take.
+    When brainstate searches for mapped States, tracers contain NumPy arrays, which `jax.custom_jvp`
+    does not accept.
     """
     return jnp.copy(leaf) if is_tracer(leaf) else leaf
 
@@ -104,7 +104,7 @@ def _held(names: Sequence[str], through_steps: bool) -> Any:
 
 
 def _zero_of(tangent: Any, like: Any) -> Any:
-    """Return a zero that depends on a tangent for JAX: a sum of none of its entries.
+    """Return a zero that depends on a tangent: a sum of none of its entries.
 
     A constant zero would not reach the next step.
     """

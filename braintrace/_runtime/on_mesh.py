@@ -1,4 +1,4 @@
-"""A model whose arrays a mesh divides: its compiled step, its States and its traces."""
+"""Compiled steps, States and traces on a mesh."""
 
 import jax
 from jax.sharding import Mesh
@@ -12,7 +12,7 @@ from .traces import EligibilityTraces
 
 
 def divided(step: CompiledStep, division: Division | None) -> CompiledStep:
-    """Return a compiled step whose arrays lie on a mesh, if there is one.
+    """Return a compiled step whose arrays are placed on a mesh, if there is one.
 
     Parameters
     ----------
@@ -22,11 +22,11 @@ def divided(step: CompiledStep, division: Division | None) -> CompiledStep:
     Raises
     ------
     ShapeError, OptionError
-        If the batch is no multiple of the number of its parts, or there is none to divide.
+        If the batch size is not a multiple of the number of parts, or there is no batch axis.
     """
     if division is None:
         return step
-    is_there = isinstance(division.mesh, Mesh)  # a plan is made for a mesh without devices
+    is_there = isinstance(division.mesh, Mesh)  # a plan uses a mesh without devices
     mesh = division.automatic if is_there else None
     step = step.whole.with_gates_apart(division.model_parts, mesh)
     if not is_there:
@@ -37,7 +37,7 @@ def divided(step: CompiledStep, division: Division | None) -> CompiledStep:
 def moved_traces(
     before: CompiledStep, after: CompiledStep, traces: EligibilityTraces
 ) -> EligibilityTraces:
-    """Return the traces of a step for one that another mesh divides: of all gates, or of each."""
+    """Convert the traces of a step to another mesh, whose gates may be split differently."""
     specs, pairs = after.trace_specs, pairs_of(after.trace_specs)
     if jax.tree.structure(specs) == jax.tree.structure(before.trace_specs):
         return traces
@@ -50,12 +50,12 @@ def moved_traces(
 
 
 def place_states(placement: Placement | None, states: States) -> None:
-    """Put the States of a model where they lie on a mesh, if there is one."""
+    """Move the States of a model to their placement on a mesh, if there is one."""
     if placement is not None:
         write_by_path(states, placement.values(values_by_path(states)))
 
 
 def arrays_on(placement: Placement | None, traces: Traces) -> Traces:
-    """Return traces with arrays of zeros in place of shapes, where they lie on a mesh."""
+    """Return traces with zeros instead of shapes, placed on a mesh."""
     found: Traces = as_arrays(traces) if placement is None else placement.traces(traces)
     return found

@@ -1,8 +1,8 @@
-"""Compiled programs that move a learner on, and how their results are stored.
+"""Compiled programs of a learner, with atomic storage of their results.
 
-A step of a learner is done as a whole or not at all. What can fail while it runs keeps the old
-values until it has succeeded. All else runs on the traces' own buffers, and while it does so
-neither a signal nor another thread gets in between.
+A step of a learner is atomic. A program that can fail at run time leaves the old values in place
+until it has succeeded. Other programs reuse the buffers of the traces; meanwhile, signals and other
+threads wait.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,14 +25,14 @@ Take: TypeAlias = Callable[[], tuple[Any, bool]]
 
 
 class Program:
-    """A pure function, compiled.
+    """A compiled pure function.
 
     Parameters
     ----------
     function
         The function.
     donated
-        Which of its arguments holds traces, whose buffers it may be given; ``None``: none does.
+        Index of the argument with traces, whose buffers may be donated; ``None``: no donation.
     """
 
     def __init__(self, function: Callable[..., Any], donated: int | None = None) -> None:
@@ -42,22 +42,22 @@ class Program:
         self._calls_back: bool | None = None
 
     def __call__(self, *arguments: Any, in_place: bool = False) -> Any:
-        """Run it, on the buffers of its traces if they are its own."""
+        """Run the function; ``in_place`` donates the buffers of its traces."""
         return (self._run_in_place if in_place else self._run)(*arguments)
 
     def trace(self, *arguments: Any, in_place: bool = False) -> jax.stages.Traced:
-        """Return the program for such arguments, which need not have numbers."""
+        """Return the program for arguments, which may be shapes."""
         return (self._run_in_place if in_place else self._run).trace(*arguments)
 
     def can_fail(self, example: Callable[[], tuple[Any, ...]]) -> bool:
-        """Tell whether a call can fail once it runs, by what it calls back or checks.
+        """Test whether a call can fail at run time, because of callbacks or checks.
 
         Parameters
         ----------
         example
-            Returns arguments; it is asked for them once.
+            Returns arguments; called at most once.
         """
-        if is_watched():  # whoever transforms the program runs it
+        if is_watched():  # the outer transformation runs the program
             return False
         if self._calls_back is None:
             self._calls_back = calls_back(self._run.trace(*example()).jaxpr)
@@ -71,18 +71,18 @@ def advance(
     run: Callable[[Take], Result],
     store: Callable[[Result], None],
 ) -> Result:
-    """Run programs and store their results, all or none.
+    """Run programs and store their results atomically.
 
     Parameters
     ----------
     traces
-        The traces, which the programs move on.
+        The traces, which the programs advance.
     can_fail
-        Whether a program can fail once it runs; see `Program.can_fail`.
+        Whether a program can fail at run time; see `Program.can_fail`.
     run
         Takes the traces, runs the programs, and returns their results.
     store
-        Writes them to States and traces.
+        Writes the results to States and traces.
     """
     if can_fail:
         results = run(traces.lend)
@@ -103,12 +103,12 @@ RAW = (
 
 
 def write_values(states: Iterable[brainstate.State], values: Iterable[Any]) -> None:
-    """Write what a program returned for States.
+    """Write a program's results to States.
 
     Raises
     ------
     OptionError
-        Inside a transformation of JAX's own.
+        Inside a transformation of JAX (not of brainstate).
     """
     with in_words(OptionError, lambda: RAW):
         set_values(states, values)

@@ -1,4 +1,4 @@
-"""A dict of bounded size."""
+"""LRU cache: a dict of bounded size."""
 
 import collections
 from typing import TypeVar
@@ -8,12 +8,12 @@ Value = TypeVar("Value")
 
 
 class Recent(collections.OrderedDict[Key, Value]):
-    """The entries that were used last, up to a number of them.
+    """Dict of the most recently used entries, up to a maximum number.
 
     Parameters
     ----------
     most
-        How many there are at most.
+        Maximum number of entries.
     """
 
     def __init__(self, most: int) -> None:

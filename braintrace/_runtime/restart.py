@@ -1,4 +1,4 @@
-"""Samples that start anew between two steps: at once, or when a driver comes to it."""
+"""Resets of single samples between two steps, immediate or requested from a driver."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,14 +27,15 @@ def start_anew(old: jax.Array, new: jax.Array, axis: int | None, flags: jax.Arra
     Parameters
     ----------
     old, new
-        The array now, and at the start of a sequence.
+        The current array, and the array at the start of a sequence.
     axis
-        The batch axis; ``None``: the array belongs to all samples.
+        The batch axis; ``None``: the array is shared by all samples.
     flags
-        One for all samples, or one for each.
+        One flag for all samples, or one for each.
     """
     mixed = jnp.where(flags_along(axis, flags, old.ndim), new, old)
-    return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)  # keys have no astype
+    # Random keys have no `astype`.
+    return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)
 
 
 def values_anew(
@@ -59,7 +60,7 @@ def restart_samples(
     fresh: Mapping[Path, Any],
     flags: jax.Array,
 ) -> None:
-    """Let samples start anew: write initial values to States, and zeros to the traces."""
+    """Reset samples: write initial values to States, and zeros to the traces."""
     check_companions(traces, states, step.followed)
     now = {path: states[path].value for path in fresh}
     anew = values_anew(step.graph.batch, now, fresh, flags)
@@ -75,14 +76,14 @@ def restart_samples(
 def check_where(
     where: Any, graph: ETraceGraph, values: Mapping[Path, Any], batch_size: int | None = None
 ) -> jax.Array:
-    """Return which samples are to start anew: one flag for all of them, or one per sample.
+    """Return the samples to reset: one flag for all of them, or one per sample.
 
     Raises
     ------
     ShapeError
         If the flags are not boolean, or not one for each sample of the model.
     OptionError
-        If there is a batch size as well, or the learning rule follows all samples as one.
+        If a batch size is also given, or the learning rule follows all samples as one.
     """
     if batch_size is not None:
         raise OptionError(
@@ -134,16 +135,16 @@ def flags_of_samples(
 
 
 class RequestedRestarts:
-    """Restarts that are asked for while a driver runs the user's code, for it to carry out.
+    """Reset requests that are made while a driver traces the user's code.
 
-    A request is a State, so that it passes through ``cond`` and ``for_loop``. The States live as
-    long as the algorithm: what the user has compiled himself writes to those that it was traced
-    with. brainstate does not look into this object.
+    A request is a State, so it passes through ``cond`` and ``for_loop``. The States exist as long
+    as the algorithm, since functions that the user has compiled write to the States of their trace.
+    brainstate does not search this object.
 
     Attributes
     ----------
     is_collecting
-        Whether `reset_state` is to ask for a restart instead of carrying it out.
+        Whether `reset_state` requests a reset instead of performing it.
     """
 
     def __init__(self) -> None:
@@ -152,11 +153,11 @@ class RequestedRestarts:
 
     @property
     def states(self) -> Iterable[brainstate.State]:
-        """States that are all false, but while a driver runs the user's code."""
+        """States that are all false, except while a driver runs the user's code."""
         return self._flags.values()
 
     def prepare(self, batch: Batch) -> None:
-        """Make the States, outside of what is traced with them.
+        """Create the States, outside of the functions that are traced with them.
 
         Parameters
         ----------
@@ -176,19 +177,19 @@ class RequestedRestarts:
         where: Any,
         options: Mapping[str, Any],
     ) -> None:
-        """Ask for a restart of all samples, or of some.
+        """Request a reset of all samples, or of some.
 
         Parameters
         ----------
         values, graph
             Values of the short-term States, and the compiled model.
         batch_size, where, options
-            What the user gives to `reset_state`.
+            The user's arguments of `reset_state`.
 
         Raises
         ------
         OptionError, ShapeError
-            If samples cannot start anew like that within a stream.
+            If this reset is not possible within a stream.
         """
         present = (None, graph.batch.samples)
         if options or batch_size not in present:
@@ -205,8 +206,8 @@ class RequestedRestarts:
 
     @contextlib.contextmanager
     def collected(self) -> Iterator[list[jax.Array]]:
-        """Collect what is asked for inside, as flags that are there when it has ended."""
-        # `value` would record that the State is read: a step without requests has none of them.
+        """Collect the requests made inside, as flags that are available at the end."""
+        # Reading `value` would add the State to the trace, also for a step without requests.
         before = {shape: peek(state) for shape, state in self._flags.items()}
         asked: list[jax.Array] = []
         self.is_collecting = True

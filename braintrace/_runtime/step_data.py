@@ -1,4 +1,4 @@
-"""How a caller says whether an input is one time step or a sequence of them."""
+"""Wrappers that mark an input as one time step or as a sequence."""
 
 import dataclasses
 from typing import Any
@@ -50,12 +50,12 @@ class MultiStepData:
 
 
 def is_sequence(arguments: tuple[Any, ...]) -> bool:
-    """Tell whether any argument is a `MultiStepData`."""
+    """Test whether any argument is a `MultiStepData`."""
     return any(isinstance(argument, MultiStepData) for argument in arguments)
 
 
 def unwrap(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what the wrappers hold."""
+    """Return the data of the wrappers."""
     return tuple(
         argument.data if isinstance(argument, (SingleStepData, MultiStepData)) else argument
         for argument in arguments

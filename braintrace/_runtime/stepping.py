@@ -1,4 +1,4 @@
-"""A call of an algorithm: one step, or those of a sequence, on what the States hold."""
+"""Single calls of an algorithm: one step, or the steps of a sequence, on the current States."""
 
 from typing import Any
 
@@ -27,27 +27,27 @@ def run_call(
     arguments: tuple[Any, ...],
     is_window: bool,
 ) -> Any:
-    """Run one step, or the steps of a sequence, and return what ``update`` returns.
+    """Run one step, or the steps of a sequence, and return the output of ``update``.
 
     Parameters
     ----------
     step
         The compiled model.
     states, traces, mark
-        States of the step, traces and the mark of a gradient, which move on.
+        States of the step, traces and the mark of a gradient; all of them advance.
     arguments
-        Of ``update``, perhaps wrapped.
+        Arguments of ``update``, possibly wrapped.
     is_window
-        Whether the derivative of the call goes through all its steps before it meets traces.
+        Whether the call is one window: its derivative passes through all its steps.
 
     Raises
     ------
     ShapeError
         For arguments or States of another shape.
     LostTracesError
-        If something else has written hidden states that the traces follow.
+        If other code has written hidden states that the traces follow.
     """
-    # Before the traces are read, which ends the comparison where a transformation traces the call.
+    # Inside a transformation, reading the traces ends this comparison, so it comes first.
     check_companions(traces, states, step.followed)
     if is_sequence(arguments):
         if not all(isinstance(argument, MultiStepData) for argument in arguments):
@@ -87,7 +87,7 @@ def _run_steps(
 def _entered(
     step: CompiledStep, mark: brainstate.State, inputs: list[Any], sequences: Any
 ) -> list[Any]:
-    """Return the inputs as a user's gradient may differentiate them, if there can be one."""
+    """Return the inputs as a user's gradient may differentiate them, inside a transformation."""
     if is_watched():
         inputs, after = step.entered(inputs, sequences, mark.value)
         write_values([mark], [after])

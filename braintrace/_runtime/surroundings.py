@@ -1,6 +1,6 @@
-"""What a function of a model may read besides States and arguments, and whether it has changed.
+"""Captured environment of a function of a model: attributes of modules and ``brainstate.environ``.
 
-That are the attributes of modules with what is in them, and ``brainstate.environ``.
+The function may read them besides States and arguments. A change makes its compiled form invalid.
 """
 
 import types
@@ -12,11 +12,11 @@ import jax
 import numpy as np
 
 DEEPEST = 3
-"""How far what is in an attribute is looked at: lists, dicts, arrays and objects in each other."""
+"""Depth to which nested lists, dicts, arrays and objects in an attribute are compared."""
 
 
 class Surroundings:
-    """What the ``init_state`` of a model's modules may read besides States."""
+    """Values that the ``init_state`` of a model's modules may read besides States."""
 
     def __init__(self, model: brainstate.nn.Module) -> None:
         self._attributes = [(vars(node), _parts_of(vars(node))) for node in model.nodes().values()]
@@ -24,7 +24,7 @@ class Surroundings:
         self._x64 = jax.config.jax_enable_x64
 
     def are_unchanged(self) -> bool:
-        """Tell whether all is as it was."""
+        """Test whether all values are unchanged."""
         return (
             self._x64 == jax.config.jax_enable_x64
             and _are_as_before(brainstate.environ.all(), self._environment)
@@ -35,7 +35,7 @@ class Surroundings:
 _LOOKED_AT_APART = (brainstate.graph.Node, brainstate.State, jax.Array, type, types.ModuleType)
 
 _Held = tuple[Any, Any]
-"""An object, and what it holds: a copy of an array, or the objects in it by name."""
+"""An object, and its contents: a copy of an array, or the objects in it by name."""
 
 
 def _held(value: Any, depth: int) -> _Held:
@@ -50,9 +50,9 @@ def _parts_of(parts: Mapping[Any, Any], depth: int = DEEPEST) -> dict[Any, _Held
 
 
 def _parts(value: Any) -> Any:
-    """Return what may change in an object that stays the same one: an array, or parts by name.
+    """Return the mutable contents of an object: an array, or parts by name.
 
-    Modules and States are looked at apart.
+    Modules and States are compared separately.
     """
     if isinstance(value, np.ndarray | dict):
         return value

@@ -1,4 +1,4 @@
-"""Several threads with one model: one of them runs or traces it, the others wait."""
+"""Locks for several threads that use one model."""
 
 import functools
 import threading
@@ -15,7 +15,7 @@ _making = threading.Lock()
 def lock_of(owner: Any) -> Any:
     """Return the reentrant lock of an object.
 
-    It is not kept as an attribute, which a copy of the object would share.
+    The lock is not an attribute, which a copy of the object would share.
     """
     lock = _locks.get(id(owner))
     if lock is None:
@@ -28,7 +28,7 @@ def lock_of(owner: Any) -> Any:
 
 
 def one_thread_at_a_time(method: Method) -> Method:
-    """Let other threads wait that call a method of an object with the same ``lock``."""
+    """Run a method with the object's ``lock``, so other threads wait."""
 
     @functools.wraps(method)
     def locked(self: Any, *arguments: Any, **options: Any) -> Any:

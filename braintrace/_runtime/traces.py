@@ -1,4 +1,4 @@
-"""The State in which a user finds an algorithm's traces, and what may be written to it."""
+"""Public State of an algorithm's traces, with checks of the values written to it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,24 +24,24 @@ def _unpacked(state: brainstate.State) -> Any:
 
 @seen_through(_unpacked, hold_from_outside)
 class EligibilityTraces(CarriedTraces):
-    """The State that holds an algorithm's traces: a dict with stable string keys.
+    """State of an algorithm's traces: a dict with stable string keys.
 
     The traces of D_RTRL for one state have a key such as ``"cell/w@mm0>cell/V"``: the parameter,
-    the operation, the state. `Learner.eligibility` returns those of one parameter. How
-    traces are packed while programs work on them, so that they are updated in place, does not show
-    here: keys and arrays are the same on every kind of backend.
+    the operation, the state. `Learner.eligibility` returns the traces of one parameter. Keys and
+    arrays are the same on every backend, and do not depend on the packed form in which programs
+    update traces in place.
 
-    Saved traces are restored by writing to ``value`` (or by ``restore_value``, or with the other
-    States of a learner). They have the keys, shapes and dtypes of those that are held: those of
-    the same model, batch and ``trace_dtype``, both with a ``window`` or neither. A decay is a part
-    of a key, such as ``"steps, decay=0.9"`` of ES_D_RTRL. Anything else is a `ShapeError`, and what
-    is held stays.
+    To restore saved traces, write them to ``value`` (or use ``restore_value``, or restore them with
+    the other States of a learner). Their keys, shapes and dtypes must equal the current ones: the
+    same model, batch and ``trace_dtype``, both with a ``window`` or neither. A decay is part of a
+    key, such as ``"steps, decay=0.9"`` of ES_D_RTRL. Other values raise a `ShapeError`, and the
+    current traces do not change.
     """
 
     def __init__(self, value: Any, pairs: Pairs = (), **options: Any) -> None:
         super().__init__(value, **options)
-        # A map around the place where it is made gives every trace an axis afterwards. It finds
-        # this State by its identity, so that no other one can be carried in its place.
+        # If this State is created inside a map, the map adds an axis to every trace afterwards.
+        # It finds the State by identity, so no other State can be carried instead.
         self.is_made_inside = is_watched()
         self.pairs = () if self.is_made_inside else pairs
 
@@ -54,12 +54,12 @@ class EligibilityTraces(CarriedTraces):
         return own if isinstance(own, CarriedTraces) else self._packed()
 
     def _packed(self) -> CarriedTraces:
-        """Hold the traces, which are as they were given or restored, in a State of their own."""
+        """Move the traces to a separate State in packed form."""
         with lock_of(self):
             own = held(self)
-            if not isinstance(own, CarriedTraces):  # no other thread has done it since
+            if not isinstance(own, CarriedTraces):  # no other thread has packed them meanwhile
                 own = CarriedTraces(pack(own, self.pairs))
-                own.stack_level = self.stack_level  # it takes part in the same transformations
+                own.stack_level = self.stack_level  # it belongs to the same transformations
                 hold(self, own)
             return own
 
@@ -84,23 +84,23 @@ class EligibilityTraces(CarriedTraces):
         brainstate.ShortTermState.restore_value(self.carried, pack(v, self.pairs))
 
     def copy(self) -> "EligibilityTraces":
-        """Copy the State; buffers that two of them share are not donated."""
+        """Copy the State; buffers that two States share are not donated."""
         traces = peek(self)
         twin: EligibilityTraces = super().copy()
         hold(twin, traces)
         return twin
 
     def copy_from(self, other: "EligibilityTraces") -> None:
-        """Take over the traces of another State, which goes on to hold them itself."""
+        """Copy the traces of another State, which keeps them."""
         self.value = other.value
 
     def _check(self, new: Any) -> None:
-        """Refuse traces that are not like those that are held.
+        """Refuse traces whose keys, shapes or dtypes differ from the current ones.
 
-        Inside a transformation every trace has other axes than outside, and keys stay.
+        Inside a transformation every trace has other axes than outside, but the same keys.
         """
         own = peek(self)
-        if new is own or not isinstance(own, dict):  # brainstate marks a value that has died
+        if new is own or not isinstance(own, dict):  # brainstate marks invalidated values
             return
         if not _is_alike(own, new, lambda: self.is_made_inside or is_watched()):
             raise ShapeError(
@@ -111,16 +111,16 @@ class EligibilityTraces(CarriedTraces):
 
 
 class ReadoutFilter(brainstate.ShortTermState):
-    """The State of one filter of what a linear readout reads; it starts at zero with the traces."""
+    """State of one filter of a linear readout; it is zero at the start of a sequence."""
 
 
 def start_of_filter(leaf: StateLeaf) -> jax.Array:
-    """Return the value of a filter at the start of a sequence."""
+    """Return the initial value of a filter."""
     return jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def _is_alike(own: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:
-    """Tell whether traces have the keys, dtypes and shapes of others; each write asks that."""
+    """Test whether traces have the keys, dtypes and shapes of others; called at each write."""
     leaves, tree = jax.tree.flatten(new)
     others, expected = jax.tree.flatten(own)
     if tree != expected:
@@ -134,7 +134,7 @@ def _is_alike(own: Any, new: Any, has_other_axes: Callable[[], bool]) -> bool:
 
 
 def _differences(own: Any, new: Any) -> list[str]:
-    """Return a line for everything in which traces differ from those that are held."""
+    """Return a line for each difference between traces and the current ones."""
     if not isinstance(new, dict):
         return [f"\n- found {shown(new)}; expected a dict of traces"]
     expected, found = _by_key(own), _by_key(new)
@@ -145,7 +145,7 @@ def _differences(own: Any, new: Any) -> list[str]:
         if _option(key) and key.split(", ")[0] == other.split(", ")[0]
     ]
     lines = list(dict.fromkeys(others))
-    if lines:  # that is said of them
+    if lines:  # these keys have been reported
         for key in filter(_option, expected.keys() ^ found.keys()):
             (found if key in found else expected).pop(key)
     lines += differences(found, expected, lambda one, other: shown(one) == shown(other))
