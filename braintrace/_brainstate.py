@@ -3,8 +3,8 @@
 The public interface of a State is its ``value``; ``brainstate.transform`` turns functions into
 stateful ones. This file contains everything else that the library needs: the States that a trace
 reads and writes, access to a value without notifying transformations, and the values that other
-threads see meanwhile. A new release of brainstate needs changes here only. Tried with brainstate
-0.5.0, 0.5.4 and 0.6.0.
+threads see meanwhile. A new release of brainstate needs changes here only.
+Tried with brainstate 0.5.0, 0.5.4 and 0.6.0.
 """
 
 import contextlib
