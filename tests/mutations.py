@@ -1877,6 +1877,22 @@ MUTATIONS = [
         "rows and columns of a product are exchanged",
     ),
     Mutation(
+        "a moved state that holds what joins it",
+        "_compiler/core/walk.py",
+        "        if not in_place and self._is_followed(var, moved):",
+        "        if False:",
+        ("tests/test_reported_paths.py::test_only_the_move_of_an_old_state_is_cut",),
+        "an input that is added to a moved state is learned without a trace",
+    ),
+    Mutation(
+        "a moved state that is followed to the state itself",
+        "_compiler/core/walk.py",
+        "        return is_computed and all(np.array_equal(ids, uses[0][1]) for _, ids in uses)",
+        "        return all(np.array_equal(ids, uses[0][1]) for _, ids in uses)",
+        ("tests/test_reported_paths.py::test_an_old_state_that_only_moves_is_not_carried",),
+        "an old state counts as carried in the unit that it is moved to",
+    ),
+    Mutation(
         "a custom derivative that couples elements counts as elementwise",
         "_compiler/core/back_through.py",
         "flows = flows_back(Labels(), constants, equation, labels)",

@@ -212,9 +212,9 @@ def coupled_all_to_all(cell, x):
 @pytest.mark.parametrize(
     ("step", "limit", "primitives", "carried"),
     [
-        (coupled_in_small_steps, 3, {"add"}, True),
-        (looked_up, 3, {"add"}, True),
-        (written, 3, {"add"}, True),
+        (coupled_in_small_steps, 3, {"slice"}, True),
+        (looked_up, 3, {"gather"}, True),
+        (written, 3, {"scatter"}, True),
         (coupled_in_small_steps, 2, {"scan"}, False),
         (coupled_all_to_all, 3, {"scan"}, False),
     ],
@@ -228,6 +228,47 @@ def test_only_the_coupling_in_a_short_loop_is_cut(step, limit, primitives, carri
     mixing = [str(d) for d in graph.diagnostics if d.kind == "plain-mixing"]
     assert len(mixing) == len(primitives)
     assert all(any(f"`{name}`" in message for message in mixing) for name in primitives)
+
+
+def rolled(cell, x):
+    """The neighbour's old value and an input meet within one function."""
+    neighbours = jnp.roll(cell.h.value, 1, -1) * cell.gain.value
+    cell.h.value = 0.9 * cell.h.value + jnp.tanh(neighbours + cell.drive(x))
+
+
+def rolled_and_held(cell, x):
+    """The same with its truncation written out."""
+    neighbours = jax.lax.stop_gradient(jnp.roll(cell.h.value, 1, -1)) * cell.gain.value
+    cell.h.value = 0.9 * cell.h.value + jnp.tanh(neighbours + cell.drive(x))
+
+
+def test_only_the_move_of_an_old_state_is_cut():
+    """An input that joins the moved values is carried as if nothing else were there."""
+    learner, cell = compiled(rolled), Cell(rolled_and_held)
+
+    def loss(run):
+        return lambda x: jnp.sum(run(x) ** 2)
+
+    found = learner.etrace_grad(XS, step_fn=loss(learner), reduction="sum")
+    brainstate.nn.init_all_states(cell, batch_size=BATCH)
+
+    def total():
+        return brainstate.transform.for_loop(loss(cell), XS).sum()
+
+    expected = brainstate.transform.grad(total, {("w",): cell.w})()
+    assert_gradients_close({("w",): found[("w",)]}, expected, 1e-5)
+    (group,) = (g for g in learner.graph.hidden_groups if g.states[0].name == "h")
+    equations = learner.graph.traced.program.equations
+    assert {equations[cut.equation].primitive.name for cut in group.cuts[0]} == {"slice"}
+
+
+def test_an_old_state_that_only_moves_is_not_carried():
+    def ring(cell, x):
+        neighbours = cell.h.value[:, ONE_ON] * cell.gain.value
+        cell.h.value = jnp.tanh(neighbours + cell.drive(x))
+
+    (group,) = (g for g in compiled(ring).graph.hidden_groups if g.states[0].name == "h")
+    assert group.transition == ()
 
 
 # --- delay lines ----------------------------------------------------------------------------

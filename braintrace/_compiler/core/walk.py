@@ -174,6 +174,8 @@ class _WalkUnderWay:
         if var in self._ids or var not in self.received:
             return
         in_place, moved = _in_place(self.received.pop(var), self._origin_of(var))
+        if not in_place and self._is_followed(var, moved):
+            in_place, moved = moved, []
         self._cuts.update(use for use, _ in moved)
         if not in_place:
             return
@@ -182,6 +184,14 @@ class _WalkUnderWay:
             self._states_met.extend((use.equation, var) for use, _ in in_place)
         elif self._ids[var] is not in_place[0][1]:  # otherwise all uses reach the same units
             self._settle_conflict(var, in_place)
+
+    def _is_followed(self, var: Var, uses: Sequence[_Use]) -> bool:
+        """Return whether a moved old state is cut further back, nearer to the state itself.
+
+        What joins it on the way, such as an input, reaches the units without a move.
+        """
+        is_computed = var in self._analysis.program.producer and var not in self._stops
+        return is_computed and all(np.array_equal(ids, uses[0][1]) for _, ids in uses)
 
     def _origin_of(self, var: Var) -> Ids | None:
         if var in self._elsewhere:
