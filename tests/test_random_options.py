@@ -1,8 +1,8 @@
 """Random mixes of options of `etrace_grad`, beside backpropagation with resets in plain JAX.
 
-RTRL is exact for every model, D_RTRL where states are elementwise. What a mix is made of: a model,
-a batch style, masks, resets, chunks, budgets, reductions, auxiliary results, watched calls, some of
-the weights, and a sequence that is given in parts.
+RTRL is exact for every model, D_RTRL where states are elementwise, both in windows of any length.
+What a mix is made of: a model, a batch style, masks, resets, windows, chunks, budgets, reductions,
+auxiliary results, watched calls, some of the weights, and a sequence that is given in parts.
 """
 
 import functools
@@ -53,6 +53,9 @@ def mix_of(seed):
     }
     if draw.random() < 0.3:
         options |= {"log_every": draw.choice([1, 2, 4]), "on_log": lambda step, metrics: None}
+    every = options.get("log_every", 0)
+    lengths = [n for n in (1, 2, 3, 4, 100) if every % n == 0]
+    options["window"] = random.Random(f"window {seed}").choice([None, *lengths])
     cut = draw.choice([None, None, 1, 3]) if options["reduction"] == "sum" else None
     return rule, name, style, options, cut, draw.random() < 0.2
 

@@ -116,7 +116,7 @@ def _with_fixed_windows(learner: LearnerParts, request: Request, steps: int) -> 
     if window is None or request.method != "etrace_grad":
         return request, min(options.every, steps)
     if isinstance(window, int):
-        return request, min(window, steps)
+        return request, window
     length = windows_of(learner.graph, window, options, steps).length
     options = dataclasses.replace(options, chunk_size=length)
     return dataclasses.replace(request, options=options), length
